@@ -1,0 +1,41 @@
+# Two commands do all the set-up: `make demo` runs the main job, `make test` passes the tests.
+# Each builds .venv when it is missing or pyproject.toml changed; PYTHON picks the interpreter (>= 3.11).
+PYTHON ?= python3
+ENGINE ?= embedded
+VENV := .venv
+STAMP := $(VENV)/.installed
+RUN := $(VENV)/bin/python
+
+.PHONY: demo test slow lint programs programs-check docs clean env
+
+env: $(STAMP)
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "aftermath needs Python 3.11 or newer: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
+	@if command -v uv >/dev/null; then uv venv -q --allow-existing --python $(PYTHON) $(VENV) && uv pip install -q --python $(RUN) -e '.[dev]'; \
+	else test -x $(RUN) || $(PYTHON) -m venv $(VENV); $(RUN) -m pip install -q --disable-pip-version-check -e '.[dev]'; fi
+	@touch $@
+
+demo: $(STAMP)
+	$(RUN) -m aftermath.demo --engine $(ENGINE)
+
+test: $(STAMP)
+	$(RUN) -m pytest -m "not slow"
+
+slow: $(STAMP)
+	$(RUN) -m pytest -m slow
+
+lint: $(STAMP)
+	$(VENV)/bin/ruff check client tests benchmarks scripts
+	$(VENV)/bin/ruff format --check client tests benchmarks scripts
+	$(VENV)/bin/mypy
+	@if command -v cargo >/dev/null; then cargo fmt --all -- --check && cargo clippy --quiet --all-targets -- -D warnings; else echo "no cargo here: Rust lints skipped"; fi
+
+programs:
+	scripts/build-programs.sh
+
+programs-check:
+	scripts/build-programs.sh --check
+
+clean:
+	rm -rf $(VENV) target runs .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,1 @@
+"""People with unequal computers training one language model together, on Solana."""
