@@ -1,0 +1,68 @@
+"""Everything a member may choose when it trains: one class, from which the command line takes defaults and help.
+
+Nothing here changes the run's arithmetic; whatever must be equal on all members lives in the run's config on chain.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
+
+
+class TrainSettings(BaseModel):
+    """Settings of one `aftermath-solana train` process."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    run_id: str = Field(description="The run to join.", min_length=1, max_length=32)
+
+    rpc: str = Field("http://127.0.0.1:8899", description="Solana RPC endpoint.")
+    ws_rpc: str | None = Field(None, description="Solana websocket endpoint; by default the RPC's port plus one.")
+    rpc_2: str | None = Field(None, description="First fallback RPC endpoint.")
+    ws_rpc_2: str | None = Field(None, description="Websocket of the first fallback.")
+    rpc_3: str | None = Field(None, description="Second fallback RPC endpoint.")
+    ws_rpc_3: str | None = Field(None, description="Websocket of the second fallback.")
+    coordinator_program_id: str | None = Field(None, description="Coordinator program, if not the packaged one.")
+    authorizer_program_id: str | None = Field(None, description="Authorizer program, if not the packaged one.")
+    wallet_private_key_path: Path | None = Field(
+        None, description="Wallet in the Solana CLI's JSON form; RAW_WALLET_PRIVATE_KEY is read when absent."
+    )
+    authorizer: str | None = Field(None, description="Grantee key whose authorization admits this wallet as a delegate.")
+    max_priority_fee: int = Field(10_000, ge=0, description="Highest priority fee, in micro-lamports per compute unit.")
+
+    identity_secret_key_path: Path | None = Field(
+        None, description="32-byte p2p secret key file; by default the key is derived from the wallet and the run."
+    )
+    bind_p2p_port: int = Field(0, ge=0, le=65535, description="UDP port for peers; 0 picks a free one.")
+    bind_p2p_interface: str | None = Field(None, description="Address to bind for peers; by default all interfaces.")
+    iroh_relay: Literal["disabled", "n0"] = Field("n0", description="Relay for peers that cannot reach each other.")
+    iroh_discovery: Literal["local", "n0"] = Field(
+        "n0", description="How peers find each other: n0 on the internet, local by a directory on this machine."
+    )
+    discovery_dir: Path | None = Field(
+        None, description="Directory of local discovery; by default one per run under the temporary folder."
+    )
+    max_concurrent_parameter_requests: int = Field(
+        8, ge=1, le=64, description="How many tensors are asked from peers at once when the model comes from them."
+    )
+
+    device: str = Field("auto", description="auto, cpu, mps, cuda or cuda:X,Y (the first index is used).")
+    threads: int = Field(0, ge=0, description="CPU threads for training; 0 leaves torch's own choice.")
+    micro_batch_size: int = Field(8, ge=1, description="Sequences in one forward pass.")
+    matformer_tier: int = Field(0, ge=0, le=7, description="Tier this member holds: tier k keeps 1/2^k of every FFN.")
+    matformer_load_strategy: Literal["auto", "sliced", "universal"] = Field(
+        "auto",
+        description="auto takes a tier's own files when they are complete, sliced demands them, universal reads the full checkpoint.",
+    )
+
+    checkpoint_dir: Path | None = Field(None, description="Directory for a checkpoint after every epoch (tier 0 only).")
+    hub_repo: str | None = Field(None, description="Hugging Face repository that receives checkpoints (needs HF_TOKEN).")
+    hub_token: SecretStr | None = Field(None, description="Token for the Hub, read from HF_TOKEN.", exclude=True)
+    delete_old_steps: bool = Field(True, description="Delete older checkpoints of this run from the directory.")
+    keep_steps: int = Field(3, ge=1, description="How many checkpoints to keep in the directory.")
+
+    logs: Literal["tui", "console", "json"] = Field("console", description="How progress is shown.")
+    write_log: Path | None = Field(None, description="Also append JSON lines to this file.")
+    events_dir: Path | None = Field(None, description="Directory that receives this member's events as JSON lines.")
