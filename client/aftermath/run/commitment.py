@@ -1,0 +1,213 @@
+"""What members tell each other in a round: signed, canonical, small, and refused unless every field is in range.
+
+Decided: an announcement is msgpack of [body, signature]; the body is a tagged msgspec struct whose encoding is unique
+(a decoded body must encode to the same bytes, so nobody can re-spell a signed one). The p2p key signs a domain prefix
+and the body. The *commitment*, whose fingerprint witnesses put on chain, is the sha256 of a domain prefix and the
+committed fields alone: run, place in the run, signer, data, schema and the BLAKE3 and size of each level's payload.
+Loss and speed are signed but not committed: they are hearsay for people.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from typing import Annotated, NamedTuple
+
+import msgspec
+from msgspec import Meta
+from solders.keypair import Keypair
+from solders.pubkey import Pubkey
+from solders.signature import Signature
+
+from aftermath.run.accounts import MAX_LEVELS
+from aftermath.run.errors import BadAnnouncement
+
+MAX_ANNOUNCEMENT_BYTES = 4096
+_COMMIT_DOMAIN = b"aftermath commitment 1\x00"
+_SIGN_DOMAIN = b"aftermath announcement 1\x00"
+
+U8 = Annotated[int, Meta(ge=0, le=0xFF)]
+U32 = Annotated[int, Meta(ge=0, le=0xFFFF_FFFF)]
+U64 = Annotated[int, Meta(ge=0, le=0xFFFF_FFFF_FFFF_FFFF)]
+RunId = Annotated[str, Meta(min_length=1, max_length=32)]
+Bytes32 = Annotated[bytes, Meta(min_length=32, max_length=32)]
+Level = Annotated[int, Meta(ge=0, lt=MAX_LEVELS)]
+Size = Annotated[int, Meta(ge=1, le=0x7FFF_FFFF)]
+NonNegative = Annotated[float, Meta(ge=0.0)]
+
+
+class LevelPayload(NamedTuple):
+    """What was encoded for one level: the BLAKE3 hash of the payload and its size in bytes."""
+
+    blake3: Bytes32
+    size: Size
+
+
+class SequenceInterval(NamedTuple):
+    """Sequences `start` up to but not including `stop` of the data set."""
+
+    start: U64
+    stop: U64
+
+
+class Commitment(msgspec.Struct, frozen=True, kw_only=True, tag="commitment", forbid_unknown_fields=True):
+    """`signer` (a wallet) trained these sequences in round `height` of `epoch` and serves the result from
+    `sender` (its p2p key).
+    """
+
+    sender: Bytes32
+    signer: Bytes32
+    run_id: RunId
+    epoch: U32
+    height: U32
+    step: U32
+    slot: U8
+    tier: Level
+    intervals: Annotated[tuple[SequenceInterval, ...], Meta(min_length=1, max_length=2)]
+    schema_hash: Bytes32
+    levels: Annotated[dict[Level, LevelPayload], Meta(min_length=1, max_length=MAX_LEVELS)]
+    loss: float
+    tokens_per_sec: NonNegative
+
+    @property
+    def digest(self) -> bytes:
+        """The 32-byte commitment whose fingerprint the witnesses attest."""
+        return commitment(
+            run_id=self.run_id,
+            epoch=self.epoch,
+            step=self.step,
+            height=self.height,
+            slot=self.slot,
+            signer=self.signer,
+            tier=self.tier,
+            intervals=self.intervals,
+            schema_hash=self.schema_hash,
+            levels=self.levels,
+        )
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready", forbid_unknown_fields=True):
+    """`signer` has the model of `epoch` loaded and can train."""
+
+    sender: Bytes32
+    signer: Bytes32
+    run_id: RunId
+    epoch: U32
+    slot: U8
+
+
+Announcement = Commitment | Ready
+
+
+class _Committed(msgspec.Struct, frozen=True, array_like=True):
+    run_id: str
+    epoch: int
+    step: int
+    height: int
+    slot: int
+    signer: bytes
+    tier: int
+    intervals: tuple[tuple[int, int], ...]
+    schema_hash: bytes
+    levels: tuple[tuple[int, bytes, int], ...]
+
+
+class _Envelope(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    body: bytes
+    signature: Annotated[bytes, Meta(min_length=64, max_length=64)]
+
+
+_encoder = msgspec.msgpack.Encoder(order="deterministic")
+_envelope_decoder = msgspec.msgpack.Decoder(_Envelope)
+_body_decoder: msgspec.msgpack.Decoder[Announcement] = msgspec.msgpack.Decoder(Announcement)
+
+
+def commitment(
+    *,
+    run_id: str,
+    epoch: int,
+    step: int,
+    height: int,
+    slot: int,
+    signer: bytes,
+    tier: int,
+    intervals: Sequence[tuple[int, int]],
+    schema_hash: bytes,
+    levels: Mapping[int, tuple[bytes, int]],
+) -> bytes:
+    """The 32-byte digest that binds a member to a result.
+
+    `intervals` are (start, stop) sequences, `levels` {level: (BLAKE3, bytes)}.
+    """
+    committed = _Committed(
+        run_id=run_id,
+        epoch=epoch,
+        step=step,
+        height=height,
+        slot=slot,
+        signer=signer,
+        tier=tier,
+        intervals=tuple((start, stop) for start, stop in intervals),
+        schema_hash=schema_hash,
+        levels=tuple((level, *levels[level]) for level in sorted(levels)),
+    )
+    return hashlib.sha256(_COMMIT_DOMAIN + _encoder.encode(committed)).digest()
+
+
+def encode_announcement(announcement: Announcement, secret: bytes) -> bytes:
+    """Sign with the 32-byte ed25519 secret of `announcement.sender` and frame for the wire.
+
+    Raises BadAnnouncement when a field is out of range or the secret is not the sender's: what a peer would refuse is
+    not sent.
+    """
+    keypair = Keypair.from_seed(secret)
+    if bytes(keypair.pubkey()) != announcement.sender:
+        raise BadAnnouncement("the p2p secret does not belong to the announcement's sender")
+    body = _encoder.encode(announcement)
+    _parse_body(body)
+    envelope = _Envelope(body=body, signature=bytes(keypair.sign_message(_SIGN_DOMAIN + body)))
+    return _encoder.encode(envelope)
+
+
+def decode_announcement(data: bytes) -> Announcement:
+    """Check size, types, ranges, canonical form and signature, in this order. Raises BadAnnouncement.
+
+    Whether `sender` is a member, and whether the fields fit the round, is for the caller, who knows the run.
+    """
+    if len(data) > MAX_ANNOUNCEMENT_BYTES:
+        raise BadAnnouncement(f"an announcement is at most {MAX_ANNOUNCEMENT_BYTES} bytes, this one has {len(data)}")
+    try:
+        envelope = _envelope_decoder.decode(data)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise BadAnnouncement(f"not an announcement: {error}") from None
+    announcement = _parse_body(envelope.body)
+    if _encoder.encode(envelope) != data:
+        raise BadAnnouncement("an announcement must be in canonical form")
+    signature = Signature.from_bytes(envelope.signature)
+    if not signature.verify(Pubkey.from_bytes(announcement.sender), _SIGN_DOMAIN + envelope.body):
+        raise BadAnnouncement("the announcement is not signed by the key it names")
+    return announcement
+
+
+def _parse_body(body: bytes) -> Announcement:
+    try:
+        announcement = _body_decoder.decode(body)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise BadAnnouncement(f"not an announcement: {error}") from None
+    if isinstance(announcement, Commitment):
+        _check_commitment(announcement)
+    if _encoder.encode(announcement) != body:
+        raise BadAnnouncement("an announcement must be in canonical form")
+    return announcement
+
+
+def _check_commitment(announcement: Commitment) -> None:
+    if sorted(announcement.levels) != list(range(announcement.tier, max(announcement.levels) + 1)):
+        raise BadAnnouncement(
+            f"a member of tier {announcement.tier} must send every level from {announcement.tier} up, without a gap"
+        )
+    if any(start >= stop for start, stop in announcement.intervals):
+        raise BadAnnouncement("an interval of sequences must not be empty")
+    if not math.isfinite(announcement.loss) or not math.isfinite(announcement.tokens_per_sec):
+        raise BadAnnouncement("loss and tokens per second must be finite numbers")

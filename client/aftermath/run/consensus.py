@@ -1,0 +1,95 @@
+"""Which results of a round everybody applies: what the witnesses of the next round agree they received.
+
+Decided: a witness stores, per member of the attested roster, one participation bit and the low bits of the commitment
+it accepted, at an exact place (no bloom filter, so no false positive among honest members). 2,560 bits are shared by
+the roster: 64 bits each up to 40 members, 10 bits each at 256. A result is applied when the program counted it
+(`attested`) and a quorum of the *elected* witnesses recorded the same fingerprint; the answer does not depend on the
+order in which attestations arrived.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from aftermath.run import bitmap, committee
+from aftermath.run.accounts import FINGERPRINT_BYTES, Attestation, Round
+
+_MAX_BITS = 64
+
+
+class Fingerprint(NamedTuple):
+    """The low `bits` bits of a commitment's first eight bytes, read as a little-endian integer."""
+
+    value: int
+    bits: int
+
+
+def fingerprint_bits(clients: int) -> int:
+    """Bits per member when `clients` members share the field of 2,560 bits."""
+    return min(_MAX_BITS, FINGERPRINT_BYTES * 8 // max(clients, 1))
+
+
+def fingerprint(commitment: bytes, clients: int) -> Fingerprint:
+    """The fingerprint of a 32-byte commitment in a round of `clients` members."""
+    bits = fingerprint_bits(clients)
+    return Fingerprint(int.from_bytes(commitment[:8], "little") & ((1 << bits) - 1), bits)
+
+
+def matches(accepted: Fingerprint, commitment: bytes) -> bool:
+    """Whether a commitment is the one (up to fingerprint collisions) that the witnesses accepted."""
+    return int.from_bytes(commitment[:8], "little") & ((1 << accepted.bits) - 1) == accepted.value
+
+
+def pack_fingerprints(commitments: Mapping[int, bytes], roster: int) -> bytes:
+    """The 320 bytes that a witness of `roster` sends for its {slot: commitment}.
+
+    Raises ValueError for a slot outside the roster.
+    """
+    clients = roster.bit_count()
+    bits = fingerprint_bits(clients)
+    field = 0
+    for slot, commitment in commitments.items():
+        if not bitmap.contains(roster, slot):
+            raise ValueError(f"member slot {slot} is not in the roster that is being attested")
+        field |= fingerprint(commitment, clients).value << (bitmap.rank(roster, slot) * bits)
+    return field.to_bytes(FINGERPRINT_BYTES, "little")
+
+
+def unpack_fingerprints(attestation: Attestation, roster: int) -> dict[int, Fingerprint]:
+    """What a witness recorded: {slot: fingerprint} for every member of the roster whose result it took."""
+    field = int.from_bytes(attestation.fingerprints, "little")
+    bits = fingerprint_bits(roster.bit_count())
+    mask = (1 << bits) - 1
+    return {
+        slot: Fingerprint(field >> (rank * bits) & mask, bits)
+        for rank, slot in enumerate(bitmap.slots(roster))
+        if bitmap.contains(attestation.participation, slot)
+    }
+
+
+def scores(attestations: Iterable[Attestation]) -> dict[int, int]:
+    """How many witnesses recorded a result of each slot; slots nobody recorded are absent."""
+    return dict(Counter(slot for attestation in attestations for slot in bitmap.slots(attestation.participation)))
+
+
+def attested_mask(attesting: Round, attestations: Iterable[Attestation], attested: Round, idle: int) -> int:
+    """What the program writes to `attesting.attested` when that round closes.
+
+    `attested` is the round before and `idle` the bitmap of its members whose share was empty: they owe nothing and
+    always count.
+    """
+    needed = committee.quorum(attesting.elected)
+    counted = bitmap.from_slots(slot for slot, votes in scores(attestations).items() if votes >= needed)
+    return (counted | idle) & attested.roster
+
+
+def consensus(attesting: Round, attestations: Iterable[Attestation], roster: int) -> dict[int, Fingerprint]:
+    """The results of the round before `attesting` (closed, with that roster) which everybody applies, by slot."""
+    needed = committee.quorum(attesting.elected)
+    votes: Counter[tuple[int, Fingerprint]] = Counter()
+    for attestation in attestations:
+        votes.update(unpack_fingerprints(attestation, roster).items())
+    accepted = {slot: seen for (slot, seen), count in votes.items() if count >= needed}
+    return {slot: accepted[slot] for slot in sorted(accepted) if bitmap.contains(attesting.attested, slot)}

@@ -1,0 +1,47 @@
+"""The errors of every room derive from one base, so that a command can show one sentence and how to fix it.
+
+Decided: an error is a sentence (`message`) and, where we know it, what to do (`fix`); anything that is not an
+`AftermathError` is a fault of ours and may be reported as unexpected.
+"""
+
+from __future__ import annotations
+
+
+class AftermathError(Exception):
+    """Something that can go wrong in ordinary use. `str()` is the sentence, followed by the fix when there is one."""
+
+    def __init__(self, message: str, fix: str = "") -> None:
+        super().__init__(message, fix)
+        self.message = message
+        self.fix = fix
+
+    def __str__(self) -> str:
+        return f"{self.message}\n{self.fix}" if self.fix else self.message
+
+
+class ChainError(AftermathError):
+    """Something between this member and the coordinator program failed."""
+
+
+class ChainUnavailable(ChainError):
+    """No RPC endpoint answered: nothing is known to have happened; try again later."""
+
+
+class ChainRefused(ChainError):
+    """The program refused the instruction. `name` is the error's variant in the program (for example `NotElected`)."""
+
+    def __init__(self, name: str, message: str, fix: str = "") -> None:
+        super().__init__(message, fix)
+        self.name = name
+
+
+class AccountError(AftermathError):
+    """The bytes of an account are not what this version of the program writes."""
+
+
+class ConfigError(AftermathError):
+    """A run's config file cannot be used. The message names file, line, key and what is allowed."""
+
+
+class BadAnnouncement(AftermathError):
+    """A peer's announcement is malformed, out of range or not signed by the key it names."""
