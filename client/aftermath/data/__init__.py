@@ -1,0 +1,1 @@
+"""The data room: token files and how to make them. Knows nothing of any other room but the base error."""

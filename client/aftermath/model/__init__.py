@@ -1,0 +1,1 @@
+"""The model room: architecture, tiers and levels, the state schema, checkpoints. Knows no network and no chain."""

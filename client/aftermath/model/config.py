@@ -1,0 +1,219 @@
+"""The shape of a Llama with a MatFormer FFN: what its `config.json` may say, and the tensors that follow from it.
+
+Decided: a `LlamaConfig` always describes tier 0 (the full model); which tier a directory stores is a separate fact,
+`stored_tier`. Keys that would change the function and that we do not compute are refused, never ignored. No torch here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from aftermath.run.errors import AftermathError
+
+MAX_TIERS = 8
+
+# The elastic tensors of a MatFormer FFN and the dimension that holds the hidden units (arXiv 2310.07707).
+ELASTIC_DIMS: dict[str, Literal[0, 1]] = {
+    "mlp.gate_proj.weight": 0,
+    "mlp.up_proj.weight": 0,
+    "mlp.down_proj.weight": 1,
+}
+
+
+class ModelConfigError(AftermathError):
+    """A model's `config.json` contradicts itself or asks for something this client does not compute."""
+
+
+class LlamaConfig(BaseModel):
+    """Hyper-parameters of the full model (tier 0), under their names in the Hugging Face `LlamaConfig`."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
+
+    vocab_size: int = Field(ge=2, le=1 << 22)
+    hidden_size: int = Field(ge=2, le=1 << 16)
+    intermediate_size: int = Field(ge=1, le=1 << 20)
+    num_hidden_layers: int = Field(ge=1, le=512)
+    num_attention_heads: int = Field(ge=1, le=1 << 10)
+    num_key_value_heads: int = Field(ge=1, le=1 << 10)
+    head_dim: int = Field(ge=2, le=1 << 12)
+    max_position_embeddings: int = Field(2048, ge=1, le=1 << 24)
+    rms_norm_eps: float = Field(1e-6, gt=0, le=1e-2)
+    rope_theta: float = Field(10000.0, ge=1, le=1e12)
+    tie_word_embeddings: bool = False
+    initializer_range: float = Field(0.02, gt=0, le=1)
+    bos_token_id: int | None = Field(None, ge=0)
+    eos_token_id: int | None = Field(None, ge=0)
+
+    @model_validator(mode="after")
+    def _heads_fit(self) -> Self:
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads {self.num_attention_heads} is not a multiple of "
+                f"num_key_value_heads {self.num_key_value_heads}"
+            )
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim {self.head_dim} is odd; rotary embeddings need an even one")
+        return self
+
+    @classmethod
+    def from_hf(cls, hf_config: Mapping[str, Any]) -> LlamaConfig:
+        """The full model described by a `config.json`, also when that file belongs to a tier's slice.
+
+        Raises ModelConfigError when the file contradicts itself or is not a plain Llama.
+        """
+        _refuse_other_functions(hf_config)
+        _, width = stored_tier(hf_config)
+        known = {key: hf_config[key] for key in cls.model_fields if hf_config.get(key) is not None}
+        known["intermediate_size"] = width
+        known.setdefault("num_key_value_heads", known.get("num_attention_heads"))
+        rope = hf_config.get("rope_parameters")
+        if isinstance(rope, Mapping) and rope.get("rope_theta") is not None:
+            known["rope_theta"] = rope["rope_theta"]
+        heads, hidden = known.get("num_attention_heads"), known.get("hidden_size")
+        if "head_dim" not in known and isinstance(heads, int) and isinstance(hidden, int) and heads > 0:
+            if hidden % heads:
+                raise ModelConfigError(
+                    f"config.json: hidden_size {hidden} is not a multiple of {heads} attention heads"
+                )
+            known["head_dim"] = hidden // heads
+        if isinstance(known.get("eos_token_id"), list):  # some models list several end tokens; the first ends a text
+            known["eos_token_id"] = (known["eos_token_id"] or [None])[0]
+        try:
+            return cls.model_validate(known)
+        except ValidationError as error:
+            raise ModelConfigError(f"config.json: {_sentence(error)}") from None
+
+    def to_hf(self, tier: int = 0) -> dict[str, Any]:
+        """The `config.json` of this model's tier, with both matformer keys; loads in any Hugging Face client."""
+        return self.model_dump() | {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "mlp_bias": False,
+            "torch_dtype": "float32",
+            "intermediate_size": self.width(tier),
+            "matformer_tier": tier,
+            "matformer_base_intermediate_size": self.intermediate_size,
+        }
+
+    def width(self, tier: int) -> int:
+        """FFN hidden units of a tier, `intermediate_size / 2^tier`. Raises WidthNotDivisible."""
+        check_divisible(self.intermediate_size, tier)
+        return self.intermediate_size >> tier
+
+    def parameter_shapes(self, tier: int = 0) -> dict[str, tuple[int, ...]]:
+        """Name -> shape of every tensor a tier-k replica holds. A tied output head is not a tensor of its own."""
+        hidden, ffn = self.hidden_size, self.width(tier)
+        queries, keys = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
+        shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.vocab_size, hidden)}
+        for layer in range(self.num_hidden_layers):
+            prefix = f"model.layers.{layer}."
+            shapes |= {
+                prefix + "input_layernorm.weight": (hidden,),
+                prefix + "self_attn.q_proj.weight": (queries, hidden),
+                prefix + "self_attn.k_proj.weight": (keys, hidden),
+                prefix + "self_attn.v_proj.weight": (keys, hidden),
+                prefix + "self_attn.o_proj.weight": (hidden, queries),
+                prefix + "post_attention_layernorm.weight": (hidden,),
+                prefix + "mlp.gate_proj.weight": (ffn, hidden),
+                prefix + "mlp.up_proj.weight": (ffn, hidden),
+                prefix + "mlp.down_proj.weight": (hidden, ffn),
+            }
+        shapes["model.norm.weight"] = (hidden,)
+        if not self.tie_word_embeddings:
+            shapes["lm_head.weight"] = (self.vocab_size, hidden)
+        return shapes
+
+
+class WidthNotDivisible(ModelConfigError):
+    """The FFN width cannot be halved as often as the tiers demand."""
+
+
+def check_divisible(width: int, halvings: int) -> None:
+    """Raise WidthNotDivisible, naming the nearest widths that work, unless 2^halvings divides the width."""
+    if not 0 <= halvings < MAX_TIERS:
+        raise ModelConfigError(f"tier {halvings} is out of range", f"Tiers are 0 to {MAX_TIERS - 1}.")
+    step = 1 << halvings
+    if width % step:
+        below = width - width % step
+        nearest = f"{below} or {below + step}" if below else str(step)
+        raise WidthNotDivisible(
+            f"intermediate_size {width} is not divisible by {step}, so tier {halvings} has no whole width",
+            f"The nearest widths that are: {nearest}.",
+        )
+
+
+def elastic_dim(name: str) -> Literal[0, 1] | None:
+    """The dimension of this tensor that is cut into levels, or None when every tier holds all of it."""
+    for suffix, dim in ELASTIC_DIMS.items():
+        if name.endswith("." + suffix):
+            return dim
+    return None
+
+
+def stored_tier(hf_config: Mapping[str, Any]) -> tuple[int, int]:
+    """(tier, tier-0 width) that a `config.json` declares. A plain Llama is tier 0.
+
+    Raises ModelConfigError when `matformer_tier`, `matformer_base_intermediate_size` and `intermediate_size` disagree.
+    """
+    size = _positive_int(hf_config, "intermediate_size")
+    if size is None:
+        raise ModelConfigError("config.json: intermediate_size is missing")
+    tier, base = hf_config.get("matformer_tier"), _positive_int(hf_config, "matformer_base_intermediate_size")
+    if tier is None:
+        if base is None:
+            return 0, size
+        tier = (base // size).bit_length() - 1
+    if not isinstance(tier, int) or isinstance(tier, bool) or not 0 <= tier < MAX_TIERS:
+        raise ModelConfigError(
+            f"config.json: matformer_tier must be an integer from 0 to {MAX_TIERS - 1}, not {tier!r}"
+        )
+    if base is None:
+        base = size << tier
+    if size << tier != base:
+        raise ModelConfigError(
+            f"config.json: intermediate_size {size} is not matformer_base_intermediate_size {base} / 2^{tier}",
+            "Correct the three keys, or export the tier again from the full checkpoint.",
+        )
+    return tier, base
+
+
+def _positive_int(hf_config: Mapping[str, Any], key: str) -> int | None:
+    value = hf_config.get(key)
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 1 << 20:
+        raise ModelConfigError(f"config.json: {key} must be an integer from 1 to {1 << 20}, not {value!r}")
+    return value
+
+
+def _refuse_other_functions(hf_config: Mapping[str, Any]) -> None:
+    """Raise unless the file describes the function that `model.llama` computes."""
+    if hf_config.get("model_type", "llama") != "llama":
+        raise ModelConfigError(
+            f"config.json: model_type {hf_config['model_type']!r} is not supported", "Use a Llama checkpoint."
+        )
+    rope = hf_config.get("rope_parameters") or hf_config.get("rope_scaling") or {}
+    rope_type = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, Mapping) else rope
+    for key, value, wanted in (
+        ("hidden_act", hf_config.get("hidden_act", "silu"), "silu"),
+        ("attention_bias", bool(hf_config.get("attention_bias", False)), False),
+        ("mlp_bias", bool(hf_config.get("mlp_bias", False)), False),
+        ("rope type", rope_type, "default"),
+    ):
+        if value != wanted:
+            raise ModelConfigError(
+                f"config.json: {key} {value!r} is not supported", f"This client computes {key} {wanted!r} only."
+            )
+
+
+def _sentence(error: ValidationError) -> str:
+    parts = []
+    for problem in error.errors():
+        key = ".".join(str(part) for part in problem["loc"])
+        parts.append(f"{key}: {problem['msg']}" if key else problem["msg"].removeprefix("Value error, "))
+    return "; ".join(parts)
