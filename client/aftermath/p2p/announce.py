@@ -1,0 +1,189 @@
+"""Announcements: small messages to all members, best effort, repaired after every reconnect.
+
+Decisions: one unidirectional stream per connection carries them in order. Each peer has its own bounded queue, so a
+slow one loses its oldest messages and delays nobody else. The last REPLAY own messages open every connection; the
+receiver remembers what it delivered per sender and drops repeats. A peer that floods is read no faster than RATE.
+"""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable
+from weakref import WeakSet
+
+import iroh
+from blake3 import blake3
+
+from aftermath.p2p.link import Link
+from aftermath.p2p.pace import Pace
+from aftermath.p2p.transport import MAX_ANNOUNCEMENT, Announcement
+from aftermath.p2p.wire import Code, check_announcement, frame, read_frame
+
+REPLAY = 64
+OUTBOX = 256
+INBOX = 4096
+REMEMBERED = 1024
+RATE = 100.0
+BURST = 300.0
+WRITE_S = 30.0
+
+
+class Outbox:
+    """What still has to go to one peer: bounded, the oldest go first when it is full."""
+
+    def __init__(self, messages: Iterable[bytes]) -> None:
+        self._queue: deque[bytes] = deque(messages, maxlen=OUTBOX)
+        self._filled = asyncio.Event()
+        if self._queue:
+            self._filled.set()
+
+    def put(self, message: bytes) -> bool:
+        """Queue a message; False if an older one had to go."""
+        full = len(self._queue) == OUTBOX
+        self._queue.append(message)
+        self._filled.set()
+        return not full
+
+    async def take(self) -> bytes:
+        """All that is queued, framed; waits for the first message."""
+        await self._filled.wait()
+        self._filled.clear()
+        batch = b"".join(frame(message) for message in self._queue)
+        self._queue.clear()
+        return batch
+
+
+class Bucket:
+    """Token bucket: BURST at once, RATE a second."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._tokens = BURST
+        self._at = clock()
+
+    def take(self) -> float:
+        """Take one token; the seconds to wait until it is paid for."""
+        now = self._clock()
+        self._tokens = min(BURST, self._tokens + (now - self._at) * RATE) - 1
+        self._at = now
+        return max(0.0, -self._tokens / RATE)
+
+
+class Subscription(AsyncIterator[Announcement]):
+    """One reader of announcements, with its own bounded queue; ends when the transport closes."""
+
+    def __init__(self, pending: Iterable[Announcement], pace: Pace) -> None:
+        self._queue: deque[Announcement] = deque(pending, maxlen=INBOX)
+        self._stirred = asyncio.Event()
+        self._pace = pace
+        self._closed = False
+
+    def put(self, announcement: Announcement) -> None:
+        """Queue an announcement; the oldest is lost, and counted, if the reader is too slow."""
+        if len(self._queue) == INBOX:
+            self._pace.events["dropped"] += 1
+        self._queue.append(announcement)
+        self._stirred.set()
+
+    def end(self) -> None:
+        """Let the reader finish what is queued and stop."""
+        self._closed = True
+        self._stirred.set()
+
+    async def __anext__(self) -> Announcement:
+        while not self._queue:
+            if self._closed:
+                raise StopAsyncIteration
+            self._stirred.clear()
+            await self._stirred.wait()
+        return self._queue.popleft()
+
+
+class Announcer:
+    """Sends and receives announcements over all links of an endpoint."""
+
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
+        self._log: deque[bytes] = deque(maxlen=REPLAY)
+        self._outboxes: dict[Link, Outbox] = {}
+        self._seen: dict[bytes, dict[bytes, None]] = {}
+        self._subscriptions: WeakSet[Subscription] = WeakSet()
+        self._early: deque[Announcement] = deque(maxlen=INBOX)
+        self._subscribed = False
+
+    def announce(self, data: bytes) -> None:
+        """Queue `data` for every connected peer and remember it for those that connect later."""
+        check_announcement(data)
+        self._log.append(data)
+        for outbox in self._outboxes.values():
+            if not outbox.put(data):
+                self._pace.events["dropped"] += 1
+
+    def subscribe(self) -> Subscription:
+        """A new reader; the first one also gets what came before it."""
+        subscription = Subscription(self._early, self._pace)
+        self._early.clear()
+        self._subscribed = True
+        self._subscriptions.add(subscription)
+        return subscription
+
+    async def write(self, link: Link) -> None:
+        """Service of a link: replay, then send what is queued, until the link closes or the peer stops reading."""
+        outbox = self._outboxes[link] = Outbox(self._log)
+        try:
+            async with asyncio.timeout(WRITE_S):
+                stream = await link.connection.open_uni()
+            while True:
+                batch = await outbox.take()
+                async with asyncio.timeout(WRITE_S):
+                    await stream.write_all(batch)
+                self._pace.sent["announce"] += len(batch)
+        except TimeoutError:
+            link.close(Code.STALLED, "announcements were not read")
+        finally:
+            del self._outboxes[link]
+
+    async def read(self, link: Link) -> None:
+        """Service of a link: receive announcements, one stream at a time."""
+        bucket = Bucket(self._pace.clock)
+        while True:
+            stream = await link.connection.accept_uni()
+            with contextlib.suppress(iroh.IrohError):  # the stream ended; if the connection did, accept_uni says so
+                while True:
+                    await self._receive(link.peer, await read_frame(stream, MAX_ANNOUNCEMENT), bucket)
+
+    async def _receive(self, sender: bytes, data: bytes, bucket: Bucket) -> None:
+        """Count, throttle, de-duplicate and deliver one announcement."""
+        self._pace.received["announce"] += len(data) + 4
+        wait = bucket.take()
+        if wait:
+            self._pace.events["throttled"] += 1
+            await asyncio.sleep(wait)
+        if self._is_new(sender, data):
+            self._deliver(Announcement(sender, data))
+        else:
+            self._pace.events["duplicates"] += 1
+
+    def _is_new(self, sender: bytes, data: bytes) -> bool:
+        """Remember an announcement; False if this sender's was delivered before."""
+        seen = self._seen.setdefault(sender, {})
+        digest = blake3(data).digest()
+        if digest in seen:
+            return False
+        seen[digest] = None
+        if len(seen) > REMEMBERED:
+            del seen[next(iter(seen))]
+        return True
+
+    def _deliver(self, announcement: Announcement) -> None:
+        if not self._subscribed:
+            if len(self._early) == INBOX:
+                self._pace.events["dropped"] += 1
+            self._early.append(announcement)
+        for subscription in self._subscriptions:
+            subscription.put(announcement)
+
+    def close(self) -> None:
+        """End all subscriptions."""
+        for subscription in self._subscriptions:
+            subscription.end()

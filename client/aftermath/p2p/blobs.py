@@ -1,0 +1,99 @@
+"""Blobs we hold, and serving ranges of them.
+
+A blob is bytes named by their BLAKE3 digest: kept here (`publish`), or produced piece by piece by its owner
+(`publish_source`), so that a model is served without a second copy in memory. Nothing is evicted: who publishes
+retracts. Ranges go out in pieces, each with a deadline, so a reader that stops reading costs one stream for seconds.
+"""
+
+import asyncio
+from dataclasses import dataclass
+
+import iroh
+from blake3 import blake3
+
+from aftermath.p2p.pace import Pace
+from aftermath.p2p.transport import ReadRange
+from aftermath.p2p.wire import BlobRequest, Code, Reply, Status, frame_of
+
+PIECE = 1 << 20
+PIECE_S = 20.0
+THREADED_HASH = 1 << 20
+
+
+@dataclass(frozen=True)
+class Source:
+    """A blob that can be served. `blocking`: `read` may take long and belongs on a thread."""
+
+    size: int
+    read: ReadRange
+    blocking: bool
+
+
+class BlobStore:
+    """Digest to blob."""
+
+    def __init__(self) -> None:
+        self._sources: dict[bytes, Source] = {}
+        self._data: dict[bytes, bytes] = {}
+
+    def publish(self, data: bytes) -> bytes:
+        """Keep `data`; returns its digest."""
+        digest = blake3(data, max_threads=blake3.AUTO if len(data) >= THREADED_HASH else 1).digest()
+        self.keep(digest, data)
+        return digest
+
+    def keep(self, digest: bytes, data: bytes) -> None:
+        """Keep `data` whose digest is already known to be right."""
+        self._data[digest] = data
+        self._sources[digest] = Source(len(data), lambda offset, length: data[offset : offset + length], False)
+
+    def publish_source(self, digest: bytes, size: int, read: ReadRange) -> None:
+        """Serve a blob that `read` produces."""
+        if len(digest) != 32 or size < 0:
+            raise ValueError(f"a blob needs a 32-byte digest and a size >= 0, not {len(digest)} bytes and {size}")
+        self._sources[digest] = Source(size, read, True)
+
+    def retract(self, digest: bytes) -> None:
+        """Forget a blob."""
+        self._sources.pop(digest, None)
+        self._data.pop(digest, None)
+
+    def held(self, digest: bytes, size: int) -> bytes | None:
+        """The blob, if it is kept here as bytes of that size."""
+        data = self._data.get(digest)
+        return data if data is not None and len(data) == size else None
+
+    async def serve(self, request: BlobRequest, stream: iroh.SendStream, pace: Pace) -> None:
+        """Answer one request for a range."""
+        source = self._sources.get(request.digest)
+        if source is None:
+            await _finish_with(stream, Reply(Status.MISSING, 0))
+        elif request.offset + request.length > source.size:
+            await _finish_with(stream, Reply(Status.REFUSED, source.size))
+        else:
+            await _send_range(source, request, stream, pace)
+
+
+async def _finish_with(stream: iroh.SendStream, reply: Reply) -> None:
+    """Send a reply that carries no data."""
+    async with asyncio.timeout(PIECE_S):
+        await stream.write_all(frame_of(reply))
+        await stream.finish()
+
+
+async def _send_range(source: Source, request: BlobRequest, stream: iroh.SendStream, pace: Pace) -> None:
+    """Send the reply and the range; a source that cannot deliver, or a reader that stalls, resets the stream."""
+    async with asyncio.timeout(PIECE_S):
+        await stream.write_all(frame_of(Reply(Status.OK, source.size)))
+    offset, end = request.offset, request.offset + request.length
+    while offset < end:
+        length = min(PIECE, end - offset)
+        piece = await asyncio.to_thread(source.read, offset, length) if source.blocking else source.read(offset, length)
+        if len(piece) != length:
+            await stream.reset(int(Code.STALLED))
+            return
+        async with asyncio.timeout(PIECE_S):
+            await stream.write_all(piece)
+        pace.sent["blob"] += length
+        offset += length
+    await stream.finish()

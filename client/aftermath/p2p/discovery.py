@@ -1,0 +1,124 @@
+"""How peers on one machine find each other: one small file per endpoint in a directory only this user can write.
+
+`<hex node id>.json` holds the addresses of that endpoint. It is written atomically, refreshed when the addresses
+change or the file vanished, and removed on close. Whatever is read is checked (owner, size, address syntax); a stale
+or forged address only costs a failed dial, because the connection itself proves the peer's id.
+"""
+
+import contextlib
+import hashlib
+import ipaddress
+import os
+import re
+import stat
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+
+from aftermath.p2p.transport import DiscoveryFailed
+
+MAX_FILE = 4096
+MAX_ADDRESSES = 16
+
+
+class Whereabouts(msgspec.Struct, frozen=True):
+    """Where an endpoint can be reached: `ip:port` strings and, if it uses one, its relay."""
+
+    addresses: tuple[str, ...]
+    relay: str | None = None
+
+
+def local_discovery_dir(run_id: str) -> Path:
+    """The per-user directory under the system's temporary folder in which peers of `run_id` find each other."""
+    safe = re.fullmatch(r"[A-Za-z0-9_-]{1,64}", run_id)
+    name = run_id if safe else hashlib.sha256(run_id.encode()).hexdigest()[:32]
+    return Path(tempfile.gettempdir()) / f"aftermath-{os.getuid() if hasattr(os, 'getuid') else 0}" / name
+
+
+@dataclass(frozen=True)
+class LocalDirectory:
+    """The directory of one run, and our own entry in it."""
+
+    path: Path
+    node_id: bytes
+
+    def prepare(self) -> None:
+        """Create the directory, private to this user; DiscoveryFailed if that is impossible or it is someone else's."""
+        try:
+            self.path.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
+            self.path.mkdir(mode=0o700, exist_ok=True)
+            info = self.path.stat()
+        except OSError as error:
+            raise DiscoveryFailed(
+                f"cannot use {self.path} to find local peers ({error.strerror}): pass another directory"
+            ) from error
+        if hasattr(os, "getuid") and (info.st_uid != os.getuid() or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
+            raise DiscoveryFailed(
+                f"{self.path} can be written by other users: `chmod 700` it, or pass another directory"
+            )
+
+    def write(self, whereabouts: Whereabouts) -> None:
+        """Publish our addresses atomically; a full or vanished disk is reported as DiscoveryFailed."""
+        target = self._file(self.node_id)
+        try:
+            self.path.mkdir(mode=0o700, exist_ok=True)
+            descriptor, name = tempfile.mkstemp(dir=self.path, prefix=".")  # created 0600
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(msgspec.json.encode(whereabouts))
+            os.replace(name, target)
+        except OSError as error:
+            raise DiscoveryFailed(f"cannot write {target} ({error.strerror}): peers here cannot find us") from error
+
+    def refresh(self, whereabouts: Whereabouts) -> None:
+        """Write our entry again if it is missing or says something else."""
+        if self.read(self.node_id) != whereabouts:
+            self.write(whereabouts)
+
+    def remove(self) -> None:
+        """Withdraw our entry."""
+        with contextlib.suppress(OSError):
+            self._file(self.node_id).unlink()
+
+    def read(self, node_id: bytes) -> Whereabouts | None:
+        """Where `node_id` says it is, or None if there is no entry that can be believed."""
+        flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+        try:
+            descriptor = os.open(self._file(node_id), flags)
+            with os.fdopen(descriptor, "rb") as file:
+                info = os.fstat(descriptor)
+                if not stat.S_ISREG(info.st_mode) or info.st_size > MAX_FILE:
+                    return None
+                if hasattr(os, "getuid") and info.st_uid != os.getuid():
+                    return None
+                found = msgspec.json.decode(file.read(MAX_FILE), type=Whereabouts)
+        except (OSError, ValueError):
+            return None
+        return found if _believable(found) else None
+
+    def _file(self, node_id: bytes) -> Path:
+        return self.path / f"{node_id.hex()}.json"
+
+
+def _believable(found: Whereabouts) -> bool:
+    """True if all that an entry names are addresses."""
+    if len(found.addresses) > MAX_ADDRESSES or not (found.addresses or found.relay):
+        return False
+    if found.relay is not None and urlsplit(found.relay).scheme not in ("https", "http"):
+        return False
+    return all(_is_address(address) for address in found.addresses)
+
+
+def _is_address(text: str) -> bool:
+    """True for `1.2.3.4:5` and `[::1]:5` with a usable port."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 65536:
+        return False
+    bracketed = host.startswith("[") and host.endswith("]")
+    try:
+        address = ipaddress.ip_address(host[1:-1] if bracketed else host)
+    except ValueError:
+        return False
+    return bracketed == (address.version == 6)

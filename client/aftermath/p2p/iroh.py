@@ -1,0 +1,233 @@
+"""The transport over iroh: binds a QUIC endpoint, publishes where it is, and ties the parts of this room together.
+
+Decisions: relays and n0's discovery are iroh's own presets; on one machine a private directory is enough and nothing
+leaves it. `close` stops our tasks first, then the endpoint, so that it is quick whatever is under way.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import iroh
+from iroh import iroh_ffi
+
+from aftermath.p2p import fastffi
+from aftermath.p2p.announce import Announcer
+from aftermath.p2p.blobs import BlobStore
+from aftermath.p2p.discovery import LocalDirectory, Whereabouts
+from aftermath.p2p.fetch import Fetch
+from aftermath.p2p.link import Link
+from aftermath.p2p.links import Links
+from aftermath.p2p.pace import Pace
+from aftermath.p2p.requests import Requests
+from aftermath.p2p.transport import (
+    Announcement,
+    BindFailed,
+    BlobUnavailable,
+    DiscoveryFailed,
+    Handler,
+    ReadRange,
+    TransportError,
+    TransportStats,
+)
+from aftermath.p2p.wire import ALPN, cause
+
+REFRESH_S = 5.0
+ENDPOINT_CLOSE_S = 0.5
+
+log = logging.getLogger(__name__)
+Relay = Literal["disabled", "n0"]
+Discovery = Literal["local", "n0"]
+
+
+class IrohTransport:
+    """`aftermath.p2p.transport.Transport` over one iroh endpoint. Made by `open_iroh`."""
+
+    def __init__(self, endpoint: iroh.Endpoint, directory: LocalDirectory | None, clock: Callable[[], float]) -> None:
+        self.node_id = bytes(endpoint.id().to_bytes())
+        self._endpoint = endpoint
+        self._directory = directory
+        self._pace = Pace(clock)
+        self._store = BlobStore()
+        self._announcer = Announcer(self._pace)
+        self._requests = Requests(self._store, self._pace)
+        self._links = Links(endpoint, os.urandom(16), self._locate, self._pace, self._services)
+        self._refresher = asyncio.create_task(self._refresh(directory)) if directory else None
+        self._closed = False
+
+    def set_members(self, node_ids: Iterable[bytes]) -> None:
+        """See `Transport.set_members`. ValueError if an id is not 32 bytes."""
+        ids = list(node_ids)
+        if any(len(one) != 32 for one in ids):
+            raise ValueError("a member's p2p id is 32 bytes")
+        self._ensure_open()
+        self._links.set_members(ids)
+
+    async def announce(self, data: bytes) -> None:
+        """See `Transport.announce`."""
+        self._ensure_open()
+        self._announcer.announce(data)
+
+    def announcements(self) -> AsyncIterator[Announcement]:
+        """See `Transport.announcements`."""
+        self._ensure_open()
+        return self._announcer.subscribe()
+
+    def publish(self, data: bytes) -> bytes:
+        """See `Transport.publish`."""
+        return self._store.publish(data)
+
+    def publish_source(self, digest: bytes, size: int, read: ReadRange) -> None:
+        """See `Transport.publish_source`."""
+        self._store.publish_source(digest, size, read)
+
+    def retract(self, digest: bytes) -> None:
+        """See `Transport.retract`."""
+        self._store.retract(digest)
+
+    async def fetch(
+        self, digest: bytes, size: int, holders: Sequence[bytes], deadline_s: float, *, keep: bool = False
+    ) -> bytes:
+        """See `Transport.fetch`."""
+        self._ensure_open()
+        held = self._store.held(digest, size)
+        if held is not None:
+            return held
+        others = [one for one in holders if one != self.node_id]
+        if not others:
+            raise BlobUnavailable(f"blob {digest.hex()[:10]} ({size} bytes): no holder was named")
+        blob = await Fetch(self._links, self._pace, digest, size).run(others, deadline_s)
+        if keep:
+            self._store.keep(digest, blob)
+        return blob
+
+    async def request(self, peer: bytes, topic: str, body: bytes, max_reply: int, deadline_s: float) -> bytes:
+        """See `Transport.request`."""
+        self._ensure_open()
+        return await self._requests.call(self._links, peer, topic, body, max_reply, deadline_s)
+
+    def handle(self, topic: str, handler: Handler) -> None:
+        """See `Transport.handle`."""
+        self._requests.handle(topic, handler)
+
+    def reachable(self) -> frozenset[bytes]:
+        """See `Transport.reachable`."""
+        return self._links.live()
+
+    def stats(self) -> TransportStats:
+        """See `Transport.stats`."""
+        return self._pace.snapshot(self._links.live(), self._links.members())
+
+    async def close(self) -> None:
+        """See `Transport.close`; closing twice is harmless."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._refresher is not None:
+            self._refresher.cancel()
+            await asyncio.gather(self._refresher, return_exceptions=True)
+        if self._directory is not None:
+            self._directory.remove()
+        self._announcer.close()
+        await self._links.close()
+        with contextlib.suppress(TimeoutError, iroh.IrohError):
+            async with asyncio.timeout(ENDPOINT_CLOSE_S):
+                await self._endpoint.close()
+
+    def _ensure_open(self) -> None:
+        if self._closed:
+            raise TransportError("the transport is closed")
+
+    def _services(self, link: Link) -> list[Coroutine[Any, Any, None]]:
+        """What runs on every connection."""
+        return [self._announcer.write(link), self._announcer.read(link), self._requests.serve(link)]
+
+    def _locate(self, peer: bytes) -> iroh.EndpointAddr | None:
+        """Where to dial a peer; None if local discovery has no entry."""
+        if self._directory is None:
+            return iroh.EndpointAddr(iroh.EndpointId.from_bytes(peer), None, [])
+        found = self._directory.read(peer)
+        if found is None:
+            return None
+        return iroh.EndpointAddr(iroh.EndpointId.from_bytes(peer), found.relay, list(found.addresses))
+
+    async def _refresh(self, directory: LocalDirectory) -> None:
+        """Keep our entry in the directory present and true."""
+        while True:
+            await asyncio.sleep(REFRESH_S)
+            try:
+                directory.refresh(whereabouts(self._endpoint))
+            except DiscoveryFailed as error:
+                log.warning("%s", error)
+
+
+def whereabouts(endpoint: iroh.Endpoint) -> Whereabouts:
+    """Where this endpoint can be reached; the loopback address too if it listens on all interfaces."""
+    address = endpoint.addr()
+    found = dict.fromkeys(address.direct_addresses())
+    for socket in endpoint.bound_sockets():
+        host, _, port = socket.rpartition(":")
+        if host == "0.0.0.0":
+            found[f"127.0.0.1:{port}"] = None
+    return Whereabouts(tuple(found), address.relay_url())
+
+
+async def open_iroh(
+    secret: bytes,
+    *,
+    bind_port: int = 0,
+    bind_host: str | None = None,
+    relay: Relay,
+    discovery: Discovery,
+    discovery_dir: Path | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> IrohTransport:
+    """Open a transport whose id is the public key of the 32-byte ed25519 `secret`.
+
+    `bind_port` 0 lets the system choose; `bind_host` None listens on all interfaces. Local discovery needs
+    `discovery_dir` (see `discovery.local_discovery_dir`). Raises BindFailed, DiscoveryFailed.
+    """
+    if len(secret) != 32:
+        raise ValueError("the p2p secret key is 32 bytes")
+    if discovery == "local" and discovery_dir is None:
+        raise ValueError("local discovery needs a directory")
+    fastffi.install(iroh_ffi)
+    endpoint = await _bind(secret, bind_host, bind_port, relay, discovery)
+    directory = None
+    if discovery == "local" and discovery_dir is not None:
+        directory = LocalDirectory(discovery_dir, bytes(endpoint.id().to_bytes()))
+        try:
+            directory.prepare()
+            directory.write(whereabouts(endpoint))
+        except DiscoveryFailed:
+            await endpoint.close()
+            raise
+    return IrohTransport(endpoint, directory, clock)
+
+
+async def _bind(secret: bytes, host: str | None, port: int, relay: Relay, discovery: Discovery) -> iroh.Endpoint:
+    """Bind the endpoint; BindFailed names the port and what to do."""
+    preset = iroh.preset_n0() if discovery == "n0" else iroh.preset_minimal()
+    address = f"{host or '0.0.0.0'}:{port}"
+    options = iroh.EndpointOptions(
+        preset=preset,
+        secret_key=secret,
+        alpns=[ALPN],
+        relay_mode=iroh.RelayMode.disabled() if relay == "disabled" else iroh.RelayMode.default_mode(),
+        bind_addr=None if host is None and port == 0 else address,
+    )
+    try:
+        return await iroh.Endpoint.bind(options)
+    except iroh.IrohError as error:
+        why = cause(error)
+        if "in use" in why:
+            raise BindFailed(
+                f"UDP port {port} is already in use: stop the program that has it, "
+                "or choose another with --bind-p2p-port (0 lets the system choose)"
+            ) from error
+        raise BindFailed(f"cannot listen on UDP {address}: {why}. Check --bind-p2p-port and the interface") from error

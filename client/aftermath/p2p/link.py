@@ -1,0 +1,125 @@
+"""One connection to one peer: the greeting that opens it, its place against a duplicate, and its pulse.
+
+Decisions: a pair of peers keeps one connection. Of two started by different sides both keep the one dialled by the
+smaller id; a newer one by the same side, or by a restarted peer (another `instance`), replaces the older.
+The pulse is QUIC's own acknowledgements: a datagram that nobody has to read is acknowledged by the peer's QUIC stack
+even while its Python is busy training, so silence means that the process or the path is gone.
+"""
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+import iroh
+
+from aftermath.p2p.transport import PeerUnreachable, short
+from aftermath.p2p.wire import Code, Hello, ProtocolViolation, cause, frame_of, read_message
+
+SILENT_PROBES = 4
+log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class Link:
+    """A greeted connection. `dialer` is the id of the side that opened it."""
+
+    peer: bytes
+    connection: iroh.Connection
+    dialer: bytes
+    instance: bytes
+    opened_at: float
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+    broke_rules: bool = False
+    heard: int = -1
+    silent: int = 0
+
+    def supersedes(self, other: "Link") -> bool:
+        """True if this new link to a peer should replace `other`, the one in use."""
+        if self.instance != other.instance or self.dialer == other.dialer:
+            return True
+        return self.dialer < other.dialer
+
+    def close(self, code: Code, reason: str) -> None:
+        """Close the connection; everything that waits on it fails at once."""
+        close_connection(self.connection, code, reason)
+
+    def violated(self, violation: ProtocolViolation) -> None:
+        """Close the connection because the peer sent what no correct peer sends."""
+        log.warning("peer %s broke the protocol: %s", short(self.peer), violation)
+        self.broke_rules = True
+        self.close(Code.VIOLATION, "protocol violation")
+
+    def pulse(self) -> bool:
+        """Called at a steady rate: False once nothing has been heard for SILENT_PROBES calls. Also probes the peer."""
+        heard = self.connection.stats().udp_rx_datagrams
+        self.silent = self.silent + 1 if heard == self.heard else 0
+        self.heard = heard
+        if self.silent >= SILENT_PROBES:
+            return False
+        try:
+            self.connection.send_datagram(b"\0")
+        except iroh.IrohError:
+            log.debug("no probe to %s: datagrams are off or the connection is closing", short(self.peer))
+        return True
+
+    def rtt(self) -> float | None:
+        """Round trip in seconds as QUIC measures it, or None if no path is selected yet."""
+        milliseconds = self.connection.rtt()
+        return None if milliseconds is None else milliseconds / 1000
+
+
+def close_connection(connection: iroh.Connection, code: Code, reason: str) -> None:
+    """Close a connection, telling the peer why; closing twice is harmless."""
+    connection.close(int(code), reason.encode())
+
+
+async def greet(connection: iroh.Connection, instance: bytes) -> bytes:
+    """The dialling side's greeting; returns the peer's instance. PeerUnreachable says why the peer refused."""
+    try:
+        stream = await connection.open_bi()
+        await stream.send().write_all(frame_of(Hello(instance)))
+        await stream.send().finish()
+        return (await read_message(stream.recv(), Hello)).instance
+    except iroh.IrohError as error:
+        raise PeerUnreachable(connection.close_reason() or cause(error)) from error
+
+
+async def hear_greeting(connection: iroh.Connection) -> tuple[bytes, iroh.SendStream]:
+    """The accepting side's half: the peer's instance, and the stream to answer on."""
+    stream = await connection.accept_bi()
+    return (await read_message(stream.recv(), Hello)).instance, stream.send()
+
+
+async def answer_greeting(stream: iroh.SendStream, instance: bytes) -> None:
+    """Tell the dialling side that it is welcome."""
+    await stream.write_all(frame_of(Hello(instance)))
+    await stream.finish()
+
+
+async def run_link(link: Link, services: list[Coroutine[Any, Any, None]]) -> None:
+    """Run a link's services until the connection closes; a service that meets a violation closes it."""
+    tasks = [asyncio.create_task(_guarded(link, service)) for service in services]
+    try:
+        await link.connection.closed()
+    except iroh.IrohError as error:
+        log.debug("link to %s: %s", short(link.peer), cause(error))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _guarded(link: Link, service: Coroutine[Any, Any, None]) -> None:
+    """Run one service of a link; whatever goes wrong ends the link, not the process."""
+    try:
+        await service
+    except ProtocolViolation as violation:
+        link.violated(violation)
+    except (iroh.IrohError, TimeoutError) as error:
+        log.debug("link to %s: %s", short(link.peer), cause(error))
+        link.close(Code.STALLED, "stream failed")
+    except Exception:
+        log.exception("serving peer %s failed", short(link.peer))
+        link.close(Code.DONE, "internal error")

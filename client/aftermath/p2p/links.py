@@ -1,0 +1,283 @@
+"""The table of connections: who may connect, who dials whom and when again, which of two connections stays.
+
+Decisions: every pair of members keeps one connection. The smaller id dials at once, the larger after a short grace,
+so that one side behind a NAT suffices. Failed dials back off exponentially with a jitter derived from both ids, so a
+whole run coming back does not dial in step, and a test is repeatable. Someone who needs a peer now shortens its wait.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import iroh
+from blake3 import blake3
+
+from aftermath.p2p.link import Link, answer_greeting, close_connection, greet, hear_greeting, run_link
+from aftermath.p2p.pace import Pace
+from aftermath.p2p.transport import PeerUnreachable, short
+from aftermath.p2p.wire import ALPN, Code, ProtocolViolation, cause
+
+DIAL_S = 10.0
+HANDSHAKE_S = 10.0
+GRACE_S = 1.0
+FIRST_PAUSE_S = 0.25
+LONGEST_PAUSE_S = 10.0
+SHORTEST_PAUSE_S = 0.1
+STABLE_S = 10.0
+BARRED_S = 10.0
+PROBE_S = 2.0
+LINGER_S = 2.0
+MAX_HANDSHAKES = 64
+
+log = logging.getLogger(__name__)
+Services = Callable[[Link], list[Coroutine[Any, Any, None]]]
+Locate = Callable[[bytes], iroh.EndpointAddr | None]
+
+
+@dataclass(eq=False)
+class Seat:
+    """One member's place in the table."""
+
+    link: Link | None = None
+    up: asyncio.Event = field(default_factory=asyncio.Event)
+    stir: asyncio.Event = field(default_factory=asyncio.Event)
+    trouble: str = "no connection yet"
+    barred_until: float = float("-inf")
+    keeper: asyncio.Task[None] | None = None
+
+
+class Links:
+    """All connections of one endpoint."""
+
+    def __init__(
+        self, endpoint: iroh.Endpoint, instance: bytes, locate: Locate, pace: Pace, services: Services
+    ) -> None:
+        self._endpoint = endpoint
+        self._me = bytes(endpoint.id().to_bytes())
+        self._instance = instance
+        self._locate = locate
+        self._pace = pace
+        self._services = services
+        self._seats: dict[bytes, Seat] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._handshakes = 0
+        self._spawn(self._accept())
+        self._spawn(self._watch())
+
+    def set_members(self, node_ids: Iterable[bytes]) -> None:
+        """Keep connections to exactly these peers (our own id is ignored)."""
+        wanted = set(node_ids) - {self._me}
+        for peer in [one for one in self._seats if one not in wanted]:
+            self._evict(peer)
+        for peer in sorted(wanted - self._seats.keys()):
+            seat = self._seats[peer] = Seat()
+            seat.keeper = self._spawn(self._keep(peer, seat))
+
+    def members(self) -> list[bytes]:
+        """The members we keep a place for, in order."""
+        return sorted(self._seats)
+
+    def live(self) -> frozenset[bytes]:
+        """Members with a connection now."""
+        return frozenset(peer for peer, seat in self._seats.items() if seat.link is not None)
+
+    async def get(self, peer: bytes, wait_s: float) -> Link:
+        """The link to a member, waiting up to `wait_s` for it to come up; PeerUnreachable says what stands against."""
+        seat = self._seats.get(peer)
+        if seat is None:
+            raise PeerUnreachable(f"peer {short(peer)} is not a member of this run")
+        if seat.link is None:
+            seat.stir.set()
+            try:
+                async with asyncio.timeout(wait_s):
+                    await seat.up.wait()
+            except TimeoutError:
+                pass
+        if seat.link is None:
+            raise PeerUnreachable(
+                f"peer {short(peer)} cannot be reached within {wait_s:.1f} s: {seat.trouble}. "
+                "Check that it runs, that both sides see the same run, and that UDP between you is not blocked"
+            )
+        return seat.link
+
+    async def close(self) -> None:
+        """Close every connection and stop dialling and accepting."""
+        for seat in self._seats.values():
+            if seat.link is not None:
+                seat.link.close(Code.SHUTDOWN, "shutting down")
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._seats.clear()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _evict(self, peer: bytes) -> None:
+        seat = self._seats.pop(peer)
+        if seat.keeper is not None:
+            seat.keeper.cancel()
+        if seat.link is not None:
+            seat.link.close(Code.NOT_A_MEMBER, "no longer a member of this run")
+
+    # --- dialling -------------------------------------------------------------------------------------------------
+
+    async def _keep(self, peer: bytes, seat: Seat) -> None:
+        """Keep one member connected for as long as it is one."""
+        attempt = 0
+        while True:
+            if seat.link is not None:
+                link = seat.link
+                await link.gone.wait()
+                attempt = 0 if self._pace.clock() - link.opened_at > STABLE_S else attempt + 1
+            if peer < self._me:
+                await self._pause(seat, GRACE_S)
+            if attempt:
+                await self._pause(seat, self._backoff(peer, attempt))
+            if seat.link is not None:
+                continue
+            try:
+                await self._dial(peer)
+            except PeerUnreachable as error:
+                seat.trouble = str(error)
+                attempt += 1
+
+    async def _pause(self, seat: Seat, delay_s: float) -> None:
+        """Wait, less if the link comes up or someone needs it, but never so short that dials become a storm."""
+        await asyncio.sleep(min(SHORTEST_PAUSE_S, delay_s))
+        if seat.link is None and not seat.stir.is_set():
+            try:
+                async with asyncio.timeout(max(0.0, delay_s - SHORTEST_PAUSE_S)):
+                    await seat.stir.wait()
+            except TimeoutError:
+                pass
+        seat.stir.clear()
+
+    def _backoff(self, peer: bytes, attempt: int) -> float:
+        """Seconds to wait before dial number `attempt`: doubling, times 0.5 to 1.5 by a hash of pair and attempt."""
+        digest = blake3(self._me + peer + attempt.to_bytes(8, "big")).digest(4)
+        jitter = 0.5 + int.from_bytes(digest, "big") / 2**32
+        return float(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(attempt - 1, 16)) * jitter)
+
+    async def _dial(self, peer: bytes) -> None:
+        """Connect and greet; PeerUnreachable with the cause."""
+        connection = None
+        try:
+            address = self._locate(peer)
+            if address is None:
+                raise PeerUnreachable("its address is not known (it has not started, or uses another discovery)")
+            async with asyncio.timeout(DIAL_S):
+                connection = await self._endpoint.connect(address, ALPN)
+                instance = await greet(connection, self._instance)
+        except (iroh.IrohError, ProtocolViolation, TimeoutError) as error:
+            if connection is not None:
+                close_connection(connection, Code.VIOLATION, "no greeting")
+            raise PeerUnreachable(cause(error)) from error
+        self._offer(Link(peer, connection, self._me, instance, self._pace.clock()))
+
+    # --- accepting ------------------------------------------------------------------------------------------------
+
+    async def _accept(self) -> None:
+        """Take incoming connections until the endpoint closes."""
+        while True:
+            try:
+                incoming = await self._endpoint.accept_next()
+            except iroh.IrohError as error:
+                log.debug("accepting: %s", cause(error))
+                continue
+            if incoming is None:
+                return
+            if self._handshakes >= MAX_HANDSHAKES:
+                await incoming.refuse()
+                continue
+            self._spawn(self._welcome(incoming))
+
+    async def _welcome(self, incoming: iroh.Incoming) -> None:
+        """Let a member in, tell anyone else why not."""
+        self._handshakes += 1
+        connection = None
+        try:
+            async with asyncio.timeout(HANDSHAKE_S):
+                connection = await (await incoming.accept()).connect()
+                await self._receive(connection)
+        except (iroh.IrohError, ProtocolViolation, TimeoutError) as error:
+            log.debug("an incoming connection failed: %s", cause(error))
+            if connection is not None:
+                close_connection(connection, Code.VIOLATION, "no greeting")
+        finally:
+            self._handshakes -= 1
+
+    async def _receive(self, connection: iroh.Connection) -> None:
+        """Check who connected, greet it, and offer the link."""
+        peer = bytes(connection.remote_id().to_bytes())
+        seat = self._seats.get(peer)
+        if seat is None or seat.barred_until > self._pace.clock():
+            self._pace.events["refused"] += 1
+            reason = "not a member of this run" if seat is None else "barred for breaking the protocol"
+            close_connection(connection, Code.NOT_A_MEMBER, reason)
+            return
+        instance, stream = await hear_greeting(connection)
+        link = Link(peer, connection, peer, instance, self._pace.clock())
+        if seat.link is not None and not link.supersedes(seat.link):
+            link.close(Code.DUPLICATE, "already connected")
+            return
+        await answer_greeting(stream, self._instance)
+        self._offer(link)
+
+    # --- the table ------------------------------------------------------------------------------------------------
+
+    def _offer(self, link: Link) -> None:
+        """Seat a greeted link, unless its peer is no member any more or a better link is there."""
+        seat = self._seats.get(link.peer)
+        if seat is None:
+            link.close(Code.NOT_A_MEMBER, "not a member of this run")
+            return
+        old = seat.link
+        if old is not None:
+            if not link.supersedes(old):
+                link.close(Code.DUPLICATE, "already connected")
+                return
+            self._retire(old, link)
+        seat.link = link
+        seat.up.set()
+        seat.stir.set()
+        self._pace.events["connects"] += 1
+        self._pace.peer(link.peer).rtt = link.rtt()
+        self._spawn(self._serve(seat, link))
+
+    def _retire(self, old: Link, new: Link) -> None:
+        """Close a superseded link: at once if its peer is gone, else after what is under way had time to end."""
+        delay = LINGER_S if old.instance == new.instance and old.dialer != new.dialer else 0.0
+        asyncio.get_running_loop().call_later(delay, old.close, Code.DUPLICATE, "superseded")
+
+    async def _serve(self, seat: Seat, link: Link) -> None:
+        """Run a link until it closes, then free its seat."""
+        try:
+            await run_link(link, self._services(link))
+        finally:
+            self._pace.events["disconnects"] += 1
+            if link.broke_rules:
+                self._pace.events["violations"] += 1
+                seat.barred_until = self._pace.clock() + BARRED_S
+            if seat.link is link:
+                seat.link = None
+                seat.trouble = link.connection.close_reason() or "the connection was lost"
+                seat.up.clear()
+            link.gone.set()
+
+    async def _watch(self) -> None:
+        """Take every link's pulse at a steady rate and drop the silent ones."""
+        while True:
+            await asyncio.sleep(PROBE_S)
+            for peer, seat in list(self._seats.items()):
+                if seat.link is None:
+                    continue
+                self._pace.peer(peer).rtt = seat.link.rtt()
+                if not seat.link.pulse():
+                    seat.link.close(Code.SILENT, "nothing heard for too long")

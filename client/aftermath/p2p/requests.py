@@ -1,0 +1,158 @@
+"""Requests: small calls to one peer, and the dispatch of everything a peer asks of us (calls and blob ranges).
+
+Decisions: each call is one bidirectional stream; sizes are stated before the bytes, so nothing oversized is read. A
+peer has at most STREAMS of its streams served at a time, the rest wait unaccepted (QUIC's own limit stops more).
+"""
+
+import asyncio
+import logging
+
+import iroh
+
+from aftermath.p2p.blobs import BlobStore
+from aftermath.p2p.link import Link
+from aftermath.p2p.links import Links
+from aftermath.p2p.pace import Pace
+from aftermath.p2p.transport import MAX_REQUEST, Handler, PeerUnreachable, RequestFailed, short
+from aftermath.p2p.wire import (
+    MAX_TOPIC,
+    BlobRequest,
+    CallRequest,
+    ProtocolViolation,
+    Reply,
+    Status,
+    cause,
+    frame_of,
+    read_message,
+    read_request,
+)
+
+STREAMS = 16
+HEADER_S = 10.0
+LONGEST_HANDLER_S = 120.0
+
+log = logging.getLogger(__name__)
+
+_TROUBLE = {
+    Status.MISSING: "answers no requests on this topic (it may run another version)",
+    Status.REFUSED: "refused the request",
+    Status.FAILED: "failed to answer; its log says why",
+    Status.TOO_LARGE: "has a reply larger than we accept",
+}
+
+
+class Requests:
+    """Handlers of our own, and calls to others."""
+
+    def __init__(self, store: BlobStore, pace: Pace) -> None:
+        self._store = store
+        self._pace = pace
+        self._handlers: dict[str, Handler] = {}
+
+    def handle(self, topic: str, handler: Handler) -> None:
+        """Answer `topic` with `handler`."""
+        if not topic or len(topic) > MAX_TOPIC:
+            raise ValueError(f"a topic has 1 to {MAX_TOPIC} characters, not {len(topic)}")
+        self._handlers[topic] = handler
+
+    # --- our side of a call ---------------------------------------------------------------------------------------
+
+    async def call(
+        self, links: Links, peer: bytes, topic: str, body: bytes, max_reply: int, deadline_s: float
+    ) -> bytes:
+        """Send a request and return the reply; see `Transport.request`."""
+        if len(body) > MAX_REQUEST:
+            raise ValueError(f"a request body of {len(body)} bytes; at most {MAX_REQUEST}: publish a blob instead")
+        try:
+            async with asyncio.timeout(deadline_s):
+                link = await links.get(peer, deadline_s)
+                reply = await self._exchange(link, topic, body, max_reply, deadline_s)
+        except TimeoutError as error:
+            self._pace.failed(peer)
+            raise PeerUnreachable(
+                f"peer {short(peer)} gave no answer on {topic!r} within {deadline_s:.1f} s"
+            ) from error
+        except iroh.IrohError as error:
+            self._pace.failed(peer)
+            raise PeerUnreachable(f"peer {short(peer)} went away during {topic!r}: {cause(error)}") from error
+        except ProtocolViolation as violation:
+            self._pace.failed(peer)
+            raise RequestFailed(f"peer {short(peer)} answered {topic!r} with {violation}") from violation
+        return reply
+
+    async def _exchange(self, link: Link, topic: str, body: bytes, max_reply: int, deadline_s: float) -> bytes:
+        """One call over one stream."""
+        stream = await link.connection.open_bi()
+        header = frame_of(CallRequest(topic, len(body), max_reply, int(deadline_s * 1000)))
+        await stream.send().write_all(header + body)
+        await stream.send().finish()
+        self._pace.sent["request"] += len(header) + len(body)
+        reply = await read_message(stream.recv(), Reply)
+        if reply.status != Status.OK:
+            raise RequestFailed(f"peer {short(link.peer)} {_TROUBLE[reply.status]}: {topic!r}")
+        if reply.size > max_reply:
+            await stream.recv().stop(0)
+            raise RequestFailed(f"peer {short(link.peer)} would send {reply.size} bytes on {topic!r}, over {max_reply}")
+        data = bytes(await stream.recv().read_exact(reply.size)) if reply.size else b""
+        self._pace.received["request"] += len(data)
+        return data
+
+    # --- the other side -------------------------------------------------------------------------------------------
+
+    async def serve(self, link: Link) -> None:
+        """Service of a link: answer what the peer asks, at most STREAMS at a time."""
+        free = asyncio.Semaphore(STREAMS)
+        tasks: set[asyncio.Task[None]] = set()
+        try:
+            while True:
+                await free.acquire()
+                stream = await link.connection.accept_bi()
+                task = asyncio.create_task(self._answer(link, stream))
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
+                task.add_done_callback(lambda _: free.release())
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _answer(self, link: Link, stream: iroh.BiStream) -> None:
+        """Serve one stream; a peer that goes away or stalls only ends its own stream, a violation ends the link."""
+        try:
+            async with asyncio.timeout(HEADER_S):
+                request = await read_request(stream.recv())
+            if isinstance(request, BlobRequest):
+                await self._store.serve(request, stream.send(), self._pace)
+            else:
+                await self._answer_call(link.peer, request, stream)
+        except ProtocolViolation as violation:
+            link.violated(violation)
+        except (iroh.IrohError, TimeoutError) as error:
+            log.debug("a stream of peer %s ended: %s", short(link.peer), cause(error))
+        except Exception:
+            log.exception("answering peer %s failed", short(link.peer))
+
+    async def _answer_call(self, peer: bytes, request: CallRequest, stream: iroh.BiStream) -> None:
+        """Read the body, run the handler, send its reply."""
+        async with asyncio.timeout(HEADER_S):
+            body = bytes(await stream.recv().read_exact(request.size)) if request.size else b""
+        self._pace.received["request"] += len(body)
+        status, reply = await self._handled(peer, request, body)
+        data = frame_of(Reply(status, len(reply))) + reply
+        async with asyncio.timeout(HEADER_S + self._pace.patience(peer)):
+            await stream.send().write_all(data)
+            await stream.send().finish()
+        self._pace.sent["request"] += len(data)
+
+    async def _handled(self, peer: bytes, request: CallRequest, body: bytes) -> tuple[Status, bytes]:
+        """Run the topic's handler within the caller's deadline."""
+        handler = self._handlers.get(request.topic)
+        if handler is None:
+            return Status.MISSING, b""
+        try:
+            async with asyncio.timeout(min(request.deadline_ms / 1000, LONGEST_HANDLER_S)):
+                reply = await handler(peer, body)
+        except Exception:
+            log.exception("answering %r of peer %s failed", request.topic, short(peer))
+            return Status.FAILED, b""
+        return (Status.OK, reply) if len(reply) <= request.max_reply else (Status.TOO_LARGE, b"")

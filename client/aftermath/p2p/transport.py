@@ -1,0 +1,167 @@
+"""The interface of the peer-to-peer room: what `train` may ask of a transport, its errors and its counters.
+
+A transport connects the members of one run. Peers are named by their 32-byte p2p id, an ed25519 public key that the
+connection itself proves. `aftermath.p2p.iroh` implements it over QUIC; the simulator implements it over virtual time.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+MAX_ANNOUNCEMENT = 4096
+"""Largest announcement in bytes."""
+
+MAX_REQUEST = 1 << 20
+"""Largest body of a request in bytes; larger things are blobs."""
+
+Kind = Literal["announce", "blob", "request"]
+KINDS: tuple[Kind, ...] = ("announce", "blob", "request")
+
+Handler = Callable[[bytes, bytes], Awaitable[bytes]]
+"""Called as `handler(peer, body)`; its result is the reply."""
+
+ReadRange = Callable[[int, int], bytes]
+"""Called as `read(offset, length)`, possibly on another thread; returns exactly `length` bytes."""
+
+
+class TransportError(Exception):
+    """Anything the transport could not do; the message names the peer, the cause and the fix."""
+
+
+class PeerUnreachable(TransportError):
+    """No connection to the peer could be had, or it went silent."""
+
+
+class RequestFailed(PeerUnreachable):
+    """The peer was reached but gave no usable reply: no such topic, handler failed, or reply too large."""
+
+
+class BlobUnavailable(TransportError):
+    """No holder delivered the blob in time."""
+
+
+class BlobRejected(TransportError):
+    """Every holder that answered lied about the blob: another size or another hash."""
+
+
+class BindFailed(TransportError):
+    """The endpoint could not listen, for instance because the port is occupied."""
+
+
+class DiscoveryFailed(TransportError):
+    """The directory through which local peers find each other cannot be used."""
+
+
+@dataclass(frozen=True)
+class Announcement:
+    """One announcement as received."""
+
+    sender: bytes
+    """32-byte p2p id, proven by the connection the announcement came over."""
+    data: bytes
+
+
+@dataclass(frozen=True)
+class PeerStats:
+    """What was measured of one peer."""
+
+    connected: bool
+    bandwidth: float | None
+    """Bytes per second of blobs fetched from it, smoothed; None if never measured."""
+    rtt: float | None
+    """Round-trip time in seconds; None if never measured."""
+    failures: int
+    """Failures in a row, of any kind."""
+
+
+@dataclass(frozen=True)
+class TransportStats:
+    """Counters since the transport was opened."""
+
+    sent: Mapping[Kind, int]
+    """Bytes sent, by kind (payload and our framing, without QUIC's own overhead)."""
+    received: Mapping[Kind, int]
+    """Bytes received, by kind; blob bytes count once per byte that arrived."""
+    connects: int
+    """Connections established, in either direction."""
+    refused: int
+    """Connections refused because the peer is no member."""
+    disconnects: int
+    """Connections lost or closed after they were established."""
+    dropped: int
+    """Announcements dropped from a full queue, outgoing or incoming."""
+    duplicates: int
+    """Announcements received again and not delivered again."""
+    throttled: int
+    """Times an announcing peer was made to wait by the rate limit."""
+    violations: int
+    """Connections closed because the peer broke the protocol."""
+    retries: int
+    """Pieces of blobs asked for again after a holder failed."""
+    rejected: int
+    """Lies about blobs (size or hash) that were caught."""
+    peers: Mapping[bytes, PeerStats]
+
+
+class Transport(Protocol):
+    """How a member talks to the other members. All coroutines have deadlines; none waits for ever."""
+
+    node_id: bytes
+    """Our own 32-byte p2p id."""
+
+    def set_members(self, node_ids: Iterable[bytes]) -> None:
+        """Replace the allow-list: only these may connect and are kept connected; others are disconnected."""
+
+    async def announce(self, data: bytes) -> None:
+        """Send `data` (at most MAX_ANNOUNCEMENT bytes) to all other members, best effort.
+
+        Does not wait for delivery. The last 64 own announcements are sent again to a peer that (re)connects;
+        receivers deliver each distinct message of a sender once. ValueError if `data` is too long.
+        """
+
+    def announcements(self) -> AsyncIterator[Announcement]:
+        """Announcements of others from now on (and those that came before the first subscriber, bounded).
+
+        A subscriber that falls behind loses the oldest, which is counted. Ends when the transport is closed.
+        """
+
+    def publish(self, data: bytes) -> bytes:
+        """Serve `data` to members until retracted; returns its BLAKE3 digest (32 bytes)."""
+
+    def publish_source(self, digest: bytes, size: int, read: ReadRange) -> None:
+        """Serve a blob of `size` bytes that `read` produces piece by piece, without copying it into the store."""
+
+    def retract(self, digest: bytes) -> None:
+        """Stop serving a blob; unknown digests are ignored."""
+
+    async def fetch(
+        self, digest: bytes, size: int, holders: Sequence[bytes], deadline_s: float, *, keep: bool = False
+    ) -> bytes:
+        """Get the blob of exactly `size` bytes from any of `holders`, verified against its BLAKE3 `digest`.
+
+        With `keep` it is served onwards. Raises BlobUnavailable (nobody delivered within `deadline_s`) or
+        BlobRejected (all that answered lied).
+        """
+
+    async def request(self, peer: bytes, topic: str, body: bytes, max_reply: int, deadline_s: float) -> bytes:
+        """Ask one peer and return its reply of at most `max_reply` bytes.
+
+        Raises PeerUnreachable, or its subclass RequestFailed if the peer answered but not usably.
+        """
+
+    def handle(self, topic: str, handler: Handler) -> None:
+        """Answer requests on `topic`; a handler that raises is reported to the peer as failed, without details."""
+
+    def reachable(self) -> frozenset[bytes]:
+        """Members with a live connection."""
+
+    def stats(self) -> TransportStats:
+        """Counters and measurements so far."""
+
+    async def close(self) -> None:
+        """Stop serving, close all connections; within one second."""
+
+
+def short(node_id: bytes) -> str:
+    """A peer's name in messages: the first ten hex digits of its id."""
+    return node_id.hex()[:10]

@@ -1,0 +1,176 @@
+"""Bytes on the wire: the ALPN, the frames, their size caps and the codes a connection is closed with.
+
+A frame is a 4-byte big-endian length and that many bytes. Structured frames are msgpack arrays, decoded into typed
+structs; nothing is allocated before its length passed a cap. Streams:
+- the first bidirectional stream of a connection exchanges `Hello`;
+- a unidirectional stream carries announcements, one frame each;
+- every further bidirectional stream carries one `BlobRequest` or `CallRequest` and its reply.
+"""
+
+import asyncio
+import re
+import struct
+from enum import IntEnum
+from typing import Any, TypeVar
+
+import iroh
+import msgspec
+
+from aftermath.p2p.transport import MAX_ANNOUNCEMENT, MAX_REQUEST
+
+ALPN = b"aftermath/1"
+MAX_HEADER = 512
+MAX_TOPIC = 64
+BODY_S = 30.0
+_LENGTH = struct.Struct(">I")
+_REASON = re.compile(r'reason: b"([^"]*)"')
+
+T = TypeVar("T")
+
+
+class ProtocolViolation(Exception):
+    """The peer sent something no correct peer sends; its connection is closed."""
+
+
+class Code(IntEnum):
+    """Application error codes of connections and streams."""
+
+    DONE = 0
+    NOT_A_MEMBER = 1
+    DUPLICATE = 2
+    VIOLATION = 3
+    SILENT = 4
+    SHUTDOWN = 5
+    STALLED = 6
+
+
+class Status(IntEnum):
+    """How a peer answers a request."""
+
+    OK = 0
+    MISSING = 1
+    REFUSED = 2
+    FAILED = 3
+    TOO_LARGE = 4
+
+
+class Hello(msgspec.Struct, array_like=True, frozen=True):
+    """First frame of both sides. `instance` differs between two starts of the same peer."""
+
+    instance: bytes
+
+
+class BlobRequest(msgspec.Struct, array_like=True, frozen=True, tag=1):
+    """Asks for `length` bytes from `offset` of the blob with this BLAKE3 digest."""
+
+    digest: bytes
+    offset: int
+    length: int
+
+
+class CallRequest(msgspec.Struct, array_like=True, frozen=True, tag=2):
+    """Asks `topic`; a body of `size` bytes follows, the reply must come in `deadline_ms` and fit `max_reply` bytes."""
+
+    topic: str
+    size: int
+    max_reply: int
+    deadline_ms: int
+
+
+class Reply(msgspec.Struct, array_like=True, frozen=True):
+    """Answer to either request. `size`: of the whole blob, or of the reply body that follows."""
+
+    status: Status
+    size: int
+
+
+Request = BlobRequest | CallRequest
+
+
+def frame(payload: bytes) -> bytes:
+    """`payload` with its length in front."""
+    return _LENGTH.pack(len(payload)) + payload
+
+
+def frame_of(message: msgspec.Struct) -> bytes:
+    """A structured frame."""
+    return frame(msgspec.msgpack.encode(message))
+
+
+async def read_length(stream: iroh.RecvStream, cap: int) -> int:
+    """Length of the next frame; ProtocolViolation if it exceeds `cap`."""
+    (length,) = _LENGTH.unpack(await stream.read_exact(_LENGTH.size))
+    if length > cap:
+        raise ProtocolViolation(f"a frame of {length} bytes where at most {cap} are allowed")
+    return int(length)
+
+
+async def read_frame(stream: iroh.RecvStream, cap: int = MAX_HEADER) -> bytes:
+    """The next frame of at most `cap` bytes; TimeoutError if it starts and does not go on."""
+    length = await read_length(stream, cap)
+    if not length:
+        return b""
+    async with asyncio.timeout(BODY_S):
+        return bytes(await stream.read_exact(length))
+
+
+async def read_message(stream: iroh.RecvStream, kind: type[T]) -> T:
+    """The next frame as a `kind`; ProtocolViolation if it is anything else."""
+    return decode(await read_frame(stream), kind)
+
+
+async def read_request(stream: iroh.RecvStream) -> Request:
+    """The next frame as either request; ProtocolViolation if it is anything else."""
+    kind: Any = Request
+    request: Request = decode(await read_frame(stream), kind)
+    return request
+
+
+def decode(data: bytes, kind: type[T]) -> T:
+    """Decode and check one structured frame."""
+    try:
+        message = msgspec.msgpack.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ProtocolViolation(f"an undecodable {kind!r}: {error}") from error
+    problem = _problem(message)
+    if problem:
+        raise ProtocolViolation(problem)
+    return message
+
+
+def _problem(message: object) -> str | None:
+    """Why the numbers in a decoded message are not acceptable, or None."""
+    match message:
+        case Hello(instance=instance) if len(instance) != 16:
+            return "a hello without a 16-byte instance"
+        case BlobRequest(digest=digest, offset=offset, length=length):
+            if len(digest) != 32 or offset < 0 or length < 1:
+                return "a blob request with an impossible digest or range"
+        case CallRequest() as call:
+            if not 0 <= call.size <= MAX_REQUEST or len(call.topic) > MAX_TOPIC:
+                return "a request with an oversized body or topic"
+            if call.max_reply < 0 or call.deadline_ms < 0:
+                return "a request with negative limits"
+        case Reply(size=size) if size < 0:
+            return "a reply of negative size"
+    return None
+
+
+def check_announcement(data: bytes) -> None:
+    """ValueError if `data` is too long to announce."""
+    if len(data) > MAX_ANNOUNCEMENT:
+        raise ValueError(f"an announcement of {len(data)} bytes; at most {MAX_ANNOUNCEMENT}: publish a blob instead")
+
+
+def cause(error: BaseException) -> str:
+    """One readable line for a failure of the QUIC layer, without its source locations."""
+    if isinstance(error, TimeoutError):
+        return "it did not answer in time"
+    if not isinstance(error, iroh.IrohError):
+        return str(error) or type(error).__name__
+    text = error.message()
+    reason = _REASON.search(text)
+    if reason:
+        return f"it closed the connection: {reason.group(1)}" if reason.group(1) else "it closed the connection"
+    line = [part.strip() for part in text.splitlines() if part.strip()][-1]
+    return re.sub(r"\s*\(/[^)]*\)", "", line)
