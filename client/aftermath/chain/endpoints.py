@@ -1,0 +1,135 @@
+"""Where an RPC node is, and one bounded HTTP conversation with it.
+
+Decided: replies are read as plain JSON up to a size limit. solders builds the requests, but its reply parsers refuse
+a whole answer for one unknown error variant, which every release of the validator may add. Addresses are shown
+without path and query, because providers put API keys there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import Any, Protocol
+from urllib.parse import urlsplit, urlunsplit
+
+import httpx
+from solana.rpc.providers.async_http import AsyncHTTPProvider
+
+from aftermath.run.errors import ChainError
+
+MAX_REPLY = 64 << 20
+
+
+class Request(Protocol):
+    """A JSON-RPC request: anything that gives its own JSON (solders' requests, or `RawRequest`)."""
+
+    def to_json(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class RawRequest:
+    """A request solders has no class for."""
+
+    method: str
+    params: tuple[Any, ...] = ()
+
+    def to_json(self) -> str:
+        return json.dumps({"jsonrpc": "2.0", "id": 0, "method": self.method, "params": list(self.params)})
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """An RPC node: its HTTP and its websocket address."""
+
+    http: str
+    ws: str
+
+    @property
+    def shown(self) -> str:
+        """The address without path and query (they may hold an API key)."""
+        return shown(self.http)
+
+    @property
+    def is_loopback(self) -> bool:
+        host = urlsplit(self.http).hostname or ""
+        if host == "localhost":
+            return True
+        try:
+            return ip_address(host).is_loopback
+        except ValueError:
+            return False
+
+
+def shown(url: str) -> str:
+    """`url` without user, path and query."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.hostname}" + (f":{parts.port}" if parts.port else "")
+
+
+def endpoint(http: str, ws: str | None = None) -> Endpoint:
+    """Check the addresses and derive the websocket one when it is not given.
+
+    Derivation as in the Solana CLI: with an explicit port the websocket is on the next port, otherwise on the same
+    host and path. Raises ChainError on an address that is not http(s):// or ws(s)://.
+    """
+    return Endpoint(_checked(http, ("http", "https")), _checked(ws, ("ws", "wss")) if ws else _derived(http))
+
+
+def _checked(url: str, schemes: tuple[str, str]) -> str:
+    parts = urlsplit(url)
+    try:
+        valid = parts.scheme in schemes and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        valid = False
+    if not valid:
+        raise ChainError(f"{url!r} is not an RPC address", f"it must look like {schemes[0]}://host:port")
+    return url
+
+
+def _derived(http: str) -> str:
+    parts = urlsplit(http)
+    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname or ""
+    port = f":{parts.port + 1}" if parts.port else ""
+    scheme = "wss" if parts.scheme == "https" else "ws"
+    return urlunsplit((scheme, host + port, parts.path, parts.query, ""))
+
+
+class HttpNode(AsyncHTTPProvider):
+    """solana-py's HTTP provider, reading at most MAX_REPLY bytes of a reply and giving it as checked JSON."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url, timeout=30.0)
+
+    async def ask(self, request: Request, timeout: float) -> Any:
+        """The reply's JSON object (with `result` or `error`) within `timeout` seconds.
+
+        Raises TimeoutError, httpx.HTTPError (status codes included), or ValueError when the reply is too long or not
+        JSON-RPC.
+        """
+        received = bytearray()
+        posted = {"content": request.to_json(), "headers": {"Content-Type": "application/json"}}
+        async with asyncio.timeout(timeout), self.session.stream("POST", str(self.endpoint_uri), **posted) as response:
+            response.raise_for_status()
+            async for part in response.aiter_bytes():
+                received += part
+                if len(received) > MAX_REPLY:
+                    raise ValueError(f"reply of more than {MAX_REPLY} bytes")
+        reply = json.loads(received)
+        if not isinstance(reply, dict) or ("result" not in reply and "error" not in reply):
+            raise ValueError("reply is not JSON-RPC")
+        return reply
+
+
+def describe(error: BaseException) -> str:
+    """A few words for what went wrong with a node."""
+    if isinstance(error, httpx.HTTPStatusError):
+        return f"HTTP {error.response.status_code}"
+    if isinstance(error, TimeoutError | httpx.TimeoutException):
+        return "no answer in time"
+    if isinstance(error, httpx.ConnectError):
+        return "cannot connect"
+    if isinstance(error, httpx.HTTPError):
+        return "connection broken"
+    return str(error) or type(error).__name__

@@ -1,0 +1,87 @@
+"""Which failures of an RPC call are worth another try, and what a failed transaction says.
+
+Retryable: connection, timeout, 429, 5xx, a node that is behind or unhealthy, unknown codes. Not retryable: malformed
+requests, and transactions that the cluster refused (`TransactionFailed`, whose `error` is the cluster's JSON: a
+string or a one-key object).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+
+from aftermath.run.errors import ChainError
+
+PREFLIGHT_FAILURE = -32002
+# Behind, unhealthy, block not there yet, internal, rate limited (the last two as providers send them).
+WORTH_WAITING = frozenset({-32005, -32016, -32004, -32014, -32603, 429, -32429})
+MALFORMED = frozenset({-32700, -32600, -32601, -32602, -32003, -32013, -32015})
+
+
+class RpcError(Exception):
+    """A JSON-RPC error object."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(f"{message} (RPC error {code})")
+        self.code = code
+
+
+class RpcRejected(ChainError):
+    """The RPC node does not accept the request; another try would not help."""
+
+
+class TransactionFailed(Exception):
+    """The cluster refused a transaction. `error` is its JSON, `logs` the program's log lines."""
+
+    def __init__(self, error: Any, logs: Sequence[str] = ()) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.logs = tuple(str(line) for line in logs)
+
+    @property
+    def kind(self) -> str:
+        """The variant's name, for example `BlockhashNotFound` or `InstructionError`."""
+        if isinstance(self.error, dict) and len(self.error) == 1:
+            return str(next(iter(self.error)))
+        return str(self.error)
+
+    @property
+    def instruction(self) -> tuple[int, Any] | None:
+        """(index, detail) of an InstructionError; the detail of a program's own error is {"Custom": code}."""
+        detail = self.error.get("InstructionError") if isinstance(self.error, dict) else None
+        if isinstance(detail, list) and len(detail) == 2 and isinstance(detail[0], int):
+            return detail[0], detail[1]
+        return None
+
+    @property
+    def custom(self) -> int | None:
+        """The program's error code, if it is one."""
+        found = self.instruction
+        if found and isinstance(found[1], dict) and isinstance(found[1].get("Custom"), int):
+            return int(found[1]["Custom"])
+        return None
+
+
+def result_of(reply: dict[str, Any]) -> Any:
+    """The `result` of a JSON-RPC reply. Raises TransactionFailed for a refused transaction, else RpcError."""
+    error = reply.get("error")
+    if error is None:
+        return reply.get("result")
+    if not isinstance(error, dict):
+        raise RpcError(0, str(error)[:200])
+    code = error.get("code")
+    data = error.get("data")
+    if code == PREFLIGHT_FAILURE and isinstance(data, dict) and data.get("err") is not None:
+        raise TransactionFailed(data["err"], data.get("logs") or ())
+    raise RpcError(code if isinstance(code, int) else 0, str(error.get("message", ""))[:500])
+
+
+def retryable(error: BaseException) -> bool:
+    """Whether the same request may succeed later or elsewhere."""
+    if isinstance(error, RpcError):
+        return error.code not in MALFORMED
+    if isinstance(error, TransactionFailed):
+        return error.kind == "BlockhashNotFound"
+    return isinstance(error, httpx.HTTPError | TimeoutError | ValueError | OSError)

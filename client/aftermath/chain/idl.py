@@ -1,0 +1,171 @@
+"""Reads a canonical Anchor IDL (spec 0.1.0) and converts it to the legacy form that anchorpy understands.
+
+Decided: only the types an instruction's arguments reach are converted (zero-copy accounts are read by numpy,
+`run.views`); names stay in snake case, because anchorpy snake-cases whatever it is given and a trip through camel
+case would lose underscores before digits (`quantize_1bit`). The errors travel beside the IDL, so that a failed
+transaction can be named.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from anchorpy.program.core import Program
+from anchorpy.provider import Provider, Wallet
+from anchorpy_core.idl import Idl
+from solana.rpc.async_api import AsyncClient
+from solders.keypair import Keypair
+from solders.pubkey import Pubkey
+
+from aftermath.run.errors import ChainError
+
+Json = dict[str, Any]
+SPEC = "0.1.0"
+MAX_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class ProgramError:
+    """One error variant of a program."""
+
+    code: int
+    name: str
+    message: str
+
+
+@dataclass(frozen=True)
+class ProgramIdl:
+    """A program's interface: the legacy IDL as JSON, the address it was built for, its errors by code."""
+
+    name: str
+    address: Pubkey
+    legacy: Json = field(repr=False)
+    errors: Mapping[int, ProgramError] = field(repr=False)
+
+    @cached_property
+    def _parsed(self) -> Idl:
+        return Idl.from_json(json.dumps(self.legacy))
+
+    def program(self, program_id: Pubkey | None = None) -> Program:
+        """anchorpy's Program for building instructions. Its provider is never asked anything: `chain.sender` sends."""
+        provider = Provider(AsyncClient("http://offline.invalid"), Wallet(Keypair()))
+        return Program(self._parsed, program_id or self.address, provider)
+
+
+def load_idl(path: Path) -> ProgramIdl:
+    """Read and convert the IDL file at `path`; ChainError if it is missing, not JSON or of another spec."""
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise ChainError(f"cannot read the IDL {path}: {error.strerror}", "reinstall aftermath") from error
+    if len(raw) > MAX_BYTES:
+        raise ChainError(f"the IDL {path} has {len(raw)} bytes, more than {MAX_BYTES}")
+    try:
+        idl = json.loads(raw)
+        return convert(idl)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ChainError(f"{path} is not a canonical Anchor IDL: {error!r}", "rebuild it: make programs") from error
+
+
+def convert(idl: Json) -> ProgramIdl:
+    """Canonical IDL -> ProgramIdl. Raises KeyError/ValueError on anything outside the part of the spec we use."""
+    spec = idl["metadata"].get("spec")
+    if spec != SPEC:
+        raise ValueError(f"IDL spec {spec!r}, expected {SPEC}")
+    types = {t["name"]: t for t in idl.get("types", [])}
+    instructions = [_instruction(i) for i in idl["instructions"]]
+    wanted: dict[str, Json] = {}
+    for instruction in idl["instructions"]:
+        for argument in instruction["args"]:
+            _reach(argument["type"], types, wanted)
+    errors = [ProgramError(e["code"], e["name"], e.get("msg") or e["name"]) for e in idl.get("errors", [])]
+    legacy = {
+        "version": idl["metadata"]["version"],
+        "name": idl["metadata"]["name"],
+        "instructions": instructions,
+        "accounts": [],
+        "types": [_typedef(wanted[name]) for name in sorted(wanted)],
+        "errors": [{"code": e.code, "name": e.name, "msg": e.message} for e in errors],
+    }
+    address = Pubkey.from_string(idl["address"])
+    return ProgramIdl(idl["metadata"]["name"], address, legacy, {e.code: e for e in errors})
+
+
+def _instruction(instruction: Json) -> Json:
+    accounts = [
+        {"name": a["name"], "isMut": a.get("writable", False), "isSigner": a.get("signer", False)}
+        for a in instruction["accounts"]
+    ]
+    return {"name": instruction["name"], "accounts": accounts, "args": [_field(f) for f in instruction["args"]]}
+
+
+def _field(item: Json) -> Json:
+    return {"name": item["name"], "type": _type(item["type"])}
+
+
+def _type(kind: Any) -> Any:
+    if isinstance(kind, str):
+        return "publicKey" if kind == "pubkey" else kind
+    (form,) = kind
+    inner = kind[form]
+    if form == "defined":
+        if inner.get("generics"):
+            raise ValueError(f"generic type {inner['name']} is not supported")
+        return {"defined": inner["name"]}
+    if form == "array":
+        element, length = inner
+        if not isinstance(length, int):
+            raise ValueError("arrays of generic length are not supported")
+        return {"array": [_type(element), length]}
+    if form in ("option", "vec"):
+        return {form: _type(inner)}
+    raise ValueError(f"type {form!r} is not supported")
+
+
+def _typedef(definition: Json) -> Json:
+    body = definition["type"]
+    if body["kind"] == "struct":
+        fields = body.get("fields", [])
+        if any("name" not in f for f in fields):
+            raise ValueError(f"tuple struct {definition['name']} is not supported")
+        return {"name": definition["name"], "type": {"kind": "struct", "fields": [_field(f) for f in fields]}}
+    if body["kind"] == "enum":
+        variants = [_variant(v) for v in body["variants"]]
+        return {"name": definition["name"], "type": {"kind": "enum", "variants": variants}}
+    raise ValueError(f"type {definition['name']} is a {body['kind']!r}, which is not supported")
+
+
+def _variant(variant: Json) -> Json:
+    fields = variant.get("fields")
+    if not fields:
+        return {"name": variant["name"]}
+    named = isinstance(fields[0], dict) and "name" in fields[0]
+    return {"name": variant["name"], "fields": [_field(f) if named else _type(f) for f in fields]}
+
+
+def _reach(kind: Any, types: Mapping[str, Json], found: dict[str, Json]) -> None:
+    """Add to `found` every defined type that `kind` mentions, directly or through others."""
+    if isinstance(kind, str):
+        return
+    (form,) = kind
+    if form == "defined":
+        name = kind[form]["name"]
+        if name in found:
+            return
+        found[name] = types[name]
+        for inner in _mentioned(types[name]["type"]):
+            _reach(inner, types, found)
+    else:
+        _reach(kind[form][0] if form == "array" else kind[form], types, found)
+
+
+def _mentioned(body: Json) -> list[Any]:
+    if body["kind"] == "struct":
+        return [f["type"] for f in body.get("fields", [])]
+    fields = [f for v in body.get("variants", []) for f in v.get("fields") or []]
+    return [f["type"] if isinstance(f, dict) and "type" in f and "name" in f else f for f in fields]

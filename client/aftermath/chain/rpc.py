@@ -1,0 +1,200 @@
+"""One RPC service made of a primary and up to two fallback nodes.
+
+Decided: a node that fails twice in a row is left for the next one and tried again after a pause that doubles (10 s
+to 60 s), by one call at a time, so that the primary is returned to without stalling the others; between tries the
+wait grows exponentially with seeded jitter; every await has a deadline; and a node of another cluster (genesis hash)
+is never used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from solders.rpc.requests import GetGenesisHash
+
+from aftermath.chain.endpoints import Endpoint, HttpNode, Request, describe
+from aftermath.chain.failures import WORTH_WAITING, RpcError, RpcRejected, TransactionFailed, result_of, retryable
+from aftermath.run.errors import ChainError, ChainUnavailable
+
+log = logging.getLogger(__name__)
+
+MAX_ENDPOINTS = 3
+FAILURES_BEFORE_LEAVING = 2
+LEAVE_SECONDS, LEAVE_MAX = 10.0, 60.0
+BACKOFF_FIRST, BACKOFF_MAX = 0.25, 4.0
+UNKNOWN_ERROR_TRIES = 4
+
+
+class WrongCluster(ChainError):
+    """A node belongs to another cluster than the one first spoken to."""
+
+
+@dataclass(eq=False)
+class _Node:
+    endpoint: Endpoint
+    http: HttpNode
+    verified: bool = False
+    failures: int = 0
+    leave_until: float = 0.0
+    leave_seconds: float = LEAVE_SECONDS
+    tried_at: float = 0.0
+    last_error: str = "not tried"
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class RpcPool:
+    """Calls that survive the loss of a node. `patience`: seconds a call may take in all; `attempt`: seconds for one
+    try.
+    """
+
+    def __init__(
+        self, endpoints: Sequence[Endpoint], *, patience: float = 20.0, attempt: float = 5.0, seed: int = 0
+    ) -> None:
+        if not 1 <= len(endpoints) <= MAX_ENDPOINTS:
+            raise ChainError(
+                f"{len(endpoints)} RPC endpoints given", f"give one, and up to {MAX_ENDPOINTS - 1} fallbacks"
+            )
+        self._nodes = [_Node(e, HttpNode(e.http)) for e in endpoints]
+        self._random = random.Random(seed)
+        self._genesis = ""
+        self.patience = patience
+        self.attempt = attempt
+
+    @property
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        return tuple(node.endpoint for node in self._nodes)
+
+    @property
+    def is_local(self) -> bool:
+        """Every endpoint is on this machine: a local network, where test money may be asked for."""
+        return all(node.endpoint.is_loopback for node in self._nodes)
+
+    async def check(self) -> None:
+        """Compare the clusters of all nodes that answer now, so that a wrong fallback is found before it is needed.
+
+        Raises WrongCluster, or ChainUnavailable when no node at all answers.
+        """
+        await self.genesis()
+        for node in self._nodes:
+            try:
+                async with asyncio.timeout(self.attempt):
+                    await self._verify(node, self.attempt)
+            except ChainError:
+                raise
+            except Exception as error:
+                log.warning("RPC endpoint %s does not answer (%s)", node.endpoint.shown, describe(error))
+
+    async def genesis(self) -> str:
+        """The cluster's genesis hash (base58)."""
+        return str(await self.call(GetGenesisHash()))
+
+    async def call(self, request: Request, *, patience: float | None = None, attempt: float | None = None) -> Any:
+        """The `result` of `request`.
+
+        Raises ChainUnavailable when no node answered within `patience`, RpcRejected when a node refused the request
+        as malformed, TransactionFailed when the cluster refused a transaction, WrongCluster.
+        """
+        now = asyncio.get_running_loop().time
+        patience = self.patience if patience is None else patience
+        deadline = now() + patience
+        tries = 0
+        while True:
+            node = self._choose()
+            node.tried_at = now()
+            allowed = min(attempt or self.attempt, max(deadline - now(), 0.05))
+            try:
+                return await self._ask(node, request, allowed)
+            except ChainError:
+                raise
+            except TransactionFailed:
+                raise
+            except Exception as error:
+                if not retryable(error):
+                    raise RpcRejected(f"{node.endpoint.shown} refused the request: {describe(error)}") from error
+                self._failed(node, error)
+                tries += 1
+                if isinstance(error, RpcError) and error.code not in WORTH_WAITING and tries >= UNKNOWN_ERROR_TRIES:
+                    raise RpcRejected(f"{node.endpoint.shown}: {describe(error)}") from error
+            wait = self.backoff(tries)
+            if now() + wait >= deadline:
+                raise self._unavailable(patience)
+            await asyncio.sleep(wait)
+
+    def backoff(self, tries: int, longest: float = BACKOFF_MAX) -> float:
+        """Seconds to wait after the `tries`-th failure: doubling, with seeded jitter between half and the whole."""
+        wait = min(BACKOFF_FIRST * 2.0 ** min(tries - 1, 16), longest)
+        return wait * (0.5 + 0.5 * self._random.random())
+
+    async def close(self) -> None:
+        """Close the connections."""
+        for node in self._nodes:
+            await node.http.close()
+
+    async def __aenter__(self) -> RpcPool:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def _ask(self, node: _Node, request: Request, timeout: float) -> Any:
+        if not node.verified:
+            async with asyncio.timeout(timeout):
+                await self._verify(node, timeout)
+        result = result_of(await node.http.ask(request, timeout))
+        if node.failures:
+            log.info("RPC endpoint %s answers again", node.endpoint.shown)
+        node.failures, node.leave_until, node.leave_seconds = 0, 0.0, LEAVE_SECONDS
+        return result
+
+    async def _verify(self, node: _Node, timeout: float) -> None:
+        """Ask a node for its genesis hash once (and again after it was left), and compare it with the cluster's."""
+        async with node.lock:
+            if node.verified:
+                return
+            genesis = str(result_of(await node.http.ask(GetGenesisHash(), timeout)))
+            self._genesis = self._genesis or genesis
+            if genesis != self._genesis:
+                raise WrongCluster(
+                    f"RPC endpoint {node.endpoint.shown} serves another cluster (genesis {genesis[:8]}…) than "
+                    f"the one this run is on (genesis {self._genesis[:8]}…)",
+                    "use endpoints of one cluster; a local network that was restarted without --ledger is a new
+                    cluster",
+                )
+            node.verified = True
+
+    def _choose(self) -> _Node:
+        now = asyncio.get_running_loop().time()
+        for node in self._nodes:
+            if node.failures < FAILURES_BEFORE_LEAVING:
+                return node
+            if node.leave_until <= now:
+                # One call tries the node that was left; the others go on to the next node until it is known to answer.
+                node.leave_seconds = min(node.leave_seconds * 2, LEAVE_MAX)
+                node.leave_until = now + node.leave_seconds
+                return node
+        return min(self._nodes, key=lambda n: n.tried_at)
+
+    def _failed(self, node: _Node, error: BaseException) -> None:
+        now = asyncio.get_running_loop().time()
+        node.failures += 1
+        node.last_error = describe(error)
+        log.debug("RPC endpoint %s: %s", node.endpoint.shown, node.last_error)
+        if node.failures < FAILURES_BEFORE_LEAVING:
+            return
+        if node.leave_until <= now:
+            log.warning("RPC endpoint %s does not answer (%s)", node.endpoint.shown, node.last_error)
+            node.verified = False
+            node.leave_until = now + node.leave_seconds
+
+    def _unavailable(self, patience: float) -> ChainUnavailable:
+        tried = ", ".join(f"{n.endpoint.shown} ({n.last_error})" for n in self._nodes)
+        return ChainUnavailable(
+            f"no Solana RPC endpoint answered for {patience:.0f} s: {tried}",
+            "check that it runs (a local network: aftermath-solana localnet), or pass --rpc URL and a fallback with
+            --rpc-2 URL",
+        )

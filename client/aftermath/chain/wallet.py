@@ -1,0 +1,184 @@
+"""The member's keys: the wallet that signs transactions and the secret of its peer-to-peer identity.
+
+Decided: the wallet is a Solana CLI key file (JSON array of 64 bytes) or the environment variable RAW_WALLET_PRIVATE_KEY
+(that array, or base58); the identity comes from a file (32 raw bytes or hex), from RAW_IDENTITY_SECRET_KEY, or is
+derived from the wallet and the run, so that a member keeps its identity across restarts without a second secret to
+store. No secret is ever printed, logged or part of a repr or of an error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+from solders.keypair import Keypair
+from solders.pubkey import Pubkey
+
+from aftermath.run.errors import ChainError
+
+log = logging.getLogger(__name__)
+
+WALLET_VARIABLE = "RAW_WALLET_PRIVATE_KEY"
+IDENTITY_VARIABLE = "RAW_IDENTITY_SECRET_KEY"
+DEFAULT_PATH = Path("~/.config/solana/id.json")
+MAX_KEY_FILE = 4096
+
+
+class WalletError(ChainError):
+    """A key file or variable cannot be used."""
+
+
+class Wallet:
+    """A keypair whose secret does not show: `str` and `repr` give the public key only."""
+
+    def __init__(self, keypair: Keypair, source: str = "") -> None:
+        self._keypair = keypair
+        self.source = source
+
+    @property
+    def keypair(self) -> Keypair:
+        return self._keypair
+
+    @property
+    def pubkey(self) -> Pubkey:
+        return self._keypair.pubkey()
+
+    @property
+    def public(self) -> bytes:
+        """The public key's 32 bytes."""
+        return bytes(self._keypair.pubkey())
+
+    def __repr__(self) -> str:
+        return f"Wallet({self.pubkey})"
+
+
+def load_wallet(path: Path | None = None, env: Mapping[str, str] | None = None) -> Wallet:
+    """The wallet from `path`, else from RAW_WALLET_PRIVATE_KEY, else from the Solana CLI's default file.
+
+    Raises WalletError when none exists or the one found is malformed. A key file that others may read is used with a
+    warning.
+    """
+    env = os.environ if env is None else env
+    if path is not None:
+        return _from_file(path.expanduser())
+    if raw := env.get(WALLET_VARIABLE):
+        return Wallet(_parse_keypair(raw, WALLET_VARIABLE), WALLET_VARIABLE)
+    default = DEFAULT_PATH.expanduser()
+    if default.exists():
+        return _from_file(default)
+    raise WalletError(
+        "no wallet was given",
+        f"pass -w FILE (a Solana key file), set {WALLET_VARIABLE}, or create {DEFAULT_PATH} with solana-keygen",
+    )
+
+
+def create_wallet(path: Path) -> Wallet:
+    """Create a new key file (mode 0600, never overwriting) in the Solana CLI's format."""
+    keypair = Keypair()
+    write_key_file(path, keypair)
+    return Wallet(keypair, str(path))
+
+
+def write_key_file(path: Path, keypair: Keypair) -> None:
+    """Write `keypair` to a new file of mode 0600; the file appears whole or not at all. WalletError if it exists."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(keypair.to_json())
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(temporary, path)
+    except FileExistsError as error:
+        raise WalletError(f"{path} exists already", "choose another path, or use the key that is there") from error
+    except OSError as error:
+        raise WalletError(f"cannot write the key file {path}: {error.strerror}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def identity_secret(
+    run_id: str, wallet: Wallet, path: Path | None = None, env: Mapping[str, str] | None = None
+) -> bytes:
+    """The 32 secret bytes of the member's ed25519 peer identity.
+
+    From `path` (32 raw bytes or 64 hex digits), else RAW_IDENTITY_SECRET_KEY (hex), else
+    sha256("aftermath p2p" || run_id || wallet secret), the wallet secret being its 32-byte seed.
+    """
+    env = os.environ if env is None else env
+    if path is not None:
+        return _parse_identity(_read_key_file(path.expanduser()), str(path))
+    if raw := env.get(IDENTITY_VARIABLE):
+        return _parse_identity(raw.encode(), IDENTITY_VARIABLE)
+    return hashlib.sha256(b"aftermath p2p" + run_id.encode() + wallet.keypair.secret()).digest()
+
+
+def identity_public(secret: bytes) -> bytes:
+    """The 32-byte public key (the one on chain) of an identity secret."""
+    return bytes(Keypair.from_seed(secret).pubkey())
+
+
+def _from_file(path: Path) -> Wallet:
+    raw = _read_key_file(path)
+    try:
+        text = raw.decode("ascii")
+    except UnicodeDecodeError:
+        raise WalletError(f"{path} is not a Solana key file", "it must hold a JSON array of 64 numbers") from None
+    return Wallet(_parse_keypair(text, str(path)), str(path))
+
+
+def _read_key_file(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            raw = file.read(MAX_KEY_FILE + 1)
+    except OSError as error:
+        raise WalletError(f"cannot read the key file {path}: {error.strerror}") from error
+    if len(raw) > MAX_KEY_FILE:
+        raise WalletError(f"{path} is too long to be a key file")
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        log.warning("the key file %s can be read by other users; fix it: chmod 600 %s", path, path)
+    return raw
+
+
+def _parse_keypair(text: str, source: str) -> Keypair:
+    """JSON array of 64 (keypair) or 32 (seed) bytes, or base58 of either. The error never quotes the text."""
+    text = text.strip()
+    try:
+        raw = bytes(json.loads(text)) if text.startswith("[") else _base58(text)
+        if len(raw) == 32:
+            return Keypair.from_seed(raw)
+        keypair = Keypair.from_bytes(raw)
+        if bytes(Keypair.from_seed(raw[:32]).pubkey()) != raw[32:]:
+            raise ValueError
+    except (ValueError, TypeError):
+        raise WalletError(
+            f"{source} is not a Solana private key", "it must be a JSON array of 64 numbers, or base58"
+        ) from None
+    return keypair
+
+
+def _base58(text: str) -> bytes:
+    """Base58 of 32 or 64 bytes; ValueError otherwise. (solders parses these two sizes.)"""
+    if len(text) <= 44:
+        return bytes(Pubkey.from_string(text))
+    return bytes(Keypair.from_base58_string(text))
+
+
+def _parse_identity(raw: bytes, source: str) -> bytes:
+    if len(raw) == 32:
+        return raw
+    try:
+        secret = bytes.fromhex(raw.decode("ascii").strip())
+    except ValueError:
+        secret = b""
+    if len(secret) != 32:
+        raise WalletError(f"{source} is not an identity key", "it must be 32 raw bytes or 64 hex digits")
+    return secret
