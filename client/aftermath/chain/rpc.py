@@ -162,8 +162,7 @@ class RpcPool:
                 raise WrongCluster(
                     f"RPC endpoint {node.endpoint.shown} serves another cluster (genesis {genesis[:8]}…) than "
                     f"the one this run is on (genesis {self._genesis[:8]}…)",
-                    "use endpoints of one cluster; a local network that was restarted without --ledger is a new
-                    cluster",
+                    "use endpoints of one cluster; a local network restarted without --ledger is a new cluster",
                 )
             node.verified = True
 
@@ -195,6 +194,5 @@ class RpcPool:
         tried = ", ".join(f"{n.endpoint.shown} ({n.last_error})" for n in self._nodes)
         return ChainUnavailable(
             f"no Solana RPC endpoint answered for {patience:.0f} s: {tried}",
-            "check that it runs (a local network: aftermath-solana localnet), or pass --rpc URL and a fallback with
-            --rpc-2 URL",
+            "check that it runs (a local network: aftermath-solana localnet), or pass another --rpc, or --rpc-2 too",
         )
