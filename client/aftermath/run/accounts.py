@@ -13,6 +13,7 @@ from aftermath.run.bitmap import slots
 from aftermath.run.state import (
     CheckpointKind,
     DataKind,
+    ExitReason,
     MemberState,
     ModelSource,
     OptimizerKind,
@@ -63,7 +64,7 @@ class Config:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """The header of one round; position j of its batch is `redo_index + j` if j < redo, else `data_index + j - redo`."""
+    """The header of a round; position j of its batch is `redo_index + j` if j < redo, else `data_index + j - redo`."""
 
     seed: int
     data_index: int
@@ -86,14 +87,14 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The account that changes at every transition, the only one to subscribe to. Times are the chain's unix seconds."""
+    """The account that changes at every transition, and to subscribe to. Times are unix seconds of the chain."""
 
     version: int
     state: RunState
     pending_pause: bool
     cold_start: bool
     model_source: ModelSource
-    exit_reason: int
+    exit_reason: ExitReason
     draining: bool
     head: int
     levels: int
@@ -239,7 +240,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One member's place; `weight` is its throughput in sequences per minute, `pending` means it wants the next epoch."""
+    """A member's place; `weight` is its speed in sequences per minute, `pending` means it wants the next epoch."""
 
     signer: bytes
     p2p: bytes

@@ -43,6 +43,19 @@ class ModelSource(IntEnum):
     PEERS = 1
 
 
+class ExitReason(IntEnum):
+    """Why the running (or last) epoch left its rounds."""
+
+    NONE = 0
+    QUORUM_MISSING = 1
+    TOO_FEW_CLIENTS = 2
+    TOTAL_STEPS = 3
+    ROUNDS_PER_EPOCH = 4
+    EPOCH_TIME = 5
+    PAUSE = 6
+    NO_ATTESTATION = 7
+
+
 class Committee(IntEnum):
     """What a member does in a round: train its share of the data, or recompute another member's."""
 
@@ -82,7 +95,8 @@ class ScheduleKind(IntEnum):
 
 
 class OptimizerKind(IntEnum):
-    """Which optimizer a run's members use."""
+    """Which optimizer a run's members use; NONE until the run is configured."""
 
+    NONE = 0
     ADAMW = 1
     DISTRO = 2
