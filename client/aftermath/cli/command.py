@@ -1,0 +1,102 @@
+"""What makes a function a command: option groups, `--json`, error presentation and the example in its help.
+
+Decided here: a parameter annotated with a dataclass or a pydantic model stands for the options of all its fields, so a
+group of options (and `TrainSettings`) is written once; every command takes `--json`; coroutines run in their own loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from aftermath.cli.present import Result, reporting, show
+
+Body = Callable[..., Result | Coroutine[Any, Any, Result]]
+
+
+@dataclass(frozen=True)
+class OptionGroup:
+    """How a parameter that is not a plain dataclass becomes options, and how its value is built from them."""
+
+    options: Callable[[], list[inspect.Parameter]]
+    build: Callable[..., Any]
+
+
+JSON = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.", show_default=False)]
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command as `main` registers it and `docs` prints it."""
+
+    name: str
+    example: str
+    entry: Callable[..., None]
+
+
+def command(name: str, *, example: str, groups: Mapping[str, OptionGroup] | None = None) -> Callable[[Body], Command]:
+    """Make a command of a function that returns a `Result`; `groups` expands parameters that are not dataclasses."""
+
+    def wrap(body: Body) -> Command:
+        return Command(name, example, _entry(body, groups or {}))
+
+    return wrap
+
+
+def _entry(body: Body, groups: Mapping[str, OptionGroup]) -> Callable[..., None]:
+    built: dict[str, tuple[Callable[..., Any], list[str]]] = {}
+    parameters: list[inspect.Parameter] = []
+    hints = get_type_hints(body, include_extras=True)
+    for name, parameter in inspect.signature(body).parameters.items():
+        group = groups.get(name) or _dataclass_group(hints[name])
+        if group is None:
+            parameters.append(parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY))
+            continue
+        options = group.options()
+        built[name] = (group.build, [option.name for option in options])
+        parameters += options
+    reads_json = "json_output" in hints
+    if not reads_json:
+        parameters.append(keyword("json_output", JSON, False))
+
+    def entry(**given: Any) -> None:
+        as_json = given["json_output"] if reads_json else given.pop("json_output")
+        with reporting(as_json=as_json):
+            for name, (build, options) in built.items():
+                given[name] = build(**{option: given.pop(option) for option in options})
+            result = body(**given)
+            if isinstance(result, Coroutine):
+                result = asyncio.run(result)
+            show(result, as_json=as_json)
+            if result.exit_code:
+                raise typer.Exit(result.exit_code)
+
+    entry.__doc__ = inspect.getdoc(body)
+    entry.__name__ = body.__name__
+    entry.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    entry.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return entry
+
+
+def _dataclass_group(cls: type[Any]) -> OptionGroup | None:
+    if not is_dataclass(cls):
+        return None
+    hints = get_type_hints(cls, include_extras=True)
+    options = [
+        keyword(field.name, hints[field.name], ... if field.default is MISSING else field.default)
+        for field in fields(cls)
+    ]
+    return OptionGroup(lambda: options, cls)
+
+
+def keyword(name: str, annotation: object, default: object) -> inspect.Parameter:
+    """An option as a parameter; a default of `...` makes it required."""
+    empty = inspect.Parameter.empty
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=empty if default is ... else default
+    )

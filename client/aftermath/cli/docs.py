@@ -1,0 +1,71 @@
+"""Writes docs/commands.md from the commands' own help: `python -m aftermath.cli.docs docs/commands.md`.
+
+Decided here: the page is generated, never edited, so that an option is explained in one place; a test compares the two.
+"""
+
+from __future__ import annotations
+
+import sys
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from aftermath.cli.main import INDEX, load
+
+PREFACE = """# Commands
+
+Generated from `--help`; change the command, then run `python -m aftermath.cli.docs docs/commands.md`.
+
+Every command takes `--json` and `--help`. An error is one sentence and its fix on stderr: exit code 1, or 2 for a
+mistake in the command line. Options with a name in brackets also read that environment variable."""
+
+
+def page() -> str:
+    """The whole page as markdown."""
+    parts = [PREFACE]
+    for panel, entries in groupby(INDEX.items(), key=lambda item: item[1].panel):
+        parts.append(f"## {panel}")
+        parts += [section(name) for name, _ in entries]
+    return "\n\n".join(parts) + "\n"
+
+
+def section(name: str) -> str:
+    """One command: what it does, an example, its options."""
+    loaded = load(name)
+    text = "\n".join(line.strip() for line in (loaded.help or "").strip().splitlines())
+    example = (loaded.epilog or "").removeprefix("Example:").strip()
+    rows = [row(parameter) for parameter in loaded.params if parameter.name not in ("help", "json_output")]
+    table = "\n".join(["| option | meaning |", "|---|---|", *rows])
+    return f"### {name}\n\n{text}\n\n```sh\n{example}\n```\n\n{table}"
+
+
+def row(parameter: Any) -> str:
+    """One option or argument as a line of the table."""
+    names = [f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts)]
+    if parameter.param_type_name == "argument":
+        names = [f"`{parameter.human_readable_name}`"]
+    meaning = [(getattr(parameter, "help", "") or "").rstrip()]
+    if parameter.required:
+        meaning.append("Required.")
+    elif not (parameter.default is None or parameter.default is False or parameter.default == ()):
+        meaning.append(f"Default `{_shown(parameter.default)}`.")
+    if parameter.envvar:
+        meaning.append(f"[`{parameter.envvar}`]")
+    return f"| {', '.join(names)} | {' '.join(meaning)} |".replace("||", "| |")
+
+
+def _shown(default: object) -> str:
+    return str(default).lower() if isinstance(default, bool) else str(default)
+
+
+def main() -> None:
+    """Write the page to the path given, or to stdout."""
+    text = page()
+    if len(sys.argv) > 1:
+        Path(sys.argv[1]).write_text(text, encoding="utf-8")
+    else:
+        print(text, end="")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""Account views as JSON: what `json-dump-run` and `json-dump-user` print and other commands quote.
+
+Decided here: keys are base58 like everywhere on Solana, peer ids and hashes hex, states their lower-case names, and
+member bitmaps lists of slots, so that a script needs neither our code nor 256-bit integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from typing import Any
+
+from solders.pubkey import Pubkey
+
+from aftermath.run.accounts import Members, Model, Run, Slot
+from aftermath.run.bitmap import slots
+
+KEYS = {"main_authority", "join_authority", "signer", "grantor", "grantee"}
+BITMAPS = {"roster", "attested", "finishers"}
+MASKS = {"levels_attested"}
+
+
+def plain(value: object, name: str = "") -> Any:
+    """A view, or a part of one, as JSON types; `name` is the field it comes from."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name), field.name) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [plain(item, name) for item in value]
+    if isinstance(value, Enum):
+        return value.name.lower()
+    if isinstance(value, bytes):
+        return str(Pubkey.from_bytes(value)) if name in KEYS else value.hex()
+    if name in BITMAPS | MASKS and isinstance(value, int):
+        return list(slots(value))
+    return value
+
+
+def member(index: int, slot: Slot) -> dict[str, Any]:
+    """One member with the number of its slot."""
+    return {"slot": index, **plain(slot)}
+
+
+def whole_run(run: Run, model: Model, members: Members) -> dict[str, Any]:
+    """Everything the three accounts say that a reader can use: the run, the model, and the slots in use."""
+    return {
+        "run": plain(run),
+        "model": plain(model),
+        "members": {
+            "epoch": members.epoch,
+            "retired_points": members.retired_points,
+            "slots": [member(index, slot) for index, slot in enumerate(members.slots) if slot.used],
+        },
+    }

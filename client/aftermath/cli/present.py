@@ -1,0 +1,143 @@
+"""How results and errors look to a person and to a script.
+
+Decided here: a result is one JSON document on stdout with `--json`, else a rich rendering; an error is one sentence and
+its fix on stderr (one JSON object with `--json`) and exit code 1. Nobody sees a traceback: the unexpected one goes to a
+file only its owner can read, and the message names that file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NoReturn
+
+import typer
+from rich.console import Console, RenderableType
+from rich.table import Table
+
+from aftermath.run.errors import AftermathError
+
+EXIT_KNOWN = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a command found or did: `data` for scripts, `text` for people (None: already shown), and the exit code."""
+
+    data: object
+    text: RenderableType | None
+    exit_code: int = 0
+
+
+class CommandError(AftermathError):
+    """A command cannot do what was asked, for a reason the command itself found."""
+
+
+class UsageError(AftermathError):
+    """An option's value, or a combination of options, means nothing."""
+
+
+def show(result: Result, *, as_json: bool) -> None:
+    """Print a result to stdout."""
+    if result.text is None:
+        return
+    if as_json:
+        print(json.dumps(result.data, indent=2, ensure_ascii=False), flush=True)
+    else:
+        Console(soft_wrap=True, highlight=False).print(result.text)
+
+
+def note(sentence: str) -> None:
+    """Say something in passing: on stderr, so that stdout stays one document."""
+    Console(stderr=True, soft_wrap=True, highlight=False).print(sentence, style="dim", markup=False)
+
+
+def facts(pairs: Mapping[str, object]) -> Table:
+    """A two-column table of names and values."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, value in pairs.items():
+        table.add_row(name, _cell(value))
+    return table
+
+
+def listing(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
+    """A table with a header."""
+    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
+    for row in rows:
+        table.add_row(*(_cell(value) for value in row))
+    return table
+
+
+def _cell(value: object) -> str:
+    text = "-" if value is None or value == "" else str(value)
+    return text.replace("[", "\\[")
+
+
+@contextmanager
+def reporting(*, as_json: bool) -> Iterator[None]:
+    """Turn every error of the block into its sentence and an exit code (`typer.Exit`)."""
+    try:
+        yield
+    except (typer.Exit, typer.Abort, typer.BadParameter):
+        raise
+    except AftermathError as error:
+        _fail(error.message, error.fix, EXIT_USAGE if isinstance(error, UsageError) else EXIT_KNOWN, as_json=as_json)
+    except KeyboardInterrupt:
+        note("Interrupted.")
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    except BrokenPipeError:
+        # The reader of our output went away (`| head`): nothing is wrong, and there is nowhere to say more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(0) from None
+    except OSError as error:
+        if error.filename is None:
+            _fail_unexpected(error, as_json=as_json)
+        _fail(f"{error.strerror}: {error.filename}.", "Check the path and its permissions.", as_json=as_json)
+    except Exception as error:
+        _fail_unexpected(error, as_json=as_json)
+
+
+def _fail(sentence: str, fix: str, code: int = EXIT_KNOWN, *, as_json: bool) -> NoReturn:
+    if as_json:
+        print(json.dumps({"error": sentence, "fix": fix}, ensure_ascii=False), file=sys.stderr, flush=True)
+    else:
+        console = Console(stderr=True, soft_wrap=True, highlight=False)
+        console.print("[bold red]error:[/] " + sentence.replace("[", "\\["))
+        if fix:
+            console.print("[bold]fix:[/] " + fix.replace("[", "\\["))
+    raise typer.Exit(code)
+
+
+def _fail_unexpected(error: Exception, *, as_json: bool) -> NoReturn:
+    path = _write_traceback(error)
+    sentence = f"Something unexpected went wrong ({type(error).__name__})."
+    _fail(sentence, f"The details are in {path}; please report them.", as_json=as_json)
+
+
+def _write_traceback(error: Exception) -> Path:
+    """Keep a traceback for a report; without local variables, since those may hold a key."""
+    text = "".join(traceback.format_exception(error))
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "aftermath"
+    name = f"error-{datetime.now(UTC):%Y%m%dT%H%M%S}-{os.getpid()}.log"
+    for directory in (state, Path(tempfile.gettempdir())):
+        try:
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            descriptor = os.open(directory / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except OSError:
+            continue
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+        return directory / name
+    return Path(os.devnull)
