@@ -1,0 +1,41 @@
+"""Initial weights: the same bits from the same seed on every machine, for every tier.
+
+Decided: each tensor has its own stream (Philox keyed by SHA-256 of seed and name), and values are uniform, made from
+24-bit integers with one rounding; a normal draw would go through the platform's `log` and `cos` and differ between
+machines. Scale as in GPT-2: standard deviation `initializer_range`, divided by sqrt(2 layers) where a layer writes to
+the residual stream.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from aftermath.model.config import LlamaConfig, elastic_dim
+
+
+def init_weights(config: LlamaConfig, seed: int, tier: int = 0) -> dict[str, Tensor]:
+    """fp32 tensors of a tier. Those of tier k are exactly the prefixes of tier 0's."""
+    full, held = config.parameter_shapes(), config.parameter_shapes(tier)
+    params = {}
+    for name, shape in full.items():
+        values = torch.ones(shape) if "norm" in name else _uniform(config, seed, name, shape)
+        dim = elastic_dim(name)
+        params[name] = values if dim is None else values.narrow(dim, 0, held[name][dim]).contiguous()
+    return params
+
+
+def _uniform(config: LlamaConfig, seed: int, name: str, shape: tuple[int, ...]) -> Tensor:
+    residual = name.endswith(("self_attn.o_proj.weight", "mlp.down_proj.weight"))
+    deviation = config.initializer_range / math.sqrt(2 * config.num_hidden_layers if residual else 1)
+    key = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    count = math.prod(shape)
+    raw = np.random.Philox(key=int.from_bytes(key[:16], "little")).random_raw(-(-count // 2))
+    units = (raw.astype("<u8").view("<u4")[:count] >> 8).astype(np.int32)  # [0, 2^24)
+    odd = (2 * units - (2**24 - 1)).astype(np.float32)  # odd integers in (-2^24, 2^24): exact in fp32
+    values = odd * np.float32(deviation * math.sqrt(3) / 2**24)  # a uniform of half-width a has deviation a / sqrt(3)
+    return torch.from_numpy(values.reshape(shape))

@@ -1,0 +1,86 @@
+"""Segments of a replica's tensors: views, bytes and the hash of a level.
+
+Decided: a level's hash covers its segments only, so replicas of different tiers that hold a level have the same hash.
+Bytes are fp32, little-endian, row-major over the segment. Bytes from outside are checked (size, finite) before they are
+written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from aftermath.model.schema import Schema, Segment
+from aftermath.run.errors import AftermathError
+
+ELEMENT_BYTES = 4
+_COPY_BYTES = 4 << 20  # at most this much of a strided or remote tensor is copied at a time
+
+
+class SegmentError(AftermathError):
+    """A replica does not hold a segment, or bytes for it are not valid."""
+
+
+def view(params: Mapping[str, Tensor], segment: Segment) -> Tensor:
+    """The segment as a view into the replica's tensor, shape `segment.shape`. Raises SegmentError if it is not held."""
+    tensor = params.get(segment.name)
+    if tensor is None:
+        raise SegmentError(f"this replica has no tensor {segment.name}")
+    tensor = tensor.detach()
+    if segment.dim is not None:
+        if tensor.ndim <= segment.dim or tensor.shape[segment.dim] < segment.stop:
+            raise SegmentError(f"this replica does not hold level {segment.level} of {segment.name}")
+        tensor = tensor.narrow(segment.dim, segment.start, segment.stop - segment.start)
+    if tuple(tensor.shape) != segment.shape or tensor.dtype != torch.float32:
+        raise SegmentError(
+            f"{segment.name} is {tensor.dtype} {tuple(tensor.shape)}, the schema says fp32 {segment.shape}"
+        )
+    return tensor
+
+
+def level_hash(params: Mapping[str, Tensor], schema: Schema, level: int) -> bytes:
+    """SHA-256 (32 bytes) over a level's segments in canonical order: name, a zero byte, then the segment's bytes."""
+    digest = hashlib.sha256()
+    for segment in schema.of_level(level):
+        digest.update(segment.name.encode() + b"\0")
+        for part in _parts(view(params, segment)):
+            digest.update(part)
+    return digest.digest()
+
+
+def segment_bytes(params: Mapping[str, Tensor], segment: Segment) -> bytes:
+    """The segment's values, `4 * segment.numel` bytes."""
+    return b"".join(_parts(view(params, segment)))
+
+
+def write_segment(params: Mapping[str, Tensor], segment: Segment, data: bytes | bytearray | memoryview) -> None:
+    """Replace the segment's values in place. Raises SegmentError, leaving them as they were, unless all is valid."""
+    target = view(params, segment)
+    if len(data) != segment.numel * ELEMENT_BYTES:
+        raise SegmentError(
+            f"level {segment.level} of {segment.name} takes {segment.numel * ELEMENT_BYTES} bytes, not {len(data)}"
+        )
+    values = np.frombuffer(data, dtype="<f4")
+    if not np.isfinite(values).all():
+        raise SegmentError(f"level {segment.level} of {segment.name}: a value is not finite")
+    with torch.no_grad():
+        target.copy_(torch.from_numpy(values.astype(np.float32)).view(segment.shape))
+
+
+def _parts(tensor: Tensor) -> Iterator[memoryview]:
+    """The tensor's bytes in row-major order; contiguous host memory is never copied."""
+    if tensor.is_contiguous() and tensor.device.type == "cpu":
+        yield _bytes(tensor)
+        return
+    row_bytes = max(1, tensor[0].numel() * ELEMENT_BYTES)
+    step = max(1, _COPY_BYTES // row_bytes)
+    for start in range(0, tensor.shape[0], step):
+        yield _bytes(tensor[start : start + step].cpu().contiguous())
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return tensor.numpy().astype("<f4", copy=False).reshape(-1).view(np.uint8).data
