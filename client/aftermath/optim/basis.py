@@ -1,0 +1,106 @@
+"""The orthonormal DCT-II basis of a block edge, as integers that are the same on every machine.
+
+Decided
+- The integers are computed in Python's own arbitrary-precision integers, not with libm, whose cosines may differ in
+  the last bit between platforms. Equal cosines become equal integers (the angle is folded into the first quadrant),
+  so coefficients that cancel by symmetry cancel to exactly zero.
+- The scale is 2^p with p = 27 - g, where g is the smallest integer with sqrt(n) <= 2^g. By Cauchy-Schwarz a column of
+  an orthonormal n x n matrix has an absolute sum of at most sqrt(n), so a column of the integers has at most about
+  2^27; that bound is checked exactly for every table (`optim.exact` builds on it).
+- Encoding uses the same numbers rounded to fp32: there is one basis.
+
+Source of the formula: DCT-II, B[i, x] = s_i cos(pi (2x + 1) i / (2n)), s_0 = sqrt(1/n), s_i = sqrt(2/n).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from math import isqrt
+
+import torch
+from torch import Tensor
+
+from aftermath.run.errors import AftermathError
+
+COLUMN_SUM_BITS = 27
+MAX_EDGE = 1024  # a basis is edge^2 float64 numbers
+_BITS = 160  # fraction bits of the working precision
+
+
+class UnsupportedEdge(AftermathError):
+    """A block edge is longer than the transform supports."""
+
+
+def scale_bits(edge: int) -> int:
+    """Fraction bits p of the integer basis of this edge: 27 for 1, 24 for 64, 23 for 256, 22 for 1024."""
+    return COLUMN_SUM_BITS - ((edge - 1).bit_length() + 1) // 2
+
+
+@cache
+def integer_basis(edge: int) -> tuple[tuple[int, ...], ...]:
+    """Row i, column x: round(B[i, x] * 2^scale_bits(edge)). Raises UnsupportedEdge above MAX_EDGE."""
+    if not 1 <= edge <= MAX_EDGE:
+        raise UnsupportedEdge(
+            f"blocks with an edge of {edge} are not supported; the longest is {MAX_EDGE}",
+            "Use a compression_chunk of at most 255.",
+        )
+    quarter = _quarter_cosines(edge)
+    flat, wave = isqrt((1 << 2 * _BITS) // edge), isqrt((2 << 2 * _BITS) // edge)
+    shift = 2 * _BITS - scale_bits(edge)
+    rows = tuple(
+        tuple(_rounded((wave if i else flat) * _folded(quarter, (2 * x + 1) * i, edge), shift) for x in range(edge))
+        for i in range(edge)
+    )
+    if max(sum(abs(row[x]) for row in rows) for x in range(edge)) > 1 << COLUMN_SUM_BITS:
+        raise AssertionError(f"the basis of edge {edge} breaks its bound")
+    return rows
+
+
+@cache
+def basis(edge: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The basis [i, x] of an edge: float64 holds the integers exactly, any other dtype the real values rounded."""
+    integers = torch.tensor(integer_basis(edge), dtype=torch.float64)
+    if dtype != torch.float64:
+        integers = integers * 2.0 ** -scale_bits(edge)
+    return integers.to(device=device, dtype=dtype)
+
+
+def _quarter_cosines(edge: int) -> list[int]:
+    """cos(pi m / (2 edge)) * 2^_BITS for m = 0 .. edge, by Taylor series; the last is exactly zero."""
+    pi = 4 * (4 * _arctan_inverse(5) - _arctan_inverse(239))  # Machin
+    cosines = []
+    for m in range(edge):
+        angle = pi * m // (2 * edge)
+        square = angle * angle >> _BITS
+        term = total = 1 << _BITS
+        k = 0
+        while term:
+            k += 2
+            term = (term * square >> _BITS) // (k * (k - 1))
+            total += -term if k % 4 else term
+        cosines.append(total)
+    return [*cosines, 0]
+
+
+def _arctan_inverse(x: int) -> int:
+    """arctan(1/x) * 2^_BITS."""
+    power = (1 << _BITS) // x
+    total, k = power, 1
+    while power:
+        power //= x * x
+        k += 2
+        total += -(power // k) if k % 4 == 3 else power // k
+    return total
+
+
+def _folded(quarter: list[int], angle: int, edge: int) -> int:
+    """cos(pi angle / (2 edge)) * 2^_BITS out of its first quadrant."""
+    angle %= 4 * edge
+    angle = min(angle, 4 * edge - angle)
+    return quarter[angle] if angle <= edge else -quarter[2 * edge - angle]
+
+
+def _rounded(value: int, shift: int) -> int:
+    """value / 2^shift to the nearest integer, halves away from zero, so that it commutes with the sign."""
+    magnitude = (abs(value) + (1 << (shift - 1))) >> shift
+    return magnitude if value >= 0 else -magnitude

@@ -1,0 +1,113 @@
+"""The bytes of one level of a result, and the votes in them.
+
+Layout, all little-endian (sizes follow from the schema alone): for every entry slot in canonical order (segments, then
+blocks row-major, `topk` slots a block) a u16 index, ascending within a block, 0xFFFF in the unused slots at a block's
+end; then for every slot its value: one bit, first slot in the lowest bit (1 is negative), or an fp32 without 1-bit.
+Unused slots and the bits after the last slot are zero.
+
+Decided
+- One encoding per set of votes: whatever does not fit it is refused with a sentence, so equal votes have equal hashes.
+- Nothing is allocated from what a peer says: the size is compared with the schema's before anything else.
+- A coefficient that is exactly zero is no vote; a float vote is a normal number (no zero, subnormal, NaN, infinity).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from aftermath.model.schema import Schema
+from aftermath.optim.layout import LevelLayout, level_layout
+from aftermath.optim.transform import UNUSED
+from aftermath.run.errors import AftermathError
+
+_MAGNITUDE = 0x7FFFFFFF  # of the bits of an fp32
+_SMALLEST, _INFINITY = 0x00800000, 0x7F800000  # smallest normal number, infinity
+
+
+class BadPayload(AftermathError):
+    """A peer's result is not a valid encoding of this run's schema; the result must not be used."""
+
+
+@dataclass(frozen=True)
+class Votes:
+    """One peer's votes on one level: distinct coefficients in ascending slot order of the wire."""
+
+    level: int
+    positions: Tensor  # int64 [n], positions of `optim.layout`, on the CPU
+    values: Tensor  # int8 [n] in {-1, +1} with 1-bit, else fp32 [n], finite and not zero
+
+
+def encode_level(schema: Schema, level: int, indices: NDArray[np.uint16], values: NDArray[np.float32]) -> bytes:
+    """The payload of a level, `schema.payload_bytes(level)` bytes.
+
+    `indices` and `values` hold one number per entry slot, [schema.entries(level)], as `transform.strongest` orders
+    them.
+    """
+    used = indices != UNUSED
+    if schema.quantize_1bit:
+        body = np.packbits((values < 0) & used, bitorder="little").tobytes()
+    else:
+        body = np.where(used, values, np.float32(0)).astype("<f4").tobytes()
+    return indices.astype("<u2").tobytes() + body
+
+
+def decode_level(data: bytes | bytearray | memoryview, schema: Schema, level: int) -> Votes:
+    """The votes in a peer's payload of one level. Raises BadPayload with what is wrong, SchemaError for a bad level."""
+    size = schema.payload_bytes(level)
+    if len(data) != size:
+        raise BadPayload(f"a result of level {level} takes {size} bytes, not {len(data)}")
+    layout = level_layout(schema, level)
+    indices = np.frombuffer(data, "<u2", count=layout.entries)
+    used = _checked_indices(indices, layout, level)
+    read = _signs if schema.quantize_1bit else _floats
+    values = read(np.frombuffer(data, np.uint8, offset=schema.index_bytes(level)), used, layout, level)
+    positions = layout.slot_base[used] + indices[used]
+    return Votes(level, torch.from_numpy(positions), torch.from_numpy(values[used]))
+
+
+def _checked_indices(indices: NDArray[np.uint16], layout: LevelLayout, level: int) -> NDArray[np.bool_]:
+    used: NDArray[np.bool_] = indices != UNUSED
+    outside = used & (indices >= layout.slot_block)
+    if outside.any():
+        slot = int(outside.argmax())
+        raise BadPayload(
+            f"{_place(layout, level, slot)}: index {indices[slot]} is outside a block of {layout.slot_block[slot]}"
+        )
+    disordered = used[1:] & ~layout.slot_first[1:] & (indices[:-1] >= indices[1:])
+    if disordered.any():
+        slot = int(disordered.argmax()) + 1
+        raise BadPayload(f"{_place(layout, level, slot)}: index {indices[slot]} follows {indices[slot - 1]}")
+    return used
+
+
+def _signs(data: NDArray[np.uint8], used: NDArray[np.bool_], layout: LevelLayout, level: int) -> NDArray[np.int8]:
+    """Votes of +1 and -1 for all slots. Raises BadPayload if a bit is set that belongs to no vote."""
+    bits = np.unpackbits(data, bitorder="little")
+    if bits[layout.entries :].any():
+        raise BadPayload(f"level {level}: a bit after the last sign is set")
+    bits = bits[: layout.entries]
+    stray = (bits != 0) & ~used
+    if stray.any():
+        raise BadPayload(f"{_place(layout, level, int(stray.argmax()))}: the sign of an unused entry is set")
+    return 1 - 2 * bits.astype(np.int8)
+
+
+def _floats(data: NDArray[np.uint8], used: NDArray[np.bool_], layout: LevelLayout, level: int) -> NDArray[np.float32]:
+    """The fp32 values of all slots. Raises BadPayload for a value that is no vote, or where there must be none."""
+    bits = data.view("<u4")
+    magnitude = bits & _MAGNITUDE
+    wrong = np.where(used, (magnitude < _SMALLEST) | (magnitude >= _INFINITY), bits != 0)
+    if wrong.any():
+        slot = int(wrong.argmax())
+        value = "a value that is zero, too small or not finite" if used[slot] else "an unused entry with a value"
+        raise BadPayload(f"{_place(layout, level, slot)}: {value}")
+    return data.view("<f4").astype(np.float32)
+
+
+def _place(layout: LevelLayout, level: int, slot: int) -> str:
+    return f"level {level}, {layout.segment_of(slot).name}, entry {slot}"

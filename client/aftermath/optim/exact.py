@@ -1,0 +1,123 @@
+"""The exact aggregate: the sign of every parameter's update, the same bits on every machine.
+
+What is computed, for one level, per block of edges h x w (a vector's blocks have h = 1):
+1. Per coefficient the mean over the peers that kept it: m = round(2^26 S / c) (halves away from zero), c the number
+   of peers that sent the coefficient, S the sum of their votes. Coefficients nobody sent are 0.
+2. T = round(2^-27 m Bw) (halves to even) with the integer basis Bw of edge w (`optim.basis`).
+3. Y = Bh^T T (for h = 1: Y = m Bw, without rounding), and the answer is sign(Y) in {-1, 0, +1}.
+Edges of 1 have the basis (2^27), so step 2 leaves m as it is for w = 1.
+
+Why every step is exact in float64, whose integers are exact up to 2^53, in whatever order the sums run:
+- |S| <= c <= 256 as each vote is -1 or +1, so |m| <= 2^26 and 2^26 |S| <= 2^34: int64 division, exact.
+- An integer basis has columns of absolute sum <= 2^27, checked for each table when it is built. So for each entry
+  of m Bw every product and every partial sum, in any order or grouping, with or without fused multiply-add, is an
+  integer of magnitude <= 2^26 * 2^27 = 2^53.
+- 2^-27 times that is exact (a power of two), and its rounding gives |T| <= 2^26. The second product is bounded by
+  2^53 in the same way. The bounds hold for every edge: longer edges get fewer fraction bits (24 for 64, 23 for 256).
+Hence integers decide every sign, not rounding errors; equal votes give equal signs for any number of threads, order of
+peers, memory layout, BLAS or device with IEEE float64 and plain products (not emulated ones). Devices without float64
+leave it to the CPU. A coefficient's mean divides instead of multiplying by a table's reciprocal: only voted
+coefficients need it, and a unanimous vote is then the same number for every count of peers.
+
+Float votes (without 1-bit) become integers first, per block: with 2^e the largest power of two not above the largest
+magnitude that any peer sent for the block, q = round(2^(25 - e) v) (halves to even), so |q| <= 2^26, |S| <= 2^34, and
+m = round(S / c). The scale of a block does not touch its signs, and a maximum does not depend on the order.
+
+Against exact real arithmetic the basis and T are off by at most 2^-25 and 2^-24 at edge 64; signs can differ from
+those of a float64 transform only where the sum is that close to zero. `benchmarks/distro.py` measures how often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from aftermath.model.schema import Schema
+from aftermath.optim.basis import COLUMN_SUM_BITS, basis
+from aftermath.optim.codec import Votes
+from aftermath.optim.layout import Group, LevelLayout, level_layout
+
+MAX_PEERS = 256
+MEAN_BITS = 26
+_BATCH = 1 << 18  # coefficients transformed at once: 2 MiB of float64, so that the passes stay in cache
+_FRACTION_BITS, _EXPONENT_BIAS = 52, 1023  # of float64
+
+
+def signs(votes: Sequence[Votes], schema: Schema, level: int, device: torch.device) -> list[Tensor]:
+    """The sign of the aggregate of all peers' votes, per segment in canonical order: int8 [blocks, h, w] on `device`.
+
+    Raises ValueError for votes of another level, of mixed kinds, or of more than 256 peers. No votes give zeros.
+    """
+    if len(votes) > MAX_PEERS or any(vote.level != level for vote in votes):
+        raise ValueError(f"expected votes of at most {MAX_PEERS} peers on level {level}")
+    kind = torch.int8 if schema.quantize_1bit else torch.float32
+    if any(vote.values.dtype != kind for vote in votes):
+        raise ValueError("votes of another kind than the schema's")
+    layout = level_layout(schema, level)
+    worker = torch.device("cpu") if device.type == "mps" else device
+    positions, means = _means(votes, layout, worker)
+    groups = [_group_signs(group, positions, means).to(device) for group in layout.groups]
+    return [groups[part.group][part.first : part.first + part.segment.blocks] for part in layout.parts]
+
+
+def _means(votes: Sequence[Votes], layout: LevelLayout, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Positions (ascending, distinct) that somebody voted on and their means m, both int64."""
+    if not votes:
+        return torch.empty(0, dtype=torch.int64, device=device), torch.empty(0, dtype=torch.int64, device=device)
+    given = torch.cat([vote.positions for vote in votes]).to(device)
+    values = torch.cat([vote.values for vote in votes]).to(device)
+    positions, peer, counts = torch.unique(given, return_inverse=True, return_counts=True)
+    integers = _fixed_point(given, values, layout) if values.is_floating_point() else values.long() << MEAN_BITS
+    sums = torch.zeros_like(positions).index_add_(0, peer, integers)
+    magnitude = (2 * sums.abs() + counts) // (2 * counts)
+    return positions, magnitude * sums.sign()
+
+
+def _fixed_point(positions: Tensor, values: Tensor, layout: LevelLayout) -> Tensor:
+    """Float votes as integers: see the module's text. The power of two is made from its bits, exact everywhere."""
+    bits = values.double().view(torch.int64)
+    exponents = ((bits >> _FRACTION_BITS) & 0x7FF) - _EXPONENT_BIAS
+    blocks = torch.empty_like(positions)
+    first = 0
+    for group in layout.groups:
+        inside = (positions >= group.base) & (positions < group.base + group.blocks * group.block)
+        blocks = torch.where(inside, first + (positions - group.base) // group.block, blocks)
+        first += group.blocks
+    largest = torch.full((first,), -_EXPONENT_BIAS, dtype=torch.int64, device=positions.device)
+    largest.scatter_reduce_(0, blocks, exponents, "amax")
+    power = ((MEAN_BITS - 1 - largest[blocks] + _EXPONENT_BIAS) << _FRACTION_BITS).view(torch.float64)
+    return (values.double() * power).round().long()
+
+
+def _group_signs(group: Group, positions: Tensor, means: Tensor) -> Tensor:
+    """Signs int8 [blocks, h, w] of one group's blocks."""
+    out = torch.empty(group.blocks, group.height, group.width, dtype=torch.int8, device=positions.device)
+    step = max(1, _BATCH // group.block)
+    scratch = torch.empty(min(step, group.blocks) * group.block, dtype=torch.float64, device=positions.device)
+    for first, low, high in _batches(group, positions, step):
+        part = out[first : first + step]
+        coefficients = scratch[: part.numel()].zero_()
+        if low < high:
+            coefficients[positions[low:high] - (group.base + first * group.block)] = means[low:high].double()
+        part.copy_(_inverse(coefficients.view(part.shape)).sign_())
+    return out
+
+
+def _batches(group: Group, positions: Tensor, step: int) -> Iterator[tuple[int, int, int]]:
+    """(first block, start, stop of its votes) for every batch of `step` blocks."""
+    firsts = list(range(0, group.blocks, step))
+    edges = [group.base + first * group.block for first in (*firsts, group.blocks)]
+    cuts = torch.searchsorted(positions, torch.tensor(edges, device=positions.device)).tolist()
+    return zip(firsts, cuts, cuts[1:], strict=False)
+
+
+def _inverse(means: Tensor) -> Tensor:
+    """The integers Y [n, h, w] (as float64) of the means [n, h, w]."""
+    count, height, width = means.shape
+    rows = (means.view(-1, width) @ basis(width, torch.float64, means.device)).view(count, height, width)
+    if height == 1:
+        return rows
+    rows.mul_(2.0**-COLUMN_SUM_BITS).round_()
+    return torch.matmul(basis(height, torch.float64, means.device).T, rows)
