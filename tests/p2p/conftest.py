@@ -1,35 +1,28 @@
 """Real endpoints on loopback for the tests of the peer-to-peer room."""
 
-import asyncio
-import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
 from aftermath.p2p.iroh import IrohTransport, open_iroh
-
-Opener = Callable[..., Awaitable[IrohTransport]]
-
-
-def secret(seed: int) -> bytes:
-    """A repeatable 32-byte secret key."""
-    return hashlib.sha256(f"p2p test {seed}".encode()).digest()
+from p2p.nodes import Rogue, join, secret, until
 
 
 @pytest.fixture
-async def opened(tmp_path: Path) -> AsyncIterator[Opener]:
+async def opened(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[IrohTransport]]]:
     """Opens transports that find each other through one directory, and closes them after the test."""
     transports: list[IrohTransport] = []
 
-    async def open_one(seed: int, **options: object) -> IrohTransport:
-        settings = {
-            "bind_host": "127.0.0.1",
-            "relay": "disabled",
-            "discovery": "local",
-            "discovery_dir": tmp_path / "run",
-        }
-        transport = await open_iroh(secret(seed), **(settings | options))
+    async def open_one(seed: int, bind_port: int = 0) -> IrohTransport:
+        transport = await open_iroh(
+            secret(seed),
+            bind_host="127.0.0.1",
+            bind_port=bind_port,
+            relay="disabled",
+            discovery="local",
+            discovery_dir=tmp_path / "run",
+        )
         transports.append(transport)
         return transport
 
@@ -39,8 +32,8 @@ async def opened(tmp_path: Path) -> AsyncIterator[Opener]:
 
 
 @pytest.fixture
-def mesh(opened: Opener) -> Callable[..., Awaitable[list[IrohTransport]]]:
-    """Opens so many transports and connects all of them."""
+def mesh(opened: Callable[..., Awaitable[IrohTransport]]) -> Callable[..., Awaitable[list[IrohTransport]]]:
+    """Opens a transport per seed and connects all of them."""
 
     async def build(*seeds: int) -> list[IrohTransport]:
         nodes = [await opened(seed) for seed in seeds]
@@ -51,14 +44,15 @@ def mesh(opened: Opener) -> Callable[..., Awaitable[list[IrohTransport]]]:
     return build
 
 
-def join(nodes: list[IrohTransport]) -> None:
-    """Make all nodes members of each other's run."""
-    for node in nodes:
-        node.set_members([one.node_id for one in nodes])
+@pytest.fixture
+async def rogue() -> AsyncIterator[Callable[..., Awaitable[Rogue]]]:
+    """Opens rogue peers and closes them after the test."""
+    rogues: list[Rogue] = []
 
+    async def open_one(seed: int) -> Rogue:
+        rogues.append(await Rogue.open(seed))
+        return rogues[-1]
 
-async def until(condition: Callable[[], bool], seconds: float = 15.0) -> None:
-    """Wait until a condition holds."""
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.01)
+    yield open_one
+    for one in rogues:
+        await one.close()

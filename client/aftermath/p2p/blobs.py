@@ -37,7 +37,9 @@ class BlobStore:
         self._data: dict[bytes, bytes] = {}
 
     def publish(self, data: bytes) -> bytes:
-        """Keep `data`; returns its digest."""
+        """Keep `data`; returns its digest. ValueError if it is empty."""
+        if not data:
+            raise ValueError("a blob has at least one byte")
         digest = blake3(data, max_threads=blake3.AUTO if len(data) >= THREADED_HASH else 1).digest()
         self.keep(digest, data)
         return digest
@@ -49,8 +51,8 @@ class BlobStore:
 
     def publish_source(self, digest: bytes, size: int, read: ReadRange) -> None:
         """Serve a blob that `read` produces."""
-        if len(digest) != 32 or size < 0:
-            raise ValueError(f"a blob needs a 32-byte digest and a size >= 0, not {len(digest)} bytes and {size}")
+        if len(digest) != 32 or size < 1:
+            raise ValueError(f"a blob needs a 32-byte digest and a size >= 1, not {len(digest)} bytes and {size}")
         self._sources[digest] = Source(size, read, True)
 
     def retract(self, digest: bytes) -> None:

@@ -53,11 +53,11 @@ class LocalDirectory:
             info = self.path.stat()
         except OSError as error:
             raise DiscoveryFailed(
-                f"cannot use {self.path} to find local peers ({error.strerror}): pass another directory"
+                f"cannot use {self.path} to find local peers: {error.strerror}", "choose another directory"
             ) from error
         if hasattr(os, "getuid") and (info.st_uid != os.getuid() or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
             raise DiscoveryFailed(
-                f"{self.path} can be written by other users: `chmod 700` it, or pass another directory"
+                f"{self.path} can be written by other users", "`chmod 700` it, or choose another directory"
             )
 
     def write(self, whereabouts: Whereabouts) -> None:
@@ -70,7 +70,10 @@ class LocalDirectory:
                 file.write(msgspec.json.encode(whereabouts))
             os.replace(name, target)
         except OSError as error:
-            raise DiscoveryFailed(f"cannot write {target} ({error.strerror}): peers here cannot find us") from error
+            raise DiscoveryFailed(
+                f"cannot write {target}: {error.strerror}; peers here cannot find us",
+                "free space or choose another disk",
+            ) from error
 
     def refresh(self, whereabouts: Whereabouts) -> None:
         """Write our entry again if it is missing or says something else."""

@@ -145,7 +145,7 @@ class Fetch:
         if left:
             return self._pace.ranked(left, self._links.live())
         if self._liars and self._liars >= set(holders):
-            raise BlobRejected(f"{self._name()}: every holder lied about it{self._why()}. Get it from other members")
+            raise BlobRejected(f"{self._name()}: every holder lied about it{self._why()}", "get it from others")
         raise BlobUnavailable(f"{self._name()}: no holder is left to ask{self._why()}")
 
     async def _pass(self, attempt: Attempt, asked: list[bytes]) -> None:
@@ -247,7 +247,9 @@ class Fetch:
         return False
 
     def _condemn(self, holder: bytes, lie: str) -> None:
-        """Ask a liar no more."""
+        """Ask a liar no more; what else it is found to have lied about adds nothing."""
+        if holder in self._liars:
+            return
         log.warning("%s: peer %s %s", self._name(), short(holder), lie)
         self._liars.add(holder)
         self._troubles[holder] = lie

@@ -93,8 +93,10 @@ class IrohTransport:
     async def fetch(
         self, digest: bytes, size: int, holders: Sequence[bytes], deadline_s: float, *, keep: bool = False
     ) -> bytes:
-        """See `Transport.fetch`."""
+        """See `Transport.fetch`. ValueError if `size` is not positive."""
         self._ensure_open()
+        if size < 1:
+            raise ValueError("a blob has at least one byte")
         held = self._store.held(digest, size)
         if held is not None:
             return held
@@ -227,7 +229,9 @@ async def _bind(secret: bytes, host: str | None, port: int, relay: Relay, discov
         why = cause(error)
         if "in use" in why:
             raise BindFailed(
-                f"UDP port {port} is already in use: stop the program that has it, "
-                "or choose another with --bind-p2p-port (0 lets the system choose)"
+                f"UDP port {port} is already in use",
+                "stop the program that has it, or choose another with --bind-p2p-port (0 lets the system choose)",
             ) from error
-        raise BindFailed(f"cannot listen on UDP {address}: {why}. Check --bind-p2p-port and the interface") from error
+        raise BindFailed(
+            f"cannot listen on UDP {address}: {why}", "check --bind-p2p-port and the address to listen on"
+        ) from error

@@ -97,8 +97,8 @@ class Links:
                 pass
         if seat.link is None:
             raise PeerUnreachable(
-                f"peer {short(peer)} cannot be reached within {wait_s:.1f} s: {seat.trouble}. "
-                "Check that it runs, that both sides see the same run, and that UDP between you is not blocked"
+                f"peer {short(peer)} cannot be reached within {wait_s:.1f} s: {seat.trouble}",
+                "check that it runs, that both sides see the same run, and that UDP between you is not blocked",
             )
         return seat.link
 

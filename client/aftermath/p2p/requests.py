@@ -63,10 +63,12 @@ class Requests:
         """Send a request and return the reply; see `Transport.request`."""
         if len(body) > MAX_REQUEST:
             raise ValueError(f"a request body of {len(body)} bytes; at most {MAX_REQUEST}: publish a blob instead")
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + deadline_s
+        link = await links.get(peer, deadline_s)
         try:
-            async with asyncio.timeout(deadline_s):
-                link = await links.get(peer, deadline_s)
-                reply = await self._exchange(link, topic, body, max_reply, deadline_s)
+            async with asyncio.timeout_at(ends):
+                return await self._exchange(link, topic, body, max_reply, ends - loop.time())
         except TimeoutError as error:
             self._pace.failed(peer)
             raise PeerUnreachable(
@@ -78,12 +80,11 @@ class Requests:
         except ProtocolViolation as violation:
             self._pace.failed(peer)
             raise RequestFailed(f"peer {short(peer)} answered {topic!r} with {violation}") from violation
-        return reply
 
     async def _exchange(self, link: Link, topic: str, body: bytes, max_reply: int, deadline_s: float) -> bytes:
         """One call over one stream."""
         stream = await link.connection.open_bi()
-        header = frame_of(CallRequest(topic, len(body), max_reply, int(deadline_s * 1000)))
+        header = frame_of(CallRequest(topic, len(body), max_reply, max(0, int(deadline_s * 1000))))
         await stream.send().write_all(header + body)
         await stream.send().finish()
         self._pace.sent["request"] += len(header) + len(body)

@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from aftermath.run.errors import AftermathError
+
 MAX_ANNOUNCEMENT = 4096
 """Largest announcement in bytes."""
 
@@ -24,8 +26,8 @@ ReadRange = Callable[[int, int], bytes]
 """Called as `read(offset, length)`, possibly on another thread; returns exactly `length` bytes."""
 
 
-class TransportError(Exception):
-    """Anything the transport could not do; the message names the peer, the cause and the fix."""
+class TransportError(AftermathError):
+    """Anything the transport could not do; the message names the peer and the cause, `fix` what to do."""
 
 
 class PeerUnreachable(TransportError):

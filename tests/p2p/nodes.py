@@ -1,0 +1,117 @@
+"""What the peer-to-peer tests share: keys, waiting for a condition, and a rogue peer that breaks the rules."""
+
+import asyncio
+import hashlib
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import iroh
+
+from aftermath.p2p.iroh import IrohTransport
+from aftermath.p2p.link import greet
+from aftermath.p2p.wire import ALPN, BlobRequest, CallRequest, Reply, Status, frame_of, read_request
+
+Answer = Callable[[BlobRequest | CallRequest, iroh.BiStream], Awaitable[None]]
+
+
+def secret(seed: int) -> bytes:
+    """A repeatable 32-byte secret key."""
+    return hashlib.sha256(f"p2p test {seed}".encode()).digest()
+
+
+def identity(seed: int) -> bytes:
+    """The 32-byte p2p id that belongs to `secret(seed)`."""
+    return bytes(iroh.SecretKey.from_bytes(secret(seed)).public().to_bytes())
+
+
+def content(size: int, seed: int = 1) -> bytes:
+    """Repeatable bytes without structure."""
+    return hashlib.shake_128(seed.to_bytes(8, "big")).digest(size)
+
+
+def join(nodes: list[IrohTransport], *others: bytes) -> None:
+    """Make all nodes, and `others`, members of each other's run."""
+    for node in nodes:
+        node.set_members([one.node_id for one in nodes] + list(others))
+
+
+async def until(condition: Callable[[], bool], seconds: float = 15.0) -> None:
+    """Wait until a condition holds."""
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+@dataclass
+class Rogue:
+    """A peer with a valid key that speaks the protocol by hand, so that it can break it."""
+
+    endpoint: iroh.Endpoint
+    node_id: bytes
+    connection: iroh.Connection | None = None
+    asked: list[BlobRequest | CallRequest] = field(default_factory=list)
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+    @classmethod
+    async def open(cls, seed: int) -> "Rogue":
+        """Bind an endpoint on loopback."""
+        options = iroh.EndpointOptions(
+            preset=iroh.preset_minimal(),
+            secret_key=secret(seed),
+            alpns=[ALPN],
+            relay_mode=iroh.RelayMode.disabled(),
+            bind_addr="127.0.0.1:0",
+        )
+        return cls(await iroh.Endpoint.bind(options), identity(seed))
+
+    async def dial(self, node: IrohTransport, answer: Answer | None = None) -> iroh.Connection:
+        """Connect to `node` as a correct peer would; `answer` serves its requests, else they are left alone."""
+        address = node._endpoint.addr()
+        self.connection = await self.endpoint.connect(address, ALPN)
+        await greet(self.connection, os.urandom(16))
+        await until(lambda: self.node_id in node.reachable())
+        if answer is not None:
+            self.tasks.append(asyncio.create_task(self._serve(self.connection, answer)))
+        return self.connection
+
+    async def _serve(self, connection: iroh.Connection, answer: Answer) -> None:
+        while True:
+            stream = await connection.accept_bi()
+            self.tasks.append(asyncio.create_task(self._answer(stream, answer)))
+
+    async def _answer(self, stream: iroh.BiStream, answer: Answer) -> None:
+        request = await read_request(stream.recv())
+        self.asked.append(request)
+        await answer(request, stream)
+
+    async def close(self) -> None:
+        """Stop serving and unbind."""
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        await self.endpoint.close()
+
+
+def blob_of(data: bytes, *, stated: int | None = None, stop_after: int | None = None) -> Answer:
+    """Answers blob requests from `data`, stating size `stated`, and ending after `stop_after` bytes of a range."""
+
+    async def answer(request: BlobRequest | CallRequest, stream: iroh.BiStream) -> None:
+        assert isinstance(request, BlobRequest)
+        await stream.send().write_all(frame_of(Reply(Status.OK, len(data) if stated is None else stated)))
+        await stream.send().write_all(data[request.offset : request.offset + request.length][:stop_after])
+        await stream.send().finish()
+
+    return answer
+
+
+def stalling(data: bytes, after: int) -> Answer:
+    """Answers blob requests with the first `after` bytes and then neither more nor an end."""
+
+    async def answer(request: BlobRequest | CallRequest, stream: iroh.BiStream) -> None:
+        assert isinstance(request, BlobRequest)
+        await stream.send().write_all(frame_of(Reply(Status.OK, len(data))))
+        await stream.send().write_all(data[request.offset : request.offset + after])
+        await asyncio.Event().wait()
+
+    return answer

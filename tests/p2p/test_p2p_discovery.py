@@ -1,0 +1,138 @@
+"""The discovery directory: private, atomic, refreshed, and never believed blindly."""
+
+import os
+import stat
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aftermath.p2p import discovery
+from aftermath.p2p import iroh as transport_iroh
+from aftermath.p2p.discovery import LocalDirectory, Whereabouts, local_discovery_dir
+from aftermath.p2p.transport import DiscoveryFailed
+from p2p.nodes import identity, join, until
+
+ME = bytes(range(32))
+HERE = Whereabouts(("127.0.0.1:4000", "[::1]:4001"))
+
+
+@pytest.fixture
+def directory(tmp_path):
+    """A prepared directory with our entry's name."""
+    made = LocalDirectory(tmp_path / "a" / "run", ME)
+    made.prepare()
+    return made
+
+
+def test_what_is_written_is_read_and_private(directory):
+    directory.write(HERE)
+    assert directory.read(ME) == HERE
+    file = directory.path / f"{ME.hex()}.json"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(directory.path.stat().st_mode) == 0o700
+    assert [one.name for one in directory.path.iterdir()] == [file.name]
+    directory.remove()
+    directory.remove()
+    assert directory.read(ME) is None
+
+
+def test_a_vanished_or_changed_entry_is_written_again(directory):
+    directory.refresh(HERE)
+    before = (directory.path / f"{ME.hex()}.json").stat().st_ino
+    directory.refresh(HERE)
+    assert (directory.path / f"{ME.hex()}.json").stat().st_ino == before
+    directory.refresh(Whereabouts(("127.0.0.1:5000",)))
+    assert directory.read(ME) == Whereabouts(("127.0.0.1:5000",))
+    directory.remove()
+    directory.path.rmdir()
+    directory.refresh(HERE)
+    assert directory.read(ME) == HERE
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"addresses": []}',
+        b'{"addresses": "127.0.0.1:1"}',
+        b'{"addresses": ["localhost:80"]}',
+        b'{"addresses": ["127.0.0.1:0"]}',
+        b'{"addresses": ["127.0.0.1:65536"]}',
+        b'{"addresses": ["::1:80"]}',
+        b'{"addresses": ["[127.0.0.1]:80"]}',
+        b'{"addresses": ["127.0.0.1"]}',
+        b'{"addresses": ["127.0.0.1:80"], "relay": "file:///etc/passwd"}',
+        b'{"addresses": [' + b'"127.0.0.1:80",' * 16 + b'"127.0.0.1:80"]}',
+        b'{"addresses": ["127.0.0.1:80"], "pad": "' + b"x" * discovery.MAX_FILE + b'"}',
+        b"\xff\xfe",
+    ],
+)
+def test_a_hostile_entry_is_ignored(directory, text):
+    (directory.path / f"{ME.hex()}.json").write_bytes(text)
+    assert directory.read(ME) is None
+
+
+@given(st.binary(max_size=300))
+def test_random_bytes_never_raise(tmp_path_factory, data):
+    made = LocalDirectory(tmp_path_factory.getbasetemp() / "random", ME)
+    made.prepare()
+    (made.path / f"{ME.hex()}.json").write_bytes(data)
+    assert made.read(ME) is None
+
+
+def test_links_and_pipes_are_not_followed(directory):
+    target = directory.path / "real"
+    target.write_bytes(b'{"addresses": ["127.0.0.1:80"]}')
+    name = directory.path / f"{ME.hex()}.json"
+    name.symlink_to(target)
+    assert directory.read(ME) is None
+    name.unlink()
+    os.mkfifo(name)
+    assert directory.read(ME) is None
+
+
+def test_a_directory_others_can_write_is_refused(tmp_path):
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    with pytest.raises(DiscoveryFailed, match=r"(?s)other users.*chmod 700"):
+        LocalDirectory(shared, ME).prepare()
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(DiscoveryFailed, match="choose another directory"):
+        LocalDirectory(tmp_path / "file" / "run", ME).prepare()
+
+
+def test_the_default_directory_is_per_user_and_per_run():
+    assert local_discovery_dir("my-run").name == "my-run"
+    assert str(os.getuid()) in local_discovery_dir("my-run").parent.name
+    odd = local_discovery_dir("../../etc")
+    assert odd.parent == local_discovery_dir("my-run").parent
+    assert odd != local_discovery_dir("../../etd")
+
+
+async def test_an_endpoint_keeps_its_entry_and_takes_it_away(opened, tmp_path, monkeypatch):
+    monkeypatch.setattr(transport_iroh, "REFRESH_S", 0.05)
+    node = await opened(1)
+    entry = tmp_path / "run" / f"{identity(1).hex()}.json"
+    assert entry.exists()
+    entry.unlink()
+    await until(entry.exists)
+    await node.close()
+    assert not entry.exists()
+
+
+async def test_a_forged_address_only_costs_a_dial(opened, tmp_path):
+    first, second, third = await opened(1), await opened(2), await opened(3)
+    ids = sorted([first, second], key=lambda one: one.node_id)
+    forged = LocalDirectory(tmp_path / "run", ids[1].node_id)
+    port = int(third._endpoint.bound_sockets()[0].rpartition(":")[2])
+    truth = forged.read(ids[1].node_id)
+    forged.write(Whereabouts((f"127.0.0.1:{port}",)))
+    join([first, second, third])
+    await until(lambda: third.node_id in ids[0].reachable())
+    assert truth is not None
+    forged.write(truth)
+    await until(lambda: ids[1].node_id in ids[0].reachable(), 30)

@@ -1,0 +1,263 @@
+"""Fetching blobs: right bytes or a clear error, whatever the holders do, and no byte asked for twice."""
+
+import asyncio
+import time
+
+import pytest
+from blake3 import blake3
+
+from aftermath.p2p import fetch, pace
+from aftermath.p2p.transport import BlobRejected, BlobUnavailable, short
+from aftermath.p2p.wire import BlobRequest, Reply, Status, frame_of, read_message
+from p2p.nodes import blob_of, content, identity, join, stalling, until
+
+SMALL = 300_000
+LARGE = 24 << 20
+
+
+@pytest.fixture
+def honest_and_rogue(opened, rogue):
+    """A fetching node, an honest holder of `data`, and a rogue that answers its own way and is asked first."""
+
+    async def build(answer, data: bytes):
+        first, second = sorted((2, 3), key=identity)
+        node, honest, cheat = await opened(1), await opened(second), await rogue(first)
+        join([node, honest], cheat.node_id)
+        await cheat.dial(node, answer)
+        await until(lambda: honest.node_id in node.reachable())
+        assert honest.publish(data) == blake3(data).digest()
+        return node, honest, cheat
+
+    return build
+
+
+@pytest.mark.parametrize("size", [1, SMALL, LARGE, LARGE + 1])
+@pytest.mark.parametrize("holders", [1, 3])
+async def test_it_arrives_once_and_exactly(mesh, size, holders):
+    nodes = await mesh(1, 2, 3, 4)
+    data = content(size)
+    digests = {node.publish(data) for node in nodes[:holders]}
+    (digest,) = digests
+    assert await nodes[3].fetch(digest, size, [node.node_id for node in nodes[:holders]], 30) == data
+    stats = nodes[3].stats()
+    assert size <= stats.received["blob"] <= size + fetch.RANGE
+    assert stats.retries == stats.rejected == 0
+    if size >= fetch.STRIPE_FROM and holders > 1:
+        assert all(node.stats().sent["blob"] > 0 for node in nodes[:holders])
+
+
+async def test_a_kept_blob_is_served_onwards_until_retracted(mesh):
+    first, second, third = await mesh(1, 2, 3)
+    digest = first.publish(b"weights")
+    await second.fetch(digest, 7, [first.node_id], 10)
+    assert await second.fetch(digest, 7, [first.node_id], 10, keep=True) == b"weights"
+    first.retract(digest)
+    assert await third.fetch(digest, 7, [first.node_id, second.node_id], 10) == b"weights"
+    assert await second.fetch(digest, 7, [], 1) == b"weights"
+    second.retract(digest)
+    with pytest.raises(BlobUnavailable, match="does not have it"):
+        await third.fetch(digest, 7, [first.node_id, second.node_id], 10)
+
+
+async def test_a_source_is_read_piece_by_piece(mesh):
+    first, second = await mesh(1, 2)
+    data, asked = content(LARGE), []
+
+    def read(offset: int, length: int) -> bytes:
+        asked.append((offset, length))
+        return data[offset : offset + length]
+
+    first.publish_source(blake3(data).digest(), LARGE, read)
+    assert await second.fetch(blake3(data).digest(), LARGE, [first.node_id], 30) == data
+    assert sum(length for _, length in asked) == LARGE
+    assert max(length for _, length in asked) <= 1 << 20
+
+
+@pytest.mark.parametrize("fault", ["short", "raises"])
+async def test_a_source_that_fails_is_left_for_another_holder(mesh, fault):
+    first, second, third = await mesh(1, 2, 3)
+    data = content(SMALL)
+
+    def read(offset: int, length: int) -> bytes:
+        if fault == "raises":
+            raise OSError("disk gone")
+        return data[offset : offset + length - 1]
+
+    first.publish_source(blake3(data).digest(), SMALL, read)
+    second.publish(data)
+    assert await third.fetch(blake3(data).digest(), SMALL, [first.node_id, second.node_id], 20) == data
+
+
+@pytest.mark.parametrize("stated", [SMALL - 1, SMALL + 1, 1 << 60, 0])
+async def test_another_size_is_refused_before_the_first_byte(opened, rogue, stated):
+    node, cheat = await opened(1), await rogue(2)
+    node.set_members([cheat.node_id])
+    data = content(SMALL)
+    await cheat.dial(node, blob_of(data, stated=stated))
+    with pytest.raises(BlobRejected, match=f"{short(cheat.node_id)}: states {stated} bytes"):
+        await node.fetch(blake3(data).digest(), SMALL, [cheat.node_id], 10)
+    assert node.stats().received["blob"] == 0
+    assert node.stats().rejected == 1
+    assert len(cheat.asked) == 1
+
+
+async def test_a_wrong_hash_is_blamed_and_the_next_holder_asked(honest_and_rogue):
+    data = content(SMALL)
+    node, honest, cheat = await honest_and_rogue(blob_of(content(SMALL, seed=2)), data)
+    digest = blake3(data).digest()
+    with pytest.raises(BlobRejected, match=short(cheat.node_id)):
+        await node.fetch(digest, SMALL, [cheat.node_id], 10)
+    assert await node.fetch(digest, SMALL, [cheat.node_id, honest.node_id], 10) == data
+    assert len(cheat.asked) == 1, "a proven liar is asked last"
+    assert node.stats().peers[cheat.node_id].failures >= 3
+
+
+async def test_one_liar_among_many_holders_is_found_out(mesh, rogue):
+    nodes = await mesh(1, 2, 3)
+    cheat = await rogue(4)
+    join(nodes, cheat.node_id)
+    data = content(LARGE)
+    for node in nodes[1:]:
+        node.publish(data)
+    await cheat.dial(nodes[0], blob_of(bytes(LARGE)))
+    holders = [nodes[1].node_id, nodes[2].node_id, cheat.node_id]
+    assert await nodes[0].fetch(blake3(data).digest(), LARGE, holders, 60) == data
+    assert cheat.asked, "the test needs the liar to have taken part"
+    stats = nodes[0].stats()
+    assert stats.peers[cheat.node_id].failures >= 3
+    assert all(stats.peers[node.node_id].failures == 0 for node in nodes[1:])
+    assert stats.rejected == 1
+
+
+async def test_a_blob_that_ends_early_is_resumed_elsewhere(honest_and_rogue):
+    data = content(SMALL)
+    node, honest, cheat = await honest_and_rogue(blob_of(data, stop_after=100_000), data)
+    assert await node.fetch(blake3(data).digest(), SMALL, [cheat.node_id, honest.node_id], 10) == data
+    stats = node.stats()
+    assert stats.received["blob"] == SMALL, "no byte that arrived is sent again"
+    assert honest.stats().sent["blob"] == SMALL - 100_000
+    assert stats.retries == 1
+
+
+async def test_a_holder_that_always_ends_early_is_given_up(opened, rogue):
+    node, cheat = await opened(1), await rogue(2)
+    node.set_members([cheat.node_id])
+    data = content(SMALL)
+    await cheat.dial(node, blob_of(data, stop_after=1))
+    with pytest.raises(BlobUnavailable, match=r"no holder is left.*ended early at byte 3"):
+        await node.fetch(blake3(data).digest(), SMALL, [cheat.node_id], 30)
+
+
+@pytest.mark.parametrize("after", [0, 100_000])
+async def test_a_stalled_holder_is_replaced_where_it_stopped(honest_and_rogue, monkeypatch, after):
+    monkeypatch.setattr(pace, "PATIENCE_S", 0.5)
+    data = content(SMALL)
+    node, honest, cheat = await honest_and_rogue(stalling(data, after), data)
+    began = time.monotonic()
+    assert await node.fetch(blake3(data).digest(), SMALL, [cheat.node_id, honest.node_id], 20) == data
+    assert time.monotonic() - began < 5
+    assert honest.stats().sent["blob"] == SMALL - after
+
+
+async def test_idle_holders_take_over_from_a_slow_one(honest_and_rogue, monkeypatch):
+    monkeypatch.setattr(pace, "PATIENCE_S", 2.0)
+    monkeypatch.setattr(fetch, "RANGE", LARGE // 2)
+    data = content(LARGE)
+    node, honest, cheat = await honest_and_rogue(stalling(data, 1 << 20), data)
+    assert await node.fetch(blake3(data).digest(), LARGE, [cheat.node_id, honest.node_id], 30) == data
+    assert node.stats().received["blob"] == LARGE
+
+
+async def test_a_trickle_is_not_progress(opened, rogue, monkeypatch):
+    monkeypatch.setattr(pace, "PATIENCE_S", 0.4)
+    node, cheat = await opened(1), await rogue(2)
+    node.set_members([cheat.node_id])
+    data = content(SMALL)
+
+    async def trickle(request, stream):
+        await blob_of(data, stop_after=0)(request, _Unfinished(stream))
+        for position in range(request.offset, request.offset + 1000):
+            await stream.send().write_all(data[position : position + 1])
+            await asyncio.sleep(0.05)
+
+    await cheat.dial(node, trickle)
+    began = time.monotonic()
+    with pytest.raises(BlobUnavailable, match="no progress"):
+        await node.fetch(blake3(data).digest(), SMALL, [cheat.node_id], 30)
+    assert time.monotonic() - began < 10
+
+
+class _Unfinished:
+    """A stream whose answer goes on after the first part."""
+
+    def __init__(self, stream) -> None:
+        self._stream = stream
+
+    def send(self):
+        return self
+
+    async def write_all(self, data: bytes) -> None:
+        if data:
+            await self._stream.send().write_all(data)
+
+    async def finish(self) -> None:
+        """The trickle follows."""
+
+
+async def test_nobody_reachable_fails_at_the_deadline_and_says_why(opened):
+    node = await opened(1)
+    node.set_members([identity(9)])
+    began = time.monotonic()
+    with pytest.raises(BlobUnavailable, match=r"did not arrive within 1\.0 s"):
+        await node.fetch(bytes(32), 100, [identity(9)], 1.0)
+    assert time.monotonic() - began < 1.5
+    with pytest.raises(BlobUnavailable, match="no holder was named"):
+        await node.fetch(bytes(32), 100, [node.node_id], 1.0)
+    with pytest.raises(ValueError, match="at least one byte"):
+        await node.fetch(bytes(32), 0, [identity(9)], 1.0)
+
+
+async def test_a_holder_without_the_blob_is_passed_over(mesh):
+    first, second, third = await mesh(1, 2, 3)
+    digest = second.publish(b"here")
+    assert await third.fetch(digest, 4, [first.node_id, second.node_id], 10) == b"here"
+
+
+async def test_a_blob_published_a_moment_late_is_still_got(mesh):
+    first, second = await mesh(1, 2)
+    task = asyncio.create_task(second.fetch(blake3(b"soon").digest(), 4, [first.node_id], 10))
+    await asyncio.sleep(0.1)
+    first.publish(b"soon")
+    assert await task == b"soon"
+
+
+async def test_a_range_outside_the_blob_is_refused(mesh, rogue):
+    (node,) = await mesh(1)
+    asker = await rogue(2)
+    node.set_members([asker.node_id])
+    digest = node.publish(b"12345")
+    connection = await asker.dial(node)
+    stream = await connection.open_bi()
+    await stream.send().write_all(frame_of(BlobRequest(digest, 3, 3)))
+    await stream.send().finish()
+    assert await read_message(stream.recv(), Reply) == Reply(Status.REFUSED, 5)
+    assert await stream.recv().read(10) == b""
+
+
+def test_holders_are_ranked_by_what_was_measured():
+    now = [0.0]
+    measured = pace.Pace(lambda: now[0])
+    slow, quick, new, away, bad = (bytes([number]) * 32 for number in range(5))
+    measured.delivered(slow, 1 << 20, 1.0)
+    measured.delivered(quick, 1 << 20, 0.1)
+    for _ in range(pace.FAILURES_TO_EXCLUDE):
+        measured.failed(bad)
+    connected = frozenset({slow, quick, new, bad})
+    everyone = [slow, quick, new, away, bad]
+    assert measured.ranked(everyone, connected) == [new, quick, slow, away]
+    assert measured.ranked([bad], connected) == [bad]
+    now[0] += pace.EXCLUDED_S
+    assert bad in measured.ranked(everyone, connected)
+    measured.peer(slow).rtt = 1.0
+    assert measured.patience(slow) == pace.PATIENCE_ROUND_TRIPS
+    assert measured.patience(new) == pace.PATIENCE_S

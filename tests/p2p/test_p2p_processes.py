@@ -1,0 +1,85 @@
+"""Peers as real processes: killed or frozen in the middle of a transfer, and started again."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from blake3 import blake3
+
+from p2p.nodes import content, identity, until
+
+SIZE = 6 << 20
+SERVED = 2 << 20
+Spawn = Callable[[int, int], Awaitable[asyncio.subprocess.Process]]
+
+
+@pytest.fixture
+async def spawn(tmp_path: Path) -> AsyncIterator[Spawn]:
+    """Starts serving peers (seed, bytes before blocking) whose members are seeds 1 to 3, and kills them afterwards."""
+    children: list[asyncio.subprocess.Process] = []
+
+    async def start(seed: int, block_at: int) -> asyncio.subprocess.Process:
+        script = Path(__file__).with_name("serving_peer.py")
+        arguments = [str(tmp_path / "run"), str(seed), "1,2,3", str(SIZE), str(block_at)]
+        child = await asyncio.create_subprocess_exec(
+            sys.executable, str(script), *arguments, stdout=asyncio.subprocess.PIPE
+        )
+        children.append(child)
+        assert await line(child) == "ready"
+        return child
+
+    yield start
+    for child in children:
+        if child.returncode is None:
+            child.kill()
+        await child.wait()
+
+
+async def line(child: asyncio.subprocess.Process) -> str:
+    """The child's next line."""
+    assert child.stdout is not None
+    return (await asyncio.wait_for(child.stdout.readline(), 30)).decode().strip()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_holder_killed_in_the_middle_is_resumed_from_another(opened, spawn, how):
+    node = await opened(1)
+    victim_seed, other_seed = sorted((2, 3), key=identity)
+    victim = await spawn(victim_seed, SERVED)
+    node.set_members([identity(seed) for seed in (1, 2, 3)])
+    holders = [identity(victim_seed), identity(other_seed)]
+    await until(lambda: holders[0] in node.reachable())
+    data = content(SIZE)
+    task = asyncio.create_task(node.fetch(blake3(data).digest(), SIZE, holders, 60))
+    assert await line(victim) == "half"
+    await until(lambda: node.stats().received["blob"] == SERVED)
+    victim.send_signal(how)
+    await spawn(other_seed, 0)
+    assert await task == data
+    stats = node.stats()
+    assert stats.received["blob"] == SIZE, "the second holder sends only what the first did not"
+    assert stats.retries >= 1
+    await until(lambda: holders[0] not in node.reachable(), 20)
+    if how == signal.SIGSTOP:
+        victim.send_signal(signal.SIGCONT)
+        await until(lambda: holders[0] in node.reachable(), 20)
+
+
+@pytest.mark.slow
+async def test_a_killed_peer_that_starts_again_is_back_and_repeats_what_it_said(opened, spawn):
+    node = await opened(1)
+    node.set_members([identity(seed) for seed in (1, 2)])
+    reader = node.announcements()
+    child = await spawn(2, 0)
+    assert (await asyncio.wait_for(anext(reader), 10)).data == b"alive"
+    child.kill()
+    await child.wait()
+    await spawn(2, 0)
+    await until(lambda: node.stats().connects == 2, 20)
+    await until(lambda: node.stats().duplicates == 1, 20)
+    data = content(SIZE)
+    assert await node.fetch(blake3(data).digest(), SIZE, [identity(2)], 20) == data

@@ -1,0 +1,106 @@
+"""Requests: the reply, or an error that says what went wrong, within the deadline."""
+
+import asyncio
+import time
+
+import pytest
+
+from aftermath.p2p.transport import MAX_REQUEST, PeerUnreachable, RequestFailed
+from aftermath.p2p.wire import Reply, Status, frame_of
+
+
+async def double(peer: bytes, body: bytes) -> bytes:
+    return peer + body + body
+
+
+async def test_the_handler_sees_who_asks_and_its_reply_arrives(mesh):
+    first, second = await mesh(1, 2)
+    first.handle("double", double)
+    assert await second.request(first.node_id, "double", b"ab", 100, 5) == second.node_id + b"abab"
+    assert await second.request(first.node_id, "double", b"", 32, 5) == second.node_id
+    assert second.stats().received["request"] == 36 + 32
+
+
+async def test_many_at_once_are_all_answered(mesh):
+    first, second = await mesh(1, 2)
+    first.handle("double", double)
+    bodies = [b"%d" % number for number in range(200)]
+    replies = await asyncio.gather(*(second.request(first.node_id, "double", body, 100, 20) for body in bodies))
+    assert replies == [second.node_id + body + body for body in bodies]
+
+
+async def test_what_the_peer_cannot_answer_is_said(mesh, caplog):
+    first, second = await mesh(1, 2)
+
+    async def broken(peer: bytes, body: bytes) -> bytes:
+        raise RuntimeError("a secret detail")
+
+    first.handle("broken", broken)
+    first.handle("double", double)
+    with pytest.raises(RequestFailed, match="answers no requests on this topic"):
+        await second.request(first.node_id, "absent", b"", 10, 5)
+    with pytest.raises(RequestFailed, match="failed to answer") as caught:
+        await second.request(first.node_id, "broken", b"", 10, 5)
+    assert "secret" not in str(caught.value)
+    assert "a secret detail" in caplog.text
+    with pytest.raises(RequestFailed, match="larger than we accept"):
+        await second.request(first.node_id, "double", b"", 31, 5)
+    assert await second.request(first.node_id, "double", b"", 32, 5)
+
+
+async def test_a_slow_handler_ends_at_the_deadline(mesh):
+    first, second = await mesh(1, 2)
+    cancelled = asyncio.Event()
+
+    async def slow(peer: bytes, body: bytes) -> bytes:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            cancelled.set()
+        return b""
+
+    first.handle("slow", slow)
+    began = time.monotonic()
+    with pytest.raises(PeerUnreachable):
+        await second.request(first.node_id, "slow", b"", 10, 0.5)
+    assert time.monotonic() - began < 1.5
+    await asyncio.wait_for(cancelled.wait(), 5)
+
+
+async def test_a_reply_that_claims_too_much_is_not_read(opened, rogue):
+    node, cheat = await opened(1), await rogue(2)
+    node.set_members([cheat.node_id])
+
+    async def huge(request, stream):
+        await stream.send().write_all(frame_of(Reply(Status.OK, 1 << 40)))
+        await asyncio.Event().wait()
+
+    await cheat.dial(node, huge)
+    with pytest.raises(RequestFailed, match=rf"would send {1 << 40} bytes"):
+        await node.request(cheat.node_id, "any", b"", 100, 5)
+
+
+async def test_a_peer_that_never_answers_is_named(opened, rogue):
+    node, mute = await opened(1), await rogue(2)
+    node.set_members([mute.node_id])
+    await mute.dial(node)
+    with pytest.raises(PeerUnreachable, match=r"gave no answer on 'any' within 0\.3 s"):
+        await node.request(mute.node_id, "any", b"", 100, 0.3)
+
+
+@pytest.mark.parametrize("junk", [b"\x00\x00\x00\x04junk", b"\xff\xff\xff\xff", b"\x00\x00\x00\x00"])
+async def test_a_malformed_request_closes_the_connection(opened, rogue, junk):
+    node, cheat = await opened(1), await rogue(2)
+    node.set_members([cheat.node_id])
+    connection = await cheat.dial(node)
+    stream = await connection.open_bi()
+    await stream.send().write_all(junk)
+    assert "protocol violation" in await asyncio.wait_for(connection.closed(), 5)
+
+
+async def test_our_own_mistakes_are_value_errors(opened):
+    node = await opened(1)
+    with pytest.raises(ValueError, match="publish a blob"):
+        await node.request(bytes(32), "any", bytes(MAX_REQUEST + 1), 10, 1)
+    with pytest.raises(ValueError, match="topic"):
+        node.handle("t" * 65, double)
