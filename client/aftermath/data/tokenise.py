@@ -1,0 +1,170 @@
+"""Turn text into token files: a folder of UTF-8 files, or the Python standard library as a corpus every machine has.
+
+Decided
+- Documents are taken in sorted order, each ended by the tokenizer's end token, into shards `tokens-00000.bin`, ...
+  `tokenizer.json` is written beside them, so that data and model cannot drift apart unnoticed.
+- Special tokens that occur inside a document are text there, not control.
+- Everything appears under its final name only when complete, and existing token files are never mixed with new ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sysconfig
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from aftermath.data.local import SUFFIXES, DataError
+
+END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>")
+_BATCH = 32  # documents encoded at a time
+_NOT_CORPUS = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+
+
+@dataclass(frozen=True)
+class Tokenised:
+    """What a conversion read and wrote."""
+
+    documents: int
+    skipped: int  # files that are not UTF-8 text
+    tokens: int
+    files: tuple[Path, ...]
+    vocab_size: int
+
+
+def folder_documents(folder: Path) -> list[Path]:
+    """Every file under a folder, sorted; hidden files and folders are left out. Raises DataError if there is none."""
+    if not folder.is_dir():
+        raise DataError(f"there is no folder {folder}", "Name a folder that holds text files.")
+    found = sorted(
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    )
+    if not found:
+        raise DataError(f"{folder} holds no files", "Name a folder that holds text files.")
+    return found
+
+
+def standard_library(budget: int) -> list[Path]:
+    """Sources of this interpreter's standard library, at most `budget` bytes, without tests, sorted.
+
+    Which ones is decided by the hash of their relative path, so a small budget still gives a mixed corpus.
+    """
+    root = Path(sysconfig.get_paths()["stdlib"])
+    names = [path.relative_to(root) for path in root.rglob("*.py")]
+    names = [name for name in names if not _NOT_CORPUS.intersection(name.parts)]
+    names.sort(key=lambda name: hashlib.sha256(name.as_posix().encode()).digest())
+    chosen, used = [], 0
+    for name in names:
+        size = (root / name).stat().st_size
+        if 0 < size <= budget - used:
+            chosen.append(root / name)
+            used += size
+    if not chosen:
+        raise DataError(f"no source file of {root} fits in {budget} bytes", "Raise the budget.")
+    return sorted(chosen)
+
+
+def tokenise(
+    documents: Sequence[Path], output: Path, tokenizer: Tokenizer, *, token_bytes: int, shard_tokens: int = 1 << 26
+) -> Tokenised:
+    """Write the documents' tokens, `token_bytes` (2 or 4) each, to shards in `output`, with `tokenizer.json`.
+
+    Raises DataError when ids do not fit, nothing is text, or `output` already holds token files.
+    """
+    _check(output, tokenizer, token_bytes)
+    tokenizer.encode_special_tokens = True
+    end = next((i for i in map(tokenizer.token_to_id, END_TOKENS) if i is not None), None)
+    texts = _Texts(documents)
+    writer = _Shards(output, token_bytes, shard_tokens)
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        for ids in _encoded(tokenizer, texts):
+            writer.add(ids if end is None else [*ids, end])
+        if not writer.tokens:
+            raise DataError("none of the files is UTF-8 text", "Convert the text to UTF-8.")
+        (output / "tokenizer.json").write_text(tokenizer.to_str())
+        writer.finish()
+    except OSError as error:
+        raise DataError(f"cannot write {output}: {error.strerror}", "Free some space or name another folder.") from None
+    finally:
+        tokenizer.encode_special_tokens = False
+    return Tokenised(texts.read, texts.skipped, writer.tokens, tuple(writer.files), tokenizer.get_vocab_size())
+
+
+def _check(output: Path, tokenizer: Tokenizer, token_bytes: int) -> None:
+    if token_bytes not in (2, 4):
+        raise DataError(f"tokens take 2 or 4 bytes, not {token_bytes}")
+    largest = max(tokenizer.get_vocab().values())
+    if largest >= 1 << (8 * token_bytes):
+        raise DataError(f"token ids up to {largest} do not fit in {token_bytes} bytes", "Use 4 bytes a token.")
+    if output.exists() and not output.is_dir():
+        raise DataError(f"{output} is a file, not a folder")
+    if output.is_dir() and any(path.suffix in SUFFIXES for path in output.iterdir()):
+        raise DataError(f"{output} already holds token files", "Remove them or name another folder.")
+
+
+class _Texts:
+    """The documents that are UTF-8 text, counting those that are not."""
+
+    def __init__(self, documents: Sequence[Path]) -> None:
+        self._documents, self.read, self.skipped = documents, 0, 0
+
+    def __iter__(self) -> Iterator[str]:
+        for path in self._documents:
+            try:
+                text = path.read_bytes().decode()
+            except UnicodeDecodeError:
+                self.skipped += 1
+                continue
+            except OSError as error:
+                raise DataError(f"cannot read {path}: {error.strerror}") from None
+            self.read += 1
+            yield text
+
+
+def _encoded(tokenizer: Tokenizer, texts: Iterable[str]) -> Iterator[list[int]]:
+    source = iter(texts)
+    while batch := list(islice(source, _BATCH)):
+        for encoding in tokenizer.encode_batch(batch, add_special_tokens=False):
+            yield encoding.ids
+
+
+class _Shards:
+    """Collects tokens, writes a file whenever a shard is full, and gives all their final names at the end."""
+
+    def __init__(self, output: Path, token_bytes: int, shard_tokens: int) -> None:
+        self._output, self._dtype, self._limit = output, f"<u{token_bytes}", shard_tokens
+        self._pending = array("I")
+        self.files: list[Path] = []
+        self.tokens = 0
+
+    def add(self, ids: Sequence[int]) -> None:
+        self._pending.extend(ids)
+        self.tokens += len(ids)
+        while len(self._pending) >= self._limit:
+            self._flush(self._limit)
+
+    def finish(self) -> None:
+        if self._pending:
+            self._flush(len(self._pending))
+        for path in self.files:
+            os.replace(_partial(path), path)
+
+    def _flush(self, count: int) -> None:
+        path = self._output / f"tokens-{len(self.files):05}.bin"
+        _partial(path).write_bytes(np.array(self._pending[:count], dtype=self._dtype).tobytes())
+        del self._pending[:count]
+        self.files.append(path)
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(path.name + ".partial")

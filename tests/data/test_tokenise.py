@@ -1,0 +1,105 @@
+"""Tokenising: bytes are ids, shards and order, the default corpus, and refusals."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from aftermath.data.bytelevel import END_TOKEN, byte_tokenizer
+from aftermath.data.local import DataError, open_tokens
+from aftermath.data.tokenise import folder_documents, standard_library, tokenise
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "tokenise.py"
+
+
+def corpus(root: Path) -> Path:
+    (root / "sub").mkdir(parents=True)
+    (root / "b.txt").write_text("second")
+    (root / "a.txt").write_text("first é")
+    (root / "sub" / "c.md").write_text(f"third {END_TOKEN}")
+    (root / "d.png").write_bytes(b"\xff\xfe\x00")
+    (root / ".hidden").write_text("secret")
+    return root
+
+
+@given(st.text())
+def test_the_ids_of_text_are_its_bytes(text: str) -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.encode_special_tokens = True
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    assert ids == list(text.encode())
+    assert tokenizer.decode(ids) == text
+
+
+def test_documents_are_sorted_ended_and_never_contain_control(tmp_path: Path) -> None:
+    documents = folder_documents(corpus(tmp_path / "text"))
+    result = tokenise(documents, tmp_path / "out", byte_tokenizer(), token_bytes=2)
+    assert (result.documents, result.skipped, result.vocab_size) == (3, 1, 257)
+    expected = [*"first é".encode(), 256, *b"second", 256, *f"third {END_TOKEN}".encode(), 256]
+    assert np.fromfile(tmp_path / "out" / "tokens-00000.bin", "<u2").tolist() == expected
+    assert result.tokens == len(expected)
+    assert Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json")).token_to_id(END_TOKEN) == 256
+
+
+@pytest.mark.parametrize("token_bytes", [2, 4])
+def test_shards_are_full_and_hold_the_same_stream(tmp_path: Path, token_bytes: int) -> None:
+    documents = folder_documents(corpus(tmp_path / "text"))
+    whole = tokenise(documents, tmp_path / "one", byte_tokenizer(), token_bytes=token_bytes)
+    parts = tokenise(documents, tmp_path / "many", byte_tokenizer(), token_bytes=token_bytes, shard_tokens=7)
+    assert [path.stat().st_size // token_bytes for path in parts.files[:-1]] == [7] * (len(parts.files) - 1)
+    assert b"".join(path.read_bytes() for path in parts.files) == whole.files[0].read_bytes()
+    assert open_tokens(tmp_path / "many", token_bytes, 7, vocab_size=257).sequences == whole.tokens // 7
+
+
+def test_the_standard_library_is_a_corpus_of_the_wanted_size() -> None:
+    small, large = standard_library(200_000), standard_library(1_000_000)
+    assert 150_000 < sum(path.stat().st_size for path in small) <= 200_000
+    assert len(large) > len(small) > 3
+    assert small == sorted(small) == standard_library(200_000)
+    assert not any("test" in path.parts or "site-packages" in path.parts for path in large)
+    with pytest.raises(DataError, match="fits in 0 bytes"):
+        standard_library(0)
+
+
+def test_output_is_never_mixed_with_older_tokens(tmp_path: Path) -> None:
+    documents = folder_documents(corpus(tmp_path / "text"))
+    tokenise(documents, tmp_path / "out", byte_tokenizer(), token_bytes=2)
+    before = {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    with pytest.raises(DataError, match="already holds token files"):
+        tokenise(documents, tmp_path / "out", byte_tokenizer(), token_bytes=2)
+    assert before == {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+
+
+def test_ids_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    big = Tokenizer(models.WordLevel({"a": 70_000, "[UNK]": 1}, unk_token="[UNK]"))
+    big.pre_tokenizer = pre_tokenizers.Whitespace()
+    documents = folder_documents(corpus(tmp_path / "text"))
+    with pytest.raises(DataError, match=r"70000 do not fit in 2 bytes\nUse 4 bytes"):
+        tokenise(documents, tmp_path / "out", big, token_bytes=2)
+    assert tokenise(documents, tmp_path / "out", big, token_bytes=4).tokens > 0
+
+
+def test_folders_without_text_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no folder"):
+        folder_documents(tmp_path / "nowhere")
+    with pytest.raises(DataError, match="holds no files"):
+        folder_documents(tmp_path)
+    (tmp_path / "x.bin").write_bytes(b"\xff\xff")
+    with pytest.raises(DataError, match="UTF-8"):
+        tokenise([tmp_path / "x.bin"], tmp_path / "out", byte_tokenizer(), token_bytes=2)
+    assert not list((tmp_path / "out").glob("*.bin"))
+
+
+def test_the_script_reports_json_and_turns_errors_into_sentences(tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPT), "--output", str(tmp_path / "out"), "--budget-bytes", "50000", "--json"]
+    report = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    assert 40_000 < report["tokens"] <= 50_000 + report["documents"]
+    again = subprocess.run(command, capture_output=True, text=True)
+    assert (again.returncode, "Traceback" in again.stderr) == (1, False)
+    assert "already holds" in again.stderr
