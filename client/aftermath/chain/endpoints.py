@@ -109,8 +109,11 @@ class HttpNode(AsyncHTTPProvider):
         JSON-RPC.
         """
         received = bytearray()
-        posted = {"content": request.to_json(), "headers": {"Content-Type": "application/json"}}
-        async with asyncio.timeout(timeout), self.session.stream("POST", str(self.endpoint_uri), **posted) as response:
+        url, body, headers = str(self.endpoint_uri), request.to_json(), {"Content-Type": "application/json"}
+        async with (
+            asyncio.timeout(timeout),
+            self.session.stream("POST", url, content=body, headers=headers) as response,
+        ):
             response.raise_for_status()
             async for part in response.aiter_bytes():
                 received += part

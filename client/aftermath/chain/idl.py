@@ -105,7 +105,8 @@ def _instruction(instruction: Json) -> Json:
 
 
 def _field(item: Json) -> Json:
-    return {"name": item["name"], "type": _type(item["type"])}
+    # anchorpy drops leading underscores as well
+    return {"name": item["name"].lstrip("_"), "type": _type(item["type"])}
 
 
 def _type(kind: Any) -> Any:

@@ -1,0 +1,148 @@
+"""Reading accounts: whole, sliced, several at once, or by program; every reply is checked before it is believed."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import zstandard
+from solders.account_decoder import UiAccountEncoding, UiDataSliceConfig
+from solders.commitment_config import CommitmentLevel
+from solders.pubkey import Pubkey
+from solders.rpc.config import RpcAccountInfoConfig, RpcContextConfig, RpcProgramAccountsConfig
+from solders.rpc.filter import Memcmp
+from solders.rpc.requests import (
+    GetAccountInfo,
+    GetBalance,
+    GetMinimumBalanceForRentExemption,
+    GetMultipleAccounts,
+    GetProgramAccounts,
+)
+
+from aftermath.chain.rpc import RpcPool
+from aftermath.run.errors import ChainError
+
+COMMITMENT = CommitmentLevel.Confirmed
+MAX_ACCOUNT = 10 << 20
+LAMPORTS_PER_SOL = 1_000_000_000
+
+
+class BadReply(ChainError):
+    """An RPC node sent something that is not a Solana reply."""
+
+
+@dataclass(frozen=True, slots=True)
+class AccountData:
+    """An account as a node reported it at `slot`; `data` is what was asked for (a slice, or all)."""
+
+    slot: int
+    lamports: int
+    owner: Pubkey
+    executable: bool
+    data: bytes
+
+
+async def fetch(
+    pool: RpcPool,
+    address: Pubkey,
+    *,
+    offset: int = 0,
+    length: int | None = None,
+    min_slot: int | None = None,
+    patience: float | None = None,
+) -> tuple[int, AccountData | None]:
+    """(slot, account or None) of one account, or of `length` bytes of it from `offset`, as of `min_slot` or later."""
+    window = None if length is None else UiDataSliceConfig(offset, length)
+    config = RpcAccountInfoConfig(UiAccountEncoding.Base64, window, COMMITMENT, min_slot)
+    reply = await pool.call(GetAccountInfo(address, config), patience=patience)
+    return parse_reply(reply)
+
+
+async def fetch_many(
+    pool: RpcPool, addresses: Sequence[Pubkey], *, min_slot: int | None = None, patience: float | None = None
+) -> tuple[int, list[AccountData | None]]:
+    """(slot, accounts) of up to 100 accounts, all as of one slot."""
+    config = RpcAccountInfoConfig(UiAccountEncoding.Base64, None, COMMITMENT, min_slot)
+    reply = await pool.call(GetMultipleAccounts(list(addresses), config), patience=patience)
+    slot, values = _context(reply)
+    if not isinstance(values, list) or len(values) != len(addresses):
+        raise BadReply("the RPC node answered getMultipleAccounts with another number of accounts")
+    return slot, [None if v is None else decode_account(slot, v) for v in values]
+
+
+async def fetch_program(
+    pool: RpcPool, program: Pubkey, *, prefix: bytes, size: int, offset: int = 0, length: int | None = None
+) -> list[tuple[Pubkey, AccountData]]:
+    """The accounts of `program` whose data begin with `prefix` and have `size` bytes (a slice of their data)."""
+    window = None if length is None else UiDataSliceConfig(offset, length)
+    config = RpcProgramAccountsConfig(
+        RpcAccountInfoConfig(UiAccountEncoding.Base64, window, COMMITMENT), [size, Memcmp(0, prefix)]
+    )
+    reply = await pool.call(GetProgramAccounts(program, config), attempt=30.0)
+    values = reply["value"] if isinstance(reply, dict) and "value" in reply else reply
+    if not isinstance(values, list):
+        raise BadReply("the RPC node answered getProgramAccounts with something else")
+    try:
+        return [(Pubkey.from_string(v["pubkey"]), decode_account(0, v["account"])) for v in values]
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadReply(f"the RPC node sent a malformed account: {error}") from error
+
+
+async def balance(pool: RpcPool, address: Pubkey) -> int:
+    """Lamports of an account (0 when it does not exist)."""
+    _, value = _context(await pool.call(GetBalance(address, RpcContextConfig(COMMITMENT))))
+    if not isinstance(value, int):
+        raise BadReply("the RPC node answered getBalance with something else")
+    return value
+
+
+async def rent(pool: RpcPool, size: int) -> int:
+    """Lamports that an account of `size` bytes must hold."""
+    value = await pool.call(GetMinimumBalanceForRentExemption(size))
+    if not isinstance(value, int):
+        raise BadReply("the RPC node answered getMinimumBalanceForRentExemption with something else")
+    return value
+
+
+def parse_reply(reply: Any) -> tuple[int, AccountData | None]:
+    """(slot, account or None) of a getAccountInfo result or an account notification's result."""
+    slot, value = _context(reply)
+    return slot, None if value is None else decode_account(slot, value)
+
+
+def decode_account(slot: int, value: Any) -> AccountData:
+    """The JSON of an account (data in base64 or base64+zstd) -> AccountData; BadReply if it is malformed."""
+    try:
+        text, encoding = value["data"]
+        data = base64.b64decode(text, validate=True)
+        if encoding == "base64+zstd":
+            data = _decompress(data)
+        elif encoding != "base64":
+            raise ValueError(f"encoding {encoding!r}")
+        owner = Pubkey.from_string(value["owner"])
+        return AccountData(slot, int(value["lamports"]), owner, bool(value["executable"]), data)
+    except (KeyError, TypeError, ValueError, binascii.Error, zstandard.ZstdError) as error:
+        raise BadReply(f"the RPC node sent a malformed account: {error}") from error
+
+
+def _decompress(data: bytes) -> bytes:
+    """Streams, because the validator's frames do not state their size; stops at MAX_ACCOUNT."""
+    with zstandard.ZstdDecompressor().stream_reader(data) as reader:
+        raw = reader.read(MAX_ACCOUNT + 1)
+    if len(raw) > MAX_ACCOUNT:
+        raise ValueError("account too large")
+    return raw
+
+
+def _context(reply: Any) -> tuple[int, Any]:
+    try:
+        slot = reply["context"]["slot"]
+        value = reply["value"]
+    except (KeyError, TypeError) as error:
+        raise BadReply("the RPC node sent a reply without its slot") from error
+    if not isinstance(slot, int) or slot < 0:
+        raise BadReply("the RPC node sent a reply without its slot")
+    return slot, value

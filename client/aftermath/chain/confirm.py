@@ -1,0 +1,89 @@
+"""Delivers one signed transaction: sends, asks for its status, sends again, until it landed or its blockhash
+expired.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from solders.commitment_config import CommitmentLevel
+from solders.rpc.config import RpcContextConfig, RpcSendTransactionConfig, RpcSignatureStatusConfig
+from solders.rpc.requests import GetBlockHeight, GetSignatureStatuses, SendRawTransaction
+from solders.signature import Signature
+from solders.transaction import VersionedTransaction
+
+from aftermath.chain.accounts import COMMITMENT, BadReply
+from aftermath.chain.failures import TransactionFailed
+from aftermath.chain.rpc import RpcPool
+
+POLL_FIRST, POLL_MAX = 0.02, 0.5
+RESEND_SECONDS = 2.0
+GIVE_UP_SECONDS = 120.0
+LANDED = frozenset({"confirmed", "finalized"})
+
+
+class Expired(Exception):
+    """The transaction's blockhash is no longer valid and it has not landed."""
+
+
+async def deliver(pool: RpcPool, transaction: VersionedTransaction, last_valid_height: int) -> int:
+    """Send until confirmed; returns the slot it landed in.
+
+    Sending the same signature again is harmless, so the transaction is resent every two seconds (also through a
+    fallback). Raises TransactionFailed when it landed and failed, Expired when it can no longer land, ChainUnavailable.
+    """
+    now = asyncio.get_running_loop().time
+    signature = transaction.signatures[0]
+    start = next_send = now()
+    expired = False
+    wait = POLL_FIRST
+    while True:
+        if now() >= next_send:
+            expired = next_send > start and await _too_late(pool, last_valid_height)
+            await _send(pool, transaction)
+            next_send = now() + RESEND_SECONDS
+        slot = await _landed(pool, signature)
+        if slot is not None:
+            return slot
+        if expired or now() >= start + GIVE_UP_SECONDS:
+            raise Expired
+        await asyncio.sleep(wait)
+        wait = min(wait * 2, POLL_MAX)
+
+
+async def _send(pool: RpcPool, transaction: VersionedTransaction) -> None:
+    config = RpcSendTransactionConfig(skip_preflight=True, preflight_commitment=CommitmentLevel.Processed)
+    try:
+        await pool.call(SendRawTransaction(bytes(transaction), config))
+    except TransactionFailed as failure:
+        # A node that executes at once may report what the status will say; only a transaction it never took matters
+        # here.
+        if failure.kind not in ("AlreadyProcessed", "BlockhashNotFound"):
+            raise
+
+
+async def _landed(pool: RpcPool, signature: Signature) -> int | None:
+    """The slot of a confirmed transaction, None when unknown or not yet confirmed; TransactionFailed if it failed."""
+    reply = await pool.call(GetSignatureStatuses([signature], RpcSignatureStatusConfig(False)))
+    status = _first_status(reply)
+    if status is None:
+        return None
+    if status.get("err") is not None:
+        raise TransactionFailed(status["err"])
+    if status.get("confirmationStatus") not in LANDED:
+        return None
+    slot = status.get("slot")
+    return slot if isinstance(slot, int) else 0
+
+
+def _first_status(reply: Any) -> dict[str, Any] | None:
+    values = reply.get("value") if isinstance(reply, dict) else None
+    if not isinstance(values, list) or len(values) != 1 or not isinstance(values[0], dict | None):
+        raise BadReply("the RPC node answered getSignatureStatuses with something else")
+    return values[0]
+
+
+async def _too_late(pool: RpcPool, last_valid_height: int) -> bool:
+    height = await pool.call(GetBlockHeight(RpcContextConfig(COMMITMENT)))
+    return isinstance(height, int) and height > last_valid_height

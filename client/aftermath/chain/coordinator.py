@@ -1,0 +1,198 @@
+"""The coordinator program as a service: reads runs, and sends its instructions, one method each.
+
+Decided: `ix` builds instructions and `sender` packs and sends them, for commands that put several into one
+transaction; the methods here are those two for one instruction. An instruction that may end in a transition of the
+run gets spare compute units, because the state can advance between simulation and execution.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from solders.instruction import Instruction
+from solders.pubkey import Pubkey
+from solders.signature import Signature
+
+from aftermath.chain.accounts import AccountData, fetch, fetch_many, fetch_program
+from aftermath.chain.addresses import run_addresses
+from aftermath.chain.instructions import GROWTH, MEMBERS, WITNESSES, CoordinatorInstructions, Table
+from aftermath.chain.programs import authorizer_program, coordinator_program, error_tables
+from aftermath.chain.rpc import RpcPool
+from aftermath.chain.sender import Sender
+from aftermath.chain.wallet import Wallet
+from aftermath.run.accounts import Members, Model, Run
+from aftermath.run.errors import AccountError, ChainError
+from aftermath.run.views import (
+    members_account,
+    parse_members,
+    parse_model,
+    parse_run,
+    run_account,
+    witnesses_account,
+)
+
+TRANSITION_UNITS = 150_000
+"""Compute units that closing a round or an epoch may add to an instruction (the program's own ceiling)."""
+
+READ_AT_ONCE = 100
+
+
+class Coordinator:
+    """One coordinator program on one cluster; with a wallet also its instructions. `program_id` defaults to the
+    packaged one.
+    """
+
+    def __init__(
+        self,
+        pool: RpcPool,
+        wallet: Wallet | None = None,
+        *,
+        program_id: Pubkey | None = None,
+        max_priority_fee: int = 0,
+    ) -> None:
+        self.pool = pool
+        self._wallet = wallet
+        self._program = coordinator_program(program_id)
+        self._max_priority_fee = max_priority_fee
+
+    @property
+    def program_id(self) -> Pubkey:
+        return self._program.id
+
+    @cached_property
+    def ix(self) -> CoordinatorInstructions:
+        """Builders that sign with this wallet. Raises ChainError without one."""
+        return CoordinatorInstructions(self._program, self._signer().pubkey)
+
+    @cached_property
+    def sender(self) -> Sender:
+        """Sends with this wallet; knows both programs' errors. Raises ChainError without a wallet."""
+        errors = error_tables(self._program, authorizer_program())
+        return Sender(self.pool, self._signer(), errors=errors, max_priority_fee=self._max_priority_fee)
+
+    async def run(self, run_id: str) -> Run:
+        """The run. Raises ChainError when it does not exist on this cluster, AccountError when it is of another
+        version.
+        """
+        return parse_run((await self._account(run_id, run_addresses(self.program_id, run_id).run)).data)
+
+    async def model(self, run_id: str) -> Model:
+        """The run's model. Errors as `run`."""
+        return parse_model((await self._account(run_id, run_addresses(self.program_id, run_id).model)).data)
+
+    async def members(self, run_id: str) -> Members:
+        """The run's members. Errors as `run`."""
+        return parse_members((await self._account(run_id, run_addresses(self.program_id, run_id).members)).data)
+
+    async def snapshot(self, run_id: str) -> tuple[Run, Model, Members]:
+        """Run, model and members as of one slot. Errors as `run`."""
+        found = run_addresses(self.program_id, run_id)
+        _, accounts = await fetch_many(self.pool, [found.run, found.model, found.members])
+        run, model, members = [await self._present(run_id, account) for account in accounts]
+        return parse_run(run.data), parse_model(model.data), parse_members(members.data)
+
+    async def list_runs(self) -> list[tuple[Run, Model]]:
+        """Every run of this program on the cluster, by run id. Runs of another program version are left out."""
+        layout = run_account()
+        found = await fetch_program(self.pool, self.program_id, prefix=layout.discriminator, size=layout.size)
+        runs = []
+        for _, account in found:
+            try:
+                runs.append(parse_run(account.data))
+            except AccountError:
+                continue
+        runs.sort(key=lambda run: run.run_id)
+        listed = []
+        for start in range(0, len(runs), READ_AT_ONCE):
+            part = runs[start : start + READ_AT_ONCE]
+            addresses = [run_addresses(self.program_id, run.run_id).model for run in part]
+            _, models = await fetch_many(self.pool, addresses)
+            listed += [(run, parse_model(m.data)) for run, m in zip(part, models, strict=True) if m is not None]
+        return listed
+
+    def creation(
+        self,
+        run_id: str,
+        *,
+        main_authority: Pubkey | None = None,
+        join_authority: Pubkey | None = None,
+        client_version: str = "",
+    ) -> list[Instruction]:
+        """The instructions that create a run with all its accounts at full size."""
+        first = self.ix.init_run(
+            run_id, main_authority=main_authority, join_authority=join_authority, client_version=client_version
+        )
+        sizes = {MEMBERS: members_account().size, WITNESSES: witnesses_account().size}
+        grows = [self.ix.grow(run_id, which) for which, size in sizes.items() for _ in range(GROWTH, size, GROWTH)]
+        return [first, *grows]
+
+    async def create_run(self, run_id: str, *, join_authority: Pubkey | None = None) -> list[Signature]:
+        """Create a run owned by this wallet."""
+        return await self.sender.send_packed(self.creation(run_id, join_authority=join_authority))
+
+    async def update(
+        self,
+        run_id: str,
+        *,
+        metadata: Table | None = None,
+        config: Table | None = None,
+        model: Table | None = None,
+        schema: Table | None = None,
+        progress: Table | None = None,
+        use_durable: bool = False,
+    ) -> Signature:
+        """Change a halted run (see `CoordinatorInstructions.update`)."""
+        parts = {"metadata": metadata, "config": config, "model": model, "schema": schema, "progress": progress}
+        return await self.sender.send([self.ix.update(run_id, **parts, use_durable=use_durable)])
+
+    async def set_paused(self, run_id: str, paused: bool) -> Signature:
+        """Pause, or start and resume."""
+        return await self.sender.send([self.ix.set_paused(run_id, paused)])
+
+    async def update_client_version(self, run_id: str, client_version: str) -> Signature:
+        """Name the only client version that may join."""
+        return await self.sender.send([self.ix.update_client_version(run_id, client_version)])
+
+    async def set_future_epoch_rates(self, run_id: str, *, earning: int | None, slashing: int | None) -> Signature:
+        """Set the points of coming epochs."""
+        return await self.sender.send([self.ix.set_future_epoch_rates(run_id, earning=earning, slashing=slashing)])
+
+    async def close_run(self, run_id: str, *, spill: Pubkey | None = None) -> Signature:
+        """Delete a halted run; its rent goes to `spill` or to this wallet."""
+        return await self.sender.send([self.ix.close_run(run_id, spill=spill)])
+
+    async def tick(self, run_id: str) -> Signature:
+        """Perform the transition that is due; ChainRefused `NothingToTick` if none is."""
+        return await self.transact(self.ix.tick(run_id))
+
+    async def leave_run(self, run_id: str) -> Signature:
+        """Give up the place in the run."""
+        return await self.transact(self.ix.leave_run(run_id))
+
+    async def transact(self, instruction: Instruction) -> Signature:
+        """Send an instruction that may end in a transition of the run."""
+        return await self.sender.send([instruction], headroom=TRANSITION_UNITS)
+
+    async def _account(self, run_id: str, address: Pubkey) -> AccountData:
+        return await self._present(run_id, (await fetch(self.pool, address))[1])
+
+    async def _present(self, run_id: str, account: AccountData | None) -> AccountData:
+        if account is None:
+            _, program = await fetch(self.pool, self.program_id, length=0)
+            if program is None or not program.executable:
+                raise ChainError(
+                    f"there is no program {self.program_id} on this cluster",
+                    "check --rpc and --coordinator-program-id, or deploy it: aftermath-solana deploy",
+                )
+            raise ChainError(
+                f"there is no run {run_id!r} of program {self.program_id} on this cluster",
+                "check the run id and --rpc; aftermath-solana list-runs shows what is there",
+            )
+        if account.owner != self.program_id:
+            raise ChainError(f"the account of run {run_id!r} is owned by {account.owner}, not by {self.program_id}")
+        return account
+
+    def _signer(self) -> Wallet:
+        if self._wallet is None:
+            raise ChainError("this needs a wallet", "pass -w FILE")
+        return self._wallet

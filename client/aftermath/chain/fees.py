@@ -1,0 +1,54 @@
+"""The price per compute unit a transaction offers: what recent ones paid for the same accounts, never more than the
+user allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from solders.instruction import Instruction
+from solders.pubkey import Pubkey
+
+from aftermath.chain.endpoints import RawRequest
+from aftermath.chain.rpc import RpcPool
+
+LAMPORTS_PER_SIGNATURE = 5_000
+MICRO = 1_000_000
+MAX_LOCKED_ACCOUNTS = 128
+PERCENTILE = 75
+
+
+async def priority_price(pool: RpcPool, instructions: Sequence[Instruction], cap: int) -> int:
+    """Micro-lamports per compute unit: the 75th percentile of getRecentPrioritizationFees over the written accounts.
+
+    `cap` is the user's limit in micro-lamports per unit; 0 means none is paid and nothing is asked.
+    """
+    if cap <= 0:
+        return 0
+    written = {str(a.pubkey): None for i in instructions for a in i.accounts if a.is_writable}
+    reply = await pool.call(RawRequest("getRecentPrioritizationFees", (list(written)[:MAX_LOCKED_ACCOUNTS],)))
+    return min(percentile(recent_prices(reply), PERCENTILE), cap)
+
+
+def recent_prices(reply: object) -> list[int]:
+    """The prices in the RPC's reply; anything malformed is left out."""
+    entries = reply if isinstance(reply, list) else []
+    found = [e.get("prioritizationFee") for e in entries if isinstance(e, dict)]
+    return [p for p in found if isinstance(p, int) and p >= 0]
+
+
+def percentile(values: Sequence[int], percent: int) -> int:
+    """Nearest-rank percentile; 0 of nothing."""
+    if not values:
+        return 0
+    return sorted(values)[max(-(-len(values) * percent // 100) - 1, 0)]
+
+
+def transaction_fee(signatures: int, units: int, price: int) -> int:
+    """Lamports: 5,000 a signature, and the compute limit times its price, rounded up."""
+    return signatures * LAMPORTS_PER_SIGNATURE + -(-units * price // MICRO)
+
+
+def payer_and_signers(payer: Pubkey, instructions: Sequence[Instruction]) -> set[Pubkey]:
+    """Who must sign a transaction of these instructions."""
+    return {payer} | {a.pubkey for i in instructions for a in i.accounts if a.is_signer}

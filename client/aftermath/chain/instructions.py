@@ -1,0 +1,171 @@
+"""The coordinator's instructions, one builder each; nothing here talks to the network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from solders.instruction import Instruction
+from solders.pubkey import Pubkey
+from solders.system_program import ID as SYSTEM_PROGRAM
+
+from aftermath.chain.addresses import SLOT_HASHES, run_addresses
+from aftermath.chain.programs import AnchorProgram
+
+GROWTH = 10_240
+"""Bytes that one `grow` adds, and the size that init_run gives the two large accounts."""
+
+MEMBERS, WITNESSES = 0, 1
+"""What `grow` grows."""
+
+Table = Mapping[str, Any]
+
+
+class CoordinatorInstructions:
+    """Builders for one program and one signing wallet. All raise ChainError on arguments the program could not read."""
+
+    def __init__(self, program: AnchorProgram, user: Pubkey) -> None:
+        self._program = program
+        self.user = user
+
+    def init_run(
+        self,
+        run_id: str,
+        *,
+        main_authority: Pubkey | None = None,
+        join_authority: Pubkey | None = None,
+        client_version: str = "",
+    ) -> Instruction:
+        """Create the run's four accounts; the authorities default to the paying wallet. `grow` them afterwards."""
+        accounts = self._four(run_id, payer=self.user, system_program=SYSTEM_PROGRAM)
+        return self._program.instruction(
+            "init_run",
+            accounts,
+            run_id=run_id,
+            main_authority=main_authority or self.user,
+            join_authority=join_authority or self.user,
+            client_version=client_version,
+        )
+
+    def grow(self, run_id: str, which: int) -> Instruction:
+        """Add up to 10,240 bytes to Members (0) or Witnesses (1)."""
+        accounts = self._four(run_id, payer=self.user, system_program=SYSTEM_PROGRAM)
+        return self._program.instruction("grow", accounts, which=which)
+
+    def update(
+        self,
+        run_id: str,
+        *,
+        metadata: Table | None = None,
+        config: Table | None = None,
+        model: Table | None = None,
+        schema: Table | None = None,
+        progress: Table | None = None,
+        use_durable: bool = False,
+    ) -> Instruction:
+        """Change a halted run; parts left None stay."""
+        parts = {"metadata": metadata, "config": config, "model": model, "schema": schema, "progress": progress}
+        return self._owner("update", run_id, params={**parts, "use_durable": use_durable})
+
+    def set_paused(self, run_id: str, paused: bool) -> Instruction:
+        """Pause (after the running epoch), or start and resume."""
+        return self._owner("set_paused", run_id, paused=paused)
+
+    def update_client_version(self, run_id: str, client_version: str) -> Instruction:
+        """Name the only client version that may join; empty for any."""
+        return self._owner("update_client_version", run_id, client_version=client_version)
+
+    def set_future_epoch_rates(self, run_id: str, *, earning: int | None, slashing: int | None) -> Instruction:
+        """Points of the epochs that start from now on; None leaves a rate as it is."""
+        return self._owner("set_future_epoch_rates", run_id, earning=earning, slashing=slashing)
+
+    def close_run(self, run_id: str, *, spill: Pubkey | None = None) -> Instruction:
+        """Delete a halted run's accounts; the rent goes to `spill` (default: the signing wallet)."""
+        accounts = self._four(run_id, authority=self.user, spill=spill or self.user)
+        return self._program.instruction("close_run", accounts)
+
+    def join_run(
+        self,
+        run_id: str,
+        *,
+        authorization: Pubkey,
+        p2p: bytes,
+        tier: int,
+        weight: int,
+        schema_hash: bytes,
+        client_version: str,
+        stateless: bool,
+    ) -> Instruction:
+        """Ask for a place in the next epoch. `stateless`: this member does not hold the model of the last one."""
+        params = {
+            "p2p": p2p,
+            "tier": tier,
+            "weight": weight,
+            "schema_hash": schema_hash,
+            "client_version": client_version,
+            "stateless": stateless,
+        }
+        return self._permissionless("join_run", run_id, {"authorization": authorization}, params=params)
+
+    def leave_run(self, run_id: str) -> Instruction:
+        """Give up the place in the running and in the next epoch."""
+        return self._permissionless("leave_run", run_id)
+
+    def tick(self, run_id: str) -> Instruction:
+        """Perform the transition that is due."""
+        return self._permissionless("tick", run_id)
+
+    def warmup_witness(self, run_id: str, slot: int) -> Instruction:
+        """An elected member has the model."""
+        return self._permissionless("warmup_witness", run_id, slot=slot)
+
+    def witness(
+        self, run_id: str, slot: int, height: int, participation: int, fingerprints: bytes, metadata: Table
+    ) -> Instruction:
+        """State whose results of the previous round this witness holds (`participation` is a bit mask of slots)."""
+        return self._permissionless(
+            "witness",
+            run_id,
+            slot=slot,
+            height=height,
+            participation=participation.to_bytes(32, "little"),
+            fingerprints=fingerprints,
+            metadata=metadata,
+        )
+
+    def verify(self, run_id: str, slot: int, height: int, target: int, mismatch: bool) -> Instruction:
+        """A verifier's verdict on a trainer's result."""
+        return self._permissionless("verify", run_id, slot=slot, height=height, target=target, mismatch=mismatch)
+
+    def attest(self, run_id: str, slot: int, hashes: Mapping[int, bytes]) -> Instruction:
+        """State the hashes of the levels (by number) this member holds at the end of an epoch."""
+        mask = sum(1 << level for level in hashes)
+        ascending = [hashes[level] for level in sorted(hashes)]
+        return self._permissionless("attest", run_id, slot=slot, mask=mask, hashes=ascending)
+
+    def health_check(self, run_id: str, dropped: int) -> Instruction:
+        """Drop the members (bit mask of slots) whose results the witnesses did not see."""
+        return self._permissionless("health_check", run_id, dropped=dropped.to_bytes(32, "little"))
+
+    def checkpoint(self, run_id: str, *, kind: int, repo: str, revision: str, hashes: Sequence[bytes]) -> Instruction:
+        """Name a durable checkpoint that carries the attested level hashes."""
+        params = {"kind": kind, "repo": repo, "revision": revision, "hashes": list(hashes)}
+        return self._permissionless("checkpoint", run_id, params=params)
+
+    def inspect(self, run_id: str, which: int, ring: int) -> Instruction:
+        """Read-only: positions or data intervals of a stored round, as return data."""
+        return self._program.instruction("inspect", self._four(run_id), which=which, ring=ring)
+
+    def _permissionless(
+        self, name: str, run_id: str, more: Mapping[str, Pubkey] | None = None, **arguments: Any
+    ) -> Instruction:
+        accounts = self._four(run_id, user=self.user, slot_hashes=SLOT_HASHES, **(more or {}))
+        return self._program.instruction(name, accounts, **arguments)
+
+    def _owner(self, name: str, run_id: str, **arguments: Any) -> Instruction:
+        return self._program.instruction(name, self._four(run_id, authority=self.user), **arguments)
+
+    def _four(self, run_id: str, **more: Pubkey) -> dict[str, Pubkey]:
+        found = run_addresses(self._program.id, run_id)
+        four = {"run": found.run, "model": found.model, "members": found.members, "witnesses": found.witnesses}
+        return {**four, **more}

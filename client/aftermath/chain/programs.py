@@ -1,0 +1,60 @@
+"""The two programs as anchorpy sees them, loaded once from the packaged IDLs, at the ids given or the packaged ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from anchorpy.program.context import Context
+from solders.instruction import AccountMeta, Instruction
+from solders.pubkey import Pubkey
+
+from aftermath.chain.arguments import complete
+from aftermath.chain.idl import ProgramIdl, load_idl
+from aftermath.chain.refusals import Errors
+from aftermath.programs import AUTHORIZER_IDL, COORDINATOR_IDL
+from aftermath.run.errors import ChainError
+
+
+class AnchorProgram:
+    """Builds the instructions of one program. Arguments and accounts go by name and are checked against the IDL."""
+
+    def __init__(self, idl: ProgramIdl, program_id: Pubkey | None = None) -> None:
+        self.id = program_id or idl.address
+        self.errors = idl.errors
+        self._program = idl.program(self.id)
+        self._arguments = {i["name"]: i["args"] for i in idl.legacy["instructions"]}
+        self._types = {t["name"]: t["type"] for t in idl.legacy["types"]}
+
+    def instruction(
+        self, name: str, accounts: dict[str, Pubkey], extra: Sequence[AccountMeta] = (), **arguments: Any
+    ) -> Instruction:
+        """The instruction `name`. Raises ChainError naming an argument that is missing, unknown or out of range."""
+        expected = self._arguments[name]
+        if missing := {a["name"] for a in expected} ^ set(arguments):
+            raise ChainError(f"{name}: the program of this version disagrees about {', '.join(sorted(missing))}")
+        values = [complete(arguments[a["name"]], a["type"], self._types, f"{name}.{a['name']}") for a in expected]
+        context = Context(accounts=accounts, remaining_accounts=list(extra))
+        built: Instruction = self._program.instruction[name](*values, ctx=context)
+        return built
+
+
+@cache
+def coordinator_program(program_id: Pubkey | None = None) -> AnchorProgram:
+    """The coordinator, at `program_id` or where the packaged build expects it."""
+    return AnchorProgram(_idl(COORDINATOR_IDL), program_id)
+
+
+@cache
+def authorizer_program(program_id: Pubkey | None = None) -> AnchorProgram:
+    """The authorizer, at `program_id` or where the packaged build expects it."""
+    return AnchorProgram(_idl(AUTHORIZER_IDL), program_id)
+
+
+def error_tables(*programs: AnchorProgram) -> Errors:
+    """What `Sender` needs to name the refusals of these programs."""
+    return {program.id: program.errors for program in programs}
+
+
+_idl = cache(load_idl)

@@ -1,0 +1,205 @@
+"""Sends instructions: measured compute limit, capped priority fee, confirmation, and a new try when the blockhash
+expires.
+
+Decided: every transaction is simulated first (that is also its preflight, so a refusal costs nothing); the limit is
+what the simulation used plus 10 % plus the `headroom` the caller knows of, because the state may advance in between
+(the last witness closes the round). Two calls with equal content must not become one transaction, so a counter is
+hidden in the compute limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from solders.commitment_config import CommitmentLevel
+from solders.compute_budget import set_compute_unit_limit, set_compute_unit_price
+from solders.hash import Hash
+from solders.instruction import Instruction
+from solders.keypair import Keypair
+from solders.message import Message
+from solders.rpc.config import RpcContextConfig, RpcSimulateTransactionConfig
+from solders.rpc.requests import GetLatestBlockhash, SimulateVersionedTransaction
+from solders.signature import Signature
+from solders.transaction import VersionedTransaction
+
+from aftermath.chain.accounts import COMMITMENT, BadReply, balance
+from aftermath.chain.confirm import Expired, deliver
+from aftermath.chain.failures import TransactionFailed
+from aftermath.chain.fees import payer_and_signers, priority_price, transaction_fee
+from aftermath.chain.refusals import Errors, lacks_funds, lamports_needed, no_funds, refused
+from aftermath.chain.rpc import RpcPool
+from aftermath.chain.wallet import Wallet
+from aftermath.run.errors import ChainError, ChainUnavailable
+
+log = logging.getLogger(__name__)
+
+MAX_TRANSACTION = 1232
+MAX_UNITS = 1_400_000
+UNIQUE = 1_000
+BUILDS = 3
+PREFIX = 2  # compute-budget instructions in front of the caller's
+
+
+@dataclass
+class Spend:
+    """Transactions that landed (also failed ones) and the lamports of their fees."""
+
+    transactions: int = 0
+    lamports: int = 0
+
+
+class Sender:
+    """Signs with one wallet and sends through one pool. `errors`: the programs' error tables by program id."""
+
+    def __init__(self, pool: RpcPool, wallet: Wallet, *, errors: Errors, max_priority_fee: int = 0) -> None:
+        self.pool = pool
+        self.wallet = wallet
+        self.spend = Spend()
+        self.slot = 0  # the newest slot one of our transactions landed in; later reads must not be older
+        self._errors = errors
+        self._cap = max_priority_fee
+        self._count = 0
+
+    async def send(
+        self, instructions: Sequence[Instruction], *, signers: Sequence[Keypair] = (), headroom: int = 0
+    ) -> Signature:
+        """Send one transaction and wait until it is confirmed.
+
+        Raises ChainRefused (by the program's error name; `InsufficientFunds` when the wallet cannot pay) or
+        ChainUnavailable.
+        """
+        try:
+            (units, price), (blockhash, height) = await asyncio.gather(
+                self._measure(instructions, headroom), self._blockhash()
+            )
+            return await self._land(instructions, signers, units, price, blockhash, height)
+        except TransactionFailed as failure:
+            raise await self._explain(failure, instructions) from failure
+
+    async def send_packed(
+        self, instructions: Sequence[Instruction], signers: Sequence[Keypair] = (), *, headroom: int = 0
+    ) -> list[Signature]:
+        """Send the instructions in order, in as few transactions as their size allows; each is confirmed before the
+        next.
+        """
+        sent = []
+        for group in pack(self.wallet, instructions):
+            needed = payer_and_signers(self.wallet.pubkey, group)
+            sent.append(await self.send(group, signers=[s for s in signers if s.pubkey() in needed], headroom=headroom))
+        return sent
+
+    async def _land(
+        self,
+        instructions: Sequence[Instruction],
+        signers: Sequence[Keypair],
+        units: int,
+        price: int,
+        blockhash: Hash,
+        height: int,
+    ) -> Signature:
+        keys = [self.wallet.keypair, *signers]
+        for build in range(BUILDS):
+            if build:
+                blockhash, height = await self._blockhash()
+            message = self._message(instructions, units, price, blockhash)
+            transaction = VersionedTransaction(message, keys)
+            try:
+                self.slot = max(self.slot, await deliver(self.pool, transaction, height))
+                self._paid(len(keys), units, price)
+                return transaction.signatures[0]
+            except Expired:
+                log.info("transaction %s expired, sending it again", transaction.signatures[0])
+            except TransactionFailed:
+                self._paid(len(keys), units, price)
+                raise
+        raise ChainUnavailable(
+            f"the cluster did not confirm the transaction in {BUILDS} tries",
+            "the network may be congested: allow a priority fee with --max-priority-fee",
+        )
+
+    async def _measure(self, instructions: Sequence[Instruction], headroom: int) -> tuple[int, int]:
+        """(compute limit, price per unit). Raises TransactionFailed when the simulation fails."""
+        message = self._message(instructions, MAX_UNITS, 1 if self._cap else 0, Hash.default())
+        unsigned = [Signature.default()] * message.header.num_required_signatures
+        transaction = VersionedTransaction.populate(message, unsigned)
+        config = RpcSimulateTransactionConfig(
+            sig_verify=False,
+            replace_recent_blockhash=True,
+            commitment=CommitmentLevel.Processed,
+            min_context_slot=self.slot or None,
+        )
+        reply, price = await asyncio.gather(
+            self.pool.call(SimulateVersionedTransaction(transaction, config)),
+            priority_price(self.pool, instructions, self._cap),
+        )
+        used = simulated_units(reply)
+        self._count += 1
+        unique = self._count % UNIQUE
+        return min(used * 11 // 10 + headroom + unique, MAX_UNITS), price
+
+    def _message(self, instructions: Sequence[Instruction], units: int, price: int, blockhash: Hash) -> Message:
+        prefix = [set_compute_unit_limit(units), set_compute_unit_price(price)]
+        return Message.new_with_blockhash([*prefix, *instructions], self.wallet.pubkey, blockhash)
+
+    async def _blockhash(self) -> tuple[Hash, int]:
+        """(recent blockhash, last block height at which it is valid)."""
+        reply = await self.pool.call(GetLatestBlockhash(RpcContextConfig(COMMITMENT)))
+        try:
+            return Hash.from_string(reply["value"]["blockhash"]), int(reply["value"]["lastValidBlockHeight"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadReply("the RPC node sent no blockhash") from error
+
+    def _paid(self, signatures: int, units: int, price: int) -> None:
+        self.spend.transactions += 1
+        self.spend.lamports += transaction_fee(signatures, units, price)
+
+    async def _explain(self, failure: TransactionFailed, instructions: Sequence[Instruction]) -> ChainError:
+        if lacks_funds(failure):
+            held = await balance(self.pool, self.wallet.pubkey)
+            fee = transaction_fee(len(payer_and_signers(self.wallet.pubkey, instructions)), MAX_UNITS, self._cap)
+            return no_funds(self.wallet.pubkey, held, lamports_needed(failure) + fee)
+        for log_line in failure.logs:
+            log.debug("program log: %s", log_line)
+        prefix = [set_compute_unit_limit(0), set_compute_unit_price(0)]
+        return refused(failure, [*prefix, *instructions], self._errors)
+
+
+def simulated_units(reply: Any) -> int:
+    """Compute units of a simulateTransaction result; TransactionFailed if the simulation failed."""
+    value = reply.get("value") if isinstance(reply, dict) else None
+    if not isinstance(value, dict):
+        raise BadReply("the RPC node answered simulateTransaction with something else")
+    if value.get("err") is not None:
+        raise TransactionFailed(value["err"], value.get("logs") or ())
+    used = value.get("unitsConsumed")
+    return used if isinstance(used, int) and 0 < used <= MAX_UNITS else MAX_UNITS
+
+
+def pack(wallet: Wallet, instructions: Sequence[Instruction]) -> list[list[Instruction]]:
+    """Split `instructions`, in order, into the fewest groups that fit a transaction. ChainError if one alone does
+    not.
+    """
+    groups: list[list[Instruction]] = []
+    for instruction in instructions:
+        if groups and transaction_size(wallet, [*groups[-1], instruction]) <= MAX_TRANSACTION:
+            groups[-1].append(instruction)
+            continue
+        if (size := transaction_size(wallet, [instruction])) > MAX_TRANSACTION:
+            raise ChainError(
+                f"an instruction needs a transaction of {size} bytes, the limit is {MAX_TRANSACTION}",
+                "shorten the texts in it (names, descriptions, addresses), or change fewer things at once",
+            )
+        groups.append([instruction])
+    return groups
+
+
+def transaction_size(wallet: Wallet, instructions: Sequence[Instruction]) -> int:
+    """Bytes of the signed transaction, compute-budget instructions included."""
+    prefix = [set_compute_unit_limit(0), set_compute_unit_price(0)]
+    message = Message.new_with_blockhash([*prefix, *instructions], wallet.pubkey, Hash.default())
+    unsigned = [Signature.default()] * message.header.num_required_signatures
+    return len(bytes(VersionedTransaction.populate(message, unsigned)))

@@ -1,0 +1,130 @@
+"""One account subscription that reconnects for ever: bounded messages, ping every 5 s, back-off, next endpoint after
+a failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from solders.account_decoder import UiAccountEncoding
+from solders.pubkey import Pubkey
+from solders.rpc.config import RpcAccountInfoConfig
+from solders.rpc.requests import AccountSubscribe
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import WebSocketException
+
+from aftermath.chain.accounts import COMMITMENT, AccountData, BadReply, parse_reply
+from aftermath.chain.endpoints import describe, shown
+from aftermath.chain.rpc import RpcPool
+from aftermath.run.errors import ChainError
+
+log = logging.getLogger(__name__)
+
+MAX_MESSAGE = 1 << 20
+PING_SECONDS = 5.0
+OPEN_SECONDS = 5.0
+CLOSE_SECONDS = 1.0
+BACKOFF_MAX = 5.0
+
+
+@dataclass(frozen=True)
+class Push:
+    """A notification: the account as of `slot` (None when it is gone), and the message's size in bytes."""
+
+    slot: int
+    account: AccountData | None
+    size: int
+
+
+class AccountSocket:
+    """Calls `on_push` for every notification and `on_subscribed` after every successful subscription."""
+
+    def __init__(
+        self, pool: RpcPool, address: Pubkey, on_push: Callable[[Push], None], on_subscribed: Callable[[], None]
+    ) -> None:
+        self._pool = pool
+        self._address = address
+        self._on_push = on_push
+        self._on_subscribed = on_subscribed
+        self._connection: ClientConnection | None = None
+        self._subscription: int | None = None
+        self._failures = 0
+        self._next = 0
+        self.ready = asyncio.Event()
+        self.pushes = 0
+        self.bytes_max = 0
+
+    async def run(self) -> None:
+        """Connect, subscribe, listen; and again, until cancelled."""
+        while True:
+            url = self._pool.endpoints[self._next % len(self._pool.endpoints)].ws
+            try:
+                await self._listen(url)
+                reason = "closed"
+            except (OSError, TimeoutError, WebSocketException, BadReply) as error:
+                reason = describe(error)
+            finally:
+                self.ready.clear()
+            self._failures += 1
+            self._next += 1
+            log.info("websocket %s: %s, connecting again", shown(url), reason)
+            await asyncio.sleep(self._pool.backoff(self._failures, BACKOFF_MAX))
+
+    async def drop(self) -> None:
+        """Close the current connection, so that `run` makes a new one."""
+        if self._connection is not None:
+            await self._connection.close()
+
+    async def _listen(self, url: str) -> None:
+        config = RpcAccountInfoConfig(UiAccountEncoding.Base64Zstd, None, COMMITMENT)
+        async with connect(
+            url,
+            max_size=MAX_MESSAGE,
+            open_timeout=OPEN_SECONDS,
+            ping_interval=PING_SECONDS,
+            ping_timeout=PING_SECONDS,
+            close_timeout=CLOSE_SECONDS,
+        ) as connection:
+            self._connection, self._subscription = connection, None
+            await connection.send(AccountSubscribe(self._address, config, 1).to_json())
+            async with asyncio.timeout(OPEN_SECONDS):
+                while self._subscription is None:
+                    self._handle(await connection.recv())
+            async for message in connection:
+                self._handle(message)
+
+    def _handle(self, message: str | bytes) -> None:
+        try:
+            body = json.loads(message)
+        except ValueError as error:
+            raise BadReply("the websocket sent something that is not JSON") from error
+        if not isinstance(body, dict):
+            raise BadReply("the websocket sent something that is not JSON-RPC")
+        if body.get("id") == 1:
+            self._confirm(body)
+        elif body.get("method") == "accountNotification" and self._subscription is not None:
+            self._notify(body.get("params"), len(message.encode() if isinstance(message, str) else message))
+
+    def _confirm(self, body: dict[str, Any]) -> None:
+        if not isinstance(body.get("result"), int):
+            raise BadReply(f"the websocket refused the subscription: {str(body.get('error'))[:200]}")
+        self._subscription = body["result"]
+        self.ready.set()
+        self._on_subscribed()
+
+    def _notify(self, params: Any, size: int) -> None:
+        if not isinstance(params, dict) or params.get("subscription") != self._subscription:
+            return
+        slot, account = parse_reply(params.get("result"))
+        self._failures = 0
+        self.pushes += 1
+        self.bytes_max = max(self.bytes_max, size)
+        try:
+            self._on_push(Push(slot, account, size))
+        except ChainError:
+            log.exception("a push could not be used")

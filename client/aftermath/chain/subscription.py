@@ -1,0 +1,213 @@
+"""Follows one Run account: websocket pushes first, polling whenever they are silent, the newest state by `seq`.
+
+Decided: after each subscription the account is also fetched, not older than what is known (minContextSlot), so
+nothing falls between the two; a state is accepted only if its `seq` is higher than the last one, whichever way it
+came; two polls in a row that bring news the socket did not push mean the socket is mute, and it is replaced (on the
+next endpoint).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
+
+from solders.pubkey import Pubkey
+
+from aftermath.chain.accounts import AccountData, BadReply, fetch_many
+from aftermath.chain.addresses import CLOCK
+from aftermath.chain.clock import ChainClock
+from aftermath.chain.rpc import RpcPool
+from aftermath.chain.socket import AccountSocket, Push
+from aftermath.run.accounts import Run
+from aftermath.run.errors import AccountError, ChainError, ChainUnavailable
+from aftermath.run.views import parse_run
+
+log = logging.getLogger(__name__)
+
+SILENCE_SECONDS = 2.0
+SUBSCRIBE_SECONDS = 1.0
+POLL_PATIENCE = 10.0
+MUTE_AFTER = 2
+GIVE_UP_SECONDS = 600.0
+
+
+class RunWatcher:
+    """The newest state of one run. `give_up`: after so many seconds without any contact `updates` raises
+    ChainUnavailable.
+    """
+
+    def __init__(
+        self,
+        pool: RpcPool,
+        address: Pubkey,
+        program: Pubkey,
+        *,
+        silence: float = SILENCE_SECONDS,
+        give_up: float = GIVE_UP_SECONDS,
+    ) -> None:
+        self._pool = pool
+        self._address = address
+        self._program = program
+        self._silence = silence
+        self._give_up = give_up
+        self._latest: Run | None = None
+        self._ended: BaseException | None = None
+        self._changed = asyncio.Event()
+        self._poll_now = asyncio.Event()
+        self._socket = AccountSocket(pool, address, self._pushed, self._subscribed)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._contact = 0.0
+        self._unpushed = 0
+        self.slot = 0
+        self.polls = 0
+        self.clock = ChainClock(lambda: asyncio.get_running_loop().time())
+
+    @property
+    def latest(self) -> Run:
+        """The newest state seen. Raises ChainError before `start`."""
+        if self._latest is None:
+            raise ChainError("the run has not been read yet")
+        return self._latest
+
+    @property
+    def push_bytes_max(self) -> int:
+        """Bytes of the largest websocket message received."""
+        return self._socket.bytes_max
+
+    async def start(self) -> None:
+        """Subscribe, read the run, and keep following it until `close`.
+
+        Raises ChainUnavailable, ChainError when there is no such run, AccountError when it is of another version.
+        """
+        self._spawn(self._socket.run())
+        try:
+            async with asyncio.timeout(SUBSCRIBE_SECONDS):
+                await self._socket.ready.wait()
+        except TimeoutError:
+            log.info("the websocket is not ready yet, reading the run by polling")
+        try:
+            await self.refresh()
+        except BaseException:
+            await self.close()
+            raise
+        self._spawn(self._poll())
+
+    async def close(self) -> None:
+        """Stop following."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+
+    async def refresh(self, patience: float | None = None) -> Run:
+        """Read the run now (and chain time with it), not older than anything seen before."""
+        slot, (account, clock) = await fetch_many(
+            self._pool, [self._address, CLOCK], min_slot=self.slot or None, patience=patience
+        )
+        self.polls += 1
+        if clock is not None:
+            self.clock.observe_sysvar(clock.data)
+        if account is None or account.owner != self._program:
+            raise ChainError(
+                "there is no such run on this cluster (never created, or closed)",
+                "check the run id, --rpc and the program id: aftermath-solana list-runs",
+            )
+        self._accept(slot, account)
+        return self.latest
+
+    async def updates(self) -> AsyncIterator[Run]:
+        """The newest state at once, then after every change; states that a slow reader missed are skipped.
+
+        Raises ChainError when the run was closed, ChainUnavailable when the chain stayed out of reach.
+        """
+        seen = -1
+        while True:
+            changed = self._changed
+            if self.latest.seq > seen:
+                seen = self.latest.seq
+                yield self.latest
+            elif self._ended is not None:
+                raise self._ended
+            else:
+                await changed.wait()
+
+    async def _poll(self) -> None:
+        while True:
+            heard = self._heard()
+            try:
+                async with asyncio.timeout(self._silence):
+                    await self._poll_now.wait()
+            except TimeoutError:
+                if self._heard() != heard:
+                    continue
+            self._poll_now.clear()
+            await self._poll_once()
+
+    async def _poll_once(self) -> None:
+        pushes, seq = self._heard(), self.latest.seq
+        try:
+            await self.refresh(patience=POLL_PATIENCE)
+        except ChainUnavailable as error:
+            if asyncio.get_running_loop().time() - self._contact > self._give_up:
+                self._end(error)
+            return
+        except (BadReply, AccountError) as error:
+            log.warning("an RPC node sent a run that cannot be read: %s", error.message)
+            return
+        missed = self.latest.seq > seq and self._heard() == pushes and self._socket.ready.is_set()
+        self._unpushed = self._unpushed + 1 if missed else self._unpushed
+        if self._unpushed >= MUTE_AFTER:
+            log.warning("the websocket is silent although the run changes: connecting anew")
+            self._unpushed = 0
+            await self._socket.drop()
+
+    def _heard(self) -> int:
+        return self._socket.pushes
+
+    def _subscribed(self) -> None:
+        """After a new subscription read the account, so that nothing between two subscriptions is missed."""
+        if self._latest is not None:
+            self._poll_now.set()
+
+    def _pushed(self, push: Push) -> None:
+        self._unpushed = 0
+        try:
+            if push.account is None or push.account.owner != self._program:
+                self._poll_now.set()
+                return
+            self._accept(push.slot, push.account)
+        except AccountError as error:
+            log.warning("a websocket sent a run that cannot be read: %s", error.message)
+            self._poll_now.set()
+
+    def _accept(self, slot: int, account: AccountData) -> None:
+        """Take the state if it is newer than the last one, and wake the readers."""
+        run = parse_run(account.data)
+        self._contact = asyncio.get_running_loop().time()
+        before = self._latest
+        if before is not None and run.seq <= before.seq:
+            return
+        self.slot = max(self.slot, slot)
+        if before is not None and run.state_started_at > before.state_started_at:
+            self.clock.observe(run.state_started_at)
+        self._latest = run
+        self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _end(self, error: BaseException) -> None:
+        self._ended = error
+        self._wake()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        task.add_done_callback(self._finished)
+        self._tasks.append(task)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._end(error)
