@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from aftermath.run.views import Attestation, Members, Model, Round, Run
+from aftermath.run.accounts import Attestation, Members, Model, Round, Run
 
 
 class Clock(Protocol):

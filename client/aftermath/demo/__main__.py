@@ -1,0 +1,133 @@
+"""`make demo`: three unequal computers train one model through Solana; one of them dies half way and comes back."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+
+from aftermath.demo.plan import KILLED, TIERS, Commands, DemoFailed, Places
+from aftermath.demo.processes import Process
+from aftermath.demo.report import write_report
+from aftermath.demo.stage import REPOSITORY, create_run, member_name, prepare_files, start_chain, write_config
+from aftermath.demo.story import MemberStory, Story
+from aftermath.demo.view import picture
+
+LIMIT_SECONDS = 900.0
+DEAD_SECONDS = 6.0  # how long the killed member stays away
+
+
+class Demo:
+    """One performance."""
+
+    def __init__(self, places: Places, engine: str, console: Console) -> None:
+        self.places, self.engine, self.console = places, engine, console
+        self.started = time.monotonic()
+        self.story = Story([MemberStory(member_name(tier), tier) for tier in TIERS])
+        self.processes: dict[str, Process] = {}
+        self.commands: Commands | None = None
+
+    def elapsed(self) -> float:
+        return time.monotonic() - self.started
+
+    def perform(self) -> int:
+        """Run it all; 0 if it went as it should."""
+        self.console.print(f"Tokenising the standard library and making a model in {self.places.root} ...")
+        prepare_files(self.places)
+        write_config(self.places, REPOSITORY / "config" / "demo" / "config.toml")
+        self.processes["localnet"], self.commands = start_chain(self.places, self.engine)
+        self.console.print(f"The chain answers at {self.commands.rpc}; creating the run ...")
+        create_run(self.commands)
+        for member in self.story.members:
+            self.start(member)
+        self.watch()
+        return write_report(self.story, self.commands, self.engine, self.elapsed(), self.console)
+
+    def start(self, member: MemberStory) -> None:
+        assert self.commands is not None
+        threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        command = self.commands.train(member.name, member.tier)
+        self.processes[member.name] = Process(member.name, command, self.places.log(member.name), threads)
+
+    # --- watching -----------------------------------------------------------------------------------------------
+
+    def watch(self) -> None:
+        """Show the run until it is finished; kill one member half way and bring it back."""
+        victim = self.story.members[KILLED]
+        killed_at: float | None = None
+        revived = False
+        with Live(console=self.console, refresh_per_second=4, transient=False) as live:
+            while any(self.processes[m.name].running for m in self.story.members) or (killed_at and not revived):
+                self.read()
+                if killed_at is None and self.half_way():
+                    self.processes[victim.name].kill()
+                    killed_at, victim.state = self.elapsed(), "killed"
+                elif killed_at is not None and not revived and self.elapsed() > killed_at + DEAD_SECONDS:
+                    self.start(victim)
+                    revived = True
+                self.check(victim.name if killed_at is not None and not revived else None)
+                live.update(picture(self.story, f"aftermath on {self.engine}", self.caption(killed_at, revived), self.elapsed()))
+                time.sleep(0.2)
+            self.read()
+        if killed_at is None:
+            raise DemoFailed("the run ended before half of it was seen")
+
+    def read(self) -> None:
+        for member in self.story.members:
+            self.story.watch(self.places.events(member.name), member)
+        self.story.read(self.elapsed())
+
+    def half_way(self) -> bool:
+        """The middle of the second epoch, so that the member comes back for the third."""
+        return self.story.steps >= 24
+
+    def check(self, absent: str | None) -> None:
+        """Nobody but the killed member may end with an error."""
+        self.processes["localnet"].expect_running()
+        for member in self.story.members:
+            process = self.processes[member.name]
+            if member.name != absent and process.code not in (None, 0):
+                process.expect_running()
+        if self.elapsed() > LIMIT_SECONDS:
+            raise DemoFailed(f"the run did not finish within {LIMIT_SECONDS:.0f} s; see {self.places.root / 'logs'}")
+
+    def caption(self, killed_at: float | None, revived: bool) -> str:
+        name = self.story.members[KILLED].name
+        if killed_at is None:
+            return f"{name} will be killed half way"
+        return f"{name} was killed at {killed_at:.0f} s" + (" and is back; it takes the model from its peers" if revived else "")
+
+    def close(self) -> None:
+        for process in reversed(list(self.processes.values())):
+            process.stop()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
+    parser.add_argument("--engine", choices=("embedded", "validator"), default="embedded", help="which local chain")
+    parser.add_argument("--dir", type=Path, default=None, help="where to work (default runs/demo-ENGINE); emptied first")
+    chosen = parser.parse_args()
+    root = (chosen.dir or REPOSITORY / "runs" / f"demo-{chosen.engine}").resolve()
+    shutil.rmtree(root, ignore_errors=True)
+    root.mkdir(parents=True)
+    console = Console()
+    demo = Demo(Places(root), chosen.engine, console)
+    try:
+        return demo.perform()
+    except DemoFailed as failure:
+        console.print(f"[red]The demo failed:[/red] {failure}", highlight=False)
+        return 1
+    except KeyboardInterrupt:
+        console.print("Stopped.")
+        return 130
+    finally:
+        demo.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

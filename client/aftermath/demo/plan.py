@@ -1,0 +1,102 @@
+"""What the demo does: its sizes, its places on disk, and the command lines it runs.
+
+Choices: everything is a real command of `aftermath-solana`, started as a process; the corpus is the Python standard
+library's own source, which every machine has; tiers 0, 1 and 2 train one Llama of about a million parameters.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+TIERS = (0, 1, 2)
+RUN_ID = "demo"
+CORPUS_BYTES = 6_000_000
+MODEL = {"hidden": 128, "layers": 4, "heads": 4, "kv-heads": 2, "intermediate": 512}
+KILLED = 1  # the member that is killed half way
+TRAIN_THREADS = 1
+
+
+class DemoFailed(Exception):
+    """The demo cannot go on; the message says what happened and where to look."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the demo keeps its files."""
+
+    root: Path
+
+    @property
+    def data(self) -> Path:
+        return self.root / "data"
+
+    @property
+    def model(self) -> Path:
+        return self.root / "model"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    @property
+    def ledger(self) -> Path:
+        return self.root / "ledger"
+
+    @property
+    def config(self) -> Path:
+        return self.root / "config.toml"
+
+    @property
+    def peers(self) -> Path:
+        return self.root / "peers"
+
+    def wallet(self, name: str) -> Path:
+        return self.root / "keys" / f"{name}.json"
+
+    def events(self, name: str) -> Path:
+        return self.root / "events" / name
+
+    def log(self, name: str) -> Path:
+        return self.root / "logs" / f"{name}.log"
+
+
+@dataclass(frozen=True)
+class Commands:
+    """The command lines, for one chain."""
+
+    places: Places
+    rpc: str
+    ws_rpc: str
+
+    def solana(self, *arguments: str) -> list[str]:
+        """An `aftermath-solana` command against this chain."""
+        return [sys.executable, "-m", "aftermath.cli.main", *arguments, "--rpc", self.rpc, "--ws-rpc", self.ws_rpc]
+
+    def owner(self, command: str, *arguments: str) -> list[str]:
+        return self.solana(command, "--run-id", RUN_ID, "-w", str(self.places.wallet("owner")), *arguments)
+
+    def train(self, name: str, tier: int) -> list[str]:
+        """The command that a compute provider types."""
+        archive = ["--checkpoint-dir", str(self.places.checkpoints)] if tier == 0 else []
+        return [
+            *self.solana("train", "--run-id", RUN_ID, "-w", str(self.places.wallet(name))),
+            *("--matformer-tier", str(tier), "--micro-batch-size", "4", "--threads", str(TRAIN_THREADS)),
+            *("--device", "cpu", "--iroh-relay", "disabled", "--iroh-discovery", "local"),
+            *("--discovery-dir", str(self.places.peers), "--bind-p2p-interface", "127.0.0.1"),
+            *("--logs", "json", "--events-dir", str(self.places.events(name)), *archive),
+        ]
+
+
+def call(command: list[str], log: Path) -> str:
+    """Run a command to its end and return its output; DemoFailed with its last words if it fails."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=180, check=False)
+    with log.open("a") as file:
+        file.write(f"$ {' '.join(command)}\n{done.stdout}{done.stderr}\n")
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip()[-2000:]
+        raise DemoFailed(f"`{' '.join(command[2:4])}` failed:\n{said}\nThe whole log is in {log}.")
+    return done.stdout

@@ -1,0 +1,115 @@
+"""The end of the demo: a plot, a text by every tier, a table, and demo-report.json; nothing in it is not measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from aftermath.demo.ledger import Costs, costs_of
+from aftermath.demo.plan import KILLED, RUN_ID, TIERS, Commands, DemoFailed
+from aftermath.demo.stage import run_state
+from aftermath.demo.story import Story
+from aftermath.watch.plot import loss_plot
+
+PROMPT = "def "
+SAMPLE_TOKENS = 120
+LOSS_MUST_FALL = 1.0  # nats
+
+
+def write_report(
+    story: Story, commands: Commands, engine: str, seconds: float, console: Console, before_seconds: float = 0.0
+) -> int:
+    """Write everything, print the essentials; 0 if the run did what it promises, else 1."""
+    places = commands.places
+    run = run_state(commands)
+    costs = costs_of(commands.rpc, str(run["address"]))
+    report = findings(story, costs, seconds, before_seconds)
+    (places.root / "demo-report.json").write_text(json.dumps(report, indent=1) + "\n")
+    loss_plot(places.root / "loss.png", story.loss_curve(), [], f"tiers {', '.join(map(str, TIERS))} on {engine}")
+    for tier, text in samples(places.checkpoints):
+        console.print(f"[bold]tier {tier}[/bold] continues {PROMPT!r}:", highlight=False)
+        console.print(text, highlight=False, markup=False)
+    console.print(table_of(story, costs))
+    console.print(f"Report, plot and logs are in {places.root}", highlight=False)
+    wrong = shortcomings(story, report, run)
+    for sentence in wrong:
+        console.print(f"[red]{sentence}[/red]", highlight=False)
+    return 1 if wrong else 0
+
+
+def findings(story: Story, costs: Costs, seconds: float, before_seconds: float) -> dict[str, Any]:
+    """demo-report.json."""
+    curve = story.loss_curve()
+    if not curve or story.first_loss_at is None:
+        raise DemoFailed("no member ever reported a loss")
+    checks, differing = story.replica_checks()
+    rounds = sum(len(member.rounds) for member in story.members)
+    return {
+        "rounds": len(curve),
+        "loss_first": round(curve[0][1], 4),
+        "loss_last": round(curve[-1][1], 4),
+        "tiers": [member.tier for member in story.members],
+        "replicas_identical": checks > 0 and not differing,
+        "checks_of_replicas": checks,
+        "bytes_per_round_per_member": round(sum(m.total("sent") for m in story.members) / max(rounds, 1)),
+        "transactions": costs.transactions,
+        "lamports": costs.lamports,
+        "push_bytes_max": max(int(r.get("push_bytes_max", 0)) for m in story.members for r in m.traffic),
+        "wall_seconds": round(seconds, 1),
+        "seconds_to_first_loss": round(story.first_loss_at - before_seconds, 1),
+    }
+
+
+def shortcomings(story: Story, report: dict[str, Any], run: dict[str, Any]) -> list[str]:
+    """Whatever the demo promises and did not do."""
+    del run
+    wrong = list(story.replica_checks()[1])
+    if report["loss_first"] - report["loss_last"] < LOSS_MUST_FALL:
+        wrong.append(f"The loss fell from {report['loss_first']} to {report['loss_last']}, less than {LOSS_MUST_FALL} nat.")
+    if "peers" not in story.members[KILLED].sources:
+        wrong.append(f"{story.members[KILLED].name} did not come back with the model from its peers.")
+    return wrong
+
+
+def samples(checkpoints: Path) -> list[tuple[int, str]]:
+    """A text by every tier, from the newest checkpoint of the run."""
+    import torch
+
+    from aftermath.model.checkpoint import load, load_config
+    from aftermath.model.generate import generate_text
+
+    torch.set_num_threads(1)
+    kept = sorted(checkpoints.glob(f"{RUN_ID}-step*"), key=lambda path: int(path.name.rpartition("step")[2]))
+    if not kept:
+        raise DemoFailed(f"no checkpoint was written to {checkpoints}")
+    texts = []
+    for tier in TIERS:
+        weights = load(kept[-1], tier, "universal")
+        text = generate_text(load_config(kept[-1]), tier, weights, kept[-1], PROMPT, SAMPLE_TOKENS, temperature=0.7, seed=0)
+        texts.append((tier, text))
+    return texts
+
+
+def table_of(story: Story, costs: Costs) -> Table:
+    """Rounds, transactions, fees and bytes per member."""
+    table = Table(title="what it took")
+    for column in ("member", "tier", "rounds trained", "transactions", "lamports", "sent", "received", "sent per round"):
+        table.add_column(column, justify="right")
+    for member in story.members:
+        rounds = len(member.rounds)
+        table.add_row(
+            member.name,
+            str(member.tier),
+            str(rounds),
+            f"{member.total('transactions'):,.0f}",
+            f"{member.total('lamports'):,.0f}",
+            f"{member.total('sent'):,.0f} B",
+            f"{member.total('received'):,.0f} B",
+            f"{member.total('sent') / max(rounds, 1):,.0f} B",
+        )
+    table.add_row("all, on chain", "", str(story.steps), f"{costs.transactions:,}", f"{costs.lamports:,}", "", "", "")
+    return table

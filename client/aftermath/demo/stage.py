@@ -1,0 +1,98 @@
+"""Sets the demo's stage: corpus, model, wallets, chain and run, all through the commands a user has."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import urllib.request
+from pathlib import Path
+
+from aftermath.demo.plan import CORPUS_BYTES, MODEL, RUN_ID, TIERS, Commands, DemoFailed, Places, call
+from aftermath.demo.processes import Process, wait_for
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+
+def member_name(tier: int) -> str:
+    """What the demo calls the member that holds a tier."""
+    return f"member-{tier}"
+
+
+def prepare_files(places: Places) -> None:
+    """Tokenise the corpus and make the model everybody starts from."""
+    scripts, log = REPOSITORY / "scripts", places.log("setup")
+    call([sys.executable, str(scripts / "tokenise.py"), "--out", str(places.data), "--max-bytes", str(CORPUS_BYTES)], log)
+    sizes = [word for name, value in MODEL.items() for word in (f"--{name}", str(value))]
+    call([sys.executable, str(scripts / "init-model.py"), "--out", str(places.model), *sizes, "--seed", "0"], log)
+
+
+def write_config(places: Places, template: Path) -> None:
+    """The run's config with this machine's paths in it."""
+    text = template.read_text()
+    for word, path in (("DATA_DIR", places.data), ("MODEL_DIR", places.model)):
+        if word not in text:
+            raise DemoFailed(f"{template} does not say {word}")
+        text = text.replace(word, str(path))
+    places.config.write_text(text)
+
+
+def free_port() -> int:
+    """A port whose successor is free as well: Solana's websocket is the RPC's port plus one."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port = int(first.getsockname()[1])
+            try:
+                second.bind(("127.0.0.1", port + 1))
+            except (OSError, OverflowError):
+                continue
+            return port
+
+
+def start_chain(places: Places, engine: str) -> tuple[Process, Commands]:
+    """The local network, ready to answer."""
+    port = free_port()
+    rpc = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "aftermath.cli.main", "localnet", "--engine", engine]
+    chain = Process("localnet", [*command, "--port", str(port), "--ledger", str(places.ledger)], places.log("localnet"))
+    wait_for("the local network", lambda: healthy(rpc), 90, chain)
+    return chain, Commands(places, rpc, f"ws://127.0.0.1:{port + 1}")
+
+
+def ask(rpc: str, method: str, *params: object) -> object:
+    """One JSON-RPC call."""
+    body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": list(params)}).encode()
+    request = urllib.request.Request(rpc, body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=10) as reply:
+        answer = json.load(reply)
+    if "error" in answer:
+        raise DemoFailed(f"{method}: {answer['error']}")
+    return answer["result"]
+
+
+def healthy(rpc: str) -> bool:
+    try:
+        return ask(rpc, "getHealth") == "ok"
+    except (OSError, ValueError, DemoFailed):
+        return False
+
+
+def create_run(commands: Commands) -> None:
+    """What a run owner types: three commands."""
+    places, log = commands.places, commands.places.log("owner")
+    for name in ("owner", *(member_name(tier) for tier in TIERS)):
+        key = places.wallet(name)
+        call([sys.executable, "-m", "aftermath.cli.main", "show-identity", "--create", "-w", str(key)], log)
+    described = ("--name", "aftermath demo", "--description", "three unequal members on one machine")
+    call(commands.owner("create-run", *described), log)
+    call(commands.owner("update-config", "--config-path", str(places.config)), log)
+    call(commands.owner("set-paused", "resume"), log)
+
+
+def run_state(commands: Commands) -> dict[str, object]:
+    """The run as the chain has it."""
+    text = call([*commands.solana("json-dump-run", "--run-id", RUN_ID)], commands.places.log("owner"))
+    found = json.loads(text)
+    assert isinstance(found, dict)
+    return found

@@ -1,0 +1,113 @@
+"""What the demo has seen so far, put together from the events of its members."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass
+class MemberStory:
+    """One member, over all of its processes."""
+
+    name: str
+    tier: int
+    state: str = "starting"
+    step: int = 0
+    loss: float | None = None
+    tokens_per_sec: float = 0.0
+    slot: int | None = None
+    sources: list[str] = field(default_factory=list)
+    traffic: list[dict[str, Any]] = field(default_factory=list)
+    """The last traffic report of every process of this member."""
+    rounds: set[int] = field(default_factory=set)
+    warnings: list[str] = field(default_factory=list)
+
+    def total(self, kind: str) -> float:
+        """A counter summed over this member's processes."""
+        return sum(report.get(kind, 0) for report in self.traffic)
+
+
+class Story:
+    """Follows the event files of all members."""
+
+    def __init__(self, members: list[MemberStory]) -> None:
+        self.members = members
+        self.losses: dict[int, dict[str, tuple[float, int]]] = defaultdict(dict)
+        self.hashes: dict[tuple[int, int], dict[str, str]] = defaultdict(dict)
+        self.first_loss_at: float | None = None
+        self._files: dict[Path, tuple[MemberStory, int]] = {}
+
+    def watch(self, directory: Path, member: MemberStory) -> None:
+        """Take in a directory's event files, now and whenever `read` is called."""
+        for path in sorted(directory.glob("*.jsonl")):
+            self._files.setdefault(path, (member, 0))
+
+    def read(self, now: float) -> bool:
+        """Take in what was written since the last time; True if there was anything."""
+        fresh = False
+        for path, (member, offset) in list(self._files.items()):
+            with path.open("rb") as file:
+                file.seek(offset)
+                data = file.read()
+            whole = data.rfind(b"\n") + 1
+            if offset == 0 and whole:
+                member.traffic.append({})
+            for line in data[:whole].splitlines():
+                self._take(member, json.loads(line), now)
+                fresh = True
+            self._files[path] = (member, offset + whole)
+        return fresh
+
+    def _take(self, member: MemberStory, event: dict[str, Any], now: float) -> None:
+        kind = event["kind"]
+        if kind == "state":
+            member.state = f"epoch {event['epoch']} {event['state'].lower().replace('_', ' ')}"
+        elif kind == "joined":
+            member.slot = event["slot"]
+        elif kind == "model":
+            member.sources.append(event["source"])
+        elif kind == "trained":
+            self._trained(member, event, now)
+        elif kind in ("applied", "cooldown"):
+            member.step = max(member.step, event["step"])
+            for level, digest in event["hashes"].items():
+                self.hashes[event["step"] if kind == "applied" else -event["step"], int(level)][member.name] = digest
+        elif kind == "traffic":
+            member.traffic[-1] = event
+        elif kind in ("warning", "error"):
+            member.warnings.append(event["message"])
+
+    def _trained(self, member: MemberStory, event: dict[str, Any], now: float) -> None:
+        member.loss, member.tokens_per_sec = event["loss"], event["tokens_per_sec"]
+        member.rounds.add(event["step"])
+        self.losses[event["step"]][member.name] = (event["loss"], event["tokens"])
+        if self.first_loss_at is None:
+            self.first_loss_at = now
+
+    # --- findings -----------------------------------------------------------------------------------------------
+
+    @property
+    def steps(self) -> int:
+        """The newest step anybody trained."""
+        return max(self.losses, default=0)
+
+    def loss_curve(self) -> list[tuple[int, float]]:
+        """(step, loss over all tokens of the step)."""
+        curve = []
+        for step, parts in sorted(self.losses.items()):
+            tokens = sum(count for _, count in parts.values())
+            curve.append((step, sum(loss * count for loss, count in parts.values()) / tokens))
+        return curve
+
+    def replica_checks(self) -> tuple[int, list[str]]:
+        """How many pairs of replicas were compared, and where two differed."""
+        checks, differing = 0, []
+        for (step, level), found in sorted(self.hashes.items()):
+            checks += max(0, len(found) - 1)
+            if len(set(found.values())) > 1:
+                differing.append(f"level {level} at step {abs(step)}: {found}")
+        return checks, differing

@@ -1,0 +1,53 @@
+"""What every part of a member's pipeline is handed: its ports, its identity and the run's fixed facts."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from aftermath.data.local import TokenFiles
+from aftermath.model.schema import Schema
+from aftermath.p2p.transport import Transport
+from aftermath.train.feed import RunFeed
+from aftermath.train.ports import Chain, Clock
+from aftermath.watch.events import Events
+
+T = TypeVar("T")
+
+
+class Worker(Protocol):
+    """Runs a synchronous function away from the event loop: one at a time, in the order asked."""
+
+    def __call__(self, function: Callable[[], T], /) -> Awaitable[T]: ...
+
+
+class Desync(Exception):
+    """This member has missed something that can no longer be had; it sits the epoch out and joins the next one."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """Ports and facts of one member in one run."""
+
+    run_id: str
+    chain: Chain
+    transport: Transport
+    feed: RunFeed
+    clock: Clock
+    events: Events
+    compute: Worker
+    """The thread that owns the replica."""
+    decode: Worker
+    """The thread that checks and decodes peers' payloads."""
+    p2p_secret: bytes
+    schema: Schema
+    tier: int
+    data: TokenFiles
+    hash_replicas: bool
+    """Whether to hash the replica after every apply and report it as an event."""
+
+    @property
+    def levels(self) -> range:
+        """The levels this member holds."""
+        return range(self.tier, self.schema.levels)

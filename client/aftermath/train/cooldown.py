@@ -1,0 +1,103 @@
+"""Cooldown: attest the model, offer it to joiners, and keep a durable checkpoint.
+
+Choices:
+- every elected member reports the hashes of the levels it holds; a quorum per level puts them on chain;
+- the snapshot for joiners is taken first, so that whoever joins next epoch finds it;
+- a tier-0 member with a place to save writes the full model; the chain takes it only with the attested hashes, and the
+  first valid one wins. A failed save is a warning: the run does not depend on any one member's disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+from aftermath.model.checkpoint import CheckpointError, resolve, save, upload
+from aftermath.run.accounts import Run
+from aftermath.run.committee import levels_to_attest
+from aftermath.run.errors import ChainRefused
+from aftermath.run.state import CheckpointKind, RunState
+from aftermath.train.context import Context
+from aftermath.train.modelshare import ModelShare
+from aftermath.train.persist import persist
+from aftermath.train.replica import Replica
+from aftermath.train.traffic import report_traffic
+
+
+@dataclass(frozen=True)
+class Archive:
+    """Where a tier-0 member keeps checkpoints."""
+
+    directory: Path | None
+    hub_repo: str | None
+    hub_token: str | None
+    keep_steps: int | None
+    """How many steps to keep in the directory; None keeps all."""
+
+
+class Cooldown:
+    """One member's cooldown of one epoch."""
+
+    def __init__(self, context: Context, share: ModelShare, replica: Replica, archive: Archive, slot: int) -> None:
+        self._ctx, self._share, self._replica = context, share, replica
+        self._archive, self._slot = archive, slot
+
+    async def live(self, run: Run) -> None:
+        """Go through cooldown; returns when the run has left it."""
+        hashes = await self._ctx.compute(self._replica.hashes)
+        self._ctx.events.emit("cooldown", epoch=run.epoch, step=run.step, hashes=hashes)
+        await self._ctx.compute(
+            lambda: self._share.offer(self._replica.params, self._ctx.schema, self._ctx.tier, run.step)
+        )
+        await self._attest(run, hashes)
+        if self._ctx.tier == 0 and (self._archive.directory or self._archive.hub_repo):
+            await self._keep(run, hashes)
+        report_traffic(self._ctx)
+        await self._ctx.feed.until(lambda now: self._over(run, now))
+
+    def _over(self, started: Run, now: Run) -> bool:
+        return now.epoch != started.epoch or now.state is not RunState.COOLDOWN
+
+    async def _attest(self, run: Run, hashes: dict[int, bytes]) -> None:
+        elected = levels_to_attest(run, await self._ctx.chain.members(), self._slot)
+        if elected:
+            await persist(
+                self._ctx.clock,
+                lambda: self._ctx.chain.attest(self._slot, {level: hashes[level] for level in elected}),
+                wanted=lambda: not self._over(run, self._ctx.feed.run),
+                done_if=frozenset({"DuplicateWitness", "WrongState", "NotElected"}),
+            )
+
+    async def _keep(self, run: Run, hashes: dict[int, bytes]) -> None:
+        """Save, and have the chain point to it once the levels are attested."""
+        try:
+            saved = await self._ctx.compute(lambda: self._save(run))
+        except (CheckpointError, OSError) as error:
+            self._ctx.events.emit("warning", message=f"no checkpoint of step {run.step} was kept: {error}")
+            return
+        kind, repo, revision = saved
+        self._ctx.events.emit("checkpoint", step=run.step, path=repo)
+        model = await self._ctx.chain.model()
+        if kind is CheckpointKind.LOCAL and model.checkpoint.kind is not CheckpointKind.LOCAL:
+            return  # others could not read this machine's directory; the run's checkpoint stays on the Hub
+        everything = (1 << run.levels) - 1
+        now = await self._ctx.feed.until(lambda r: r.levels_attested == everything or self._over(run, r))
+        if now.levels_attested == everything and now.attested_step == run.step:
+            await self._point_chain_to(kind, repo, revision, [hashes[level] for level in range(run.levels)])
+
+    async def _point_chain_to(self, kind: CheckpointKind, repo: str, revision: str, hashes: list[bytes]) -> None:
+        try:
+            await persist(
+                self._ctx.clock,
+                lambda: self._ctx.chain.checkpoint(kind, repo, revision, hashes),
+                wanted=lambda: self._ctx.feed.run.state is RunState.COOLDOWN,
+                done_if=frozenset({"CheckpointNotNewer"}),
+            )
+        except ChainRefused as error:
+            self._ctx.events.emit("warning", message=f"the chain did not take the checkpoint: {error}")
+
+    def _save(self, run: Run) -> tuple[CheckpointKind, str, str]:
+        """Write the checkpoint (and upload it); returns its kind, place and revision."""
+        assert self._archive.directory is not None or self._archive.hub_repo is not None
+        raise NotImplementedError

@@ -1,0 +1,200 @@
+"""One member's life in a run: wait, join, warm up, train, cool down, again, until the run is finished.
+
+The run's state on chain is the only clock; every state has one thing to do and no pair of states is fatal: a member
+that falls out of an epoch says so on chain and joins the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from aftermath.p2p.transport import Announcement
+from aftermath.run import bitmap
+from aftermath.run.accounts import Members, Run, Slot
+from aftermath.run.commitment import Commitment, Ready, decode_announcement
+from aftermath.run.errors import BadAnnouncement, ChainRefused
+from aftermath.run.state import MemberState, RunState
+from aftermath.train.context import Context, Desync
+from aftermath.train.cooldown import Archive, Cooldown
+from aftermath.train.modelshare import ModelShare
+from aftermath.train.origin import Origin
+from aftermath.train.persist import persist
+from aftermath.train.replica import Replica
+from aftermath.train.results import Results
+from aftermath.train.rounds import TRAINING, Rounds
+from aftermath.train.ticker import Ticker
+from aftermath.train.wait import Pulse
+from aftermath.train.warmup import Readiness, WarmUp
+
+_JOINABLE = (
+    RunState.WAITING_FOR_MEMBERS,
+    RunState.WARMUP,
+    RunState.ROUND_TRAIN,
+    RunState.ROUND_WITNESS,
+    RunState.COOLDOWN,
+)
+_WEIGHT_DRIFT = 1.25  # a declared throughput is corrected when it is off by more than this factor
+
+
+class Member:
+    """Drives one member with the ports of its context."""
+
+    def __init__(self, context: Context, origin: Origin, archive: Archive, *, weight: int, parallel: int) -> None:
+        self._ctx, self._origin, self._archive, self._parallel = context, origin, archive, parallel
+        self._weight = weight
+        self._share = ModelShare(context.transport)
+        self._results = Results(context)
+        self._readiness = Readiness(Pulse(), {})
+        self._replica: Replica | None = None
+        self._members_seq = -1
+        self.slot: int | None = None
+
+    async def live(self) -> None:
+        """Take part until the run is finished; cancelled from outside to stop earlier (see `leave`)."""
+        tasks = [
+            asyncio.ensure_future(self._ctx.feed.follow(self._ctx.chain)),
+            asyncio.ensure_future(Ticker(self._ctx.chain, self._ctx.feed, self._ctx.clock).run()),
+            asyncio.ensure_future(self._listen()),
+            asyncio.ensure_future(self._follow_members()),
+        ]
+        own = asyncio.ensure_future(self._epochs())
+        try:
+            await asyncio.wait([own, *tasks], return_when=asyncio.FIRST_COMPLETED)
+            for task in (own, *tasks):
+                if task.done():
+                    task.result()
+        finally:
+            for task in (own, *tasks):
+                task.cancel()
+            await asyncio.gather(own, *tasks, return_exceptions=True)
+            self._results.close()
+
+    async def leave(self) -> None:
+        """Tell the chain that this member goes."""
+        if self.slot is not None:
+            await self._ctx.chain.leave()
+            self._ctx.events.emit("left")
+
+    # --- epochs -------------------------------------------------------------------------------------------------
+
+    async def _epochs(self) -> None:
+        last = None
+        while True:
+            run = self._ctx.feed.run
+            if run.state is not last:
+                last = run.state
+                self._ctx.events.emit("state", epoch=run.epoch, state=run.state.name)
+            if run.state is RunState.FINISHED:
+                self._ctx.events.emit("finished", step=run.step)
+                return
+            members = await self._ctx.chain.members()
+            if self._takes_part(run, members):
+                try:
+                    await self._epoch(run)
+                except Desync as reason:
+                    self._ctx.events.emit("warning", message=f"out of this epoch: {reason}; joining the next one")
+                    self._replica = None
+                    await self._join(self._ctx.feed.run, stateless=True)
+            else:
+                await self._join_if_needed(run, members)
+                await self._ctx.feed.after(run.seq)
+
+    def _takes_part(self, run: Run, members: Members) -> bool:
+        """Whether there is an epoch this member can begin: in warm-up, or just after it if it has kept its replica."""
+        self.slot = members.find(self._ctx.chain.wallet)
+        if self.slot is None or not bitmap.contains(run.current.roster, self.slot):
+            return False
+        early = run.state in TRAINING and run.current.height <= 1 and self._replica is not None
+        return (run.state is RunState.WARMUP or early) and members.slots[self.slot].state is MemberState.HEALTHY
+
+    async def _epoch(self, run: Run) -> None:
+        """One epoch, from warm-up to the end of cooldown."""
+        assert self.slot is not None
+        warm = WarmUp(self._ctx, self._origin, self._readiness, self.slot, self._parallel)
+        self._replica = replica = await warm.obtain(run, self._replica)
+        if run.cold_start:
+            await self._ctx.compute(replica.distro.reset)
+        await warm.announce_ready(run)
+        rounds = Rounds(self._ctx, self._results, self._share, replica, run.epoch, self.slot)
+        try:
+            ended = await rounds.live()
+        finally:
+            self._results.close()
+            self._readiness.ready.pop(run.epoch, None)
+        self._weight = rounds.weight or self._weight
+        if not ended.pending_pause:
+            await self._join(ended, stateless=False)
+        await Cooldown(self._ctx, self._share, replica, self._archive, self.slot).live(ended)
+
+    # --- joining ------------------------------------------------------------------------------------------------
+
+    async def _join_if_needed(self, run: Run, members: Members) -> None:
+        """Ask for the next epoch, unless that is already on chain as we want it."""
+        if run.state not in _JOINABLE:
+            return
+        me = members.slots[self.slot] if self.slot is not None else None
+        in_epoch = me is not None and me.state is MemberState.HEALTHY
+        if me is None or not me.pending or (in_epoch and self._replica is None) or self._outdated(run, me):
+            await self._join(run, stateless=self._replica is None)
+
+    def _outdated(self, run: Run, me: Slot) -> bool:
+        if run.state is not RunState.WAITING_FOR_MEMBERS:
+            return False  # what is declared takes effect only between epochs
+        drift = max(me.weight, self._weight) / max(1, min(me.weight, self._weight))
+        return (me.p2p, me.tier) != (self._ctx.transport.node_id, self._ctx.tier) or drift > _WEIGHT_DRIFT
+
+    async def _join(self, run: Run, *, stateless: bool) -> None:
+        """Join on chain. A refusal that waiting cannot cure is raised to the user."""
+        try:
+            await persist(
+                self._ctx.clock,
+                lambda: self._ctx.chain.join(
+                    p2p=self._ctx.transport.node_id,
+                    tier=self._ctx.tier,
+                    weight=self._weight,
+                    schema_hash=self._ctx.schema.hash(),
+                    stateless=stateless,
+                ),
+                wanted=lambda: self._ctx.feed.run.state in _JOINABLE,
+                done_if=frozenset({"RunHalted"}),
+            )
+        except ChainRefused as error:
+            if error.name != "MembersFull":
+                raise
+            self._ctx.events.emit("warning", message=str(error))
+            await self._ctx.clock.sleep(10.0)
+            return
+        members = await self._ctx.chain.members()
+        self.slot = members.find(self._ctx.chain.wallet)
+        self._ctx.events.emit("joined", slot=self.slot, tier=self._ctx.tier, weight=self._weight, epoch=run.epoch)
+
+    # --- peers --------------------------------------------------------------------------------------------------
+
+    async def _follow_members(self) -> None:
+        """Keep the transport's allow-list equal to the members on chain."""
+        while True:
+            run = self._ctx.feed.run
+            if run.members_seq != self._members_seq:
+                members = await self._ctx.chain.members()
+                wanted = members.pending | members.mask(MemberState.HEALTHY) | run.finishers
+                self._ctx.transport.set_members(members.slots[slot].p2p for slot in bitmap.slots(wanted))
+                self._members_seq = run.members_seq
+            await self._ctx.feed.after(run.seq)
+
+    async def _listen(self) -> None:
+        async for heard in self._ctx.transport.announcements():
+            self._hear(heard)
+
+    def _hear(self, heard: Announcement) -> None:
+        try:
+            said = decode_announcement(heard.data)
+        except BadAnnouncement as error:
+            self._ctx.events.emit("refused", why=str(error))
+            return
+        run = self._ctx.feed.run
+        if said.sender != heard.sender or said.run_id != self._ctx.run_id or not 0 <= said.epoch - run.epoch <= 1:
+            return
+        if isinstance(said, Ready):
+            self._readiness.hear(said)
+        elif isinstance(said, Commitment) and said.epoch == run.epoch:
+            self._results.hear(said, heard.data)

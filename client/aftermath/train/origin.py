@@ -1,0 +1,60 @@
+"""Where replicas come from: the run's durable checkpoint on disk or on the Hub, and the shape of this member's tier.
+
+Everything here is synchronous and slow; the pipeline calls it on the replica's thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from aftermath.model.checkpoint import load, resolve
+from aftermath.model.config import LlamaConfig
+from aftermath.model.initial import init_weights
+from aftermath.model.schema import Schema
+from aftermath.run.accounts import Checkpoint
+from aftermath.train.replica import Replica
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Makes replicas of one tier."""
+
+    schema: Schema
+    tier: int
+    strategy: str
+    device: torch.device
+    micro_batch_size: int
+
+    def measure_weight(self, seq_len: int) -> int:
+        """Throughput of this machine with this tier, before any weights are here, in sequences per minute."""
+        return self.replica(init_weights(self.config, 0, self.tier)).measure_weight(seq_len)
+
+    @property
+    def config(self) -> LlamaConfig:
+        return self.schema.config
+
+    def durable(self, checkpoint: Checkpoint) -> dict[str, Tensor]:
+        """The tier's weights from the durable checkpoint. Raises model.checkpoint.CheckpointError."""
+        directory: Path = resolve(checkpoint)
+        return load(directory, self.tier, self.strategy)
+
+    def blank(self) -> dict[str, Tensor]:
+        """Zeroed tensors of the tier, to be filled level by level."""
+        shapes = self.config.parameter_shapes(self.tier)
+        return {name: torch.zeros(shape, dtype=torch.float32) for name, shape in shapes.items()}
+
+    def replica(self, weights: dict[str, Tensor]) -> Replica:
+        """A replica that starts from these weights with an empty optimizer state."""
+        return Replica(
+            self.schema,
+            self.config,
+            self.tier,
+            weights,
+            device=self.device,
+            micro_batch_size=self.micro_batch_size,
+            clip_norm=self.schema.clip,
+        )

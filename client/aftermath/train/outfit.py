@@ -1,0 +1,67 @@
+"""What a member needs before it can join: the run's schema, its data, and a way to make replicas of its tier.
+
+Everything a run's accounts ask for that this client cannot do is refused here, in a sentence, before anything is
+joined, downloaded or trained.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from aftermath.data.local import TokenFiles, open_tokens
+from aftermath.model.agreed import agreed_schema
+from aftermath.model.checkpoint import load_config, resolve
+from aftermath.model.schema import Schema
+from aftermath.run.accounts import Model
+from aftermath.run.errors import AftermathError
+from aftermath.run.state import DataKind, OptimizerKind
+
+_HF_LLAMA = 0
+
+
+class Unsuitable(AftermathError):
+    """This client, or this choice of settings, cannot take part in the run."""
+
+
+def schema_of(model: Model, run_id: str) -> Schema:
+    """The run's schema, from its checkpoint's config.json and its settings, checked against the chain's hash."""
+    if not any(model.schema_hash):
+        raise Unsuitable(f"run {run_id} is not configured yet", "its owner has to run: aftermath-solana update-config")
+    if model.architecture != _HF_LLAMA:
+        raise Unsuitable(f"run {run_id} trains an architecture this client does not have; it has HfLlama")
+    if model.optimizer.kind is not OptimizerKind.DISTRO:
+        raise Unsuitable(f"run {run_id} uses {model.optimizer.kind.name}; members exchange results with Distro only")
+    schema = agreed_schema(load_config(resolve(model.checkpoint)), model.tiers, model.optimizer)
+    if schema.hash() != model.schema_hash:
+        raise Unsuitable(
+            f"the checkpoint {model.checkpoint.repo} does not fit run {run_id}: its schema is "
+            f"{schema.hash().hex()[:12]}, the run's is {model.schema_hash.hex()[:12]}",
+            "the model's config.json was changed after the run was configured; restore it, or update-config again",
+        )
+    return schema
+
+
+def check_tier(tier: int, schema: Schema, run_id: str) -> None:
+    """Unsuitable if the run has no such tier."""
+    if tier >= schema.tiers:
+        raise Unsuitable(
+            f"--matformer-tier {tier}: run {run_id} has tiers 0 to {schema.tiers - 1}",
+            "choose one of those; a higher tier is a smaller model",
+        )
+
+
+def data_of(model: Model, schema: Schema) -> TokenFiles:
+    """The run's tokens as this machine has them."""
+    location = model.data_location
+    if location.kind is not DataKind.LOCAL:
+        raise Unsuitable(
+            f"the run's data is at a {location.kind.name} location, which this client cannot read yet",
+            "this client reads Local data: token files in a directory of every member",
+        )
+    return open_tokens(
+        Path(location.primary).expanduser(),
+        location.token_bytes,
+        model.max_seq_len,
+        vocab_size=schema.config.vocab_size,
+        shuffle_seed=location.shuffle_seed if location.shuffle else None,
+    )

@@ -1,0 +1,135 @@
+"""A member's replica: its tier of the model, the optimizer state and the data, behind four verbs.
+
+Choices:
+- everything here is plain synchronous torch; the pipeline calls it on one worker thread, never concurrently;
+- parameters are fp32 and change only in `apply`, which is exact, so replicas of all members stay bit-identical;
+- the gradient is the mean over the member's own sequences, whatever the micro-batch size.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from aftermath.model.config import LlamaConfig
+from aftermath.model.llama import Llama
+from aftermath.model.schema import Schema
+from aftermath.model.segments import level_hash
+from aftermath.optim.clip import clip_gradients
+from aftermath.optim.codec import Votes
+from aftermath.optim.distro import Distro
+
+
+class Cancelled(Exception):
+    """Training was given up because the run has moved on."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What one member made of its share of a round."""
+
+    payloads: dict[int, bytes]
+    """Encoded result per level it holds."""
+    loss: float
+    tokens: int
+    seconds: float
+    encode_seconds: float
+
+
+class Replica:
+    """The model of one tier with all that changes it."""
+
+    def __init__(
+        self,
+        schema: Schema,
+        config: LlamaConfig,
+        tier: int,
+        weights: Mapping[str, Tensor],
+        *,
+        device: torch.device,
+        micro_batch_size: int,
+        clip_norm: float | None,
+    ) -> None:
+        self.schema, self.tier = schema, tier
+        self._device, self._micro, self._clip_norm = device, micro_batch_size, clip_norm
+        self.model = Llama.of(config, tier, {name: tensor.to(device) for name, tensor in weights.items()})
+        self.params: dict[str, Tensor] = dict(self.model.named_parameters())
+        self.distro = Distro(schema, tier, self.params)
+
+    @property
+    def levels(self) -> range:
+        """The levels this replica holds, in ascending order."""
+        return range(self.tier, self.schema.levels)
+
+    def train(self, sequences: Tensor, lr: float, ahead_lr: float, cancelled: threading.Event) -> Trained:
+        """Train on `sequences` int64 [n, seq_len] and encode the result; the parameters stay as they were.
+
+        `ahead_lr` is the learning rate of the look-ahead (the previous step's). Raises Cancelled between
+        micro-batches, or optim.distro.NonFiniteGradient.
+        """
+        started = time.perf_counter()
+        self.model.zero_grad(set_to_none=True)
+        with self.distro.lookahead(ahead_lr):
+            loss = self._accumulate(sequences, cancelled)
+        grads = {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
+        if self._clip_norm is not None:
+            clip_gradients(grads, self._clip_norm)
+        encoding = time.perf_counter()
+        payloads = self.distro.encode(grads, lr)
+        self.model.zero_grad(set_to_none=True)
+        done = time.perf_counter()
+        return Trained(payloads, loss, sequences.numel(), encoding - started, done - encoding)
+
+    def _accumulate(self, sequences: Tensor, cancelled: threading.Event) -> float:
+        total = 0.0
+        for micro in sequences.split(self._micro):
+            if cancelled.is_set():
+                raise Cancelled
+            batch = micro.to(self._device)  # [micro, seq_len]
+            loss = self.model.loss(batch) * (len(micro) / len(sequences))
+            loss.backward()
+            total += loss.item()
+        return total
+
+    def measure_weight(self, seq_len: int) -> int:
+        """This machine's throughput in sequences per minute (1..65535), from micro-batches of the first tokens."""
+        batch = torch.arange(self._micro * seq_len, device=self._device).remainder_(self.model.config.vocab_size)
+        best = float("inf")
+        for _ in range(2):
+            started = time.perf_counter()
+            self._accumulate(batch.view(self._micro, seq_len), threading.Event())
+            best = min(best, time.perf_counter() - started)
+        self.model.zero_grad(set_to_none=True)
+        return weight_of(self._micro, best)
+
+    def apply(self, results: Mapping[int, Sequence[Votes]], lr: float) -> None:
+        """Apply one round's accepted results (per level, in slot order) at its learning rate; exact."""
+        self.distro.apply(results, lr)
+
+    def hashes(self) -> dict[int, bytes]:
+        """Hash of every level held: equal on all members that hold it."""
+        return {level: level_hash(self.params, self.schema, level) for level in self.levels}
+
+
+def weight_of(sequences: int, seconds: float) -> int:
+    """Sequences per minute as a member declares it when it joins."""
+    return max(1, min(65535, round(60 * sequences / max(seconds, 1e-6))))
+
+
+def pick_device(name: str) -> torch.device:
+    """The torch device for auto, cpu, mps, cuda or cuda:X; ValueError with the reason if there is none."""
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    device = torch.device(name.split(",")[0])
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"--device {name}: no CUDA device is visible here; use --device cpu or auto")
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise ValueError(f"--device {name}: this machine has no MPS device; use --device cpu or auto")
+    return device

@@ -1,0 +1,235 @@
+"""The rounds of one epoch, from the first training round to cooldown, for one member.
+
+Round r: apply the results of r-2 that a quorum attested; report who did not deliver; train our share, encode it,
+announce it; witness. Results of r-1 and r arrive meanwhile. A member that is late trains the newest round, not the
+ones it missed; it applies every round, in order, or gives up the epoch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import torch
+
+from aftermath.optim.codec import decode_level
+from aftermath.optim.distro import NonFiniteGradient
+from aftermath.run import bitmap
+from aftermath.run.accounts import Model, Round, Run
+from aftermath.run.commitment import Commitment, LevelPayload, SequenceInterval, encode_announcement
+from aftermath.run.consensus import consensus
+from aftermath.run.deadlines import TICK_STEP, tick_order
+from aftermath.run.schedules import round_learning_rate
+from aftermath.run.state import MemberState, RunState
+from aftermath.train.context import Context, Desync
+from aftermath.train.modelshare import ModelShare
+from aftermath.train.persist import persist
+from aftermath.train.plan import RoundPlan, plan_round
+from aftermath.train.replica import Cancelled, Replica, Trained, weight_of
+from aftermath.train.results import Results
+from aftermath.train.traffic import report_traffic
+from aftermath.train.witness import WitnessDuty
+
+TRAINING = (RunState.ROUND_TRAIN, RunState.ROUND_WITNESS)
+
+
+class Rounds:
+    """One member's way through the rounds of one epoch."""
+
+    def __init__(self, context: Context, results: Results, share: ModelShare, replica: Replica, epoch: int, slot: int):
+        self._ctx, self._results, self._share = context, results, share
+        self._replica, self._epoch, self._slot = replica, epoch, slot
+        self._applied = -1  # height of the newest round whose results are in the replica
+        self._height = -1
+        self._duties: set[asyncio.Task[None]] = set()
+        self.weight: int | None = None
+
+    async def live(self) -> Run:
+        """Go through the rounds until cooldown; returns the run then. Raises Desync if this member falls out."""
+        try:
+            while True:
+                run = await self._ctx.feed.until(self._something_to_do)
+                if run.epoch != self._epoch or run.state not in (*TRAINING, RunState.COOLDOWN):
+                    raise Desync("the epoch went on without this member")
+                if run.state is RunState.COOLDOWN:
+                    await self._apply_through(run, run.current.height - 1)
+                    return run
+                await self._round(run)
+        finally:
+            for duty in self._duties:
+                duty.cancel()
+
+    def _something_to_do(self, run: Run) -> bool:
+        if run.epoch != self._epoch or run.state not in TRAINING:
+            return run.state is not RunState.WARMUP or run.epoch != self._epoch
+        return run.current.height > self._height
+
+    def _start(self, duty: asyncio.Task[None]) -> None:
+        self._duties.add(duty)
+        duty.add_done_callback(self._finished)
+
+    def _finished(self, duty: asyncio.Task[None]) -> None:
+        self._duties.discard(duty)
+        if not duty.cancelled() and (error := duty.exception()) is not None:
+            self._ctx.events.emit("warning", message=f"a duty of this round failed: {error}")
+
+    # --- one round ----------------------------------------------------------------------------------------------
+
+    async def _round(self, run: Run) -> None:
+        members, model = await self._ctx.chain.members(), await self._ctx.chain.model()
+        self._height = run.current.height
+        if not bitmap.contains(run.current.roster, self._slot):
+            raise Desync("this member is no longer in the run's roster")
+        for height in range(max(0, self._height - 2), self._height + 1):
+            header = run.round(height)
+            if header is not None and self._results.plan(height) is None:
+                self._results.open(plan_round(run, header, members))
+        plan = self._results.plan(self._height)
+        if plan is None:
+            raise Desync("the chain has moved on")
+        duty = WitnessDuty(self._ctx, self._results, self._slot, plan)
+        self._start(asyncio.ensure_future(duty.attend()))
+        await self._apply_through(run, self._height - 2)
+        self._start(asyncio.ensure_future(self._report_missing(run)))
+        trained = await self._train(run, plan, model)
+        if trained is None:
+            duty.own_share_done(0.0, 0.0)
+        else:
+            await self._announce(plan, trained)
+            duty.own_share_done(trained.loss, trained.tokens / max(trained.seconds, 1e-6))
+        report_traffic(self._ctx)
+
+    # --- applying -----------------------------------------------------------------------------------------------
+
+    async def _apply_through(self, run: Run, last: int) -> None:
+        """Apply every round up to height `last` that is not in the replica yet."""
+        while self._applied < last:
+            height = self._applied + 1
+            done, attesting = run.round(height), run.round(height + 1)
+            if done is None or attesting is None:
+                raise Desync(f"round {height} is no longer stored on chain")
+            if done.batch:
+                await self._apply(run, done, attesting)
+            self._applied = height
+
+    async def _apply(self, run: Run, done: Round, attesting: Round) -> None:
+        started = self._ctx.clock.monotonic()
+        accepted = consensus(attesting, await self._ctx.chain.attestations(attesting), done.roster)
+        votes = await self._results.collect(done.height, accepted)
+        waited = self._ctx.clock.monotonic() - started
+        lr = round_learning_rate(run, await self._ctx.chain.model(), done.step)
+        await self._ctx.compute(lambda: self._replica.apply(votes, lr))
+        self._share.withdraw()
+        hashes = await self._ctx.compute(self._replica.hashes) if self._ctx.hash_replicas else {}
+        self._ctx.events.emit(
+            "applied",
+            epoch=self._epoch,
+            height=done.height,
+            step=done.step,
+            results=len(accepted),
+            waited=waited,
+            seconds=self._ctx.clock.monotonic() - started - waited,
+            hashes=hashes,
+        )
+
+    # --- training -----------------------------------------------------------------------------------------------
+
+    async def _train(self, run: Run, plan: RoundPlan, model: Model) -> Trained | None:
+        """Train our share; None if we have none, the run moved past us, or the gradient was not finite."""
+        indices = [index for span in plan.ranges(self._slot) for index in span]
+        if not indices:
+            return None
+        lr = round_learning_rate(run, model, plan.header.step)
+        ahead = round_learning_rate(run, model, plan.header.step - 1)
+        cancelled = threading.Event()
+        watch = asyncio.ensure_future(self._cancel_when_late(plan, cancelled))
+        try:
+            sequences = await self._ctx.compute(lambda: torch.from_numpy(self._ctx.data.read(indices)))
+            trained = await self._ctx.compute(lambda: self._replica.train(sequences, lr, ahead, cancelled))
+        except Cancelled:
+            self._ctx.events.emit("warning", message=f"round {plan.header.height} was given up: the run is ahead")
+            return None
+        except NonFiniteGradient as error:
+            self._ctx.events.emit("warning", message=f"step {plan.header.step} is left out: {error}")
+            return None
+        finally:
+            watch.cancel()
+            cancelled.set()  # if we were cancelled ourselves, the worker thread stops at its next micro-batch
+        self.weight = weight_of(len(indices), trained.seconds + trained.encode_seconds)
+        return trained
+
+    async def _cancel_when_late(self, plan: RoundPlan, cancelled: threading.Event) -> None:
+        """A result is still of use in the next round, not after."""
+        latest = plan.header.height + 1
+        await self._ctx.feed.until(
+            lambda run: run.epoch != plan.epoch or run.state not in TRAINING or run.current.height > latest
+        )
+        cancelled.set()
+
+    async def _announce(self, plan: RoundPlan, trained: Trained) -> None:
+        """Publish the payloads and tell everybody, under our signature."""
+        speed = trained.tokens / max(trained.seconds, 1e-6)
+        said = Commitment(
+            sender=self._ctx.transport.node_id,
+            signer=self._ctx.chain.wallet,
+            run_id=self._ctx.run_id,
+            epoch=plan.epoch,
+            height=plan.header.height,
+            step=plan.header.step,
+            slot=self._slot,
+            tier=self._ctx.tier,
+            intervals=tuple(SequenceInterval(r.start, r.stop) for r in plan.ranges(self._slot)),
+            schema_hash=self._ctx.schema.hash(),
+            levels={
+                level: LevelPayload(self._ctx.transport.publish(data), len(data))
+                for level, data in sorted(trained.payloads.items())
+            },
+            loss=trained.loss,
+            tokens_per_sec=speed,
+        )
+        raw = encode_announcement(said, self._ctx.p2p_secret)
+        schema = self._ctx.schema
+        votes = await self._ctx.decode(
+            lambda: {level: decode_level(data, schema, level) for level, data in trained.payloads.items()}
+        )
+        self._results.keep_own(said, raw, votes)
+        await self._ctx.transport.announce(raw)
+        self._ctx.events.emit(
+            "trained",
+            epoch=plan.epoch,
+            height=plan.header.height,
+            step=plan.header.step,
+            loss=trained.loss,
+            tokens=trained.tokens,
+            tokens_per_sec=speed,
+            seconds=trained.seconds,
+            encode_seconds=trained.encode_seconds,
+            bytes=sum(map(len, trained.payloads.values())),
+        )
+
+    # --- health -------------------------------------------------------------------------------------------------
+
+    async def _report_missing(self, run: Run) -> None:
+        """Have those dropped that the witnesses did not see deliver; members take turns so that one report suffices."""
+        height = run.current.height
+        owed, attesting = run.round(height - 2), run.round(height - 1)
+        if owed is None or attesting is None or not owed.batch:
+            return
+        members = await self._ctx.chain.members()
+        missing = owed.roster & ~attesting.attested & members.mask(MemberState.HEALTHY)
+        reporters = [slot for slot in tick_order(run, members) if not bitmap.contains(missing, slot)]
+        if not missing or self._slot not in reporters:
+            return
+        await self._ctx.clock.sleep(TICK_STEP * reporters.index(self._slot))
+        missing &= (await self._ctx.chain.members()).mask(MemberState.HEALTHY)
+        now = self._ctx.feed.run
+        if not missing or now.epoch != self._epoch or now.current.height != height or now.state not in TRAINING:
+            return
+        reported = await persist(
+            self._ctx.clock,
+            lambda: self._ctx.chain.health_check(missing),
+            wanted=lambda: self._ctx.feed.run.current.height == height,
+            done_if=frozenset({"NotUnhealthy", "WrongState"}),
+        )
+        if reported:
+            self._ctx.events.emit("dropped", slots=list(bitmap.slots(missing)), height=height)

@@ -1,0 +1,100 @@
+"""A witness's duty in one round: attest what the members delivered in the round before.
+
+Choices:
+- it speaks as soon as it holds every result of the round before and everybody has announced this round's, so a round
+  lasts as long as its slowest member needs, up to the run's limit;
+- members out of reach are waited for a little, then not at all; once the chain asks (RoundWitness), it speaks at once;
+- what it attests is only what it holds and has checked itself.
+"""
+
+from __future__ import annotations
+
+from aftermath.run import bitmap
+from aftermath.run.accounts import Run
+from aftermath.run.committee import is_witness
+from aftermath.run.consensus import pack_fingerprints
+from aftermath.run.state import RunState
+from aftermath.train.context import Context
+from aftermath.train.persist import persist
+from aftermath.train.plan import RoundPlan
+from aftermath.train.results import Results
+from aftermath.train.wait import first_of
+
+_PATIENCE = 3.0  # seconds, and twice the time our own share took, for members out of reach
+_LOOK_AGAIN = 0.5
+
+
+class WitnessDuty:
+    """Attests one round, if this member is elected for it."""
+
+    def __init__(self, context: Context, results: Results, slot: int, plan: RoundPlan) -> None:
+        self._ctx, self._results, self._slot, self._plan = context, results, slot, plan
+        self._started = context.clock.monotonic()
+        self._own_done: float | None = None
+        self.loss, self.tokens_per_sec = 0.0, 0.0
+
+    def own_share_done(self, loss: float, tokens_per_sec: float) -> None:
+        """Our own training of this round is over, with or without a result."""
+        self._own_done = self._ctx.clock.monotonic()
+        self.loss, self.tokens_per_sec = loss, tokens_per_sec
+        self._results.changed.fire()
+
+    def _over(self) -> bool:
+        run = self._ctx.feed.run
+        training = run.state in (RunState.ROUND_TRAIN, RunState.ROUND_WITNESS)
+        return run.epoch != self._plan.epoch or not training or run.current.height != self._plan.header.height
+
+    async def attend(self) -> None:
+        """Attest once the time has come; returns when that is done or the round is over."""
+        if not is_witness(self._plan.header, self._slot):
+            return
+        while not self._over():
+            if self._time_has_come(self._ctx.feed.run):
+                await self._attest()
+                return
+            await first_of(
+                self._results.changed.wait(),
+                self._ctx.feed.after(self._ctx.feed.run.seq),
+                self._ctx.clock.sleep(_LOOK_AGAIN),
+            )
+
+    def _time_has_come(self, run: Run) -> bool:
+        if run.state is RunState.ROUND_WITNESS:
+            return True
+        if self._own_done is None:
+            return False
+        height = self._plan.header.height
+        before = self._results.plan(height - 1)
+        missing = self._plan.owing - self._results.announced(height)
+        if before is not None:
+            missing |= before.owing - self._results.held(height - 1).keys()
+        if self._out_of_patience():
+            reachable = self._ctx.transport.reachable()
+            missing = frozenset(s for s in missing if self._plan.slots[s].p2p in reachable)
+        return not missing - {self._slot}
+
+    def _out_of_patience(self) -> bool:
+        done = self._own_done if self._own_done is not None else float("inf")
+        return self._ctx.clock.monotonic() >= done + max(_PATIENCE, 2 * (done - self._started))
+
+    async def _attest(self) -> None:
+        height = self._plan.header.height
+        before = self._results.plan(height - 1)
+        held = self._results.held(height - 1) if before is not None else {}
+        roster = before.header.roster if before is not None else 0
+        sent = await persist(
+            self._ctx.clock,
+            lambda: self._ctx.chain.witness(
+                self._slot,
+                height,
+                bitmap.from_slots(held),
+                pack_fingerprints(held, roster),
+                step=self._plan.header.step,
+                loss=self.loss,
+                tokens_per_sec=self.tokens_per_sec,
+                bytes_per_sec=0.0,
+            ),
+            wanted=lambda: not self._over(),
+            done_if=frozenset({"DuplicateWitness", "WrongState", "StaleHeight", "NotHealthy"}),
+        )
+        self._ctx.events.emit("witnessed", height=height, held=len(held), sent=sent)
