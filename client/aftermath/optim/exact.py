@@ -23,8 +23,8 @@ Float votes (without 1-bit) become integers first, per block: with 2^e the large
 magnitude that any peer sent for the block, q = round(2^(25 - e) v) (halves to even), so |q| <= 2^26, |S| <= 2^34, and
 m = round(S / c). The scale of a block does not touch its signs, and a maximum does not depend on the order.
 
-Against exact real arithmetic the basis and T are off by at most 2^-25 and 2^-24 at edge 64; signs can differ from
-those of a float64 transform only where the sum is that close to zero. `benchmarks/distro.py` measures how often.
+At edge 64 the basis is rounded to 24 fraction bits and T to 23. So a sign can differ from that of a float64 transform
+only where the sum is within rounding of zero; `benchmarks/distro.py` measures how often.
 """
 
 from __future__ import annotations

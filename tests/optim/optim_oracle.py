@@ -1,0 +1,110 @@
+"""The aggregate in arbitrary precision: Python integers and fractions, block by block as defined."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from decimal import Decimal, getcontext
+from fractions import Fraction
+
+import numpy as np
+
+from aftermath.model.schema import Schema, build_schema
+from aftermath.optim.basis import integer_basis
+from aftermath.optim.codec import Votes
+from aftermath.optim.layout import level_layout
+
+CONFIG = {
+    "model_type": "llama",
+    "vocab_size": 40,
+    "hidden_size": 24,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 16,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "hidden_act": "silu",
+    "tie_word_embeddings": True,
+}
+
+
+def toy_schema(**changes) -> Schema:
+    """A small run of three tiers; keyword arguments change its settings or, if they name one, its model's config."""
+    model = CONFIG | {key: changes.pop(key) for key in list(changes) if key in CONFIG}
+    settings = {
+        "tiers": 3,
+        "topk": 4,
+        "chunk": 8,
+        "quantize_1bit": True,
+        "decay": 0.9,
+        "weight_decay": 0.0,
+        "clip": None,
+    }
+    return build_schema(model, **(settings | changes))
+
+
+def real_basis(edge: int) -> list[list[Decimal]]:
+    """B[i][x] of the orthonormal DCT-II to 60 digits, by its textbook formula and Taylor series."""
+    getcontext().prec = 70
+    pi = Decimal("3.141592653589793238462643383279502884197169399375105820974944592307816406286209")
+
+    def cosine(angle: Decimal) -> Decimal:
+        angle %= 2 * pi
+        term = total = Decimal(1)
+        for k in range(2, 200, 2):
+            term *= -angle * angle / (k * (k - 1))
+            total += term
+        return total
+
+    return [
+        [(Decimal(2 if i else 1) / edge).sqrt() * cosine(pi * (2 * x + 1) * i / (2 * edge)) for x in range(edge)]
+        for i in range(edge)
+    ]
+
+
+def _away(value: Fraction) -> int:
+    """Nearest integer, halves away from zero."""
+    return int(math.copysign(math.floor(abs(value) + Fraction(1, 2)), value)) if value else 0
+
+
+def _means(votes: Sequence[Votes], low: int, high: int) -> dict[int, int]:
+    """m of every coefficient in [low, high) that somebody voted on."""
+    given = defaultdict(list)
+    for vote in votes:
+        for position, value in zip(vote.positions.tolist(), vote.values.tolist(), strict=True):
+            if low <= position < high:
+                given[position - low].append(Fraction(value))
+    if not given:
+        return {}
+    scale = Fraction(2) ** 26
+    if votes[0].values.is_floating_point():
+        largest = max(abs(value) for values in given.values() for value in values)
+        scale = Fraction(2) ** (25 - math.frexp(float(largest))[1] + 1)
+        given = {place: [Fraction(round(scale * v)) for v in values] for place, values in given.items()}
+        scale = Fraction(1)
+    return {place: _away(scale * sum(values) / len(values)) for place, values in given.items()}
+
+
+def oracle_signs(votes: Sequence[Votes], schema: Schema, level: int) -> list[np.ndarray]:
+    """Per segment of the level the sign of the aggregate, int8 [blocks, h, w], in unbounded integers."""
+    layout = level_layout(schema, level)
+    results = []
+    for part in layout.parts:
+        group = layout.groups[part.group]
+        tall, wide = (np.array(integer_basis(edge), dtype=object) for edge in (group.height, group.width))
+        blocks = []
+        for block in range(part.first, part.first + part.segment.blocks):
+            low = group.base + block * group.block
+            mean = np.zeros(group.block, dtype=object)
+            for place, value in _means(votes, low, low + group.block).items():
+                mean[place] = value
+            rows = mean.reshape(group.height, group.width).dot(wide)
+            if group.height > 1:
+                rows = np.vectorize(lambda t: round(Fraction(t, 1 << 27)), otypes=[object])(rows)
+                rows = tall.T.dot(rows)
+            blocks.append(np.sign(rows).astype(np.int8))
+        results.append(np.stack(blocks))
+    return results

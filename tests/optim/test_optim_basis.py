@@ -1,0 +1,49 @@
+"""The integer basis: the right numbers, the bound that exactness rests on, and its symmetries."""
+
+from __future__ import annotations
+
+from decimal import ROUND_HALF_UP
+
+import numpy as np
+import pytest
+import torch
+
+from aftermath.optim.basis import MAX_EDGE, UnsupportedEdge, basis, integer_basis, scale_bits
+from optim.optim_oracle import real_basis
+
+EDGES = [1, 2, 3, 5, 8, 16, 29, 43, 64, 96]
+
+
+@pytest.mark.parametrize("edge", EDGES)
+def test_integers_are_the_rounded_real_basis(edge: int) -> None:
+    expected = [
+        [int((value * 2 ** scale_bits(edge)).quantize(0, rounding=ROUND_HALF_UP)) for value in row]
+        for row in real_basis(edge)
+    ]
+    assert [list(row) for row in integer_basis(edge)] == expected
+
+
+@pytest.mark.parametrize("edge", [*EDGES, 65, 128, 250, 255, 256, 257, 512])
+def test_worst_sum_of_every_column_stays_within_27_bits(edge: int) -> None:
+    columns = np.abs(np.array(integer_basis(edge), dtype=np.int64)).sum(axis=0)
+    assert columns.max() <= 1 << 27
+    assert columns.max() > 1 << 25  # precision is not given away: at most two bits are left unused
+
+
+@pytest.mark.parametrize("edge", EDGES)
+def test_mirrored_columns_cancel_exactly(edge: int) -> None:
+    rows = np.array(integer_basis(edge), dtype=np.int64)
+    parity = np.where(np.arange(edge) % 2, -1, 1)[:, None]
+    assert (rows[:, ::-1] == parity * rows).all()
+
+
+@pytest.mark.parametrize("edge", EDGES)
+def test_float_basis_is_orthonormal(edge: int) -> None:
+    rows = basis(edge, torch.float32, torch.device("cpu")).double()
+    assert torch.allclose(rows @ rows.T, torch.eye(edge, dtype=torch.float64), atol=2e-6)
+
+
+@pytest.mark.parametrize("edge", [0, MAX_EDGE + 1, 65535])
+def test_unsupported_edges_say_what_to_do(edge: int) -> None:
+    with pytest.raises(UnsupportedEdge, match="compression_chunk of at most 255"):
+        integer_basis(edge)

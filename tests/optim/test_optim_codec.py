@@ -1,0 +1,198 @@
+"""The wire format: a round trip, one refusal per rule, and hostile bytes of every kind."""
+
+from __future__ import annotations
+
+import math
+import struct
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aftermath.model.schema import SchemaError
+from aftermath.optim.codec import BadPayload, Votes, decode_level, encode_level
+from aftermath.optim.layout import level_layout
+from aftermath.optim.transform import UNUSED, strongest
+from optim.optim_oracle import toy_schema
+
+BIT, FLOAT = toy_schema(), toy_schema(quantize_1bit=False)
+LEVEL = 1
+
+
+def result(schema, seed: int = 0, zeros: float = 0.97) -> tuple[np.ndarray, np.ndarray]:
+    """Indices and values of a level's slots, many of them unused, as encoding a sparse delta gives them."""
+    generator = torch.Generator().manual_seed(seed)
+    layout = level_layout(schema, LEVEL)
+    kept = []
+    for group in layout.groups:
+        rows = torch.randn(group.blocks, group.block, generator=generator)
+        rows[torch.rand(rows.shape, generator=generator) < zeros] = 0
+        kept.append(strongest(rows, group.topk))
+    indices, values = (layout.canonical([pair[i] for pair in kept]).numpy() for i in range(2))
+    return indices.astype(np.uint16), values
+
+
+def payload(schema, **changes) -> bytearray:
+    return bytearray(encode_level(schema, LEVEL, *result(schema, **changes)))
+
+
+def set_index(data: bytearray, slot: int, index: int) -> None:
+    struct.pack_into("<H", data, 2 * slot, index)
+
+
+@pytest.mark.parametrize("schema", [BIT, FLOAT])
+@pytest.mark.parametrize("zeros", [0.0, 0.97, 1.0])
+def test_round_trip(schema, zeros: float) -> None:
+    indices, values = result(schema, seed=3, zeros=zeros)
+    data = encode_level(schema, LEVEL, indices, values)
+    assert len(data) == schema.payload_bytes(LEVEL)
+    votes = decode_level(memoryview(data), schema, LEVEL)
+    used = indices != UNUSED
+    assert used.any() == (zeros < 1)
+    layout = level_layout(schema, LEVEL)
+    assert votes.positions.tolist() == (layout.slot_base + indices)[used].tolist()
+    assert votes.values.tolist() == (np.sign(values) if schema is BIT else values)[used].tolist()
+
+
+def test_layout_on_the_wire() -> None:
+    """Two blocks of 64, 4 slots each: indices of both, then the signs of both, lowest bit first."""
+    schema = toy_schema(hidden_size=8, intermediate_size=16, tiers=2, num_attention_heads=2)
+    names = [segment.name for segment in schema.of_level(0)]
+    assert [name.split(".")[-2] for name in names] == ["down_proj", "gate_proj", "up_proj"]
+    indices = np.full(12, UNUSED, np.uint16)
+    values = np.zeros(12, np.float32)
+    indices[:3], values[:3] = (2, 9, 63), (-1.0, 0.5, -3.0)
+    indices[8], values[8] = 17, -0.25
+    data = encode_level(schema, 0, indices, values)
+    assert data == struct.pack("<12H", 2, 9, 63, *[0xFFFF] * 5, 17, *[0xFFFF] * 3) + bytes([0b101, 0b1])
+    votes = decode_level(data, schema, 0)
+    assert votes.positions.tolist() == [2, 9, 63, 128 + 17]
+    assert votes.values.tolist() == [-1, 1, -1, -1]
+
+
+@pytest.mark.parametrize("schema", [BIT, FLOAT])
+@pytest.mark.parametrize("size", [0, 1, -1, 7])
+def test_wrong_size(schema, size: int) -> None:
+    data = bytes(payload(schema))
+    wrong = data[:size] if size == 0 else data[: len(data) + size] if size < 0 else data + bytes(size)
+    with pytest.raises(BadPayload, match=f"level 1 takes {len(data)} bytes, not {len(wrong)}"):
+        decode_level(wrong, schema, LEVEL)
+
+
+def test_unknown_level() -> None:
+    with pytest.raises(SchemaError, match="level 3"):
+        decode_level(b"", BIT, 3)
+
+
+@pytest.mark.parametrize(
+    ("slot", "index", "sentence"),
+    [
+        (0, 64, "down_proj.weight, entry 0: index 64 is outside a block of 64"),
+        (1, 65534, "entry 1: index 65534 is outside"),
+        (1, 0, "entry 1: index 0 follows"),
+        (0, 63, "entry 1: index"),
+        (0, UNUSED, "entry 1: index .* follows 65535"),
+    ],
+)
+def test_bad_indices(slot: int, index: int, sentence: str) -> None:
+    data = payload(BIT, zeros=0.0)
+    set_index(data, slot, index)
+    with pytest.raises(BadPayload, match=sentence):
+        decode_level(data, BIT, LEVEL)
+
+
+def test_repeated_index() -> None:
+    data = payload(BIT, zeros=0.0)
+    data[2:4] = data[0:2]
+    with pytest.raises(BadPayload, match="follows"):
+        decode_level(data, BIT, LEVEL)
+
+
+def test_stray_bits() -> None:
+    schema = toy_schema(topk=3, hidden_size=8, intermediate_size=16, tiers=2, num_attention_heads=2)
+    data = bytearray(encode_level(schema, 0, np.full(9, UNUSED, np.uint16), np.zeros(9, np.float32)))
+    for bit, sentence in (
+        (9, "after the last sign"),
+        (15, "after the last sign"),
+        (4, "entry 4: the sign of an unused"),
+    ):
+        broken = bytearray(data)
+        broken[18 + bit // 8] |= 1 << bit % 8
+        with pytest.raises(BadPayload, match=sentence):
+            decode_level(broken, schema, 0)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.0, -0.0, 1e-40])
+def test_values_that_are_no_votes(value: float) -> None:
+    data = payload(FLOAT, zeros=0.0)
+    struct.pack_into("<f", data, FLOAT.index_bytes(LEVEL) + 4 * 5, value)
+    with pytest.raises(BadPayload, match="entry 5: a value that is zero, too small or not finite"):
+        decode_level(data, FLOAT, LEVEL)
+
+
+def test_value_in_an_unused_slot() -> None:
+    data = payload(FLOAT, zeros=1.0)
+    struct.pack_into("<f", data, FLOAT.index_bytes(LEVEL), -0.0)
+    with pytest.raises(BadPayload, match="entry 0: an unused entry with a value"):
+        decode_level(data, FLOAT, LEVEL)
+
+
+def votes_or_refusal(data: bytes | bytearray, schema) -> Votes | str:
+    try:
+        return decode_level(data, schema, LEVEL)
+    except BadPayload as error:
+        return str(error)
+
+
+def check_sound(votes: Votes, schema) -> None:
+    """What everything after decoding relies on."""
+    coefficients = sum(group.blocks * group.block for group in level_layout(schema, LEVEL).groups)
+    places = votes.positions.tolist()
+    assert len(set(places)) == len(places) == len(votes.values)
+    assert all(0 <= place < coefficients for place in places)
+    if schema.quantize_1bit:
+        assert votes.values.dtype == torch.int8
+        assert set(votes.values.tolist()) <= {-1, 1}
+    else:
+        assert votes.values.dtype == torch.float32
+        assert bool((votes.values.isfinite() & (votes.values != 0)).all())
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data(), one_bit=st.booleans())
+def test_flipped_bits_are_refused_or_other_votes(data, one_bit: bool) -> None:
+    schema = BIT if one_bit else FLOAT
+    valid = payload(schema, zeros=data.draw(st.sampled_from([0.0, 0.97, 1.0])))
+    before = decode_level(bytes(valid), schema, LEVEL)
+    for bit in data.draw(st.sets(st.integers(0, len(valid) * 8 - 1), min_size=1, max_size=4)):
+        valid[bit // 8] ^= 1 << bit % 8
+    votes = votes_or_refusal(valid, schema)
+    if isinstance(votes, str):
+        assert votes.startswith("level 1")
+        return
+    check_sound(votes, schema)
+    assert votes.positions.tolist() != before.positions.tolist() or votes.values.tolist() != before.values.tolist()
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data(), one_bit=st.booleans())
+def test_spliced_garbage_never_gets_through(data, one_bit: bool) -> None:
+    schema = BIT if one_bit else FLOAT
+    valid = payload(schema)
+    start = data.draw(st.integers(0, len(valid) - 1))
+    garbage = data.draw(st.binary(min_size=1, max_size=64))[: len(valid) - start]
+    valid[start : start + len(garbage)] = garbage
+    votes = votes_or_refusal(valid, schema)
+    if isinstance(votes, str):
+        assert "\n" not in votes
+    else:
+        check_sound(votes, schema)
+
+
+@settings(max_examples=50, deadline=None)
+@given(garbage=st.binary(max_size=4000))
+def test_random_bytes(garbage: bytes) -> None:
+    with pytest.raises(BadPayload):
+        decode_level(garbage, BIT, LEVEL)

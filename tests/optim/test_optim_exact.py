@@ -1,0 +1,162 @@
+"""The exact aggregate against unbounded integers, and its independence of everything that must not matter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from aftermath.optim.basis import integer_basis
+from aftermath.optim.codec import Votes
+from aftermath.optim.exact import _inverse, signs
+from aftermath.optim.layout import level_layout
+from optim.optim_oracle import oracle_signs, toy_schema
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def random_votes(schema, level: int, peers: int, seed: int, density: float = 0.1) -> list[Votes]:
+    """Votes of `peers` peers, each on a random part of the level's coefficients; low positions are shared by many."""
+    generator = torch.Generator().manual_seed(seed)
+    total = sum(group.blocks * group.block for group in level_layout(schema, level).groups)
+    votes = []
+    for _ in range(peers):
+        chance = density * torch.where(torch.arange(total) % 7 == 0, 5.0, 0.5)
+        positions = (torch.rand(total, generator=generator) < chance).nonzero().flatten()
+        values = torch.randn(len(positions), generator=generator) * 10.0 ** (seed % 5 - 2)
+        votes.append(Votes(level, positions, values.sign().to(torch.int8) if schema.quantize_1bit else values))
+    return votes
+
+
+def equal(left, right) -> bool:
+    return all(np.array_equal(np.asarray(a), np.asarray(b)) for a, b in zip(left, right, strict=True))
+
+
+@pytest.mark.parametrize("one_bit", [True, False])
+@pytest.mark.parametrize(("peers", "density"), [(1, 0.02), (2, 0.1), (3, 0.02), (7, 0.1), (16, 0.2), (256, 0.01)])
+def test_equals_unbounded_integers(peers: int, density: float, one_bit: bool) -> None:
+    schema = toy_schema(quantize_1bit=one_bit)
+    for level in range(schema.levels):
+        votes = random_votes(schema, level, peers, seed=peers + level, density=density)
+        assert equal(signs(votes, schema, level, CPU), oracle_signs(votes, schema, level))
+
+
+@pytest.mark.parametrize(
+    ("hidden", "chunk"),
+    [(64, 64), (60, 64), pytest.param(44, 43, id="uneven edges"), pytest.param(24, 1, id="no transform")],
+)
+def test_equals_unbounded_integers_for_other_edges(hidden: int, chunk: int) -> None:
+    schema = toy_schema(hidden_size=hidden, num_attention_heads=2, intermediate_size=172, tiers=2, chunk=chunk)
+    votes = random_votes(schema, 0, 3, seed=chunk, density=0.01)
+    assert equal(signs(votes, schema, 0, CPU), oracle_signs(votes, schema, 0))
+
+
+@pytest.mark.parametrize(("height", "width"), [(64, 64), (1, 64), (43, 64), (250, 255), (1, 512), (64, 1)])
+def test_worst_block_reaches_no_sum_that_float64_rounds(height: int, width: int) -> None:
+    """Every coefficient voted for by all, with the signs that make the largest sum at one place of the block."""
+    tall, wide = (np.array(integer_basis(edge), dtype=object) for edge in (height, width))
+    corner = np.outer(np.sign(tall[:, 0]), np.sign(wide[:, 0])) * (1 << 26)
+    rows = corner.dot(wide)
+    assert abs(rows).max() <= 1 << 53
+    if height > 1:
+        half = 1 << 26
+        rows = np.vectorize(lambda t: (t + half >> 27) - (t % (1 << 28) == half), otypes=[object])(rows)
+        rows = tall.T.dot(rows)
+        assert abs(rows).max() <= 1 << 53
+    mean = torch.from_numpy(corner.astype(np.float64)).view(1, height, width)
+    assert np.array_equal(_inverse(mean)[0].numpy().astype(np.int64).astype(object), rows)
+
+
+@pytest.mark.parametrize("one_bit", [True, False])
+def test_order_threads_and_memory_layout_do_not_matter(one_bit: bool) -> None:
+    schema = toy_schema(quantize_1bit=one_bit, vocab_size=4000, hidden_size=64, chunk=64)
+    votes = random_votes(schema, 2, 9, seed=4)
+    expected = signs(votes, schema, 2, CPU)
+    assert any(part.any() for part in expected)
+    assert equal(signs(votes[::-1], schema, 2, CPU), expected)
+    strided = [
+        Votes(2, torch.stack([v.positions, v.positions], 1)[:, 0], torch.stack([v.values, v.values], 1)[:, 1])
+        for v in votes
+    ]
+    shuffled = [Votes(2, v.positions.flip(0), v.values.flip(0)) for v in votes]
+    torch.set_num_threads(2)
+    assert equal(signs(votes, schema, 2, CPU), expected)
+    assert equal(signs(strided, schema, 2, CPU), expected)
+    assert equal(signs(shuffled[3:] + shuffled[:3], schema, 2, CPU), expected)
+
+
+def test_sums_of_a_block_are_equal_however_they_are_grouped() -> None:
+    """The same dense block alone, in a batch of 64, and transposed in memory gives the same integers."""
+    generator = torch.Generator().manual_seed(1)
+    means = torch.randint(-(1 << 26), (1 << 26) + 1, (64, 64, 64), generator=generator).double()
+    together = _inverse(means.clone())
+    assert all(torch.equal(_inverse(means[i : i + 1].clone())[0], together[i]) for i in range(64))
+    wide, tall = (torch.tensor(integer_basis(64), dtype=torch.int64) for _ in range(2))
+    rows = (means[5].long() @ wide).double().mul(2.0**-27).round().long()
+    assert torch.equal((tall.T @ rows).double(), together[5])
+
+
+def test_opposite_votes_leave_no_trace_and_silence_is_zero() -> None:
+    schema = toy_schema()
+    (votes,) = random_votes(schema, 1, 1, seed=2)
+    opposite = Votes(1, votes.positions, -votes.values)
+    assert not any(part.any() for part in signs([votes, opposite], schema, 1, CPU))
+    assert not any(part.any() for part in signs([], schema, 1, CPU))
+
+
+def test_a_mean_counts_only_the_peers_that_kept_the_coefficient() -> None:
+    """One of 20 peers keeps a coefficient that 19 others are silent about: its vote weighs 1, not 1/20."""
+    schema = toy_schema()
+    others = [Votes(0, torch.tensor([1]), torch.tensor([1], dtype=torch.int8)) for _ in range(19)]
+    alone = Votes(0, torch.tensor([0]), torch.tensor([-1], dtype=torch.int8))
+    both = [
+        Votes(0, torch.tensor([1]), torch.tensor([1], dtype=torch.int8)),
+        Votes(0, torch.tensor([0]), torch.tensor([-1], dtype=torch.int8)),
+    ]
+    assert equal(signs([*others, alone], schema, 0, CPU), signs(both, schema, 0, CPU))
+
+
+def test_signs_are_those_of_the_float_transform_except_at_near_ties() -> None:
+    schema = toy_schema(vocab_size=2048, hidden_size=64, chunk=64, topk=8)
+    votes = random_votes(schema, 2, 3, seed=9, density=0.002)
+    layout = level_layout(schema, 2)
+    differing = total = 0
+    total_sums = torch.zeros(sum(g.blocks * g.block for g in layout.groups), dtype=torch.float64)
+    counts = torch.zeros_like(total_sums)
+    for vote in votes:
+        total_sums.index_add_(0, vote.positions, vote.values.double())
+        counts.index_add_(0, vote.positions, torch.ones(len(vote.positions), dtype=torch.float64))
+    means = total_sums / counts.clamp(min=1)
+    for part, got in zip(layout.parts, signs(votes, schema, 2, CPU), strict=True):
+        group = layout.groups[part.group]
+        low = group.base + part.first * group.block
+        dense = means[low : low + part.segment.numel].view(-1, group.height, group.width)
+        tall, wide = (torch.tensor(integer_basis(e)).double() for e in (group.height, group.width))
+        tall, wide = (rows / rows.norm(dim=1, keepdim=True) for rows in (tall, wide))
+        sums = tall.T @ (dense @ wide)
+        differs = sums.sign() != got
+        assert sums[differs].abs().max() < 2**-18 if differs.any() else True
+        differing, total = differing + int((differs & (sums.abs() > 1e-12)).sum()), total + sums.numel()
+    assert total > 100_000
+    assert differing / total < 1e-5
+
+
+def test_refuses_what_no_schema_allows() -> None:
+    schema = toy_schema()
+    vote = Votes(0, torch.tensor([0]), torch.tensor([1], dtype=torch.int8))
+    with pytest.raises(ValueError, match="256 peers"):
+        signs([vote] * 257, schema, 0, CPU)
+    with pytest.raises(ValueError, match="level 1"):
+        signs([vote], schema, 1, CPU)
+    with pytest.raises(ValueError, match="kind"):
+        signs([Votes(0, vote.positions, torch.tensor([1.0]))], schema, 0, CPU)

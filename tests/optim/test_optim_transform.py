@@ -1,0 +1,62 @@
+"""The float transform, the cut into blocks and the choice of coefficients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from aftermath.model.levels import Segment
+from aftermath.optim.transform import UNUSED, as_blocked, blocked, forward, inverse, strongest
+
+
+@pytest.mark.parametrize("shape", [(5, 64, 64), (3, 1, 64), (4, 43, 29), (7, 1, 1), (2, 8, 1)])
+def test_inverse_undoes_forward_and_keeps_the_norm(shape: tuple[int, ...]) -> None:
+    blocks = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    coefficients = forward(blocks)
+    assert torch.allclose(inverse(coefficients), blocks, atol=1e-5)
+    assert torch.allclose(coefficients.norm(), blocks.norm(), rtol=1e-5)
+
+
+def test_a_constant_block_has_only_the_first_coefficient() -> None:
+    coefficients = forward(torch.full((1, 8, 16), 2.0))
+    assert coefficients[0, 0, 0] == pytest.approx(2.0 * (8 * 16) ** 0.5, rel=1e-6)
+    coefficients[0, 0, 0] = 0
+    assert coefficients.abs().max() < 1e-5
+
+
+def test_blocks_are_views_in_row_major_order_also_of_strided_tensors() -> None:
+    segment = Segment("w", 0, 1, 4, 10, (4, 6), (2, 3), 1)
+    tensor = torch.arange(40.0).view(4, 10)[:, 4:]
+    blocks = blocked(tensor, segment)
+    assert blocks.shape == (2, 2, 2, 3)
+    assert blocks[1, 0].tolist() == tensor[2:4, 0:3].tolist()
+    blocks[0, 1].zero_()
+    assert not tensor[0:2, 3:6].any()
+    flat = torch.arange(24.0).view(4, 2, 3)
+    assert torch.equal(as_blocked(flat, segment)[1, 0], flat[2])
+
+
+def test_strongest_prefers_lower_indices_among_equals() -> None:
+    rows = torch.tensor([[1.0, -2.0, 2.0, 2.0, -2.0, 0.5], [3.0, 1.0, -1.0, 1.0, 1.0, -1.0]])
+    indices, values = strongest(rows, 3)
+    assert indices.tolist() == [[1, 2, 3], [0, 1, 2]]
+    assert values.tolist() == [[-2.0, 2.0, 2.0], [3.0, 1.0, -1.0]]
+
+
+def test_strongest_never_keeps_zeros() -> None:
+    rows = torch.tensor([[0.0, -0.0, 5.0, 0.0], [0.0] * 4, [1e-40, -1.0, 1e-40, 2.0]])
+    for topk in (3, 4):
+        indices, values = strongest(rows, topk)
+        pad = topk - 1
+        assert indices.tolist() == [[2] + [UNUSED] * pad, [UNUSED] * topk, [1, 3] + [UNUSED] * (pad - 1)]
+        assert values.tolist() == [[5.0] + [0.0] * pad, [0.0] * topk, [-1.0, 2.0] + [0.0] * (pad - 1)]
+
+
+@pytest.mark.parametrize("levels", [3, 50])
+def test_strongest_equals_a_stable_sort(levels: int) -> None:
+    """Coarse values make ties at the border common."""
+    rows = torch.randint(-levels, levels + 1, (64, 100), generator=torch.Generator().manual_seed(levels)).float()
+    indices, values = strongest(rows, 8)
+    expected = rows.abs().sort(dim=1, descending=True, stable=True).indices[:, :8].sort(dim=1).values
+    assert torch.equal(indices, expected)
+    assert torch.equal(values, rows.gather(1, expected))
