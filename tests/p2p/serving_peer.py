@@ -1,12 +1,14 @@
 """A peer in its own process, for tests that kill it: serves one blob and stops half way, as a busy machine might.
 
 Arguments: discovery directory, seed, members' seeds (comma separated), size, bytes to serve before blocking (0: all).
-Prints "ready" when it can be asked and "half" when it blocks; announces "alive" to everyone.
+Prints "ready" when it can be asked and "half" when it blocks; announces "alive" to everyone. A request on "freeze"
+blocks its event loop for so many seconds as the body says.
 """
 
 import asyncio
 import sys
 import threading
+import time
 from pathlib import Path
 
 from blake3 import blake3
@@ -34,6 +36,11 @@ async def main(directory: str, seed: int, members: list[int], size: int, block_a
         served += length
         return data[offset : offset + length]
 
+    async def freeze(peer: bytes, body: bytes) -> bytes:
+        time.sleep(float(body))  # noqa: ASYNC251 - blocking the loop is the point
+        return b"thawed"
+
+    transport.handle("freeze", freeze)
     transport.publish_source(blake3(data).digest(), size, read)
     transport.set_members([identity(member) for member in members])
     await transport.announce(b"alive")

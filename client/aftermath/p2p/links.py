@@ -43,7 +43,7 @@ class Seat:
     link: Link | None = None
     up: asyncio.Event = field(default_factory=asyncio.Event)
     stir: asyncio.Event = field(default_factory=asyncio.Event)
-    trouble: str = "no connection yet"
+    trouble: str = "it has not answered a dial yet"
     barred_until: float = float("-inf")
     keeper: asyncio.Task[None] | None = None
 
@@ -145,7 +145,10 @@ class Links:
             try:
                 await self._dial(peer)
             except PeerUnreachable as error:
-                seat.trouble = str(error)
+                seat.trouble = error.message
+                attempt += 1
+            except Exception:
+                log.exception("dialling peer %s failed", short(peer))
                 attempt += 1
 
     async def _pause(self, seat: Seat, delay_s: float) -> None:
@@ -189,7 +192,8 @@ class Links:
             try:
                 incoming = await self._endpoint.accept_next()
             except iroh.IrohError as error:
-                log.debug("accepting: %s", cause(error))
+                log.warning("accepting a connection failed: %s", cause(error))
+                await asyncio.sleep(SHORTEST_PAUSE_S)
                 continue
             if incoming is None:
                 return
