@@ -29,7 +29,7 @@ _SIGN_DOMAIN = b"aftermath announcement 1\x00"
 
 U8 = Annotated[int, Meta(ge=0, le=0xFF)]
 U32 = Annotated[int, Meta(ge=0, le=0xFFFF_FFFF)]
-U64 = Annotated[int, Meta(ge=0, le=0xFFFF_FFFF_FFFF_FFFF)]
+SequenceIndex = Annotated[int, Meta(ge=0, le=0x7FFF_FFFF_FFFF_FFFF)]
 RunId = Annotated[str, Meta(min_length=1, max_length=32)]
 Bytes32 = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Level = Annotated[int, Meta(ge=0, lt=MAX_LEVELS)]
@@ -38,7 +38,7 @@ NonNegative = Annotated[float, Meta(ge=0.0)]
 
 
 class LevelPayload(NamedTuple):
-    """What was encoded for one level: the BLAKE3 hash of the payload and its size in bytes."""
+    """What was encoded for one level: the payload's BLAKE3 hash and its size in bytes."""
 
     blake3: Bytes32
     size: Size
@@ -47,8 +47,8 @@ class LevelPayload(NamedTuple):
 class SequenceInterval(NamedTuple):
     """Sequences `start` up to but not including `stop` of the data set."""
 
-    start: U64
-    stop: U64
+    start: SequenceIndex
+    stop: SequenceIndex
 
 
 class Commitment(msgspec.Struct, frozen=True, kw_only=True, tag="commitment", forbid_unknown_fields=True):
@@ -69,6 +69,10 @@ class Commitment(msgspec.Struct, frozen=True, kw_only=True, tag="commitment", fo
     levels: Annotated[dict[Level, LevelPayload], Meta(min_length=1, max_length=MAX_LEVELS)]
     loss: float
     tokens_per_sec: NonNegative
+
+    def __post_init__(self) -> None:
+        # Levels ascend, so that equal commitments have equal bytes however they were put together.
+        msgspec.structs.force_setattr(self, "levels", dict(sorted(self.levels.items())))
 
     @property
     def digest(self) -> bytes:
@@ -118,7 +122,7 @@ class _Envelope(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     signature: Annotated[bytes, Meta(min_length=64, max_length=64)]
 
 
-_encoder = msgspec.msgpack.Encoder(order="deterministic")
+_encoder = msgspec.msgpack.Encoder()
 _envelope_decoder = msgspec.msgpack.Decoder(_Envelope)
 _body_decoder: msgspec.msgpack.Decoder[Announcement] = msgspec.msgpack.Decoder(Announcement)
 

@@ -1,0 +1,72 @@
+"""The shapes every table of a config file has: plain tables, variants, and a choice of one variant.
+
+Decided: types are strict (a number in quotes is a mistake, not a number) and unknown keys are errors. Variants are
+written as upstream writes its enums: `[model.LLM.checkpoint.Hub]`, `checkpoint = { Hub = { … } }`, or the bare name
+where a variant has no settings.
+"""
+
+from __future__ import annotations
+
+import struct
+from abc import ABC, abstractmethod
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+U8 = Annotated[int, Field(ge=0, le=2**8 - 1)]
+U16 = Annotated[int, Field(ge=0, le=2**16 - 1)]
+U32 = Annotated[int, Field(ge=0, le=2**32 - 1)]
+# TOML integers are signed 64-bit numbers, so this is all of the program's u64 that a file can hold.
+U64 = Annotated[int, Field(ge=0, le=2**63 - 1)]
+
+
+class Table(BaseModel):
+    """A TOML table: unknown keys refused, values of exactly the declared types, not changed after loading."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Variant(Table, ABC):
+    """One alternative of a `Choice`, which knows the program's form of itself."""
+
+    @abstractmethod
+    def to_chain(self) -> dict[str, Any]:
+        """The arguments that the program's `update` takes for this variant."""
+
+
+class Choice(Table):
+    """A table that holds exactly one of its variants; every field is a variant and None when it was not chosen."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _exactly_one(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            value = {value: {}}
+        if isinstance(value, dict) and len(value) != 1:
+            given = " and ".join(value) or "none"
+            raise ValueError(f"needs exactly one of {', '.join(cls.model_fields)}, not {given}")
+        return value
+
+    @property
+    def chosen(self) -> Variant:
+        """The settings of the variant that was chosen."""
+        variants = (getattr(self, name) for name in type(self).model_fields)
+        return next(variant for variant in variants if isinstance(variant, Variant))
+
+    def to_chain(self) -> dict[str, Any]:
+        """The arguments of the chosen variant."""
+        return self.chosen.to_chain()
+
+
+class BareVariant(Variant, ABC):
+    """A variant whose first key may be written without its name: `Local = "path"` for `Local = { path = "path" }`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare(cls, value: Any) -> Any:
+        return value if isinstance(value, dict) else {next(iter(cls.model_fields)): value}
+
+
+def bits(value: float) -> int:
+    """An IEEE double as the u64 in which it travels."""
+    return int.from_bytes(struct.pack("<d", value), "little")

@@ -1,0 +1,131 @@
+"""How a run learns: `[model.LLM.lr_schedule]` and `[model.LLM.optimizer]`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from aftermath.run.config_tables import U16, U32, Choice, Table, Variant, bits
+from aftermath.run.state import OptimizerKind, ScheduleKind
+
+
+def _schedule(kind: ScheduleKind, given: Table, **renamed: float) -> dict[str, Any]:
+    """The program's form of a schedule: unused numbers are zero, and rates travel as their bits."""
+    values: dict[str, Any] = given.model_dump() | renamed
+    rates = ("base_lr", "warmup_init_lr", "final_lr", "cosine_decay_final_lr")
+    steps = ("warmup_steps", "total_steps", "stable_steps", "cosine_decay_steps", "linear_decay_steps")
+    return (
+        {f"{name}_bits": bits(values.get(name, 0.0)) for name in rates}
+        | {"kind": int(kind)}
+        | {name: values.get(name, 0) for name in steps}
+    )
+
+
+class ConstantRate(Variant):
+    """`base_lr` after the warm-up."""
+
+    base_lr: float
+    warmup_init_lr: float = 0.0
+    warmup_steps: U32 = 0
+
+    def to_chain(self) -> dict[str, Any]:
+        return _schedule(ScheduleKind.CONSTANT, self)
+
+
+class LinearRate(Variant):
+    """A straight line from `base_lr` to `final_lr` at `total_steps`."""
+
+    base_lr: float
+    warmup_init_lr: float = 0.0
+    final_lr: float = 0.0
+    warmup_steps: U32 = 0
+    total_steps: U32
+
+    def to_chain(self) -> dict[str, Any]:
+        return _schedule(ScheduleKind.LINEAR, self)
+
+
+class CosineRate(Variant):
+    """Half a cosine wave from `base_lr` to `final_lr` at `total_steps`."""
+
+    base_lr: float
+    warmup_init_lr: float = 0.0
+    final_lr: float = 0.0
+    warmup_steps: U32 = 0
+    total_steps: U32
+
+    def to_chain(self) -> dict[str, Any]:
+        return _schedule(ScheduleKind.COSINE, self)
+
+
+class WarmupStableDecayRate(Variant):
+    """Stable, then a cosine to one final rate, then a line to another."""
+
+    base_lr: float
+    warmup_init_lr: float = 0.0
+    cosine_decay_final_lr: float = 0.0
+    linear_decay_final_lr: float = 0.0
+    warmup_steps: U32 = 0
+    stable_steps: U32
+    cosine_decay_steps: U32
+    linear_decay_steps: U32
+
+    def to_chain(self) -> dict[str, Any]:
+        return _schedule(ScheduleKind.WARMUP_STABLE_DECAY, self, final_lr=self.linear_decay_final_lr)
+
+
+class LearningRate(Choice):
+    """The learning-rate schedule."""
+
+    Constant: ConstantRate | None = None
+    Linear: LinearRate | None = None
+    Cosine: CosineRate | None = None
+    WarmupStableDecay: WarmupStableDecayRate | None = None
+
+
+def _optimizer(kind: OptimizerKind, **given: Any) -> dict[str, Any]:
+    """The program's form of an optimizer: unused numbers are zero, and reals travel as their bits."""
+    reals = ("clip_grad_norm", "weight_decay", "compression_decay", "beta1", "beta2", "eps")
+    return {
+        **{f"{name}_bits": bits(given.get(name) or 0.0) for name in reals},
+        "compression_topk": given.get("compression_topk", 0),
+        "compression_chunk": given.get("compression_chunk", 0),
+        "kind": int(kind),
+        "quantize_1bit": int(given.get("quantize_1bit", False)),
+        "pad": bytes(2),
+    }
+
+
+class AdamWSettings(Variant):
+    """AdamW on every member, for members that train the same data; nothing is compressed."""
+
+    betas: Annotated[list[float], Field(min_length=2, max_length=2)]
+    weight_decay: float
+    eps: float
+    clip_grad_norm: float | None = None
+
+    def to_chain(self) -> dict[str, Any]:
+        beta1, beta2 = self.betas
+        return _optimizer(OptimizerKind.ADAMW, beta1=beta1, beta2=beta2, **self.model_dump(exclude={"betas"}))
+
+
+class DistroSettings(Variant):
+    """DisTrO: momentum whose largest DCT coefficients per chunk are shared."""
+
+    clip_grad_norm: float | None = None
+    weight_decay: float | None = None
+    compression_decay: float
+    compression_topk: U16
+    compression_chunk: U16
+    quantize_1bit: bool = False
+
+    def to_chain(self) -> dict[str, Any]:
+        return _optimizer(OptimizerKind.DISTRO, **self.model_dump())
+
+
+class Optimizer(Choice):
+    """The optimizer."""
+
+    AdamW: AdamWSettings | None = None
+    Distro: DistroSettings | None = None
