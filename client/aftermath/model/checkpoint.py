@@ -1,0 +1,169 @@
+"""Reading checkpoints: where a tier's weights come from, and the guards against mixing tiers up.
+
+Decided
+- The replica that results always is the tier that was asked for; a directory of another tier is an error, no guess.
+- `auto` takes a tier's own files when they are complete (manifest, then the sibling `<name>-tier<k>`) and otherwise
+  slices the full checkpoint while reading it; `sliced` demands the tier's files; `universal` reads the full checkpoint.
+- What contradicts itself (sizes, tiers, digests, escaping paths) is an error under every strategy.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import Tensor
+
+from aftermath.model.config import LlamaConfig, stored_tier
+from aftermath.model.manifest import MANIFEST_FILE, ManifestUnusable, local_path, parse_manifest, verify
+from aftermath.model.weights import CheckpointError, read_weights, weight_files
+
+Strategy = Literal["auto", "sliced", "universal"]
+MAX_CONFIG_BYTES = 1 << 20
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Files that hold one tier (0: the full model) of a model."""
+
+    config: LlamaConfig  # of the full model
+    stored: int
+    weights: tuple[Path, ...]
+
+
+def load_config(directory: Path) -> LlamaConfig:
+    """The full model's config from a checkpoint directory of any tier. Raises CheckpointError or ModelConfigError."""
+    return LlamaConfig.from_hf(hf_config(directory / "config.json"))
+
+
+def load(directory: Path, tier: int, strategy: Strategy = "auto") -> dict[str, Tensor]:
+    """The fp32 tensors of a tier from a checkpoint directory. Raises CheckpointError or ModelConfigError."""
+    source = find(Path(directory), tier, strategy)
+    return read_weights(source.weights, source.config, stored=source.stored, tier=tier)
+
+
+def find(directory: Path, tier: int, strategy: Strategy = "auto") -> Source:
+    """Where the weights of a tier are, by the rules at the top of this file."""
+    sibling = directory.absolute().with_name(f"{directory.absolute().name}-tier{tier}")
+    may_slice = tier > 0 and strategy != "universal"
+    if not (directory / "config.json").is_file():
+        if may_slice and (sibling / "config.json").is_file():
+            return _tier_source(sibling / "config.json", tier, weight_files(sibling))
+        raise CheckpointError(
+            f"there is no checkpoint at {directory} (no config.json)",
+            "Name a directory with config.json and .safetensors; scripts/init-model.py makes one.",
+        )
+    document = hf_config(directory / "config.json")
+    config, (stored, _) = LlamaConfig.from_hf(document), stored_tier(document)
+    config.width(tier)  # WidthNotDivisible says which widths would do
+    if stored > 0:
+        _guard_slice(directory, stored, tier, strategy)
+        return Source(config, stored, weight_files(directory))
+    if not may_slice:
+        return Source(config, 0, weight_files(directory))
+    own = _own_files(directory, sibling, tier, strategy)
+    if own is not None:
+        if own.config != config:
+            raise CheckpointError(
+                f"tier {tier}'s files do not belong to {directory}: their config.json describes another model",
+                "Export the tiers again from the full checkpoint.",
+            )
+        return own
+    if strategy == "sliced":
+        raise CheckpointError(
+            f"{directory} has no files of tier {tier}, which the strategy `sliced` demands",
+            f"Run scripts/export-tiers.py --src {directory} --tiers {tier}, or use the strategy auto.",
+        )
+    return Source(config, 0, weight_files(directory))
+
+
+def _own_files(directory: Path, sibling: Path, tier: int, strategy: Strategy) -> Source | None:
+    """The tier's own files, by the manifest or beside the directory; None when there are none to use."""
+    manifest = directory / MANIFEST_FILE
+    if manifest.is_file():
+        try:
+            return _from_manifest(manifest, tier)
+        except ManifestUnusable as error:
+            if strategy == "sliced":
+                raise
+            log.warning("%s is not used: %s", manifest, error.message)
+    if (sibling / "config.json").is_file():
+        return _tier_source(sibling / "config.json", tier, weight_files(sibling))
+    return None
+
+
+def _from_manifest(path: Path, tier: int) -> Source:
+    manifest = parse_manifest(_read(path, MAX_CONFIG_BYTES * 4))
+    entry = manifest.of_tier(tier)
+    files = {listed: local_path(path.parent, listed, tier) for listed in entry.files}
+    absent = [listed for listed, place in files.items() if not place.is_file()]
+    if absent:
+        raise ManifestUnusable(f"tier {tier}'s file {absent[0]} is missing")
+    verify(files, manifest.sha256)
+    config = next(place for place in files.values() if place.name == "config.json")
+    source = _tier_source(config, tier, tuple(place for place in files.values() if place.suffix == ".safetensors"))
+    for label, said, is_so in (
+        (
+            "matformer_base_intermediate_size",
+            manifest.matformer_base_intermediate_size,
+            source.config.intermediate_size,
+        ),
+        (f"tier {tier}'s intermediate_size", entry.intermediate_size, source.config.width(tier)),
+    ):
+        if said not in (None, is_so):
+            raise CheckpointError(f"the manifest says {label} is {said}, config.json says {is_so}", "Export again.")
+    return source
+
+
+def _tier_source(config: Path, tier: int, weights: tuple[Path, ...]) -> Source:
+    document = hf_config(config)
+    stored, _ = stored_tier(document)
+    if stored != tier:
+        raise CheckpointError(f"{config} is of tier {stored}, not of tier {tier}", "Export the tiers again.")
+    return Source(LlamaConfig.from_hf(document), stored, weights)
+
+
+def _guard_slice(directory: Path, stored: int, tier: int, strategy: Strategy) -> None:
+    """Refuse to use a tier's slice as anything but that tier."""
+    if strategy == "universal":
+        raise CheckpointError(
+            f"{directory} is a slice of tier {stored}; the strategy `universal` needs the full checkpoint",
+            "Name the full checkpoint, or use the strategy auto.",
+        )
+    if tier > stored:
+        raise CheckpointError(
+            f"{directory} is already a slice of tier {stored}; slicing it again for tier {tier} is refused",
+            f"Name the full checkpoint, or train tier {stored}.",
+        )
+    if tier < stored:
+        raise CheckpointError(
+            f"{directory} is a slice of tier {stored} and lacks what tier {tier} holds",
+            f"Name the full checkpoint, or train tier {stored}.",
+        )
+
+
+def hf_config(path: Path) -> dict[str, Any]:
+    """A `config.json` as a dictionary. Raises CheckpointError."""
+    try:
+        document = json.loads(_read(path, MAX_CONFIG_BYTES))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise CheckpointError(f"{path} is not a JSON object")
+    return document
+
+
+def _read(path: Path, limit: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            data = file.read(limit + 1)
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
+    if len(data) > limit:
+        raise CheckpointError(f"{path} is larger than {limit} bytes")
+    return data

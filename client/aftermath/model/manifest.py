@@ -1,0 +1,128 @@
+"""`matformer_manifest.json` (version 1): which files make up which tier of a checkpoint, and their SHA-256.
+
+Decided
+- Paths are relative to the manifest, POSIX style. They may lead into the manifest's directory or into its sibling
+  `<name>-tier<k>`, nowhere else. On the Hub a leading `..` stops at the repository's root.
+- A file without a digest is not used, and a file whose digest differs is always an error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PurePosixPath
+
+import msgspec
+
+from aftermath.model.config import MAX_TIERS
+from aftermath.model.weights import CheckpointError
+
+MANIFEST_FILE = "matformer_manifest.json"
+MAX_MANIFEST_BYTES = 4 << 20
+
+
+class ManifestUnusable(CheckpointError):
+    """The manifest cannot serve the tier: unreadable, of another version, or without complete files for it."""
+
+
+class TierFiles(msgspec.Struct, frozen=True):
+    """One tier's own files: its config.json and its safetensors."""
+
+    tier: int
+    files: list[str]
+    intermediate_size: int | None = None
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """The document, with the seed's field names."""
+
+    schema_version: int
+    tiers: list[TierFiles]
+    common_files: list[str] = []
+    sha256: dict[str, str] = {}
+    matformer_base_intermediate_size: int | None = None
+
+    def of_tier(self, tier: int) -> TierFiles:
+        """The tier's entry. Raises ManifestUnusable unless it is there once, with config, weights and all digests."""
+        entries = [entry for entry in self.tiers if entry.tier == tier]
+        if len(entries) != 1:
+            raise ManifestUnusable(f"the manifest has {len(entries)} entries for tier {tier}")
+        files = entries[0].files
+        if sum(PurePosixPath(path).name == "config.json" for path in files) != 1:
+            raise ManifestUnusable(f"the manifest's tier {tier} does not have exactly one config.json")
+        if not any(path.endswith(".safetensors") for path in files):
+            raise ManifestUnusable(f"the manifest's tier {tier} has no .safetensors file")
+        bare = [path for path in files if path not in self.sha256]
+        if bare:
+            raise ManifestUnusable(f"the manifest has no sha256 of {bare[0]}")
+        return entries[0]
+
+
+def parse_manifest(data: bytes) -> Manifest:
+    """The manifest in these bytes. Raises ManifestUnusable."""
+    if len(data) > MAX_MANIFEST_BYTES:
+        raise ManifestUnusable(f"the manifest is larger than {MAX_MANIFEST_BYTES} bytes")
+    try:
+        manifest = msgspec.json.decode(data, type=Manifest)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ManifestUnusable(f"the manifest is not valid: {error}") from None
+    if manifest.schema_version != 1:
+        raise ManifestUnusable(f"the manifest has version {manifest.schema_version}, this client reads 1")
+    if any(not 0 <= entry.tier < MAX_TIERS for entry in manifest.tiers):
+        raise ManifestUnusable(f"the manifest names a tier outside 0 to {MAX_TIERS - 1}")
+    return manifest
+
+
+def local_path(directory: Path, listed: str, tier: int) -> Path:
+    """Where a listed file of a tier lies on disk. Raises CheckpointError if it leads out of the checkpoint."""
+    directory = directory.absolute()
+    parts = _resolve((directory.name,), listed, clamp=False)
+    if len(parts) < 2 or parts[0] not in (directory.name, f"{directory.name}-tier{tier}"):
+        raise CheckpointError(f"the manifest's path {listed!r} leads out of the checkpoint", "Export the tiers again.")
+    return directory.parent.joinpath(*parts)
+
+
+def hub_path(manifest: str, listed: str) -> str:
+    """The repository path of a listed file, for a manifest at repository path `manifest`."""
+    return "/".join(_resolve(PurePosixPath(manifest).parent.parts, listed, clamp=True))
+
+
+def _resolve(start: tuple[str, ...], listed: str, *, clamp: bool) -> list[str]:
+    """`listed` followed from `start`, as plain path components below the root of `start`."""
+    if not listed or "\\" in listed or "\0" in listed or listed.startswith("/") or ":" in listed.split("/")[0]:
+        raise CheckpointError(f"the manifest's path {listed!r} is not a relative path", "Export the tiers again.")
+    parts = list(start)
+    for part in listed.split("/"):
+        if part == "..":
+            if parts:
+                parts.pop()
+            elif not clamp:
+                raise CheckpointError(f"the manifest's path {listed!r} leads out of the checkpoint")
+        elif part not in ("", "."):
+            parts.append(part)
+    return parts
+
+
+def verify(files: Mapping[str, Path], digests: Mapping[str, str]) -> None:
+    """Compare files (listed name -> place) with the manifest's digests. Raises CheckpointError at a difference."""
+    for listed, path in files.items():
+        if file_sha256(path) != digests[listed].lower():
+            raise CheckpointError(
+                f"{path} is not the file the manifest describes: its SHA-256 differs",
+                "Download it again, or export the tiers again if you changed the checkpoint.",
+            )
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file, in hex."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
+
+
+def encode_manifest(base_width: int, tiers: Iterable[TierFiles], common: list[str], sha256: dict[str, str]) -> bytes:
+    """The JSON bytes of a version 1 manifest."""
+    manifest = Manifest(1, list(tiers), common, dict(sorted(sha256.items())), base_width)
+    return msgspec.json.format(msgspec.json.encode(manifest), indent=2)

@@ -1,0 +1,174 @@
+"""Writing checkpoints: a directory appears under its name only when every byte of it is on disk.
+
+Decided
+- A run's checkpoint of step n is `<run id>-step<n>`, an ordinary Hugging Face directory of the full model; only a
+  tier-0 replica can write one. A crash or a full disk leaves earlier checkpoints as they were.
+- What a killed process left behind (`.partial-...`) is removed by the next save into the same directory.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from aftermath.model.config import LlamaConfig
+from aftermath.model.weights import CheckpointError
+
+# Files that travel with the weights (the seed's list) when a checkpoint has them.
+COMPANIONS = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
+MAX_COMPANION_BYTES = 64 << 20
+
+
+def save(
+    directory: Path,
+    params: Mapping[str, Tensor],
+    config: LlamaConfig,
+    *,
+    run_id: str,
+    step: int,
+    companions: Mapping[str, bytes],
+    keep_steps: int | None,
+) -> Path:
+    """Write the full model's checkpoint of a step and return its directory.
+
+    `companions` are the tokenizer's files (see `read_companions`). With `keep_steps` only that many of this run's
+    checkpoints, the newest, remain. Raises CheckpointError; earlier checkpoints are then untouched.
+    """
+    target = directory / f"{_stem(run_id)}-step{step}"
+    with writing(directory):
+        _remove_leftovers(directory)
+    write_checkpoint(target, params, config, tier=0, companions=companions)
+    if keep_steps is not None:
+        for old in saved_steps(directory, run_id)[:-keep_steps]:
+            shutil.rmtree(old, ignore_errors=True)
+    return target
+
+
+def saved_steps(directory: Path, run_id: str) -> list[Path]:
+    """The run's checkpoints in a directory, oldest step first."""
+    pattern = re.compile(re.escape(_stem(run_id)) + r"-step(\d{1,12})")
+    found = [(int(match[1]), path) for path in directory.glob("*") if (match := pattern.fullmatch(path.name))]
+    return [path for _, path in sorted(found)]
+
+
+def read_companions(directory: Path) -> dict[str, bytes]:
+    """The tokenizer's and generation's files of a checkpoint directory, those that it has. Raises CheckpointError."""
+    found = {}
+    for name in COMPANIONS:
+        path = directory / name
+        if path.is_file():
+            if path.stat().st_size > MAX_COMPANION_BYTES:
+                raise CheckpointError(f"{path} is larger than {MAX_COMPANION_BYTES} bytes")
+            found[name] = path.read_bytes()
+    return found
+
+
+def write_checkpoint(
+    target: Path, params: Mapping[str, Tensor], config: LlamaConfig, *, tier: int, companions: Mapping[str, bytes]
+) -> None:
+    """Write a tier's Hugging Face directory (tier 0: the full model) to `target`, replacing one of that name."""
+    expected = config.parameter_shapes(tier)
+    if {name: tuple(tensor.shape) for name, tensor in params.items()} != expected:
+        raise CheckpointError(f"these tensors are not the tier {tier} replica that {target} should hold")
+    weights = {name: params[name].detach().to("cpu", torch.float32).contiguous() for name in expected}
+    need = sum(tensor.nbytes for tensor in weights.values()) + sum(map(len, companions.values())) + (1 << 20)
+
+    def fill(place: Path) -> None:
+        save_file(weights, place / "model.safetensors", metadata={"format": "pt"})
+        (place / "config.json").write_text(json.dumps(config.to_hf(tier), indent=2, sort_keys=True) + "\n")
+        for name in COMPANIONS:
+            if name in companions:
+                (place / name).write_bytes(companions[name])
+
+    with writing(target.parent):
+        _require_space(target.parent, need)
+        publish(target, fill)
+
+
+def publish(target: Path, fill: Callable[[Path], None]) -> None:
+    """Fill a new directory beside `target`, force it to disk and give it the name; an older `target` is replaced."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    place = Path(tempfile.mkdtemp(prefix=f".partial-{os.getpid()}-", dir=target.parent))
+    try:
+        fill(place)
+        place.chmod(0o755)
+        for path in place.iterdir():
+            path.chmod(0o644)
+            _sync(path)
+        _sync(place)
+        if target.exists():
+            older = Path(tempfile.mkdtemp(prefix=f".partial-{os.getpid()}-", dir=target.parent))
+            target.rename(older / "older")
+            place.rename(target)
+            shutil.rmtree(older, ignore_errors=True)
+        else:
+            place.rename(target)
+        _sync(target.parent)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+@contextmanager
+def writing(directory: Path) -> Iterator[None]:
+    """Turn what the operating system and safetensors say about a failed write into a CheckpointError."""
+    try:
+        yield
+    except Exception as error:
+        full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error)
+        if full:
+            raise CheckpointError(f"the disk of {directory} is full", "Free some space; nothing was changed.") from None
+        if isinstance(error, OSError):
+            raise CheckpointError(f"cannot write to {directory}: {error.strerror or error}") from None
+        raise
+
+
+def _require_space(directory: Path, need: int) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(directory).free
+    if free < need:
+        raise CheckpointError(
+            f"the disk of {directory} is full: a checkpoint takes {need:,} bytes, {free:,} are free",
+            "Free some space or name another --checkpoint-dir; nothing was changed.",
+        )
+
+
+def _remove_leftovers(directory: Path) -> None:
+    """Remove the partial directories of processes that no longer run."""
+    for path in directory.glob(".partial-*"):
+        pid = path.name.split("-")[1]
+        if not (pid.isdecimal() and _running(int(pid))):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _stem(run_id: str) -> str:
+    """The run id as a file name: it comes from the chain and may hold anything."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", run_id).lstrip(".") or "_"
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

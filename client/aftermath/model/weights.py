@@ -1,0 +1,110 @@
+"""Weights in safetensors files, one or many shards, read lazily: only the rows or columns that a tier holds.
+
+Decided: what the files say is hostile until it matches the config: names, shapes and types are compared before a value
+is read, and every value must be finite. All arithmetic is fp32, so half-precision files are widened here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from aftermath.model.config import LlamaConfig, elastic_dim
+from aftermath.run.errors import AftermathError
+
+INDEX_FILE = "model.safetensors.index.json"
+MAX_INDEX_BYTES = 64 << 20
+_FLOATS = {"F32", "F16", "BF16", "F64"}
+
+
+class CheckpointError(AftermathError):
+    """A checkpoint is missing, damaged, contradicts itself or does not fit what was asked."""
+
+
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
+
+
+def weight_files(directory: Path) -> tuple[Path, ...]:
+    """The safetensors files of a checkpoint directory: those its index names, or all of them when it has none."""
+    index = directory / INDEX_FILE
+    if index.is_file():
+        names = sorted(set(_read_index(index).weight_map.values()))
+        strange = [name for name in names if Path(name).name != name or not name.endswith(".safetensors")]
+        if strange:
+            raise CheckpointError(f"{index} names a file outside its directory: {strange[0]!r}")
+        files = tuple(directory / name for name in names)
+        absent = [path.name for path in files if not path.is_file()]
+        if absent:
+            raise CheckpointError(f"{directory} lacks {', '.join(absent)}", "Download the checkpoint again.")
+    else:
+        files = tuple(sorted(directory.glob("*.safetensors")))
+    if not files:
+        raise CheckpointError(f"{directory} holds no .safetensors file", "Only safetensors weights are read.")
+    return files
+
+
+def _read_index(path: Path) -> _Index:
+    if path.stat().st_size > MAX_INDEX_BYTES:
+        raise CheckpointError(f"{path} is larger than {MAX_INDEX_BYTES} bytes")
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_Index)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not a safetensors index: {error}") from None
+
+
+def read_weights(files: Sequence[Path], config: LlamaConfig, *, stored: int, tier: int) -> dict[str, Tensor]:
+    """fp32 tensors of `tier` from files that hold tier `stored` (the same tier, or 0), reading only what is needed.
+
+    Raises CheckpointError when a tensor is missing, unknown, of another shape or type, or not finite everywhere.
+    """
+    there, wanted = config.parameter_shapes(stored), config.parameter_shapes(tier)
+    params: dict[str, Tensor] = {}
+    for path in files:
+        try:
+            with safe_open(path, framework="pt") as file:
+                for name in _known(file.keys(), there, config, path):
+                    if name in params:
+                        raise CheckpointError(f"{path}: {name} is also in another shard")
+                    params[name] = _read(file, name, there[name], wanted[name], path)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{path} is damaged: {error}", "Copy or download the checkpoint again.") from None
+    missing = sorted(there.keys() - params.keys())
+    if missing:
+        hint = (
+            "Set tie_word_embeddings in config.json if the output head is tied." if "lm_head.weight" in missing else ""
+        )
+        raise CheckpointError(f"{files[0].parent} lacks {len(missing)} tensors, first {missing[0]}", hint)
+    return params
+
+
+def _known(names: Iterable[str], there: Mapping[str, object], config: LlamaConfig, path: Path) -> list[str]:
+    """The names that are parameters; redundant ones some exporters write are passed over, strange ones refused."""
+    known = []
+    for name in names:
+        if name in there:
+            known.append(name)
+        elif not (name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tie_word_embeddings)):
+            raise CheckpointError(f"{path} holds {name!r}, which is not part of this model", "Use a plain Llama.")
+    return known
+
+
+def _read(file: Any, name: str, there: tuple[int, ...], wanted: tuple[int, ...], path: Path) -> Tensor:
+    part = file.get_slice(name)
+    shape, kind = tuple(part.get_shape()), part.get_dtype()
+    if shape != there or kind not in _FLOATS:
+        raise CheckpointError(
+            f"{path}: {name} is {kind} {shape}, config.json says {there}",
+            "Weights and config.json do not belong together.",
+        )
+    prefix = (slice(None),) * (elastic_dim(name) or 0) + (slice(0, wanted[elastic_dim(name) or 0]),)
+    tensor: Tensor = part[prefix].to(torch.float32).contiguous()
+    if not torch.isfinite(tensor).all():
+        raise CheckpointError(f"{path}: {name} holds a value that is not finite", "The checkpoint is unusable.")
+    return tensor
