@@ -56,8 +56,9 @@ def line_of(lines: dict[Path, int], path: Sequence[str | int]) -> int:
 
 
 def sentences(error: ValidationError, root: type[BaseModel]) -> list[tuple[Path, str]]:
-    """One (key path, sentence) per mistake that pydantic found."""
-    return [(tuple(map(str, item["loc"])), _sentence(item, root)) for item in error.errors(include_url=False)]
+    """One (key path, sentence) per mistake that pydantic found; unknown keys first, since a typo is often the cause."""
+    mistakes = sorted(error.errors(include_url=False), key=lambda item: item["type"] != "extra_forbidden")
+    return [(tuple(map(str, item["loc"])), _sentence(item, root)) for item in mistakes]
 
 
 def _sentence(item: Any, root: type[BaseModel]) -> str:
