@@ -5,6 +5,7 @@ expired.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from solders.commitment_config import CommitmentLevel
@@ -20,6 +21,8 @@ from aftermath.chain.rpc import RpcPool
 POLL_FIRST, POLL_MAX = 0.02, 0.5
 RESEND_SECONDS = 2.0
 GIVE_UP_SECONDS = 120.0
+SENDS_AT_ONCE = 8
+STATUSES_AT_ONCE = 256
 LANDED = frozenset({"confirmed", "finalized"})
 
 
@@ -65,8 +68,7 @@ async def _send(pool: RpcPool, transaction: VersionedTransaction) -> None:
 
 async def _landed(pool: RpcPool, signature: Signature) -> int | None:
     """The slot of a confirmed transaction, None when unknown or not yet confirmed; TransactionFailed if it failed."""
-    reply = await pool.call(GetSignatureStatuses([signature], RpcSignatureStatusConfig(False)))
-    status = _first_status(reply)
+    (status,) = await _statuses(pool, [signature])
     if status is None:
         return None
     if status.get("err") is not None:
@@ -77,13 +79,48 @@ async def _landed(pool: RpcPool, signature: Signature) -> int | None:
     return slot if isinstance(slot, int) else 0
 
 
-def _first_status(reply: Any) -> dict[str, Any] | None:
+async def _statuses(pool: RpcPool, signatures: Sequence[Signature]) -> list[dict[str, Any] | None]:
+    reply = await pool.call(GetSignatureStatuses(list(signatures), RpcSignatureStatusConfig(False)))
     values = reply.get("value") if isinstance(reply, dict) else None
-    if not isinstance(values, list) or len(values) != 1 or not isinstance(values[0], dict | None):
+    valid = isinstance(values, list) and len(values) == len(signatures)
+    if not valid or not all(isinstance(v, dict | None) for v in values or ()):
         raise BadReply("the RPC node answered getSignatureStatuses with something else")
-    return values[0]
+    return list(values or ())
 
 
 async def _too_late(pool: RpcPool, last_valid_height: int) -> bool:
     height = await pool.call(GetBlockHeight(RpcContextConfig(COMMITMENT)))
     return isinstance(height, int) and height > last_valid_height
+
+
+async def deliver_all(pool: RpcPool, transactions: Sequence[VersionedTransaction], last_valid_height: int) -> int:
+    """Send many transactions at once and wait for them; returns how many landed, whether they failed or not.
+
+    Ends early when the blockhash expired. For writes whose effect is checked by reading; nothing is sent twice.
+    """
+    give_up = asyncio.get_running_loop().time() + GIVE_UP_SECONDS
+    limit = asyncio.Semaphore(SENDS_AT_ONCE)
+
+    async def send(transaction: VersionedTransaction) -> None:
+        async with limit:
+            await _send(pool, transaction)
+
+    await asyncio.gather(*(send(t) for t in transactions))
+    waiting = [t.signatures[0] for t in transactions]
+    while waiting and asyncio.get_running_loop().time() < give_up:
+        expired = await _too_late(pool, last_valid_height)
+        still = []
+        for start in range(0, len(waiting), STATUSES_AT_ONCE):
+            part = waiting[start : start + STATUSES_AT_ONCE]
+            statuses = await _statuses(pool, part)
+            still += [s for s, status in zip(part, statuses, strict=True) if not _is_final(status)]
+        waiting = still
+        if expired:
+            break
+        if waiting:
+            await asyncio.sleep(POLL_MAX)
+    return len(transactions) - len(waiting)
+
+
+def _is_final(status: dict[str, Any] | None) -> bool:
+    return status is not None and status.get("confirmationStatus") in LANDED

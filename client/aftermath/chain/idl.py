@@ -83,13 +83,17 @@ def convert(idl: Json) -> ProgramIdl:
     for instruction in idl["instructions"]:
         for argument in instruction["args"]:
             _reach(argument["type"], types, wanted)
+    accounts = [a["name"] for a in idl.get("accounts", []) if "serialization" not in types[a["name"]]]
+    for name in accounts:
+        for inner in _mentioned(types[name]["type"]):
+            _reach(inner, types, wanted)
     errors = [ProgramError(e["code"], e["name"], e.get("msg") or e["name"]) for e in idl.get("errors", [])]
     legacy = {
         "version": idl["metadata"]["version"],
         "name": idl["metadata"]["name"],
         "instructions": instructions,
-        "accounts": [],
-        "types": [_typedef(wanted[name]) for name in sorted(wanted)],
+        "accounts": [_typedef(types[name]) for name in accounts],
+        "types": [_typedef(wanted[name]) for name in sorted(wanted) if name not in accounts],
         "errors": [{"code": e.code, "name": e.name, "msg": e.message} for e in errors],
     }
     address = Pubkey.from_string(idl["address"])

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+from anchorpy.error import AccountInvalidDiscriminator
 from anchorpy.program.context import Context
+from construct import ConstructError
 from solders.instruction import AccountMeta, Instruction
 from solders.pubkey import Pubkey
 
@@ -14,7 +16,7 @@ from aftermath.chain.arguments import complete
 from aftermath.chain.idl import ProgramIdl, load_idl
 from aftermath.chain.refusals import Errors
 from aftermath.programs import AUTHORIZER_IDL, COORDINATOR_IDL
-from aftermath.run.errors import ChainError
+from aftermath.run.errors import AccountError, ChainError
 
 
 class AnchorProgram:
@@ -38,6 +40,16 @@ class AnchorProgram:
         context = Context(accounts=accounts, remaining_accounts=list(extra))
         built: Instruction = self._program.instruction[name](*values, ctx=context)
         return built
+
+    def account(self, name: str, data: bytes) -> Any:
+        """A borsh account's bytes as an object with its fields. Raises AccountError when they are not a `name`."""
+        try:
+            found = self._program.coder.accounts.decode(data)
+        except (ConstructError, LookupError, ValueError, UnicodeError, AccountInvalidDiscriminator) as error:
+            raise AccountError(f"the account is not a {name} of program {self.id}") from error
+        if type(found).__name__ != name:
+            raise AccountError(f"the account is not a {name} of program {self.id}")
+        return found
 
 
 @cache

@@ -74,7 +74,7 @@ class Sender:
         """
         try:
             (units, price), (blockhash, height) = await asyncio.gather(
-                self._measure(instructions, headroom), self._blockhash()
+                self._measure(instructions, headroom), self.blockhash()
             )
             return await self._land(instructions, signers, units, price, blockhash, height)
         except TransactionFailed as failure:
@@ -92,6 +92,30 @@ class Sender:
             sent.append(await self.send(group, signers=[s for s in signers if s.pubkey() in needed], headroom=headroom))
         return sent
 
+    async def blockhash(self) -> tuple[Hash, int]:
+        """(recent blockhash, last block height at which it is valid)."""
+        reply = await self.pool.call(GetLatestBlockhash(RpcContextConfig(COMMITMENT)))
+        try:
+            return Hash.from_string(reply["value"]["blockhash"]), int(reply["value"]["lastValidBlockHeight"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadReply("the RPC node sent no blockhash") from error
+
+    def paid(self, signatures: int, units: int, price: int) -> None:
+        """Count a transaction that landed."""
+        self.spend.transactions += 1
+        self.spend.lamports += transaction_fee(signatures, units, price)
+
+    async def price(self, instructions: Sequence[Instruction]) -> int:
+        """Micro-lamports per compute unit to offer for these instructions, within the user's limit."""
+        return await priority_price(self.pool, instructions, self._cap)
+
+    def transaction(
+        self, instructions: Sequence[Instruction], signers: Sequence[Keypair], units: int, price: int, blockhash: Hash
+    ) -> VersionedTransaction:
+        """The signed transaction."""
+        message = self._message(instructions, units, price, blockhash)
+        return VersionedTransaction(message, [self.wallet.keypair, *signers])
+
     async def _land(
         self,
         instructions: Sequence[Instruction],
@@ -101,20 +125,18 @@ class Sender:
         blockhash: Hash,
         height: int,
     ) -> Signature:
-        keys = [self.wallet.keypair, *signers]
         for build in range(BUILDS):
             if build:
-                blockhash, height = await self._blockhash()
-            message = self._message(instructions, units, price, blockhash)
-            transaction = VersionedTransaction(message, keys)
+                blockhash, height = await self.blockhash()
+            transaction = self.transaction(instructions, signers, units, price, blockhash)
             try:
                 self.slot = max(self.slot, await deliver(self.pool, transaction, height))
-                self._paid(len(keys), units, price)
+                self.paid(1 + len(signers), units, price)
                 return transaction.signatures[0]
             except Expired:
                 log.info("transaction %s expired, sending it again", transaction.signatures[0])
             except TransactionFailed:
-                self._paid(len(keys), units, price)
+                self.paid(1 + len(signers), units, price)
                 raise
         raise ChainUnavailable(
             f"the cluster did not confirm the transaction in {BUILDS} tries",
@@ -134,7 +156,7 @@ class Sender:
         )
         reply, price = await asyncio.gather(
             self.pool.call(SimulateVersionedTransaction(transaction, config)),
-            priority_price(self.pool, instructions, self._cap),
+            self.price(instructions),
         )
         used = simulated_units(reply)
         self._count += 1
@@ -144,18 +166,6 @@ class Sender:
     def _message(self, instructions: Sequence[Instruction], units: int, price: int, blockhash: Hash) -> Message:
         prefix = [set_compute_unit_limit(units), set_compute_unit_price(price)]
         return Message.new_with_blockhash([*prefix, *instructions], self.wallet.pubkey, blockhash)
-
-    async def _blockhash(self) -> tuple[Hash, int]:
-        """(recent blockhash, last block height at which it is valid)."""
-        reply = await self.pool.call(GetLatestBlockhash(RpcContextConfig(COMMITMENT)))
-        try:
-            return Hash.from_string(reply["value"]["blockhash"]), int(reply["value"]["lastValidBlockHeight"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise BadReply("the RPC node sent no blockhash") from error
-
-    def _paid(self, signatures: int, units: int, price: int) -> None:
-        self.spend.transactions += 1
-        self.spend.lamports += transaction_fee(signatures, units, price)
 
     async def _explain(self, failure: TransactionFailed, instructions: Sequence[Instruction]) -> ChainError:
         if lacks_funds(failure):

@@ -73,7 +73,7 @@ def load_wallet(path: Path | None = None, env: Mapping[str, str] | None = None) 
         return _from_file(default)
     raise WalletError(
         "no wallet was given",
-        f"pass -w FILE (a Solana key file), set {WALLET_VARIABLE}, or create {DEFAULT_PATH} with solana-keygen",
+        f"make one: aftermath-solana show-identity --create -w FILE; or pass -w FILE, or set {WALLET_VARIABLE}",
     )
 
 

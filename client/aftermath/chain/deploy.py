@@ -1,0 +1,207 @@
+"""Puts a program on a cluster through the RPC, so that nobody needs the Solana CLI; an interrupted deployment goes
+on where it was.
+
+Decided: the bytes go to a buffer account whose key is kept in a 0600 file until the program runs, named after the
+program and its bytes; what the buffer already holds is read back and only the rest is written, many transactions at
+a time, until it is complete.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from solders.instruction import Instruction
+from solders.keypair import Keypair
+from solders.pubkey import Pubkey
+from solders.signature import Signature
+from solders.system_program import CreateAccountParams, create_account
+
+from aftermath.chain import loader
+from aftermath.chain.accounts import AccountData, fetch, rent
+from aftermath.chain.confirm import deliver_all
+from aftermath.chain.fees import transaction_fee
+from aftermath.chain.funds import ensure_funds
+from aftermath.chain.sender import MAX_TRANSACTION, Sender, transaction_size
+from aftermath.chain.wallet import load_wallet, write_key_file
+from aftermath.run.errors import ChainError, ChainUnavailable
+
+CACHE = Path.home() / ".cache/aftermath/deploy"
+MAX_PROGRAM = 10 << 20
+WRITE_UNITS = 10_000
+ROUNDS = 20
+ELF = b"\x7fELF"
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes written, bytes in all)."""
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """What was done: `action` is "deployed", "upgraded" or "unchanged"."""
+
+    program_id: Pubkey
+    action: str
+    bytes: int
+    signature: Signature | None
+
+
+async def deploy_program(
+    sender: Sender, program: Path, key: Keypair, *, cache: Path = CACHE, progress: Progress | None = None
+) -> Deployment:
+    """Deploy the file `program` at the address of `key`, or upgrade what is there; unchanged bytes are left alone.
+
+    Raises ChainError (not a program, not ours to upgrade), ChainRefused `InsufficientFunds` (with the amount),
+    ChainUnavailable.
+    """
+    elf = _read_program(program)
+    standing = await _standing(sender, key.pubkey(), elf)
+    if standing is not None and standing.data[: len(elf)] == elf and not any(standing.data[len(elf) :]):
+        return Deployment(key.pubkey(), "unchanged", len(elf), None)
+    path = cache / f"{key.pubkey()}-{hashlib.sha256(elf).hexdigest()[:16]}.json"
+    buffer = _buffer_key(path)
+    await _fill(sender, buffer, elf, progress, new_program=standing is None)
+    wallet = sender.wallet.pubkey
+    if standing is None:
+        instructions = await _first(sender, key.pubkey(), buffer.pubkey(), len(elf))
+        signature = await sender.send(instructions, signers=[key])
+    else:
+        instructions = [loader.upgrade(key.pubkey(), buffer.pubkey(), wallet, wallet)]
+        if (more := len(elf) - len(standing.data)) > 0:
+            await sender.send([loader.extend(key.pubkey(), wallet, more)])
+        signature = await sender.send(instructions)
+    path.unlink(missing_ok=True)
+    return Deployment(key.pubkey(), "deployed" if standing is None else "upgraded", len(elf), signature)
+
+
+def _read_program(path: Path) -> bytes:
+    try:
+        if path.stat().st_size > MAX_PROGRAM:
+            raise ChainError(f"{path} is larger than a program may be ({MAX_PROGRAM} bytes)")
+        elf = path.read_bytes()
+    except OSError as error:
+        raise ChainError(f"cannot read the program {path}: {error.strerror}") from error
+    if not elf.startswith(ELF):
+        raise ChainError(f"{path} is not a compiled program (.so)", "build it: make programs")
+    return elf
+
+
+async def _standing(sender: Sender, program: Pubkey, elf: bytes) -> loader.Stored | None:
+    """The program that is there, None if none is. Raises ChainError when it is not this wallet's to change."""
+    _, account = await fetch(sender.pool, program)
+    if account is None:
+        return None
+    if account.owner != loader.LOADER:
+        return _built_in(account, program, elf)
+    _, data = await fetch(sender.pool, loader.programdata_address(program))
+    if data is None:
+        raise ChainError(f"program {program} was closed; its address cannot be used again", "use a new program key")
+    stored = loader.parse_programdata(data)
+    same = stored.data[: len(elf)] == elf and not any(stored.data[len(elf) :])
+    if stored.authority != sender.wallet.pubkey and not same:
+        raise ChainError(
+            f"program {program} can be upgraded by {stored.authority or 'nobody'} only, not by {sender.wallet.pubkey}",
+            "sign with that wallet (-w), or deploy under a new program key",
+        )
+    return stored
+
+
+def _built_in(account: AccountData, program: Pubkey, elf: bytes) -> loader.Stored:
+    """A program under a loader without upgrades (a local network's built-in one) is fine if it is the same one."""
+    if account.executable and account.data == elf:
+        return loader.Stored(None, elf)
+    raise ChainError(
+        f"the address {program} holds something of {account.owner} that cannot be upgraded",
+        "a local network has the packaged programs built in; deploy under a new program key",
+    )
+
+
+def _buffer_key(path: Path) -> Keypair:
+    if not path.exists():
+        write_key_file(path, Keypair())
+    return load_wallet(path).keypair
+
+
+async def _first(sender: Sender, program: Pubkey, buffer: Pubkey, size: int) -> list[Instruction]:
+    wallet = sender.wallet.pubkey
+    account = CreateAccountParams(
+        from_pubkey=wallet,
+        to_pubkey=program,
+        lamports=await rent(sender.pool, loader.PROGRAM_SIZE),
+        space=loader.PROGRAM_SIZE,
+        owner=loader.LOADER,
+    )
+    return [create_account(account), loader.deploy(wallet, program, buffer, wallet, size)]
+
+
+async def _fill(sender: Sender, buffer: Keypair, elf: bytes, progress: Progress | None, *, new_program: bool) -> None:
+    """Create the buffer if need be, and write until it holds `elf`."""
+    wallet = sender.wallet.pubkey
+    length = _chunk_length(sender, buffer.pubkey())
+    chunks = [(at, elf[at : at + length]) for at in range(0, len(elf), length)]
+    held = await _held(sender, buffer.pubkey(), len(elf))
+    await _fund(sender, len(elf), len(chunks), buffer_exists=held is not None, new_program=new_program)
+    if held is None:
+        size = loader.BUFFER_HEADER + len(elf)
+        lamports = await rent(sender.pool, size)
+        account = CreateAccountParams(
+            from_pubkey=wallet, to_pubkey=buffer.pubkey(), lamports=lamports, space=size, owner=loader.LOADER
+        )
+        start = [create_account(account), loader.initialize_buffer(buffer.pubkey(), wallet)]
+        await sender.send(start, signers=[buffer])
+    for _ in range(ROUNDS):
+        held = await _held(sender, buffer.pubkey(), len(elf)) or bytes(len(elf))
+        missing = [(at, part) for at, part in chunks if held[at : at + len(part)] != part]
+        if progress is not None:
+            progress(len(elf) - sum(len(part) for _, part in missing), len(elf))
+        if not missing:
+            return
+        await _write(sender, buffer.pubkey(), missing)
+    raise ChainUnavailable(
+        f"{len(missing)} of {len(chunks)} parts of the program did not land in {ROUNDS} rounds",
+        "run the command again: it goes on from here; a priority fee may help (--max-priority-fee)",
+    )
+
+
+async def _write(sender: Sender, buffer: Pubkey, missing: Sequence[tuple[int, bytes]]) -> None:
+    """One round of transactions under one blockhash; what does not land is written in the next round."""
+    wallet = sender.wallet.pubkey
+    instructions = [loader.write(buffer, wallet, at, part) for at, part in missing]
+    (blockhash, height), price = await asyncio.gather(sender.blockhash(), sender.price(instructions[:1]))
+    transactions = [sender.transaction([i], (), WRITE_UNITS, price, blockhash) for i in instructions]
+    for _ in range(await deliver_all(sender.pool, transactions, height)):
+        sender.paid(1, WRITE_UNITS, price)
+
+
+async def _held(sender: Sender, buffer: Pubkey, size: int) -> bytes | None:
+    """What the buffer holds, None if there is no buffer yet. Raises ChainError when it is another wallet's."""
+    _, account = await fetch(sender.pool, buffer, min_slot=sender.slot or None)
+    if account is None:
+        return None
+    stored = loader.parse_buffer(account)
+    if stored.authority != sender.wallet.pubkey or len(stored.data) != size:
+        raise ChainError(
+            f"the buffer {buffer} of an earlier deployment belongs to {stored.authority}",
+            f"sign with that wallet, or delete the buffer's key file in {CACHE}",
+        )
+    return stored.data
+
+
+async def _fund(sender: Sender, size: int, chunks: int, *, buffer_exists: bool, new_program: bool) -> None:
+    """Make sure the whole deployment can be paid before it starts."""
+    price = await sender.price([loader.write(sender.wallet.pubkey, sender.wallet.pubkey, 0, b"")])
+    needed = (chunks + 4) * transaction_fee(2, WRITE_UNITS, price)
+    if not buffer_exists:
+        needed += await rent(sender.pool, loader.BUFFER_HEADER + size)
+    if new_program:
+        needed += await rent(sender.pool, loader.PROGRAM_SIZE)
+    await ensure_funds(sender.pool, sender.wallet.pubkey, needed)
+
+
+def _chunk_length(sender: Sender, buffer: Pubkey) -> int:
+    """Bytes of the program that fit one transaction (two less than what is free, for longer length prefixes)."""
+    empty = loader.write(buffer, sender.wallet.pubkey, 0, b"")
+    return MAX_TRANSACTION - transaction_size(sender.wallet, [empty]) - 2

@@ -1,0 +1,119 @@
+"""The upgradeable BPF loader: its instructions (bincode: u32 variant, then fields, little-endian) and its three
+account forms.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from solders.instruction import AccountMeta, Instruction
+from solders.pubkey import Pubkey
+from solders.system_program import ID as SYSTEM_PROGRAM
+from solders.sysvar import CLOCK, RENT
+
+from aftermath.chain.accounts import AccountData
+from aftermath.run.errors import AccountError
+
+LOADER = Pubkey.from_string("BPFLoaderUpgradeab1e11111111111111111111111")
+BUFFER_HEADER = 37  # variant u32, Option<authority>
+PROGRAM_SIZE = 36  # variant u32, programdata address
+PROGRAMDATA_HEADER = 45  # variant u32, slot u64, Option<authority>
+
+_INITIALIZE_BUFFER, _WRITE, _DEPLOY, _UPGRADE, _EXTEND = 0, 1, 2, 3, 6
+_BUFFER, _PROGRAM, _PROGRAMDATA = 1, 2, 3
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A buffer or program data account: who may change it (None: nobody) and the bytes of the program."""
+
+    authority: Pubkey | None
+    data: bytes
+
+
+def programdata_address(program: Pubkey) -> Pubkey:
+    """Where an upgradeable program's bytes are."""
+    return Pubkey.find_program_address([bytes(program)], LOADER)[0]
+
+
+def initialize_buffer(buffer: Pubkey, authority: Pubkey) -> Instruction:
+    """Make a freshly created account a buffer."""
+    return Instruction(LOADER, struct.pack("<I", _INITIALIZE_BUFFER), [_writes(buffer), _reads(authority)])
+
+
+def write(buffer: Pubkey, authority: Pubkey, offset: int, data: bytes) -> Instruction:
+    """Put bytes into a buffer."""
+    body = struct.pack("<IIQ", _WRITE, offset, len(data)) + data
+    return Instruction(LOADER, body, [_writes(buffer), _signs(authority)])
+
+
+def deploy(payer: Pubkey, program: Pubkey, buffer: Pubkey, authority: Pubkey, max_bytes: int) -> Instruction:
+    """Make a buffer a new program; `program` is an account of PROGRAM_SIZE owned by the loader."""
+    accounts = [
+        AccountMeta(payer, True, True),
+        _writes(programdata_address(program)),
+        _writes(program),
+        _writes(buffer),
+        _reads(RENT),
+        _reads(CLOCK),
+        _reads(SYSTEM_PROGRAM),
+        _signs(authority),
+    ]
+    return Instruction(LOADER, struct.pack("<IQ", _DEPLOY, max_bytes), accounts)
+
+
+def upgrade(program: Pubkey, buffer: Pubkey, authority: Pubkey, spill: Pubkey) -> Instruction:
+    """Replace a program by a buffer; the buffer's rent goes to `spill`."""
+    accounts = [
+        _writes(programdata_address(program)),
+        _writes(program),
+        _writes(buffer),
+        _writes(spill),
+        _reads(RENT),
+        _reads(CLOCK),
+        _signs(authority),
+    ]
+    return Instruction(LOADER, struct.pack("<I", _UPGRADE), accounts)
+
+
+def extend(program: Pubkey, payer: Pubkey, more: int) -> Instruction:
+    """Give a program room for `more` bytes."""
+    accounts = [
+        _writes(programdata_address(program)),
+        _writes(program),
+        _reads(SYSTEM_PROGRAM),
+        AccountMeta(payer, True, True),
+    ]
+    return Instruction(LOADER, struct.pack("<II", _EXTEND, more), accounts)
+
+
+def parse_buffer(account: AccountData) -> Stored:
+    """Raises AccountError when the account is not a buffer."""
+    return _parse(account, _BUFFER, "<I", BUFFER_HEADER, "buffer")
+
+
+def parse_programdata(account: AccountData) -> Stored:
+    """Raises AccountError when the account does not hold a program."""
+    return _parse(account, _PROGRAMDATA, "<IQ", PROGRAMDATA_HEADER, "program data account")
+
+
+def _parse(account: AccountData, variant: int, head: str, size: int, what: str) -> Stored:
+    raw = account.data
+    if account.owner != LOADER or len(raw) < size or struct.unpack_from("<I", raw)[0] != variant:
+        raise AccountError(f"the account is not a {what} of the upgradeable loader")
+    at = struct.calcsize(head)
+    authority = Pubkey(raw[at + 1 : at + 33]) if raw[at] == 1 else None
+    return Stored(authority, raw[size:])
+
+
+def _writes(address: Pubkey) -> AccountMeta:
+    return AccountMeta(address, False, True)
+
+
+def _reads(address: Pubkey) -> AccountMeta:
+    return AccountMeta(address, False, False)
+
+
+def _signs(address: Pubkey) -> AccountMeta:
+    return AccountMeta(address, True, False)

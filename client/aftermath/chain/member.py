@@ -1,0 +1,217 @@
+"""One member's view of its run: the object that the training pipeline receives as its chain.
+
+Decided: Run comes from the watcher; Model and Members are read again only when the run's `model_seq` or
+`members_seq` moved, and attestations are read as a slice of Witnesses; every such read is as of the slot of the
+newest Run, or later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Mapping, Sequence
+
+from solders.pubkey import Pubkey
+
+from aftermath.chain.accounts import AccountData, fetch
+from aftermath.chain.addresses import run_addresses
+from aftermath.chain.authorizer import Authorizer
+from aftermath.chain.coordinator import Coordinator
+from aftermath.chain.rpc import RpcPool
+from aftermath.chain.spend import ChainSpend
+from aftermath.chain.subscription import RunWatcher
+from aftermath.chain.wallet import Wallet
+from aftermath.run.accounts import Attestation, Members, Model, Round, Run
+from aftermath.run.errors import ChainError, ChainRefused
+from aftermath.run.views import parse_members, parse_model, parse_witness_round, witness_round_range
+
+U32_MAX = (1 << 32) - 1
+
+
+class SolanaMember:
+    """The chain of one member; use it as an async context manager (it follows the run in the background).
+
+    `authorizer` is the grantee through whom this wallet may join (`--authorizer`); without it the permissionless
+    authorization and then the wallet's own are looked for.
+    """
+
+    def __init__(
+        self,
+        pool: RpcPool,
+        wallet: Wallet,
+        run_id: str,
+        *,
+        client_version: str,
+        authorizer: Pubkey | None = None,
+        program_id: Pubkey | None = None,
+        max_priority_fee: int = 0,
+    ) -> None:
+        self._pool = pool
+        self._run_id = run_id
+        self._client_version = client_version
+        self._authorizer = authorizer
+        self._coordinator = Coordinator(pool, wallet, program_id=program_id, max_priority_fee=max_priority_fee)
+        self._authorizations = Authorizer(pool)
+        self._addresses = run_addresses(self._coordinator.program_id, run_id)
+        self._watcher = RunWatcher(pool, self._addresses.run, self._coordinator.program_id)
+        self._model: tuple[int, Model] | None = None
+        self._members: tuple[int, Members] | None = None
+        self._reading = asyncio.Lock()
+        self._wallet = wallet
+
+    async def start(self) -> None:
+        """Check the endpoints, find the run, and follow it. Raises ChainUnavailable, or ChainError when there is no
+        such run.
+        """
+        await self._pool.check()
+        await self._coordinator.run(self._run_id)
+        await self._watcher.start()
+
+    async def close(self) -> None:
+        """Stop following the run. The pool stays open."""
+        await self._watcher.close()
+
+    async def __aenter__(self) -> SolanaMember:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @property
+    def wallet(self) -> bytes:
+        """This member's public key."""
+        return self._wallet.public
+
+    @property
+    def spent(self) -> ChainSpend:
+        """Transactions and fees so far."""
+        spend = self._coordinator.sender.spend
+        return ChainSpend(spend.transactions, spend.lamports, self._watcher.push_bytes_max)
+
+    def now(self) -> int:
+        """Chain time in unix seconds."""
+        return self._watcher.clock.now()
+
+    def updates(self) -> AsyncIterator[Run]:
+        """The newest state at once and after every change."""
+        return self._watcher.updates()
+
+    async def run(self, *, fresh: bool = False) -> Run:
+        """The newest known state, or with `fresh` one that is read now."""
+        return await self._watcher.refresh() if fresh else self._watcher.latest
+
+    async def model(self) -> Model:
+        """The run's model as of the newest Run."""
+        async with self._reading:
+            key = self._watcher.latest.model_seq
+            if self._model is None or self._model[0] != key:
+                self._model = key, parse_model((await self._read(self._addresses.model)).data)
+            return self._model[1]
+
+    async def members(self) -> Members:
+        """The run's members as of the newest Run."""
+        async with self._reading:
+            key = self._watcher.latest.members_seq
+            if self._members is None or self._members[0] != key:
+                self._members = key, parse_members((await self._read(self._addresses.members)).data)
+            return self._members[1]
+
+    async def attestations(self, round: Round) -> tuple[Attestation, ...]:
+        """What the witnesses of `round` have sent so far.
+
+        Raises ChainRefused `RoundNotStored` when the chain no longer holds that round.
+        """
+        run = self._watcher.latest
+        ring, stored = run.ring(round.height), run.round(round.height)
+        if ring is None or stored is None or stored.seed != round.seed:
+            raise ChainRefused("RoundNotStored", f"round {round.height} is no longer stored on chain")
+        if stored.attestations == 0:
+            return ()
+        offset, length = witness_round_range(ring, stored.attestations)
+        account = await self._read(self._addresses.witnesses, offset, length)
+        return parse_witness_round(account.data, stored.attestations)
+
+    async def join(self, *, p2p: bytes, tier: int, weight: int, schema_hash: bytes, stateless: bool) -> None:
+        """Ask for a place in the next epoch. Raises ChainRefused `NotAuthorized` when nobody admitted this wallet."""
+        grantor = Pubkey(self._watcher.latest.join_authority)
+        authorization = await self._authorizations.admitting(grantor, self._wallet.pubkey, self._authorizer)
+        if authorization is None:
+            raise ChainRefused(
+                "NotAuthorized",
+                f"wallet {self._wallet.pubkey} is not admitted to run {self._run_id!r}",
+                f"ask the run's join authority {grantor} for an authorization, or name one with --authorizer",
+            )
+        await self._coordinator.transact(
+            self._coordinator.ix.join_run(
+                self._run_id,
+                authorization=authorization.address,
+                p2p=p2p,
+                tier=tier,
+                weight=weight,
+                schema_hash=schema_hash,
+                client_version=self._client_version,
+                stateless=stateless,
+            )
+        )
+
+    async def leave(self) -> None:
+        """Give up the place in the run."""
+        await self._coordinator.leave_run(self._run_id)
+
+    async def tick(self) -> None:
+        """Perform the transition that is due; ChainRefused `NothingToTick` if none is."""
+        await self._coordinator.tick(self._run_id)
+
+    async def warmup_witness(self, slot: int) -> None:
+        """Say that this elected member has the model."""
+        await self._coordinator.transact(self._coordinator.ix.warmup_witness(self._run_id, slot))
+
+    async def witness(
+        self,
+        slot: int,
+        height: int,
+        participation: int,
+        fingerprints: bytes,
+        *,
+        step: int,
+        loss: float,
+        tokens_per_sec: float,
+        bytes_per_sec: float,
+    ) -> None:
+        """Attest the previous round's results; loss and speeds travel along for indexers."""
+        metadata = {
+            "step": step,
+            "loss_milli": _u32(loss * 1000),
+            "tokens_per_sec": _u32(tokens_per_sec),
+            "bytes_per_sec": _u32(bytes_per_sec),
+        }
+        ix = self._coordinator.ix.witness(self._run_id, slot, height, participation, fingerprints, metadata)
+        await self._coordinator.transact(ix)
+
+    async def attest(self, slot: int, hashes: Mapping[int, bytes]) -> None:
+        """State the hashes of the levels this member holds."""
+        await self._coordinator.transact(self._coordinator.ix.attest(self._run_id, slot, hashes))
+
+    async def health_check(self, dropped: int) -> None:
+        """Drop the members (bit mask) that the witnesses did not see."""
+        await self._coordinator.transact(self._coordinator.ix.health_check(self._run_id, dropped))
+
+    async def checkpoint(self, kind: int, repo: str, revision: str, hashes: Sequence[bytes]) -> None:
+        """Name a durable checkpoint."""
+        ix = self._coordinator.ix.checkpoint(self._run_id, kind=kind, repo=repo, revision=revision, hashes=hashes)
+        await self._coordinator.transact(ix)
+
+    async def _read(self, address: Pubkey, offset: int = 0, length: int | None = None) -> AccountData:
+        slot = self._watcher.slot or None
+        _, account = await fetch(self._pool, address, offset=offset, length=length, min_slot=slot)
+        if account is None or account.owner != self._coordinator.program_id:
+            raise ChainError(f"an account of run {self._run_id!r} is gone: the run was closed")
+        return account
+
+
+def _u32(value: float) -> int:
+    """The nearest u32; the largest one for anything that is not a finite number."""
+    if not math.isfinite(value):
+        return U32_MAX
+    return min(max(round(value), 0), U32_MAX)
