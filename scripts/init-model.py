@@ -15,9 +15,9 @@ from pathlib import Path
 
 from aftermath.data.bytelevel import END_TOKEN, VOCAB_SIZE, byte_tokenizer
 from aftermath.model.config import LlamaConfig
+from aftermath.model.documents import CheckpointError
 from aftermath.model.initial import init_weights
 from aftermath.model.store import write_checkpoint
-from aftermath.model.weights import CheckpointError
 from aftermath.run.errors import AftermathError
 
 ROW_MULTIPLE = 64  # embedding rows are rounded up to this, so that blocks of results are 64 x 64 (257 is prime)

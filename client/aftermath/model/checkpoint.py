@@ -9,20 +9,23 @@ Decided
 
 from __future__ import annotations
 
-import json
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
 
 from torch import Tensor
 
 from aftermath.model.config import LlamaConfig, stored_tier
-from aftermath.model.manifest import MANIFEST_FILE, ManifestUnusable, local_path, parse_manifest, verify
-from aftermath.model.weights import CheckpointError, read_weights, weight_files
-
-Strategy = Literal["auto", "sliced", "universal"]
-MAX_CONFIG_BYTES = 1 << 20
+from aftermath.model.documents import CheckpointError, Strategy, hf_config, read_limited
+from aftermath.model.manifest import (
+    MANIFEST_FILE,
+    MAX_MANIFEST_BYTES,
+    ManifestUnusable,
+    local_path,
+    parse_manifest,
+    verify,
+)
+from aftermath.model.weights import read_weights, weight_files
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +101,7 @@ def _own_files(directory: Path, sibling: Path, tier: int, strategy: Strategy) ->
 
 
 def _from_manifest(path: Path, tier: int) -> Source:
-    manifest = parse_manifest(_read(path, MAX_CONFIG_BYTES * 4))
+    manifest = parse_manifest(read_limited(path, MAX_MANIFEST_BYTES))
     entry = manifest.of_tier(tier)
     files = {listed: local_path(path.parent, listed, tier) for listed in entry.files}
     absent = [listed for listed, place in files.items() if not place.is_file()]
@@ -145,25 +148,3 @@ def _guard_slice(directory: Path, stored: int, tier: int, strategy: Strategy) ->
             f"{directory} is a slice of tier {stored} and lacks what tier {tier} holds",
             f"Name the full checkpoint, or train tier {stored}.",
         )
-
-
-def hf_config(path: Path) -> dict[str, Any]:
-    """A `config.json` as a dictionary. Raises CheckpointError."""
-    try:
-        document = json.loads(_read(path, MAX_CONFIG_BYTES))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(document, dict):
-        raise CheckpointError(f"{path} is not a JSON object")
-    return document
-
-
-def _read(path: Path, limit: int) -> bytes:
-    try:
-        with path.open("rb") as file:
-            data = file.read(limit + 1)
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
-    if len(data) > limit:
-        raise CheckpointError(f"{path} is larger than {limit} bytes")
-    return data

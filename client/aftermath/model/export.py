@@ -9,11 +9,12 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from aftermath.model.checkpoint import hf_config, load, load_config
+from aftermath.model.checkpoint import load, load_config
 from aftermath.model.config import stored_tier
+from aftermath.model.documents import COMPANIONS, CheckpointError, hf_config
 from aftermath.model.manifest import MANIFEST_FILE, TierFiles, encode_manifest, file_sha256
-from aftermath.model.store import COMPANIONS, read_companions, write_checkpoint, writing
-from aftermath.model.weights import CheckpointError, weight_files
+from aftermath.model.store import read_companions, write_checkpoint, writing
+from aftermath.model.weights import weight_files
 
 
 def export_tiers(source: Path, tiers: Sequence[int]) -> list[Path]:

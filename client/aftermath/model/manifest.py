@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 from aftermath.model.config import MAX_TIERS
-from aftermath.model.weights import CheckpointError
+from aftermath.model.documents import CheckpointError
 
 MANIFEST_FILE = "matformer_manifest.json"
 MAX_MANIFEST_BYTES = 4 << 20

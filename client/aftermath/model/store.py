@@ -23,10 +23,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from aftermath.model.config import LlamaConfig
-from aftermath.model.weights import CheckpointError
+from aftermath.model.documents import COMPANIONS, CheckpointError, read_limited
 
-# Files that travel with the weights (the seed's list) when a checkpoint has them.
-COMPANIONS = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
 MAX_COMPANION_BYTES = 64 << 20
 
 
@@ -68,9 +66,7 @@ def read_companions(directory: Path) -> dict[str, bytes]:
     for name in COMPANIONS:
         path = directory / name
         if path.is_file():
-            if path.stat().st_size > MAX_COMPANION_BYTES:
-                raise CheckpointError(f"{path} is larger than {MAX_COMPANION_BYTES} bytes")
-            found[name] = path.read_bytes()
+            found[name] = read_limited(path, MAX_COMPANION_BYTES)
     return found
 
 

@@ -16,15 +16,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from aftermath.model.config import LlamaConfig, elastic_dim
-from aftermath.run.errors import AftermathError
+from aftermath.model.documents import INDEX_FILE, CheckpointError, read_limited
 
-INDEX_FILE = "model.safetensors.index.json"
 MAX_INDEX_BYTES = 64 << 20
 _FLOATS = {"F32", "F16", "BF16", "F64"}
-
-
-class CheckpointError(AftermathError):
-    """A checkpoint is missing, damaged, contradicts itself or does not fit what was asked."""
 
 
 class _Index(msgspec.Struct):
@@ -51,10 +46,8 @@ def weight_files(directory: Path) -> tuple[Path, ...]:
 
 
 def _read_index(path: Path) -> _Index:
-    if path.stat().st_size > MAX_INDEX_BYTES:
-        raise CheckpointError(f"{path} is larger than {MAX_INDEX_BYTES} bytes")
     try:
-        return msgspec.json.decode(path.read_bytes(), type=_Index)
+        return msgspec.json.decode(read_limited(path, MAX_INDEX_BYTES), type=_Index)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise CheckpointError(f"{path} is not a safetensors index: {error}") from None
 

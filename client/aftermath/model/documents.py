@@ -1,0 +1,43 @@
+"""The small JSON documents of a checkpoint directory, read with a size limit. No torch here: commands use this too."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from aftermath.run.errors import AftermathError
+
+MAX_CONFIG_BYTES = 1 << 20
+INDEX_FILE = "model.safetensors.index.json"
+# Files that travel with the weights (the seed's list) when a checkpoint has them.
+COMPANIONS = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
+
+Strategy = Literal["auto", "sliced", "universal"]
+
+
+class CheckpointError(AftermathError):
+    """A checkpoint is missing, damaged, contradicts itself or does not fit what was asked."""
+
+
+def hf_config(path: Path) -> dict[str, Any]:
+    """A `config.json` as a dictionary. Raises CheckpointError."""
+    try:
+        document = json.loads(read_limited(path, MAX_CONFIG_BYTES))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise CheckpointError(f"{path} is not a JSON object")
+    return document
+
+
+def read_limited(path: Path, limit: int) -> bytes:
+    """A whole file of at most `limit` bytes. Raises CheckpointError."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(limit + 1)
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
+    if len(data) > limit:
+        raise CheckpointError(f"{path} is larger than {limit} bytes")
+    return data

@@ -1,0 +1,278 @@
+"""The Hugging Face Hub: take exactly the files a tier needs, and push a checkpoint.
+
+Decided
+- The listing (names and sizes) is read first; what is fetched, and how much it may be, is decided from it and from the
+  model's config before the first weight is asked for. One commit is used throughout, also if the branch moves.
+- A tier's own files are taken by the manifest when it can serve the tier; under `auto` an unusable one means the full
+  checkpoint. Their digests are verified.
+- Every request has a deadline (10 s without a byte), and every failure is a sentence that says what to do.
+"""
+
+from __future__ import annotations
+
+import errno
+import glob
+import json
+import logging
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from huggingface_hub import HfApi, hf_hub_download, snapshot_download
+from huggingface_hub.constants import HF_HUB_CACHE
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.utils import disable_progress_bars
+
+from aftermath.model.config import LlamaConfig, stored_tier
+from aftermath.model.documents import COMPANIONS, INDEX_FILE, MAX_CONFIG_BYTES, CheckpointError, Strategy, hf_config
+from aftermath.model.manifest import (
+    MANIFEST_FILE,
+    MAX_MANIFEST_BYTES,
+    Manifest,
+    ManifestUnusable,
+    TierFiles,
+    hub_path,
+    parse_manifest,
+    verify,
+)
+from aftermath.run.errors import AftermathError
+
+TIMEOUT_SECONDS = 10.0
+MAX_SMALL_BYTES = 64 << 20  # a tokenizer or an index
+_OFFLINE = "Check this machine's internet connection, or use a Local checkpoint."
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Repository:
+    """One commit of a repository: its files and their sizes."""
+
+    name: str
+    commit: str
+    sizes: Mapping[str, int]
+    token: str | None
+    endpoint: str | None
+    cache: Path
+
+    def fetch(self, path: str, limit: int) -> Path:
+        """One small file."""
+        self._limited([path], limit)
+        with asking(self.name):
+            return Path(
+                hf_hub_download(
+                    self.name,
+                    path,
+                    revision=self.commit,
+                    cache_dir=self.cache,
+                    etag_timeout=TIMEOUT_SECONDS,
+                    token=self.token,
+                    endpoint=self.endpoint,
+                )
+            )
+
+    def fetch_all(self, paths: Sequence[str], limit: int) -> Path:
+        """These files and no others; returns the snapshot's root. Finished files are not fetched again."""
+        need = self._limited(paths, limit)
+        self.cache.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(self.cache).free
+        if need > free:
+            raise CheckpointError(
+                f"{self.name} takes {need:,} bytes and the disk of {self.cache} has {free:,} free",
+                "Free some space, or set HF_HOME to another disk.",
+            )
+        with asking(self.name):
+            return Path(
+                snapshot_download(
+                    self.name,
+                    revision=self.commit,
+                    allow_patterns=[glob.escape(path) for path in paths],
+                    cache_dir=self.cache,
+                    etag_timeout=TIMEOUT_SECONDS,
+                    token=self.token,
+                    endpoint=self.endpoint,
+                    max_workers=4,
+                )
+            )
+
+    def _limited(self, paths: Sequence[str], limit: int) -> int:
+        absent = [path for path in paths if path not in self.sizes]
+        if absent:
+            raise CheckpointError(f"{self.name} has no file {absent[0]}", "Name a repository with a Llama checkpoint.")
+        need = sum(self.sizes[path] for path in paths)
+        if need > limit:
+            raise CheckpointError(f"{self.name} lists {need:,} bytes for {paths[0]}, at most {limit:,} are expected")
+        return need
+
+
+def download(
+    repo: str,
+    revision: str | None,
+    *,
+    tier: int,
+    strategy: Strategy,
+    cache_dir: Path | None = None,
+    token: str | None = None,
+    endpoint: str | None = None,
+) -> Path:
+    """Fetch what a tier needs and return the local checkpoint directory, to be read by `checkpoint.load`.
+
+    Raises CheckpointError or ModelConfigError.
+    """
+    source = _open(repo, revision, cache_dir, token, endpoint)
+    manifests = [path for path in source.sizes if PurePosixPath(path).name == MANIFEST_FILE]
+    if tier > 0 and strategy != "universal":
+        try:
+            return _download_tier(source, manifests, tier)
+        except ManifestUnusable as error:
+            if strategy == "sliced":
+                raise
+            log.info("%s: taking the full checkpoint: %s", repo, error.message)
+    return _download_full(source, str(PurePosixPath(manifests[0]).parent) if len(manifests) == 1 else ".")
+
+
+def download_config(
+    repo: str,
+    revision: str | None,
+    *,
+    cache_dir: Path | None = None,
+    token: str | None = None,
+    endpoint: str | None = None,
+) -> Path:
+    """Fetch a checkpoint's config.json only."""
+    source = _open(repo, revision, cache_dir, token, endpoint)
+    manifests = [path for path in source.sizes if PurePosixPath(path).name == MANIFEST_FILE]
+    base = PurePosixPath(manifests[0]).parent if len(manifests) == 1 else PurePosixPath()
+    return source.fetch(str(base / "config.json"), MAX_CONFIG_BYTES)
+
+
+def upload(directory: Path, repo: str, *, token: str | None, message: str, endpoint: str | None = None) -> str:
+    """Push a checkpoint directory to a repository, made if it is missing; returns the commit."""
+    if not token:
+        raise CheckpointError(f"no token to write to {repo}", "Set HF_TOKEN to a Hugging Face token that may write.")
+    disable_progress_bars()
+    api = HfApi(endpoint=endpoint, token=token)
+    with asking(repo):
+        api.create_repo(repo, exist_ok=True)
+        return str(api.upload_folder(repo_id=repo, folder_path=directory, commit_message=message).oid)
+
+
+def _open(
+    repo: str, revision: str | None, cache_dir: Path | None, token: str | None, endpoint: str | None
+) -> _Repository:
+    disable_progress_bars()
+    with asking(repo, revision):
+        info = HfApi(endpoint=endpoint, token=token).model_info(
+            repo, revision=revision or None, files_metadata=True, timeout=TIMEOUT_SECONDS
+        )
+    sizes = {file.rfilename: file.size or 0 for file in info.siblings or []}
+    return _Repository(repo, str(info.sha), sizes, token, endpoint, Path(cache_dir or HF_HUB_CACHE))
+
+
+def _download_tier(source: _Repository, manifests: Sequence[str], tier: int) -> Path:
+    """The tier's own files by the manifest. Raises ManifestUnusable when the repository does not have them."""
+    if len(manifests) != 1:
+        raise ManifestUnusable(f"{source.name} has {len(manifests)} files named {MANIFEST_FILE}, one is needed")
+    manifest = parse_manifest(source.fetch(manifests[0], MAX_MANIFEST_BYTES).read_bytes())
+    entry = manifest.of_tier(tier)
+    listed = {name: hub_path(manifests[0], name) for name in entry.files}
+    absent = [path for path in listed.values() if path not in source.sizes]
+    if absent:
+        raise ManifestUnusable(f"{source.name} lacks {absent[0]}, which its manifest lists")
+    if len({PurePosixPath(path).parent for path in listed.values()}) != 1:
+        raise ManifestUnusable(f"the files of tier {tier} in {source.name} are not in one directory")
+    return _fetch_tier(source, manifest, entry, listed, manifests[0])
+
+
+def _fetch_tier(
+    source: _Repository, manifest: Manifest, entry: TierFiles, listed: Mapping[str, str], manifest_path: str
+) -> Path:
+    config_path = next(path for path in listed.values() if path.endswith("config.json"))
+    config, stored = _config(source, config_path)
+    if stored != entry.tier:
+        raise CheckpointError(f"{source.name}/{config_path} is of tier {stored}, the manifest says {entry.tier}")
+    common = [
+        path for path in (hub_path(manifest_path, name) for name in manifest.common_files) if path in source.sizes
+    ]
+    root = source.fetch_all([*listed.values(), *common], _expected(config, stored) + MAX_SMALL_BYTES)
+    verify({name: root / path for name, path in listed.items()}, manifest.sha256)
+    return (root / config_path).parent
+
+
+def _download_full(source: _Repository, base: str) -> Path:
+    """The whole checkpoint in folder `base` of the repository: one model, its tokenizer, nothing else."""
+    folder = PurePosixPath(base)
+    config, stored = _config(source, str(folder / "config.json"))
+    index = str(folder / INDEX_FILE)
+    if index in source.sizes:
+        shards = _indexed(source.fetch(index, MAX_SMALL_BYTES))
+        weights = [str(folder / name) for name in shards]
+    else:
+        weights = [
+            path for path in source.sizes if PurePosixPath(path).parent == folder and path.endswith(".safetensors")
+        ]
+    if not weights:
+        raise CheckpointError(f"{source.name} holds no .safetensors file", "Only safetensors weights are read.")
+    source.fetch_all(weights, _expected(config, stored))
+    others = [str(folder / name) for name in ("config.json", INDEX_FILE, *COMPANIONS)]
+    root = source.fetch_all([path for path in others if path in source.sizes], MAX_SMALL_BYTES)
+    return root / folder
+
+
+def _config(source: _Repository, path: str) -> tuple[LlamaConfig, int]:
+    document = hf_config(source.fetch(path, MAX_CONFIG_BYTES))
+    return LlamaConfig.from_hf(document), stored_tier(document)[0]
+
+
+def _indexed(path: Path) -> list[str]:
+    try:
+        return sorted({str(name) for name in json.loads(path.read_bytes())["weight_map"].values()})
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+        raise CheckpointError(f"{path.name} is not a safetensors index") from None
+
+
+def _expected(config: LlamaConfig, stored: int) -> int:
+    """The most bytes that weights of this model can take: 8 a parameter (fp64), a tied head twice, headers."""
+    shapes = list(config.parameter_shapes(stored).values()) + [(config.vocab_size, config.hidden_size)]
+    total = 0
+    for shape in shapes:
+        size = 8
+        for extent in shape:
+            size *= extent
+        total += size
+    return total + (64 << 20)
+
+
+@contextmanager
+def asking(repo: str, revision: str | None = None) -> Iterator[None]:
+    """Turn whatever the Hub's client raises into a CheckpointError that says what to do."""
+    try:
+        yield
+    except AftermathError:
+        raise
+    except GatedRepoError:
+        raise CheckpointError(f"{repo} is gated", "Accept its terms on the Hub and set HF_TOKEN.") from None
+    except RevisionNotFoundError:
+        raise CheckpointError(f"{repo} has no revision {revision}", "Correct the checkpoint's revision.") from None
+    except RepositoryNotFoundError:
+        raise CheckpointError(
+            f"there is no Hub repository {repo}, or it is private", "Correct its name, or set HF_TOKEN to reach it."
+        ) from None
+    except HFValidationError:
+        raise CheckpointError(f"{repo!r} is not the name of a Hub repository", "Use the form owner/name.") from None
+    except HfHubHTTPError as error:
+        status = error.response.status_code if error.response is not None else 0
+        fix = "Set HF_TOKEN to a token with the rights for it." if status in (401, 403) else "Try again later."
+        raise CheckpointError(f"the Hub answered {status} for {repo}", fix) from None
+    except Exception as error:  # connection errors have other classes in every version of the client
+        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+            raise CheckpointError(f"the disk is full while fetching {repo}", "Free some space and try again.") from None
+        raise CheckpointError(f"the Hub cannot be reached for {repo}: {error}".splitlines()[0], _OFFLINE) from None

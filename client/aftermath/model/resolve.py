@@ -1,0 +1,55 @@
+"""From the checkpoint a run names on chain to a directory on this machine. No torch here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from aftermath.model import hub
+from aftermath.model.documents import CheckpointError, Strategy, hf_config
+from aftermath.run.accounts import Checkpoint
+from aftermath.run.state import CheckpointKind
+
+
+def resolve(
+    checkpoint: Checkpoint,
+    *,
+    tier: int = 0,
+    strategy: Strategy = "auto",
+    cache_dir: Path | None = None,
+    token: str | None = None,
+) -> Path:
+    """A directory that `checkpoint.load` reads for this tier; from the Hub only the tier's files are fetched.
+
+    Raises CheckpointError or ModelConfigError.
+    """
+    _require_weights(checkpoint)
+    if checkpoint.kind is CheckpointKind.HUB:
+        return hub.download(
+            checkpoint.repo, checkpoint.revision, tier=tier, strategy=strategy, cache_dir=cache_dir, token=token
+        )
+    return Path(checkpoint.repo).expanduser()
+
+
+def load_hf_config(
+    checkpoint: Checkpoint, *, cache_dir: Path | None = None, token: str | None = None
+) -> dict[str, Any]:
+    """The checkpoint's config.json, without its weights. Raises CheckpointError."""
+    _require_weights(checkpoint)
+    if checkpoint.kind is CheckpointKind.HUB:
+        return hf_config(hub.download_config(checkpoint.repo, checkpoint.revision, cache_dir=cache_dir, token=token))
+    path = Path(checkpoint.repo).expanduser() / "config.json"
+    if not path.is_file():
+        raise CheckpointError(
+            f"there is no checkpoint at {path.parent} (no config.json)",
+            "Name a directory with config.json and .safetensors; scripts/init-model.py makes one.",
+        )
+    return hf_config(path)
+
+
+def _require_weights(checkpoint: Checkpoint) -> None:
+    if checkpoint.kind in (CheckpointKind.NONE, CheckpointKind.DUMMY):
+        raise CheckpointError(
+            "the run names no checkpoint with weights",
+            "Its owner has to set [model.LLM.checkpoint.Hub] or [model.LLM.checkpoint.Local] with update-config.",
+        )
