@@ -1,0 +1,64 @@
+"""`can-join`: would the program let this wallet in?"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from aftermath.cli.command import command
+from aftermath.cli.options import Authorizer, ClusterOptions, RunId
+from aftermath.cli.present import EXIT_KNOWN, Result
+from aftermath.run.accounts import Members, Run
+from aftermath.run.state import MemberState
+
+
+def obstacles(run: Run, members: Members, address: bytes, *, authorized: bool) -> list[str]:
+    """Why the program would refuse a join of this wallet now; empty when it would not."""
+    reasons = []
+    if not authorized:
+        reasons.append("no valid authorization of the run's join authority admits it")
+    if run.halted:
+        reasons.append(f"the run is {run.state.name.lower()}")
+    full = all(slot.used and (slot.pending or slot.state is not MemberState.IDLE) for slot in members.slots)
+    if full and members.find(address) is None:
+        reasons.append(f"all {len(members.slots)} places are taken")
+    return reasons
+
+
+@command("can-join", example="aftermath-solana can-join --run-id demo --address wallet.json")
+async def can_join(
+    options: ClusterOptions,
+    run_id: RunId,
+    address: Annotated[
+        str, typer.Option("--address", help="The wallet that wants to join: a public key, or a key file that holds it.")
+    ],
+    authorizer: Authorizer = None,
+) -> Result:
+    """Say whether a wallet may join a run, and why not.
+
+    Exits 0 when it may and 1 when it may not.
+    """
+    from solders.pubkey import Pubkey
+
+    from aftermath.cli.connection import connect, public_key
+
+    user = public_key(address)
+    async with connect(options) as chain:
+        run, model, members = await chain.coordinator.snapshot(run_id)
+        grantor = Pubkey.from_bytes(run.join_authority)
+        found = await chain.authorizer.admitting(grantor, user, public_key(authorizer) if authorizer else None)
+        lamports = await chain.balance(user)
+    reasons = obstacles(run, members, bytes(user), authorized=found is not None)
+    if not lamports:
+        reasons.append("the wallet has no SOL to pay fees with")
+    data = {
+        "run_id": run_id,
+        "address": str(user),
+        "can_join": not reasons,
+        "reasons": reasons,
+        "authorized_as": str(found.grantee) if found else None,
+        "client_version": model.client_version,
+    }
+    text = f"no: {'; '.join(reasons)}" if reasons else f"yes: {user} may join run {run_id}"
+    return Result(data, text, EXIT_KNOWN if reasons else 0)

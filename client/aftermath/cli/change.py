@@ -1,0 +1,83 @@
+"""A change of a run's configuration as the instructions that make it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from solders.instruction import Instruction
+
+from aftermath.chain.instructions import CoordinatorInstructions
+from aftermath.cli.present import CommandError
+from aftermath.cli.schema import Shape, shape_of
+from aftermath.run.accounts import Config, Model, Run
+from aftermath.run.assignment import batch_size
+from aftermath.run.config import RunConfig
+
+
+@dataclass(frozen=True)
+class Change:
+    """What the owner asked for. Parts that are None, empty or false stay as they are on chain."""
+
+    metadata: Mapping[str, Any]
+    config: RunConfig | None
+    restart_from_step: int | None
+    switch_to_hub: bool
+    client_version: str | None
+
+    @cached_property
+    def shape(self) -> Shape | None:
+        """The schema of the new config, if there is one."""
+        return shape_of(self.config) if self.config else None
+
+    def instructions(self, ix: CoordinatorInstructions, run: Run, model: Model) -> list[Instruction]:
+        """One instruction per part, so that they can be spread over transactions; the order is the program's checks'.
+
+        Raises CommandError for a run that cannot be changed now.
+        """
+        self._refuse_unless_halted(run)
+        parts: list[dict[str, Any]] = []
+        if self.config and self.shape:
+            on_chain = self.config.to_chain()
+            parts += [{"config": on_chain["config"]}, {"model": on_chain["model"]}, {"schema": self.shape.to_chain()}]
+        if metadata := self._metadata(model):
+            parts.append({"metadata": metadata})
+        if self.restart_from_step:
+            parts.append({"progress": self._progress(run)})
+        if self.switch_to_hub:
+            parts.append({"use_durable": True})
+        steps = [ix.update(run.run_id, **part) for part in parts]
+        if self.client_version is not None:
+            steps.append(ix.update_client_version(run.run_id, self.client_version))
+        return steps
+
+    def _refuse_unless_halted(self, run: Run) -> None:
+        if not run.halted:
+            raise CommandError(
+                f"run {run.run_id} is {run.state.name.lower()}; only a halted run can be changed",
+                f"pause it first: aftermath-solana set-paused --run-id {run.run_id} pause",
+            )
+
+    def _metadata(self, model: Model) -> dict[str, Any] | None:
+        """The texts and figures shown to people: those given, else the new model's own, else the present ones."""
+        if not self.metadata and self.shape is None:
+            return None
+        held = model.metadata
+        figures = {"num_parameters": held.num_parameters, "vocab_size": held.vocab_size}
+        if self.shape:
+            figures = {"num_parameters": self.shape.num_parameters, "vocab_size": self.shape.vocab_size}
+        return {"name": held.name, "description": held.description} | figures | dict(self.metadata)
+
+    def _progress(self, run: Run) -> dict[str, int]:
+        """The progress at the start of the asked step: the data the steps before it used are not used again."""
+        assert self.restart_from_step is not None
+        rules = Config(**self.config.to_chain()["config"]) if self.config else run.config
+        data_index = 0
+        for step in range(1, self.restart_from_step):
+            if data_index * rules.max_seq_len >= rules.global_batch_size_warmup_tokens:
+                data_index += (self.restart_from_step - step) * rules.global_batch_size_end
+                break
+            data_index += batch_size(rules, data_index)
+        return {"epoch": run.epoch, "step": self.restart_from_step, "data_index": data_index}

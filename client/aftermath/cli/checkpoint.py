@@ -1,0 +1,88 @@
+"""`checkpoint`: tell the run where its durable checkpoint is.
+
+Decided here: the hashes that go on chain are computed from the files themselves, so that a wrong directory or
+repository is refused before anything is sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from aftermath.cli.command import command
+from aftermath.cli.options import RunId, SigningOptions
+from aftermath.cli.present import CommandError, Result, UsageError, facts
+
+if TYPE_CHECKING:
+    from aftermath.run.accounts import Checkpoint, Model, Run
+
+
+@command(
+    "checkpoint",
+    example="aftermath-solana checkpoint --run-id demo --repo someone/demo-model --revision main",
+)
+async def checkpoint(
+    options: SigningOptions,
+    run_id: RunId,
+    repo: Annotated[str | None, typer.Option(help="Hugging Face repository that holds the checkpoint.")] = None,
+    revision: Annotated[str, typer.Option(help="Branch, tag or commit of the repository.")] = "",
+    path: Annotated[Path | None, typer.Option(help="Directory of the checkpoint, the same for every member.")] = None,
+) -> Result:
+    """Record where the run's durable checkpoint is.
+
+    It must hold exactly the model that the members attested at the end of the last epoch.
+    """
+    from aftermath.cli.connection import sign_in
+    from aftermath.run.accounts import Checkpoint
+    from aftermath.run.state import CheckpointKind
+
+    if (repo is None) == (path is None):
+        raise UsageError("say where the checkpoint is", "pass either --repo or --path")
+    if path is not None:
+        found = Checkpoint(CheckpointKind.LOCAL, str(path.expanduser().resolve()), "")
+    else:
+        found = Checkpoint(CheckpointKind.HUB, repo or "", revision)
+    async with sign_in(options) as chain:
+        run, model, _ = await chain.coordinator.snapshot(run_id)
+        hashes = await asyncio.to_thread(attested_hashes, run, model, found)
+        step = chain.coordinator.ix.checkpoint(
+            run_id, kind=int(found.kind), repo=found.repo, revision=found.revision, hashes=hashes
+        )
+        signature = await chain.coordinator.transact(step)
+        model = await chain.coordinator.model(run_id)
+    data = {
+        "run_id": run_id,
+        "kind": model.checkpoint.kind.name.lower(),
+        "repo": model.checkpoint.repo,
+        "revision": model.checkpoint.revision,
+        "step": model.checkpoint_step,
+        "signature": str(signature),
+    }
+    return Result(data, facts(data))
+
+
+def attested_hashes(run: Run, model: Model, place: Checkpoint) -> list[bytes]:
+    """The level hashes of the checkpoint's files. Raises CommandError when the members attested others."""
+    from aftermath.model.checkpoint import load, resolve
+    from aftermath.model.segments import level_hash
+    from aftermath.train.outfit import schema_of
+
+    if run.levels_attested != (1 << run.levels) - 1:
+        raise CommandError(
+            f"the members of run {run.run_id} have not attested a model yet",
+            "wait for the end of the first epoch",
+        )
+    schema = schema_of(model, run.run_id)
+    weights = load(resolve(place), 0)
+    hashes = [level_hash(weights, schema, level) for level in range(schema.levels)]
+    different = [level for level in range(schema.levels) if hashes[level] != run.level_hashes[level]]
+    if different:
+        raise CommandError(
+            f"{place.repo} is not the model that the members attested at step {run.attested_step}: "
+            f"level {different[0]} differs",
+            "name the checkpoint that a tier-0 member wrote at that step",
+        )
+    return hashes

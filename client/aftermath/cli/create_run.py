@@ -1,0 +1,112 @@
+"""`create-run`: make a run's accounts, and say who may join it.
+
+Decided here: accounts, growth, texts and the authorization travel in as few transactions as fit; a creation that was
+interrupted is finished by the same command, because each step is skipped where it was done already.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from aftermath.cli.command import command
+from aftermath.cli.options import RunId, SigningOptions
+from aftermath.cli.present import CommandError, Result, facts
+
+if TYPE_CHECKING:
+    from solders.instruction import Instruction
+    from solders.pubkey import Pubkey
+
+    from aftermath.cli.connection import SignedCluster
+
+
+@command(
+    "create-run",
+    example='aftermath-solana create-run --run-id demo --name Demo --description "Three tiers on one machine"',
+)
+async def create_run(
+    options: SigningOptions,
+    run_id: RunId,
+    name: Annotated[str, typer.Option(help="A name for people, at most 64 bytes.")] = "",
+    description: Annotated[str, typer.Option(help="A description for people, at most 280 bytes.")] = "",
+    client_version: Annotated[
+        str, typer.Option(help="The only client version that may join; without it, any version.")
+    ] = "",
+    join_authority: Annotated[
+        str | None,
+        typer.Option(help="Who decides who may join: a public key, or its key file; without it, everybody may join."),
+    ] = None,
+) -> Result:
+    """Create a run on chain.
+
+    The wallet becomes its main authority. Without another join authority everybody may join; with one, nobody may
+    until it grants authorizations with join-authorization-create.
+    """
+    from aftermath.chain.addresses import run_addresses
+    from aftermath.cli.connection import public_key, sign_in
+
+    async with sign_in(options) as chain:
+        own = chain.wallet.pubkey
+        authority = public_key(join_authority) if join_authority else own
+        before = await chain.balance(own)
+        texts = {"name": name, "description": description, "num_parameters": 0, "vocab_size": 0}
+        steps = await remaining(chain, run_id, texts, authority, client_version)
+        signatures = await chain.sender.send_packed(steps)
+        spent = before - await chain.balance(own)
+        run = await chain.coordinator.run(run_id)
+    data = {
+        "run_id": run_id,
+        "address": str(run_addresses(chain.coordinator.program_id, run_id).run),
+        "main_authority": str(own),
+        "join_authority": str(authority),
+        "permissionless": authority == own,
+        "state": run.state.name.lower(),
+        "lamports": spent,
+        "signatures": [str(signature) for signature in signatures],
+    }
+    return Result(data, facts(data))
+
+
+async def remaining(
+    chain: SignedCluster, run_id: str, texts: dict[str, Any], authority: Pubkey, client_version: str
+) -> list[Instruction]:
+    """What is still to be sent for the run to exist at full size, with its texts, and open if everybody may join.
+
+    Raises CommandError when there is nothing left to do, or the run belongs to somebody else.
+    """
+    from aftermath.chain.addresses import EVERYONE
+    from aftermath.cli.authorization import granting
+
+    own = chain.wallet.pubkey
+    steps = await growing(chain, run_id)
+    if steps is None:
+        steps = chain.coordinator.creation(run_id, join_authority=authority, client_version=client_version)
+    if steps and any(texts.values()):
+        steps.append(chain.coordinator.ix.update(run_id, metadata=texts))
+    if authority == own:
+        steps += await granting(chain, EVERYONE)
+    if not steps:
+        raise CommandError(f"run {run_id} exists already", "choose another id, or change it with update-config")
+    return steps
+
+
+async def growing(chain: SignedCluster, run_id: str) -> list[Instruction] | None:
+    """The growth that an interrupted creation still needs; None when there is no such run yet."""
+    from aftermath.chain.accounts import fetch_many
+    from aftermath.chain.addresses import run_addresses
+    from aftermath.chain.instructions import GROWTH, MEMBERS, WITNESSES
+    from aftermath.run.views import members_account, parse_run, witnesses_account
+
+    places = run_addresses(chain.coordinator.program_id, run_id)
+    _, (run, members, witnesses) = await fetch_many(chain.pool, [places.run, places.members, places.witnesses])
+    if run is None or members is None or witnesses is None:
+        return None
+    owner = parse_run(run.data).main_authority
+    if owner != bytes(chain.wallet.pubkey):
+        raise CommandError(f"run {run_id} exists already and belongs to another wallet", "choose another id")
+    parts = (
+        (MEMBERS, len(members.data), members_account().size),
+        (WITNESSES, len(witnesses.data), witnesses_account().size),
+    )
+    return [chain.coordinator.ix.grow(run_id, which) for which, held, size in parts for _ in range(held, size, GROWTH)]

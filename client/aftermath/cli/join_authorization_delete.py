@@ -1,0 +1,54 @@
+"""`join-authorization-delete`: the join authority takes an authorization back."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from aftermath.cli.command import command
+from aftermath.cli.options import SigningOptions
+from aftermath.cli.present import Result, facts, note
+
+
+@command(
+    "join-authorization-delete",
+    example="aftermath-solana join-authorization-delete -w grantor.json --authorizer GRANTEE_PUBKEY",
+)
+async def join_authorization_delete(
+    options: SigningOptions,
+    authorizer: Annotated[
+        str | None,
+        typer.Option("--authorizer", help="Whose it is: a public key, or its key file; without it, everybody's."),
+    ] = None,
+) -> Result:
+    """Withdraw an authorization, and close it when that is allowed.
+
+    It is invalid at once. Its rent comes back when it is closed; one with delegates can be closed 30 days later.
+    """
+    from aftermath.chain.addresses import EVERYONE
+    from aftermath.cli.authorization import present
+    from aftermath.cli.connection import public_key, sign_in
+    from aftermath.run.errors import ChainRefused
+
+    grantee = public_key(authorizer) if authorizer else EVERYONE
+    async with sign_in(options) as chain:
+        grantor = chain.wallet.pubkey
+        ix = chain.authorizer.ix(grantor)
+        found = present(await chain.authorizer.fetch(grantor, grantee), grantor, grantee)
+        signatures = [await chain.sender.send([ix.grantor_update(grantee, False)])] if found.active else []
+        try:
+            signatures.append(await chain.sender.send([ix.close(grantee)]))
+            closed = True
+        except ChainRefused as error:
+            if not found.delegates:
+                raise
+            closed = False
+            note(error.message)
+    data = {
+        "address": str(found.address),
+        "active": False,
+        "closed": closed,
+        "signatures": [str(signature) for signature in signatures],
+    }
+    return Result(data, facts(data))

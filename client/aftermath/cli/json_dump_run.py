@@ -1,0 +1,22 @@
+"""`json-dump-run`: everything the chain knows of a run."""
+
+from __future__ import annotations
+
+import json
+
+from rich.text import Text
+
+from aftermath.cli.command import command
+from aftermath.cli.options import ClusterOptions, RunId
+from aftermath.cli.present import Result
+
+
+@command("json-dump-run", example="aftermath-solana json-dump-run --run-id demo")
+async def json_dump_run(options: ClusterOptions, run_id: RunId) -> Result:
+    """Print everything the chain knows of a run, as JSON."""
+    from aftermath.cli.connection import connect
+    from aftermath.cli.dump import whole_run
+
+    async with connect(options) as chain:
+        data = whole_run(*await chain.coordinator.snapshot(run_id))
+    return Result(data, Text(json.dumps(data, indent=2, ensure_ascii=False)))

@@ -1,0 +1,33 @@
+"""`json-dump-user`: what a run knows of one wallet."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from aftermath.cli.command import command
+from aftermath.cli.options import ClusterOptions, RunId
+from aftermath.cli.present import CommandError, Result
+
+
+@command("json-dump-user", example="aftermath-solana json-dump-user --run-id demo --address wallet.json")
+async def json_dump_user(
+    options: ClusterOptions,
+    run_id: RunId,
+    address: Annotated[str, typer.Option("--address", help="The wallet: a public key, or a key file that holds it.")],
+) -> Result:
+    """Print everything a run knows of one wallet, as JSON."""
+    from aftermath.cli.connection import connect, public_key
+    from aftermath.cli.dump import member
+
+    key = public_key(address)
+    async with connect(options) as chain:
+        members = await chain.coordinator.members(run_id)
+    index = members.find(bytes(key))
+    if index is None:
+        raise CommandError(f"{key} is not a member of run {run_id}", "see who is: aftermath-solana json-dump-run")
+    data = {"run_id": run_id, "member": member(index, members.slots[index])}
+    return Result(data, Text(json.dumps(data, indent=2)))

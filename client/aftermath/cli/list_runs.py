@@ -1,0 +1,34 @@
+"""`list-runs`: the runs on a cluster."""
+
+from __future__ import annotations
+
+from aftermath.cli.command import command
+from aftermath.cli.options import ClusterOptions
+from aftermath.cli.present import Result, listing
+
+COLUMNS = ("run", "name", "state", "epoch", "step", "of", "members", "tiers")
+
+
+@command("list-runs", example="aftermath-solana list-runs --rpc http://127.0.0.1:8899")
+async def list_runs(options: ClusterOptions) -> Result:
+    """List the runs on a cluster."""
+    from aftermath.cli.connection import connect
+    from aftermath.cli.dump import plain
+
+    async with connect(options) as chain:
+        runs = await chain.coordinator.list_runs()
+    data = [
+        {
+            "run_id": run.run_id,
+            "name": model.metadata.name,
+            "state": plain(run.state),
+            "epoch": run.epoch,
+            "step": run.step,
+            "total_steps": run.config.total_steps,
+            "members": run.current.clients,
+            "tiers": model.tiers,
+        }
+        for run, model in runs
+    ]
+    text = listing(COLUMNS, [list(row.values()) for row in data]) if data else "no runs on this cluster"
+    return Result(data, text)

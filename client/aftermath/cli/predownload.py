@@ -1,0 +1,44 @@
+"""`predownload`: have a run's model and data at hand before joining, so that the warm-up does not wait for them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from aftermath.cli.command import command
+from aftermath.cli.options import ClusterOptions, RunId
+from aftermath.cli.present import Result, facts
+
+
+@command("predownload", example="aftermath-solana predownload --run-id demo --matformer-tier 1")
+async def predownload(
+    options: ClusterOptions,
+    run_id: RunId,
+    matformer_tier: Annotated[
+        int, typer.Option(min=0, max=7, envvar="MATFORMER_TIER", show_envvar=False, help="Tier that will be trained.")
+    ] = 0,
+) -> Result:
+    """Fetch a run's model and check its data before joining.
+
+    The model is loaded once, so that a damaged or unsuitable checkpoint is found now and not in the warm-up.
+    """
+    from aftermath.cli.connection import connect
+    from aftermath.model.checkpoint import load, resolve
+    from aftermath.train.outfit import check_tier, data_of, schema_of
+
+    async with connect(options) as chain:
+        model = await chain.coordinator.model(run_id)
+    schema = schema_of(model, run_id)
+    check_tier(matformer_tier, schema, run_id)
+    directory = resolve(model.checkpoint)
+    weights = load(directory, matformer_tier)
+    data = {
+        "run_id": run_id,
+        "model": str(directory),
+        "tier": matformer_tier,
+        "parameters": sum(tensor.numel() for tensor in weights.values()),
+        "data": model.data_location.primary,
+        "sequences": data_of(model, schema).sequences,
+    }
+    return Result(data, facts(data))

@@ -1,0 +1,45 @@
+"""`set-paused`: pause a run, or resume it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from aftermath.cli.command import command
+from aftermath.cli.options import RunId, SigningOptions
+from aftermath.cli.present import Result, UsageError
+
+
+class Action(StrEnum):
+    """What to do with the run."""
+
+    PAUSE = "pause"
+    RESUME = "resume"
+
+
+@command("set-paused", example="aftermath-solana set-paused --run-id demo resume")
+async def set_paused(
+    options: SigningOptions,
+    run_id: RunId,
+    action: Annotated[Action | None, typer.Argument(help="pause (what happens if nothing is said) or resume.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="The same as the word resume.")] = False,
+) -> Result:
+    """Pause or resume a run.
+
+    An epoch in progress is finished before the pause takes effect; resuming a new run is what starts it.
+    """
+    from aftermath.cli.connection import sign_in
+
+    if resume and action is Action.PAUSE:
+        raise UsageError("pause and --resume contradict each other", "say one of them")
+    paused = not resume and action is not Action.RESUME
+    async with sign_in(options) as chain:
+        signature = await chain.coordinator.set_paused(run_id, paused)
+        run = await chain.coordinator.run(run_id)
+    state = run.state.name.lower()
+    text = f"run {run_id} is now {state}" + (" and will pause when its epoch ends" if run.pending_pause else "")
+    return Result(
+        {"run_id": run_id, "state": state, "pending_pause": run.pending_pause, "signature": str(signature)}, text
+    )

@@ -1,0 +1,53 @@
+"""`tick`: advance a run by hand, once or again and again."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from aftermath.cli.command import command
+from aftermath.cli.options import RunId, SigningOptions
+from aftermath.cli.present import Result, note
+
+
+@command("tick", example="aftermath-solana tick --run-id demo --ms-interval 1000 --count 10")
+async def tick(
+    options: SigningOptions,
+    run_id: RunId,
+    ms_interval: Annotated[int, typer.Option(min=1, help="Milliseconds between two ticks.")] = 1000,
+    count: Annotated[int | None, typer.Option(min=1, help="How many ticks to try; without it, until Ctrl-C.")] = None,
+) -> Result:
+    """Advance a run whose deadline has passed.
+
+    Members do this by themselves; a tick by hand helps a run that nobody attends. Nothing is paid for a tick that
+    changes nothing.
+    """
+    from aftermath.cli.connection import sign_in
+    from aftermath.run.errors import ChainRefused
+
+    tried, landed = 0, []
+    async with sign_in(options) as chain:
+        while count is None or tried < count:
+            if tried:
+                await asyncio.sleep(ms_interval / 1000)
+            tried += 1
+            try:
+                landed.append(str(await chain.coordinator.tick(run_id)))
+            except ChainRefused as error:
+                if error.name != "NothingToTick":
+                    raise
+                continue
+            note(f"tick {tried}: {(await chain.coordinator.run(run_id)).state.name.lower()}")
+        run = await chain.coordinator.run(run_id)
+    state = run.state.name.lower()
+    data = {
+        "run_id": run_id,
+        "tried": tried,
+        "signatures": landed,
+        "state": state,
+        "epoch": run.epoch,
+        "step": run.step,
+    }
+    return Result(data, f"{len(landed)} of {tried} ticks changed run {run_id}, which is now {state}")

@@ -1,0 +1,80 @@
+"""`update-config`: set what a run trains and by which rules.
+
+Decided here: everything is checked before anything is sent: the file by `run.config`, in the program's own words, and
+the model's shape by building the run's schema from the checkpoint's `config.json`. The parts travel in as few
+transactions as fit.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from aftermath.cli.command import command
+from aftermath.cli.options import RunId, SigningOptions
+from aftermath.cli.present import Result, UsageError, facts
+
+
+@command(
+    "update-config",
+    example="aftermath-solana update-config --run-id demo --config-path config/demo/config.toml",
+)
+async def update_config(
+    options: SigningOptions,
+    run_id: RunId,
+    config_path: Annotated[Path | None, typer.Option(help="The run's config.toml.")] = None,
+    restart_from_step: Annotated[
+        int | None, typer.Option(min=1, help="Continue at this step, and at the data that comes then.")
+    ] = None,
+    switch_to_hub: Annotated[
+        bool, typer.Option("--switch-to-hub", help="Start the next epoch from the durable checkpoint, not from peers.")
+    ] = False,
+    name: Annotated[str | None, typer.Option(help="A name for people, at most 64 bytes.")] = None,
+    description: Annotated[str | None, typer.Option(help="A description, at most 280 bytes.")] = None,
+    num_parameters: Annotated[
+        int | None, typer.Option(min=0, help="Shown to people; by default what the checkpoint's config gives.")
+    ] = None,
+    vocab_size: Annotated[
+        int | None, typer.Option(min=0, help="Shown to people; by default what the checkpoint's config gives.")
+    ] = None,
+    client_version: Annotated[
+        str | None, typer.Option(help="The only client version that may join; empty lets any version join.")
+    ] = None,
+) -> Result:
+    """Set or change a run's configuration.
+
+    The run must be halted: pause it first. What is not given stays as it is.
+    """
+    from aftermath.cli.change import Change
+    from aftermath.cli.connection import sign_in
+    from aftermath.run.config import load_config
+
+    texts = {"name": name, "description": description, "num_parameters": num_parameters, "vocab_size": vocab_size}
+    given = {key: value for key, value in texts.items() if value is not None}
+    if not (config_path or restart_from_step or switch_to_hub or given or client_version is not None):
+        raise UsageError("nothing to change was given", "pass --config-path FILE or one of the other options")
+    change = Change(
+        metadata=given,
+        config=load_config(config_path) if config_path else None,
+        restart_from_step=restart_from_step,
+        switch_to_hub=switch_to_hub,
+        client_version=client_version,
+    )
+    async with sign_in(options) as chain:
+        run, model, _ = await chain.coordinator.snapshot(run_id)
+        signatures = await chain.sender.send_packed(change.instructions(chain.coordinator.ix, run, model))
+        run, model, _ = await chain.coordinator.snapshot(run_id)
+    data: dict[str, Any] = {
+        "run_id": run_id,
+        "name": model.metadata.name,
+        "num_parameters": model.metadata.num_parameters,
+        "vocab_size": model.metadata.vocab_size,
+        "tiers": list(model.tier_widths),
+        "schema_hash": model.schema_hash.hex(),
+        "step": run.step,
+        "total_steps": run.config.total_steps,
+        "signatures": [str(signature) for signature in signatures],
+    }
+    return Result(data, facts(data))
