@@ -210,7 +210,7 @@ MISTAKES = [
     (
         r"checkpoint\.Hub\]",
         "checkpoint.Hubb]",
-        53,
+        54,
         r"Hubb is not a known key \(did you mean Hub\?\); known here: Hub, L",
     ),
     (r"^repo_id.*", "", 54, r"\[model.LLM.checkpoint.Hub\] repo_id is missing"),
@@ -218,7 +218,7 @@ MISTAKES = [
     (r"^quantize_1bit = true", "quantize_1bit = 1", 78, r"quantize_1bit is 1; it must be true or false"),
     (r"^(\[model\.LLM\.optimizer\.Distro\])", r"[model.LLM.optimizer.AdamW]\n\1", 73, "exactly one of AdamW, Distro"),
     (r"^compression_topk", "compression_topq", 77, r"did you mean compression_topk\?"),
-    (r"^\[model\.LLM\]", "[model.LM]", 48, r"\[model\] LM is not a known key \(did you mean LLM\?\)"),
+    (r"^\[model\.LLM\]", "[model.LM]", 49, r"\[model\] LM is not a known key \(did you mean LLM\?\)"),
 ]
 
 

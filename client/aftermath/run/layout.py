@@ -82,22 +82,17 @@ class Account:
         return dtype.base
 
 
-def accounts_of(idl: Mapping[str, Any]) -> dict[str, Account]:
-    """Every account type of a canonical (0.1.0) IDL, by name.
-
-    Raises AccountError on a type this reader does not know.
-    """
+def account_of(idl: Mapping[str, Any], name: str) -> Account:
+    """One account type of a canonical (0.1.0) IDL. Raises AccountError on a type this reader does not know."""
     types = {entry["name"]: entry["type"] for entry in idl["types"]}
-    return {
-        entry["name"]: Account(entry["name"], bytes(entry["discriminator"]), _struct(types[entry["name"]], types))
-        for entry in idl["accounts"]
-    }
+    entry = next(entry for entry in idl["accounts"] if entry["name"] == name)
+    return Account(name, bytes(entry["discriminator"]), _struct(types[name], types))
 
 
 @cache
-def coordinator_accounts() -> dict[str, Account]:
-    """The accounts of the packaged coordinator program."""
-    return accounts_of(json.loads(COORDINATOR_IDL.read_text()))
+def coordinator_account(name: str) -> Account:
+    """The layout of an account of the packaged coordinator program: Run, Model, Members or Witnesses."""
+    return account_of(json.loads(COORDINATOR_IDL.read_text()), name)
 
 
 def _struct(kind: Mapping[str, Any], types: Mapping[str, Any]) -> np.dtype[np.void]:
@@ -114,7 +109,7 @@ def _field(kind: Any, types: Mapping[str, Any]) -> Any:
     if isinstance(kind, dict) and "array" in kind:
         element, length = kind["array"]
         return f"V{length}" if element == "u8" else (_field(element, types), (length,))
-    if isinstance(kind, dict) and "defined" in kind:
+    if isinstance(kind, dict) and kind.get("defined", {}).get("name") in types:
         defined = types[kind["defined"]["name"]]
         return _field(defined["alias"], types) if defined.get("kind") == "type" else _struct(defined, types)
     raise AccountError(f"the program's IDL uses the type {kind!r}, which this client cannot read")

@@ -41,22 +41,22 @@ _Convert = Callable[[Any], Any]
 
 def run_account() -> layout.Account:
     """The layout of the Run account."""
-    return layout.coordinator_accounts()["Run"]
+    return layout.coordinator_account("Run")
 
 
 def model_account() -> layout.Account:
     """The layout of the Model account."""
-    return layout.coordinator_accounts()["Model"]
+    return layout.coordinator_account("Model")
 
 
 def members_account() -> layout.Account:
     """The layout of the Members account."""
-    return layout.coordinator_accounts()["Members"]
+    return layout.coordinator_account("Members")
 
 
 def witnesses_account() -> layout.Account:
     """The layout of the Witnesses account."""
-    return layout.coordinator_accounts()["Witnesses"]
+    return layout.coordinator_account("Witnesses")
 
 
 def parse_run(data: bytes) -> Run:
