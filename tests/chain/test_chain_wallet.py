@@ -1,0 +1,131 @@
+"""Keys: every source, file modes, and that no secret leaves through a message, a repr or a log."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from solders.keypair import Keypair
+
+from aftermath.chain.wallet import (
+    IDENTITY_VARIABLE,
+    WALLET_VARIABLE,
+    WalletError,
+    create_wallet,
+    identity_public,
+    identity_secret,
+    load_wallet,
+)
+
+
+def test_a_created_key_file_is_private_and_loads_again(tmp_path: Path) -> None:
+    path = tmp_path / "keys" / "me.json"
+    made = create_wallet(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert load_wallet(path).pubkey == made.pubkey
+    assert list(path.parent.iterdir()) == [path]
+    with pytest.raises(WalletError, match="exists already"):
+        create_wallet(path)
+    assert load_wallet(path).pubkey == made.pubkey
+
+
+@pytest.mark.parametrize("form", ["array", "base58", "seed array", "spaces"])
+def test_the_variable_takes_json_and_base58(form: str) -> None:
+    keypair = Keypair()
+    text = {
+        "array": keypair.to_json(),
+        "base58": str(keypair),
+        "seed array": json.dumps(list(keypair.secret())),
+        "spaces": f"  {keypair.to_json()}\n",
+    }[form]
+    assert load_wallet(None, {WALLET_VARIABLE: text}).pubkey == keypair.pubkey()
+
+
+def test_the_file_wins_over_the_variable(tmp_path: Path) -> None:
+    made = create_wallet(tmp_path / "a.json")
+    assert load_wallet(tmp_path / "a.json", {WALLET_VARIABLE: str(Keypair())}).pubkey == made.pubkey
+
+
+def test_the_default_file_is_used_and_its_absence_names_the_ways(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(WalletError, match="no wallet was given") as caught:
+        load_wallet(None, {})
+    assert WALLET_VARIABLE in caught.value.fix
+    made = create_wallet(tmp_path / ".config/solana/id.json")
+    assert load_wallet(None, {}).pubkey == made.pubkey
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "[1,2,3]", "[256" + ",1" * 63 + "]", "hello", "[" + "1," * 63 + "1]", '{"a": 1}', "0" * 88, "é" * 10],
+)
+def test_bad_keys_are_refused_without_quoting_them(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "bad.json"
+    path.write_text(text)
+    path.chmod(0o600)
+    with pytest.raises(WalletError) as caught:
+        load_wallet(path)
+    assert not text or text not in str(caught.value)
+
+
+def test_a_keypair_whose_public_half_is_another_is_refused() -> None:
+    mixed = list(Keypair().secret()) + list(bytes(Keypair().pubkey()))
+    with pytest.raises(WalletError, match="not a Solana private key"):
+        load_wallet(None, {WALLET_VARIABLE: json.dumps(mixed)})
+
+
+def test_a_file_others_may_read_is_warned_about(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "open.json"
+    create_wallet(path)
+    path.chmod(0o644)
+    with caplog.at_level(logging.WARNING):
+        load_wallet(path)
+    assert f"chmod 600 {path}" in caplog.text
+    assert path.read_text() not in caplog.text
+
+
+def test_huge_and_unreadable_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "huge"
+    path.write_bytes(b"[" + b"1," * 10_000)
+    with pytest.raises(WalletError, match="too long"):
+        load_wallet(path)
+    with pytest.raises(WalletError, match="cannot read"):
+        load_wallet(tmp_path / "none")
+    with pytest.raises(WalletError, match="cannot read"):
+        load_wallet(tmp_path)
+
+
+def test_no_secret_in_repr(tmp_path: Path) -> None:
+    wallet = create_wallet(tmp_path / "w.json")
+    for text in (repr(wallet), str(wallet)):
+        assert str(wallet.pubkey) in text
+        assert str(wallet.keypair) not in text
+
+
+def test_the_identity_is_derived_from_run_and_wallet(tmp_path: Path) -> None:
+    wallet = create_wallet(tmp_path / "w.json")
+    secret = identity_secret("run", wallet, None, {})
+    assert secret == hashlib.sha256(b"aftermath p2p" + b"run" + bytes(wallet.keypair)[:32]).digest()
+    assert secret != identity_secret("other", wallet, None, {})
+    assert identity_public(secret) == bytes(Keypair.from_seed(secret).pubkey())
+
+
+def test_the_identity_comes_from_a_file_or_variable(tmp_path: Path) -> None:
+    wallet = create_wallet(tmp_path / "w.json")
+    secret = os.urandom(32)
+    raw, text = tmp_path / "raw", tmp_path / "hex"
+    raw.write_bytes(secret)
+    text.write_text(secret.hex() + "\n")
+    assert identity_secret("run", wallet, raw, {}) == secret
+    assert identity_secret("run", wallet, text, {}) == secret
+    assert identity_secret("run", wallet, None, {IDENTITY_VARIABLE: secret.hex()}) == secret
+    text.write_text("zz" * 32)
+    with pytest.raises(WalletError, match="32 raw bytes or 64 hex"):
+        identity_secret("run", wallet, text, {})
