@@ -1,1 +1,5 @@
 """People with unequal computers training one language model together, on Solana."""
+
+from importlib.metadata import version
+
+__version__ = version("aftermath")

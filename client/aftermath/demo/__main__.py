@@ -19,6 +19,7 @@ from aftermath.demo.story import MemberStory, Story
 from aftermath.demo.view import picture
 
 LIMIT_SECONDS = 900.0
+KILL_AT_STEP = 24
 DEAD_SECONDS = 6.0  # how long the killed member stays away
 
 
@@ -71,7 +72,9 @@ class Demo:
                     self.start(victim)
                     revived = True
                 self.check(victim.name if killed_at is not None and not revived else None)
-                live.update(picture(self.story, f"aftermath on {self.engine}", self.caption(killed_at, revived), self.elapsed()))
+                live.update(
+                    picture(self.story, f"aftermath on {self.engine}", self.caption(killed_at, revived), self.elapsed())
+                )
                 time.sleep(0.2)
             self.read()
         if killed_at is None:
@@ -84,7 +87,7 @@ class Demo:
 
     def half_way(self) -> bool:
         """The middle of the second epoch, so that the member comes back for the third."""
-        return self.story.steps >= 24
+        return self.story.steps >= KILL_AT_STEP
 
     def check(self, absent: str | None) -> None:
         """Nobody but the killed member may end with an error."""
@@ -100,7 +103,9 @@ class Demo:
         name = self.story.members[KILLED].name
         if killed_at is None:
             return f"{name} will be killed half way"
-        return f"{name} was killed at {killed_at:.0f} s" + (" and is back; it takes the model from its peers" if revived else "")
+        return f"{name} was killed at {killed_at:.0f} s" + (
+            " and is back; it takes the model from its peers" if revived else ""
+        )
 
     def close(self) -> None:
         for process in reversed(list(self.processes.values())):
@@ -110,7 +115,9 @@ class Demo:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
     parser.add_argument("--engine", choices=("embedded", "validator"), default="embedded", help="which local chain")
-    parser.add_argument("--dir", type=Path, default=None, help="where to work (default runs/demo-ENGINE); emptied first")
+    parser.add_argument(
+        "--dir", type=Path, default=None, help="where to work (default runs/demo-ENGINE); emptied first"
+    )
     chosen = parser.parse_args()
     root = (chosen.dir or REPOSITORY / "runs" / f"demo-{chosen.engine}").resolve()
     shutil.rmtree(root, ignore_errors=True)

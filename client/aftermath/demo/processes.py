@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from aftermath.demo.plan import DemoFailed
@@ -60,11 +61,13 @@ def last_words(log: Path, size: int = 1500) -> str:
     return log.read_text(errors="replace")[-size:] if log.exists() else "(nothing)"
 
 
-def wait_for(what: str, ready, seconds: float, process: Process) -> None:  # type: ignore[no-untyped-def]
+def wait_for(what: str, ready: Callable[[], bool], seconds: float, process: Process) -> None:
     """Wait until `ready()`; DemoFailed if the process ends first or it takes too long."""
     until = time.monotonic() + seconds
     while not ready():
         process.expect_running()
         if time.monotonic() > until:
-            raise DemoFailed(f"{what} did not come up within {seconds:.0f} s; its last words:\n{last_words(process.log)}")
+            raise DemoFailed(
+                f"{what} did not come up within {seconds:.0f} s; its last words:\n{last_words(process.log)}"
+            )
         time.sleep(0.05)

@@ -17,6 +17,7 @@ from aftermath.watch.plot import loss_plot
 
 PROMPT = "def "
 SAMPLE_TOKENS = 120
+TEMPERATURE = 0.7
 LOSS_MUST_FALL = 1.0  # nats
 
 
@@ -35,7 +36,7 @@ def write_report(
         console.print(text, highlight=False, markup=False)
     console.print(table_of(story, costs))
     console.print(f"Report, plot and logs are in {places.root}", highlight=False)
-    wrong = shortcomings(story, report, run)
+    wrong = shortcomings(story, report)
     for sentence in wrong:
         console.print(f"[red]{sentence}[/red]", highlight=False)
     return 1 if wrong else 0
@@ -64,12 +65,13 @@ def findings(story: Story, costs: Costs, seconds: float, before_seconds: float) 
     }
 
 
-def shortcomings(story: Story, report: dict[str, Any], run: dict[str, Any]) -> list[str]:
+def shortcomings(story: Story, report: dict[str, Any]) -> list[str]:
     """Whatever the demo promises and did not do."""
-    del run
     wrong = list(story.replica_checks()[1])
     if report["loss_first"] - report["loss_last"] < LOSS_MUST_FALL:
-        wrong.append(f"The loss fell from {report['loss_first']} to {report['loss_last']}, less than {LOSS_MUST_FALL} nat.")
+        wrong.append(
+            f"The loss fell from {report['loss_first']} to {report['loss_last']}, less than {LOSS_MUST_FALL} nat."
+        )
     if "peers" not in story.members[KILLED].sources:
         wrong.append(f"{story.members[KILLED].name} did not come back with the model from its peers.")
     return wrong
@@ -78,26 +80,45 @@ def shortcomings(story: Story, report: dict[str, Any], run: dict[str, Any]) -> l
 def samples(checkpoints: Path) -> list[tuple[int, str]]:
     """A text by every tier, from the newest checkpoint of the run."""
     import torch
+    from tokenizers import Tokenizer
 
     from aftermath.model.checkpoint import load, load_config
-    from aftermath.model.generate import generate_text
+    from aftermath.model.generate import generate
+    from aftermath.model.llama import Llama
+    from aftermath.model.store import saved_steps
 
     torch.set_num_threads(1)
-    kept = sorted(checkpoints.glob(f"{RUN_ID}-step*"), key=lambda path: int(path.name.rpartition("step")[2]))
+    kept = saved_steps(checkpoints, RUN_ID)
     if not kept:
         raise DemoFailed(f"no checkpoint was written to {checkpoints}")
+    config, tokenizer = load_config(kept[-1]), Tokenizer.from_file(str(kept[-1] / "tokenizer.json"))
     texts = []
     for tier in TIERS:
-        weights = load(kept[-1], tier, "universal")
-        text = generate_text(load_config(kept[-1]), tier, weights, kept[-1], PROMPT, SAMPLE_TOKENS, temperature=0.7, seed=0)
-        texts.append((tier, text))
+        model = Llama.of(config, tier, load(kept[-1], tier, "universal"))
+        ids = generate(
+            model,
+            tokenizer.encode(PROMPT).ids,
+            new_tokens=SAMPLE_TOKENS,
+            temperature=TEMPERATURE,
+            vocab_size=tokenizer.get_vocab_size(),
+        )
+        texts.append((tier, tokenizer.decode(ids)))
     return texts
 
 
 def table_of(story: Story, costs: Costs) -> Table:
     """Rounds, transactions, fees and bytes per member."""
     table = Table(title="what it took")
-    for column in ("member", "tier", "rounds trained", "transactions", "lamports", "sent", "received", "sent per round"):
+    for column in (
+        "member",
+        "tier",
+        "rounds trained",
+        "transactions",
+        "lamports",
+        "sent",
+        "received",
+        "sent per round",
+    ):
         table.add_column(column, justify="right")
     for member in story.members:
         rounds = len(member.rounds)

@@ -22,7 +22,17 @@ def member_name(tier: int) -> str:
 def prepare_files(places: Places) -> None:
     """Tokenise the corpus and make the model everybody starts from."""
     scripts, log = REPOSITORY / "scripts", places.log("setup")
-    call([sys.executable, str(scripts / "tokenise.py"), "--out", str(places.data), "--max-bytes", str(CORPUS_BYTES)], log)
+    call(
+        [
+            sys.executable,
+            str(scripts / "tokenise.py"),
+            "--output",
+            str(places.data),
+            "--budget-bytes",
+            str(CORPUS_BYTES),
+        ],
+        log,
+    )
     sizes = [word for name, value in MODEL.items() for word in (f"--{name}", str(value))]
     call([sys.executable, str(scripts / "init-model.py"), "--out", str(places.model), *sizes, "--seed", "0"], log)
 
@@ -30,7 +40,7 @@ def prepare_files(places: Places) -> None:
 def write_config(places: Places, template: Path) -> None:
     """The run's config with this machine's paths in it."""
     text = template.read_text()
-    for word, path in (("DATA_DIR", places.data), ("MODEL_DIR", places.model)):
+    for word, path in (("demo/tokens", places.data), ("demo/model", places.model)):
         if word not in text:
             raise DemoFailed(f"{template} does not say {word}")
         text = text.replace(word, str(path))

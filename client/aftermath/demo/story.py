@@ -28,7 +28,7 @@ class MemberStory:
 
     def total(self, kind: str) -> float:
         """A counter summed over this member's processes."""
-        return sum(report.get(kind, 0) for report in self.traffic)
+        return sum(float(report.get(kind, 0)) for report in self.traffic)
 
 
 class Story:

@@ -9,11 +9,14 @@ Choices:
 
 from __future__ import annotations
 
-import asyncio
+import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from aftermath.model.checkpoint import CheckpointError, resolve, save, upload
+from aftermath.model.documents import CheckpointError
+from aftermath.model.hub import upload
+from aftermath.model.store import save
 from aftermath.run.accounts import Run
 from aftermath.run.committee import levels_to_attest
 from aftermath.run.errors import ChainRefused
@@ -34,6 +37,8 @@ class Archive:
     hub_token: str | None
     keep_steps: int | None
     """How many steps to keep in the directory; None keeps all."""
+    companions: Mapping[str, bytes]
+    """The tokenizer's files, which go with every checkpoint."""
 
 
 class Cooldown:
@@ -98,6 +103,20 @@ class Cooldown:
             self._ctx.events.emit("warning", message=f"the chain did not take the checkpoint: {error}")
 
     def _save(self, run: Run) -> tuple[CheckpointKind, str, str]:
-        """Write the checkpoint (and upload it); returns its kind, place and revision."""
-        assert self._archive.directory is not None or self._archive.hub_repo is not None
-        raise NotImplementedError
+        """Write the checkpoint, and upload it if there is a repository for it; its kind, place and revision."""
+        with tempfile.TemporaryDirectory(prefix="aftermath-") as temporary:
+            place = save(
+                self._archive.directory or Path(temporary),
+                self._replica.params,
+                self._ctx.schema.config,
+                run_id=run.run_id,
+                step=run.step,
+                companions=self._archive.companions,
+                keep_steps=self._archive.keep_steps,
+            )
+            if self._archive.hub_repo is None:
+                return CheckpointKind.LOCAL, str(place.resolve()), ""
+            revision = upload(
+                place, self._archive.hub_repo, token=self._archive.hub_token, message=f"{run.run_id} step {run.step}"
+            )
+            return CheckpointKind.HUB, self._archive.hub_repo, revision

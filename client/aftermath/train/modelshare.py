@@ -94,7 +94,9 @@ async def ask_offers(
         for level, digests in (manifest.levels if manifest else {}).items():
             holders[level][tuple(digests)].append(peer)
     return {
-        level: sorted((Offer(d, tuple(p)) for d, p in found.items()), key=lambda offer: (-len(offer.holders), offer.digests))
+        level: sorted(
+            (Offer(d, tuple(p)) for d, p in found.items()), key=lambda offer: (-len(offer.holders), offer.digests)
+        )
         for level, found in holders.items()
     }
 
@@ -125,8 +127,10 @@ class LevelFetcher:
         self._transport, self._schema, self._deadline = transport, schema, deadline_s
         self._slots = asyncio.Semaphore(parallel)
 
-    async def fetch(self, level: int, offers: Sequence[Offer], params: Mapping[str, Tensor], expected: bytes | None) -> None:
-        """Write `level` into `params`. `expected` is its hash on chain, if any; ModelUnavailable if no offer yields it."""
+    async def fetch(
+        self, level: int, offers: Sequence[Offer], params: Mapping[str, Tensor], expected: bytes | None
+    ) -> None:
+        """Write `level` into `params`; `expected` is its hash on chain, if any. ModelUnavailable if no offer fits."""
         reasons = []
         for offer in offers:
             try:
@@ -144,9 +148,7 @@ class LevelFetcher:
             turn = index % len(offer.holders)
             holders = offer.holders[turn:] + offer.holders[:turn]  # spread segments over all holders
             async with self._slots:
-                data = await self._transport.fetch(
-                    offer.digests[index], segment_size(segment), holders, self._deadline
-                )
+                data = await self._transport.fetch(offer.digests[index], segment_size(segment), holders, self._deadline)
             write_segment(params, segment, data)
 
         tasks = [asyncio.create_task(one(i, segment)) for i, segment in enumerate(self._schema.of_level(level))]

@@ -6,14 +6,15 @@ Everything here is synchronous and slow; the pipeline calls it on the replica's 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from aftermath.model.checkpoint import load, resolve
+from aftermath.model.checkpoint import load
 from aftermath.model.config import LlamaConfig
+from aftermath.model.documents import Strategy
 from aftermath.model.initial import init_weights
+from aftermath.model.resolve import resolve
 from aftermath.model.schema import Schema
 from aftermath.run.accounts import Checkpoint
 from aftermath.train.replica import Replica
@@ -25,7 +26,7 @@ class Origin:
 
     schema: Schema
     tier: int
-    strategy: str
+    strategy: Strategy
     device: torch.device
     micro_batch_size: int
 
@@ -39,7 +40,7 @@ class Origin:
 
     def durable(self, checkpoint: Checkpoint) -> dict[str, Tensor]:
         """The tier's weights from the durable checkpoint. Raises model.checkpoint.CheckpointError."""
-        directory: Path = resolve(checkpoint)
+        directory = resolve(checkpoint, tier=self.tier, strategy=self.strategy)
         return load(directory, self.tier, self.strategy)
 
     def blank(self) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from aftermath.data.local import TokenFiles, open_tokens
 from aftermath.model.agreed import agreed_schema
-from aftermath.model.checkpoint import load_config, resolve
+from aftermath.model.resolve import load_hf_config
 from aftermath.model.schema import Schema
 from aftermath.run.accounts import Model
 from aftermath.run.errors import AftermathError
@@ -31,7 +31,7 @@ def schema_of(model: Model, run_id: str) -> Schema:
         raise Unsuitable(f"run {run_id} trains an architecture this client does not have; it has HfLlama")
     if model.optimizer.kind is not OptimizerKind.DISTRO:
         raise Unsuitable(f"run {run_id} uses {model.optimizer.kind.name}; members exchange results with Distro only")
-    schema = agreed_schema(load_config(resolve(model.checkpoint)), model.tiers, model.optimizer)
+    schema = agreed_schema(load_hf_config(model.checkpoint), model.tiers, model.optimizer)
     if schema.hash() != model.schema_hash:
         raise Unsuitable(
             f"the checkpoint {model.checkpoint.repo} does not fit run {run_id}: its schema is "

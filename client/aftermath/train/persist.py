@@ -21,7 +21,7 @@ async def persist(
     wanted: Callable[[], bool],
     done_if: frozenset[str] = frozenset(),
 ) -> bool:
-    """Make `call` until it succeeds; False if it was no longer `wanted` or the program refused with a name in `done_if`.
+    """Make `call` until it succeeds; False if it is no longer `wanted` or is refused with a name in `done_if`.
 
     Raises ChainRefused for any other refusal.
     """

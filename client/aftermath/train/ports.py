@@ -7,9 +7,9 @@ through these.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
+from aftermath.chain.spend import ChainSpend
 from aftermath.run.accounts import Attestation, Members, Model, Round, Run
 
 
@@ -19,15 +19,6 @@ class Clock(Protocol):
     def monotonic(self) -> float: ...
 
     async def sleep(self, seconds: float) -> None: ...
-
-
-@dataclass(frozen=True)
-class ChainSpend:
-    """What this member's dealings with the chain have cost so far."""
-
-    transactions: int
-    lamports: int
-    push_bytes_max: int
 
 
 class Chain(Protocol):

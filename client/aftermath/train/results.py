@@ -176,9 +176,10 @@ class Results:
         epoch = self._ctx.feed.run.epoch
         asked = float("-inf")
         while True:
-            chosen = {slot: self._matching(height, slot, print_) for slot, print_ in accepted.items()}
-            if all(c is not None and self._whole(c) for c in chosen.values()):
-                return self._by_level([chosen[slot] for slot in sorted(chosen)])
+            chosen = {slot: self._matching(height, slot, print_) for slot, print_ in sorted(accepted.items())}
+            whole = [c for c in chosen.values() if c is not None and self._whole(c)]
+            if len(whole) == len(accepted):
+                return self._by_level(whole)
             run = self._ctx.feed.run
             if run.epoch != epoch or run.current.height > height + STORED_ROUNDS:
                 raise Desync(f"results of round {height} could not be had from any peer")
@@ -192,10 +193,10 @@ class Results:
         candidates = self._found.get(height, {}).get(slot, [])
         return next((c for c in candidates if matches(accepted, c.said.digest)), None)
 
-    def _by_level(self, candidates: Iterable[Candidate | None]) -> dict[int, list[Votes]]:
+    def _by_level(self, candidates: Iterable[Candidate]) -> dict[int, list[Votes]]:
         votes: dict[int, list[Votes]] = {level: [] for level in self._ctx.levels}
         for candidate in candidates:
-            for level in self._needed(candidate) if candidate is not None else ():
+            for level in self._needed(candidate):
                 votes[level].append(candidate.votes[level])
         return votes
 

@@ -19,6 +19,7 @@ from aftermath.run.accounts import Model, Round, Run
 from aftermath.run.commitment import Commitment, LevelPayload, SequenceInterval, encode_announcement
 from aftermath.run.consensus import consensus
 from aftermath.run.deadlines import TICK_STEP, tick_order
+from aftermath.run.errors import ChainRefused
 from aftermath.run.schedules import round_learning_rate
 from aftermath.run.state import MemberState, RunState
 from aftermath.train.context import Context, Desync
@@ -114,7 +115,11 @@ class Rounds:
 
     async def _apply(self, run: Run, done: Round, attesting: Round) -> None:
         started = self._ctx.clock.monotonic()
-        accepted = consensus(attesting, await self._ctx.chain.attestations(attesting), done.roster)
+        try:
+            attestations = await self._ctx.chain.attestations(attesting)
+        except ChainRefused as error:
+            raise Desync(str(error)) from error
+        accepted = consensus(attesting, attestations, done.roster)
         votes = await self._results.collect(done.height, accepted)
         waited = self._ctx.clock.monotonic() - started
         lr = round_learning_rate(run, await self._ctx.chain.model(), done.step)

@@ -17,12 +17,20 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
+from solders.pubkey import Pubkey
 
-from aftermath.chain.member import SolanaMember, open_member
-from aftermath.chain.wallet import identity_secret, load_wallet
+from aftermath import __version__
+from aftermath.chain.endpoints import endpoint
+from aftermath.chain.funds import ensure_funds
+from aftermath.chain.member import SolanaMember
+from aftermath.chain.rpc import RpcPool
+from aftermath.chain.wallet import Wallet, identity_secret, load_wallet
+from aftermath.model.resolve import resolve
+from aftermath.model.store import read_companions
 from aftermath.p2p.discovery import local_discovery_dir
 from aftermath.p2p.iroh import IrohTransport, open_iroh
 from aftermath.p2p.transport import TransportError
+from aftermath.run.accounts import Model
 from aftermath.run.errors import AftermathError, ChainError
 from aftermath.train.context import Context
 from aftermath.train.cooldown import Archive
@@ -38,6 +46,8 @@ from aftermath.watch.terminal import TerminalView
 
 _LEAVE_SECONDS = 1.2  # of the two that Ctrl-C may take
 _CLOSE_SECONDS = 0.6
+_FEES_IN_HAND = 5_000_000  # lamports: a thousand transactions
+_MID_RUN_PATIENCE = 600.0  # seconds a running member waits for any RPC endpoint to answer again
 
 
 class RealClock:
@@ -106,25 +116,36 @@ async def _ports(settings: TrainSettings, events: Events) -> AsyncIterator[Membe
     """Open chain and transport, check that we fit the run, and hand out the member."""
     wallet = load_wallet(settings.wallet_private_key_path)
     secret = identity_secret(settings.run_id, wallet, settings.identity_secret_key_path)
-    chain = await open_member(
-        settings.run_id,
+    async with contextlib.AsyncExitStack() as stack:
+        pool = await stack.enter_async_context(_pool(settings))
+        chain = await stack.enter_async_context(_chain(settings, pool, wallet))
+        pool.patience = _MID_RUN_PATIENCE
+        transport = await _open_transport(settings, secret)
+        stack.push_async_callback(_close, transport)
+        yield await _member(settings, events, pool, chain, transport, secret)
+
+
+def _pool(settings: TrainSettings) -> RpcPool:
+    places = [(settings.rpc, settings.ws_rpc), (settings.rpc_2, settings.ws_rpc_2), (settings.rpc_3, settings.ws_rpc_3)]
+    return RpcPool([endpoint(http, ws) for http, ws in places if http])
+
+
+def _chain(settings: TrainSettings, pool: RpcPool, wallet: Wallet) -> SolanaMember:
+    program = settings.coordinator_program_id
+    return SolanaMember(
+        pool,
         wallet,
-        rpc=[(settings.rpc, settings.ws_rpc), (settings.rpc_2, settings.ws_rpc_2), (settings.rpc_3, settings.ws_rpc_3)],
-        coordinator_program_id=settings.coordinator_program_id,
-        authorizer_program_id=settings.authorizer_program_id,
-        authorizer=settings.authorizer,
+        settings.run_id,
+        client_version=__version__,
+        authorizer=Pubkey.from_string(settings.authorizer) if settings.authorizer else None,
+        program_id=Pubkey.from_string(program) if program else None,
         max_priority_fee=settings.max_priority_fee,
     )
-    try:
-        transport = await _open_transport(settings, secret)
-        try:
-            yield await _member(settings, events, chain, transport, secret)
-        finally:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(transport.close(), _CLOSE_SECONDS)
-    finally:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(chain.close(), _CLOSE_SECONDS)
+
+
+async def _close(transport: IrohTransport) -> None:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(transport.close(), _CLOSE_SECONDS)
 
 
 async def _open_transport(settings: TrainSettings, secret: bytes) -> IrohTransport:
@@ -142,7 +163,12 @@ async def _open_transport(settings: TrainSettings, secret: bytes) -> IrohTranspo
 
 
 async def _member(
-    settings: TrainSettings, events: Events, chain: SolanaMember, transport: IrohTransport, secret: bytes
+    settings: TrainSettings,
+    events: Events,
+    pool: RpcPool,
+    chain: SolanaMember,
+    transport: IrohTransport,
+    secret: bytes,
 ) -> Member:
     run, model = await chain.run(), await chain.model()
     compute = ThreadWorker("replica")
@@ -170,12 +196,20 @@ async def _member(
         data=data_of(model, schema),
         hash_replicas=settings.events_dir is not None,
     )
-    await chain.ensure_funds()
+    await ensure_funds(pool, Pubkey(chain.wallet), _FEES_IN_HAND)
     weight = await compute(lambda: origin.measure_weight(model.max_seq_len))
     archive = Archive(
         settings.checkpoint_dir,
         settings.hub_repo,
         settings.hub_token.get_secret_value() if settings.hub_token else None,
         settings.keep_steps if settings.delete_old_steps else None,
+        await compute(lambda: _companions(settings, model)),
     )
     return Member(context, origin, archive, weight=weight, parallel=settings.max_concurrent_parameter_requests)
+
+
+def _companions(settings: TrainSettings, model: Model) -> dict[str, bytes]:
+    """The tokenizer's files for the checkpoints this member will write, if it writes any."""
+    if settings.matformer_tier or not (settings.checkpoint_dir or settings.hub_repo):
+        return {}
+    return read_companions(resolve(model.checkpoint))

@@ -25,11 +25,12 @@ class TrainSettings(BaseModel):
     rpc_3: str | None = Field(None, description="Second fallback RPC endpoint.")
     ws_rpc_3: str | None = Field(None, description="Websocket of the second fallback.")
     coordinator_program_id: str | None = Field(None, description="Coordinator program, if not the packaged one.")
-    authorizer_program_id: str | None = Field(None, description="Authorizer program, if not the packaged one.")
     wallet_private_key_path: Path | None = Field(
         None, description="Wallet in the Solana CLI's JSON form; RAW_WALLET_PRIVATE_KEY is read when absent."
     )
-    authorizer: str | None = Field(None, description="Grantee key whose authorization admits this wallet as a delegate.")
+    authorizer: str | None = Field(
+        None, description="Grantee key whose authorization admits this wallet as a delegate."
+    )
     max_priority_fee: int = Field(10_000, ge=0, description="Highest priority fee, in micro-lamports per compute unit.")
 
     identity_secret_key_path: Path | None = Field(
@@ -54,11 +55,13 @@ class TrainSettings(BaseModel):
     matformer_tier: int = Field(0, ge=0, le=7, description="Tier this member holds: tier k keeps 1/2^k of every FFN.")
     matformer_load_strategy: Literal["auto", "sliced", "universal"] = Field(
         "auto",
-        description="auto takes a tier's own files when they are complete, sliced demands them, universal reads the full checkpoint.",
+        description="auto takes a tier's own files if complete, sliced demands them, universal slices the full model.",
     )
 
     checkpoint_dir: Path | None = Field(None, description="Directory for a checkpoint after every epoch (tier 0 only).")
-    hub_repo: str | None = Field(None, description="Hugging Face repository that receives checkpoints (needs HF_TOKEN).")
+    hub_repo: str | None = Field(
+        None, description="Hugging Face repository that receives checkpoints (needs HF_TOKEN)."
+    )
     hub_token: SecretStr | None = Field(None, description="Token for the Hub, read from HF_TOKEN.", exclude=True)
     delete_old_steps: bool = Field(True, description="Delete older checkpoints of this run from the directory.")
     keep_steps: int = Field(3, ge=1, description="How many checkpoints to keep in the directory.")

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 
-from aftermath.run.deadlines import next_deadline, tick_delay, tick_order
 from aftermath.run.accounts import Run
+from aftermath.run.deadlines import next_deadline, tick_delay, tick_order
 from aftermath.run.errors import ChainRefused, ChainUnavailable
 from aftermath.train.feed import RunFeed
 from aftermath.train.ports import Chain, Clock

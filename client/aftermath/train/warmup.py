@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from aftermath.model.checkpoint import CheckpointError
+from aftermath.model.documents import CheckpointError
 from aftermath.model.segments import level_hash, segment_bytes, write_segment
 from aftermath.run import bitmap
 from aftermath.run.accounts import Members, Run
-from aftermath.run.committee import is_witness
 from aftermath.run.commitment import Ready, encode_announcement
+from aftermath.run.committee import is_witness
 from aftermath.run.state import MemberState, ModelSource, RunState
 from aftermath.train.context import Context, Desync
 from aftermath.train.modelshare import LevelFetcher, ModelUnavailable, Offer, ask_offers

@@ -20,7 +20,7 @@ class ThreadWorker:
         self._thread.start()
 
     async def __call__(self, function: Callable[[], T], /) -> T:
-        """Run `function` on the thread; its result or exception is returned. A cancelled job that has not begun is skipped."""
+        """Run `function` on the thread and return its result; a job cancelled before it began is skipped."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._jobs.put((future, function))
         return await future

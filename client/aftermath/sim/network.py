@@ -1,0 +1,202 @@
+"""The simulated network between members: latency, crashes, and the same promises as the real transport.
+
+A `SimTransport` satisfies `p2p.transport.Transport`; messages take `latency` seconds of virtual time and are delivered
+in the order they were sent. A crashed node answers nothing and hears nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Sequence
+
+from blake3 import blake3
+
+from aftermath.p2p.transport import (
+    KINDS,
+    MAX_ANNOUNCEMENT,
+    Announcement,
+    BlobRejected,
+    BlobUnavailable,
+    Handler,
+    Kind,
+    PeerUnreachable,
+    ReadRange,
+    RequestFailed,
+    TransportStats,
+    short,
+)
+
+_REPLAYED = 64
+_REFUSED_AFTER = 1.0  # seconds until a silent peer counts as unreachable
+
+
+class SimNetwork:
+    """All nodes, and how long a message takes between two of them."""
+
+    def __init__(self, latency: float = 0.02) -> None:
+        self.latency = latency
+        self._nodes: dict[bytes, SimTransport] = {}
+
+    def open(self, node_id: bytes) -> SimTransport:
+        """A new node; it replaces a crashed one of the same id."""
+        node = self._nodes[node_id] = SimTransport(self, node_id)
+        return node
+
+    def crash(self, node_id: bytes) -> None:
+        """The node is gone without a word."""
+        self._nodes.pop(node_id).down()
+
+    def link(self, one: SimTransport, other: bytes) -> SimTransport | None:
+        """The other node, if both are up and each has the other on its list."""
+        found = self._nodes.get(other)
+        if found is None or self._nodes.get(one.node_id) is not one:
+            return None
+        return found if found.admits(one.node_id) and one.admits(other) else None
+
+    def reachable(self, node: SimTransport) -> frozenset[bytes]:
+        return frozenset(other for other in self._nodes if other != node.node_id and self.link(node, other))
+
+
+class SimTransport:
+    """One member's end of the simulated network."""
+
+    def __init__(self, network: SimNetwork, node_id: bytes) -> None:
+        self.node_id = node_id
+        self._network = network
+        self._members: frozenset[bytes] = frozenset()
+        self._blobs: dict[bytes, bytes] = {}
+        self._handlers: dict[str, Handler] = {}
+        self._inbox: asyncio.Queue[Announcement | None] = asyncio.Queue()
+        self._sent_last: deque[bytes] = deque(maxlen=_REPLAYED)
+        self._heard: set[tuple[bytes, bytes]] = set()
+        self._sent: dict[Kind, int] = dict.fromkeys(KINDS, 0)
+        self._received: dict[Kind, int] = dict.fromkeys(KINDS, 0)
+
+    def admits(self, node_id: bytes) -> bool:
+        return node_id in self._members
+
+    def down(self) -> None:
+        self._inbox.put_nowait(None)
+
+    # --- announcements ------------------------------------------------------------------------------------------
+
+    def set_members(self, node_ids: Iterable[bytes]) -> None:
+        before = self._network.reachable(self)
+        self._members = frozenset(node_ids) - {self.node_id}
+        for peer in sorted(self._network.reachable(self) - before):
+            self._replay(peer)
+            other = self._network.link(self, peer)
+            if other is not None:
+                other._replay(self.node_id)
+
+    def _replay(self, peer: bytes) -> None:
+        for data in self._sent_last:
+            self._deliver(peer, data)
+
+    async def announce(self, data: bytes) -> None:
+        if len(data) > MAX_ANNOUNCEMENT:
+            raise ValueError(f"an announcement has at most {MAX_ANNOUNCEMENT} bytes")
+        self._sent_last.append(data)
+        for peer in sorted(self._network.reachable(self)):
+            self._deliver(peer, data)
+
+    def _deliver(self, peer: bytes, data: bytes) -> None:
+        self._sent["announce"] += len(data)
+        loop = asyncio.get_running_loop()
+        loop.call_later(self._network.latency, self._arrive, peer, data)
+
+    def _arrive(self, peer: bytes, data: bytes) -> None:
+        other = self._network.link(self, peer)
+        if other is None or (self.node_id, data) in other._heard:
+            return
+        other._heard.add((self.node_id, data))
+        other._received["announce"] += len(data)
+        other._inbox.put_nowait(Announcement(self.node_id, data))
+
+    async def announcements(self) -> AsyncIterator[Announcement]:
+        while (heard := await self._inbox.get()) is not None:
+            yield heard
+
+    # --- blobs --------------------------------------------------------------------------------------------------
+
+    def publish(self, data: bytes) -> bytes:
+        digest = blake3(data).digest()
+        self._blobs[digest] = bytes(data)
+        return digest
+
+    def publish_source(self, digest: bytes, size: int, read: ReadRange) -> None:
+        self._blobs[digest] = read(0, size)
+
+    def retract(self, digest: bytes) -> None:
+        self._blobs.pop(digest, None)
+
+    async def fetch(
+        self, digest: bytes, size: int, holders: Sequence[bytes], deadline_s: float, *, keep: bool = False
+    ) -> bytes:
+        lied = None
+        for holder in holders:
+            await asyncio.sleep(2 * self._network.latency)
+            other = self._network.link(self, holder)
+            data = other._blobs.get(digest) if other is not None else None
+            if other is None or data is None:
+                continue
+            if len(data) != size or blake3(data).digest() != digest:
+                lied = holder
+                continue
+            other._sent["blob"] += size
+            self._received["blob"] += size
+            if keep:
+                self.publish(data)
+            return data
+        if lied is not None:
+            raise BlobRejected(f"peer {short(lied)} sent something else than blob {short(digest)}")
+        await asyncio.sleep(min(deadline_s, _REFUSED_AFTER))
+        raise BlobUnavailable(f"no holder delivered blob {short(digest)}")
+
+    # --- requests -----------------------------------------------------------------------------------------------
+
+    async def request(self, peer: bytes, topic: str, body: bytes, max_reply: int, deadline_s: float) -> bytes:
+        await asyncio.sleep(self._network.latency)
+        other = self._network.link(self, peer)
+        if other is None:
+            await asyncio.sleep(min(deadline_s, _REFUSED_AFTER))
+            raise PeerUnreachable(f"peer {short(peer)} does not answer")
+        handler = other._handlers.get(topic)
+        try:
+            reply = await handler(self.node_id, body) if handler is not None else None
+        except Exception as error:  # a handler's failure is the peer's business, as over the wire
+            raise RequestFailed(f"peer {short(peer)} failed") from error
+        if reply is None or len(reply) > max_reply:
+            raise RequestFailed(f"peer {short(peer)} gave no usable reply on {topic}")
+        self._sent["request"] += len(body)
+        self._received["request"] += len(reply)
+        await asyncio.sleep(self._network.latency)
+        return reply
+
+    def handle(self, topic: str, handler: Handler) -> None:
+        self._handlers[topic] = handler
+
+    # --- state --------------------------------------------------------------------------------------------------
+
+    def reachable(self) -> frozenset[bytes]:
+        return self._network.reachable(self)
+
+    def stats(self) -> TransportStats:
+        return TransportStats(
+            sent=dict(self._sent),
+            received=dict(self._received),
+            connects=len(self.reachable()),
+            refused=0,
+            disconnects=0,
+            dropped=0,
+            duplicates=0,
+            throttled=0,
+            violations=0,
+            retries=0,
+            rejected=0,
+            peers={},
+        )
+
+    async def close(self) -> None:
+        self.down()
