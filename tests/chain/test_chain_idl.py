@@ -1,4 +1,6 @@
-"""The converted IDL encodes every instruction as an independent borsh encoder does, and says what is wrong with bad arguments."""
+"""The converted IDL encodes every instruction as an independent borsh encoder does, and says what is wrong with bad
+arguments.
+"""
 
 from __future__ import annotations
 

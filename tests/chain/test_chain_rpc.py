@@ -1,0 +1,268 @@
+"""The RPC pool against nodes that fail in every way a node fails, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+from solders.rpc.requests import GetGenesisHash, GetSlot
+
+from aftermath.chain import endpoints, rpc
+from aftermath.chain.endpoints import Endpoint, endpoint, shown
+from aftermath.chain.failures import RpcRejected, TransactionFailed
+from aftermath.chain.rpc import RpcPool, WrongCluster
+from aftermath.run.errors import ChainError, ChainUnavailable
+
+Answer = Callable[[dict[str, Any]], Awaitable[web.Response]]
+
+
+class Node:
+    """An HTTP node whose next answers are scripted; without a script it answers slot 7 of cluster `genesis`."""
+
+    def __init__(self, genesis: str = "cluster-one") -> None:
+        self.genesis = genesis
+        self.script: list[Answer] = []
+        self.always: Answer | None = None
+        self.methods: list[str] = []
+        self.url = ""
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.methods.append(body["method"])
+        if self.always is not None:
+            return await self.always(body)
+        if body["method"] == "getGenesisHash":
+            return result(self.genesis)
+        return await self.script.pop(0)(body) if self.script else result(7)
+
+    def count(self, method: str) -> int:
+        return self.methods.count(method)
+
+
+def result(value: Any) -> web.Response:
+    return web.json_response({"jsonrpc": "2.0", "id": 0, "result": value})
+
+
+def error(code: int, data: Any = None) -> Answer:
+    async def answer(_: dict[str, Any]) -> web.Response:
+        return web.json_response({"jsonrpc": "2.0", "id": 0, "error": {"code": code, "message": "no", "data": data}})
+
+    return answer
+
+
+def status(code: int) -> Answer:
+    async def answer(_: dict[str, Any]) -> web.Response:
+        return web.Response(status=code, text="no")
+
+    return answer
+
+
+def text(body: str) -> Answer:
+    async def answer(_: dict[str, Any]) -> web.Response:
+        return web.Response(text=body)
+
+    return answer
+
+
+async def hang(_: dict[str, Any]) -> web.Response:
+    await asyncio.sleep(3600)
+    raise AssertionError
+
+
+@asynccontextmanager
+async def serving(*nodes: Node) -> AsyncIterator[list[Endpoint]]:
+    runners = []
+    for node in nodes:
+        app = web.Application()
+        app.router.add_post("/", node.handle)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        node.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        runners.append(runner)
+    try:
+        yield [endpoint(node.url) for node in nodes]
+    finally:
+        for runner in runners:
+            await runner.cleanup()
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short waits, so that a whole fail-over and return fits a second."""
+    monkeypatch.setattr(rpc, "BACKOFF_FIRST", 0.01)
+    monkeypatch.setattr(rpc, "LEAVE_SECONDS", 0.2)
+
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+
+@pytest.mark.parametrize(
+    "fault", [status(429), status(503), error(-32005), error(-32016), error(-32603), text("<html>"), text("[]")]
+)
+async def test_passing_faults_are_retried(fault: Answer) -> None:
+    node = Node()
+    node.script = [fault, fault]
+    async with serving(node) as where, RpcPool(where) as pool:
+        assert await pool.call(GetSlot()) == 7
+    assert node.count("getSlot") == 3
+
+
+@pytest.mark.parametrize("code", [-32602, -32600, -32601])
+async def test_malformed_requests_are_not_retried(code: int) -> None:
+    node = Node()
+    node.script = [error(code)]
+    async with serving(node) as where, RpcPool(where) as pool:
+        with pytest.raises(RpcRejected, match=str(code)):
+            await pool.call(GetSlot())
+    assert node.count("getSlot") == 1
+
+
+async def test_unknown_errors_are_retried_a_few_times_then_told() -> None:
+    node = Node()
+    node.script = [error(-31999)] * 50
+    async with serving(node) as where, RpcPool(where) as pool:
+        with pytest.raises(RpcRejected, match="-31999"):
+            await pool.call(GetSlot())
+    assert node.count("getSlot") == rpc.UNKNOWN_ERROR_TRIES
+
+
+async def test_a_refused_transaction_is_not_retried_and_keeps_its_logs() -> None:
+    node = Node()
+    err = {"InstructionError": [2, {"Custom": 6007}]}
+    node.script = [error(-32002, {"err": err, "logs": ["one"]})]
+    async with serving(node) as where, RpcPool(where) as pool:
+        with pytest.raises(TransactionFailed) as caught:
+            await pool.call(GetSlot())
+    assert (caught.value.custom, caught.value.instruction, caught.value.logs) == (6007, (2, {"Custom": 6007}), ("one",))
+
+
+async def test_a_dead_primary_is_left_and_returned_to() -> None:
+    primary, fallback = Node(), Node()
+    async with serving(primary, fallback) as where, RpcPool(where) as pool:
+        assert await pool.call(GetSlot()) == 7
+        primary.always = status(503)
+        assert await pool.call(GetSlot()) == 7
+        tried = len(primary.methods)
+        for _ in range(3):
+            await pool.call(GetSlot())
+        assert len(primary.methods) == tried
+        assert fallback.count("getSlot") == 4
+        primary.always = None
+        answered = primary.count("getSlot")
+        async with asyncio.timeout(5):
+            while primary.count("getSlot") == answered:
+                await pool.call(GetSlot())
+                await asyncio.sleep(0.01)
+
+
+async def test_a_hanging_node_costs_one_attempt_not_the_call() -> None:
+    primary, fallback = Node(), Node()
+    async with serving(primary, fallback) as where, RpcPool(where, attempt=0.2) as pool:
+        primary.always = hang
+        started = time.monotonic()
+        assert await pool.call(GetSlot()) == 7
+        assert time.monotonic() - started < 2
+
+
+async def test_nobody_answers_names_the_endpoints_and_the_fix() -> None:
+    node = Node()
+    async with serving(node) as where:
+        pass
+    async with RpcPool([endpoint(node.url), endpoint("http://127.0.0.1:9/secret?api-key=abc")], patience=0.3) as pool:
+        with pytest.raises(ChainUnavailable) as caught:
+            await pool.call(GetSlot())
+    said = str(caught.value)
+    assert node.url in said
+    assert "http://127.0.0.1:9 (cannot connect)" in said
+    assert "aftermath-solana localnet" in said
+    assert "secret" not in said
+    assert "abc" not in said
+    assert where
+
+
+async def test_a_fallback_of_another_cluster_is_refused() -> None:
+    primary, fallback = Node("one"), Node("two")
+    async with serving(primary, fallback) as where, RpcPool(where) as pool:
+        with pytest.raises(WrongCluster, match="another cluster"):
+            await pool.check()
+        assert await pool.call(GetSlot()) == 7
+        primary.always = status(503)
+        with pytest.raises(WrongCluster):
+            await pool.call(GetSlot())
+        assert fallback.count("getSlot") == 0
+
+
+async def test_a_network_started_anew_at_the_same_address_is_noticed() -> None:
+    node = Node("one")
+    async with serving(node) as where, RpcPool(where) as pool:
+        await pool.call(GetSlot())
+        node.script = [status(503)] * rpc.FAILURES_BEFORE_LEAVING
+        node.genesis = "two"
+        with pytest.raises(WrongCluster, match="without --ledger"):
+            await pool.call(GetSlot())
+
+
+async def test_replies_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoints, "MAX_REPLY", 1000)
+    node = Node()
+    node.script = [text(json.dumps({"result": "x" * 2000}))] * 9
+    async with serving(node) as where, RpcPool(where, patience=0.2) as pool:
+        with pytest.raises(ChainUnavailable, match="more than 1000 bytes"):
+            await pool.call(GetSlot())
+
+
+async def test_the_same_seed_waits_the_same() -> None:
+    where = [endpoint("http://127.0.0.1:9")]
+    waits = [[pool.backoff(n) for n in range(1, 9)] for pool in (RpcPool(where, seed=3), RpcPool(where, seed=3))]
+    assert waits[0] == waits[1]
+    assert all(w <= rpc.BACKOFF_MAX for w in waits[0])
+
+
+async def test_genesis_is_asked_once_for_many_calls() -> None:
+    node = Node()
+    async with serving(node) as where, RpcPool(where) as pool:
+        await asyncio.gather(*(pool.call(GetSlot()) for _ in range(20)))
+        assert await pool.call(GetGenesisHash()) == "cluster-one"
+    assert node.count("getGenesisHash") == 2
+
+
+@pytest.mark.parametrize(
+    ("http", "ws"),
+    [
+        ("http://127.0.0.1:8899", "ws://127.0.0.1:8900"),
+        ("https://api.devnet.solana.com", "wss://api.devnet.solana.com"),
+        ("https://host/path?key=1", "wss://host/path?key=1"),
+        ("http://[::1]:8899", "ws://[::1]:8900"),
+    ],
+)
+def test_the_websocket_address_follows_from_the_http_one(http: str, ws: str) -> None:
+    assert endpoint(http) == Endpoint(http, ws)
+    assert endpoint(http, "ws://other:1") == Endpoint(http, "ws://other:1")
+
+
+@pytest.mark.parametrize("bad", ["", "localhost:8899", "ftp://x", "http://", "http://x:99999", "http://x:0"])
+def test_addresses_that_are_none_are_refused(bad: str) -> None:
+    with pytest.raises(ChainError, match="not an RPC address"):
+        endpoint(bad)
+
+
+def test_loopback_is_recognised() -> None:
+    assert endpoint("http://127.0.0.1:8899").is_loopback
+    assert endpoint("http://localhost:8899").is_loopback
+    assert endpoint("http://[::1]:8899").is_loopback
+    assert not endpoint("http://192.168.0.4:8899").is_loopback
+    assert not endpoint("http://127.0.0.1.example.com").is_loopback
+    assert shown("https://user:pw@host:1/p?k=2") == "https://host:1"
+
+
+def test_too_many_endpoints_are_refused() -> None:
+    with pytest.raises(ChainError, match="up to 2 fallbacks"):
+        RpcPool([endpoint("http://127.0.0.1:8899")] * 4)
