@@ -1,0 +1,52 @@
+//! Authorizer: who may do what. A grantor authorizes a grantee (or everyone) within a scope; a grantee may delegate.
+#![cfg_attr(target_os = "solana", no_std)]
+extern crate alloc;
+
+use alloc::vec::Vec;
+use anchor_lang::prelude::*;
+
+pub mod errors;
+pub mod instructions;
+#[path = "../../coordinator/src/runtime.rs"]
+pub mod runtime;
+
+use instructions::*;
+
+declare_id!("FpUFXHeT4kMX7Ur5Q6rcBhfhGRigMMq7bHVUqqWSMkWb");
+
+#[program]
+pub mod authorizer {
+    use super::*;
+
+    /// Creates an inactive authorization; the default key as grantee stands for everyone.
+    pub fn create(ctx: &mut Context<Create>, grantee: Address, scope: Vec<u8>) -> Result<()> {
+        instructions::create(ctx, grantee, scope)
+    }
+
+    /// The grantor switches the authorization on or off.
+    pub fn grantor_update(ctx: &mut Context<GrantorUpdate>, active: bool) -> Result<()> {
+        instructions::grantor_update(ctx, active)
+    }
+
+    /// The grantee lets other wallets act in its place.
+    pub fn grantee_update(
+        ctx: &mut Context<GranteeUpdate>,
+        delegates_clear: bool,
+        delegates_added: Vec<Address>,
+    ) -> Result<()> {
+        instructions::grantee_update(ctx, delegates_clear, &delegates_added)
+    }
+
+    /// The grantor removes an inactive authorization.
+    pub fn close(ctx: &mut Context<Close>) -> Result<()> {
+        instructions::close(ctx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_account_names_this_program_as_its_owner() {
+        assert_eq!(crate::ID, authorization::ID);
+    }
+}

@@ -1,0 +1,43 @@
+//! Limits and seeds shared by accounts, rules and instructions.
+
+/// Member slots; a slot index fits a `u8` and a set of slots fits a 32-byte bitmap.
+pub const MAX_MEMBERS: usize = 256;
+/// Witnesses elected and stored per round, and cooldown attestations stored per epoch.
+pub const MAX_WITNESSES: usize = 32;
+/// Rounds kept in the ring of headers.
+pub const STORED_ROUNDS: usize = 4;
+/// Levels of the model's state, equal to the number of tiers at most.
+pub const MAX_LEVELS: usize = 8;
+/// Field of commitment fingerprints in an attestation: ten bytes for each possible member.
+pub const FINGERPRINT_BYTES: usize = 320;
+/// Intervals of untrained sequences that wait to be assigned again.
+pub const BACKLOG: usize = 8;
+/// Verdicts stored per round.
+pub const MAX_VERDICTS: usize = 32;
+/// A run id is a PDA seed.
+pub const RUN_ID_BYTES: usize = 32;
+
+pub const NAME_BYTES: usize = 64;
+pub const DESCRIPTION_BYTES: usize = 280;
+pub const REPO_BYTES: usize = 192;
+pub const REVISION_BYTES: usize = 64;
+pub const LOCATION_BYTES: usize = 192;
+pub const CLIENT_VERSION_BYTES: usize = 96;
+
+/// Layout version written into every run account.
+pub const VERSION: u8 = 1;
+/// Most bytes an account may gain in one instruction, and the most a program may create by itself.
+pub const GROWTH: usize = 10_240;
+
+pub const RUN_SEED: &[u8] = b"run";
+pub const MODEL_SEED: &[u8] = b"model";
+pub const MEMBERS_SEED: &[u8] = b"members";
+pub const WITNESSES_SEED: &[u8] = b"witnesses";
+
+/// Scope that a join authorization carries.
+pub const JOIN_SCOPE: &[u8] = b"CoordinatorJoinRun";
+
+/// A set of member slots: bit `i % 8` of byte `i / 8` stands for slot `i`.
+pub type Bitmap = [u8; 32];
+/// SHA-256 of a level's tensors or of the state schema; all zero means unknown.
+pub type Hash = [u8; 32];

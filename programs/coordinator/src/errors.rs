@@ -1,0 +1,191 @@
+//! Every refusal of the program: a sentence that states the limit and the way out. Codes count from 6000 in this order.
+
+use anchor_lang::prelude::*;
+
+#[error_code]
+pub enum CoordinatorError {
+    // accounts
+    #[msg("This account is not fully grown: call `grow` until it has its full size.")]
+    NotGrown,
+    #[msg("This account already has its full size: stop calling `grow`.")]
+    AlreadyGrown,
+    #[msg("`which` must be 0 (members) or 1 (witnesses).")]
+    UnknownAccount,
+    #[msg("The run id must have 1 to 32 bytes and no zero byte: choose another one.")]
+    RunIdInvalid,
+    #[msg("Only the run's main authority may do this: sign with that wallet.")]
+    NotMainAuthority,
+    #[msg("Pass the SlotHashes sysvar (SysvarS1otHashes111111111111111111111111111).")]
+    WrongSlotHashes,
+    // run states
+    #[msg("The run is not in a state that allows this: wait for the state that the instruction belongs to.")]
+    WrongState,
+    #[msg("Nothing is due yet: tick again at the run's next deadline.")]
+    NothingToTick,
+    #[msg("The run must be paused for this: call set_paused(true) and wait until the epoch has ended.")]
+    NotHalted,
+    #[msg("The run is halted: wait until its owner resumes it.")]
+    RunHalted,
+    #[msg("The run is finished and cannot change any more: create a new run.")]
+    RunFinished,
+    #[msg("The run is halted already: there is nothing to pause.")]
+    AlreadyHalted,
+    #[msg("The run is neither paused nor new nor about to pause: there is nothing to resume.")]
+    NotPaused,
+    #[msg("Set the config (update with `config`) before resuming the run.")]
+    ConfigMissing,
+    #[msg("Set the model (update with `model`) before resuming the run.")]
+    ModelMissing,
+    #[msg("Set the schema (update with `schema`) before resuming the run.")]
+    SchemaMissing,
+    // config
+    #[msg("Set rounds_per_epoch or epoch_time (or both): at least one must be above 0.")]
+    EpochLengthMissing,
+    #[msg("warmup_time must be below epoch_time: shorten the warm-up or lengthen the epoch.")]
+    WarmupTooLong,
+    #[msg("cooldown_time must be above 0 seconds.")]
+    CooldownTimeZero,
+    #[msg("max_round_train_time must be above 0 seconds.")]
+    RoundTrainTimeZero,
+    #[msg("max_round_train_time must be below epoch_time: shorten the round or lengthen the epoch.")]
+    RoundTrainTimeTooLong,
+    #[msg("round_witness_time must be above 0 seconds.")]
+    RoundWitnessTimeZero,
+    #[msg("min_clients must be above 0.")]
+    MinClientsZero,
+    #[msg("init_min_clients must be between min_clients and 256.")]
+    InitMinClientsOutOfRange,
+    #[msg("witness_nodes must be at most 32; 0 elects every member up to 32.")]
+    WitnessNodesTooMany,
+    #[msg("witness_nodes must be at most min_clients, so that every round can elect them.")]
+    WitnessNodesAboveMinClients,
+    #[msg("global_batch_size_start must be above 0 sequences.")]
+    BatchSizeZero,
+    #[msg("global_batch_size_end must be at least global_batch_size_start.")]
+    BatchSizeShrinks,
+    #[msg("global_batch_size_warmup_tokens must be at most 2^47 tokens.")]
+    BatchWarmupTooLong,
+    #[msg("total_steps must be above 0.")]
+    TotalStepsZero,
+    #[msg("verification_percent must be at most 100.")]
+    VerificationPercentTooLarge,
+    #[msg("waiting_for_members_extra_time must be above 0 seconds.")]
+    ExtraTimeZero,
+    // model
+    #[msg("name must have at most 64 bytes.")]
+    NameTooLong,
+    #[msg("description must have at most 280 bytes.")]
+    DescriptionTooLong,
+    #[msg("client_version must have at most 96 bytes.")]
+    ClientVersionTooLong,
+    #[msg("architecture must be 0 (Llama).")]
+    UnknownArchitecture,
+    #[msg("data_type must be 0 (pretraining) or 1 (finetuning).")]
+    UnknownDataType,
+    #[msg("max_seq_len must be between 1 and 16777216 tokens.")]
+    MaxSeqLenOutOfRange,
+    #[msg("cold_start_warmup_steps must fit into one epoch: at most rounds_per_epoch and at most (epoch_time - warmup_time) / max_round_train_time.")]
+    ColdStartTooLong,
+    #[msg("The checkpoint's kind must be 1 (Hub), 2 (local) or 3 (dummy).")]
+    UnknownCheckpoint,
+    #[msg("The checkpoint's repo must not be empty.")]
+    RepoMissing,
+    #[msg("The checkpoint's repo must have at most 192 bytes.")]
+    RepoTooLong,
+    #[msg("The checkpoint's revision must have at most 64 bytes.")]
+    RevisionTooLong,
+    #[msg("The data location's kind must be between 0 and 7.")]
+    UnknownDataLocation,
+    #[msg("token_bytes must be 2 or 4.")]
+    TokenBytesInvalid,
+    #[msg("The data location's shuffle must be 0 (none) or 1 (seeded).")]
+    UnknownShuffle,
+    #[msg("The data location needs a path, URL or host of 1 to 192 bytes.")]
+    LocationLength,
+    #[msg("The data location's folder must have at most 192 bytes.")]
+    LocationFolderTooLong,
+    #[msg("Numbered files need num_files above 0.")]
+    NumFilesZero,
+    #[msg(
+        "The learning rate schedule's kind must be 0 (constant), 1 (linear), 2 (cosine) or 3 (warm-up-stable-decay)."
+    )]
+    UnknownSchedule,
+    #[msg("Learning rates must be finite numbers of at least 0, and base_lr above 0.")]
+    LearningRateInvalid,
+    #[msg("A linear or cosine schedule needs total_steps above warmup_steps.")]
+    ScheduleTooShort,
+    #[msg("The optimizer's kind must be 1 (AdamW) or 2 (DisTrO).")]
+    UnknownOptimizer,
+    #[msg("The optimizer's numbers must be finite and at least 0; decays and betas must be below 1.")]
+    OptimizerNumberInvalid,
+    #[msg("DisTrO needs compression_chunk between 1 and 4096.")]
+    ChunkOutOfRange,
+    #[msg("DisTrO needs compression_topk between 1 and compression_chunk squared.")]
+    TopkOutOfRange,
+    #[msg("quantize_1bit must be 0 or 1.")]
+    QuantizeInvalid,
+    #[msg("A schema needs 1 to 8 tiers and one width for each.")]
+    TiersOutOfRange,
+    #[msg("The widths of a schema must be above 0 and fall from tier to tier.")]
+    TierWidthsInvalid,
+    #[msg("The schema's hash must not be zero.")]
+    SchemaHashZero,
+    #[msg("step must be at least 1: the first step is 1.")]
+    StepZero,
+    // members
+    #[msg("The authorization does not allow this wallet to join: ask the run's join authority for one.")]
+    NotAuthorized,
+    #[msg("The schema hash differs from the run's: build the model with the run's settings.")]
+    SchemaMismatch,
+    #[msg("The tier is not one of the run's: it must be below `tiers` of the model account.")]
+    TierOutOfRange,
+    #[msg("The client's version is not the run's client_version: install the version that the run names.")]
+    ClientVersionMismatch,
+    #[msg("weight must be at least 1 sequence per minute.")]
+    WeightZero,
+    #[msg("The peer-to-peer key must not be zero.")]
+    P2pKeyZero,
+    #[msg("Another member uses this peer-to-peer key: create an own one.")]
+    P2pKeyTaken,
+    #[msg("All 256 member slots are in use: try again when an epoch ends.")]
+    MembersFull,
+    #[msg("This wallet is not a member of the run: join first.")]
+    NotAMember,
+    // rounds
+    #[msg("This slot belongs to another wallet, or its member is not healthy: look up the own slot again.")]
+    SlotMismatch,
+    #[msg("The height is not one that this instruction accepts now: fetch the run and use its current height.")]
+    StaleHeight,
+    #[msg("This member is not elected for this: only elected members may attest.")]
+    NotElected,
+    #[msg("This member has attested already in this phase.")]
+    DuplicateWitness,
+    #[msg("participation must be a subset of the previous round's roster, and empty in round 0.")]
+    BadParticipation,
+    #[msg("Each named member must be healthy, of the roster two rounds ago, and missing from the attested results.")]
+    NotUnhealthy,
+    #[msg("This member is not a verifier of that round.")]
+    NotAVerifier,
+    #[msg("The target trained no data in that round.")]
+    NotATrainer,
+    #[msg("This verifier has already given its verdict about this target.")]
+    DuplicateVerdict,
+    #[msg("All 32 verdicts of this round are taken.")]
+    VerdictsFull,
+    // checkpoints
+    #[msg("The mask must name at least one level and the hashes must be one per named level, ascending.")]
+    HashesInvalid,
+    #[msg("All 32 cooldown attestations are taken.")]
+    CooldownFull,
+    #[msg("A checkpoint must come from the main authority or from a tier-0 member of the last or running epoch.")]
+    NotAllowedToCheckpoint,
+    #[msg("A checkpoint needs every level attested and the same hashes: wait for the cooldown's attestations.")]
+    CheckpointMismatch,
+    #[msg("The run already has a checkpoint of this step or a later one.")]
+    CheckpointNotNewer,
+    // inspection and arithmetic
+    #[msg("`which` must be 0 (witnesses), 1 (committee) or 2 (data), and `ring` below 4.")]
+    UnknownInspection,
+    #[msg("A counter would overflow: the run has reached the end of its number range.")]
+    Overflow,
+}

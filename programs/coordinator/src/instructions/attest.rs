@@ -1,0 +1,21 @@
+//! An elected member states, at cooldown, the hashes of the levels it holds.
+
+use super::Permissionless;
+use crate::{
+    constants::*,
+    errors::CoordinatorError,
+    rules::{cooldown, members},
+    state::*,
+};
+use anchor_lang::prelude::*;
+
+pub fn attest(ctx: &mut Context<Permissionless>, slot: u8, mask: u8, hashes: &[Hash]) -> Result<()> {
+    let accounts = &mut ctx.accounts;
+    require!(accounts.run.state == run_state::COOLDOWN, CoordinatorError::WrongState);
+    let valid = mask != 0 && mask.count_ones() as usize == hashes.len();
+    require!(valid, CoordinatorError::HashesInvalid);
+    members::check_healthy(&accounts.members, slot, accounts.user.address())?;
+    let stated = cooldown::Stated { slot, mask, hashes };
+    cooldown::attest(&mut accounts.run, &accounts.members, &mut accounts.witnesses, &stated)?;
+    accounts.finish()
+}

@@ -1,0 +1,59 @@
+//! Names a durable checkpoint: its hashes must be those that the members attested.
+
+use super::{read_checkpoint, CheckpointSource, PermissionlessModel};
+use crate::{
+    constants::*,
+    errors::CoordinatorError,
+    rules::{bitmap, levels, members, sequence, Machine, Moment},
+    state::*,
+};
+use alloc::{string::String, vec::Vec};
+use anchor_lang::prelude::*;
+
+#[derive(AnchorSerialize, AnchorDeserialize, IdlType)]
+pub struct CheckpointParams {
+    pub kind: u8,
+    pub repo: String,
+    pub revision: String,
+    /// One per level, ascending.
+    pub hashes: Vec<[u8; 32]>,
+}
+
+pub fn checkpoint(ctx: &mut Context<PermissionlessModel>, params: CheckpointParams) -> Result<()> {
+    let accounts = &mut ctx.accounts;
+    let run: &mut Run = &mut accounts.run;
+    let model: &mut Model = &mut accounts.model;
+    require!(run.state != run_state::UNINITIALIZED, CoordinatorError::WrongState);
+    check_sender(run, &accounts.members, accounts.user.address())?;
+    check_hashes(run, &params.hashes)?;
+    require!(run.attested_step > model.checkpoint_step, CoordinatorError::CheckpointNotNewer);
+    let CheckpointParams { kind, repo, revision, .. } = params;
+    model.checkpoint = read_checkpoint(&CheckpointSource { kind, repo, revision })?;
+    model.checkpoint_hashes = run.level_hashes;
+    model.checkpoint_step = run.attested_step;
+    sequence::bump(&mut run.model_seq)?;
+    let moment = Moment::read(&accounts.slot_hashes)?;
+    let (members, witnesses) = (&mut accounts.members, &mut accounts.witnesses);
+    Machine { run, model, members, witnesses }.tick(&moment)?;
+    sequence::advance(run)
+}
+
+fn check_sender(run: &Run, members: &Members, sender: &Address) -> Result<()> {
+    if *sender == run.main_authority {
+        return Ok(());
+    }
+    let index = members::find(members, sender).ok_or(CoordinatorError::NotAllowedToCheckpoint)?;
+    let slot = &members.slots[index];
+    let healthy = slot.state == member_state::HEALTHY && bitmap::has(&run.current().roster, index as u8);
+    let holds = slot.tier == 0 && (healthy || bitmap::has(&run.finishers, index as u8));
+    require!(holds, CoordinatorError::NotAllowedToCheckpoint);
+    Ok(())
+}
+
+fn check_hashes(run: &Run, hashes: &[Hash]) -> Result<()> {
+    let levels = run.levels as usize;
+    let all = run.levels_attested == levels::all(run.levels);
+    let same = hashes.len() == levels && *hashes == run.level_hashes[..levels];
+    require!(all && same, CoordinatorError::CheckpointMismatch);
+    Ok(())
+}

@@ -1,0 +1,26 @@
+//! Closes a halted run: all four accounts disappear and their rent goes to `spill`.
+
+use crate::{constants::*, errors::CoordinatorError, state::*};
+use anchor_lang::prelude::*;
+
+#[derive(Accounts)]
+pub struct CloseRun {
+    #[account(address = run.main_authority @ CoordinatorError::NotMainAuthority)]
+    pub authority: Signer,
+    #[account(mut, close = spill, seeds = [RUN_SEED, run.seed()], bump = run.bumps[0])]
+    pub run: Account<Run>,
+    #[account(mut, close = spill, seeds = [MODEL_SEED, run.seed()], bump = run.bumps[1])]
+    pub model: Account<Model>,
+    #[account(mut, close = spill, seeds = [MEMBERS_SEED, run.seed()], bump = run.bumps[2])]
+    pub members: Grown<Members>,
+    #[account(mut, close = spill, seeds = [WITNESSES_SEED, run.seed()], bump = run.bumps[3])]
+    pub witnesses: Grown<Witnesses>,
+    /// Receives the rent.
+    #[account(mut)]
+    pub spill: UncheckedAccount,
+}
+
+pub fn close_run(ctx: &mut Context<CloseRun>) -> Result<()> {
+    require!(ctx.accounts.run.halted(), CoordinatorError::NotHalted);
+    Ok(())
+}

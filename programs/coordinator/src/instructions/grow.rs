@@ -1,0 +1,36 @@
+//! Grows members or witnesses by the 10,240 bytes that one instruction may add. Anyone may pay for it.
+
+use crate::{constants::*, errors::CoordinatorError, state::*};
+use anchor_lang::{prelude::*, realloc_account};
+
+#[derive(Accounts)]
+pub struct Grow {
+    #[account(mut)]
+    pub payer: Signer,
+    #[account(seeds = [RUN_SEED, run.seed()], bump = run.bumps[0])]
+    pub run: Account<Run>,
+    #[account(mut, seeds = [MEMBERS_SEED, run.seed()], bump = run.bumps[2])]
+    pub members: UncheckedAccount,
+    #[account(mut, seeds = [WITNESSES_SEED, run.seed()], bump = run.bumps[3])]
+    pub witnesses: UncheckedAccount,
+    pub system_program: Program<System>,
+}
+
+pub fn grow(ctx: &mut Context<Grow>, which: u8) -> Result<()> {
+    let accounts = &ctx.accounts;
+    let (view, full, grown) = match which {
+        0 => {
+            let view = *accounts.members.account();
+            (view, Grown::<Members>::BYTES, check_growing::<Members>(&view)?)
+        }
+        1 => {
+            let view = *accounts.witnesses.account();
+            (view, Grown::<Witnesses>::BYTES, check_growing::<Witnesses>(&view)?)
+        }
+        _ => return Err(CoordinatorError::UnknownAccount.into()),
+    };
+    require!(!grown, CoordinatorError::AlreadyGrown);
+    let target = full.min(view.data_len() + GROWTH);
+    let mut view = view;
+    realloc_account(&mut view, target, accounts.payer.account(), true)
+}

@@ -1,0 +1,52 @@
+//! Read-only view of a stored round's committees and data, for indexers and cross-language tests.
+
+use crate::{
+    constants::*,
+    errors::CoordinatorError,
+    rules::{assignment, committee},
+    state::*,
+};
+use alloc::vec::Vec;
+use anchor_lang::prelude::*;
+
+#[derive(Accounts)]
+pub struct Inspect {
+    #[account(seeds = [RUN_SEED, run.seed()], bump = run.bumps[0])]
+    pub run: Account<Run>,
+    #[account(seeds = [MEMBERS_SEED, run.seed()], bump = run.bumps[2])]
+    pub members: Grown<Members>,
+}
+
+/// Returns by rank: 0 the witness position, 1 the committee position (u8 each), 2 the data interval (u16 start, u16 len).
+pub fn inspect(ctx: &mut Context<Inspect>, which: u8, ring: u8) -> Result<()> {
+    let run: &Run = &ctx.accounts.run;
+    require!((ring as usize) < STORED_ROUNDS, CoordinatorError::UnknownInspection);
+    let round = &run.rounds[ring as usize];
+    let answer: Vec<u8> = match which {
+        0 => committee::positions(round, committee::WITNESS),
+        1 => committee::positions(round, committee::COMMITTEE),
+        2 => intervals(run, &ctx.accounts.members, round),
+        _ => return Err(CoordinatorError::UnknownInspection.into()),
+    };
+    set_return_data(&answer);
+    Ok(())
+}
+
+fn intervals(run: &Run, members: &Members, round: &Round) -> Vec<u8> {
+    let plan = assignment::Plan::new(round, members, run.config.verification_percent);
+    let mut by_rank = alloc::vec![[0u8; 4]; plan.shares().count()];
+    for share in plan.shares() {
+        let ([a, b], [c, d]) = (share.start.to_le_bytes(), share.len.to_le_bytes());
+        by_rank[share.rank as usize] = [a, b, c, d];
+    }
+    by_rank.into_flattened()
+}
+
+#[cfg(target_os = "solana")]
+fn set_return_data(data: &[u8]) {
+    // SAFETY: the syscall reads `data.len()` bytes, at most the 1,024 of 256 ranks.
+    unsafe { solana_define_syscall::definitions::sol_set_return_data(data.as_ptr(), data.len() as u64) }
+}
+
+#[cfg(not(target_os = "solana"))]
+fn set_return_data(_data: &[u8]) {}

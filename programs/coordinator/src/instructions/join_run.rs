@@ -1,0 +1,64 @@
+//! A wallet asks for a place in the next epoch.
+
+use crate::{
+    constants::*,
+    errors::CoordinatorError,
+    rules::{members, sequence, slot_hashes, text, Machine, Moment},
+    state::*,
+};
+use alloc::string::String;
+use anchor_lang::prelude::*;
+use authorization::Authorization;
+
+#[derive(Accounts)]
+pub struct JoinRun {
+    pub user: Signer,
+    #[account(mut, seeds = [RUN_SEED, run.seed()], bump = run.bumps[0])]
+    pub run: Account<Run>,
+    #[account(seeds = [MODEL_SEED, run.seed()], bump = run.bumps[1])]
+    pub model: Account<Model>,
+    #[account(mut, seeds = [MEMBERS_SEED, run.seed()], bump = run.bumps[2])]
+    pub members: Grown<Members>,
+    #[account(mut, seeds = [WITNESSES_SEED, run.seed()], bump = run.bumps[3])]
+    pub witnesses: Grown<Witnesses>,
+    #[account(address = slot_hashes::ID @ CoordinatorError::WrongSlotHashes)]
+    pub slot_hashes: UncheckedAccount,
+    /// Granted by the join authority to this wallet, to a delegator of it, or to everyone.
+    pub authorization: BorshAccount<Authorization>,
+}
+
+#[derive(AnchorSerialize, AnchorDeserialize, IdlType)]
+pub struct JoinParams {
+    pub p2p: [u8; 32],
+    pub tier: u8,
+    pub weight: u16,
+    pub schema_hash: [u8; 32],
+    pub client_version: String,
+}
+
+pub fn join_run(ctx: &mut Context<JoinRun>, params: &JoinParams) -> Result<()> {
+    let accounts = &mut ctx.accounts;
+    let user = *accounts.user.address();
+    let run: &mut Run = &mut accounts.run;
+    let allowed = accounts.authorization.is_valid_for(&run.join_authority, &user, JOIN_SCOPE);
+    require!(allowed, CoordinatorError::NotAuthorized);
+    require!(!run.halted(), CoordinatorError::RunHalted);
+    check(&accounts.model, params)?;
+    members::join(run, &mut accounts.members, &user, params)?;
+    sequence::bump(&mut run.members_seq)?;
+    let moment = Moment::read(&accounts.slot_hashes)?;
+    let (members, witnesses) = (&mut accounts.members, &mut accounts.witnesses);
+    Machine { run, model: &accounts.model, members, witnesses }.tick(&moment)?;
+    sequence::advance(&mut accounts.run)
+}
+
+fn check(model: &Model, params: &JoinParams) -> Result<()> {
+    require!(params.schema_hash == model.schema_hash, CoordinatorError::SchemaMismatch);
+    require!(params.tier < model.tiers, CoordinatorError::TierOutOfRange);
+    let version = text::read(&model.client_version);
+    let same = version.is_empty() || version == params.client_version.as_bytes();
+    require!(same, CoordinatorError::ClientVersionMismatch);
+    require!(params.weight >= 1, CoordinatorError::WeightZero);
+    require!(params.p2p != [0; 32], CoordinatorError::P2pKeyZero);
+    Ok(())
+}

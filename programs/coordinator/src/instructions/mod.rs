@@ -1,0 +1,41 @@
+//! One instruction per file: its accounts, its checks, its effect. The rules themselves live in `rules`.
+
+pub mod attest;
+pub mod checkpoint;
+pub mod close_run;
+pub mod grow;
+pub mod health_check;
+pub mod init_run;
+pub mod inspect;
+pub mod join_run;
+pub mod leave_run;
+pub mod owner;
+pub mod permissionless;
+pub mod set_future_epoch_rates;
+pub mod set_paused;
+pub mod tick;
+pub mod update;
+pub mod update_client_version;
+pub mod verify;
+pub mod warmup_witness;
+pub mod witness;
+
+pub use attest::*;
+pub use checkpoint::*;
+pub use close_run::*;
+pub use grow::*;
+pub use health_check::*;
+pub use init_run::*;
+pub use inspect::*;
+pub use join_run::*;
+pub use leave_run::*;
+pub use owner::*;
+pub use permissionless::*;
+pub use set_future_epoch_rates::*;
+pub use set_paused::*;
+pub use tick::*;
+pub use update::*;
+pub use update_client_version::*;
+pub use verify::*;
+pub use warmup_witness::*;
+pub use witness::*;

@@ -1,0 +1,55 @@
+//! The accounts of every instruction that any wallet may send, in one order.
+
+use crate::{
+    constants::*,
+    errors::CoordinatorError,
+    rules::{sequence, slot_hashes, Machine, Moment},
+    state::*,
+};
+use anchor_lang::prelude::*;
+
+#[derive(Accounts)]
+pub struct Permissionless {
+    pub user: Signer,
+    #[account(mut, seeds = [RUN_SEED, run.seed()], bump = run.bumps[0])]
+    pub run: Account<Run>,
+    #[account(seeds = [MODEL_SEED, run.seed()], bump = run.bumps[1])]
+    pub model: Account<Model>,
+    #[account(mut, seeds = [MEMBERS_SEED, run.seed()], bump = run.bumps[2])]
+    pub members: Grown<Members>,
+    #[account(mut, seeds = [WITNESSES_SEED, run.seed()], bump = run.bumps[3])]
+    pub witnesses: Grown<Witnesses>,
+    #[account(address = slot_hashes::ID @ CoordinatorError::WrongSlotHashes)]
+    pub slot_hashes: UncheckedAccount,
+}
+
+/// The same with a model that may change.
+#[derive(Accounts)]
+pub struct PermissionlessModel {
+    pub user: Signer,
+    #[account(mut, seeds = [RUN_SEED, run.seed()], bump = run.bumps[0])]
+    pub run: Account<Run>,
+    #[account(mut, seeds = [MODEL_SEED, run.seed()], bump = run.bumps[1])]
+    pub model: Account<Model>,
+    #[account(mut, seeds = [MEMBERS_SEED, run.seed()], bump = run.bumps[2])]
+    pub members: Grown<Members>,
+    #[account(mut, seeds = [WITNESSES_SEED, run.seed()], bump = run.bumps[3])]
+    pub witnesses: Grown<Witnesses>,
+    #[account(address = slot_hashes::ID @ CoordinatorError::WrongSlotHashes)]
+    pub slot_hashes: UncheckedAccount,
+}
+
+impl Permissionless {
+    /// The accounts as the rules see them.
+    pub fn machine(&mut self) -> Machine<'_> {
+        let (run, model) = (&mut *self.run, &*self.model);
+        Machine { run, model, members: &mut self.members, witnesses: &mut self.witnesses }
+    }
+
+    /// Ends an instruction that changed something: the transition that became due, then the new sequence number.
+    pub fn finish(&mut self) -> Result<()> {
+        let moment = Moment::read(&self.slot_hashes)?;
+        self.machine().tick(&moment)?;
+        sequence::advance(&mut self.run)
+    }
+}

@@ -1,0 +1,15 @@
+//! Performs the transition that is due, and the close of every other permissionless instruction.
+
+use super::Permissionless;
+use crate::{
+    errors::CoordinatorError,
+    rules::{sequence, Moment},
+};
+use anchor_lang::prelude::*;
+
+pub fn tick(ctx: &mut Context<Permissionless>) -> Result<()> {
+    let accounts = &mut ctx.accounts;
+    let moment = Moment::read(&accounts.slot_hashes)?;
+    require!(accounts.machine().tick(&moment)?, CoordinatorError::NothingToTick);
+    sequence::advance(&mut accounts.run)
+}

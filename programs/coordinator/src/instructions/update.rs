@@ -1,0 +1,179 @@
+//! Changes a halted run: metadata, config, model, schema, progress, or a return to the durable checkpoint.
+
+use super::OwnerModel;
+use crate::{
+    constants::*,
+    errors::CoordinatorError,
+    rules::{levels, sequence, text, validate_config, validate_model},
+    state::*,
+};
+use alloc::{string::String, vec::Vec};
+use anchor_lang::prelude::*;
+
+#[derive(AnchorSerialize, AnchorDeserialize, IdlType)]
+pub struct MetadataParams {
+    pub name: String,
+    pub description: String,
+    pub num_parameters: u64,
+    pub vocab_size: u64,
+}
+
+#[derive(AnchorSerialize, AnchorDeserialize, IdlType)]
+pub struct CheckpointSource {
+    pub kind: u8,
+    pub repo: String,
+    pub revision: String,
+}
+
+#[derive(AnchorSerialize, AnchorDeserialize, IdlType)]
+pub struct DataLocationParams {
+    pub kind: u8,
+    pub token_bytes: u8,
+    pub shuffle: u8,
+    pub pad_zeros: u8,
+    pub start_index: u32,
+    pub num_files: u32,
+    pub primary: String,
+    pub secondary: String,
+    pub shuffle_seed: [u8; 32],
+}
+
+#[derive(AnchorSerialize, AnchorDeserialize, IdlType)]
+pub struct ModelParams {
+    pub architecture: u8,
+    pub data_type: u8,
+    pub max_seq_len: u32,
+    pub cold_start_warmup_steps: u32,
+    pub checkpoint: CheckpointSource,
+    pub data_location: DataLocationParams,
+    pub lr_schedule: LrSchedule,
+    pub optimizer: Optimizer,
+}
+
+#[derive(AnchorSerialize, AnchorDeserialize, IdlType)]
+pub struct SchemaParams {
+    pub hash: [u8; 32],
+    /// Width of each tier, largest first; as many as there are tiers.
+    pub tier_widths: Vec<u32>,
+}
+
+#[derive(AnchorSerialize, AnchorDeserialize, IdlType)]
+pub struct ProgressParams {
+    pub epoch: u32,
+    pub step: u32,
+    pub data_index: u64,
+}
+
+#[derive(AnchorSerialize, AnchorDeserialize, IdlType)]
+pub struct UpdateParams {
+    pub metadata: Option<MetadataParams>,
+    pub config: Option<Config>,
+    pub model: Option<ModelParams>,
+    pub schema: Option<SchemaParams>,
+    pub progress: Option<ProgressParams>,
+    /// Members load the durable checkpoint instead of asking each other.
+    pub use_durable: bool,
+}
+
+pub fn update(ctx: &mut Context<OwnerModel>, params: &UpdateParams) -> Result<()> {
+    let run: &mut Run = &mut ctx.accounts.run;
+    let model: &mut Model = &mut ctx.accounts.model;
+    require!(run.state != run_state::FINISHED, CoordinatorError::RunFinished);
+    require!(run.halted(), CoordinatorError::NotHalted);
+    if let Some(metadata) = &params.metadata {
+        set_metadata(model, metadata)?;
+    }
+    if let Some(config) = &params.config {
+        validate_config::check(config)?;
+        run.config = *config;
+    }
+    if let Some(source) = &params.model {
+        set_model(model, source)?;
+    }
+    if let Some(schema) = &params.schema {
+        set_schema(run, model, schema)?;
+    }
+    if let Some(progress) = &params.progress {
+        set_progress(run, model, progress)?;
+    }
+    if params.use_durable {
+        levels::use_durable(run, model);
+    }
+    run.config.max_seq_len = model.max_seq_len;
+    validate_config::check_cold_start(&run.config, model.cold_start_warmup_steps)?;
+    sequence::bump(&mut run.model_seq)?;
+    sequence::advance(run)
+}
+
+fn set_metadata(model: &mut Model, metadata: &MetadataParams) -> Result<()> {
+    text::copy(&mut model.metadata.name, &metadata.name, CoordinatorError::NameTooLong)?;
+    text::copy(&mut model.metadata.description, &metadata.description, CoordinatorError::DescriptionTooLong)?;
+    model.metadata.num_parameters = metadata.num_parameters;
+    model.metadata.vocab_size = metadata.vocab_size;
+    Ok(())
+}
+
+fn set_model(model: &mut Model, source: &ModelParams) -> Result<()> {
+    validate_model::check(source)?;
+    let checkpoint = read_checkpoint(&source.checkpoint)?;
+    if checkpoint != model.checkpoint {
+        model.checkpoint = checkpoint;
+        model.checkpoint_hashes = [[0; 32]; MAX_LEVELS];
+        model.checkpoint_step = 0;
+    }
+    let location = &source.data_location;
+    let stored = &mut model.data_location;
+    text::copy(&mut stored.primary, &location.primary, CoordinatorError::LocationLength)?;
+    text::copy(&mut stored.secondary, &location.secondary, CoordinatorError::LocationFolderTooLong)?;
+    stored.kind = location.kind;
+    stored.token_bytes = location.token_bytes;
+    stored.shuffle = location.shuffle;
+    stored.pad_zeros = location.pad_zeros;
+    stored.start_index = location.start_index;
+    stored.num_files = location.num_files;
+    stored.shuffle_seed = location.shuffle_seed;
+    model.lr_schedule = source.lr_schedule;
+    model.optimizer = source.optimizer;
+    model.architecture = source.architecture;
+    model.data_type = source.data_type;
+    model.max_seq_len = source.max_seq_len;
+    model.cold_start_warmup_steps = source.cold_start_warmup_steps;
+    Ok(())
+}
+
+/// A checkpoint in its stored form. Errors when the kind is unknown or a string does not fit.
+pub fn read_checkpoint(source: &CheckpointSource) -> Result<Checkpoint> {
+    validate_model::check_checkpoint(source.kind, &source.repo)?;
+    let mut checkpoint: Checkpoint = bytemuck::Zeroable::zeroed();
+    checkpoint.kind = source.kind;
+    text::copy(&mut checkpoint.repo, &source.repo, CoordinatorError::RepoTooLong)?;
+    text::copy(&mut checkpoint.revision, &source.revision, CoordinatorError::RevisionTooLong)?;
+    Ok(checkpoint)
+}
+
+/// A new schema makes every known level hash meaningless.
+fn set_schema(run: &mut Run, model: &mut Model, schema: &SchemaParams) -> Result<()> {
+    validate_model::check_schema(&schema.hash, &schema.tier_widths)?;
+    if schema.hash != model.schema_hash {
+        model.checkpoint_hashes = [[0; 32]; MAX_LEVELS];
+        levels::use_durable(run, model);
+    }
+    model.schema_hash = schema.hash;
+    model.tier_widths = [0; MAX_LEVELS];
+    model.tier_widths[..schema.tier_widths.len()].copy_from_slice(&schema.tier_widths);
+    model.tiers = schema.tier_widths.len() as u8;
+    run.levels = model.tiers;
+    Ok(())
+}
+
+/// Moves the run to another point. The backlog belonged to the old one.
+fn set_progress(run: &mut Run, model: &mut Model, progress: &ProgressParams) -> Result<()> {
+    require!(progress.step >= 1, CoordinatorError::StepZero);
+    run.epoch = progress.epoch;
+    run.step = progress.step;
+    run.data_index = progress.data_index;
+    run.backlog_len = 0;
+    run.attested_step = run.attested_step.min(progress.step);
+    model.checkpoint_step = model.checkpoint_step.min(progress.step - 1);
+    Ok(())
+}

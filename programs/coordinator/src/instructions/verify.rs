@@ -1,0 +1,33 @@
+//! A verifier states whether a trainer's result matches its own recomputation; enough mismatches eject the trainer.
+
+use super::Permissionless;
+use crate::{
+    errors::CoordinatorError,
+    rules::{members, sequence, verdicts},
+    state::*,
+};
+use anchor_lang::prelude::*;
+
+/// Rounds before the current one that may still be judged.
+const ROUNDS_BACK: usize = 2;
+
+pub fn verify(ctx: &mut Context<Permissionless>, (slot, height): (u8, u32), target: u8, mismatch: bool) -> Result<()> {
+    let accounts = &mut ctx.accounts;
+    let run: &Run = &accounts.run;
+    require!(run.active(), CoordinatorError::WrongState);
+    let back = run.current().height.checked_sub(height).ok_or(CoordinatorError::StaleHeight)? as usize;
+    require!(back <= ROUNDS_BACK, CoordinatorError::StaleHeight);
+    let ring = run.ring(back);
+    members::check_healthy(&accounts.members, slot, accounts.user.address())?;
+    let verdict = Verdict { verifier: slot, target, mismatch: mismatch as u8, pad: 0 };
+    let votes = &mut accounts.witnesses.rounds[ring];
+    let ejected = verdicts::cast(run, &accounts.members, votes, (ring, verdict))?;
+    let exited_height = run.current().height;
+    let member = &mut accounts.members.slots[target as usize];
+    if ejected && member.state == member_state::HEALTHY {
+        member.state = member_state::EJECTED;
+        member.exited_height = exited_height;
+        sequence::bump(&mut accounts.run.members_seq)?;
+    }
+    accounts.finish()
+}

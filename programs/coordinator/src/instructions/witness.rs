@@ -1,0 +1,51 @@
+//! An elected witness of round h states whose results of round h-1 it holds, and their fingerprints.
+
+use super::Permissionless;
+use crate::{
+    constants::*,
+    errors::CoordinatorError,
+    rules::{bitmap, committee, members},
+    state::*,
+};
+use anchor_lang::prelude::*;
+
+/// Travels in the instruction for indexers; never stored.
+#[derive(AnchorSerialize, AnchorDeserialize, IdlType)]
+pub struct WitnessMetadata {
+    pub step: u32,
+    /// Loss in thousandths.
+    pub loss_milli: u32,
+    pub tokens_per_sec: u32,
+    pub bytes_per_sec: u32,
+}
+
+pub fn witness(
+    ctx: &mut Context<Permissionless>,
+    (slot, height): (u8, u32),
+    participation: &Bitmap,
+    fingerprints: &[u8; FINGERPRINT_BYTES],
+) -> Result<()> {
+    let accounts = &mut ctx.accounts;
+    let run: &mut Run = &mut accounts.run;
+    let training = matches!(run.state, run_state::ROUND_TRAIN | run_state::ROUND_WITNESS);
+    require!(training, CoordinatorError::WrongState);
+    let head = run.ring(0);
+    require!(run.rounds[head].height == height, CoordinatorError::StaleHeight);
+    members::check_healthy(&accounts.members, slot, accounts.user.address())?;
+    require!(committee::is_witness(&run.rounds[head], slot), CoordinatorError::NotElected);
+    let stored = &mut accounts.witnesses.rounds[head];
+    let count = (run.rounds[head].attestations as usize).min(MAX_WITNESSES - 1);
+    let earlier = stored.attestations[..count].iter().any(|entry| entry.slot == slot);
+    require!(!earlier, CoordinatorError::DuplicateWitness);
+    let subset = match height {
+        0 => bitmap::is_empty(participation),
+        _ => bitmap::is_subset(participation, &run.rounds[run.ring(1)].roster),
+    };
+    require!(subset, CoordinatorError::BadParticipation);
+    let entry = &mut stored.attestations[count];
+    entry.slot = slot;
+    entry.participation = *participation;
+    entry.fingerprints = *fingerprints;
+    run.rounds[head].attestations = (count + 1) as u8;
+    accounts.finish()
+}

@@ -1,0 +1,129 @@
+//! Coordinator: keeps the clock, the member list, the random seeds and the votes of training runs.
+//!
+//! Thin entry points only. Accounts are in `state`, one instruction per file in `instructions`, and everything that
+//! decides (shuffles, committees, assignment, quorum, transitions, validation) in `rules`, free of accounts and syscalls
+//! where possible.
+#![cfg_attr(target_os = "solana", no_std)]
+extern crate alloc;
+
+use alloc::{string::String, vec::Vec};
+use anchor_lang::prelude::*;
+
+pub mod constants;
+pub mod errors;
+pub mod instructions;
+pub mod rules;
+pub mod runtime;
+pub mod state;
+
+use instructions::*;
+
+declare_id!("HMjsnPiE6dEPfEwdkiY9Tsb9AwJ1MkzDzgdDL2nKsv1M");
+
+#[program]
+pub mod coordinator {
+    use super::*;
+
+    /// Creates the four accounts of a run; `grow` members and witnesses afterwards.
+    pub fn init_run(
+        ctx: &mut Context<InitRun>,
+        run_id: String,
+        main_authority: Address,
+        join_authority: Address,
+        client_version: String,
+    ) -> Result<()> {
+        instructions::init_run(ctx, &run_id, (main_authority, join_authority), &client_version)
+    }
+
+    /// Adds up to 10,240 bytes to members (`which` 0) or witnesses (1).
+    pub fn grow(ctx: &mut Context<Grow>, which: u8) -> Result<()> {
+        instructions::grow(ctx, which)
+    }
+
+    /// Changes a halted run. Every part is optional.
+    pub fn update(ctx: &mut Context<OwnerModel>, params: UpdateParams) -> Result<()> {
+        instructions::update(ctx, &params)
+    }
+
+    /// Pauses (after the running epoch) or starts and resumes the run.
+    pub fn set_paused(ctx: &mut Context<OwnerOnly>, paused: bool) -> Result<()> {
+        instructions::set_paused(ctx, paused)
+    }
+
+    /// Names the only client version that may join; empty = any.
+    pub fn update_client_version(ctx: &mut Context<OwnerModel>, client_version: String) -> Result<()> {
+        instructions::update_client_version(ctx, &client_version)
+    }
+
+    /// Sets the points of the epochs that start from now on.
+    pub fn set_future_epoch_rates(
+        ctx: &mut Context<OwnerOnly>,
+        earning: Option<u64>,
+        slashing: Option<u64>,
+    ) -> Result<()> {
+        instructions::set_future_epoch_rates(ctx, earning, slashing)
+    }
+
+    /// Closes all four accounts of a halted run and returns their rent.
+    pub fn close_run(ctx: &mut Context<CloseRun>) -> Result<()> {
+        instructions::close_run(ctx)
+    }
+
+    /// Asks for a place in the next epoch.
+    pub fn join_run(ctx: &mut Context<JoinRun>, params: JoinParams) -> Result<()> {
+        instructions::join_run(ctx, &params)
+    }
+
+    /// Gives up the place in the running and in the next epoch.
+    pub fn leave_run(ctx: &mut Context<Permissionless>) -> Result<()> {
+        instructions::leave_run(ctx)
+    }
+
+    /// Performs the transition that is due.
+    pub fn tick(ctx: &mut Context<Permissionless>) -> Result<()> {
+        instructions::tick(ctx)
+    }
+
+    /// An elected witness reports that it has the model.
+    pub fn warmup_witness(ctx: &mut Context<Permissionless>, slot: u8) -> Result<()> {
+        instructions::warmup_witness(ctx, slot)
+    }
+
+    /// An elected witness states whose results of the previous round it holds.
+    pub fn witness(
+        ctx: &mut Context<Permissionless>,
+        slot: u8,
+        height: u32,
+        participation: [u8; 32],
+        fingerprints: [u8; 320],
+        metadata: WitnessMetadata,
+    ) -> Result<()> {
+        let _ = metadata;
+        instructions::witness(ctx, (slot, height), &participation, &fingerprints)
+    }
+
+    /// A verifier states whether a trainer's result matches its own recomputation.
+    pub fn verify(ctx: &mut Context<Permissionless>, slot: u8, height: u32, target: u8, mismatch: bool) -> Result<()> {
+        instructions::verify(ctx, (slot, height), target, mismatch)
+    }
+
+    /// An elected member states the hashes of the levels it holds at the end of an epoch.
+    pub fn attest(ctx: &mut Context<Permissionless>, slot: u8, mask: u8, hashes: Vec<[u8; 32]>) -> Result<()> {
+        instructions::attest(ctx, slot, mask, &hashes)
+    }
+
+    /// Drops members whose results the witnesses did not see.
+    pub fn health_check(ctx: &mut Context<Permissionless>, dropped: [u8; 32]) -> Result<()> {
+        instructions::health_check(ctx, &dropped)
+    }
+
+    /// Names a durable checkpoint that carries the attested hashes.
+    pub fn checkpoint(ctx: &mut Context<PermissionlessModel>, params: CheckpointParams) -> Result<()> {
+        instructions::checkpoint(ctx, params)
+    }
+
+    /// Returns (as return data) the positions or the data intervals of a stored round.
+    pub fn inspect(ctx: &mut Context<Inspect>, which: u8, ring: u8) -> Result<()> {
+        instructions::inspect(ctx, which, ring)
+    }
+}

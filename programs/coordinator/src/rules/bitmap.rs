@@ -1,0 +1,88 @@
+//! Sets of member slots, a word at a time.
+
+use crate::constants::Bitmap;
+
+pub const WORDS: usize = 4;
+
+/// Word `index` (64 slots) of a set.
+#[inline(always)]
+pub fn word(set: &Bitmap, index: usize) -> u64 {
+    let mut bytes = [0; 8];
+    bytes.copy_from_slice(&set[8 * index..8 * index + 8]);
+    u64::from_le_bytes(bytes)
+}
+
+#[inline(always)]
+pub fn set_word(set: &mut Bitmap, index: usize, word: u64) {
+    set[8 * index..8 * index + 8].copy_from_slice(&word.to_le_bytes());
+}
+
+#[inline(always)]
+pub fn has(set: &Bitmap, slot: u8) -> bool {
+    set[slot as usize / 8] >> (slot % 8) & 1 == 1
+}
+
+#[inline(always)]
+pub fn set(set: &mut Bitmap, slot: u8) {
+    set[slot as usize / 8] |= 1 << (slot % 8);
+}
+
+#[inline(always)]
+pub fn clear(set: &mut Bitmap, slot: u8) {
+    set[slot as usize / 8] &= !(1 << (slot % 8));
+}
+
+pub fn is_empty(set: &Bitmap) -> bool {
+    (0..WORDS).all(|index| word(set, index) == 0)
+}
+
+pub fn is_subset(inner: &Bitmap, outer: &Bitmap) -> bool {
+    (0..WORDS).all(|index| word(inner, index) & !word(outer, index) == 0)
+}
+
+pub fn intersects(left: &Bitmap, right: &Bitmap) -> bool {
+    (0..WORDS).any(|index| word(left, index) & word(right, index) != 0)
+}
+
+pub fn without(left: &Bitmap, right: &Bitmap) -> Bitmap {
+    combine(left, right, |left, right| left & !right)
+}
+
+pub fn both(left: &Bitmap, right: &Bitmap) -> Bitmap {
+    combine(left, right, |left, right| left & right)
+}
+
+#[inline(always)]
+fn combine(left: &Bitmap, right: &Bitmap, with: impl Fn(u64, u64) -> u64) -> Bitmap {
+    let mut result = [0; 32];
+    for index in 0..WORDS {
+        set_word(&mut result, index, with(word(left, index), word(right, index)));
+    }
+    result
+}
+
+pub fn count(set: &Bitmap) -> u32 {
+    (0..WORDS).map(|index| word(set, index).count_ones()).sum()
+}
+
+/// Number of members below `slot`: its place in everything that is indexed by rank.
+pub fn rank(set: &Bitmap, slot: u8) -> u32 {
+    let (full, rest) = (slot as usize / 64, slot as u32 % 64);
+    let below: u32 = (0..full).map(|index| word(set, index).count_ones()).sum();
+    below + (word(set, full) & ((1 << rest) - 1)).count_ones()
+}
+
+/// The slots of a set in ascending order.
+pub fn slots(set: &Bitmap) -> impl Iterator<Item = usize> + '_ {
+    (0..WORDS).flat_map(move |index| {
+        let mut rest = word(set, index);
+        core::iter::from_fn(move || {
+            if rest == 0 {
+                return None;
+            }
+            let bit = rest.trailing_zeros() as usize;
+            rest &= rest - 1;
+            Some(64 * index + bit)
+        })
+    })
+}

@@ -1,0 +1,117 @@
+//! The end of an epoch: members state what their levels contain until a quorum agrees on each.
+
+use super::{bitmap, committee, quorum, Machine, Moment};
+use crate::{constants::*, errors::CoordinatorError, state::*};
+use anchor_lang::prelude::*;
+
+/// What a member states: one hash per set bit of the mask, ascending.
+pub struct Stated<'a> {
+    pub slot: u8,
+    pub mask: u8,
+    pub hashes: &'a [Hash],
+}
+
+/// The members elected to attest each level.
+struct Election {
+    /// Members elected per level.
+    counts: [u8; MAX_LEVELS],
+    /// Levels that the asked member is elected for.
+    mask: u8,
+}
+
+/// Levels of which a healthy member of the last round holds a copy. A tier holds its own level and all higher ones.
+fn held(run: &Run, members: &Members) -> u8 {
+    let roster = bitmap::slots(&run.current().roster).map(|slot| &members.slots[slot]);
+    let healthy = roster.filter(|member| member.state == member_state::HEALTHY);
+    let smallest = healthy.map(|member| member.tier).min().unwrap_or(MAX_LEVELS as u8);
+    super::levels::all(run.levels) & !super::levels::all(smallest)
+}
+
+/// Elects for each level the first `32 / levels` of its holders in the cooldown order.
+fn elect(run: &Run, members: &Members, slot: u8) -> Election {
+    let round = run.current();
+    let mut by_rank = super::shuffle::bytes();
+    for (rank, slot) in bitmap::slots(&round.roster).enumerate() {
+        by_rank[rank] = slot as u8;
+    }
+    let levels = run.levels.clamp(1, MAX_LEVELS as u8);
+    let places = (MAX_WITNESSES as u8 / levels).max(1);
+    let mut election = Election { counts: [0; MAX_LEVELS], mask: 0 };
+    for rank in committee::order(round, committee::COOLDOWN).ranks() {
+        let holder = by_rank[*rank as usize];
+        let member = &members.slots[holder as usize];
+        if member.state != member_state::HEALTHY {
+            continue;
+        }
+        for level in member.tier..levels {
+            let count = &mut election.counts[level as usize];
+            if *count < places {
+                *count += 1;
+                election.mask |= u8::from(holder == slot) << level;
+            }
+        }
+        if election.counts[0] == places {
+            // every level above has at least the holders of level 0
+            break;
+        }
+    }
+    election
+}
+
+/// Stores a member's statement and attests each level on whose hash a quorum of its elected members now agrees.
+pub fn attest(run: &mut Run, members: &Members, witnesses: &mut Witnesses, stated: &Stated) -> Result<()> {
+    let election = elect(run, members, stated.slot);
+    let mask = stated.mask & election.mask;
+    require!(mask != 0, CoordinatorError::NotElected);
+    let count = (witnesses.cooldown_count as usize).min(MAX_WITNESSES);
+    let earlier = witnesses.cooldown[..count].iter().any(|entry| entry.slot == stated.slot);
+    require!(!earlier, CoordinatorError::DuplicateWitness);
+    require!(count < MAX_WITNESSES, CoordinatorError::CooldownFull);
+    let entry = &mut witnesses.cooldown[count];
+    entry.slot = stated.slot;
+    entry.mask = mask;
+    let levels = (0..MAX_LEVELS).filter(|level| stated.mask >> level & 1 == 1);
+    for (level, hash) in levels.zip(stated.hashes) {
+        require!(*hash != [0; 32], CoordinatorError::HashesInvalid);
+        entry.hashes[level] = *hash;
+    }
+    witnesses.cooldown_count = (count + 1) as u8;
+    for level in (0..MAX_LEVELS).filter(|level| mask >> level & 1 == 1) {
+        settle(run, &witnesses.cooldown[..=count], level, election.counts[level]);
+    }
+    Ok(())
+}
+
+/// Attests `level` if a quorum agrees with the newest statement about it.
+fn settle(run: &mut Run, entries: &[LevelAttestation], level: usize, elected: u8) {
+    let Some(newest) = entries.last().map(|entry| entry.hashes[level]) else { return };
+    if run.levels_attested >> level & 1 == 1 {
+        return;
+    }
+    let agreeing = entries.iter().filter(|entry| entry.mask >> level & 1 == 1 && entry.hashes[level] == newest);
+    if agreeing.count() as u32 >= quorum::of(u32::from(elected)) {
+        run.level_hashes[level] = newest;
+        run.levels_attested |= 1 << level;
+        run.attested_step = run.step;
+    }
+}
+
+impl Machine<'_> {
+    /// Levels that somebody holds must be attested anew; the others did not change.
+    pub fn start_cooldown(&mut self, moment: &Moment) {
+        let held = held(self.run, self.members);
+        for level in (0..MAX_LEVELS).filter(|level| held >> level & 1 == 1) {
+            self.run.level_hashes[level] = [0; 32];
+        }
+        self.run.levels_attested &= !held;
+        self.witnesses.cooldown_count = 0;
+        self.enter(run_state::COOLDOWN, moment);
+    }
+
+    /// Every held level is attested and a durable checkpoint of it exists: nothing is left to wait for.
+    pub fn epoch_is_safe(&self) -> bool {
+        let held = held(self.run, self.members);
+        let attested = held != 0 && held & !self.run.levels_attested == 0;
+        attested && self.run.attested_step == self.run.step && self.model.checkpoint_step == self.run.step
+    }
+}

@@ -1,0 +1,107 @@
+//! Epochs: starting one, giving up a warm-up, paying and ending one, pausing.
+
+use super::{bitmap, committee, levels, members, seeds, sequence, Machine, Moment};
+use crate::{constants::*, errors::CoordinatorError, state::*};
+use anchor_lang::prelude::*;
+use bytemuck::Zeroable;
+
+impl Machine<'_> {
+    /// Warm-up begins with everybody who waits.
+    pub fn start_epoch(&mut self, pending: &Bitmap, moment: &Moment) -> Result<()> {
+        for slot in self.members.slots.iter_mut().take_while(|slot| slot.used == 1) {
+            slot.state = if slot.pending == 1 { member_state::HEALTHY } else { member_state::IDLE };
+            if slot.pending == 1 {
+                slot.pending = 0;
+                slot.exited_height = 0;
+                slot.last_epoch = self.run.epoch;
+            }
+        }
+        self.members.epoch = self.run.epoch;
+        let run = &mut *self.run;
+        sequence::bump(&mut run.members_seq)?;
+        if run.model_source == model_source::PEERS && !bitmap::intersects(&run.finishers, pending) {
+            levels::use_durable(run, self.model);
+        }
+        run.epoch_started_at = moment.now;
+        run.start_step = run.step;
+        run.earning_rate = run.future_earning_rate;
+        run.slashing_rate = run.future_slashing_rate;
+        run.exit_reason = exit_reason::NONE;
+        run.draining = 0;
+        let seed = seeds::next(run.current().seed, moment, run.step);
+        let clients = bitmap::count(pending) as u16;
+        let elected = committee::elected(run.config.witness_nodes, clients);
+        let (step, roster) = (run.step, *pending);
+        run.head = 0;
+        run.rounds = [Round::zeroed(); STORED_ROUNDS];
+        run.rounds[0] = Round { seed, step, clients, elected, roster, ..Round::zeroed() };
+        self.enter(run_state::WARMUP, moment);
+        Ok(())
+    }
+
+    /// Too few are left to begin: those who stayed wait for the next attempt.
+    pub fn abandon_warmup(&mut self, moment: &Moment) -> Result<()> {
+        for slot in self.members.slots.iter_mut().take_while(|slot| slot.used == 1) {
+            if slot.state == member_state::HEALTHY {
+                slot.pending = 1;
+            }
+            slot.state = member_state::IDLE;
+        }
+        sequence::bump(&mut self.run.members_seq)?;
+        self.enter(run_state::WAITING_FOR_MEMBERS, moment);
+        Ok(())
+    }
+
+    /// Pays, remembers who holds the model, and returns everybody to idle.
+    pub fn end_epoch(&mut self, moment: &Moment) -> Result<()> {
+        let healthy = bitmap::both(&members::healthy(self.members), &self.run.current().roster);
+        self.pay(bitmap::count(&healthy));
+        for slot in self.members.slots.iter_mut().take_while(|slot| slot.used == 1) {
+            slot.state = member_state::IDLE;
+        }
+        let run = &mut *self.run;
+        sequence::bump(&mut run.members_seq)?;
+        run.finishers = healthy;
+        if run.levels_attested != 0 && run.attested_step == run.step {
+            run.model_source = model_source::PEERS;
+        }
+        run.epoch = run.epoch.checked_add(1).ok_or(CoordinatorError::Overflow)?;
+        if run.pending_pause == 1 {
+            return pause(run, self.members, moment.now);
+        }
+        run.cold_start = 0;
+        let finished = run.step > run.config.total_steps;
+        self.enter(if finished { run_state::FINISHED } else { run_state::WAITING_FOR_MEMBERS }, moment);
+        Ok(())
+    }
+
+    /// The epoch's points go in equal parts to those who stayed; convicted members lose theirs.
+    /// An epoch that ended because nobody attested pays nobody.
+    fn pay(&mut self, healthy: u32) {
+        let worked = self.run.exit_reason != exit_reason::NO_ATTESTATION;
+        let share = self.run.earning_rate.checked_div(u64::from(healthy)).unwrap_or(0);
+        for slot in self.members.slots.iter_mut().take_while(|slot| slot.used == 1) {
+            if slot.state == member_state::HEALTHY && worked {
+                slot.points = slot.points.saturating_add(share);
+            } else if slot.state == member_state::EJECTED {
+                let taken = slot.points.min(self.run.slashing_rate);
+                slot.points -= taken;
+                slot.slashed = slot.slashed.saturating_add(taken);
+            }
+        }
+    }
+}
+
+/// Halts the run: whoever waits must ask again, and the next epoch is a cold start.
+pub fn pause(run: &mut Run, members: &mut Members, now: u64) -> Result<()> {
+    for slot in members.slots.iter_mut().take_while(|slot| slot.used == 1) {
+        slot.pending = 0;
+        slot.state = member_state::IDLE;
+    }
+    sequence::bump(&mut run.members_seq)?;
+    run.pending_pause = 0;
+    run.cold_start = 1;
+    run.state = run_state::PAUSED;
+    run.state_started_at = now;
+    Ok(())
+}

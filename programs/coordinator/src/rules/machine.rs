@@ -1,0 +1,100 @@
+//! The state machine: which transition is due, and when.
+//!
+//! At most one transition happens per instruction, so that its cost is bounded.
+
+use super::{bitmap, members, moment::elapsed, quorum, Moment};
+use crate::state::*;
+use anchor_lang::prelude::*;
+
+/// The four accounts of a run as the rules see them.
+pub struct Machine<'a> {
+    pub run: &'a mut Run,
+    pub model: &'a Model,
+    pub members: &'a mut Members,
+    pub witnesses: &'a mut Witnesses,
+}
+
+impl Machine<'_> {
+    /// Performs the transition that is due; returns whether there was one.
+    pub fn tick(&mut self, moment: &Moment) -> Result<bool> {
+        match self.run.state {
+            run_state::WAITING_FOR_MEMBERS => self.tick_waiting(moment),
+            run_state::WARMUP => self.tick_warmup(moment),
+            run_state::ROUND_TRAIN => self.tick_train(moment),
+            run_state::ROUND_WITNESS => self.tick_witness(moment),
+            run_state::COOLDOWN => self.tick_cooldown(moment),
+            _ => Ok(false),
+        }
+    }
+
+    /// Enters `state` at this moment.
+    pub fn enter(&mut self, state: u8, moment: &Moment) {
+        self.run.state = state;
+        self.run.state_started_at = moment.now;
+    }
+
+    fn elapsed(&self, moment: &Moment, duration: u64) -> bool {
+        elapsed(moment.now, self.run.state_started_at, duration)
+    }
+
+    fn tick_waiting(&mut self, moment: &Moment) -> Result<bool> {
+        let extra = u64::from(self.run.config.waiting_for_members_extra_time);
+        if !self.elapsed(moment, extra) {
+            return Ok(false);
+        }
+        let pending = members::pending(self.members);
+        if bitmap::count(&pending) < u32::from(self.run.config.init_min_clients) {
+            return Ok(false);
+        }
+        self.start_epoch(&pending, moment)?;
+        Ok(true)
+    }
+
+    fn tick_warmup(&mut self, moment: &Moment) -> Result<bool> {
+        let healthy = members::healthy(self.members);
+        if bitmap::count(&healthy) < u32::from(self.run.config.min_clients) {
+            self.abandon_warmup(moment)?;
+            return Ok(true);
+        }
+        let round = &self.run.rounds[0];
+        let ready = bitmap::count(&round.attested) >= quorum::of(u32::from(round.elected));
+        if !ready && !self.elapsed(moment, self.run.config.warmup_time) {
+            return Ok(false);
+        }
+        self.start_round(&healthy, moment, 0);
+        Ok(true)
+    }
+
+    fn tick_train(&mut self, moment: &Moment) -> Result<bool> {
+        let round = self.run.current();
+        let (attestations, elected) = (round.attestations, round.elected);
+        if attestations >= elected {
+            self.close_round(moment)?;
+            return Ok(true);
+        }
+        let quorum = u32::from(attestations) >= quorum::of(u32::from(elected));
+        if !quorum && !self.elapsed(moment, self.run.config.max_round_train_time) {
+            return Ok(false);
+        }
+        self.enter(run_state::ROUND_WITNESS, moment);
+        Ok(true)
+    }
+
+    fn tick_witness(&mut self, moment: &Moment) -> Result<bool> {
+        let round = self.run.current();
+        let everyone = round.attestations >= round.elected;
+        if !everyone && !self.elapsed(moment, self.run.config.round_witness_time) {
+            return Ok(false);
+        }
+        self.close_round(moment)?;
+        Ok(true)
+    }
+
+    fn tick_cooldown(&mut self, moment: &Moment) -> Result<bool> {
+        if !self.elapsed(moment, self.run.config.cooldown_time) && !self.epoch_is_safe() {
+            return Ok(false);
+        }
+        self.end_epoch(moment)?;
+        Ok(true)
+    }
+}

@@ -1,0 +1,89 @@
+//! The slots of members: finding, choosing, counting.
+
+use super::bitmap;
+use crate::{constants::*, errors::CoordinatorError, instructions::JoinParams, state::*};
+use anchor_lang::{address_eq, prelude::*};
+
+/// The slot that belongs to `signer`. Used slots come first, so the search ends at the first unused one.
+pub fn find(members: &Members, signer: &Address) -> Option<usize> {
+    let used = members.slots.iter().take_while(|slot| slot.used == 1);
+    used.enumerate().find(|(_, slot)| address_eq(&slot.signer, signer)).map(|(index, _)| index)
+}
+
+/// The signer owns `slot` and its member is healthy.
+pub fn check_healthy(members: &Members, slot: u8, signer: &Address) -> Result<()> {
+    let member = &members.slots[slot as usize];
+    let own = member.used == 1 && address_eq(&member.signer, signer);
+    require!(own && member.state == member_state::HEALTHY, CoordinatorError::SlotMismatch);
+    Ok(())
+}
+
+pub fn healthy(members: &Members) -> Bitmap {
+    collect(members, |slot| slot.state == member_state::HEALTHY)
+}
+
+pub fn pending(members: &Members) -> Bitmap {
+    collect(members, |slot| slot.pending == 1)
+}
+
+#[inline(always)]
+fn collect(members: &Members, wanted: impl Fn(&Slot) -> bool) -> Bitmap {
+    let mut result = [0; 32];
+    for (index, slots) in members.slots.chunks_exact(8).enumerate() {
+        let mut byte = 0;
+        for (bit, slot) in slots.iter().enumerate() {
+            byte |= u8::from(wanted(slot)) << bit;
+        }
+        result[index] = byte;
+        if slots[7].used == 0 {
+            break;
+        }
+    }
+    result
+}
+
+/// Gives the signer a place in the next epoch.
+///
+/// Key, tier and weight of a member that belongs to the running epoch stay until that ends: past assignments of its
+/// rounds are computed from them.
+pub fn join(run: &mut Run, members: &mut Members, signer: &Address, params: &JoinParams) -> Result<()> {
+    let index = choose(members, signer, &params.p2p)?;
+    let slot = &mut members.slots[index];
+    if slot.used == 0 || !address_eq(&slot.signer, signer) {
+        members.retired_points = members.retired_points.saturating_add(slot.points);
+        bitmap::clear(&mut run.finishers, index as u8);
+        *slot = bytemuck::Zeroable::zeroed();
+        slot.signer = *signer;
+        slot.used = 1;
+    }
+    if slot.state == member_state::IDLE {
+        slot.p2p = params.p2p;
+        slot.tier = params.tier;
+        slot.weight = params.weight;
+    }
+    slot.pending = 1;
+    Ok(())
+}
+
+/// Own slot; else a never used one; else an idle one without points; else the idle one that was away longest.
+fn choose(members: &Members, signer: &Address, p2p: &[u8; 32]) -> Result<usize> {
+    let (mut own, mut fresh, mut pointless, mut oldest) = (None, None, None, None::<usize>);
+    for (index, slot) in members.slots.iter().enumerate() {
+        if slot.used == 0 {
+            fresh = Some(index);
+            break;
+        }
+        let live = slot.pending == 1 || slot.state != member_state::IDLE;
+        if address_eq(&slot.signer, signer) {
+            own = Some(index);
+        } else if live {
+            require!(slot.p2p != *p2p, CoordinatorError::P2pKeyTaken);
+        } else if slot.points == 0 {
+            pointless = pointless.or(Some(index));
+        } else if oldest.is_none_or(|best| slot.last_epoch < members.slots[best].last_epoch) {
+            oldest = Some(index);
+        }
+    }
+    let chosen = own.or(fresh).or(pointless).or(oldest);
+    chosen.ok_or_else(|| CoordinatorError::MembersFull.into())
+}

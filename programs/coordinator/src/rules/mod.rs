@@ -1,0 +1,26 @@
+//! Everything that decides. No file here knows an instruction; only `moment` and `seeds` touch syscalls.
+
+pub mod assignment;
+pub mod backlog;
+pub mod batch;
+pub mod bitmap;
+pub mod committee;
+pub mod cooldown;
+pub mod epoch;
+pub mod levels;
+pub mod machine;
+pub mod members;
+pub mod moment;
+pub mod quorum;
+pub mod rounds;
+pub mod seeds;
+pub mod sequence;
+pub mod shuffle;
+pub mod slot_hashes;
+pub mod text;
+pub mod validate_config;
+pub mod validate_model;
+pub mod verdicts;
+
+pub use machine::Machine;
+pub use moment::{now, Moment};

@@ -1,0 +1,33 @@
+//! When an instruction runs: the chain's clock and its newest slot hash.
+
+use super::slot_hashes;
+use anchor_lang::prelude::*;
+
+/// Read once per instruction.
+pub struct Moment {
+    /// Unix seconds.
+    pub now: u64,
+    pub slot: u64,
+    pub entropy: [u8; 32],
+}
+
+impl Moment {
+    pub fn read(sysvar: &UncheckedAccount) -> Result<Self> {
+        let clock = Clock::get()?;
+        Ok(Self { now: seconds(&clock), slot: clock.slot, entropy: slot_hashes::newest(sysvar) })
+    }
+}
+
+/// Unix seconds of the chain's clock.
+pub fn now() -> Result<u64> {
+    Ok(seconds(&Clock::get()?))
+}
+
+fn seconds(clock: &Clock) -> u64 {
+    clock.unix_timestamp.max(0) as u64
+}
+
+/// A duration is over once at least one second has passed and `duration` seconds have.
+pub fn elapsed(now: u64, started: u64, duration: u64) -> bool {
+    now > started && now >= started.saturating_add(duration)
+}

@@ -1,0 +1,59 @@
+//! What a config must satisfy. One error per rule; the client checks the same rules before it sends.
+
+use crate::{constants::*, errors::CoordinatorError, state::Config};
+use anchor_lang::prelude::*;
+
+/// More warm-up tokens would overflow the batch size's product.
+const MAX_WARMUP_TOKENS: u64 = 1 << 47;
+
+pub fn check(config: &Config) -> Result<()> {
+    check_times(config)?;
+    check_clients(config)?;
+    check_batch(config)?;
+    require!(config.total_steps > 0, CoordinatorError::TotalStepsZero);
+    require!(config.verification_percent <= 100, CoordinatorError::VerificationPercentTooLarge);
+    Ok(())
+}
+
+fn check_times(config: &Config) -> Result<()> {
+    let (epoch, round) = (config.epoch_time, config.max_round_train_time);
+    require!(epoch > 0 || config.rounds_per_epoch > 0, CoordinatorError::EpochLengthMissing);
+    require!(epoch == 0 || config.warmup_time < epoch, CoordinatorError::WarmupTooLong);
+    require!(config.cooldown_time > 0, CoordinatorError::CooldownTimeZero);
+    require!(round > 0, CoordinatorError::RoundTrainTimeZero);
+    require!(epoch == 0 || round < epoch, CoordinatorError::RoundTrainTimeTooLong);
+    require!(config.round_witness_time > 0, CoordinatorError::RoundWitnessTimeZero);
+    require!(config.waiting_for_members_extra_time > 0, CoordinatorError::ExtraTimeZero);
+    Ok(())
+}
+
+fn check_clients(config: &Config) -> Result<()> {
+    let (least, initial, witnesses) = (config.min_clients, config.init_min_clients, config.witness_nodes);
+    require!(least > 0, CoordinatorError::MinClientsZero);
+    let initial_fits = initial >= least && initial as usize <= MAX_MEMBERS;
+    require!(initial_fits, CoordinatorError::InitMinClientsOutOfRange);
+    require!(witnesses as usize <= MAX_WITNESSES, CoordinatorError::WitnessNodesTooMany);
+    require!(witnesses <= least, CoordinatorError::WitnessNodesAboveMinClients);
+    Ok(())
+}
+
+fn check_batch(config: &Config) -> Result<()> {
+    let (start, end) = (config.global_batch_size_start, config.global_batch_size_end);
+    require!(start > 0, CoordinatorError::BatchSizeZero);
+    require!(end >= start, CoordinatorError::BatchSizeShrinks);
+    let warmup = config.global_batch_size_warmup_tokens;
+    require!(warmup <= MAX_WARMUP_TOKENS, CoordinatorError::BatchWarmupTooLong);
+    Ok(())
+}
+
+/// The learning rate's cold start must end within an epoch. Checked once config and model are both set.
+pub fn check_cold_start(config: &Config, steps: u32) -> Result<()> {
+    let by_count = config.rounds_per_epoch == 0 || steps <= config.rounds_per_epoch;
+    let training = config.epoch_time.saturating_sub(config.warmup_time);
+    let by_time = match training.checked_div(config.max_round_train_time) {
+        Some(rounds) if config.epoch_time > 0 => u64::from(steps) <= rounds,
+        _ => true,
+    };
+    require!(by_count && by_time, CoordinatorError::ColdStartTooLong);
+    Ok(())
+}

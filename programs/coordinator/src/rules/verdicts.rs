@@ -1,0 +1,37 @@
+//! Verifiers' votes against trainers.
+
+use super::{assignment::Plan, bitmap, committee, quorum};
+use crate::{constants::MAX_VERDICTS, errors::CoordinatorError, state::*};
+use anchor_lang::prelude::*;
+
+/// Stores a verdict about a stored round; returns whether a quorum of its verifiers now finds a mismatch.
+pub fn cast(run: &Run, members: &Members, votes: &mut WitnessRound, (ring, verdict): (usize, Verdict)) -> Result<bool> {
+    let round = &run.rounds[ring];
+    let verifiers = committee::verifiers(round.clients, run.config.verification_percent);
+    require!(is_verifier(round, verdict.verifier, verifiers), CoordinatorError::NotAVerifier);
+    require!(trained(run, members, round, verdict.target), CoordinatorError::NotATrainer);
+    let count = (votes.verdict_count as usize).min(MAX_VERDICTS);
+    let about = |vote: &&Verdict| vote.target == verdict.target;
+    let earlier = votes.verdicts[..count].iter().filter(about).any(|vote| vote.verifier == verdict.verifier);
+    require!(!earlier, CoordinatorError::DuplicateVerdict);
+    require!(count < MAX_VERDICTS, CoordinatorError::VerdictsFull);
+    votes.verdicts[count] = verdict;
+    votes.verdict_count = (count + 1) as u8;
+    let mismatches = votes.verdicts[..=count].iter().filter(about).filter(|vote| vote.mismatch == 1).count();
+    Ok(mismatches as u32 >= quorum::of(verifiers))
+}
+
+fn is_verifier(round: &Round, slot: u8, verifiers: u32) -> bool {
+    if verifiers == 0 || !bitmap::has(&round.roster, slot) {
+        return false;
+    }
+    let rank = bitmap::rank(&round.roster, slot) as u8;
+    committee::order(round, committee::COMMITTEE).ranks().iter().take(verifiers as usize).any(|one| *one == rank)
+}
+
+fn trained(run: &Run, members: &Members, round: &Round, slot: u8) -> bool {
+    let plan = Plan::new(round, members, run.config.verification_percent);
+    let of_round = bitmap::has(&round.roster, slot);
+    let found = of_round && plan.shares().any(|share| share.slot == slot && share.len > 0);
+    found
+}

@@ -1,0 +1,39 @@
+//! The run's configuration: owned by the main authority, checked by `rules::config`, copied into `Run` as it is.
+
+use anchor_lang::prelude::*;
+use bytemuck::{Pod, Zeroable};
+
+#[derive(Clone, Copy, Pod, Zeroable, AnchorSerialize, AnchorDeserialize, IdlType)]
+#[repr(C)]
+pub struct Config {
+    /// Seconds a warm-up may last before training starts with whoever is healthy.
+    pub warmup_time: u64,
+    /// Seconds a cooldown may last.
+    pub cooldown_time: u64,
+    /// Seconds after which a training round turns to its witness phase without a quorum.
+    pub max_round_train_time: u64,
+    /// Seconds of grace for the remaining witnesses.
+    pub round_witness_time: u64,
+    /// Seconds after which an epoch ends; 0 = unset.
+    pub epoch_time: u64,
+    /// Tokens over which the global batch grows from start to end.
+    pub global_batch_size_warmup_tokens: u64,
+    /// Rounds after which an epoch ends; 0 = unset.
+    pub rounds_per_epoch: u32,
+    /// Steps after which the run is finished.
+    pub total_steps: u32,
+    /// Tokens per sequence, copied from the model: ignored when it comes as an argument.
+    pub max_seq_len: u32,
+    /// Members that must wait before an epoch starts.
+    pub init_min_clients: u16,
+    /// Healthy members below which an epoch ends.
+    pub min_clients: u16,
+    /// Witnesses elected per round; 0 = every member, up to 32.
+    pub witness_nodes: u16,
+    pub global_batch_size_start: u16,
+    pub global_batch_size_end: u16,
+    /// Share of the members that verify instead of training.
+    pub verification_percent: u8,
+    /// Seconds an epoch waits for latecomers once enough members wait.
+    pub waiting_for_members_extra_time: u8,
+}

@@ -1,0 +1,152 @@
+//! `Run`: what changes at every transition, and the only account a client subscribes to.
+
+use crate::{constants::*, state::Config};
+use anchor_lang::prelude::*;
+use bytemuck::{Pod, Zeroable};
+
+/// Values of `Run::state`.
+pub mod run_state {
+    pub const UNINITIALIZED: u8 = 0;
+    pub const WAITING_FOR_MEMBERS: u8 = 1;
+    pub const WARMUP: u8 = 2;
+    pub const ROUND_TRAIN: u8 = 3;
+    pub const ROUND_WITNESS: u8 = 4;
+    pub const COOLDOWN: u8 = 5;
+    pub const FINISHED: u8 = 6;
+    pub const PAUSED: u8 = 7;
+}
+
+/// Values of `Run::model_source`.
+pub mod model_source {
+    /// Members load the checkpoint named in `Model`.
+    pub const DURABLE: u8 = 0;
+    /// Members load from each other what the level hashes attest.
+    pub const PEERS: u8 = 1;
+}
+
+/// Values of `Run::exit_reason`: why the running (or last) epoch left its rounds.
+pub mod exit_reason {
+    pub const NONE: u8 = 0;
+    /// A round closed with fewer attestations than its quorum.
+    pub const QUORUM_MISSING: u8 = 1;
+    /// Fewer healthy members than `min_clients`.
+    pub const TOO_FEW_CLIENTS: u8 = 2;
+    pub const TOTAL_STEPS: u8 = 3;
+    pub const ROUNDS_PER_EPOCH: u8 = 4;
+    pub const EPOCH_TIME: u8 = 5;
+    pub const PAUSE: u8 = 6;
+    /// A round closed without a single attestation.
+    pub const NO_ATTESTATION: u8 = 7;
+}
+
+/// Header of one round.
+#[derive(Clone, Copy, Pod, Zeroable, IdlType)]
+#[repr(C)]
+pub struct Round {
+    /// Seed of every committee and assignment of the round.
+    pub seed: u64,
+    /// First fresh sequence.
+    pub data_index: u64,
+    /// First sequence that is trained again.
+    pub redo_index: u64,
+    /// Counts the rounds of the epoch from 0.
+    pub height: u32,
+    pub step: u32,
+    /// Sequences in total; 0 in the drain round.
+    pub batch: u16,
+    /// How many of them, the first ones, are trained again.
+    pub redo: u16,
+    /// Members of the round.
+    pub clients: u16,
+    /// Witnesses elected.
+    pub elected: u8,
+    /// Attestations received.
+    pub attestations: u8,
+    pub roster: Bitmap,
+    /// Warm-up: who reported ready. Closed round h: members of round h-1 whose results a quorum holds.
+    pub attested: Bitmap,
+}
+
+/// Sequences that nobody trained and that a later round takes first.
+#[derive(Clone, Copy, Pod, Zeroable, IdlType)]
+#[repr(C)]
+pub struct Interval {
+    pub start: u64,
+    pub len: u32,
+    pub pad: u32,
+}
+
+#[account]
+pub struct Run {
+    /// Rises by one at every change of any of the four accounts.
+    pub seq: u64,
+    pub state_started_at: u64,
+    pub epoch_started_at: u64,
+    /// Next fresh sequence.
+    pub data_index: u64,
+    /// Sequences that the backlog could not hold.
+    pub lost_sequences: u64,
+    pub earning_rate: u64,
+    pub slashing_rate: u64,
+    pub future_earning_rate: u64,
+    pub future_slashing_rate: u64,
+    pub config: Config,
+    pub backlog: [Interval; BACKLOG],
+    pub rounds: [Round; STORED_ROUNDS],
+    pub model_seq: u32,
+    pub members_seq: u32,
+    pub epoch: u32,
+    /// First = 1; counts trained rounds.
+    pub step: u32,
+    pub start_step: u32,
+    /// Step that `level_hashes` describe.
+    pub attested_step: u32,
+    pub main_authority: Address,
+    pub join_authority: Address,
+    pub run_id: [u8; RUN_ID_BYTES],
+    /// Members that finished the last epoch and so hold the model.
+    pub finishers: Bitmap,
+    pub level_hashes: [Hash; MAX_LEVELS],
+    /// PDA bumps of run, model, members and witnesses.
+    pub bumps: [u8; 4],
+    pub version: u8,
+    pub state: u8,
+    pub pending_pause: u8,
+    pub cold_start: u8,
+    pub model_source: u8,
+    pub exit_reason: u8,
+    pub draining: u8,
+    /// Ring index of the current round.
+    pub head: u8,
+    pub levels: u8,
+    /// Bit l: `level_hashes[l]` is attested.
+    pub levels_attested: u8,
+    pub backlog_len: u8,
+    pub pad: u8,
+}
+
+impl Run {
+    /// The run id without its zero padding: the variable seed of the four addresses.
+    pub fn seed(&self) -> &[u8] {
+        let length = self.run_id.iter().position(|byte| *byte == 0).unwrap_or(RUN_ID_BYTES);
+        &self.run_id[..length]
+    }
+
+    pub fn halted(&self) -> bool {
+        matches!(self.state, run_state::UNINITIALIZED | run_state::FINISHED | run_state::PAUSED)
+    }
+
+    /// An epoch trains or cools down.
+    pub fn active(&self) -> bool {
+        matches!(self.state, run_state::ROUND_TRAIN | run_state::ROUND_WITNESS | run_state::COOLDOWN)
+    }
+
+    /// Ring index of the round `back` rounds before the current one (`back` at most 3).
+    pub fn ring(&self, back: usize) -> usize {
+        (self.head as usize + STORED_ROUNDS - back) % STORED_ROUNDS
+    }
+
+    pub fn current(&self) -> &Round {
+        &self.rounds[self.ring(0)]
+    }
+}

@@ -1,0 +1,116 @@
+#!/usr/bin/env bash
+# Builds both programs to sBPF and prints their IDLs, reproducibly and without Solana's platform-tools.
+#
+#   scripts/build-programs.sh           rebuild the committed .so and .json files
+#   scripts/build-programs.sh --check   rebuild into a temporary folder and fail if any byte differs
+#
+# Needs Debian bookworm and, for the IDLs, any host cargo >= 1.85. What it installs, once and about four minutes:
+# rustc 1.96 with LLVM 22 (bookworm-security) and sbpf-linker, built from source into $SBPF_WORK (default ~/.cache/sbpf).
+# Those who have the official tools can run `anchor build` on the same sources instead.
+set -euo pipefail
+
+root="$(cd "$(dirname "$0")/.." && pwd)"
+work="${SBPF_WORK:-$HOME/.cache/sbpf}"
+target="${SBPF_TARGET:-$work/aftermath-target}"
+programs=(coordinator authorizer)
+# 0.1.x mislinks calls to local functions; 0.2.x asks for LLVM 23, which is not packaged, unless told otherwise
+linker_version=0.2.6
+
+require() {
+  command -v "$1" >/dev/null || { echo "error: $1 is missing: $2" >&2; exit 1; }
+}
+
+install_compiler() {
+  [ -x /usr/share/cargo/bin/cargo ] && [ -d /usr/lib/rustlib/src/rust/library/std ] &&
+    [ -e /usr/lib/llvm-22/bin/llvm-config ] && return
+  require apt-get "this recipe needs Debian bookworm (rustc-web, cargo-web, rust-web-src, llvm-22-dev); elsewhere use 'anchor build'"
+  local sudo=""
+  [ "$(id -u)" = 0 ] || sudo=sudo
+  $sudo apt-get update -qq
+  $sudo apt-get install -y -qq --no-install-recommends rustc-web cargo-web rust-web-src llvm-22-dev >/dev/null ||
+    { echo "error: enable bookworm-security in the apt sources; it carries rustc-web and LLVM 22" >&2; exit 1; }
+}
+
+install_linker() {
+  "$work/bin/sbpf-linker" --version 2>/dev/null | grep -q "$linker_version" && return
+  LLVM_SYS_221_PREFIX=/usr/lib/llvm-22 LLVM_PREFIX=/usr/lib/llvm-22 RUSTFLAGS="-L /usr/lib/llvm-22/lib" \
+    cargo install sbpf-linker --version "$linker_version" --locked --no-default-features \
+      --features bpf-linker/llvm-22 --root "$work" --quiet
+}
+
+# std is compiled for target_os "solana", because dependencies of Anchor (serde, bincode) name it. The stubs that it has
+# for "zkvm" serve; nothing of them is reached at run time.
+patch_std() {
+  std="$work/rust-src/library"
+  [ -e "$work/rust-src/.patched" ] && return
+  rm -rf "$work/rust-src"
+  mkdir -p "$work/rust-src"
+  cp -r "$(realpath /usr/lib/rustlib/src/rust)/library" "$work/rust-src/"
+  grep -rl 'target_os = "zkvm"' "$std/std/src" |
+    xargs sed -i 's/target_os = "zkvm"/any(target_os = "zkvm", target_os = "solana")/g'
+  sed -i 's/target_arch = "hexagon",/target_arch = "hexagon",\n    target_arch = "bpf",/' "$std/std/src/sys/alloc/mod.rs"
+  touch "$work/rust-src/.patched"
+}
+
+compile() { # compile PROGRAM OUT.so
+  local cargo_home="${CARGO_HOME:-$HOME/.cargo}"
+  local flags=(
+    --cfg=upstream_bpf                              # the program brings its own mem* functions (syscalls)
+    -Zunstable-options -Cpanic=immediate-abort      # formatting code of panics would break the 4 kB stack frames
+    -Crelocation-model=static
+    -Cpasses=lower-atomic                           # alloc::sync wants atomics; the VM has one thread
+    -Clink-arg=--arch=v0                            # the sBPF version that every runtime accepts
+    -Clink-arg=--disable-math-builtins              # keeps out 128-bit functions that LLVM 22 cannot emit
+    -Clink-arg=--llvm-args=-bpf-stack-size=4096
+    -Clink-arg=--llvm-args=-inline-threshold=2000   # calls with more than 5 arguments must vanish by inlining
+    "--remap-path-prefix=$std=/rust"                # no path of this machine may reach the bytes
+    "--remap-path-prefix=$cargo_home=/cargo"
+    "--remap-path-prefix=$root=/aftermath"
+  )
+  (
+    cd "$root"
+    export PATH="$work/bin:$PATH" RUSTC=/usr/bin/rustc RUSTC_BOOTSTRAP=1 RUSTC_BOOTSTRAP_SYNTHETIC_TARGET=1 __CARGO_TESTS_ONLY_SRC_ROOT="$std"
+    CARGO_ENCODED_RUSTFLAGS="$(IFS=$'\x1f'; echo "${flags[*]}")"
+    export CARGO_ENCODED_RUSTFLAGS
+    /usr/share/cargo/bin/cargo build --quiet --locked --release --lib -p "$1" -Zbuild-std=std,panic_abort \
+      -Zjson-target-spec --target "$root/scripts/sbpf-solana.json" --target-dir "$target"
+  )
+  cp "$target/sbpf-solana/release/lib$1.so" "$2"
+  chmod 644 "$2"
+}
+
+print_idl() { # print_idl PROGRAM OUT.json
+  (
+    cd "$root"
+    cargo test --quiet --locked -p "$1" --features idl-build --target-dir "$target/host" \
+      __anchor_private_print_idl -- --show-output --test-threads=1
+  ) | python3 "$root/scripts/idl.py" "$1" >"$2"
+}
+
+require cargo "install it from https://rustup.rs or with 'apt-get install cargo'"
+require python3 "install Python 3.11 or newer"
+install_compiler
+install_linker
+patch_std
+
+built="$(mktemp -d)"
+trap 'rm -rf "$built"' EXIT
+packaged="$root/client/aftermath/programs"
+status=0
+for program in "${programs[@]}"; do
+  compile "$program" "$built/$program.so"
+  print_idl "$program" "$built/$program.json"
+  if [ "${1:-}" = --check ]; then
+    for kind in so json; do
+      cmp "$built/$program.$kind" "$packaged/$program.$kind" || status=1
+    done
+    cmp "$built/$program.json" "$root/idl/$program.json" || status=1
+  else
+    mkdir -p "$packaged" "$root/idl"
+    cp "$built/$program.so" "$built/$program.json" "$packaged/"
+    cp "$built/$program.json" "$root/idl/"
+  fi
+  (cd "$built" && sha256sum "$program.so" "$program.json")
+done
+[ "$status" = 0 ] || echo "error: the committed programs are not those of these sources: run scripts/build-programs.sh" >&2
+exit "$status"

@@ -1,0 +1,46 @@
+"""Assembles a program's canonical IDL (spec 0.1.0) from what its tests print.
+
+`scripts/build-programs.sh` pipes `cargo test --features idl-build` into this: idl.py PROGRAM < output > PROGRAM.json.
+The sections are those that `anchor idl build` reads; the program's address comes from keys/PROGRAM-keypair.json.
+"""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+_ALPHABET = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
+
+
+def base58(data: bytes) -> str:
+    """Bitcoin's base 58, as Solana writes addresses."""
+    number, digits = int.from_bytes(data, "big"), ""
+    while number:
+        number, digit = divmod(number, 58)
+        digits = _ALPHABET[digit] + digits
+    return _ALPHABET[0] * (len(data) - len(data.lstrip(b"\0"))) + digits
+
+
+def section(output: str, name: str) -> str:
+    """The text between a section's marks; exits with a sentence when it is missing."""
+    found = re.search(rf"^--- IDL begin {name} ---\n(.*?)\n--- IDL end {name} ---$", output, re.MULTILINE | re.DOTALL)
+    if not found:
+        sys.exit(f"error: the IDL section {name!r} is missing; did `cargo test --features idl-build` fail?\n{output}")
+    return found[1]
+
+
+def main(program: str) -> None:
+    output = sys.stdin.read()
+    idl = json.loads(section(output, "program"))
+    declared = section(output, "address").strip().strip('"')
+    keys = Path(__file__).resolve().parent.parent / "keys" / f"{program}-keypair.json"
+    address = base58(bytes(json.loads(keys.read_text(encoding="utf-8"))[32:]))
+    if declared not in ("", address):
+        sys.exit(f"error: {program} declares {declared} but its key file holds {address}: make declare_id! match")
+    idl["address"] = address
+    idl["errors"] = json.loads(section(output, "errors"))
+    print(json.dumps(idl, indent=2, ensure_ascii=False))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
