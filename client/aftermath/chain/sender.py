@@ -30,6 +30,7 @@ from aftermath.chain.accounts import COMMITMENT, BadReply, balance
 from aftermath.chain.confirm import Expired, deliver
 from aftermath.chain.failures import TransactionFailed
 from aftermath.chain.fees import payer_and_signers, priority_price, transaction_fee
+from aftermath.chain.funds import ensure_funds
 from aftermath.chain.refusals import Errors, lacks_funds, lamports_needed, no_funds, refused
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wallet import Wallet
@@ -91,6 +92,10 @@ class Sender:
             needed = payer_and_signers(self.wallet.pubkey, group)
             sent.append(await self.send(group, signers=[s for s in signers if s.pubkey() in needed], headroom=headroom))
         return sent
+
+    async def ensure_funds(self, lamports: int) -> int:
+        """Make sure the wallet holds at least `lamports` (see `funds.ensure_funds`)."""
+        return await ensure_funds(self.pool, self.wallet.pubkey, lamports)
 
     async def blockhash(self) -> tuple[Hash, int]:
         """(recent blockhash, last block height at which it is valid)."""
