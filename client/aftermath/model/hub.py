@@ -29,7 +29,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from huggingface_hub.utils import disable_progress_bars
+from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from aftermath.model.config import LlamaConfig, stored_tier
 from aftermath.model.documents import COMPANIONS, INDEX_FILE, MAX_CONFIG_BYTES, CheckpointError, Strategy, hf_config
