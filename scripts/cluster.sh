@@ -24,3 +24,14 @@ cluster_rpc() {
             ;;
     esac
 }
+
+# own_wallet CLUSTER NAME: on a local network, where money is free, makes a wallet unless one is given.
+own_wallet() {
+    if [ "$1" = localnet ] && [ -z "${WALLET_PRIVATE_KEY_PATH:-}" ] && [ -z "${RAW_WALLET_PRIVATE_KEY:-}" ]; then
+        WALLET_PRIVATE_KEY_PATH=$here/runs/wallets/$2.json
+        export WALLET_PRIVATE_KEY_PATH
+        if [ ! -f "$WALLET_PRIVATE_KEY_PATH" ]; then
+            "$aftermath" show-identity --wallet-private-key-path "$WALLET_PRIVATE_KEY_PATH" --create
+        fi
+    fi
+}

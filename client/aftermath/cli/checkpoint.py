@@ -66,7 +66,8 @@ async def checkpoint(
 
 def attested_hashes(run: Run, model: Model, place: Checkpoint) -> list[bytes]:
     """The level hashes of the checkpoint's files. Raises CommandError when the members attested others."""
-    from aftermath.model.checkpoint import load, resolve
+    from aftermath.model.checkpoint import load
+    from aftermath.model.resolve import resolve
     from aftermath.model.segments import level_hash
     from aftermath.train.outfit import schema_of
 

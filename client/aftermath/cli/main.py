@@ -98,3 +98,7 @@ def root() -> None:
 def main() -> None:
     """Entry point of the console script."""
     app()
+
+
+if __name__ == "__main__":
+    main()

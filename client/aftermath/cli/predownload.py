@@ -24,14 +24,15 @@ async def predownload(
     The model is loaded once, so that a damaged or unsuitable checkpoint is found now and not in the warm-up.
     """
     from aftermath.cli.connection import connect
-    from aftermath.model.checkpoint import load, resolve
+    from aftermath.model.checkpoint import load
+    from aftermath.model.resolve import resolve
     from aftermath.train.outfit import check_tier, data_of, schema_of
 
     async with connect(options) as chain:
         model = await chain.coordinator.model(run_id)
     schema = schema_of(model, run_id)
     check_tier(matformer_tier, schema, run_id)
-    directory = resolve(model.checkpoint)
+    directory = resolve(model.checkpoint, tier=matformer_tier)
     weights = load(directory, matformer_tier)
     data = {
         "run_id": run_id,

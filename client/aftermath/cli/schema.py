@@ -8,7 +8,7 @@ from typing import Any
 
 from aftermath.cli.present import CommandError
 from aftermath.model.agreed import agreed_schema
-from aftermath.model.checkpoint import load_hf_config
+from aftermath.model.resolve import load_hf_config
 from aftermath.model.schema import Schema
 from aftermath.run.accounts import Checkpoint, Optimizer
 from aftermath.run.config import RunConfig

@@ -1,0 +1,100 @@
+"""`deploy`: put the programs on a cluster, through its RPC."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from aftermath.cli.command import command
+from aftermath.cli.options import SigningOptions
+from aftermath.cli.present import CommandError, Result, UsageError, listing, note
+
+if TYPE_CHECKING:
+    from solders.keypair import Keypair
+
+KEYS = Path("keys")
+
+
+class Which(StrEnum):
+    """Which program to deploy."""
+
+    COORDINATOR = "coordinator"
+    AUTHORIZER = "authorizer"
+    ALL = "all"
+
+
+@command("deploy", example="aftermath-solana deploy --rpc https://api.devnet.solana.com -w wallet.json")
+async def deploy(
+    options: SigningOptions,
+    program: Annotated[Which, typer.Option(help="Which program.")] = Which.ALL,
+    program_keypair: Annotated[
+        Path | None,
+        typer.Option(help="Key file of the program's address; by default keys/PROGRAM-keypair.json."),
+    ] = None,
+) -> Result:
+    """Deploy or upgrade the programs on a cluster.
+
+    What is there already is left alone, and an interrupted deployment goes on where it was. The wallet pays, and it
+    alone can upgrade the programs later.
+    """
+    from aftermath.chain.deploy import deploy_program
+    from aftermath.cli.connection import sign_in
+
+    if program_keypair and program is Which.ALL:
+        raise UsageError("--program-keypair is the key of one program", "say which: --program coordinator")
+    names = (Which.AUTHORIZER, Which.COORDINATOR) if program is Which.ALL else (program,)
+    keys = {name: program_key(name, program_keypair or KEYS / f"{name}-keypair.json") for name in names}
+    done: list[dict[str, Any]] = []
+    async with sign_in(options) as chain:
+        for name, key in keys.items():
+            found = await deploy_program(chain.sender, shared_object(name), key, progress=_progress(name))
+            done.append(
+                {
+                    "program": name.value,
+                    "program_id": str(found.program_id),
+                    "action": found.action,
+                    "bytes": found.bytes,
+                    "signature": str(found.signature) if found.signature else None,
+                }
+            )
+        spend = chain.sender.spend
+    data = {"programs": done, "transactions": spend.transactions, "fees_lamports": spend.lamports}
+    return Result(data, listing(("program", "address", "was", "bytes"), [list(row.values())[:4] for row in done]))
+
+
+def shared_object(name: Which) -> Path:
+    """The packaged program."""
+    from aftermath.programs import AUTHORIZER_SO, COORDINATOR_SO
+
+    return COORDINATOR_SO if name is Which.COORDINATOR else AUTHORIZER_SO
+
+
+def program_key(name: Which, path: Path) -> Keypair:
+    """The key of a program's address. CommandError if the program was built for another address."""
+    from aftermath.chain.wallet import load_wallet
+    from aftermath.programs import AUTHORIZER_ID, COORDINATOR_ID
+
+    key = load_wallet(path).keypair
+    built_for = COORDINATOR_ID if name is Which.COORDINATOR else AUTHORIZER_ID
+    if str(key.pubkey()) != built_for:
+        raise CommandError(
+            f"the {name} is built for the address {built_for}, and {path} is the key of {key.pubkey()}",
+            f"put that address into declare_id! of programs/{name}/src/lib.rs, then run make programs",
+        )
+    return key
+
+
+def _progress(name: Which) -> Any:
+    shown = -1
+
+    def say(written: int, total: int) -> None:
+        nonlocal shown
+        percent = 100 * written // total
+        if percent // 10 > shown:
+            shown = percent // 10
+            note(f"{name}: {percent} % of {total} bytes written")
+
+    return say

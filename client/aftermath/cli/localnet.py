@@ -1,0 +1,96 @@
+"""`localnet`: a Solana network of one's own, with the programs on it."""
+
+from __future__ import annotations
+
+import shutil
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from aftermath.cli.command import command
+from aftermath.cli.present import CommandError, Result, UsageError, show
+
+if TYPE_CHECKING:
+    from aftermath.localnet import Network
+
+
+EMBEDDED_FILES = {"lock", "snapshot", "journal"}
+VALIDATOR_MARK = "genesis.bin"
+
+
+class EngineName(StrEnum):
+    """What runs the network."""
+
+    EMBEDDED = "embedded"
+    VALIDATOR = "validator"
+
+
+@command("localnet", example="aftermath-solana localnet --ledger ~/.aftermath/ledger")
+def localnet(
+    port: Annotated[
+        int, typer.Option("--port", "--rpc-port", min=0, max=65534, help="RPC port; the websocket is on the next one.")
+    ] = 8899,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
+    ledger: Annotated[
+        Path | None, typer.Option(help="Directory that keeps the network's state; without it, nothing is kept.")
+    ] = None,
+    reset: Annotated[bool, typer.Option("--reset", help="First delete the state in --ledger.")] = False,
+    engine: Annotated[
+        EngineName, typer.Option(help="embedded needs nothing; validator runs solana-test-validator.")
+    ] = EngineName.EMBEDDED,
+    json_output: Annotated[
+        bool, typer.Option("--json", help="Say where the network is as one JSON document.", show_default=False)
+    ] = False,
+) -> Result:
+    """Run a local Solana network with the programs on it.
+
+    It says where it listens when it is ready, and runs until Ctrl-C. Wallets get test SOL from it when they need some.
+    """
+    from solders.pubkey import Pubkey
+
+    from aftermath.localnet import EmbeddedEngine, LocalnetConfig, ValidatorEngine, run_localnet
+    from aftermath.programs import AUTHORIZER_ID, AUTHORIZER_SO, COORDINATOR_ID, COORDINATOR_SO
+
+    if reset:
+        clear(ledger)
+    programs = ((COORDINATOR_ID, COORDINATOR_SO), (AUTHORIZER_ID, AUTHORIZER_SO))
+    config = LocalnetConfig(
+        host=host,
+        rpc_port=port,
+        ledger=ledger.expanduser() if ledger else None,
+        programs=[(Pubkey.from_string(program_id), path) for program_id, path in programs],
+    )
+
+    def announce(network: Network) -> None:
+        data = {
+            "rpc": network.rpc_url,
+            "ws": network.ws_url,
+            "engine": engine.value,
+            "ledger": str(ledger) if ledger else None,
+            "coordinator": COORDINATOR_ID,
+            "authorizer": AUTHORIZER_ID,
+        }
+        show(Result(data, f"localnet ready rpc={network.rpc_url} ws={network.ws_url}"), as_json=json_output)
+
+    run_localnet(config, EmbeddedEngine() if engine is EngineName.EMBEDDED else ValidatorEngine(), announce)
+    return Result(None, None)
+
+
+def clear(ledger: Path | None) -> None:
+    """Delete the state in a ledger directory. Refuses one that is in use, or that holds anything a ledger does not."""
+    from aftermath.localnet.ledger import Ledger
+
+    if ledger is None:
+        raise UsageError("--reset needs the ledger to reset", "pass --ledger DIR")
+    directory = ledger.expanduser()
+    if not directory.exists():
+        return
+    if not (directory / VALIDATOR_MARK).exists():
+        names = sorted(entry.name for entry in directory.iterdir())
+        strange = [name for name in names if name.partition("-")[0] not in EMBEDDED_FILES]
+        if strange:
+            raise CommandError(f"{directory} holds {strange[0]}, which no ledger does: it is left alone", "delete it")
+        Ledger(directory, 0).close()  # raises when another localnet uses it
+    shutil.rmtree(directory)

@@ -1,0 +1,37 @@
+#!/bin/sh
+# Prepares a run that anybody may join: model, tokens, programs, the run itself, its configuration, and starts it.
+set -eu
+if [ $# -ne 2 ] || { [ "$2" != test ] && [ "$2" != light ]; }; then
+    echo "usage: sh scripts/setup-run.sh localnet|devnet|URL test|light" >&2
+    echo "example: sh scripts/setup-run.sh localnet light" >&2
+    exit 2
+fi
+. "$(dirname -- "$0")/cluster.sh"
+rpc=$(cluster_rpc "$1")
+variant=$2
+run_id=${RUN_ID:-$variant}
+cd -- "$here"
+python=$(dirname -- "$aftermath")/python
+[ -x "$python" ] || python=python3
+
+if [ "$variant" = light ]; then
+    config=config/solana-test/light-config.toml
+    shape="--hidden 256 --layers 8 --heads 8 --kv-heads 8 --intermediate 1024"
+else
+    config=config/solana-test/config.toml
+    shape="--hidden 2048 --layers 22 --heads 32 --kv-heads 4 --intermediate 5632"
+fi
+# shellcheck disable=SC2086
+[ -f "runs/$variant/model/config.json" ] || "$python" scripts/init-model.py --out "runs/$variant/model" $shape
+[ -d "runs/$variant/tokens" ] || "$python" scripts/tokenise.py --output "runs/$variant/tokens"
+own_wallet "$1" owner
+
+"$aftermath" deploy --rpc "$rpc"
+if "$aftermath" json-dump-run --rpc "$rpc" --run-id "$run_id" >/dev/null 2>&1; then
+    echo "run $run_id exists; configuring it again"
+else
+    "$aftermath" create-run --rpc "$rpc" --run-id "$run_id" --name "$run_id" --description "The $variant recipe"
+fi
+"$aftermath" update-config --rpc "$rpc" --run-id "$run_id" --config-path "$config"
+"$aftermath" set-paused --rpc "$rpc" --run-id "$run_id" resume
+echo "ready; join with: sh scripts/start-training.sh $1 $variant"

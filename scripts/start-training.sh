@@ -1,0 +1,19 @@
+#!/bin/sh
+# Joins the run that scripts/setup-run.sh prepared; further arguments go to `aftermath-solana train`.
+set -eu
+if [ $# -lt 2 ] || { [ "$2" != test ] && [ "$2" != light ]; }; then
+    echo "usage: sh scripts/start-training.sh localnet|devnet|URL test|light [TRAIN OPTIONS...]" >&2
+    echo "example: sh scripts/start-training.sh localnet light --matformer-tier 1" >&2
+    exit 2
+fi
+. "$(dirname -- "$0")/cluster.sh"
+rpc=$(cluster_rpc "$1")
+cluster=$1
+run_id=${RUN_ID:-$2}
+shift 2
+cd -- "$here"
+own_wallet "$cluster" "member-$$"
+if [ "$cluster" = localnet ]; then
+    set -- --iroh-relay disabled --iroh-discovery local "$@"
+fi
+exec "$aftermath" train --rpc "$rpc" --run-id "$run_id" "$@"
