@@ -105,6 +105,7 @@ pub fn update(ctx: &mut Context<OwnerModel>, params: &UpdateParams) -> Result<()
     sequence::advance(run)
 }
 
+#[inline(never)]
 fn set_metadata(model: &mut Model, metadata: &MetadataParams) -> Result<()> {
     text::copy(&mut model.metadata.name, &metadata.name, CoordinatorError::NameTooLong)?;
     text::copy(&mut model.metadata.description, &metadata.description, CoordinatorError::DescriptionTooLong)?;
@@ -113,6 +114,7 @@ fn set_metadata(model: &mut Model, metadata: &MetadataParams) -> Result<()> {
     Ok(())
 }
 
+#[inline(never)]
 fn set_model(model: &mut Model, source: &ModelParams) -> Result<()> {
     validate_model::check(source)?;
     let checkpoint = read_checkpoint(&source.checkpoint)?;
@@ -152,6 +154,7 @@ pub fn read_checkpoint(source: &CheckpointSource) -> Result<Checkpoint> {
 }
 
 /// A new schema makes every known level hash meaningless.
+#[inline(never)]
 fn set_schema(run: &mut Run, model: &mut Model, schema: &SchemaParams) -> Result<()> {
     validate_model::check_schema(&schema.hash, &schema.tier_widths)?;
     if schema.hash != model.schema_hash {

@@ -31,6 +31,7 @@ pub struct Plan {
 }
 
 impl Plan {
+    #[inline(never)]
     pub fn new(round: &Round, members: &Members, percent: u8) -> Self {
         let clients = (round.clients as usize).min(MAX_MEMBERS);
         let mut slots = bytes();

@@ -21,6 +21,7 @@ pub fn elected(nodes: u16, clients: u16) -> u8 {
 }
 
 /// Whether the member of `slot` is of the round and elected as a witness.
+#[inline(never)]
 pub fn is_witness(round: &Round, slot: u8) -> bool {
     if !bitmap::has(&round.roster, slot) {
         return false;
@@ -39,6 +40,7 @@ pub fn verifiers(clients: u16, percent: u8) -> u32 {
 }
 
 /// Position of every rank in the order of one purpose.
+#[inline(never)]
 pub fn positions(round: &Round, purpose: &[u8]) -> Vec<u8> {
     let order = order(round, purpose);
     let mut positions = alloc::vec![0; order.ranks().len()];

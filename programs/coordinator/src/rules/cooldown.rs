@@ -28,6 +28,7 @@ fn held(run: &Run, members: &Members) -> u8 {
 }
 
 /// Elects for each level the first `32 / levels` of its holders in the cooldown order.
+#[inline(never)]
 fn elect(run: &Run, members: &Members, slot: u8) -> Election {
     let round = run.current();
     let mut by_rank = super::shuffle::bytes();
@@ -59,6 +60,7 @@ fn elect(run: &Run, members: &Members, slot: u8) -> Election {
 }
 
 /// Stores a member's statement and attests each level on whose hash a quorum of its elected members now agrees.
+#[inline(never)]
 pub fn attest(run: &mut Run, members: &Members, witnesses: &mut Witnesses, stated: &Stated) -> Result<()> {
     let election = elect(run, members, stated.slot);
     let mask = stated.mask & election.mask;
@@ -98,6 +100,7 @@ fn settle(run: &mut Run, entries: &[LevelAttestation], level: usize, elected: u8
 
 impl Machine<'_> {
     /// Levels that somebody holds must be attested anew; the others did not change.
+    #[inline(never)]
     pub fn start_cooldown(&mut self, moment: &Moment) {
         let held = held(self.run, self.members);
         for level in (0..MAX_LEVELS).filter(|level| held >> level & 1 == 1) {
@@ -109,6 +112,7 @@ impl Machine<'_> {
     }
 
     /// Every held level is attested and a durable checkpoint of it exists: nothing is left to wait for.
+    #[inline(never)]
     pub fn epoch_is_safe(&self) -> bool {
         let held = held(self.run, self.members);
         let attested = held != 0 && held & !self.run.levels_attested == 0;

@@ -7,6 +7,7 @@ use bytemuck::Zeroable;
 
 impl Machine<'_> {
     /// Warm-up begins with everybody who waits.
+    #[inline(never)]
     pub fn start_epoch(&mut self, pending: &Bitmap, moment: &Moment) -> Result<()> {
         for slot in self.members.slots.iter_mut().take_while(|slot| slot.used == 1) {
             slot.state = if slot.pending == 1 { member_state::HEALTHY } else { member_state::IDLE };
@@ -40,6 +41,7 @@ impl Machine<'_> {
     }
 
     /// Too few are left to begin: those who stayed wait for the next attempt.
+    #[inline(never)]
     pub fn abandon_warmup(&mut self, moment: &Moment) -> Result<()> {
         for slot in self.members.slots.iter_mut().take_while(|slot| slot.used == 1) {
             if slot.state == member_state::HEALTHY {
@@ -53,6 +55,7 @@ impl Machine<'_> {
     }
 
     /// Pays, remembers who holds the model, and returns everybody to idle.
+    #[inline(never)]
     pub fn end_epoch(&mut self, moment: &Moment) -> Result<()> {
         let healthy = bitmap::both(&members::healthy(self.members), &self.run.current().roster);
         self.pay(bitmap::count(&healthy));
@@ -93,6 +96,7 @@ impl Machine<'_> {
 }
 
 /// Halts the run: whoever waits must ask again, and the next epoch is a cold start.
+#[inline(never)]
 pub fn pause(run: &mut Run, members: &mut Members, now: u64) -> Result<()> {
     for slot in members.slots.iter_mut().take_while(|slot| slot.used == 1) {
         slot.pending = 0;

@@ -8,6 +8,7 @@ pub fn all(levels: u8) -> u8 {
 }
 
 /// The members load the durable checkpoint; its hashes, where known, are the attested ones.
+#[inline(never)]
 pub fn use_durable(run: &mut Run, model: &Model) {
     run.model_source = model_source::DURABLE;
     run.level_hashes = model.checkpoint_hashes;

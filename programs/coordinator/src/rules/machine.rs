@@ -16,6 +16,7 @@ pub struct Machine<'a> {
 
 impl Machine<'_> {
     /// Performs the transition that is due; returns whether there was one.
+    #[inline(never)]
     pub fn tick(&mut self, moment: &Moment) -> Result<bool> {
         match self.run.state {
             run_state::WAITING_FOR_MEMBERS => self.tick_waiting(moment),

@@ -11,6 +11,7 @@ pub fn find(members: &Members, signer: &Address) -> Option<usize> {
 }
 
 /// The signer owns `slot` and its member is healthy.
+#[inline(never)]
 pub fn check_healthy(members: &Members, slot: u8, signer: &Address) -> Result<()> {
     let member = &members.slots[slot as usize];
     let own = member.used == 1 && address_eq(&member.signer, signer);
@@ -46,6 +47,7 @@ fn collect(members: &Members, wanted: impl Fn(&Slot) -> bool) -> Bitmap {
 ///
 /// Key, tier and weight of a member that belongs to the running epoch stay until that ends: past assignments of its
 /// rounds are computed from them.
+#[inline(never)]
 pub fn join(run: &mut Run, members: &mut Members, signer: &Address, params: &JoinParams) -> Result<()> {
     let index = choose(members, signer, &params.p2p)?;
     let slot = &mut members.slots[index];

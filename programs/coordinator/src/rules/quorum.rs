@@ -12,6 +12,7 @@ pub fn of(elected: u32) -> u32 {
 }
 
 /// Slots that at least `quorum` attestations name. Counts 64 slots at once with ripple-carry bit planes.
+#[inline(never)]
 pub fn tally(attestations: &[Attestation], quorum: u32) -> Bitmap {
     let mut result = [0; 32];
     if (attestations.len() as u32) < quorum {

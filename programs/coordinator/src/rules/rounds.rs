@@ -8,6 +8,7 @@ use bytemuck::Zeroable;
 
 impl Machine<'_> {
     /// Starts round `height` with the members of `roster`; the drain round has no data.
+    #[inline(never)]
     pub fn start_round(&mut self, roster: &Bitmap, moment: &Moment, height: u32) {
         let run = &mut *self.run;
         let seed = seeds::next(run.current().seed, moment, run.step);
@@ -35,6 +36,7 @@ impl Machine<'_> {
     }
 
     /// Closes the current round: results, untrained data, step, and the round or phase that follows.
+    #[inline(never)]
     pub fn close_round(&mut self, moment: &Moment) -> Result<()> {
         let head = self.run.ring(0);
         let round = self.run.rounds[head];
@@ -63,6 +65,7 @@ impl Machine<'_> {
     }
 
     /// Members of the previous round whose results a quorum holds (or who owed none); the rest of its data is untrained.
+    #[inline(never)]
     fn settle_previous(&mut self, round: &Round) -> Bitmap {
         let previous = self.run.rounds[self.run.ring(1)];
         let count = (round.attestations as usize).min(MAX_WITNESSES);

@@ -18,6 +18,7 @@ pub struct Order {
 
 impl Order {
     /// Shuffles `len` ranks (at most 256) from the generator's initial `state`.
+    #[inline(never)]
     pub fn new(mut state: u64, len: usize) -> Self {
         let len = len.min(MAX_MEMBERS);
         let mut ranks = bytes();

@@ -6,6 +6,7 @@ use anchor_lang::prelude::*;
 /// More warm-up tokens would overflow the batch size's product.
 const MAX_WARMUP_TOKENS: u64 = 1 << 47;
 
+#[inline(never)]
 pub fn check(config: &Config) -> Result<()> {
     check_times(config)?;
     check_clients(config)?;

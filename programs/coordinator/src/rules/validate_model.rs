@@ -14,6 +14,7 @@ fn finite(bits: u64) -> bool {
     bits < INFINITY
 }
 
+#[inline(never)]
 pub fn check(model: &ModelParams) -> Result<()> {
     require!(model.architecture == 0, CoordinatorError::UnknownArchitecture);
     require!(model.data_type <= 1, CoordinatorError::UnknownDataType);
@@ -24,6 +25,7 @@ pub fn check(model: &ModelParams) -> Result<()> {
     check_optimizer(&model.optimizer)
 }
 
+#[inline(never)]
 pub fn check_checkpoint(kind: u8, repo: &str) -> Result<()> {
     let known = matches!(kind, checkpoint_kind::HUB | checkpoint_kind::LOCAL | checkpoint_kind::DUMMY);
     require!(known, CoordinatorError::UnknownCheckpoint);
@@ -70,6 +72,7 @@ fn check_optimizer(optimizer: &Optimizer) -> Result<()> {
     Ok(())
 }
 
+#[inline(never)]
 pub fn check_schema(hash: &Hash, widths: &[u32]) -> Result<()> {
     require!((1..=MAX_LEVELS).contains(&widths.len()), CoordinatorError::TiersOutOfRange);
     let falling = widths.windows(2).all(|pair| pair[0] > pair[1]);

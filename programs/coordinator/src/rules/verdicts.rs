@@ -5,6 +5,7 @@ use crate::{constants::MAX_VERDICTS, errors::CoordinatorError, state::*};
 use anchor_lang::prelude::*;
 
 /// Stores a verdict about a stored round; returns whether a quorum of its verifiers now finds a mismatch.
+#[inline(never)]
 pub fn cast(run: &Run, members: &Members, votes: &mut WitnessRound, (ring, verdict): (usize, Verdict)) -> Result<bool> {
     let round = &run.rounds[ring];
     let verifiers = committee::verifiers(round.clients, run.config.verification_percent);

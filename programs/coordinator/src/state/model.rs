@@ -115,8 +115,8 @@ pub struct Model {
     pub data_location: DataLocation,
     pub checkpoint: Checkpoint,
     /// Level hashes of the checkpoint; zero = unknown.
-    pub checkpoint_hashes: [Hash; MAX_LEVELS],
-    pub schema_hash: Hash,
+    pub checkpoint_hashes: [[u8; 32]; MAX_LEVELS],
+    pub schema_hash: [u8; 32],
     pub client_version: [u8; CLIENT_VERSION_BYTES],
     /// FFN width of each tier, largest first.
     pub tier_widths: [u32; MAX_LEVELS],

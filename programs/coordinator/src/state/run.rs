@@ -62,9 +62,9 @@ pub struct Round {
     pub elected: u8,
     /// Attestations received.
     pub attestations: u8,
-    pub roster: Bitmap,
+    pub roster: [u8; 32],
     /// Warm-up: who reported ready. Closed round h: members of round h-1 whose results a quorum holds.
-    pub attested: Bitmap,
+    pub attested: [u8; 32],
 }
 
 /// Sequences that nobody trained and that a later round takes first.
@@ -105,8 +105,8 @@ pub struct Run {
     pub join_authority: Address,
     pub run_id: [u8; RUN_ID_BYTES],
     /// Members that finished the last epoch and so hold the model.
-    pub finishers: Bitmap,
-    pub level_hashes: [Hash; MAX_LEVELS],
+    pub finishers: [u8; 32],
+    pub level_hashes: [[u8; 32]; MAX_LEVELS],
     /// PDA bumps of run, model, members and witnesses.
     pub bumps: [u8; 4],
     pub version: u8,

@@ -13,7 +13,7 @@ pub struct Attestation {
     pub slot: u8,
     pub pad: [u8; 7],
     /// Members whose results the witness holds.
-    pub participation: Bitmap,
+    pub participation: [u8; 32],
     /// b = min(64, 2560 / clients) low bits of each commitment at bit rank * b, lowest bit first.
     pub fingerprints: [u8; FINGERPRINT_BYTES],
 }
@@ -46,7 +46,7 @@ pub struct LevelAttestation {
     /// Bit l: `hashes[l]` is stated.
     pub mask: u8,
     pub pad: [u8; 6],
-    pub hashes: [Hash; MAX_LEVELS],
+    pub hashes: [[u8; 32]; MAX_LEVELS],
 }
 
 #[account]
