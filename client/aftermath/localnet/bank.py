@@ -1,0 +1,182 @@
+"""The chain itself: accounts, slots and history behind one object that only the event loop's thread touches.
+
+Decided: a transaction is processed at once and is final at once, so the three commitments see the same state.
+`execute` changes accounts only; `publish` makes the transaction part of the chain. Between the two the journal is
+written, and `undo` takes the accounts back when it cannot be.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from solders.account import Account
+from solders.clock import Clock
+from solders.hash import Hash
+from solders.pubkey import Pubkey
+from solders.signature import Signature
+from solders.transaction import VersionedTransaction
+
+from aftermath.localnet.fees import RecentFees
+from aftermath.localnet.history import History, keys_of
+from aftermath.localnet.records import Chain, Entry, Landed, Stored
+from aftermath.localnet.runtime import AccountState, Outcome, Runtime
+from aftermath.localnet.slots import MAX_PROCESSING_AGE, SLOTS_PER_EPOCH, Slots
+from aftermath.localnet.timing import TimeSource
+
+
+@dataclass(frozen=True, slots=True)
+class Executed:
+    """A landed transaction before it is published."""
+
+    landed: Landed
+    outcome: Outcome
+
+    def entry(self) -> Entry:
+        return Entry(self.landed, [(bytes(k), bytes(a) if a is not None else None) for k, a in self.outcome.after])
+
+
+class Listener(Protocol):
+    """Told of every slot and every published transaction, on the event loop's thread; must not block."""
+
+    def on_slot(self, slot: int, parent: int) -> None: ...
+
+    def on_transaction(self, executed: Executed) -> None: ...
+
+
+class Bank:
+    """One chain. `transactions` counts every landed transaction since genesis."""
+
+    def __init__(self, time: TimeSource, slots: Slots, history: History, transactions: int = 0) -> None:
+        self.time = time
+        self.slots = slots
+        self.history = history
+        self.transactions = transactions
+        self.fees = RecentFees()
+        self.listeners: list[Listener] = []
+        self._runtime = Runtime()
+        self._owners: dict[Pubkey, Pubkey] = {}
+        self._owned: dict[Pubkey, dict[Pubkey, None]] = {}
+        self._recent: dict[Signature, int] = {}
+        self._recent_order: deque[tuple[int, Signature]] = deque()
+        self._set_sysvars()
+
+    @property
+    def slot(self) -> int:
+        return self.slots.current
+
+    def tick(self) -> None:
+        """Catch up with the time source."""
+        parent = self.slot
+        slot = self.slots.slot_at(self.time.now())
+        if slot == parent:
+            return
+        self.slots.advance(slot)
+        self._set_sysvars()
+        while self._recent_order and self._recent_order[0][0] < slot - MAX_PROCESSING_AGE:
+            self._recent.pop(self._recent_order.popleft()[1], None)
+        for listener in self.listeners:
+            listener.on_slot(slot, parent)
+
+    def _set_sysvars(self) -> None:
+        slot = self.slot
+        epoch = slot // SLOTS_PER_EPOCH
+        start = self.slots.unix_time(epoch * SLOTS_PER_EPOCH) or self.slots.eras[0][1]
+        now = self.slots.unix_time(slot) or start
+        clock = Clock(slot, int(start), epoch, epoch + 1, int(now))
+        self._runtime.set_clock(clock, self.slots.slot_hashes_account())
+
+    def account(self, key: Pubkey) -> Account | None:
+        return self._runtime.account(key)
+
+    def balance(self, key: Pubkey) -> int:
+        return self._runtime.balance(key)
+
+    def owned_by(self, program: Pubkey) -> list[AccountState]:
+        return [(key, self.account(key)) for key in self._owned.get(program, ())]
+
+    def store(self, states: Sequence[AccountState]) -> None:
+        """Put accounts in place outside any transaction (genesis, recovery)."""
+        self._runtime.store(list(states))
+        self._index(states)
+
+    def _index(self, states: Iterable[AccountState]) -> None:
+        for key, account in states:
+            old = self._owners.get(key)
+            new = account.owner if account is not None else None
+            if new == old:
+                continue
+            if old is not None:
+                del self._owned[old][key]
+            if new is None:
+                del self._owners[key]
+            else:
+                self._owners[key] = new
+                self._owned.setdefault(new, {})[key] = None
+
+    def check(self, tx: VersionedTransaction) -> str | None:
+        """The TransactionError of a transaction that is too old or was seen before, else None."""
+        if not self.slots.is_recent(tx.message.recent_blockhash):
+            return "BlockhashNotFound"
+        return "AlreadyProcessed" if tx.signatures[0] in self._recent else None
+
+    def simulate(self, tx: VersionedTransaction) -> Outcome:
+        return self._runtime.simulate(tx)
+
+    def execute(self, tx: VersionedTransaction, wire: bytes) -> Executed | Any:
+        """Run and keep the effects; an `Executed`, or the error (JSON) of a transaction that did not land."""
+        outcome = self._runtime.execute(tx)
+        if not outcome.landed:
+            return outcome.error
+        self._recent[tx.signatures[0]] = self.slot
+        own = len(outcome.keys) - outcome.loaded_writable - outcome.loaded_readonly
+        split = own + outcome.loaded_writable
+        landed = Landed(
+            slot=self.slot,
+            time=int(self.slots.unix_time(self.slot) or 0),
+            wire=wire,
+            error=outcome.error,
+            fee=outcome.fee.total,
+            pre=outcome.pre_balances,
+            post=outcome.post_balances,
+            meta=bytes(outcome.meta),
+            loaded_writable=[bytes(key) for key in outcome.keys[own:split]],
+            loaded_readonly=[bytes(key) for key in outcome.keys[split:]],
+        )
+        return Executed(landed, outcome)
+
+    def undo(self, executed: Executed) -> None:
+        self._runtime.undo(executed.outcome)
+        self._recent.pop(executed.landed.signature, None)
+
+    def publish(self, executed: Executed) -> None:
+        outcome, landed = executed.outcome, executed.landed
+        self._index(outcome.after)
+        self._recent_order.append((landed.slot, landed.signature))
+        self.history.add(landed, outcome.keys)
+        self.transactions += 1
+        self.fees.note(landed.slot, outcome.fee.price, [key for key, _ in outcome.after])
+        for listener in self.listeners:
+            listener.on_transaction(executed)
+
+    def recall(self, history: Iterable[Landed]) -> None:
+        """Take over the transactions of a recovered ledger, oldest first."""
+        for landed in history:
+            self.history.add(landed, keys_of(landed))
+            if landed.slot >= self.slot - MAX_PROCESSING_AGE:
+                self._recent[landed.signature] = landed.slot
+                self._recent_order.append((landed.slot, landed.signature))
+
+    def chain(self) -> Chain:
+        return Chain(1, bytes(self.slots.genesis), list(self.slots.eras), self.slot, self.transactions)
+
+    def stored(self) -> Iterator[Stored]:
+        for key in self._owners:
+            account = self.account(key)
+            if account is not None:
+                yield Stored(bytes(key), bytes(account))
+
+    def is_recent(self, blockhash: Hash) -> bool:
+        return self.slots.is_recent(blockhash)

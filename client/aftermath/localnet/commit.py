@@ -1,0 +1,95 @@
+"""Group commit: everything that arrived in one turn of the event loop is executed, journalled with one sync, then
+published.
+
+Decided: nothing else runs between execution and the sync, so no client ever reads a state that the disk does not
+hold. The sync blocks the loop for its few milliseconds; more requests then share the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from solders.transaction import VersionedTransaction
+
+from aftermath.localnet.bank import Bank, Executed
+from aftermath.localnet.errors import INTERNAL_ERROR, LedgerError, RpcError
+from aftermath.localnet.ledger import MARK_SLOTS, Ledger
+from aftermath.localnet.records import Mark
+
+log = logging.getLogger(__name__)
+
+Waiting = tuple[VersionedTransaction, bytes, "asyncio.Future[Any]"]
+
+
+class Committer:
+    """The only way by which transactions change the bank."""
+
+    def __init__(self, bank: Bank, ledger: Ledger | None) -> None:
+        self._bank = bank
+        self._ledger = ledger
+        self._waiting: list[Waiting] = []
+        self._marked = bank.slot
+
+    async def submit(self, tx: VersionedTransaction, wire: bytes) -> Any:
+        """Execute a signed, sanitised transaction; None once it has landed, else the error (JSON) for which it did
+        not.
+
+        Raises `RpcError` when the ledger could not be written; the chain is then as if the transaction had not been
+        sent.
+        """
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[Any] = loop.create_future()
+        if not self._waiting:
+            loop.call_soon(self._flush)
+        self._waiting.append((tx, wire, done))
+        return await done
+
+    def _flush(self) -> None:
+        batch, self._waiting = self._waiting, []
+        self._bank.tick()
+        landed: list[tuple[Executed, asyncio.Future[Any]]] = []
+        for tx, wire, done in batch:
+            try:
+                result = self._bank.check(tx) or self._bank.execute(tx, wire)
+            except RpcError as error:
+                _fail(done, error)
+                continue
+            if isinstance(result, Executed):
+                landed.append((result, done))
+            elif not done.done():
+                done.set_result(result)
+        if landed:
+            self._keep(landed)
+
+    def _keep(self, landed: list[tuple[Executed, asyncio.Future[Any]]]) -> None:
+        if self._ledger is not None:
+            try:
+                self._ledger.append([executed.entry() for executed, _ in landed])
+            except LedgerError as error:
+                for executed, done in reversed(landed):
+                    self._bank.undo(executed)
+                    _fail(done, RpcError(INTERNAL_ERROR, str(error)))
+                return
+        for executed, done in landed:
+            self._bank.publish(executed)
+            if not done.done():
+                done.set_result(None)
+        if self._ledger is not None and self._ledger.wants_compaction:
+            self._ledger.compact(self._bank.chain(), self._bank.stored())
+
+    def mark_slot(self) -> None:
+        """Note in the journal that the chain got this far, every `MARK_SLOTS` slots."""
+        if self._ledger is None or self._bank.slot < self._marked + MARK_SLOTS:
+            return
+        self._marked = self._bank.slot
+        try:
+            self._ledger.append([Mark(self._marked)], sync=False)
+        except LedgerError as error:
+            log.warning("slot not marked: %s", error.message)
+
+
+def _fail(done: asyncio.Future[Any], error: RpcError) -> None:
+    if not done.done():
+        done.set_exception(error)

@@ -1,0 +1,48 @@
+"""What a local network is started with, for every engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from solders.pubkey import Pubkey
+
+from aftermath.localnet.timing import RealTime, TimeSource
+
+
+@dataclass(frozen=True)
+class LocalnetConfig:
+    """`rpc_port` 0 lets the OS choose; the websocket port is the RPC port plus one, as on every Solana node.
+
+    `programs` are (program id, compiled .so); `airdrops` are accounts and the lamports they shall at least hold at
+    the start; `ledger` is the directory that survives restarts, or None; `slot_ms` is the length of a slot in
+    milliseconds.
+    """
+
+    host: str = "127.0.0.1"
+    rpc_port: int = 8899
+    ledger: Path | None = None
+    programs: Sequence[tuple[Pubkey, Path]] = ()
+    airdrops: Sequence[tuple[Pubkey, int]] = ()
+    slot_ms: int = 400
+    time: TimeSource = field(default_factory=RealTime)
+
+
+class Network(Protocol):
+    """A running local network of any engine."""
+
+    @property
+    def rpc_url(self) -> str: ...
+
+    @property
+    def ws_url(self) -> str: ...
+
+    async def close(self) -> None: ...
+
+
+class Engine(Protocol):
+    """Starts local networks. `start` raises `LocalnetError`."""
+
+    async def start(self, config: LocalnetConfig) -> Network: ...

@@ -1,0 +1,39 @@
+"""The embedded engine, and any engine's network as a foreground process that ends on Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+
+from aftermath.localnet.config import Engine, LocalnetConfig, Network
+from aftermath.localnet.server import RunningLocalnet, serve
+
+
+class EmbeddedEngine:
+    """LiteSVM in this process."""
+
+    async def start(self, config: LocalnetConfig) -> RunningLocalnet:
+        return await serve(config)
+
+
+def print_ready(network: Network) -> None:
+    print(f"localnet ready rpc={network.rpc_url} ws={network.ws_url}", flush=True)
+
+
+def run_localnet(config: LocalnetConfig, engine: Engine, announce: Callable[[Network], None] = print_ready) -> None:
+    """Start, announce (one line by default) and block until SIGINT or SIGTERM. Raises `LocalnetError`."""
+    asyncio.run(_until_signal(config, engine, announce))
+
+
+async def _until_signal(config: LocalnetConfig, engine: Engine, announce: Callable[[Network], None]) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    network = await engine.start(config)
+    try:
+        announce(network)
+        await stop.wait()
+    finally:
+        await network.close()

@@ -1,0 +1,85 @@
+"""A chain's start: a new one, or the one that a ledger holds.
+
+Decided: a new chain has a random genesis hash, so that transactions of an older network are never valid on it. The
+faucet's key follows from the genesis hash: its lamports are worth nothing and the network listens on this machine
+only. Programs given at start replace those in the ledger, except one that somebody deployed with an upgrade
+authority.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from solders.account import Account
+from solders.hash import Hash
+from solders.keypair import Keypair
+from solders.pubkey import Pubkey
+
+from aftermath.localnet.bank import Bank
+from aftermath.localnet.history import HISTORY_LIMIT, History
+from aftermath.localnet.ledger import MARK_SLOTS, Ledger, Recovered
+from aftermath.localnet.loader import elf_of, is_upgradeable, preloaded, program_data_address, read_program
+from aftermath.localnet.runtime import SYSTEM_ID, minimum_balance
+from aftermath.localnet.slots import Slots
+from aftermath.localnet.timing import TimeSource
+
+log = logging.getLogger(__name__)
+
+FAUCET_LAMPORTS = 500_000_000 * 10**9
+FIRST_SLOT = 1
+
+
+def faucet_of(genesis: Hash) -> Keypair:
+    return Keypair.from_seed(hashlib.sha256(b"aftermath localnet faucet" + bytes(genesis)).digest())
+
+
+def open_chain(
+    directory: Path | None, time: TimeSource, slot_ms: int, programs: Sequence[tuple[Pubkey, Path]]
+) -> tuple[Bank, Ledger | None]:
+    """The bank, ready to serve, and its ledger when there is a directory. Raises `LocalnetError`."""
+    elves = [(key, read_program(path)) for key, path in programs]
+    ledger = None if directory is None else Ledger(directory, HISTORY_LIMIT)
+    try:
+        recovered = None if ledger is None else ledger.recover()
+        bank = _new(time, slot_ms) if recovered is None else _continued(recovered, time, slot_ms)
+        for key, elf in elves:
+            _load(bank, key, elf)
+        if ledger is not None:
+            ledger.start(bank.chain(), bank.stored())
+    except BaseException:
+        if ledger is not None:
+            ledger.close()
+        raise
+    return bank, ledger
+
+
+def _new(time: TimeSource, slot_ms: int) -> Bank:
+    genesis = Hash(os.urandom(32))
+    bank = Bank(time, Slots(genesis, slot_ms, [(FIRST_SLOT, time.now())]), History())
+    bank.store([(faucet_of(genesis).pubkey(), Account(FAUCET_LAMPORTS, b"", SYSTEM_ID, False))])
+    return bank
+
+
+def _continued(recovered: Recovered, time: TimeSource, slot_ms: int) -> Bank:
+    chain = recovered.chain
+    genesis = Hash(chain.genesis)
+    before = Slots(genesis, slot_ms, chain.eras).unix_time(chain.slot) or 0.0
+    eras = [*chain.eras, (chain.slot + MARK_SLOTS + 1, max(before, time.now()))]
+    bank = Bank(time, Slots(genesis, slot_ms, eras), History(), chain.transactions)
+    bank.store([(Pubkey(key), Account.from_bytes(data)) for key, data in recovered.accounts.items()])
+    bank.recall(recovered.history)
+    log.info("ledger: slot %d, %d accounts", bank.slot, len(recovered.accounts))
+    return bank
+
+
+def _load(bank: Bank, program_id: Pubkey, elf: bytes) -> None:
+    present = bank.account(program_data_address(program_id))
+    if present is not None and (is_upgradeable(present) or elf_of(present) == elf):
+        return
+    if present is not None:
+        log.info("program %s replaced by the given file", program_id)
+    bank.store(preloaded(program_id, elf, minimum_balance))

@@ -1,0 +1,61 @@
+"""The transactions that landed, by signature and by account, the newest `limit` of them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from solders.pubkey import Pubkey
+from solders.signature import Signature
+from solders.transaction import VersionedTransaction
+
+from aftermath.localnet.records import Landed
+
+HISTORY_LIMIT = 100_000
+
+
+class History:
+    """Bounded memory of landed transactions."""
+
+    def __init__(self, limit: int = HISTORY_LIMIT) -> None:
+        self._limit = limit
+        self._by_signature: dict[Signature, Landed] = {}
+        self._by_account: dict[Pubkey, deque[Landed]] = {}
+
+    def add(self, landed: Landed, keys: Iterable[Pubkey]) -> None:
+        self._by_signature[landed.signature] = landed
+        for key in keys:
+            self._by_account.setdefault(key, deque()).append(landed)
+        if len(self._by_signature) > self._limit:
+            self._forget(next(iter(self._by_signature)))
+
+    def _forget(self, signature: Signature) -> None:
+        landed = self._by_signature.pop(signature)
+        for key in keys_of(landed):
+            known = self._by_account[key]
+            known.popleft()
+            if not known:
+                del self._by_account[key]
+
+    def get(self, signature: Signature) -> Landed | None:
+        return self._by_signature.get(signature)
+
+    def of_account(
+        self, key: Pubkey, limit: int, before: Signature | None = None, until: Signature | None = None
+    ) -> list[Landed]:
+        """At most `limit` transactions that name `key`, newest first, strictly between `until` and `before`."""
+        found: list[Landed] = []
+        started = before is None
+        for landed in reversed(self._by_account.get(key, ())):
+            if landed.signature == until or len(found) == limit:
+                break
+            if started:
+                found.append(landed)
+            started = started or landed.signature == before
+        return found
+
+
+def keys_of(landed: Landed) -> list[Pubkey]:
+    """Every account of the transaction, in the order of its balances."""
+    own = VersionedTransaction.from_bytes(landed.wire).message.account_keys
+    return [*own, *(Pubkey(key) for key in landed.loaded_writable), *(Pubkey(key) for key in landed.loaded_readonly)]

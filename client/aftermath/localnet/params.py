@@ -1,0 +1,158 @@
+"""Parameters of a JSON-RPC call, checked one by one.
+
+Decided: a wrong type or range is an error -32602 that names the parameter; keys of a config object that we do not
+know are ignored, as on a validator, because clients send what newer versions understand.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Sequence
+from typing import Any
+
+import based58
+import zstandard
+from solders.pubkey import Pubkey
+from solders.signature import Signature
+
+from aftermath.localnet.errors import invalid_params
+
+COMMITMENTS = ("processed", "confirmed", "finalized")
+_OLD_COMMITMENTS = ("recent", "single", "singleGossip", "max", "root")
+U64_MAX = 2**64 - 1
+
+
+class Config:
+    """A config object; every getter returns its default where the key is absent or null."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self._values = values
+
+    def text(self, key: str, allowed: Sequence[str], default: str) -> str:
+        value = self._values.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, str) or value not in allowed:
+            raise invalid_params(f"{key} is {value!r}; allowed: {', '.join(allowed)}")
+        return value
+
+    def flag(self, key: str) -> bool:
+        value = self._values.get(key)
+        if value is not None and not isinstance(value, bool):
+            raise invalid_params(f"{key} must be true or false")
+        return bool(value)
+
+    def number(self, key: str) -> int | None:
+        value = self._values.get(key)
+        return None if value is None else unsigned(value, key)
+
+    def section(self, key: str) -> Config | None:
+        value = self._values.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise invalid_params(f"{key} must be an object")
+        return Config(value)
+
+    def items(self, key: str, limit: int) -> list[Any]:
+        value = self._values.get(key)
+        if value is None:
+            return []
+        if not isinstance(value, list) or len(value) > limit:
+            raise invalid_params(f"{key} must be a list of at most {limit}")
+        return value
+
+    def raw(self, key: str) -> Any:
+        return self._values.get(key)
+
+    def check_commitment(self) -> None:
+        """All commitments see the same state here; an unknown one is still an error."""
+        self.text("commitment", (*COMMITMENTS, *_OLD_COMMITMENTS), "finalized")
+
+
+class Params:
+    """Positional parameters of one call, at most `most` of them."""
+
+    def __init__(self, values: Any, most: int) -> None:
+        if values is None:
+            values = []
+        if not isinstance(values, list):
+            raise invalid_params("expected a list of positional parameters")
+        if len(values) > most:
+            raise invalid_params(f"expected at most {most} parameters, got {len(values)}")
+        self._values: list[Any] = values
+
+    def _at(self, index: int, name: str) -> Any:
+        if index >= len(self._values) or self._values[index] is None:
+            raise invalid_params(f"parameter {index} ({name}) is missing")
+        return self._values[index]
+
+    def text(self, index: int, name: str) -> str:
+        value = self._at(index, name)
+        if not isinstance(value, str):
+            raise invalid_params(f"{name} must be a string")
+        return value
+
+    def pubkey(self, index: int, name: str = "pubkey") -> Pubkey:
+        return pubkey(self._at(index, name), name)
+
+    def pubkeys(self, index: int, limit: int) -> list[Pubkey]:
+        value = self._at(index, "pubkeys")
+        if not isinstance(value, list):
+            raise invalid_params("pubkeys must be a list")
+        if len(value) > limit:
+            raise invalid_params(f"Too many inputs provided; max {limit}")
+        return [pubkey(item, "pubkey") for item in value]
+
+    def number(self, index: int, name: str) -> int:
+        return unsigned(self._at(index, name), name)
+
+    def config(self, index: int) -> Config:
+        value = self._values[index] if index < len(self._values) else None
+        if value is None:
+            return Config({})
+        if not isinstance(value, dict):
+            raise invalid_params(f"parameter {index} (config) must be an object")
+        return Config(value)
+
+    def raw(self, index: int) -> Any:
+        return self._values[index] if index < len(self._values) else None
+
+
+def unsigned(value: Any, name: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= U64_MAX:
+        raise invalid_params(f"{name} must be an unsigned 64-bit number")
+    return value
+
+
+def pubkey(value: Any, name: str) -> Pubkey:
+    try:
+        return Pubkey.from_string(value)
+    except (TypeError, ValueError):
+        raise invalid_params(f"{name} {value!r:.100} is not a base58 public key of 32 bytes") from None
+
+
+def signature(value: Any) -> Signature:
+    try:
+        return Signature.from_string(value)
+    except (TypeError, ValueError):
+        raise invalid_params(f"{value!r:.100} is not a base58 signature of 64 bytes") from None
+
+
+def decoded(text: str, encoding: str, limit: int) -> bytes:
+    """The bytes of `text`, at most `limit`; encoding base58, base64 or base64+zstd."""
+    if len(text) > limit * 2 + 8:
+        raise invalid_params(f"{encoding} encoded too large: {len(text)} characters (max: {limit} bytes)")
+    try:
+        if encoding == "base58":
+            data = based58.b58decode(text.encode())
+        else:
+            data = base64.b64decode(text, validate=True)
+            if encoding == "base64+zstd":
+                data = zstandard.ZstdDecompressor().stream_reader(data).read(limit + 1)
+    except (binascii.Error, ValueError, zstandard.ZstdError) as error:
+        raise invalid_params(f"invalid {encoding} encoding: {error}") from None
+    if len(data) > limit:
+        raise invalid_params(f"decoded too large: {len(data)} bytes (max: {limit} bytes)")
+    return data

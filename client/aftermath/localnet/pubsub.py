@@ -1,0 +1,132 @@
+"""One websocket connection: its calls, its bounded queue, its end.
+
+Decided: a connection may owe at most `MAX_BACKLOG` messages or `MAX_BACKLOG_BYTES`; beyond that it is closed with
+1008, because a subscriber that misses notifications without knowing is worse off than one that has to reconnect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import Any
+
+import msgspec
+from aiohttp import WSCloseCode, WSMsgType, web
+
+from aftermath.localnet.errors import (
+    INVALID_REQUEST,
+    METHOD_NOT_FOUND,
+    PARSE_ERROR,
+    RpcError,
+)
+from aftermath.localnet.rpc import check_call, failure
+from aftermath.localnet.subscriptions import Subscriptions
+
+log = logging.getLogger(__name__)
+
+MAX_MESSAGE_BYTES = 64 * 1024
+MAX_BACKLOG = 10_000
+MAX_BACKLOG_BYTES = 32 * 1024 * 1024
+MAX_SUBSCRIPTIONS = 1_000
+PING_SECONDS = 30.0
+
+
+class Connection:
+    """Serves one client until it goes or lags. An `Outbox` of its subscriptions."""
+
+    def __init__(self, subscriptions: Subscriptions) -> None:
+        self._subscriptions = subscriptions
+        self._methods = subscriptions.methods()
+        self._socket = web.WebSocketResponse(max_msg_size=MAX_MESSAGE_BYTES, heartbeat=PING_SECONDS, compress=False)
+        self._queue: asyncio.Queue[str] = asyncio.Queue(MAX_BACKLOG)
+        self._queued_bytes = 0
+        self._lagging = asyncio.Event()
+
+    def put(self, text: str) -> None:
+        self._queued_bytes += len(text)
+        if self._queued_bytes > MAX_BACKLOG_BYTES or self._queue.full():
+            self._lagging.set()
+            return
+        self._queue.put_nowait(text)
+
+    async def serve(self, request: web.BaseRequest) -> web.WebSocketResponse:
+        await self._socket.prepare(request)
+        tasks = [asyncio.create_task(part) for part in (self._read(), self._write(), self._lagging.wait())]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._subscriptions.drop(self)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        await self._end()
+        return self._socket
+
+    async def _end(self) -> None:
+        if self._lagging.is_set():
+            log.warning("a subscriber lagged and was disconnected")
+            if self._transport is not None:
+                self._transport.abort()
+            return
+        with contextlib.suppress(ConnectionError):
+            await self._socket.close()
+
+    @property
+    def _transport(self) -> asyncio.Transport | None:
+        request = self._socket._req
+        return None if request is None else request.transport
+
+    async def _write(self) -> None:
+        while True:
+            text = await self._queue.get()
+            await self._socket.send_str(text)
+            self._queued_bytes -= len(text)
+
+    async def _read(self) -> None:
+        async for message in self._socket:
+            if message.type not in (WSMsgType.TEXT, WSMsgType.BINARY):
+                return
+            self._answer(message.data)
+
+    def _answer(self, data: str | bytes) -> None:
+        try:
+            request = msgspec.json.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            self._reply(failure(None, RpcError(PARSE_ERROR, "Parse error")))
+            return
+        if isinstance(request, list) and request:
+            for one in request:
+                self._call(one)
+        else:
+            self._call(request)
+
+    def _call(self, request: Any) -> None:
+        call = check_call(request)
+        if isinstance(call, RpcError):
+            self._reply(failure(None, call))
+            return
+        name, params, call_id = call
+        try:
+            result = self._run(name, params)
+        except RpcError as error:
+            self._reply(failure(call_id, error))
+            return
+        self._reply({"jsonrpc": "2.0", "result": result, "id": call_id})
+        if name == "signatureSubscribe":
+            self._subscriptions.catch_up(result)
+
+    def _run(self, name: str, params: Any) -> Any:
+        method = self._methods.get(name)
+        if method is None:
+            raise RpcError(METHOD_NOT_FOUND, f"Method not found: {name:.100}")
+        opens = name.endswith("Subscribe")
+        if opens and self._subscriptions.count(self) >= MAX_SUBSCRIPTIONS:
+            raise RpcError(INVALID_REQUEST, f"A connection may hold {MAX_SUBSCRIPTIONS} subscriptions")
+        return method(params, self)
+
+    def _reply(self, body: dict[str, Any]) -> None:
+        self.put(msgspec.json.encode(body).decode())
+
+    async def close(self) -> None:
+        await self._socket.close(code=WSCloseCode.GOING_AWAY, message=b"the localnet is stopping")

@@ -1,0 +1,228 @@
+"""LiteSVM made to behave like a validator's runtime: one transaction in, its outcome out.
+
+Decided, each because solders 0.26's LiteSVM differs from agave:
+- signatures, blockhashes and duplicates are checked by the bank, so LiteSVM's own checks are off (it knows one
+  blockhash);
+- `disable_new_loader_v3_deployments` is off in the feature set, so programs can be deployed by transactions;
+- priority fees are taken before execution, and rent states are checked after it (both absent in LiteSVM);
+- rent is `Rent(6960, 1.0, 50)`: the same minimum balance as 3480 x 2 years, in the form of SIMD-0194.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from solders.account import Account
+from solders.clock import Clock
+from solders.litesvm import FeatureSet, LiteSVM
+from solders.message import Message, MessageV0
+from solders.pubkey import Pubkey
+from solders.rent import Rent
+from solders.signature import Signature
+from solders.sysvar import SLOT_HASHES
+from solders.transaction import VersionedTransaction
+from solders.transaction_metadata import FailedTransactionMetadata, TransactionMetadata
+
+from aftermath.localnet.errors import INTERNAL_ERROR, RpcError
+from aftermath.localnet.fees import Fee, fee_of
+from aftermath.localnet.loader import LOADER_ID, elf_of, program_data_of
+from aftermath.localnet.lookup import LookupFailed, account_keys
+
+SYSTEM_ID = Pubkey.default()
+SYSVAR_OWNER = Pubkey.from_string("Sysvar1111111111111111111111111111111111111")
+RENT = Rent(6960, 1.0, 50)
+ACCOUNT_OVERHEAD_BYTES = 128
+
+_DISABLE_DEPLOYMENTS = Pubkey.from_string("EmhbpdVtZ2hWRGFWBDjn2i3SJD8Z36z4mpMcZJEnebnP")
+_NOTHING = Account(0, b"", SYSTEM_ID, False)
+
+NO_META = TransactionMetadata.from_json(
+    msgspec.json.encode(
+        {
+            "signature": str(Signature.default()),
+            "logs": [],
+            "inner_instructions": [],
+            "compute_units_consumed": 0,
+            "return_data": {"program_id": [0] * 32, "data": []},
+        }
+    ).decode()
+)
+
+AccountState = tuple[Pubkey, Account | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a transaction did. `landed` is false when a validator would have dropped it without charging the fee."""
+
+    error: Any
+    landed: bool
+    meta: TransactionMetadata
+    fee: Fee
+    keys: list[Pubkey]
+    loaded_writable: int
+    loaded_readonly: int
+    writable: list[int]
+    pre_balances: list[int]
+    post_balances: list[int]
+    before: list[AccountState]
+    after: list[AccountState]
+
+
+def minimum_balance(data_bytes: int) -> int:
+    """Lamports that keep an account of `data_bytes` alive."""
+    return (data_bytes + ACCOUNT_OVERHEAD_BYTES) * RENT.lamports_per_byte_year
+
+
+class Runtime:
+    """Accounts and execution. Not aware of slots beyond the sysvars it is told, nor of history."""
+
+    def __init__(self) -> None:
+        active = dict(FeatureSet.all_enabled().active)
+        active.pop(_DISABLE_DEPLOYMENTS)
+        features = FeatureSet(active, {_DISABLE_DEPLOYMENTS})
+        self._svm = (
+            LiteSVM.default()
+            .with_builtins(features)
+            .with_lamports(1)
+            .with_sysvars()
+            .with_precompiles(features)
+            .with_spl_programs()
+            .with_sigverify(False)
+            .with_blockhash_check(False)
+            .with_transaction_history(0)
+            .with_log_bytes_limit(10_000)
+        )
+        self._svm.set_rent(RENT)
+
+    def account(self, key: Pubkey) -> Account | None:
+        found = self._svm.get_account(key)
+        return found if found is not None and found.lamports else None
+
+    def balance(self, key: Pubkey) -> int:
+        return self._svm.get_balance(key) or 0
+
+    def set_clock(self, clock: Clock, slot_hashes: bytes) -> None:
+        self._svm.set_clock(clock)
+        lamports = minimum_balance(len(slot_hashes))
+        self._svm.set_account(SLOT_HASHES, Account(lamports, slot_hashes, SYSVAR_OWNER, False))
+
+    def store(self, states: list[AccountState]) -> None:
+        """Overwrite accounts; programs come after their data, so that the new code is what runs."""
+        programs: list[tuple[Pubkey, Account]] = []
+        for key, account in states:
+            if account is not None and program_data_of(account) is not None:
+                programs.append((key, account))
+            else:
+                self._svm.set_account(key, account or _NOTHING)
+        for key, account in programs:
+            self._store_program(key, account)
+
+    def _store_program(self, key: Pubkey, account: Account) -> None:
+        data_key = program_data_of(account)
+        if data_key is not None and elf_of(self._svm.get_account(data_key)) is None:
+            # LiteSVM would go on running the code of a closed program; without the flag it refuses as a validator does.
+            account = Account(account.lamports, account.data, account.owner, False, account.rent_epoch)
+        self._svm.set_account(key, account)
+
+    def execute(self, tx: VersionedTransaction) -> Outcome:
+        """Run `tx` and keep its effects (or its fee, when it fails after being charged)."""
+        outcome = self._run(tx, keep=True)
+        if LOADER_ID in outcome.keys:
+            self.store([(k, a) for k, a in outcome.after if a is not None and program_data_of(a) is not None])
+        return outcome
+
+    def simulate(self, tx: VersionedTransaction) -> Outcome:
+        """Run `tx` and keep nothing; `after` is what the accounts would have been."""
+        return self._run(tx, keep=False)
+
+    def undo(self, outcome: Outcome) -> None:
+        self.store(outcome.before)
+
+    def _run(self, tx: VersionedTransaction, keep: bool) -> Outcome:
+        message = tx.message
+        fee = fee_of(message)
+        try:
+            keys, writable, loaded = account_keys(message, self.account)
+        except LookupFailed as failure:
+            return _refused(failure.error, fee, message)
+        before: list[AccountState] = [(keys[i], self.account(keys[i])) for i in writable]
+        pre = [self.balance(key) for key in keys]
+        payer = before[0][1]
+        if payer is None or payer.lamports < fee.total:
+            return _refused("AccountNotFound" if payer is None else "InsufficientFundsForFee", fee, message)
+        if fee.priority:
+            self._svm.set_account(keys[0], _with_lamports(payer, payer.lamports - fee.priority))
+        error, meta, after = self._call(tx, before, keep)
+        error = self._explain(error, message, keys)
+        landed = error is None or _is_charged(error)
+        if error is None:
+            error = _rent_error(writable, before, after)
+        if error is not None:
+            charged = _with_lamports(payer, payer.lamports - fee.total) if landed else payer
+            after = [(keys[0], charged), *before[1:]]
+            if keep:
+                self.store(after)
+        if fee.priority and not keep:
+            self.store(before[:1])
+        post = list(pre)
+        for index, (_, account) in zip(writable, after, strict=True):
+            post[index] = account.lamports if account is not None else 0
+        return Outcome(error, landed, meta, fee, keys, *loaded, writable, pre, post, before, after)
+
+    def _call(
+        self, tx: VersionedTransaction, before: list[AccountState], keep: bool
+    ) -> tuple[Any, TransactionMetadata, list[AccountState]]:
+        try:
+            result = self._svm.send_transaction(tx) if keep else self._svm.simulate_transaction(tx)
+        except BaseException as error:
+            # A panic inside LiteSVM arrives as a PanicException, which is not an Exception.
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
+            raise RpcError(INTERNAL_ERROR, f"The runtime refused the transaction: {error}") from None
+        if isinstance(result, FailedTransactionMetadata):
+            return msgspec.json.decode(result.to_json())["err"], result.meta(), before
+        if isinstance(result, TransactionMetadata):
+            return None, result, [(key, self.account(key)) for key, _ in before]
+        changed = dict(result.post_accounts())
+        return None, result.meta(), [(key, _alive(changed.get(key, old))) for key, old in before]
+
+    def _explain(self, error: Any, message: Message | MessageV0, keys: list[Pubkey]) -> Any:
+        """LiteSVM says InvalidProgramForExecution also of a program that does not exist; a validator tells them
+        apart.
+        """
+        if error == "InvalidProgramForExecution":
+            programs = {instruction.program_id_index for instruction in message.instructions}
+            if any(self.account(keys[index]) is None for index in programs if index < len(keys)):
+                return "ProgramAccountNotFound"
+        return error
+
+
+def _alive(account: Account | None) -> Account | None:
+    return account if account is not None and account.lamports else None
+
+
+def _with_lamports(account: Account, lamports: int) -> Account:
+    return Account(lamports, account.data, account.owner, account.executable, account.rent_epoch)
+
+
+def _is_charged(error: Any) -> bool:
+    """Whether the transaction got as far as execution, and so pays."""
+    return isinstance(error, dict) and ("InstructionError" in error or "InsufficientFundsForRent" in error)
+
+
+def _refused(error: str, fee: Fee, message: Message | MessageV0) -> Outcome:
+    return Outcome(error, False, NO_META, fee, list(message.account_keys), 0, 0, [], [], [], [], [])
+
+
+def _rent_error(writable: list[int], before: list[AccountState], after: list[AccountState]) -> Any:
+    """Agave's rent states: an account may not become, or grow while being, below its minimum balance."""
+    for index, (_, old), (_, new) in zip(writable, before, after, strict=True):
+        if new is None or new.lamports >= minimum_balance(len(new.data)):
+            continue
+        paying = old is not None and old.lamports < minimum_balance(len(old.data))
+        if old is None or not paying or len(old.data) != len(new.data) or new.lamports > old.lamports:
+            return {"InsufficientFundsForRent": {"account_index": index}}
+    return None

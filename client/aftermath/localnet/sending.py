@@ -1,0 +1,195 @@
+"""The JSON-RPC methods that carry transactions: sendTransaction, simulateTransaction, requestAirdrop.
+
+Decided: as on a validator, a bad signature is -32003, a failing preflight is -32002 with the simulation in `data`,
+and with skipPreflight a transaction that cannot land is dropped without an error. An airdrop is an ordinary transfer
+from the faucet, made unique by its compute limit so that two equal ones in one slot are two transactions.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from solders.compute_budget import set_compute_unit_limit
+from solders.keypair import Keypair
+from solders.message import Message, MessageV0
+from solders.pubkey import Pubkey
+from solders.system_program import TransferParams, transfer
+from solders.transaction import VersionedTransaction
+
+from aftermath.localnet.bank import Bank
+from aftermath.localnet.commit import Committer
+from aftermath.localnet.encode import View, inner_instructions, return_data
+from aftermath.localnet.errors import (
+    INTERNAL_ERROR,
+    PREFLIGHT_FAILURE,
+    SIGNATURE_VERIFICATION_FAILURE,
+    RpcError,
+    invalid_params,
+)
+from aftermath.localnet.params import Config, Params, decoded, pubkey
+from aftermath.localnet.reading import Reading
+from aftermath.localnet.runtime import Outcome
+from aftermath.localnet.sentences import sentence
+
+PACKET_BYTES = 1232
+AIRDROP_UNITS = 1_000
+MAX_SIMULATED_ACCOUNTS = 64
+
+
+class Sending:
+    """Methods by their JSON-RPC names; each takes the `params` of the call and returns an awaitable result."""
+
+    def __init__(self, bank: Bank, committer: Committer, reading: Reading, faucet: Keypair) -> None:
+        self._bank = bank
+        self._committer = committer
+        self._reading = reading
+        self._faucet = faucet
+        self._airdrops = itertools.count(AIRDROP_UNITS)
+
+    def methods(self) -> dict[str, Callable[[Any], Awaitable[Any]]]:
+        return {
+            "sendTransaction": self.send,
+            "simulateTransaction": self.simulate,
+            "requestAirdrop": self.airdrop,
+        }
+
+    async def send(self, params: Any) -> str:
+        given = Params(params, 2)
+        config = given.config(1)
+        self._reading.reached(Config({"minContextSlot": config.raw("minContextSlot")}))
+        tx, wire = _parse(given.text(0, "transaction"), config)
+        if not all(tx.verify_with_results()):
+            raise RpcError(SIGNATURE_VERIFICATION_FAILURE, "Transaction signature verification failure")
+        if not config.flag("skipPreflight"):
+            Config({"commitment": config.raw("preflightCommitment")}).check_commitment()
+            self._preflight(tx)
+        await self._committer.submit(tx, wire)
+        return str(tx.signatures[0])
+
+    def _preflight(self, tx: VersionedTransaction) -> None:
+        error = self._bank.check(tx)
+        if error is not None:
+            raise _preflight_failure(error, None)
+        outcome = self._bank.simulate(tx)
+        if outcome.error is not None:
+            raise _preflight_failure(outcome.error, outcome)
+
+    async def simulate(self, params: Any) -> dict[str, Any]:
+        given = Params(params, 2)
+        config = given.config(1)
+        self._reading.reached(config)
+        tx, _ = _parse(given.text(0, "transaction"), config)
+        verify, replace = config.flag("sigVerify"), config.flag("replaceRecentBlockhash")
+        if verify and replace:
+            raise invalid_params("sigVerify may not be used with replaceRecentBlockhash")
+        replacement = None
+        if replace:
+            tx = _with_blockhash(tx, self._bank)
+            slots = self._bank.slots
+            replacement = {"blockhash": str(slots.latest), "lastValidBlockHeight": slots.last_valid_height}
+        if verify and not all(tx.verify_with_results()):
+            raise RpcError(SIGNATURE_VERIFICATION_FAILURE, "Transaction signature verification failure")
+        wanted = _wanted_accounts(config)
+        error = self._bank.check(tx)
+        outcome = None if error is not None else self._bank.simulate(tx)
+        shown = _simulation(error, outcome, inner=config.flag("innerInstructions"))
+        if wanted is not None:
+            shown["accounts"] = self._accounts(outcome, *wanted)
+        if replacement is not None:
+            shown["replacementBlockhash"] = replacement
+        return self._reading.context(shown)
+
+    def _accounts(self, outcome: Outcome | None, view: View, keys: list[Pubkey]) -> list[Any]:
+        if outcome is None or outcome.error is not None:
+            return [None] * len(keys)
+        after = dict(outcome.after)
+        return [view.show(after[key] if key in after else self._bank.account(key)) for key in keys]
+
+    async def airdrop(self, params: Any) -> str:
+        given = Params(params, 3)
+        to, lamports = given.pubkey(0), given.number(1, "lamports")
+        if given.raw(2) is not None:
+            given.config(2).check_commitment()
+        return await self.give(to, lamports)
+
+    async def give(self, to: Pubkey, lamports: int) -> str:
+        """Transfer from the faucet; returns the signature, raises `RpcError` when it cannot."""
+        payer = self._faucet.pubkey()
+        unique = set_compute_unit_limit(next(self._airdrops))
+        move = transfer(TransferParams(from_pubkey=payer, to_pubkey=to, lamports=lamports))
+        message = Message.new_with_blockhash([unique, move], payer, self._bank.slots.latest)
+        tx = VersionedTransaction(message, [self._faucet])
+        outcome = self._bank.simulate(tx)
+        error = outcome.error if outcome.error is not None else await self._committer.submit(tx, bytes(tx))
+        if error is not None:
+            raise RpcError(INTERNAL_ERROR, f"The airdrop of {lamports} lamports failed: {sentence(error)}")
+        return str(tx.signatures[0])
+
+
+def _parse(text: str, config: Config) -> tuple[VersionedTransaction, bytes]:
+    """A sanitised transaction and its wire form; trailing bytes are dropped."""
+    encoding = config.text("encoding", ("base58", "base64"), "base58")
+    data = decoded(text, encoding, PACKET_BYTES)
+    try:
+        tx = VersionedTransaction.from_bytes(data)
+    except ValueError as error:
+        raise invalid_params(f"failed to deserialize solana_transaction::VersionedTransaction: {error}") from None
+    try:
+        tx.sanitize()
+    except Exception as error:
+        raise invalid_params(
+            f"invalid transaction: Transaction failed to sanitize accounts offsets correctly: {error}"
+        ) from None
+    return tx, bytes(tx)
+
+
+def _with_blockhash(tx: VersionedTransaction, bank: Bank) -> VersionedTransaction:
+    old = tx.message
+    latest = bank.slots.latest
+    message: Message | MessageV0
+    if isinstance(old, MessageV0):
+        message = MessageV0(old.header, old.account_keys, latest, old.instructions, old.address_table_lookups)
+    else:
+        header = old.header
+        message = Message.new_with_compiled_instructions(
+            header.num_required_signatures,
+            header.num_readonly_signed_accounts,
+            header.num_readonly_unsigned_accounts,
+            old.account_keys,
+            latest,
+            old.instructions,
+        )
+    return VersionedTransaction.populate(message, tx.signatures)
+
+
+def _wanted_accounts(config: Config) -> tuple[View, list[Pubkey]] | None:
+    section = config.section("accounts")
+    if section is None:
+        return None
+    keys = [pubkey(item, "address") for item in section.items("addresses", MAX_SIMULATED_ACCOUNTS)]
+    view = View.of(section, "base64")
+    if view.encoding in ("binary", "base58"):
+        raise invalid_params("base58 encoding not supported")
+    return view, keys
+
+
+def _preflight_failure(error: Any, outcome: Outcome | None) -> RpcError:
+    data = _simulation(error, outcome, inner=False)
+    return RpcError(PREFLIGHT_FAILURE, f"Transaction simulation failed: {sentence(error)}", data)
+
+
+def _simulation(error: Any, outcome: Outcome | None, inner: bool) -> dict[str, Any]:
+    """RpcSimulateTransactionResult; `error` is one found before the simulation."""
+    if outcome is None:
+        nothing = dict.fromkeys(("accounts", "returnData", "innerInstructions"))
+        return {"err": error, "logs": [], "unitsConsumed": 0, **nothing}
+    return {
+        "err": outcome.error,
+        "logs": outcome.meta.logs(),
+        "accounts": None,
+        "unitsConsumed": outcome.meta.compute_units_consumed(),
+        "returnData": return_data(outcome.meta),
+        "innerInstructions": inner_instructions(outcome.meta) if inner else None,
+    }

@@ -1,0 +1,210 @@
+"""The real `solana-test-validator` as a local network: found, started with the same programs, watched, ended with
+its parent.
+
+Decided: the binary is the one of AFTERMATH_VALIDATOR, else of PATH, else ~/.cache/aftermath/bin. Ports besides RPC
+and websocket are chosen free, so that several can run at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import aiohttp
+from solders.pubkey import Pubkey
+
+from aftermath.localnet.config import LocalnetConfig
+from aftermath.localnet.errors import LocalnetError
+from aftermath.localnet.loader import read_program
+from aftermath.localnet.timing import RealTime
+
+NAME = "solana-test-validator"
+VARIABLE = "AFTERMATH_VALIDATOR"
+CACHE = Path("~/.cache/aftermath/bin")
+START_SECONDS = 90.0
+STOP_SECONDS = 15.0
+POLL_SECONDS = 0.1
+TICK_MS = 6.25
+PORT_RANGE = 32
+_PR_SET_PDEATHSIG = 1
+
+
+def validator_binary() -> Path | None:
+    """Where the validator is, or None."""
+    named = os.environ.get(VARIABLE)
+    if named:
+        return Path(named) if os.access(named, os.X_OK) else None
+    found = shutil.which(NAME)
+    if found is not None:
+        return Path(found)
+    cached = CACHE.expanduser() / NAME
+    return cached if os.access(cached, os.X_OK) else None
+
+
+class ValidatorEngine:
+    """Starts `solana-test-validator`; the chain keeps real time and its own genesis."""
+
+    async def start(self, config: LocalnetConfig) -> RunningValidator:
+        binary = validator_binary()
+        if binary is None:
+            raise LocalnetError(
+                f"{NAME} was not found.",
+                f"Install the Solana CLI (Agave), or set {VARIABLE} to the binary, or use --engine embedded.",
+            )
+        if not isinstance(config.time, RealTime):
+            raise LocalnetError("A validator keeps real time.", "Use the embedded engine for a virtual clock.")
+        for _, path in config.programs:
+            read_program(path)
+        running = RunningValidator(config)
+        try:
+            await running.open(binary, config)
+        except BaseException:
+            await running.close()
+            raise
+        return running
+
+
+class RunningValidator:
+    """A validator process that is healthy until `close`."""
+
+    def __init__(self, config: LocalnetConfig) -> None:
+        self._port = config.rpc_port or _free_port(pair=True)
+        self._host = config.host
+        self._scratch = None if config.ledger else tempfile.TemporaryDirectory(prefix="aftermath-validator-")
+        self._ledger = config.ledger or Path(self._scratch.name if self._scratch else "")
+        self._log_path = self._ledger.with_name(f"{self._ledger.name}.log")
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def rpc_url(self) -> str:
+        return f"http://{self._host}:{self._port}"
+
+    @property
+    def ws_url(self) -> str:
+        return f"ws://{self._host}:{self._port + 1}"
+
+    async def open(self, binary: Path, config: LocalnetConfig) -> None:
+        for port in (self._port, self._port + 1):
+            if not _is_free(self._host, port):
+                raise LocalnetError(f"Port {port} is in use.", "Stop what listens there, or choose another --rpc-port.")
+        self._ledger.mkdir(parents=True, exist_ok=True)
+        output = os.open(self._log_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                binary,
+                *self._arguments(config),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=asyncio.subprocess.STDOUT,
+                preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+            )
+        finally:
+            os.close(output)
+        async with aiohttp.ClientSession() as session:
+            await self._until_healthy(session)
+            for key, lamports in config.airdrops:
+                await self._provide(session, key, lamports)
+
+    def _arguments(self, config: LocalnetConfig) -> list[str]:
+        first = _free_port(pair=False)
+        first = first if first + PORT_RANGE < 65536 else first - PORT_RANGE
+        options = {
+            "--ledger": str(self._ledger),
+            "--bind-address": self._host,
+            "--rpc-port": str(self._port),
+            "--faucet-port": str(_free_port(pair=False)),
+            "--gossip-port": str(_free_port(pair=False)),
+            "--dynamic-port-range": f"{first}-{first + PORT_RANGE}",
+            "--ticks-per-slot": str(max(2, round(config.slot_ms / TICK_MS))),
+        }
+        arguments = ["--quiet", *(part for option in options.items() for part in option)]
+        if config.ledger is None:
+            arguments.append("--reset")
+        for key, path in config.programs:
+            arguments += ["--bpf-program", str(key), str(path)]
+        return arguments
+
+    def _last_words(self) -> str:
+        return self._log_path.read_text(errors="replace")[-500:].strip()
+
+    async def _until_healthy(self, session: aiohttp.ClientSession) -> None:
+        assert self._process is not None
+        deadline = asyncio.get_running_loop().time() + START_SECONDS
+        while asyncio.get_running_loop().time() < deadline:
+            if self._process.returncode is not None:
+                status, words = self._process.returncode, self._last_words()
+                raise LocalnetError(f"{NAME} ended with status {status}: {words}", f"See {self._log_path}.")
+            if await _call(session, self.rpc_url, "getHealth", []) == "ok":
+                return
+            await asyncio.sleep(POLL_SECONDS)
+        raise LocalnetError(f"{NAME} was not healthy within {START_SECONDS:.0f} s.", f"See {self._log_path}.")
+
+    async def _provide(self, session: aiohttp.ClientSession, key: Pubkey, lamports: int) -> None:
+        """Airdrop until `key` holds `lamports`."""
+        deadline = asyncio.get_running_loop().time() + START_SECONDS
+        asked = False
+        while asyncio.get_running_loop().time() < deadline:
+            answer = await _call(session, self.rpc_url, "getBalance", [str(key), {"commitment": "confirmed"}])
+            missing = lamports - (answer["value"] if isinstance(answer, dict) else 0)
+            if missing <= 0:
+                return
+            if not asked:
+                asked = isinstance(await _call(session, self.rpc_url, "requestAirdrop", [str(key), missing]), str)
+            await asyncio.sleep(POLL_SECONDS)
+        raise LocalnetError(f"The validator's faucet did not give {key} its lamports.", "Start it again.")
+
+    async def close(self) -> None:
+        process = self._process
+        if process is not None and process.returncode is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                await asyncio.wait_for(process.wait(), STOP_SECONDS)
+            except TimeoutError:
+                process.kill()
+                await process.wait()
+        if self._scratch is not None:
+            self._scratch.cleanup()
+
+
+def _die_with_parent() -> None:
+    """Linux: this process gets SIGTERM when the one that started it goes, however it goes."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+async def _call(session: aiohttp.ClientSession, url: str, method: str, params: Sequence[object]) -> object:
+    """The result, or None when the node does not answer or answers with an error."""
+    body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": list(params)}
+    try:
+        async with session.post(url, json=body, timeout=aiohttp.ClientTimeout(total=5)) as response:
+            answer = await response.json(content_type=None)
+    except (aiohttp.ClientError, TimeoutError, ValueError):
+        return None
+    return answer.get("result") if isinstance(answer, dict) else None
+
+
+def _is_free(host: str, port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+def _free_port(pair: bool) -> int:
+    """A port that is free now; with `pair` the next one is free too."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port: int = probe.getsockname()[1]
+        if port < 65535 and (not pair or _is_free("127.0.0.1", port + 1)):
+            return port
