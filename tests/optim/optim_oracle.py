@@ -54,7 +54,7 @@ def real_basis(edge: int) -> list[list[Decimal]]:
     def cosine(angle: Decimal) -> Decimal:
         angle %= 2 * pi
         term = total = Decimal(1)
-        for k in range(2, 200, 2):
+        for k in range(2, 120, 2):
             term *= -angle * angle / (k * (k - 1))
             total += term
         return total
@@ -70,7 +70,7 @@ def _away(value: Fraction) -> int:
     return int(math.copysign(math.floor(abs(value) + Fraction(1, 2)), value)) if value else 0
 
 
-def _means(votes: Sequence[Votes], low: int, high: int) -> dict[int, int]:
+def oracle_means(votes: Sequence[Votes], low: int, high: int) -> dict[int, int]:
     """m of every coefficient in [low, high) that somebody voted on."""
     given = defaultdict(list)
     for vote in votes:
@@ -99,7 +99,7 @@ def oracle_signs(votes: Sequence[Votes], schema: Schema, level: int) -> list[np.
         for block in range(part.first, part.first + part.segment.blocks):
             low = group.base + block * group.block
             mean = np.zeros(group.block, dtype=object)
-            for place, value in _means(votes, low, low + group.block).items():
+            for place, value in oracle_means(votes, low, low + group.block).items():
                 mean[place] = value
             rows = mean.reshape(group.height, group.width).dot(wide)
             if group.height > 1:

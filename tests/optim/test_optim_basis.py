@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from aftermath.optim.basis import MAX_EDGE, UnsupportedEdge, basis, integer_basis, scale_bits
-from optim.optim_oracle import real_basis
+from aftermath.optim.layout import level_layout
+from optim.optim_oracle import real_basis, toy_schema
 
 EDGES = [1, 2, 3, 5, 8, 16, 29, 43, 64, 96]
 
@@ -47,3 +48,9 @@ def test_float_basis_is_orthonormal(edge: int) -> None:
 def test_unsupported_edges_say_what_to_do(edge: int) -> None:
     with pytest.raises(UnsupportedEdge, match="compression_chunk of at most 255"):
         integer_basis(edge)
+
+
+def test_a_schema_with_such_edges_is_refused_before_training() -> None:
+    schema = toy_schema(vocab_size=2050, hidden_size=16, intermediate_size=16, chunk=2050, tiers=1)
+    with pytest.raises(UnsupportedEdge, match="edge of 2050"):
+        level_layout(schema, 0)

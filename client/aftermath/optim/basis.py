@@ -36,14 +36,19 @@ def scale_bits(edge: int) -> int:
     return COLUMN_SUM_BITS - ((edge - 1).bit_length() + 1) // 2
 
 
-@cache
-def integer_basis(edge: int) -> tuple[tuple[int, ...], ...]:
-    """Row i, column x: round(B[i, x] * 2^scale_bits(edge)). Raises UnsupportedEdge above MAX_EDGE."""
+def check_edge(edge: int) -> None:
+    """Raises UnsupportedEdge unless blocks may have this edge."""
     if not 1 <= edge <= MAX_EDGE:
         raise UnsupportedEdge(
             f"blocks with an edge of {edge} are not supported; the longest is {MAX_EDGE}",
             "Use a compression_chunk of at most 255.",
         )
+
+
+@cache
+def integer_basis(edge: int) -> tuple[tuple[int, ...], ...]:
+    """Row i, column x: round(B[i, x] * 2^scale_bits(edge)). Raises UnsupportedEdge above MAX_EDGE."""
+    check_edge(edge)
     quarter = _quarter_cosines(edge)
     flat, wave = isqrt((1 << 2 * _BITS) // edge), isqrt((2 << 2 * _BITS) // edge)
     shift = 2 * _BITS - scale_bits(edge)

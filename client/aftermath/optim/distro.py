@@ -45,7 +45,7 @@ class Distro:
     """The optimizer of one replica. `params` are the replica's own fp32 tensors, changed in place by `apply`."""
 
     def __init__(self, schema: Schema, tier: int, params: Mapping[str, Tensor]) -> None:
-        """Raises SchemaError or SegmentError if these are not the tensors of a tier-`tier` replica."""
+        """Raises SchemaError or SegmentError if these are not the tensors of a tier-`tier` replica, UnsupportedEdge."""
         self._schema, self._params = schema, params
         self._layouts: dict[int, LevelLayout] = {}
         self._deltas: dict[int, list[Tensor]] = {}
@@ -147,7 +147,7 @@ class Distro:
                 )
 
     def _decay(self) -> None:
-        """delta <- (delta - previous result) * decay."""
+        """delta <- (delta - previous result) * decay. Nothing can be subtracted twice, should encoding fail later."""
         for level, deltas in self._deltas.items():
             sent = self._previous.get(level)
             for index, delta in enumerate(deltas):

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aftermath.model.schema import Schema, Segment
+from aftermath.optim.basis import check_edge
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class LevelLayout:
 
 @lru_cache(maxsize=64)
 def level_layout(schema: Schema, level: int) -> LevelLayout:
-    """The layout of one level; SchemaError if there is no such level."""
+    """The layout of one level. Raises SchemaError if there is no such level, UnsupportedEdge for blocks too long."""
     segments = schema.of_level(level)
     counts: dict[tuple[int, int, int], int] = {}
     places = []
@@ -98,6 +99,8 @@ def level_layout(schema: Schema, level: int) -> LevelLayout:
 def _edges(segment: Segment) -> tuple[int, int]:
     """Height and width of a segment's blocks; a vector's blocks have height 1. Tensors have one or two dimensions."""
     height, width = segment.chunk if len(segment.chunk) == 2 else (1, *segment.chunk)
+    check_edge(height)
+    check_edge(width)
     return height, width
 
 
