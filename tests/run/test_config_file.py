@@ -235,7 +235,7 @@ RULES = [
     ("WarmupTooLong", r"^rounds_per_epoch = 20", "epoch_time = 30", 3),
     ("CooldownTimeZero", r"^cooldown_time = 30", "cooldown_time = 0", 6),
     ("RoundTrainTimeZero", r"^max_round_train_time = 30", "max_round_train_time = 0", 15),
-    ("RoundTrainTimeTooLong", r"^rounds_per_epoch = 20", "epoch_time = 30", 15),
+    ("RoundTrainTimeTooLong", r"^max_round_train_time = 30", "max_round_train_time = 31\nepoch_time = 31", 15),
     ("RoundWitnessTimeZero", r"^round_witness_time = 1", "round_witness_time = 0", 18),
     ("ExtraTimeZero", r"^total_steps = 25000\n\n# M", "waiting_for_members_extra_time = 0\ntotal_steps = 1\n\n# M", 44),
     ("MinClientsZero", r"^min_clients = 1", "min_clients = 0", 24),

@@ -93,7 +93,6 @@ def _optimizer(kind: OptimizerKind, **given: Any) -> dict[str, Any]:
         "compression_chunk": given.get("compression_chunk", 0),
         "kind": int(kind),
         "quantize_1bit": int(given.get("quantize_1bit", False)),
-        "pad": bytes(2),
     }
 
 

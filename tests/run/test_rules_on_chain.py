@@ -1,0 +1,187 @@
+"""The rules in Python and the rules in the compiled program agree, case by case."""
+
+from __future__ import annotations
+
+import random
+import struct
+import tomllib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from solders.account import Account
+
+from aftermath.run import assignment, backlog, bitmap, committee, consensus, views
+from aftermath.run.backlog import Backlog
+from aftermath.run.config import RunConfig
+from aftermath.run.deadlines import next_deadline
+from aftermath.run.state import MemberState, RunState
+from run.builders import header
+from run.onchain import RUN_ID, Onchain, Refused
+from run.test_config_file import RULES, SEED, changed
+
+
+@pytest.fixture
+def chain() -> Onchain:
+    chain = Onchain()
+    chain.create()
+    return chain
+
+
+@pytest.fixture(scope="module")
+def unchanged_chain() -> Iterator[Onchain]:
+    """A run that is only ever refused: one for all tests of refusals."""
+    chain = Onchain()
+    chain.create()
+    before = chain.data(chain.addresses.run)
+    yield chain
+    assert chain.data(chain.addresses.run) == before
+
+
+def overwrite(chain: Onchain, account: views.layout.Account, address: Any, **fields: Any) -> None:
+    """Replace fields of an account in place, as no instruction could."""
+    data = bytearray(chain.data(address))
+    record = np.frombuffer(data, account.dtype, count=1, offset=8)[0]
+    for name, value in fields.items():
+        record[name] = value
+    found = chain.svm.get_account(address)
+    assert found is not None
+    chain.svm.set_account(address, Account(found.lamports, bytes(data), found.owner))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_shuffles_committees_and_shares_are_the_programs(chain: Onchain, seed: int) -> None:
+    """150 random rounds each: any roster, seed, weights, batch and share of verifiers, as `inspect` computes them."""
+    rng = random.Random(seed)
+    run_layout, members_layout = views.run_account(), views.members_account()
+    for _ in range(150):
+        clients = rng.choice([1, 2, 3, rng.randint(1, 256), 256])
+        roster = bitmap.from_slots(rng.sample(range(256), clients))
+        percent, batch = rng.choice([0, 10, 50, 100, rng.randint(0, 100)]), rng.choice([0, 1, clients, 65535])
+        round_ = header(roster, seed=rng.getrandbits(64), batch=batch)
+        rounds = np.zeros(4, run_layout.dtype["rounds"].base)
+        rounds[2] = _round_record(rounds[2], round_)
+        config = np.zeros(1, run_layout.dtype["config"])[0]
+        config["verification_percent"] = percent
+        overwrite(chain, run_layout, chain.addresses.run, rounds=rounds, config=config)
+        slots = np.zeros(256, members_layout.dtype["slots"].base)
+        slots["weight"] = [rng.choice([1, 7, 65535, rng.randint(1, 65535)]) for _ in range(256)]
+        overwrite(chain, members_layout, chain.addresses.members, slots=slots)
+        assert list(chain.inspect(0, 2)) == committee.witness_positions(round_)
+        positions = list(chain.inspect(1, 2))
+        assert positions == committee.positions(round_.seed, committee.COMMITTEE, clients)
+        shares = assignment.assign(round_, chain.members, percent)
+        returned = list(struct.iter_unpack("<HH", chain.inspect(2, 2)))
+        assert returned == [(shares[slot].start, shares[slot].len) for slot in round_.members]
+
+
+def _round_record(record: Any, round_: Any) -> Any:
+    for name in ("seed", "data_index", "batch", "clients", "elected"):
+        record[name] = getattr(round_, name)
+    record["roster"] = bitmap.to_bytes(round_.roster)
+    return record
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_whole_epoch_of_failures_leaves_the_backlog_that_the_model_predicts(chain: Onchain, seed: int) -> None:
+    """Members fail at random, witnesses stay away at random; every round's outcome is predicted before it closes."""
+    rng = random.Random(seed)
+    members = {number: (number % 3, rng.randint(1, 9)) for number in range(1, 7)}
+    chain.configure(SEED, min_clients=3, init_min_clients=6, witness_nodes=3, verification_percent=20)
+    chain.begin(members)
+    predicted, before_shares = Backlog(), None
+    while chain.run.state in (RunState.ROUND_TRAIN, RunState.ROUND_WITNESS):
+        run = chain.run
+        round_, before = run.current, run.round(run.current.height - 1)
+        if round_.batch:
+            redo_index, redo, predicted = predicted.take(round_.batch)
+            assert (round_.redo_index, round_.redo) == (redo_index, redo)
+            assert round_.batch == assignment.batch_size(run.config, round_.data_index)
+        present = [slot for slot in committee.witnesses(round_) if rng.random() < 0.9]
+        sent = [_attest(chain, rng, slot, before.roster if before else 0) for slot in present]
+        while chain.run.current.height == round_.height and chain.run.state is not RunState.COOLDOWN:
+            chain.tick_at_deadline()
+        closed = chain.run.round(round_.height)
+        assert closed is not None
+        assert chain.attestations(chain.run.ring(round_.height) or 0, len(sent)) == tuple(sent)
+        if before is not None:
+            assert before_shares is not None
+            idle = bitmap.from_slots(slot for slot, share in before_shares.items() if share.len == 0)
+            attested = consensus.attested_mask(round_, sent, before, idle)
+            assert closed.attested == attested
+            predicted = backlog.settle(predicted, before, before_shares, attested)
+        if not sent and not run.draining:
+            predicted = backlog.put_back(predicted, round_)
+        before_shares = assignment.assign(round_, chain.members, run.config.verification_percent)
+        after = chain.run
+        left = predicted if after.current.height == round_.height else predicted.take(after.current.batch)[2]
+        assert after.backlog == left.intervals
+        assert after.lost_sequences == left.lost
+    assert chain.run.state is RunState.COOLDOWN
+
+
+def _attest(chain: Onchain, rng: random.Random, witness: int, roster: int) -> Any:
+    results = {slot: rng.randbytes(32) for slot in bitmap.slots(roster) if rng.random() < 0.8}
+    chain.witness(witness, results)
+    packed = consensus.pack_fingerprints(results, roster) if roster else bytes(320)
+    return views.Attestation(witness, bitmap.from_slots(results), packed)
+
+
+def test_a_tick_is_refused_before_the_deadline_and_works_at_it(chain: Onchain) -> None:
+    chain.configure(SEED, min_clients=1, init_min_clients=1)
+    chain.join(1)
+    for expected in (RunState.WARMUP, RunState.ROUND_TRAIN, RunState.ROUND_WITNESS, RunState.COOLDOWN):
+        deadline = next_deadline(chain.run, chain.members)
+        assert deadline is not None
+        chain.at(deadline - 1)
+        if chain.now > chain.run.state_started_at:
+            with pytest.raises(Refused, match="NothingToTick"):
+                chain.tick()
+        chain.tick_at_deadline()
+        assert chain.run.state is expected
+    chain.tick_at_deadline()
+    assert chain.run.state is RunState.WAITING_FOR_MEMBERS
+
+
+def test_cooldown_reporters_are_the_programs(chain: Onchain) -> None:
+    """Everybody claims every level it holds; the program keeps exactly the levels each is elected for."""
+    chain.configure(SEED, min_clients=1, init_min_clients=24, witness_nodes=1, rounds_per_epoch=1)
+    chain.begin({number: (number % 3, 1) for number in range(1, 25)})
+    while chain.run.state is not RunState.COOLDOWN:
+        chain.tick_at_deadline()
+    run, members = chain.run, chain.members
+    for slot in range(24):
+        owed = committee.levels_to_attest(run, members, slot)
+        hashes = {level: bytes([level + 1]) * 32 for level in range(members.slots[slot].tier, 3)}
+        wallet = chain.wallet(slot + 1)
+        instruction = chain.ix(wallet).attest(RUN_ID, slot, hashes)
+        if not owed:
+            with pytest.raises(Refused, match="NotElected"):
+                chain.send(wallet, instruction)
+            continue
+        chain.send(wallet, instruction)
+        assert chain.cooldown()[-1].slot == slot
+        assert tuple(chain.cooldown()[-1].hashes) == owed
+    assert chain.run.levels_attested == 0b111
+    assert chain.run.level_hashes == tuple(bytes([level + 1]) * 32 for level in range(3))
+    assert members.mask(MemberState.HEALTHY) == (1 << 24) - 1
+
+
+@pytest.mark.parametrize(("name", "pattern", "replacement", "line"), RULES)
+def test_the_program_refuses_what_the_client_refuses(
+    unchanged_chain: Onchain, name: str, pattern: str, replacement: str, line: int
+) -> None:
+    parts = RunConfig.model_validate(tomllib.loads(changed((pattern, replacement)))).to_chain()
+    with pytest.raises(Refused) as caught:
+        unchanged_chain.update(config=parts["config"], model=parts["model"])
+    assert caught.value.name == name
+
+
+def test_the_program_accepts_what_the_client_accepts(chain: Onchain) -> None:
+    chain.configure(SEED)
+    assert chain.run.config.rounds_per_epoch == 20
+    assert chain.model.lr_schedule.base_lr == 4.0e-4
+    assert chain.model.optimizer.compression_decay == 0.999
+    assert chain.model.data_location.secondary == "fineweb-edu-tokenized-llama2"
+    assert chain.model.checkpoint.repo == "emozilla/llama2-20m-init"
