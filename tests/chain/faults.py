@@ -1,0 +1,95 @@
+"""Network faults between the client and a node: a TCP proxy that can be closed, cut or turned into a black hole, and
+a mute websocket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from websockets.asyncio.server import ServerConnection, serve
+
+
+class Proxy:
+    """Forwards a port of ours to `target`. `open`, `close` (connections are cut, new ones refused), `black_hole`
+    (swallows).
+    """
+
+    def __init__(self, target: int) -> None:
+        self.target = target
+        self.port = 0
+        self._server: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+
+    async def open(self) -> None:
+        self._flowing.set()
+        if self._server is None:
+            self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+            self.port = self._server.sockets[0].getsockname()[1]
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        for writer in list(self._writers):
+            writer.transport.abort()
+
+    def black_hole(self) -> None:
+        """Connections stay open, and nothing passes in either direction until `open`."""
+        self._flowing.clear()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        try:
+            upstream, to_upstream = await asyncio.open_connection("127.0.0.1", self.target)
+        except OSError:
+            writer.transport.abort()
+            self._writers.discard(writer)
+            return
+        self._writers.add(to_upstream)
+        await asyncio.gather(self._pump(reader, to_upstream), self._pump(upstream, writer))
+        self._writers -= {writer, to_upstream}
+
+    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await source.read(65536):
+                await self._flowing.wait()
+                sink.write(data)
+                await sink.drain()
+        sink.close()
+
+
+@asynccontextmanager
+async def proxy(target: int) -> AsyncIterator[Proxy]:
+    made = Proxy(target)
+    await made.open()
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+class MuteNode:
+    """A websocket that confirms subscriptions, answers pings, and never notifies."""
+
+    def __init__(self) -> None:
+        self.subscriptions = 0
+        self.url = ""
+
+    async def handle(self, connection: ServerConnection) -> None:
+        async for message in connection:
+            self.subscriptions += 1
+            await connection.send(json.dumps({"jsonrpc": "2.0", "id": json.loads(message)["id"], "result": 3}))
+
+
+@asynccontextmanager
+async def mute_websocket() -> AsyncIterator[MuteNode]:
+    node = MuteNode()
+    async with serve(node.handle, "127.0.0.1", 0) as server:
+        node.url = f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        yield node

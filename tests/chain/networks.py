@@ -1,0 +1,142 @@
+"""What the chain tests stand on: a network, a wallet with money, and runs that are created and configured."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+from solders.pubkey import Pubkey
+
+from aftermath.chain.addresses import EVERYONE
+from aftermath.chain.authorizer import Authorizer
+from aftermath.chain.coordinator import Coordinator
+from aftermath.chain.rpc import RpcPool
+from aftermath.chain.wallet import Wallet
+from aftermath.localnet import LocalnetConfig, Network
+from aftermath.programs import AUTHORIZER_ID, AUTHORIZER_SO, COORDINATOR_ID, COORDINATOR_SO
+
+PROGRAMS = (
+    (Pubkey.from_string(COORDINATOR_ID), COORDINATOR_SO),
+    (Pubkey.from_string(AUTHORIZER_ID), AUTHORIZER_SO),
+)
+SCHEMA_HASH = bytes(range(32))
+RICH = 100_000_000_000
+
+
+def bits(value: float) -> int:
+    return int(struct.unpack("<Q", struct.pack("<d", value))[0])
+
+
+def config_table(**changes: Any) -> dict[str, Any]:
+    table = {
+        "warmup_time": 60,
+        "cooldown_time": 60,
+        "max_round_train_time": 60,
+        "round_witness_time": 2,
+        "epoch_time": 0,
+        "global_batch_size_warmup_tokens": 0,
+        "rounds_per_epoch": 3,
+        "total_steps": 100,
+        "max_seq_len": 0,
+        "init_min_clients": 1,
+        "min_clients": 1,
+        "witness_nodes": 0,
+        "global_batch_size_start": 8,
+        "global_batch_size_end": 8,
+        "verification_percent": 0,
+        "waiting_for_members_extra_time": 1,
+    }
+    return {**table, **changes}
+
+
+def model_table() -> dict[str, Any]:
+    return {
+        "architecture": 0,
+        "data_type": 0,
+        "max_seq_len": 64,
+        "cold_start_warmup_steps": 0,
+        "checkpoint": {"kind": 2, "repo": "/tmp/model", "revision": ""},
+        "data_location": {
+            "kind": 2,
+            "token_bytes": 2,
+            "shuffle": 0,
+            "pad_zeros": 0,
+            "start_index": 0,
+            "num_files": 0,
+            "primary": "/tmp/data",
+            "secondary": "",
+            "shuffle_seed": bytes(32),
+        },
+        "lr_schedule": {
+            "kind": 0,
+            "base_lr_bits": bits(4e-4),
+            "warmup_init_lr_bits": 0,
+            "final_lr_bits": 0,
+            "cosine_decay_final_lr_bits": 0,
+            "warmup_steps": 0,
+            "total_steps": 0,
+            "stable_steps": 0,
+            "cosine_decay_steps": 0,
+            "linear_decay_steps": 0,
+        },
+        "optimizer": {
+            "kind": 2,
+            "quantize_1bit": 1,
+            "compression_topk": 8,
+            "compression_chunk": 64,
+            "clip_grad_norm_bits": bits(1.0),
+            "weight_decay_bits": 0,
+            "compression_decay_bits": bits(0.999),
+            "beta1_bits": 0,
+            "beta2_bits": 0,
+            "eps_bits": 0,
+        },
+    }
+
+
+@dataclass
+class Place:
+    """A running network and a wallet that can pay on it."""
+
+    network: Network
+    pool: RpcPool
+    wallet: Wallet
+
+    @property
+    def coordinator(self) -> Coordinator:
+        return Coordinator(self.pool, self.wallet)
+
+    @property
+    def rpc_port(self) -> int:
+        return int(self.network.rpc_url.rsplit(":", 1)[1])
+
+    @property
+    def ws_port(self) -> int:
+        return int(self.network.ws_url.rsplit(":", 1)[1])
+
+    async def configured_run(self, run_id: str, **config: Any) -> Coordinator:
+        """Create and configure a run."""
+        coordinator = self.coordinator
+        await coordinator.create_run(run_id)
+        metadata = {"name": run_id, "description": "a test", "num_parameters": 1000, "vocab_size": 320}
+        schema = {"hash": SCHEMA_HASH, "tier_widths": [64, 32]}
+        parts = [
+            coordinator.ix.update(run_id, config=config_table(**config), model=model_table()),
+            coordinator.ix.update(run_id, metadata=metadata, schema=schema),
+        ]
+        await coordinator.sender.send_packed(parts)
+        return coordinator
+
+    async def open_run(self, run_id: str, **config: Any) -> Coordinator:
+        """Create, configure and start a run that everybody may join."""
+        coordinator = await self.configured_run(run_id, **config)
+        ix = Authorizer(self.pool).ix(self.wallet.pubkey)
+        if await Authorizer(self.pool).fetch(self.wallet.pubkey, EVERYONE) is None:
+            await coordinator.sender.send_packed([ix.create(EVERYONE), ix.grantor_update(EVERYONE, True)])
+        await coordinator.set_paused(run_id, False)
+        return coordinator
+
+
+def network_config(*wallets: Wallet) -> LocalnetConfig:
+    return LocalnetConfig(rpc_port=0, programs=PROGRAMS, airdrops=[(w.pubkey, RICH) for w in wallets])

@@ -1,0 +1,204 @@
+"""Following a run while nodes and sockets fail: nothing is missed for long, nothing goes backwards, nothing dies."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from aftermath.chain import rpc, subscription
+from aftermath.chain.addresses import run_addresses
+from aftermath.chain.coordinator import Coordinator
+from aftermath.chain.endpoints import Endpoint, endpoint
+from aftermath.chain.rpc import RpcPool
+from aftermath.chain.subscription import RunWatcher
+from aftermath.run.accounts import Run
+from aftermath.run.errors import ChainError, ChainUnavailable
+from chain.faults import Proxy, mute_websocket, proxy
+from chain.networks import Place
+
+RUN = "followed"
+
+
+def watcher_of(pool: RpcPool, coordinator: Coordinator, **options: float) -> RunWatcher:
+    return RunWatcher(pool, run_addresses(coordinator.program_id, RUN).run, coordinator.program_id, **options)
+
+
+@asynccontextmanager
+async def watching(pool: RpcPool, coordinator: Coordinator, **options: float) -> AsyncIterator[RunWatcher]:
+    watcher = watcher_of(pool, coordinator, **options)
+    await watcher.start()
+    try:
+        yield watcher
+    finally:
+        await watcher.close()
+
+
+async def change(coordinator: Coordinator, rate: int) -> int:
+    """Change the run; returns its new seq."""
+    await coordinator.set_future_epoch_rates(RUN, earning=rate, slashing=None)
+    return (await coordinator.run(RUN)).seq
+
+
+async def seen(watcher: RunWatcher, seq: int, within: float) -> Run:
+    async with asyncio.timeout(within):
+        async for run in watcher.updates():
+            if run.seq >= seq:
+                return run
+    raise AssertionError
+
+
+async def test_updates_start_with_the_present_and_follow_every_change(place: Place) -> None:
+    coordinator = await place.configured_run(RUN)
+    async with watching(place.pool, coordinator, silence=60) as watcher:
+        updates = watcher.updates()
+        first = await anext(updates)
+        assert first == await coordinator.run(RUN)
+        for rate in (5, 6):
+            await change(coordinator, rate)
+            async with asyncio.timeout(5):
+                run = await anext(updates)
+            assert run.future_earning_rate == rate
+        assert watcher.push_bytes_max <= 2048
+        assert abs(watcher.clock.now() - time.time()) < 5
+
+
+async def test_a_slow_reader_gets_the_newest_state(embedded: Place) -> None:
+    coordinator = await embedded.configured_run(RUN)
+    async with watching(embedded.pool, coordinator) as watcher:
+        updates = watcher.updates()
+        await anext(updates)
+        for rate in range(1, 6):
+            newest = await change(coordinator, rate)
+        await seen(watcher, newest, 5)
+        assert (await anext(updates)).seq == newest
+        assert (await anext(watcher.updates())).seq == newest
+
+
+async def test_a_silent_websocket_is_replaced_by_polling_within_two_seconds(embedded: Place) -> None:
+    coordinator = await embedded.configured_run(RUN)
+    async with (
+        mute_websocket() as mute,
+        RpcPool([Endpoint(embedded.network.rpc_url, mute.url)]) as pool,
+        watching(pool, coordinator) as watcher,
+    ):
+        for rate in range(1, 4):
+            newest = await change(coordinator, rate)
+            started = time.monotonic()
+            await seen(watcher, newest, 10)
+            assert time.monotonic() - started < subscription.SILENCE_SECONDS + 0.7
+        await asyncio.wait_for(_until(lambda: mute.subscriptions >= 2), 10)
+        assert mute.subscriptions >= 2, "a mute socket is dropped and made anew"
+
+
+async def test_a_mute_socket_is_left_for_the_next_endpoint(embedded: Place) -> None:
+    coordinator = await embedded.configured_run(RUN)
+    url, ws = embedded.network.rpc_url, embedded.network.ws_url
+    async with (
+        mute_websocket() as mute,
+        RpcPool([Endpoint(url, mute.url), Endpoint(url, ws)]) as pool,
+        watching(pool, coordinator, silence=0.2) as watcher,
+        asyncio.timeout(20),
+    ):
+        rate = 0
+        while watcher.push_bytes_max == 0:
+            rate += 1
+            await seen(watcher, await change(coordinator, rate), 5)
+
+
+@asynccontextmanager
+async def proxied(place: Place) -> AsyncIterator[tuple[Proxy, Proxy, Endpoint]]:
+    async with proxy(place.rpc_port) as http, proxy(place.ws_port) as ws:
+        yield http, ws, Endpoint(f"http://127.0.0.1:{http.port}", f"ws://127.0.0.1:{ws.port}")
+
+
+@pytest.mark.parametrize("fault", ["cut", "black hole"])
+async def test_the_node_goes_away_for_some_seconds_in_mid_run(embedded: Place, fault: str) -> None:
+    coordinator = await embedded.configured_run(RUN)
+    async with (
+        proxied(embedded) as (http, ws, where),
+        RpcPool([where], attempt=0.5) as pool,
+        watching(pool, coordinator, silence=0.3) as watcher,
+    ):
+        for one in (http, ws):
+            if fault == "cut":
+                await one.close()
+            else:
+                one.black_hole()
+        newest = await change(coordinator, 9)
+        with pytest.raises(TimeoutError):
+            await seen(watcher, newest, 1.5)
+        for one in (http, ws):
+            await one.open()
+        assert (await seen(watcher, newest, 10)).future_earning_rate == 9
+        newest = await change(coordinator, 10)
+        await seen(watcher, newest, 10)
+
+
+async def test_the_fallback_takes_over_and_pushes_go_on(embedded: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rpc, "LEAVE_SECONDS", 0.5)
+    coordinator = await embedded.configured_run(RUN)
+    async with proxied(embedded) as (http, ws, where):
+        fallback = endpoint(embedded.network.rpc_url, embedded.network.ws_url)
+        async with RpcPool([where, fallback]) as pool, watching(pool, coordinator, silence=60) as watcher:
+            await http.close()
+            await ws.close()
+            await asyncio.wait_for(_until(lambda: not watcher._socket.ready.is_set()), 5)
+            await asyncio.wait_for(watcher._socket.ready.wait(), 5)
+            newest = await change(coordinator, 4)
+            await seen(watcher, newest, 5)
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+async def test_down_at_the_start_says_so(embedded: Place) -> None:
+    coordinator = await embedded.configured_run(RUN)
+    async with proxied(embedded) as (http, ws, where), RpcPool([where], patience=0.5) as pool:
+        await http.close()
+        await ws.close()
+        with pytest.raises(ChainUnavailable, match=f"http://127.0.0.1:{http.port}"):
+            await watcher_of(pool, coordinator).start()
+
+
+async def test_down_for_good_ends_the_updates_with_the_reason(embedded: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subscription, "POLL_PATIENCE", 0.3)
+    coordinator = await embedded.configured_run(RUN)
+    async with (
+        proxied(embedded) as (http, ws, where),
+        RpcPool([where]) as pool,
+        watching(pool, coordinator, silence=0.2, give_up=0.5) as watcher,
+    ):
+        await http.close()
+        await ws.close()
+        with pytest.raises(ChainUnavailable, match="no Solana RPC endpoint answered"):
+            await seen(watcher, 1 << 60, 10)
+
+
+async def test_a_closed_run_ends_the_updates(embedded: Place) -> None:
+    coordinator = await embedded.configured_run(RUN)
+    async with watching(embedded.pool, coordinator) as watcher:
+        await coordinator.close_run(RUN)
+        with pytest.raises(ChainError, match="no such run"):
+            await seen(watcher, 1 << 60, 10)
+
+
+async def test_a_run_that_never_was_is_told_at_the_start(embedded: Place) -> None:
+    with pytest.raises(ChainError, match="list-runs"):
+        await watcher_of(embedded.pool, embedded.coordinator).start()
+
+
+async def test_an_older_state_never_replaces_a_newer_one(embedded: Place) -> None:
+    coordinator = await embedded.configured_run(RUN)
+    async with watching(embedded.pool, coordinator, silence=60) as watcher:
+        _, old = await subscription.fetch_many(embedded.pool, [run_addresses(coordinator.program_id, RUN).run])
+        newest = await change(coordinator, 3)
+        await seen(watcher, newest, 5)
+        assert old[0] is not None
+        watcher._accept(watcher.slot + 100, old[0])
+        assert watcher.latest.seq == newest
