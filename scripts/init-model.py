@@ -11,6 +11,7 @@ import argparse
 import json
 import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from aftermath.data.bytelevel import END_TOKEN, VOCAB_SIZE, byte_tokenizer
@@ -23,9 +24,9 @@ from aftermath.run.errors import AftermathError
 ROW_MULTIPLE = 64  # embedding rows are rounded up to this, so that blocks of results are 64 x 64 (257 is prime)
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Read the arguments, write the checkpoint, say what it is. Returns the exit status."""
-    arguments = _parser().parse_args()
+    arguments = _parser().parse_args(argv)
     try:
         config = _config(arguments)
         if (arguments.out / "config.json").exists():

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -20,7 +21,7 @@ from aftermath.data.tokenise import Tokenised, folder_documents, standard_librar
 from aftermath.run.errors import AftermathError
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Read the arguments, convert, say what was written. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--input", type=Path, help="folder of UTF-8 text; without it the standard library's sources")
@@ -29,7 +30,7 @@ def main() -> int:
     parser.add_argument("--token-bytes", type=int, choices=(2, 4), default=2, help="bytes of a token (default 2)")
     parser.add_argument("--budget-bytes", type=int, default=4 << 20, help="size of the default corpus (default 4 MiB)")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     try:
         result = convert(arguments)
     except AftermathError as error:

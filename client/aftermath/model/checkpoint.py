@@ -54,13 +54,9 @@ def find(directory: Path, tier: int, strategy: Strategy = "auto") -> Source:
     """Where the weights of a tier are, by the rules at the top of this file."""
     sibling = directory.absolute().with_name(f"{directory.absolute().name}-tier{tier}")
     may_slice = tier > 0 and strategy != "universal"
-    if not (directory / "config.json").is_file():
-        if may_slice and (sibling / "config.json").is_file():
-            return _tier_source(sibling / "config.json", tier, weight_files(sibling))
-        raise CheckpointError(
-            f"there is no checkpoint at {directory} (no config.json)",
-            "Name a directory with config.json and .safetensors; scripts/init-model.py makes one.",
-        )
+    alone = may_slice and not (directory / "config.json").is_file()
+    if alone and (sibling / "config.json").is_file():
+        return _tier_source(sibling / "config.json", tier, weight_files(sibling))
     document = hf_config(directory / "config.json")
     config, (stored, _) = LlamaConfig.from_hf(document), stored_tier(document)
     config.width(tier)  # WidthNotDivisible says which widths would do

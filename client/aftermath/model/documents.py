@@ -21,7 +21,12 @@ class CheckpointError(AftermathError):
 
 
 def hf_config(path: Path) -> dict[str, Any]:
-    """A `config.json` as a dictionary. Raises CheckpointError."""
+    """A checkpoint's `config.json` as a dictionary. Raises CheckpointError."""
+    if not path.is_file():
+        raise CheckpointError(
+            f"there is no checkpoint at {path.parent} (no config.json)",
+            "Name a directory with config.json and .safetensors; scripts/init-model.py makes one.",
+        )
     try:
         document = json.loads(read_limited(path, MAX_CONFIG_BYTES))
     except (ValueError, RecursionError) as error:

@@ -38,13 +38,7 @@ def load_hf_config(
     _require_weights(checkpoint)
     if checkpoint.kind is CheckpointKind.HUB:
         return hf_config(hub.download_config(checkpoint.repo, checkpoint.revision, cache_dir=cache_dir, token=token))
-    path = Path(checkpoint.repo).expanduser() / "config.json"
-    if not path.is_file():
-        raise CheckpointError(
-            f"there is no checkpoint at {path.parent} (no config.json)",
-            "Name a directory with config.json and .safetensors; scripts/init-model.py makes one.",
-        )
-    return hf_config(path)
+    return hf_config(Path(checkpoint.repo).expanduser() / "config.json")
 
 
 def _require_weights(checkpoint: Checkpoint) -> None:

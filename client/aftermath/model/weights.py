@@ -97,7 +97,7 @@ def _read(file: Any, name: str, there: tuple[int, ...], wanted: tuple[int, ...],
             "Weights and config.json do not belong together.",
         )
     prefix = (slice(None),) * (elastic_dim(name) or 0) + (slice(0, wanted[elastic_dim(name) or 0]),)
-    tensor: Tensor = part[prefix].to(torch.float32).contiguous()
+    tensor: Tensor = part[prefix].to(torch.float32, copy=True).contiguous()  # the slice is a view of the mapped file
     if not torch.isfinite(tensor).all():
         raise CheckpointError(f"{path}: {name} holds a value that is not finite", "The checkpoint is unusable.")
     return tensor

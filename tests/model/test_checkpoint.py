@@ -1,0 +1,282 @@
+"""Reading checkpoints: every strategy gives the asked tier's exact prefix tensors or says why not."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from aftermath.model.checkpoint import find, load, load_config
+from aftermath.model.config import LlamaConfig, ModelConfigError, WidthNotDivisible
+from aftermath.model.documents import CheckpointError
+from aftermath.model.export import export_tiers
+from aftermath.model.initial import init_weights
+from aftermath.model.manifest import MANIFEST_FILE, ManifestUnusable
+from aftermath.model.store import write_checkpoint
+
+torch.set_num_threads(1)
+
+CONFIG = LlamaConfig.from_hf(
+    {
+        "vocab_size": 32,
+        "hidden_size": 16,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    }
+)
+PARAMS = init_weights(CONFIG, 5)
+
+
+def same(params: dict[str, torch.Tensor], tier: int) -> bool:
+    expected = init_weights(CONFIG, 5, tier)
+    return params.keys() == expected.keys() and all(torch.equal(params[name], expected[name]) for name in expected)
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> Path:
+    write_checkpoint(tmp_path / "m", PARAMS, CONFIG, tier=0, companions={"tokenizer.json": b"{}"})
+    return tmp_path / "m"
+
+
+@pytest.fixture
+def exported(full: Path) -> Path:
+    export_tiers(full, [1, 2])
+    return full
+
+
+def edit(path: Path, **changes: Any) -> None:
+    document = json.loads(path.read_text())
+    path.write_text(json.dumps(document | changes))
+
+
+def shard(directory: Path) -> None:
+    """Split model.safetensors into two shards with an index."""
+    params = load_file(directory / "model.safetensors")
+    names = sorted(params)
+    weight_map = {name: f"model-0000{1 + (i % 2)}-of-00002.safetensors" for i, name in enumerate(names)}
+    for file in set(weight_map.values()):
+        save_file({name: params[name] for name in names if weight_map[name] == file}, directory / file)
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    (directory / "model.safetensors").unlink()
+
+
+@pytest.mark.parametrize("strategy", ["auto", "universal"])
+@pytest.mark.parametrize("tier", [0, 1, 2])
+def test_every_tier_is_sliced_from_the_full_checkpoint(full: Path, tier: int, strategy: Any) -> None:
+    assert same(load(full, tier, strategy), tier)
+    assert load_config(full).parameter_shapes() == CONFIG.parameter_shapes()
+
+
+@pytest.mark.parametrize("strategy", ["auto", "sliced", "universal"])
+@pytest.mark.parametrize("tier", [1, 2])
+def test_exported_tiers_hold_the_same_tensors(exported: Path, tier: int, strategy: Any) -> None:
+    assert same(load(exported, tier, strategy), tier)
+    used = find(exported, tier, strategy).weights[0].parent.name
+    assert used == ("m" if strategy == "universal" else f"m-tier{tier}")
+    slice_dir = exported.with_name(f"m-tier{tier}")
+    assert same(load(slice_dir, tier), tier)
+    assert load_config(slice_dir) == load_config(exported)
+
+
+def test_without_a_manifest_the_sibling_serves_auto_and_sliced(exported: Path) -> None:
+    (exported / MANIFEST_FILE).unlink()
+    for strategy in ("auto", "sliced"):
+        assert find(exported, 1, strategy).stored == 1
+    shutil.rmtree(exported)
+    assert same(load(exported, 1, "auto"), 1)
+    with pytest.raises(CheckpointError, match="no checkpoint at"):
+        load(exported, 1, "universal")
+    with pytest.raises(CheckpointError, match="no checkpoint at"):
+        load(exported, 0)
+
+
+@pytest.mark.parametrize("tier", [0, 2])
+def test_shards_are_read_through_the_index(full: Path, tier: int) -> None:
+    shard(full)
+    assert same(load(full, tier), tier)
+
+
+@pytest.mark.parametrize("tier", [0, 2])
+def test_loaded_tensors_own_their_memory_and_no_more(full: Path, tier: int) -> None:
+    params = load(full, tier)
+    assert all(tensor.untyped_storage().nbytes() == 4 * tensor.numel() for tensor in params.values())
+    with (full / "model.safetensors").open("r+b") as file:  # a file that changes under its map changes no replica
+        file.write(bytes((full / "model.safetensors").stat().st_size))
+    assert same(params, tier)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_float_types_are_widened_or_rounded_to_fp32(full: Path, dtype: torch.dtype) -> None:
+    save_file({name: tensor.to(dtype) for name, tensor in PARAMS.items()}, full / "model.safetensors")
+    params = load(full, 1)
+    assert all(tensor.dtype == torch.float32 for tensor in params.values())
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert torch.equal(params[name], PARAMS[name][:24].to(dtype).float())
+
+
+def test_sliced_demands_the_tiers_files(full: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"no files of tier 1[\s\S]*export-tiers.py --src .* --tiers 1"):
+        load(full, 1, "sliced")
+
+
+@pytest.mark.parametrize(
+    ("asked", "strategy", "says"),
+    [(2, "auto", "slicing it again"), (2, "sliced", "slicing it again"), (0, "auto", "lacks what tier 0 holds")],
+)
+def test_a_slice_is_never_used_as_another_tier(exported: Path, asked: int, strategy: Any, says: str) -> None:
+    with pytest.raises(CheckpointError, match=says):
+        load(exported.with_name("m-tier1"), asked, strategy)
+
+
+def test_universal_refuses_a_slice(exported: Path) -> None:
+    with pytest.raises(CheckpointError, match="needs the full checkpoint"):
+        load(exported.with_name("m-tier1"), 1, "universal")
+
+
+@pytest.mark.parametrize(
+    "damage", ["not json", '{"schema_version": 2, "tiers": []}', '{"schema_version": 1, "tiers": []}']
+)
+def test_an_unusable_manifest_is_passed_over_by_auto_and_an_error_when_sliced(exported: Path, damage: str) -> None:
+    (exported / MANIFEST_FILE).write_text(damage)
+    assert same(load(exported, 1, "auto"), 1)
+    with pytest.raises(ManifestUnusable):
+        load(exported, 1, "sliced")
+
+
+def test_a_manifest_whose_files_are_gone_is_passed_over_by_auto(exported: Path) -> None:
+    (exported.with_name("m-tier1") / "model.safetensors").unlink()
+    (exported.with_name("m-tier1") / "config.json").unlink()
+    assert same(load(exported, 1, "auto"), 1)
+    with pytest.raises(ManifestUnusable, match="is missing"):
+        load(exported, 1, "sliced")
+
+
+def test_a_file_without_a_digest_is_not_used(exported: Path) -> None:
+    edit(exported / MANIFEST_FILE, sha256={})
+    with pytest.raises(ManifestUnusable, match="no sha256"):
+        load(exported, 1, "sliced")
+
+
+@pytest.mark.parametrize("strategy", ["auto", "sliced"])
+def test_changed_weights_are_refused_by_their_digest(exported: Path, strategy: Any) -> None:
+    path = exported.with_name("m-tier1") / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match="SHA-256 differs"):
+        load(exported, 1, strategy)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/etc/x.safetensors",
+        "../../secret/model.safetensors",
+        "../other/model.safetensors",
+        "../m-tier2/model.safetensors",
+        "a/../../../x.safetensors",
+        "C:/x.safetensors",
+        "..\\x.safetensors",
+        "../m-tier1/../../x.safetensors",
+    ],
+)
+@pytest.mark.parametrize("strategy", ["auto", "sliced"])
+def test_a_manifest_cannot_lead_out_of_the_checkpoint(exported: Path, path: str, strategy: Any) -> None:
+    document = json.loads((exported / MANIFEST_FILE).read_text())
+    entry = next(entry for entry in document["tiers"] if entry["tier"] == 1)
+    entry["files"] = [entry["files"][0], path]
+    edit(exported / MANIFEST_FILE, tiers=document["tiers"], sha256=document["sha256"] | {path: "0" * 64})
+    with pytest.raises(CheckpointError, match="path"):
+        load(exported, 1, strategy)
+
+
+@pytest.mark.parametrize("strategy", ["auto", "sliced"])
+def test_sizes_that_contradict_each_other_are_errors(exported: Path, strategy: Any) -> None:
+    edit(exported / MANIFEST_FILE, matformer_base_intermediate_size=96)
+    with pytest.raises(CheckpointError, match="says matformer_base_intermediate_size is 96"):
+        load(exported, 1, strategy)
+    (exported / MANIFEST_FILE).unlink()
+    config = exported.with_name("m-tier1") / "config.json"
+    edit(config, matformer_tier=2)
+    with pytest.raises(ModelConfigError, match=r"is not matformer_base_intermediate_size 48 / 2\^2"):
+        load(exported, 1, strategy)
+    edit(config, matformer_tier=2, matformer_base_intermediate_size=96)
+    with pytest.raises(CheckpointError, match="is of tier 2, not of tier 1"):
+        load(exported, 1, strategy)
+    edit(config, matformer_tier=1, matformer_base_intermediate_size=48, rope_theta=5.0)
+    with pytest.raises(CheckpointError, match="describes another model"):
+        load(exported, 1, strategy)
+
+
+def test_a_width_that_does_not_divide_is_named(full: Path) -> None:
+    with pytest.raises(WidthNotDivisible, match="32 or 64"):
+        load(full, 5)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda p: p.pop("model.norm.weight"), "lacks 1 tensors, first model.norm.weight"),
+        (lambda p: p.pop("lm_head.weight"), "tie_word_embeddings"),
+        (lambda p: p.update({"model.extra": torch.zeros(1)}), "'model.extra', which is not part"),
+        (lambda p: p.update({"model.norm.weight": torch.zeros(17)}), r"F32 \(17,\), config.json says \(16,\)"),
+        (lambda p: p.update({"model.norm.weight": torch.zeros(16, dtype=torch.int32)}), "I32"),
+        (lambda p: p.update({"model.norm.weight": torch.full((16,), float("nan"))}), "not finite"),
+    ],
+)
+def test_weights_that_do_not_fit_the_config_are_named(full: Path, change: Any, says: str) -> None:
+    params = dict(PARAMS)
+    change(params)
+    save_file(params, full / "model.safetensors")
+    with pytest.raises(CheckpointError, match=says):
+        load(full, 1)
+
+
+def test_redundant_tensors_of_other_exporters_are_passed_over(full: Path) -> None:
+    edit(full / "config.json", tie_word_embeddings=True)
+    extra = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4)}
+    save_file(PARAMS | extra, full / "model.safetensors")
+    assert load(full, 0).keys() == PARAMS.keys() - {"lm_head.weight"}
+
+
+@pytest.mark.parametrize("cut", [3, 100, 4000])
+def test_a_truncated_weights_file_is_a_sentence(full: Path, cut: int) -> None:
+    path = full / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:cut])
+    with pytest.raises(CheckpointError, match="is damaged"):
+        load(full, 0)
+
+
+@pytest.mark.parametrize("name", ["../m/model.safetensors", "/etc/x.safetensors", "weights.bin"])
+def test_an_index_cannot_lead_out_of_its_directory(full: Path, name: str) -> None:
+    (full / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"model.norm.weight": name}}))
+    with pytest.raises(CheckpointError, match="outside its directory"):
+        load(full, 0)
+
+
+def test_a_missing_shard_and_a_bad_index_are_named(full: Path) -> None:
+    shard(full)
+    (full / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="lacks model-00002-of-00002"):
+        load(full, 0)
+    (full / "model.safetensors.index.json").write_text("[]")
+    with pytest.raises(CheckpointError, match="is not a safetensors index"):
+        load(full, 0)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", "[" * 100_000, " " * (2 << 20)])
+def test_a_bad_config_is_a_sentence(full: Path, content: str) -> None:
+    (full / "config.json").write_text(content)
+    with pytest.raises(CheckpointError, match=r"config\.json is"):
+        load(full, 0)
+
+
+def test_a_checkpoint_without_weights_is_a_sentence(full: Path) -> None:
+    (full / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"holds no \.safetensors"):
+        load(full, 0)

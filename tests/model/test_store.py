@@ -1,0 +1,145 @@
+"""Writing checkpoints: whole or not at all, only so many, and none lost to a full disk or a crash."""
+
+import errno
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from aftermath.model import store
+from aftermath.model.checkpoint import load, load_config
+from aftermath.model.config import LlamaConfig
+from aftermath.model.documents import CheckpointError
+from aftermath.model.initial import init_weights
+from aftermath.model.store import publish, read_companions, save, saved_steps, write_checkpoint
+
+torch.set_num_threads(1)
+
+CONFIG = LlamaConfig.from_hf(
+    {
+        "vocab_size": 32,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "eos_token_id": 7,
+    }
+)
+
+
+def keep(directory: Path, step: int, *, run_id: str = "run", seed: int = 0, keep_steps: int | None = None) -> Path:
+    params = init_weights(CONFIG, seed)
+    companions = {"tokenizer.json": b"{}", "evil.py": b"boom"}
+    return save(directory, params, CONFIG, run_id=run_id, step=step, companions=companions, keep_steps=keep_steps)
+
+
+def test_a_saved_checkpoint_comes_back_bit_for_bit(tmp_path: Path) -> None:
+    place = keep(tmp_path / "new" / "place", 12, seed=3)
+    assert place == tmp_path / "new" / "place" / "run-step12"
+    assert sorted(path.name for path in place.iterdir()) == ["config.json", "model.safetensors", "tokenizer.json"]
+    assert all(torch.equal(load(place, 0)[name], tensor) for name, tensor in init_weights(CONFIG, 3).items())
+    assert load_config(place) == CONFIG
+    assert read_companions(place) == {"tokenizer.json": b"{}"}
+    document = json.loads((place / "config.json").read_text())
+    assert (document["matformer_tier"], document["matformer_base_intermediate_size"]) == (0, 16)
+    assert document["architectures"] == ["LlamaForCausalLM"]
+
+
+def test_only_the_newest_steps_of_this_run_remain(tmp_path: Path) -> None:
+    keep(tmp_path, 3, run_id="other")
+    for step in (2, 9, 10, 11):
+        keep(tmp_path, step, keep_steps=2)
+    assert [path.name for path in saved_steps(tmp_path, "run")] == ["run-step10", "run-step11"]
+    assert [path.name for path in saved_steps(tmp_path, "other")] == ["other-step3"]
+
+
+def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
+    keep(tmp_path, 5, seed=1)
+    place = keep(tmp_path, 5, seed=2)
+    expected = init_weights(CONFIG, 2)
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in load(place, 0).items())
+    assert [path.name for path in tmp_path.iterdir()] == ["run-step5"]
+
+
+@pytest.mark.parametrize("run_id", ["../../evil", "a/b", "..", "\0x", "ü"])
+def test_a_run_id_cannot_lead_out_of_the_directory(tmp_path: Path, run_id: str) -> None:
+    place = keep(tmp_path / "in", 1, run_id=run_id)
+    assert place.parent == tmp_path / "in"
+    assert saved_steps(tmp_path / "in", run_id) == [place]
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+def test_only_a_full_replica_is_saved(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="not the tier 0 replica"):
+        save(tmp_path, init_weights(CONFIG, 0, 1), CONFIG, run_id="run", step=1, companions={}, keep_steps=None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_without_room_is_said_before_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = keep(tmp_path, 1)
+    usage = store.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(store.shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    with pytest.raises(CheckpointError, match=r"is full: a checkpoint takes [\d,]+ bytes, 1,000 are free"):
+        keep(tmp_path, 2, keep_steps=1)
+    assert list(tmp_path.iterdir()) == [first]
+
+
+def test_a_disk_that_fills_up_while_writing_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = keep(tmp_path, 1, seed=1)
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(store, "save_file", full)
+    with pytest.raises(CheckpointError, match=r"the disk of .* is full"):
+        keep(tmp_path, 1, seed=2, keep_steps=1)
+    assert list(tmp_path.iterdir()) == [first]
+    assert torch.equal(load(first, 0)["lm_head.weight"], init_weights(CONFIG, 1)["lm_head.weight"])
+
+
+def test_a_place_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(CheckpointError, match="cannot write to"):
+        keep(tmp_path / "file" / "in", 1)
+
+
+def test_a_killed_save_leaves_no_checkpoint_and_is_cleaned_up(tmp_path: Path) -> None:
+    child = os.fork()
+    if child == 0:
+        publish(tmp_path / "run-step1", lambda _: os.kill(os.getpid(), signal.SIGKILL))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert [path.name[:9] for path in tmp_path.iterdir()] == [".partial-"]
+    assert saved_steps(tmp_path, "run") == []
+    place = keep(tmp_path, 2)
+    assert list(tmp_path.iterdir()) == [place]
+
+
+def test_a_save_of_a_living_process_is_left_alone(tmp_path: Path) -> None:
+    other = tmp_path / f".partial-{os.getpid()}-x"
+    other.mkdir()
+    keep(tmp_path, 1)
+    assert other.exists()
+
+
+def test_a_failed_fill_leaves_the_older_directory(tmp_path: Path) -> None:
+    publish(tmp_path / "x", lambda place: (place / "a").write_text("1"))
+
+    def fail(place: Path) -> None:
+        (place / "a").write_text("2")
+        raise RuntimeError("interrupted")
+
+    with pytest.raises(RuntimeError):
+        publish(tmp_path / "x", fail)
+    assert (tmp_path / "x" / "a").read_text() == "1"
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_a_tiers_slice_names_its_tier(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "s", init_weights(CONFIG, 0, 2), CONFIG, tier=2, companions={})
+    document = json.loads((tmp_path / "s" / "config.json").read_text())
+    keys = ("matformer_tier", "matformer_base_intermediate_size", "intermediate_size")
+    assert [document[key] for key in keys] == [2, 16, 4]
