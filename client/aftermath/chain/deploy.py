@@ -14,9 +14,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from solders.commitment_config import CommitmentLevel
 from solders.instruction import Instruction
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
+from solders.rpc.config import RpcContextConfig
+from solders.rpc.requests import GetSlot
 from solders.signature import Signature
 from solders.system_program import CreateAccountParams, create_account
 
@@ -33,6 +36,7 @@ CACHE = Path.home() / ".cache/aftermath/deploy"
 MAX_PROGRAM = 10 << 20
 WRITE_UNITS = 10_000
 ROUNDS = 20
+SLOT_SECONDS = 60.0
 ELF = b"\x7fELF"
 
 Progress = Callable[[int, int], None]
@@ -64,15 +68,11 @@ async def deploy_program(
     path = cache / f"{key.pubkey()}-{hashlib.sha256(elf).hexdigest()[:16]}.json"
     buffer = _buffer_key(path)
     await _fill(sender, buffer, elf, progress, new_program=standing is None)
-    wallet = sender.wallet.pubkey
     if standing is None:
         instructions = await _first(sender, key.pubkey(), buffer.pubkey(), len(elf))
         signature = await sender.send(instructions, signers=[key])
     else:
-        instructions = [loader.upgrade(key.pubkey(), buffer.pubkey(), wallet, wallet)]
-        if (more := len(elf) - len(standing.data)) > 0:
-            await sender.send([loader.extend(key.pubkey(), wallet, more)])
-        signature = await sender.send(instructions)
+        signature = await _upgrade(sender, key.pubkey(), buffer.pubkey(), standing, len(elf))
     path.unlink(missing_ok=True)
     return Deployment(key.pubkey(), "deployed" if standing is None else "upgraded", len(elf), signature)
 
@@ -135,6 +135,29 @@ async def _first(sender: Sender, program: Pubkey, buffer: Pubkey, size: int) -> 
         owner=loader.LOADER,
     )
     return [create_account(account), loader.deploy(wallet, program, buffer, wallet, size)]
+
+
+async def _upgrade(sender: Sender, program: Pubkey, buffer: Pubkey, standing: loader.Stored, size: int) -> Signature:
+    """Swap the program for the buffer. The loader allows one change of a program per slot, extending included."""
+    wallet = sender.wallet.pubkey
+    changed = standing.slot
+    if (more := size - len(standing.data)) > 0:
+        await _past(sender, changed)
+        await sender.send([loader.extend(program, wallet, more)])
+        changed = sender.slot
+    await _past(sender, changed)
+    return await sender.send([loader.upgrade(program, buffer, wallet, wallet)])
+
+
+async def _past(sender: Sender, slot: int) -> None:
+    """Wait until the cluster is past `slot`. Raises ChainUnavailable when it does not advance."""
+    config = RpcContextConfig(CommitmentLevel.Processed)
+    try:
+        async with asyncio.timeout(SLOT_SECONDS):
+            while not int(await sender.pool.call(GetSlot(config))) > slot:
+                await asyncio.sleep(0.1)
+    except TimeoutError as error:
+        raise ChainUnavailable(f"the cluster did not get past slot {slot} in {SLOT_SECONDS:.0f} s") from error
 
 
 async def _fill(sender: Sender, buffer: Keypair, elf: bytes, progress: Progress | None, *, new_program: bool) -> None:

@@ -26,10 +26,13 @@ _BUFFER, _PROGRAM, _PROGRAMDATA = 1, 2, 3
 
 @dataclass(frozen=True)
 class Stored:
-    """A buffer or program data account: who may change it (None: nobody) and the bytes of the program."""
+    """A buffer or program data account: who may change it (None: nobody), the program's bytes, the slot it last
+    changed in.
+    """
 
     authority: Pubkey | None
     data: bytes
+    slot: int = 0
 
 
 def programdata_address(program: Pubkey) -> Pubkey:
@@ -104,7 +107,7 @@ def _parse(account: AccountData, variant: int, head: str, size: int, what: str) 
         raise AccountError(f"the account is not a {what} of the upgradeable loader")
     at = struct.calcsize(head)
     authority = Pubkey(raw[at + 1 : at + 33]) if raw[at] == 1 else None
-    return Stored(authority, raw[size:])
+    return Stored(authority, raw[size:], struct.unpack_from("<Q", raw, 4)[0] if variant == _PROGRAMDATA else 0)
 
 
 def _writes(address: Pubkey) -> AccountMeta:

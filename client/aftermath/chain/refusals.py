@@ -20,6 +20,7 @@ from aftermath.run.errors import ChainRefused
 INSUFFICIENT_FUNDS = "InsufficientFunds"
 _NO_FUNDS = frozenset({"AccountNotFound", "InsufficientFundsForFee", "InsufficientFundsForRent"})
 _NO_PROGRAM = frozenset({"ProgramAccountNotFound", "UnsupportedProgramId", "InvalidProgramForExecution"})
+_FRAME = re.compile(r"Program \w+ (invoke|success|failed|consumed)")
 _TRANSFER = re.compile(r"insufficient lamports (\d+), need (\d+)")
 
 Errors = Mapping[Pubkey, Mapping[int, ProgramError]]
@@ -63,7 +64,7 @@ def refused(failure: TransactionFailed, instructions: Sequence[Instruction], err
     detail = found[1] if isinstance(found[1], str) else str(next(iter(found[1]), "")) if found[1] else "unknown"
     if detail in _NO_PROGRAM:
         return _not_deployed(program)
-    said = next((line for line in reversed(failure.logs) if "failed" in line), "")
+    said = next((line for line in reversed(failure.logs) if not _FRAME.match(line)), "").removeprefix("Program log: ")
     return ChainRefused(detail, f"program {program} failed: {detail}" + (f" ({said})" if said else ""))
 
 

@@ -1,0 +1,191 @@
+"""Runs on the real programs over real sockets: creation, changes, listing, and how refusals read."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from solders.keypair import Keypair
+from solders.pubkey import Pubkey
+from solders.system_program import TransferParams, transfer
+
+from aftermath.chain.accounts import balance
+from aftermath.chain.addresses import EVERYONE, run_addresses
+from aftermath.chain.authorizer import Authorizer
+from aftermath.chain.coordinator import Coordinator
+from aftermath.chain.endpoints import Endpoint, endpoint
+from aftermath.chain.funds import ensure_funds
+from aftermath.chain.rpc import RpcPool
+from aftermath.chain.sender import pack, transaction_size
+from aftermath.chain.wallet import Wallet
+from aftermath.run.errors import ChainError, ChainRefused
+from aftermath.run.state import RunState
+from chain.networks import Place, config_table, model_table
+
+
+async def test_a_run_is_created_configured_started_and_closed(place: Place) -> None:
+    coordinator = await place.open_run("first")
+    run, model, members = await coordinator.snapshot("first")
+    assert run.state is RunState.WAITING_FOR_MEMBERS
+    assert (run.run_id, run.config.rounds_per_epoch, run.levels) == ("first", 3, 2)
+    assert run.main_authority == place.wallet.public
+    assert (model.metadata.name, model.checkpoint.repo, model.tier_widths) == ("first", "/tmp/model", (64, 32))
+    assert len(members.slots) == 256
+    assert [r.run_id for r, _ in await coordinator.list_runs()] == ["first"]
+    await coordinator.set_paused("first", True)
+    before = await balance(place.pool, place.wallet.pubkey)
+    await coordinator.close_run("first")
+    assert await balance(place.pool, place.wallet.pubkey) > before + 500_000_000
+    assert await coordinator.list_runs() == []
+    with pytest.raises(ChainError, match="there is no run 'first'"):
+        await coordinator.run("first")
+
+
+async def test_refusals_carry_the_programs_name_and_sentence(place: Place) -> None:
+    coordinator = await place.configured_run("strict")
+    spent = coordinator.sender.spend.transactions
+    with pytest.raises(ChainRefused, match="Nothing is due yet") as caught:
+        await coordinator.tick("strict")
+    assert caught.value.name == "NothingToTick"
+    with pytest.raises(ChainRefused) as caught:
+        await coordinator.set_paused("strict", True)
+    assert caught.value.name == "AlreadyHalted"
+    with pytest.raises(ChainRefused) as caught:
+        await coordinator.update("strict", config=config_table(min_clients=0))
+    assert caught.value.name == "MinClientsZero"
+    with pytest.raises(ChainRefused) as caught:
+        await coordinator.leave_run("strict")
+    assert caught.value.name == "NotAMember"
+    assert coordinator.sender.spend.transactions == spent, "a refused transaction is not sent and costs nothing"
+
+
+async def test_a_stranger_may_not_change_the_run(embedded: Place) -> None:
+    await embedded.configured_run("mine")
+    stranger = Wallet(Keypair())
+    await ensure_funds(embedded.pool, stranger.pubkey, 1_000_000_000)
+    with pytest.raises(ChainRefused, match="main authority") as caught:
+        await Coordinator(embedded.pool, stranger).set_paused("mine", False)
+    assert caught.value.name == "NotMainAuthority"
+
+
+async def test_a_run_cannot_be_created_twice(embedded: Place) -> None:
+    await embedded.coordinator.create_run("twice")
+    with pytest.raises(ChainRefused):
+        await embedded.coordinator.create_run("twice")
+
+
+async def test_no_funds_says_how_much_is_missing(embedded: Place) -> None:
+    poor = Wallet(Keypair())
+    with pytest.raises(ChainRefused, match=r"holds 0 SOL but needs .* are missing") as caught:
+        await Coordinator(embedded.pool, poor).create_run("r")
+    assert caught.value.name == "InsufficientFunds"
+    assert str(poor.pubkey) in caught.value.fix
+    await ensure_funds(embedded.pool, poor.pubkey, 1)
+    held = await balance(embedded.pool, poor.pubkey)
+    sender = Coordinator(embedded.pool, poor).sender
+    gift = TransferParams(from_pubkey=poor.pubkey, to_pubkey=Pubkey.new_unique(), lamports=held * 2)
+    with pytest.raises(ChainRefused, match="10 SOL but needs 20"):
+        await sender.send([transfer(gift)])
+
+
+async def test_money_is_given_on_a_local_network_only(embedded: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    poor = Keypair().pubkey()
+    monkeypatch.setattr(Endpoint, "is_loopback", False)
+    with pytest.raises(ChainRefused, match="3 SOL are missing"):
+        await ensure_funds(embedded.pool, poor, 3_000_000_000)
+    monkeypatch.undo()
+    assert await ensure_funds(embedded.pool, poor, 3_000_000_000) >= 3_000_000_000
+
+
+async def test_a_wrong_program_id_says_so(embedded: Place) -> None:
+    nowhere = Keypair().pubkey()
+    coordinator = Coordinator(embedded.pool, embedded.wallet, program_id=nowhere)
+    with pytest.raises(ChainError, match=f"there is no program {nowhere}"):
+        await coordinator.run("r")
+    with pytest.raises(ChainRefused) as caught:
+        await coordinator.tick("r")
+    assert caught.value.name == "ProgramNotDeployed"
+    assert await coordinator.list_runs() == []
+
+
+@pytest.mark.parametrize("run_id", ["", "x" * 33, "a\0b"])
+async def test_impossible_run_ids_are_refused_before_sending(embedded: Place, run_id: str) -> None:
+    with pytest.raises(ChainError, match="1 to 32 bytes"):
+        await embedded.coordinator.run(run_id)
+
+
+async def test_reading_needs_no_wallet_and_sending_does(embedded: Place) -> None:
+    await embedded.configured_run("seen")
+    reader = Coordinator(embedded.pool)
+    assert (await reader.run("seen")).run_id == "seen"
+    with pytest.raises(ChainError, match="needs a wallet"):
+        await reader.tick("seen")
+
+
+async def test_equal_instructions_are_two_transactions(embedded: Place) -> None:
+    coordinator = await embedded.configured_run("same")
+    before = (await coordinator.run("same")).seq
+    await asyncio.gather(*(coordinator.set_future_epoch_rates("same", earning=1, slashing=None) for _ in range(8)))
+    assert (await coordinator.run("same")).seq == before + 8
+    assert coordinator.sender.spend.lamports == coordinator.sender.spend.transactions * 5000
+
+
+async def test_packing_keeps_order_and_fits(embedded: Place) -> None:
+    coordinator = embedded.coordinator
+    instructions = coordinator.creation("packed") + [
+        coordinator.ix.update("packed", config=config_table(), model=model_table()),
+        *(coordinator.ix.set_future_epoch_rates("packed", earning=i, slashing=i) for i in range(60)),
+    ]
+    groups = pack(embedded.wallet, instructions)
+    assert [i for group in groups for i in group] == instructions
+    assert all(transaction_size(embedded.wallet, group) <= 1232 for group in groups)
+    assert len(groups) < 8
+    assert len(await coordinator.sender.send_packed(instructions)) == len(groups)
+    assert (await coordinator.run("packed")).future_earning_rate == 59
+
+
+async def test_an_instruction_too_large_for_a_transaction_says_so(embedded: Place) -> None:
+    ix = Authorizer(embedded.pool).ix(embedded.wallet.pubkey)
+    with pytest.raises(ChainError, match="the limit is 1232"):
+        pack(embedded.wallet, [ix.grantee_update(EVERYONE, clear=False, added=[EVERYONE] * 64)])
+
+
+async def test_authorizations_are_created_delegated_and_closed(place: Place) -> None:
+    authorizer = Authorizer(place.pool)
+    grantor, sender = place.wallet.pubkey, place.coordinator.sender
+    grantee = Wallet(Keypair())
+    await ensure_funds(place.pool, grantee.pubkey, 1_000_000_000)
+    member = Keypair().pubkey()
+    assert await authorizer.fetch(grantor, grantee.pubkey) is None
+    await sender.send_packed([authorizer.ix(grantor).create(grantee.pubkey)])
+    assert await authorizer.admitting(grantor, grantee.pubkey) is None, "it starts inactive"
+    await sender.send_packed([authorizer.ix(grantor).grantor_update(grantee.pubkey, True)])
+    assert await authorizer.admitting(grantor, grantee.pubkey) is not None
+    assert await authorizer.admitting(grantor, member, grantee.pubkey) is None
+    others = [Keypair().pubkey() for _ in range(30)]
+    delegation = authorizer.ix(grantee.pubkey).delegation(grantor, clear=True, added=[*others, member])
+    await Coordinator(place.pool, grantee).sender.send_packed(delegation)
+    found = await authorizer.admitting(grantor, member, grantee.pubkey)
+    assert found is not None
+    assert found.delegates == (*others, member)
+    with pytest.raises(ChainRefused) as caught:
+        await sender.send_packed([authorizer.ix(grantor).close(grantee.pubkey)])
+    assert caught.value.name == "StillActive"
+
+
+async def test_priority_fees_stay_within_the_users_limit(embedded: Place) -> None:
+    run = run_addresses(embedded.coordinator.program_id, "fees").run
+    rich = Coordinator(embedded.pool, embedded.wallet, max_priority_fee=1000)
+    await rich.create_run("fees")
+    spend = rich.sender.spend
+    assert 5000 * spend.transactions <= spend.lamports <= spend.transactions * (5000 + 1400)
+    assert await embedded.coordinator.run("fees")
+    assert run
+
+
+async def test_a_fallback_sends_when_the_primary_is_down(embedded: Place) -> None:
+    where = [endpoint("http://127.0.0.1:9"), endpoint(embedded.network.rpc_url, embedded.network.ws_url)]
+    async with RpcPool(where) as pool:
+        coordinator = Coordinator(pool, embedded.wallet)
+        await coordinator.create_run("through")
+        assert (await coordinator.run("through")).state is RunState.UNINITIALIZED

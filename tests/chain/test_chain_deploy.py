@@ -1,0 +1,126 @@
+"""Deployment through the RPC: new, again, upgraded, interrupted and resumed, and everything that stops it."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from solders.keypair import Keypair
+from solders.pubkey import Pubkey
+
+from aftermath.chain import loader
+from aftermath.chain.accounts import fetch
+from aftermath.chain.deploy import Deployment, deploy_program
+from aftermath.chain.endpoints import Endpoint
+from aftermath.chain.funds import ensure_funds
+from aftermath.chain.sender import Sender
+from aftermath.chain.wallet import Wallet, load_wallet
+from aftermath.programs import AUTHORIZER_SO, COORDINATOR_ID, COORDINATOR_SO
+from aftermath.run.errors import ChainError, ChainRefused
+from chain.networks import Place
+
+
+def sender_of(place: Place) -> Sender:
+    return Sender(place.pool, place.wallet, errors={})
+
+
+async def bytes_of(place: Place, deployment: Deployment) -> bytes:
+    _, account = await fetch(place.pool, loader.programdata_address(deployment.program_id))
+    assert account is not None
+    return loader.parse_programdata(account).data
+
+
+async def test_deploy_leave_alone_and_upgrade_to_a_larger_program(place: Place, tmp_path: Path) -> None:
+    key, sender = Keypair(), sender_of(place)
+    told: list[tuple[int, int]] = []
+    size = AUTHORIZER_SO.stat().st_size
+
+    def tell(done: int, of: int) -> None:
+        told.append((done, of))
+        (path,) = tmp_path.iterdir()
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+    first = await deploy_program(sender, AUTHORIZER_SO, key, cache=tmp_path, progress=tell)
+    assert (first.action, first.bytes) == ("deployed", size)
+    assert told[0] == (0, size)
+    assert told[-1] == (size, size)
+    assert await bytes_of(place, first) == AUTHORIZER_SO.read_bytes()
+    _, program = await fetch(place.pool, key.pubkey())
+    assert program is not None
+    assert program.executable
+    assert not os.listdir(tmp_path), "the buffer's key is gone when it is of no more use"
+
+    again = await deploy_program(sender, AUTHORIZER_SO, key, cache=tmp_path)
+    assert (again.action, again.signature) == ("unchanged", None)
+
+    larger = await deploy_program(sender, COORDINATOR_SO, key, cache=tmp_path)
+    assert larger.action == "upgraded"
+    assert await bytes_of(place, larger) == COORDINATOR_SO.read_bytes()
+
+    smaller = await deploy_program(sender, AUTHORIZER_SO, key, cache=tmp_path)
+    assert smaller.action == "upgraded"
+    assert (await bytes_of(place, smaller))[:size] == AUTHORIZER_SO.read_bytes()
+    assert (await deploy_program(sender, AUTHORIZER_SO, key, cache=tmp_path)).action == "unchanged"
+
+
+class Interrupted(Exception):
+    pass
+
+
+async def test_an_interrupted_deployment_goes_on_where_it_was(embedded: Place, tmp_path: Path) -> None:
+    key, sender, elf = Keypair(), sender_of(embedded), AUTHORIZER_SO.read_bytes()
+
+    def interrupt(done: int, of: int) -> None:
+        raise Interrupted
+
+    with pytest.raises(Interrupted):
+        await deploy_program(sender, AUTHORIZER_SO, key, cache=tmp_path, progress=interrupt)
+    (name,) = os.listdir(tmp_path)
+    buffer = load_wallet(tmp_path / name).pubkey
+    for at in range(0, len(elf) // 2, 900):
+        part = elf[at : min(at + 900, len(elf) // 2)]
+        await sender.send([loader.write(buffer, embedded.wallet.pubkey, at, part)])
+    before = sender.spend.transactions
+    told: list[int] = []
+    done = await deploy_program(sender, AUTHORIZER_SO, key, cache=tmp_path, progress=lambda a, _: told.append(a))
+    assert done.action == "deployed"
+    assert len(elf) * 2 // 5 < told[0] < len(elf) * 3 // 5, "what is in the buffer is not written again"
+    assert sender.spend.transactions - before < len(elf) * 3 // 5 // 900 + 3
+    assert await bytes_of(embedded, done) == elf
+
+
+async def test_another_wallets_program_is_not_upgraded(embedded: Place, tmp_path: Path) -> None:
+    key = Keypair()
+    await deploy_program(sender_of(embedded), AUTHORIZER_SO, key, cache=tmp_path)
+    stranger = Wallet(Keypair())
+    await ensure_funds(embedded.pool, stranger.pubkey, 10_000_000_000)
+    with pytest.raises(ChainError, match=f"upgraded by {embedded.wallet.pubkey} only"):
+        await deploy_program(Sender(embedded.pool, stranger, errors={}), COORDINATOR_SO, key, cache=tmp_path)
+
+
+async def test_lack_of_funds_names_the_amount_before_anything_is_sent(
+    embedded: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Endpoint, "is_loopback", False)
+    poor = Wallet(Keypair())
+    with pytest.raises(ChainRefused, match=r"holds 0 SOL but needs 0\.\d+ SOL") as caught:
+        await deploy_program(Sender(embedded.pool, poor, errors={}), AUTHORIZER_SO, Keypair(), cache=tmp_path)
+    assert caught.value.name == "InsufficientFunds"
+
+
+@pytest.mark.parametrize("what", ["missing", "text", "empty"])
+async def test_files_that_are_no_program_are_refused(embedded: Place, tmp_path: Path, what: str) -> None:
+    path = tmp_path / "program.so"
+    if what != "missing":
+        path.write_bytes(b"hello" if what == "text" else b"")
+    with pytest.raises(ChainError, match="cannot read" if what == "missing" else "not a compiled program"):
+        await deploy_program(sender_of(embedded), path, Keypair(), cache=tmp_path)
+
+
+async def test_what_cannot_be_upgraded_says_so(embedded: Place, tmp_path: Path) -> None:
+    with pytest.raises(ChainError, match="cannot be upgraded"):
+        await deploy_program(sender_of(embedded), AUTHORIZER_SO, embedded.wallet.keypair, cache=tmp_path)
+    standing = await fetch(embedded.pool, Pubkey.from_string(COORDINATOR_ID))
+    assert standing[1] is not None

@@ -1,0 +1,190 @@
+"""A member's view of its run against the real programs: join, warm-up, witness, attest, leave, and an outage in
+between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+
+import pytest
+from solders.keypair import Keypair
+
+from aftermath.chain.endpoints import Endpoint
+from aftermath.chain.funds import ensure_funds
+from aftermath.chain.member import SolanaMember
+from aftermath.chain.rpc import RpcPool
+from aftermath.chain.wallet import Wallet
+from aftermath.run.accounts import FINGERPRINT_BYTES, Run
+from aftermath.run.errors import ChainError, ChainRefused
+from aftermath.run.state import MemberState, RunState
+from chain.faults import proxy
+from chain.networks import SCHEMA_HASH, Place
+
+RUN = "members"
+
+
+@asynccontextmanager
+async def member_of(place: Place, pool: RpcPool | None = None, run_id: str = RUN) -> AsyncIterator[SolanaMember]:
+    wallet = Wallet(Keypair())
+    await ensure_funds(place.pool, wallet.pubkey, 1_000_000_000)
+    async with SolanaMember(pool or place.pool, wallet, run_id, client_version="") as member:
+        yield member
+
+
+async def join(member: SolanaMember, **changes: object) -> None:
+    wish = {"p2p": member.wallet, "tier": 0, "weight": 10, "schema_hash": SCHEMA_HASH, "stateless": False}
+    await member.join(**{**wish, **changes})  # type: ignore[arg-type]
+
+
+async def until(member: SolanaMember, condition: Callable[[Run], bool], *, tick: bool = True) -> Run:
+    """The first state that meets `condition`, ticking the run along meanwhile."""
+    async with asyncio.timeout(30):
+        while True:
+            run = await member.run(fresh=True)
+            if condition(run):
+                return run
+            if tick:
+                try:
+                    await member.tick()
+                except ChainRefused as refusal:
+                    if refusal.name != "NothingToTick":
+                        raise
+            await asyncio.sleep(0.05)
+    raise AssertionError
+
+
+def at_height(height: int, run: Run) -> bool:
+    return run.state is RunState.ROUND_TRAIN and run.current.height == height
+
+
+async def test_one_member_lives_through_an_epoch(place: Place) -> None:
+    await place.open_run(RUN, rounds_per_epoch=2)
+    async with member_of(place) as member:
+        await join(member)
+        slot = (await member.members()).find(member.wallet)
+        assert slot == 0
+        run = await until(member, lambda r: r.state is RunState.WARMUP)
+        assert (await member.members()).slots[0].state is MemberState.HEALTHY
+        assert abs(member.now() - run.state_started_at) < 5
+        await member.warmup_witness(0)
+        with pytest.raises(ChainRefused) as caught:
+            await member.warmup_witness(0)
+        assert caught.value.name in ("DuplicateWitness", "WrongState")
+        for height in range(3):  # two rounds and the drain round
+            run = await until(member, partial(at_height, height))
+            await witness(member, run)
+        await until(member, lambda r: r.state is RunState.COOLDOWN)
+        await member.attest(0, {0: b"\1" * 32, 1: b"\2" * 32})
+        run = await member.run(fresh=True)
+        assert run.level_hashes == (b"\1" * 32, b"\2" * 32)
+        await member.checkpoint(2, "/tmp/saved", "", run.level_hashes)
+        assert (await member.model()).checkpoint.repo in ("/tmp/model", "/tmp/saved")
+        run = await until(member, lambda r: r.epoch == 1)
+        assert (await member.model()).checkpoint.repo == "/tmp/saved"
+        assert run.finishers == 1
+        assert member.spent.transactions > 6
+        assert member.spent.lamports >= 5000 * member.spent.transactions
+        assert 0 < member.spent.push_bytes_max <= 2048
+        await join(member)
+        await member.leave()
+        with pytest.raises(ChainRefused) as caught:
+            await member.leave()
+        assert caught.value.name == "NotAMember"
+
+
+async def witness(member: SolanaMember, run: Run) -> None:
+    height = run.current.height
+    participation = 0 if height == 0 else run.current.roster
+    fingerprints = bytes(FINGERPRINT_BYTES)
+    await member.witness(
+        0,
+        height,
+        participation,
+        fingerprints,
+        step=run.step,
+        loss=float("nan"),
+        tokens_per_sec=1e12,
+        bytes_per_sec=-1.0,
+    )
+    closed = (await member.run(fresh=True)).round(height)
+    assert closed is not None
+    (attestation,) = await member.attestations(closed)
+    assert (attestation.slot, attestation.participation) == (0, participation)
+    with pytest.raises(ChainRefused) as caught:
+        await member.witness(
+            0, height, participation, fingerprints, step=1, loss=1.0, tokens_per_sec=1, bytes_per_sec=1
+        )
+    assert caught.value.name in ("StaleHeight", "WrongState", "DuplicateWitness", "NotElected")
+
+
+async def test_joining_is_refused_by_name(embedded: Place) -> None:
+    await embedded.open_run(RUN)
+    async with member_of(embedded) as member:
+        for changes, name in (
+            ({"schema_hash": bytes(32)}, "SchemaMismatch"),
+            ({"tier": 2}, "TierOutOfRange"),
+            ({"weight": 0}, "WeightZero"),
+            ({"p2p": bytes(32)}, "P2pKeyZero"),
+        ):
+            with pytest.raises(ChainRefused) as caught:
+                await join(member, **changes)
+            assert caught.value.name == name
+
+
+async def test_a_wallet_nobody_admitted_is_told_whom_to_ask(embedded: Place) -> None:
+    coordinator = await embedded.configured_run(RUN)
+    await coordinator.set_paused(RUN, False)
+    async with member_of(embedded) as member:
+        with pytest.raises(ChainRefused, match="not admitted") as caught:
+            await join(member)
+    assert caught.value.name == "NotAuthorized"
+    assert str(embedded.wallet.pubkey) in caught.value.fix
+
+
+async def test_an_unknown_run_is_told_at_the_start(embedded: Place) -> None:
+    with pytest.raises(ChainError, match="there is no run 'nowhere'"):
+        async with member_of(embedded, run_id="nowhere"):
+            pass
+
+
+async def test_model_and_members_are_read_again_only_when_they_changed(
+    embedded: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await embedded.open_run(RUN)
+    async with member_of(embedded) as member:
+        reads: list[object] = []
+        read = member._read
+
+        async def counted(*arguments: object) -> object:
+            reads.append(arguments)
+            return await read(*arguments)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(member, "_read", counted)
+        assert await member.model() is await member.model()
+        assert await member.members() is await member.members()
+        assert len(reads) == 2
+        before = await member.run()
+        await join(member)
+        await until(member, lambda r: r.members_seq > before.members_seq, tick=False)
+        assert (await member.members()).pending == 1
+        assert len(reads) == 3
+
+
+async def test_transactions_survive_an_outage(embedded: Place) -> None:
+    await embedded.open_run(RUN)
+    async with proxy(embedded.rpc_port) as http, proxy(embedded.ws_port) as ws:
+        where = Endpoint(f"http://127.0.0.1:{http.port}", f"ws://127.0.0.1:{ws.port}")
+        async with RpcPool([where], attempt=1.0) as pool, member_of(embedded, pool) as member:
+            await http.close()
+            await ws.close()
+            joining = asyncio.create_task(join(member))
+            await asyncio.sleep(1.0)
+            assert not joining.done()
+            await http.open()
+            await ws.open()
+            await asyncio.wait_for(joining, 20)
+            await until(member, lambda r: r.members_seq > 0, tick=False)
+            assert (await member.members()).find(member.wallet) is not None
