@@ -143,7 +143,7 @@ class Onchain:
             tier=tier,
             weight=weight,
             schema_hash=SCHEMA_HASH,
-            client_version="",
+            client_version=self.model.client_version,
             stateless=False,
         )
         self.send(wallet, instruction)

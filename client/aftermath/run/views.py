@@ -15,7 +15,10 @@ import numpy as np
 
 from aftermath.run import bitmap, layout, state
 from aftermath.run.accounts import (
+    BACKLOG,
+    MAX_LEVELS,
     MAX_WITNESSES,
+    STORED_ROUNDS,
     Attestation,
     Checkpoint,
     Config,
@@ -63,25 +66,24 @@ def parse_run(data: bytes) -> Run:
     """Read a Run account (discriminator included). Raises AccountError."""
     record = run_account().read(data)
     _check_version(int(record["version"][0]))
-    backlog = _rows(Interval, record["backlog"][0, : int(record["backlog_len"][0])])
-    levels = _at_most(int(record["levels"][0]), 8, "levels")
-    run = _one(
+    waiting = _at_most(int(record["backlog_len"][0]), BACKLOG, "backlog_len")
+    levels = _at_most(int(record["levels"][0]), MAX_LEVELS, "levels")
+    _at_most(int(record["head"][0]), STORED_ROUNDS - 1, "head")
+    return _one(
         Run,
         record,
         config=_one(Config, record["config"]),
-        backlog=tuple(backlog),
+        backlog=tuple(_rows(Interval, record["backlog"][0, :waiting])),
         rounds=tuple(_rows(Round, record["rounds"][0])),
         level_hashes=tuple(record["level_hashes"][0, :levels].tolist()),
     )
-    _at_most(run.head, 3, "head")
-    return run
 
 
 def parse_model(data: bytes) -> Model:
     """Read a Model account (discriminator included). Raises AccountError."""
     record = model_account().read(data)
     _check_version(int(record["version"][0]))
-    tiers = _at_most(int(record["tiers"][0]), 8, "tiers")
+    tiers = _at_most(int(record["tiers"][0]), MAX_LEVELS, "tiers")
     return _one(
         Model,
         record,
