@@ -1,7 +1,7 @@
 """`matformer_manifest.json` (version 1): which files make up which tier of a checkpoint, and their SHA-256.
 
 Decided
-- Paths are relative to the manifest, POSIX style. They may lead into the manifest's directory or into its sibling
+- Paths are relative to the manifest, POSIX style. Files are read from the manifest's directory or from its sibling
   `<name>-tier<k>`, nowhere else. On the Hub a leading `..` stops at the repository's root.
 - A file without a digest is not used, and a file whose digest differs is always an error.
 """
@@ -74,11 +74,17 @@ def parse_manifest(data: bytes) -> Manifest:
 
 
 def local_path(directory: Path, listed: str, tier: int) -> Path:
-    """Where a listed file of a tier lies on disk. Raises CheckpointError if it leads out of the checkpoint."""
+    """Where a listed file of a tier lies on disk.
+
+    Raises CheckpointError if it leads out of the checkpoint, ManifestUnusable if it leads to a sibling of another name
+    (as happens when the directory was renamed or is a copy).
+    """
     directory = directory.absolute()
     parts = _resolve((directory.name,), listed, clamp=False)
     if len(parts) < 2 or parts[0] not in (directory.name, f"{directory.name}-tier{tier}"):
-        raise CheckpointError(f"the manifest's path {listed!r} leads out of the checkpoint", "Export the tiers again.")
+        raise ManifestUnusable(
+            f"the manifest's path {listed!r} is not in {directory.name} or its tier {tier} directory"
+        )
     return directory.parent.joinpath(*parts)
 
 
