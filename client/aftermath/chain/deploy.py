@@ -30,7 +30,7 @@ from aftermath.chain.fees import transaction_fee
 from aftermath.chain.funds import ensure_funds
 from aftermath.chain.sender import MAX_TRANSACTION, Sender, transaction_size
 from aftermath.chain.wallet import load_wallet, write_key_file
-from aftermath.run.errors import ChainError, ChainUnavailable
+from aftermath.run.errors import ChainError, ChainRefused, ChainUnavailable
 
 CACHE = Path.home() / ".cache/aftermath/deploy"
 MAX_PROGRAM = 10 << 20
@@ -143,7 +143,12 @@ async def _upgrade(sender: Sender, program: Pubkey, buffer: Pubkey, standing: lo
     changed = standing.slot
     if (more := size - len(standing.data)) > 0:
         await _past(sender, changed)
-        await sender.send([loader.extend(program, wallet, more)])
+        try:
+            await sender.send([loader.extend(program, wallet, more)])
+        except ChainRefused as refusal:
+            if refusal.name != "InvalidInstructionData":
+                raise
+            await sender.send([loader.extend_unchecked(program, wallet, more)])
         changed = sender.slot
     await _past(sender, changed)
     return await sender.send([loader.upgrade(program, buffer, wallet, wallet)])

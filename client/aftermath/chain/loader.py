@@ -20,7 +20,7 @@ BUFFER_HEADER = 37  # variant u32, Option<authority>
 PROGRAM_SIZE = 36  # variant u32, programdata address
 PROGRAMDATA_HEADER = 45  # variant u32, slot u64, Option<authority>
 
-_INITIALIZE_BUFFER, _WRITE, _DEPLOY, _UPGRADE, _EXTEND = 0, 1, 2, 3, 6
+_INITIALIZE_BUFFER, _WRITE, _DEPLOY, _UPGRADE, _EXTEND, _EXTEND_CHECKED = 0, 1, 2, 3, 6, 9
 _BUFFER, _PROGRAM, _PROGRAMDATA = 1, 2, 3
 
 
@@ -80,8 +80,20 @@ def upgrade(program: Pubkey, buffer: Pubkey, authority: Pubkey, spill: Pubkey) -
     return Instruction(LOADER, struct.pack("<I", _UPGRADE), accounts)
 
 
-def extend(program: Pubkey, payer: Pubkey, more: int) -> Instruction:
-    """Give a program room for `more` bytes."""
+def extend(program: Pubkey, authority: Pubkey, more: int) -> Instruction:
+    """Give a program room for `more` bytes, paid by its authority."""
+    accounts = [
+        _writes(programdata_address(program)),
+        _writes(program),
+        AccountMeta(authority, True, True),
+        _reads(SYSTEM_PROGRAM),
+        AccountMeta(authority, True, True),
+    ]
+    return Instruction(LOADER, struct.pack("<II", _EXTEND_CHECKED, more), accounts)
+
+
+def extend_unchecked(program: Pubkey, payer: Pubkey, more: int) -> Instruction:
+    """The same on clusters that do not have the checked form yet (they refuse it with InvalidInstructionData)."""
     accounts = [
         _writes(programdata_address(program)),
         _writes(program),
