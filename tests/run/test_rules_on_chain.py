@@ -18,8 +18,8 @@ from aftermath.run.config import RunConfig
 from aftermath.run.deadlines import next_deadline
 from aftermath.run.state import MemberState, RunState
 from run.builders import header
+from run.config_cases import RULES, SEED, changed
 from run.onchain import RUN_ID, Onchain, Refused
-from run.test_config_file import RULES, SEED, changed
 
 
 @pytest.fixture
