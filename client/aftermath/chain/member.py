@@ -1,16 +1,18 @@
 """One member's view of its run: the object that the training pipeline receives as its chain.
 
-Decided: Run comes from the watcher; Model and Members are read again only when the run's `model_seq` or
-`members_seq` moved, and attestations are read as a slice of Witnesses; every such read is as of the slot of the
-newest Run, or later.
+Decided: a call that changes the run returns when its effect can be read; Run comes from the watcher; Model and
+Members are read again only when the run's `model_seq` or `members_seq` moved, and attestations are read as a slice
+of Witnesses; every such read is as of the slot of the newest Run, or later.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 
+from solders.instruction import Instruction
 from solders.pubkey import Pubkey
 
 from aftermath.chain.accounts import AccountData, fetch
@@ -22,9 +24,12 @@ from aftermath.chain.spend import ChainSpend
 from aftermath.chain.subscription import RunWatcher
 from aftermath.chain.wallet import Wallet
 from aftermath.run.accounts import Attestation, Members, Model, Round, Run
-from aftermath.run.errors import ChainError, ChainRefused
+from aftermath.run.errors import ChainError, ChainRefused, ChainUnavailable
 from aftermath.run.views import parse_members, parse_model, parse_witness_round, witness_round_range
 
+log = logging.getLogger(__name__)
+
+CATCH_UP_SECONDS = 5.0
 U32_MAX = (1 << 32) - 1
 
 
@@ -142,7 +147,7 @@ class SolanaMember:
                 f"wallet {self._wallet.pubkey} is not admitted to run {self._run_id!r}",
                 f"ask the run's join authority {grantor} for an authorization, or name one with --authorizer",
             )
-        await self._coordinator.transact(
+        await self._send(
             self._coordinator.ix.join_run(
                 self._run_id,
                 authorization=authorization.address,
@@ -157,15 +162,15 @@ class SolanaMember:
 
     async def leave(self) -> None:
         """Give up the place in the run."""
-        await self._coordinator.leave_run(self._run_id)
+        await self._send(self._coordinator.ix.leave_run(self._run_id))
 
     async def tick(self) -> None:
         """Perform the transition that is due; ChainRefused `NothingToTick` if none is."""
-        await self._coordinator.tick(self._run_id)
+        await self._send(self._coordinator.ix.tick(self._run_id))
 
     async def warmup_witness(self, slot: int) -> None:
         """Say that this elected member has the model."""
-        await self._coordinator.transact(self._coordinator.ix.warmup_witness(self._run_id, slot))
+        await self._send(self._coordinator.ix.warmup_witness(self._run_id, slot))
 
     async def witness(
         self,
@@ -187,20 +192,28 @@ class SolanaMember:
             "bytes_per_sec": _u32(bytes_per_sec),
         }
         ix = self._coordinator.ix.witness(self._run_id, slot, height, participation, fingerprints, metadata)
-        await self._coordinator.transact(ix)
+        await self._send(ix)
 
     async def attest(self, slot: int, hashes: Mapping[int, bytes]) -> None:
         """State the hashes of the levels this member holds."""
-        await self._coordinator.transact(self._coordinator.ix.attest(self._run_id, slot, hashes))
+        await self._send(self._coordinator.ix.attest(self._run_id, slot, hashes))
 
     async def health_check(self, dropped: int) -> None:
         """Drop the members (bit mask) that the witnesses did not see."""
-        await self._coordinator.transact(self._coordinator.ix.health_check(self._run_id, dropped))
+        await self._send(self._coordinator.ix.health_check(self._run_id, dropped))
 
     async def checkpoint(self, kind: int, repo: str, revision: str, hashes: Sequence[bytes]) -> None:
         """Name a durable checkpoint."""
         ix = self._coordinator.ix.checkpoint(self._run_id, kind=kind, repo=repo, revision=revision, hashes=hashes)
-        await self._coordinator.transact(ix)
+        await self._send(ix)
+
+    async def _send(self, instruction: Instruction) -> None:
+        """Send, and see the effect: afterwards the newest Run is as of the transaction's slot, or later."""
+        await self._coordinator.transact(instruction)
+        try:
+            await self._watcher.refresh(patience=CATCH_UP_SECONDS, min_slot=self._coordinator.sender.slot)
+        except ChainUnavailable as error:
+            log.info("sent, but the effect is not visible yet: %s", error.message)
 
     async def _read(self, address: Pubkey, offset: int = 0, length: int | None = None) -> AccountData:
         slot = self._watcher.slot or None

@@ -23,6 +23,12 @@ _NO_PROGRAM = frozenset({"ProgramAccountNotFound", "UnsupportedProgramId", "Inva
 _FRAME = re.compile(r"Program \w+ (invoke|success|failed|consumed)")
 _TRANSFER = re.compile(r"insufficient lamports (\d+), need (\d+)")
 
+# Framework errors of Anchor 2 that anchorpy, made for Anchor 0.2x, does not list.
+_ANCHOR_2 = {
+    2020: ("ConstraintAccountIsNone", "An account this instruction needs was left out"),
+    2040: ("ConstraintDuplicateMutableAccount", "The same account was given for two roles, one of them writable"),
+}
+
 Errors = Mapping[Pubkey, Mapping[int, ProgramError]]
 
 
@@ -71,13 +77,20 @@ def refused(failure: TransactionFailed, instructions: Sequence[Instruction], err
 def _custom(code: int, program: Pubkey, errors: Mapping[int, ProgramError]) -> ChainRefused:
     if code in errors:
         return ChainRefused(errors[code].name, errors[code].message)
-    for framework, message in LangErrorMessage.items():
-        if int(framework) == code:
-            name = str(getattr(framework, "name", code))
-            return ChainRefused(name, f"program {program}: {message} ({name})")
+    if framework := _framework(code):
+        name, message = framework
+        return ChainRefused(name, f"program {program}: {message} ({name})")
     if program == SYSTEM_PROGRAM and code == 0:
         return ChainRefused("AccountInUse", "an account to be created exists already")
     return ChainRefused(f"Custom{code}", f"program {program} refused the transaction with error {code}")
+
+
+def _framework(code: int) -> tuple[str, str] | None:
+    """(name, message) of an error of the Anchor framework itself."""
+    for listed, message in LangErrorMessage.items():
+        if int(listed) == code:
+            return str(getattr(listed, "name", code)), message
+    return _ANCHOR_2.get(code)
 
 
 def _not_deployed(program: Pubkey) -> ChainRefused:

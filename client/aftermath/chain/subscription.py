@@ -101,10 +101,11 @@ class RunWatcher:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
 
-    async def refresh(self, patience: float | None = None) -> Run:
-        """Read the run now (and chain time with it), not older than anything seen before."""
+    async def refresh(self, patience: float | None = None, min_slot: int = 0) -> Run:
+        """Read the run now (and chain time with it), not older than `min_slot` or anything seen before."""
+        oldest = max(self.slot, min_slot) or None
         slot, (account, clock) = await fetch_many(
-            self._pool, [self._address, CLOCK], min_slot=self.slot or None, patience=patience
+            self._pool, [self._address, CLOCK], min_slot=oldest, patience=patience
         )
         self.polls += 1
         if clock is not None:
