@@ -11,7 +11,8 @@ use authorization::{Authorization, AUTHORIZATION_SEED, MAX_SCOPE_BYTES};
 #[derive(Accounts)]
 #[instruction(grantee: Address, scope: Vec<u8>)]
 pub struct Create {
-    #[account(mut)]
+    /// May be the other signer: both only sign, and only this one pays.
+    #[account(mut, unsafe(dup))]
     pub payer: Signer,
     pub grantor: Signer,
     #[account(

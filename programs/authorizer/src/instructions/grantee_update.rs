@@ -6,7 +6,8 @@ use authorization::{Authorization, AUTHORIZATION_SEED, MAX_DELEGATES};
 
 #[derive(Accounts)]
 pub struct GranteeUpdate {
-    #[account(mut)]
+    /// May be the other signer: both only sign, and only this one pays.
+    #[account(mut, unsafe(dup))]
     pub payer: Signer,
     #[account(address = authorization.grantee @ AuthorizerError::NotGrantee)]
     pub grantee: Signer,

@@ -34,6 +34,8 @@ pub struct JoinParams {
     pub weight: u16,
     pub schema_hash: [u8; 32],
     pub client_version: String,
+    /// The member holds no replica of the run: it is new, or was restarted.
+    pub stateless: bool,
 }
 
 pub fn join_run(ctx: &mut Context<JoinRun>, params: &JoinParams) -> Result<()> {

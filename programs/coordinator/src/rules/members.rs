@@ -63,8 +63,20 @@ pub fn join(run: &mut Run, members: &mut Members, signer: &Address, params: &Joi
         slot.tier = params.tier;
         slot.weight = params.weight;
     }
+    if params.stateless {
+        forget_replica(run, slot, index as u8);
+    }
     slot.pending = 1;
     Ok(())
+}
+
+/// A member without a replica can neither give the model to joiners nor finish the running epoch.
+fn forget_replica(run: &mut Run, slot: &mut Slot, index: u8) {
+    bitmap::clear(&mut run.finishers, index);
+    if slot.state == member_state::HEALTHY {
+        slot.state = member_state::WITHDRAWN;
+        slot.exited_height = run.rounds[run.head as usize % STORED_ROUNDS].height;
+    }
 }
 
 /// Own slot; else a never used one; else an idle one without points; else the idle one that was away longest.
