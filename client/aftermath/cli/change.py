@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from solders.instruction import Instruction
 
 from aftermath.chain.instructions import CoordinatorInstructions
 from aftermath.cli.present import CommandError
-from aftermath.cli.schema import Shape, shape_of
+from aftermath.cli.schema import Shape
 from aftermath.run.accounts import Config, Model, Run
 from aftermath.run.assignment import batch_size
 from aftermath.run.config import RunConfig
@@ -19,18 +18,17 @@ from aftermath.run.config import RunConfig
 
 @dataclass(frozen=True)
 class Change:
-    """What the owner asked for. Parts that are None, empty or false stay as they are on chain."""
+    """What the owner asked for. Parts that are None, empty or false stay as they are on chain.
+
+    `shape` belongs to `config`: both or neither are given.
+    """
 
     metadata: Mapping[str, Any]
     config: RunConfig | None
+    shape: Shape | None
     restart_from_step: int | None
     switch_to_hub: bool
     client_version: str | None
-
-    @cached_property
-    def shape(self) -> Shape | None:
-        """The schema of the new config, if there is one."""
-        return shape_of(self.config) if self.config else None
 
     def instructions(self, ix: CoordinatorInstructions, run: Run, model: Model) -> list[Instruction]:
         """One instruction per part, so that they can be spread over transactions; the order is the program's checks'.

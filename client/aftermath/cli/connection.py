@@ -24,6 +24,10 @@ from aftermath.cli.options import ClusterOptions, SigningOptions
 from aftermath.cli.present import UsageError
 from aftermath.run.errors import ChainRefused
 
+PATIENCE_SECONDS = 10.0
+"""How long a person waits for a cluster that does not answer."""
+
+BASE58 = "a public key is 32 bytes in base58"
 ENOUGH_LAMPORTS = 2_000_000_000
 """More than the rent of a run and its first transactions."""
 
@@ -57,7 +61,7 @@ class SignedCluster(Cluster):
 async def connect(options: ClusterOptions) -> AsyncIterator[Cluster]:
     """The cluster these options name, to read."""
     async with _pool(options) as pool:
-        yield Cluster(pool, Coordinator(pool, program_id=_coordinator_id(options)), _authorizer(pool, options))
+        yield Cluster(pool, Coordinator(pool, program_id=_coordinator_id(options)), Authorizer(pool))
 
 
 @asynccontextmanager
@@ -72,7 +76,7 @@ async def sign_in(options: SigningOptions) -> AsyncIterator[SignedCluster]:
             # Loopback may be a tunnel to a cluster without a faucet; there the transaction says what is missing.
             with suppress(ChainRefused):
                 await coordinator.sender.ensure_funds(ENOUGH_LAMPORTS)
-        yield SignedCluster(pool, coordinator, _authorizer(pool, options), wallet)
+        yield SignedCluster(pool, coordinator, Authorizer(pool), wallet)
 
 
 def _pool(options: ClusterOptions) -> RpcPool:
@@ -84,24 +88,17 @@ def _pool(options: ClusterOptions) -> RpcPool:
     for http, ws, flag in pairs:
         if ws and not http:
             raise UsageError(f"{flag} was given without {flag.replace('ws-', '')}", "give both, or neither")
-    return RpcPool([endpoint(http, ws) for http, ws, _ in pairs if http])
+    return RpcPool([endpoint(http, ws) for http, ws, _ in pairs if http], patience=PATIENCE_SECONDS)
 
 
 def _coordinator_id(options: ClusterOptions) -> Pubkey | None:
-    return _program_id(options.coordinator_program_id, "--coordinator-program-id")
-
-
-def _authorizer(pool: RpcPool, options: ClusterOptions) -> Authorizer:
-    return Authorizer(pool, _program_id(options.authorizer_program_id, "--authorizer-program-id"))
-
-
-def _program_id(text: str | None, flag: str) -> Pubkey | None:
+    text = options.coordinator_program_id
     if text is None:
         return None
     try:
         return Pubkey.from_string(text)
     except ValueError:
-        raise UsageError(f"{flag}: {text!r} is not a public key", "a public key is 32 bytes in base58") from None
+        raise UsageError(f"--coordinator-program-id: {text!r} is not a public key", BASE58) from None
 
 
 def public_key(text: str) -> Pubkey:
@@ -112,4 +109,4 @@ def public_key(text: str) -> Pubkey:
         path = Path(text).expanduser()
     if path.is_file():
         return load_wallet(path).pubkey
-    raise UsageError(f"{text!r} is neither a public key nor a key file", "a public key is 32 bytes in base58")
+    raise UsageError(f"{text!r} is neither a public key nor a key file", BASE58)

@@ -6,11 +6,12 @@ Decided here: the page is generated, never edited, so that an option is explaine
 from __future__ import annotations
 
 import sys
+from enum import Enum
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
-from aftermath.cli.main import INDEX, load
+from aftermath.cli.main import INDEX, find, load
 
 PREFACE = """# Commands
 
@@ -34,24 +35,37 @@ def section(name: str) -> str:
     loaded = load(name)
     text = "\n".join(line.strip() for line in (loaded.help or "").strip().splitlines())
     example = (loaded.epilog or "").removeprefix("Example:").strip()
-    rows = [row(parameter) for parameter in loaded.params if parameter.name not in ("help", "json_output")]
+    kinds = find(name).entry.__annotations__
+    shown = [parameter for parameter in loaded.params if parameter.name not in ("help", "json_output")]
+    rows = [row(parameter, choices(kinds[parameter.name])) for parameter in shown]
     table = "\n".join(["| option | meaning |", "|---|---|", *rows])
     return f"### {name}\n\n{text}\n\n```sh\n{example}\n```\n\n{table}"
 
 
-def row(parameter: Any) -> str:
+def choices(kind: Any) -> list[str]:
+    """The words an option takes, if its type lists them."""
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return [str(member.value) for member in kind]
+    if get_origin(kind) is Literal:
+        return [str(word) for word in get_args(kind)]
+    return [word for inner in get_args(kind) for word in choices(inner)]
+
+
+def row(parameter: Any, words: list[str]) -> str:
     """One option or argument as a line of the table."""
     names = [f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts)]
     if parameter.param_type_name == "argument":
-        names = [f"`{parameter.human_readable_name}`"]
+        names = [f"`{parameter.name}`"]
     meaning = [(getattr(parameter, "help", "") or "").rstrip()]
+    if words:
+        meaning.append("One of " + ", ".join(f"`{word}`" for word in words) + ".")
     if parameter.required:
         meaning.append("Required.")
     elif not (parameter.default is None or parameter.default is False or parameter.default == ()):
         meaning.append(f"Default `{_shown(parameter.default)}`.")
     if parameter.envvar:
         meaning.append(f"[`{parameter.envvar}`]")
-    return f"| {', '.join(names)} | {' '.join(meaning)} |".replace("||", "| |")
+    return f"| {', '.join(names)} | {' '.join(meaning)} |"
 
 
 def _shown(default: object) -> str:

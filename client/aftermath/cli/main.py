@@ -54,10 +54,15 @@ INDEX = {
 }
 
 
+def find(name: str) -> Any:
+    """The `command.Command` of this name, from its module."""
+    identifier = name.replace("-", "_")
+    return getattr(import_module(f"aftermath.cli.{identifier}"), identifier)
+
+
 def load(name: str) -> TyperCommand:
     """Import the command's module and build the command."""
-    identifier = name.replace("-", "_")
-    found = getattr(import_module(f"aftermath.cli.{identifier}"), identifier)
+    found = find(name)
     holder = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
     holder.command(name, epilog=f"Example:\n\n{found.example}")(found.entry)
     built = typer.main.get_command(holder)

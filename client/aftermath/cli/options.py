@@ -31,7 +31,7 @@ Authorizer = Annotated[
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """Which cluster to talk to, and which programs on it."""
+    """Which cluster to talk to, and which coordinator on it."""
 
     rpc: Annotated[str, shared("--rpc", text="Solana RPC endpoint.", panel=CLUSTER)] = DEFAULT_RPC
     ws_rpc: Annotated[
@@ -46,10 +46,6 @@ class ClusterOptions:
     coordinator_program_id: Annotated[
         str | None,
         shared("--coordinator-program-id", text="Coordinator program, if not the packaged one.", panel=CLUSTER),
-    ] = None
-    authorizer_program_id: Annotated[
-        str | None,
-        shared("--authorizer-program-id", text="Authorizer program, if not the packaged one.", panel=CLUSTER),
     ] = None
 
 

@@ -21,13 +21,16 @@ from typing import NoReturn
 
 import typer
 from rich.console import Console, RenderableType
+from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from aftermath.run.errors import AftermathError
 
 EXIT_KNOWN = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
+PIPE_WIDTH = 200
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,9 @@ def show(result: Result, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(result.data, indent=2, ensure_ascii=False), flush=True)
     else:
-        Console(soft_wrap=True, highlight=False).print(result.text)
+        # A pipe has no width to fit into; rich would wrap at 80.
+        console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+        console.print(result.text, soft_wrap=isinstance(result.text, str | Text))
 
 
 def note(sentence: str) -> None:
@@ -81,8 +86,11 @@ def listing(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
 
 
 def _cell(value: object) -> str:
-    text = "-" if value is None or value == "" else str(value)
-    return text.replace("[", "\\[")
+    if isinstance(value, list | tuple):
+        value = "\n".join(str(item) for item in value)
+    if isinstance(value, bool):
+        value = "yes" if value else "no"
+    return escape("-" if value is None or value == "" else str(value))
 
 
 @contextmanager
@@ -114,9 +122,9 @@ def _fail(sentence: str, fix: str, code: int = EXIT_KNOWN, *, as_json: bool) -> 
         print(json.dumps({"error": sentence, "fix": fix}, ensure_ascii=False), file=sys.stderr, flush=True)
     else:
         console = Console(stderr=True, soft_wrap=True, highlight=False)
-        console.print("[bold red]error:[/] " + sentence.replace("[", "\\["))
+        console.print("[bold red]error:[/] " + escape(sentence))
         if fix:
-            console.print("[bold]fix:[/] " + fix.replace("[", "\\["))
+            console.print("[bold]fix:[/] " + escape(fix))
     raise typer.Exit(code)
 
 

@@ -29,6 +29,8 @@ async def tick(
 
     tried, landed = 0, []
     async with sign_in(options) as chain:
+        if count is None:
+            note(f"ticking run {run_id} every {ms_interval} ms until Ctrl-C")
         while count is None or tried < count:
             if tried:
                 await asyncio.sleep(ms_interval / 1000)

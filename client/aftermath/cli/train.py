@@ -19,7 +19,7 @@ ENVIRONMENT_ONLY = {"hub_token": "HF_TOKEN"}
 
 SHORT_FLAGS = {"wallet_private_key_path": "-w", "identity_secret_key_path": "-i"}
 PANELS = (
-    ("Cluster", ("rpc", "ws_rpc", "coordinator_program_id", "authorizer_program_id")),
+    ("Cluster", ("rpc", "ws_rpc", "coordinator_program_id")),
     ("Wallet", ("wallet_private_key_path", "authorizer", "max_priority_fee")),
     ("Peers", ("identity", "bind_p2p", "iroh", "discovery", "max_concurrent")),
     ("Training", ("device", "threads", "micro_batch", "matformer")),

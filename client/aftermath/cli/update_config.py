@@ -49,15 +49,18 @@ async def update_config(
     """
     from aftermath.cli.change import Change
     from aftermath.cli.connection import sign_in
+    from aftermath.cli.schema import shape_of
     from aftermath.run.config import load_config
 
     texts = {"name": name, "description": description, "num_parameters": num_parameters, "vocab_size": vocab_size}
     given = {key: value for key, value in texts.items() if value is not None}
     if not (config_path or restart_from_step or switch_to_hub or given or client_version is not None):
         raise UsageError("nothing to change was given", "pass --config-path FILE or one of the other options")
+    config = load_config(config_path) if config_path else None
     change = Change(
         metadata=given,
-        config=load_config(config_path) if config_path else None,
+        config=config,
+        shape=shape_of(config) if config else None,
         restart_from_step=restart_from_step,
         switch_to_hub=switch_to_hub,
         client_version=client_version,

@@ -1,0 +1,59 @@
+"""Runs the command line in this process, and holds what the tests of its commands share."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from typer.testing import CliRunner
+
+from aftermath.cli.main import app
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command printed and how it ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def data(self) -> Any:
+        """The JSON document on stdout."""
+        assert self.code == 0, self.err
+        return json.loads(self.out)
+
+    @property
+    def error(self) -> dict[str, str]:
+        """The JSON object on stderr of a command that failed."""
+        assert self.code == 1, (self.code, self.out)
+        found = json.loads(self.err.strip().splitlines()[-1])
+        assert set(found) == {"error", "fix"}
+        return found
+
+
+def invoke(*arguments: str | Path | int) -> Outcome:
+    """Run a command line as a user would type it."""
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    assert "Traceback" not in result.output
+    return Outcome(result.exit_code, result.stdout, result.stderr)
+
+
+@dataclass(frozen=True)
+class Shell:
+    """A user with a wallet at a cluster."""
+
+    rpc: str
+    wallet: Path
+
+    def __call__(self, command: str, *arguments: str | Path | int) -> Outcome:
+        """A command against the cluster, signed by the wallet where the command signs, with `--json`."""
+        signer = () if command in UNSIGNED else ("-w", self.wallet)
+        return invoke(command, "--rpc", self.rpc, *signer, *arguments, "--json")
+
+
+UNSIGNED = {"list-runs", "json-dump-run", "json-dump-user", "can-join", "predownload", "join-authorization-read"}

@@ -1,0 +1,127 @@
+"""Who may join: the permissionless default, and the seed's permissioned way with its two shell scripts."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from aftermath.chain.wallet import create_wallet
+from cli.cli_runs import Shell, invoke
+from cli.conftest import ROOT
+
+
+@pytest.fixture
+def people(tmp_path: Path) -> dict[str, Path]:
+    """Key files of a grantor, a grantee and two delegates."""
+    paths = {name: tmp_path / f"{name}.json" for name in ("grantor", "grantee", "delegate1", "delegate2", "stranger")}
+    for path in paths.values():
+        create_wallet(path)
+    return paths
+
+
+def script(name: str, *arguments: str | Path, rpc: str, cwd: Path) -> str:
+    """One of the two scripts, called as in the seed's book."""
+    line = ["sh", ROOT / "scripts" / name, "localnet", *arguments]
+    done = subprocess.run(line, capture_output=True, text=True, cwd=cwd, env={**os.environ, "RPC": rpc})
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def public(path: Path) -> str:
+    return str(invoke("show-identity", "-w", path, "--json").data["wallet"])
+
+
+def verdict(shell: Shell, run_id: str, address: Path, *more: str) -> list[str]:
+    """The reasons why `address` may not join, as `can-join` gives them."""
+    outcome = invoke("can-join", "--rpc", shell.rpc, "--run-id", run_id, "--address", address, *more, "--json")
+    found = json.loads(outcome.out)
+    assert outcome.code == (0 if found["can_join"] else 1)
+    return list(found["reasons"])
+
+
+def test_everybody_may_join_a_run_without_a_join_authority(owner: Shell, run_id: str, people: dict[str, Path]) -> None:
+    assert owner("create-run", "--run-id", run_id).data["permissionless"] is True
+    everybody = owner("join-authorization-read", "--join-authority", owner.wallet).data
+    assert everybody["everybody"]
+    assert everybody["active"]
+
+
+def test_the_seeds_permissioned_way(
+    owner: Shell, run_id: str, people: dict[str, Path], material: Path, tmp_path: Path
+) -> None:
+    """Grantor admits grantee by script, grantee names delegates by script; a delegate may join, a stranger may not."""
+    grantor, grantee, rpc = people["grantor"], people["grantee"], owner.rpc
+    assert owner("create-run", "--run-id", run_id, "--join-authority", grantor).data["permissionless"] is False
+    assert owner("update-config", "--run-id", run_id, "--config-path", material / "config.toml").code == 0
+    assert owner("set-paused", "--run-id", run_id, "resume").code == 0
+    refusal = "no valid authorization of the run's join authority admits it"
+    assert refusal in verdict(owner, run_id, grantee)
+
+    script("join-authorization-create.sh", grantor, public(grantee), rpc=rpc, cwd=tmp_path)
+    assert refusal not in verdict(owner, run_id, grantee)
+    assert refusal in verdict(owner, run_id, people["delegate1"], "--authorizer", public(grantee))
+
+    delegates = (people["delegate1"], people["delegate2"])
+    script("join-authorization-set-delegates.sh", public(grantor), grantee, *delegates, rpc=rpc, cwd=tmp_path)
+    for delegate in delegates:
+        assert refusal not in verdict(owner, run_id, delegate, "--authorizer", public(grantee))
+    assert refusal in verdict(owner, run_id, people["stranger"], "--authorizer", public(grantee))
+
+    script("join-authorization-set-delegates.sh", public(grantor), grantee, delegates[1], rpc=rpc, cwd=tmp_path)
+    read = owner("join-authorization-read", "--join-authority", grantor, "--authorizer", grantee).data
+    assert read["delegates"] == [public(delegates[1])]
+
+
+def test_an_authorization_is_withdrawn(owner: Shell, people: dict[str, Path]) -> None:
+    grantor = Shell(owner.rpc, people["grantor"])
+    assert grantor("join-authorization-create", "--authorizer", people["grantee"]).data["active"]
+    again = grantor("join-authorization-create", "--authorizer", people["grantee"]).data
+    assert again["signatures"] == []
+    gone = grantor("join-authorization-delete", "--authorizer", people["grantee"]).data
+    assert gone["closed"]
+    missing = grantor(
+        "join-authorization-read", "--join-authority", people["grantor"], "--authorizer", people["grantee"]
+    )
+    assert "has given no authorization" in missing.error["error"]
+
+
+def test_one_with_delegates_is_withdrawn_but_stays(owner: Shell, people: dict[str, Path]) -> None:
+    grantor, grantee = Shell(owner.rpc, people["grantor"]), Shell(owner.rpc, people["grantee"])
+    grantor("join-authorization-create", "--authorizer", people["grantee"])
+    added = ("--join-authority", people["grantor"], "--delegates-added", people["delegate1"])
+    assert len(grantee("join-authorization-delegate", *added).data["delegates"]) == 1
+    assert grantee("join-authorization-delegate", *added).data["signatures"] == []
+    gone = grantor("join-authorization-delete", "--authorizer", people["grantee"]).data
+    assert not gone["closed"]
+    read = grantor("join-authorization-read", "--join-authority", people["grantor"], "--authorizer", people["grantee"])
+    assert read.data["active"] is False
+
+
+def test_many_delegates_take_several_transactions(owner: Shell, people: dict[str, Path]) -> None:
+    from solders.keypair import Keypair
+
+    grantor, grantee = Shell(owner.rpc, people["grantor"]), Shell(owner.rpc, people["grantee"])
+    grantor("join-authorization-create", "--authorizer", people["grantee"])
+    keys = [str(Keypair().pubkey()) for _ in range(45)]
+    flags = [word for key in keys for word in ("--delegates-added", key)]
+    added = grantee("join-authorization-delegate", "--join-authority", people["grantor"], *flags).data
+    assert added["delegates"] == keys
+    assert len(added["signatures"]) > 1
+
+
+@pytest.mark.parametrize("name", ["join-authorization-create.sh", "join-authorization-set-delegates.sh"])
+def test_scripts_explain_themselves(name: str) -> None:
+    done = subprocess.run(["sh", ROOT / "scripts" / name, "devnet"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert f"sh scripts/{name} devnet" in done.stderr
+
+
+def test_scripts_refuse_an_unknown_cluster(tmp_path: Path) -> None:
+    line = ["sh", ROOT / "scripts/join-authorization-create.sh", "elsewhere", "grantor.json", "KEY"]
+    done = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode != 0
+    assert "'elsewhere' is not a cluster" in done.stderr

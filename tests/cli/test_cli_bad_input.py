@@ -1,0 +1,258 @@
+"""Whatever a user gets wrong is one sentence, a fix and an exit code; nothing is sent, and no traceback is shown."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+import typer
+from solders.keypair import Keypair
+from typer.testing import CliRunner
+
+from aftermath.cli import connection, present
+from aftermath.cli.command import command
+from aftermath.cli.present import Result
+from aftermath.programs import COORDINATOR_IDL
+from cli.cli_runs import Shell, invoke
+from cli.conftest import CONSOLE
+
+ELSEWHERE = "http://192.0.2.1:8899"
+"""A fallback that is never reached; with it the cluster is not a local one, so no wallet is given SOL."""
+
+
+@pytest.fixture
+def run(owner: Shell, run_id: str) -> str:
+    assert owner("create-run", "--run-id", run_id).code == 0
+    return run_id
+
+
+def refusal(name: str) -> str:
+    """The program's own sentence for an error."""
+    (found,) = [error["msg"] for error in json.loads(COORDINATOR_IDL.read_text())["errors"] if error["name"] == name]
+    return str(found)
+
+
+@pytest.mark.parametrize("name", ["json-dump-run", "close-run", "set-paused", "tick", "predownload", "update-config"])
+def test_unknown_run(owner: Shell, name: str) -> None:
+    more = ("--name", "x") if name == "update-config" else ()
+    found = owner(name, "--run-id", "nowhere", *more).error
+    assert "there is no run 'nowhere'" in found["error"]
+    assert "list-runs" in found["fix"]
+
+
+def test_wrong_program_id(owner: Shell) -> None:
+    other = str(Keypair().pubkey())
+    found = owner("json-dump-run", "--run-id", "x", "--coordinator-program-id", other).error
+    assert f"there is no program {other} on this cluster" in found["error"]
+    assert "--coordinator-program-id" in found["fix"]
+
+
+def test_a_program_id_that_is_no_key(owner: Shell) -> None:
+    found = owner("list-runs", "--coordinator-program-id", "nonsense")
+    assert found.code == 2
+    assert "is not a public key" in found.err
+
+
+def test_a_run_id_that_is_too_long(owner: Shell) -> None:
+    assert "1 to 32 bytes" in owner("create-run", "--run-id", "x" * 33).error["fix"]
+
+
+def test_a_run_of_somebody_else(owner: Shell, run: str, tmp_path: Path) -> None:
+    invoke("show-identity", "--create", "-w", tmp_path / "other.json")
+    other = Shell(owner.rpc, tmp_path / "other.json")
+    assert refusal("NotMainAuthority") in other("set-paused", "--run-id", run, "resume").error["error"]
+    assert "belongs to another wallet" in other("create-run", "--run-id", run).error["error"]
+
+
+def test_resume_before_the_configuration(owner: Shell, run: str) -> None:
+    assert owner("set-paused", "--run-id", run, "resume").error["error"] == refusal("ConfigMissing")
+
+
+def test_no_funds_says_how_much_is_missing(owner: Shell, run_id: str) -> None:
+    found = owner("create-run", "--run-id", run_id, "--rpc-2", ELSEWHERE).error
+    assert "holds 0 SOL but needs" in found["error"]
+    assert "are missing" in found["error"]
+    assert "SOL" in found["fix"]
+
+
+def test_a_local_network_gives_funds(owner: Shell, run: str) -> None:
+    """The wallet was empty before the fixture's create-run, which a local network makes possible."""
+    assert owner("json-dump-run", "--run-id", run).code == 0
+
+
+CONFIG_MISTAKES = [
+    ("min_clients = 2", "min_clients = 0", "MinClientsZero"),
+    ("warmup_time = 60", "cooldown_time_x = 60", None),
+    ("total_steps = 48", 'total_steps = "many"', None),
+    ("rounds_per_epoch = 16", "rounds_per_epoch = 0", "EpochLengthMissing"),
+    ("init_min_clients = 3", "init_min_clients = 1", "InitMinClientsOutOfRange"),
+    ("global_batch_size_end = 12", "global_batch_size_end = 1", "BatchSizeShrinks"),
+    ('architecture = "HfLlama"', 'architecture = "HfGpt"', None),
+]
+
+
+@pytest.mark.parametrize(("right", "wrong", "name"), CONFIG_MISTAKES)
+def test_bad_config(
+    owner: Shell, run: str, material: Path, tmp_path: Path, right: str, wrong: str, name: str | None
+) -> None:
+    """The sentence is the program's own, with file and line, before anything is sent: the run does not change."""
+    text = (material / "config.toml").read_text()
+    assert right in text
+    path = tmp_path / "config.toml"
+    path.write_text(text.replace(right, wrong, 1))
+    before = owner("json-dump-run", "--run-id", run).data["run"]["seq"]
+    found = owner("update-config", "--run-id", run, "--config-path", path).error["error"]
+    assert f"{path}:" in found
+    assert wrong.split(" ")[0] in found
+    if name:
+        assert refusal(name) in found
+    assert owner("json-dump-run", "--run-id", run).data["run"]["seq"] == before
+
+
+def test_config_file_that_is_missing_or_no_toml(owner: Shell, run: str, tmp_path: Path) -> None:
+    missing = owner("update-config", "--run-id", run, "--config-path", tmp_path / "none.toml").error
+    assert "none.toml" in missing["error"]
+    (tmp_path / "bad.toml").write_text("[config\n")
+    bad = owner("update-config", "--run-id", run, "--config-path", tmp_path / "bad.toml").error
+    assert "is not valid TOML" in bad["error"]
+    assert "line 1" in bad["error"]
+
+
+def test_checkpoint_that_is_missing(owner: Shell, run: str, material: Path, tmp_path: Path) -> None:
+    text = (material / "config.toml").read_text().replace(str(material / "model"), str(tmp_path / "gone"))
+    (tmp_path / "config.toml").write_text(text)
+    assert (
+        str(tmp_path / "gone")
+        in owner("update-config", "--run-id", run, "--config-path", tmp_path / "config.toml").error["error"]
+    )
+
+
+def test_width_that_does_not_divide_names_the_nearest(owner: Shell, run: str, material: Path, tmp_path: Path) -> None:
+    model = json.loads((material / "model/config.json").read_text())
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text(json.dumps(model | {"intermediate_size": 250}))
+    text = (material / "config.toml").read_text().replace(str(material / "model"), str(tmp_path / "model"))
+    (tmp_path / "config.toml").write_text(text)
+    found = owner("update-config", "--run-id", run, "--config-path", tmp_path / "config.toml").error
+    assert "250" in found["error"]
+    assert "252" in found["error"] + found["fix"]
+
+
+def test_nothing_to_change(owner: Shell, run: str) -> None:
+    for arguments in (("update-config",), ("set-future-epoch-rates",), ("checkpoint",)):
+        outcome = owner(*arguments, "--run-id", run)
+        assert outcome.code == 2
+        assert json.loads(outcome.err)["fix"]
+
+
+def test_contradicting_pause_and_resume(owner: Shell, run: str) -> None:
+    assert owner("set-paused", "--run-id", run, "pause", "--resume").code == 2
+
+
+def test_missing_wallet(rpc: str) -> None:
+    found = invoke("create-run", "--rpc", rpc, "--run-id", "x")
+    assert found.code == 1
+    assert "no wallet was given" in found.err
+    assert "show-identity --create" in found.err
+
+
+@pytest.mark.parametrize("content", ["", "[1, 2, 3]", "not a key", "[" + "1," * 63 + "1]"])
+def test_broken_wallet_is_named_and_never_quoted(rpc: str, tmp_path: Path, content: str) -> None:
+    path = tmp_path / "broken.json"
+    path.write_text(content)
+    found = invoke("create-run", "--rpc", rpc, "--run-id", "x", "-w", path)
+    assert found.code == 1
+    assert str(path) in found.err
+    assert not content or content not in found.err
+
+
+def test_wallet_from_the_environment(rpc: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = Keypair()
+    monkeypatch.setenv("RAW_WALLET_PRIVATE_KEY", str(key))
+    shown = invoke("show-identity", "--run-id", "demo", "--json")
+    assert shown.data["wallet"] == str(key.pubkey())
+    assert len(shown.data["p2p"]) == 64
+    assert str(key) not in shown.out
+
+
+def test_a_new_wallet_is_private_and_never_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "keys/new.json"
+    assert invoke("show-identity", "--create", "-w", path).code == 0
+    assert path.stat().st_mode & 0o777 == 0o600
+    before = path.read_text()
+    assert "exists already" in invoke("show-identity", "--create", "-w", path).err
+    assert path.read_text() == before
+    assert invoke("show-identity", "--create").code == 2
+
+
+def test_an_address_that_is_neither_key_nor_file(owner: Shell, run: str) -> None:
+    found = invoke("can-join", "--rpc", owner.rpc, "--run-id", run, "--address", "nobody")
+    assert found.code == 2
+    assert "neither a public key nor a key file" in found.err
+
+
+def test_rpc_down(owner: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "PATIENCE_SECONDS", 1.0)
+    found = Shell("http://127.0.0.1:9", owner.wallet)("list-runs").error
+    assert "no Solana RPC endpoint answered for 1 s" in found["error"]
+    assert "aftermath-solana localnet" in found["fix"]
+
+
+def test_a_fallback_answers_when_the_first_does_not(owner: Shell) -> None:
+    assert Shell("http://127.0.0.1:9", owner.wallet)("list-runs", "--rpc-2", owner.rpc).code == 0
+
+
+@pytest.mark.parametrize("address", ["localhost:8899", "ftp://localhost", "http://", "http://localhost:0"])
+def test_an_rpc_address_that_is_none(owner: Shell, address: str) -> None:
+    assert "is not an RPC address" in Shell(address, owner.wallet)("list-runs").error["error"]
+
+
+def test_a_websocket_without_its_fallback(owner: Shell) -> None:
+    assert owner("list-runs", "--ws-rpc-2", "ws://localhost:1").code == 2
+
+
+def test_unexpected_errors_keep_their_traceback_in_a_private_file(tmp_path: Path) -> None:
+    @command("broken", example="broken")
+    def broken() -> Result:
+        """Fail in a way nobody foresaw."""
+        raise RuntimeError("secret detail")
+
+    app = typer.Typer()
+    app.command("broken")(broken.entry)
+    result = CliRunner().invoke(app, ["--json"])
+    assert result.exit_code == 1
+    said = json.loads(result.stderr)
+    (log,) = (tmp_path / "state/aftermath").iterdir()
+    assert str(log) in said["fix"]
+    assert "secret detail" in log.read_text()
+    assert "secret detail" not in result.output
+    assert log.stat().st_mode & 0o777 == 0o600
+
+
+def test_file_errors_are_sentences(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(Exception) as caught, present.reporting(as_json=False):
+        Path("/nowhere/file").read_text()
+    assert getattr(caught.value, "exit_code", None) == 1
+    assert "No such file or directory: /nowhere/file" in capsys.readouterr().err
+
+
+def test_a_reader_that_goes_away_is_no_error(owner: Shell, run: str) -> None:
+    line = f'"{CONSOLE}" json-dump-run --rpc {owner.rpc} --run-id {run} | head -c 1'
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, env=dict(os.environ))
+    assert done.stdout == "{"
+    assert done.stderr == ""
+
+
+def test_ctrl_c_ends_with_130(owner: Shell, run: str) -> None:
+    line = [CONSOLE, "tick", "--rpc", owner.rpc, "--run-id", run, "-w", owner.wallet, "--ms-interval", "50"]
+    process = subprocess.Popen(line, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    assert "until Ctrl-C" in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Traceback" not in said

@@ -1,0 +1,113 @@
+"""The localnet command: its ledger, its port, its engines; and deploy against it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from aftermath.chain.wallet import create_wallet
+from aftermath.localnet import validator_binary
+from cli.cli_runs import Shell, invoke
+from cli.conftest import CONSOLE, ROOT
+
+
+@contextmanager
+def localnet(*arguments: str | Path, end: signal.Signals = signal.SIGTERM) -> Iterator[str]:
+    """A network of its own; gives its RPC address."""
+    line = [CONSOLE, "localnet", "--port", "0", "--json", *arguments]
+    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    said = ""
+    while not said.endswith("}\n"):
+        line_read = process.stdout.readline()
+        assert line_read, process.stderr and process.stderr.read()
+        said += line_read
+    try:
+        yield json.loads(said)["rpc"]
+    finally:
+        process.send_signal(end)
+        process.wait(30)
+
+
+def test_a_ledger_keeps_runs_even_when_the_network_is_killed(tmp_path: Path) -> None:
+    create_wallet(tmp_path / "w.json")
+    ledger = ("--ledger", tmp_path / "ledger")
+    with localnet(*ledger, end=signal.SIGKILL) as rpc:
+        assert Shell(rpc, tmp_path / "w.json")("create-run", "--run-id", "kept").code == 0
+    with localnet(*ledger) as rpc:
+        assert [row["run_id"] for row in Shell(rpc, tmp_path)("list-runs").data] == ["kept"]
+        in_use = invoke("localnet", "--port", "0", *ledger)
+        assert in_use.code == 1
+        assert "in use" in in_use.err
+        assert "in use" in invoke("localnet", "--port", "0", *ledger, "--reset").err
+    with localnet(*ledger, "--reset") as rpc:
+        assert Shell(rpc, tmp_path)("list-runs").data == []
+
+
+def test_reset_spares_what_is_no_ledger(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+    refused = invoke("localnet", "--ledger", tmp_path, "--reset", "--port", "0")
+    assert refused.code == 1
+    assert "thesis.txt" in refused.err
+    assert (tmp_path / "thesis.txt").exists()
+    assert invoke("localnet", "--reset").code == 2
+
+
+def test_occupied_port() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        refused = invoke("localnet", "--port", port)
+    assert refused.code == 1
+    assert str(port) in refused.err
+
+
+def test_engine_validator_without_its_binary(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("AFTERMATH_VALIDATOR", raising=False)
+    refused = invoke("localnet", "--engine", "validator", "--port", "0")
+    assert refused.code == 1
+    assert "solana-test-validator was not found" in refused.err
+    assert "--engine embedded" in refused.err
+
+
+def test_deploy_leaves_what_is_there(owner: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    done = owner("deploy").data
+    assert [(row["program"], row["action"]) for row in done["programs"]] == [
+        ("authorizer", "unchanged"),
+        ("coordinator", "unchanged"),
+    ]
+    assert done["transactions"] == 0
+
+
+def test_deploy_refuses_a_key_the_program_was_not_built_for(owner: Shell, tmp_path: Path) -> None:
+    create_wallet(tmp_path / "key.json")
+    refused = owner("deploy", "--program", "coordinator", "--program-keypair", tmp_path / "key.json").error
+    assert "is built for the address" in refused["error"]
+    assert "declare_id!" in refused["fix"]
+
+
+def test_deploy_needs_to_know_whose_key_it_is(owner: Shell, tmp_path: Path) -> None:
+    assert owner("deploy", "--program-keypair", tmp_path / "key.json").code == 2
+    missing = owner("deploy", "--program", "coordinator", "--program-keypair", tmp_path / "key.json").error
+    assert "key.json" in missing["error"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(validator_binary() is None, reason="solana-test-validator is not installed")
+def test_engine_validator_runs_the_same_commands(tmp_path: Path) -> None:
+    create_wallet(tmp_path / "w.json")
+    with localnet("--engine", "validator") as rpc:
+        shell = Shell(rpc, tmp_path / "w.json")
+        assert shell("create-run", "--run-id", "real").code == 0
+        assert [row["run_id"] for row in shell("list-runs").data] == ["real"]
+        assert shell("close-run", "--run-id", "real").code == 0

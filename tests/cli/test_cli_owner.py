@@ -1,0 +1,173 @@
+"""An owner's way through a run, on a real local network: create, configure, start, change, pause, close."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aftermath.cli.change import Change
+from cli.cli_runs import Shell, invoke
+
+
+@pytest.fixture
+def created(owner: Shell, run_id: str) -> Shell:
+    assert owner("create-run", "--run-id", run_id, "--name", "Test", "--description", "A test").code == 0
+    return owner
+
+
+@pytest.fixture
+def configured(created: Shell, run_id: str, material: Path) -> Shell:
+    found = created("update-config", "--run-id", run_id, "--config-path", material / "config.toml")
+    assert found.code == 0, found.err
+    return created
+
+
+def state_of(shell: Shell, run_id: str) -> str:
+    return str(shell("json-dump-run", "--run-id", run_id).data["run"]["state"])
+
+
+def test_the_seeds_command_lines(owner: Shell, run_id: str, material: Path) -> None:
+    """The three command lines of the seed's book with our command's name, `resume` as a bare word included."""
+    where = ("--rpc", owner.rpc, "--ws-rpc", websocket(owner.rpc), "--run-id", run_id)
+    signer = ("-w", owner.wallet)
+    lines = (
+        ("create-run", *where, "--name", "A name", "--description", "A description", *signer),
+        ("update-config", *where, "--config-path", material / "config.toml", *signer),
+        ("set-paused", *where, "resume", *signer),
+    )
+    for line in lines:
+        outcome = invoke(*line)
+        assert outcome.code == 0, outcome.err
+    assert state_of(owner, run_id) == "waiting_for_members"
+
+
+def websocket(rpc: str) -> str:
+    host, _, port = rpc.removeprefix("http://").partition(":")
+    return f"ws://{host}:{int(port) + 1}"
+
+
+def test_create_run_makes_full_accounts_in_few_transactions(created: Shell, owner: Shell, run_id: str) -> None:
+    dump = created("json-dump-run", "--run-id", run_id).data
+    assert dump["model"]["metadata"]["name"] == "Test"
+    assert dump["members"]["slots"] == []
+    again = created("create-run", "--run-id", f"{run_id}b").data
+    assert len(again["signatures"]) <= 2
+    assert again["permissionless"] is True
+    assert again["lamports"] > 0
+
+
+def test_an_interrupted_creation_is_finished_by_the_same_command(owner: Shell, run_id: str) -> None:
+    import asyncio
+
+    from aftermath.cli.connection import sign_in
+    from aftermath.cli.options import SigningOptions
+
+    async def first_step_only() -> None:
+        async with sign_in(SigningOptions(rpc=owner.rpc, wallet_private_key_path=owner.wallet)) as chain:
+            await chain.sender.send(chain.coordinator.creation(run_id)[:1])
+
+    asyncio.run(first_step_only())
+    assert owner("create-run", "--run-id", run_id, "--name", "Late").code == 0
+    assert owner("json-dump-run", "--run-id", run_id).data["model"]["metadata"]["name"] == "Late"
+    assert "exists already" in owner("create-run", "--run-id", run_id).error["error"]
+
+
+def test_update_config_sets_schema_and_figures(configured: Shell, run_id: str, material: Path) -> None:
+    dump = configured("json-dump-run", "--run-id", run_id).data
+    assert dump["model"]["tier_widths"] == [256, 128, 64]
+    assert dump["model"]["schema_hash"] != "00" * 32
+    assert dump["model"]["metadata"]["name"] == "Test"
+    assert dump["model"]["metadata"]["num_parameters"] > 0
+    assert dump["model"]["checkpoint"]["repo"] == str(material / "model")
+    assert dump["run"]["config"]["rounds_per_epoch"] == 16
+
+
+def test_texts_change_alone(configured: Shell, run_id: str) -> None:
+    before = configured("json-dump-run", "--run-id", run_id).data["model"]
+    configured("update-config", "--run-id", run_id, "--name", "Other", "--client-version", "0.1.0")
+    after = configured("json-dump-run", "--run-id", run_id).data["model"]
+    assert after["metadata"] == before["metadata"] | {"name": "Other"}
+    assert after["client_version"] == "0.1.0"
+    assert after["schema_hash"] == before["schema_hash"]
+
+
+def test_restart_from_step_skips_the_data_of_the_steps_before(configured: Shell, run_id: str) -> None:
+    configured("set-paused", "--run-id", run_id, "--resume")
+    configured("set-paused", "--run-id", run_id, "pause")
+    assert configured("update-config", "--run-id", run_id, "--restart-from-step", 11).code == 0
+    run = configured("json-dump-run", "--run-id", run_id).data["run"]
+    assert (run["step"], run["data_index"]) == (11, 10 * 12)
+
+
+def test_switch_to_hub_takes_the_model_from_the_checkpoint(configured: Shell, run_id: str) -> None:
+    assert configured("update-config", "--run-id", run_id, "--switch-to-hub").code == 0
+    assert configured("json-dump-run", "--run-id", run_id).data["run"]["model_source"] == "checkpoint"
+
+
+def test_restart_counts_the_batch_warm_up() -> None:
+    from dataclasses import replace
+
+    from aftermath.run.accounts import Config
+    from aftermath.run.assignment import batch_size
+
+    rules = Config(30, 30, 30, 1, 0, 4096, 20, 100, 64, 1, 1, 1, 4, 12, 0, 10)
+    data_index = sum_of_batches = 0
+    for _ in range(20):
+        sum_of_batches += batch_size(rules, data_index)
+        data_index = sum_of_batches
+    run = _Run(replace(rules))
+    found = Change({}, None, None, 21, False, None)._progress(run)  # type: ignore[arg-type]
+    assert found == {"epoch": 0, "step": 21, "data_index": data_index}
+
+
+class _Run:
+    epoch = 0
+
+    def __init__(self, config: object) -> None:
+        self.config = config
+
+
+def test_pause_and_resume(configured: Shell, run_id: str) -> None:
+    resumed = configured("set-paused", "--run-id", run_id, "resume").data
+    assert resumed["state"] == "waiting_for_members"
+    assert "set-paused" in configured("update-config", "--run-id", run_id, "--name", "No").error["fix"]
+    assert configured("set-paused", "--run-id", run_id).data["state"] == "paused"
+    assert "halted already" in configured("set-paused", "--run-id", run_id, "pause").error["error"]
+
+
+def test_rates_and_ticks(configured: Shell, run_id: str) -> None:
+    rates = ("--earning-rate-total-shared", 1000, "--slashing-rate-per-client", 10)
+    assert configured("set-future-epoch-rates", "--run-id", run_id, *rates).data["future_earning_rate"] == 1000
+    configured("set-paused", "--run-id", run_id, "resume")
+    ticked = configured("tick", "--run-id", run_id, "--count", 2, "--ms-interval", 10).data
+    assert (ticked["tried"], ticked["signatures"]) == (2, [])
+
+
+def test_list_runs_shows_the_run(configured: Shell, run_id: str) -> None:
+    (row,) = [row for row in configured("list-runs").data if row["run_id"] == run_id]
+    assert row["tiers"] == 3
+    assert run_id in invoke("list-runs", "--rpc", configured.rpc).out
+
+
+def test_close_run_returns_the_rent(configured: Shell, run_id: str) -> None:
+    closed = configured("close-run", "--run-id", run_id).data
+    assert closed["lamports_returned"] > 500_000_000
+    for command in ("json-dump-run", "close-run", "set-paused"):
+        assert run_id in configured(command, "--run-id", run_id).error["error"]
+
+
+def test_predownload_loads_model_and_data(configured: Shell, run_id: str, material: Path) -> None:
+    found = configured("predownload", "--run-id", run_id, "--matformer-tier", 2).data
+    assert found["model"] == str(material / "model")
+    assert found["sequences"] > 100
+
+
+def test_checkpoint_needs_an_attested_model(configured: Shell, run_id: str, material: Path) -> None:
+    refused = configured("checkpoint", "--run-id", run_id, "--path", material / "model").error
+    assert "not attested a model yet" in refused["error"]
+
+
+def test_json_dump_user_names_those_who_are_not_members(configured: Shell, run_id: str) -> None:
+    refused = configured("json-dump-user", "--run-id", run_id, "--address", configured.wallet).error
+    assert "is not a member" in refused["error"]
