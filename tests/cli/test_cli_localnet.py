@@ -17,6 +17,8 @@ from aftermath.localnet import validator_binary
 from cli.cli_runs import Shell, invoke
 from cli.conftest import CONSOLE, ROOT
 
+VALIDATOR = validator_binary()
+
 
 @contextmanager
 def localnet(*arguments: str | Path, end: signal.Signals = signal.SIGTERM) -> Iterator[str]:
@@ -103,8 +105,9 @@ def test_deploy_needs_to_know_whose_key_it_is(owner: Shell, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(validator_binary() is None, reason="solana-test-validator is not installed")
-def test_engine_validator_runs_the_same_commands(tmp_path: Path) -> None:
+@pytest.mark.skipif(VALIDATOR is None, reason="solana-test-validator is not installed")
+def test_engine_validator_runs_the_same_commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("AFTERMATH_VALIDATOR", str(VALIDATOR))
     create_wallet(tmp_path / "w.json")
     with localnet("--engine", "validator") as rpc:
         shell = Shell(rpc, tmp_path / "w.json")

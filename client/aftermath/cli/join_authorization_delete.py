@@ -41,7 +41,7 @@ async def join_authorization_delete(
             signatures.append(await chain.sender.send([ix.close(grantee)]))
             closed = True
         except ChainRefused as error:
-            if not found.delegates:
+            if error.name != "ClosedTooEarly":
                 raise
             closed = False
             note(error.message)

@@ -36,6 +36,7 @@ async def set_paused(
         raise UsageError("pause and --resume contradict each other", "say one of them")
     paused = not resume and action is not Action.RESUME
     async with sign_in(options) as chain:
+        await chain.coordinator.run(run_id)  # says so if there is no such run
         signature = await chain.coordinator.set_paused(run_id, paused)
         run = await chain.coordinator.run(run_id)
     state = run.state.name.lower()

@@ -29,6 +29,7 @@ async def tick(
 
     tried, landed = 0, []
     async with sign_in(options) as chain:
+        await chain.coordinator.run(run_id)  # says so if there is no such run
         if count is None:
             note(f"ticking run {run_id} every {ms_interval} ms until Ctrl-C")
         while count is None or tried < count:
