@@ -177,7 +177,7 @@ class Simulation:
             data=open_tokens(self.place / "data", 2, model.max_seq_len, vocab_size=CONFIG.vocab_size),
             hash_replicas=True,
         )
-        origin = Origin(self.schema, player.tier, "auto", torch.device("cpu"), 4)
+        origin = Origin(self.schema, player.tier, "auto", torch.device("cpu"), 4, clock.monotonic)
         weight = round(60 / seconds)
         kept = Archive(archive or self.place / "kept", None, None, 3, {}) if player.tier == 0 else Archive(None, None, None, 3, {})
         player.member = Member(context, origin, kept, weight=weight, parallel=4)

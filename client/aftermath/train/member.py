@@ -110,6 +110,7 @@ class Member:
     async def _epoch(self, run: Run) -> None:
         """One epoch, from warm-up to the end of cooldown."""
         assert self.slot is not None
+        self._results.begin(run.epoch)
         warm = WarmUp(self._ctx, self._origin, self._readiness, self.slot, self._parallel)
         self._replica = replica = await warm.obtain(run, self._replica)
         if run.cold_start:

@@ -21,6 +21,7 @@ from torch import Tensor
 from aftermath.model.schema import Schema, Segment
 from aftermath.model.segments import level_hash, segment_bytes, write_segment
 from aftermath.p2p.transport import Transport, TransportError
+from aftermath.train.context import Context
 
 TOPIC = "model"
 MAX_MANIFEST = 4 << 20  # bytes; 32 for each segment, so room for 100,000 of them
@@ -123,8 +124,9 @@ def _checked(reply: bytes | BaseException, schema: Schema, step: int) -> Manifes
 class LevelFetcher:
     """Fetches levels into a set of parameters and checks each against the hash the chain holds."""
 
-    def __init__(self, transport: Transport, schema: Schema, parallel: int, deadline_s: float) -> None:
-        self._transport, self._schema, self._deadline = transport, schema, deadline_s
+    def __init__(self, context: Context, parallel: int, deadline_s: float) -> None:
+        self._transport, self._schema, self._compute = context.transport, context.schema, context.compute
+        self._deadline = deadline_s
         self._slots = asyncio.Semaphore(parallel)
 
     async def fetch(
@@ -138,7 +140,7 @@ class LevelFetcher:
             except (TransportError, ValueError) as error:
                 reasons.append(str(error))
                 continue
-            if expected is None or await asyncio.to_thread(level_hash, params, self._schema, level) == expected:
+            if expected is None or await self._compute(lambda: level_hash(params, self._schema, level)) == expected:
                 return
             reasons.append(f"{len(offer.holders)} peers offered tensors that are not the ones attested on chain")
         raise ModelUnavailable(f"level {level} of the model: " + ("; ".join(reasons) or "no peer offers it"))

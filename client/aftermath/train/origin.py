@@ -5,6 +5,7 @@ Everything here is synchronous and slow; the pipeline calls it on the replica's 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -29,6 +30,7 @@ class Origin:
     strategy: Strategy
     device: torch.device
     micro_batch_size: int
+    stopwatch: Callable[[], float]
 
     def measure_weight(self, seq_len: int) -> int:
         """Throughput of this machine with this tier, before any weights are here, in sequences per minute."""
@@ -58,4 +60,5 @@ class Origin:
             device=self.device,
             micro_batch_size=self.micro_batch_size,
             clip_norm=self.schema.clip,
+            stopwatch=self.stopwatch,
         )

@@ -9,8 +9,7 @@ Choices:
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -54,9 +53,11 @@ class Replica:
         device: torch.device,
         micro_batch_size: int,
         clip_norm: float | None,
+        stopwatch: Callable[[], float],
     ) -> None:
         self.schema, self.tier = schema, tier
         self._device, self._micro, self._clip_norm = device, micro_batch_size, clip_norm
+        self._stopwatch = stopwatch
         self.model = Llama.of(config, tier, {name: tensor.to(device) for name, tensor in weights.items()})
         self.params: dict[str, Tensor] = dict(self.model.named_parameters())
         self.distro = Distro(schema, tier, self.params)
@@ -72,17 +73,17 @@ class Replica:
         `ahead_lr` is the learning rate of the look-ahead (the previous step's). Raises Cancelled between
         micro-batches, or optim.distro.NonFiniteGradient.
         """
-        started = time.perf_counter()
+        started = self._stopwatch()
         self.model.zero_grad(set_to_none=True)
         with self.distro.lookahead(ahead_lr):
             loss = self._accumulate(sequences, cancelled)
         grads = {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
         if self._clip_norm is not None:
             clip_gradients(grads, self._clip_norm)
-        encoding = time.perf_counter()
+        encoding = self._stopwatch()
         payloads = self.distro.encode(grads, lr)
         self.model.zero_grad(set_to_none=True)
-        done = time.perf_counter()
+        done = self._stopwatch()
         return Trained(payloads, loss, sequences.numel(), encoding - started, done - encoding)
 
     def _accumulate(self, sequences: Tensor, cancelled: threading.Event) -> float:
@@ -101,9 +102,9 @@ class Replica:
         batch = torch.arange(self._micro * seq_len, device=self._device).remainder_(self.model.config.vocab_size)
         best = float("inf")
         for _ in range(2):
-            started = time.perf_counter()
+            started = self._stopwatch()
             self._accumulate(batch.view(self._micro, seq_len), threading.Event())
-            best = min(best, time.perf_counter() - started)
+            best = min(best, self._stopwatch() - started)
         self.model.zero_grad(set_to_none=True)
         return weight_of(self._micro, best)
 

@@ -48,6 +48,7 @@ class Results:
 
     def __init__(self, context: Context) -> None:
         self._ctx = context
+        self._epoch = -1
         self._plans: dict[int, RoundPlan] = {}
         self._found: dict[int, dict[int, list[Candidate]]] = defaultdict(dict)
         self._early: dict[int, dict[bytes, Commitment]] = defaultdict(dict)
@@ -55,6 +56,11 @@ class Results:
         context.transport.handle(TOPIC, self._answer)
 
     # --- rounds -------------------------------------------------------------------------------------------------
+
+    def begin(self, epoch: int) -> None:
+        """Forget everything of other epochs and listen for this one."""
+        self.close()
+        self._epoch = epoch
 
     def open(self, plan: RoundPlan) -> None:
         """Start judging announcements of a round; forget those that no replica can need any more."""
@@ -86,6 +92,8 @@ class Results:
 
     def hear(self, said: Commitment, raw: bytes) -> None:
         """Take an announcement whose signature is checked."""
+        if said.epoch != self._epoch:
+            return
         if said.height in self._plans:
             self._admit(said, raw)
         elif sum(map(len, self._early.values())) < _MAX_EARLY:
@@ -216,7 +224,7 @@ class Results:
                     said = decode_announcement(raw)
                 except BadAnnouncement:
                     continue
-                if isinstance(said, Commitment) and said.height in self._plans:
+                if isinstance(said, Commitment) and said.epoch == self._epoch and said.height in self._plans:
                     self._admit(said, raw)
 
     async def _answer(self, peer: bytes, body: bytes) -> bytes:

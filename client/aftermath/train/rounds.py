@@ -146,7 +146,7 @@ class Rounds:
             return None
         lr = round_learning_rate(run, model, plan.header.step)
         ahead = round_learning_rate(run, model, plan.header.step - 1)
-        cancelled = threading.Event()
+        cancelled, started = threading.Event(), self._ctx.clock.monotonic()
         watch = asyncio.ensure_future(self._cancel_when_late(plan, cancelled))
         try:
             sequences = await self._ctx.compute(lambda: torch.from_numpy(self._ctx.data.read(indices)))
@@ -160,7 +160,7 @@ class Rounds:
         finally:
             watch.cancel()
             cancelled.set()  # if we were cancelled ourselves, the worker thread stops at its next micro-batch
-        self.weight = weight_of(len(indices), trained.seconds + trained.encode_seconds)
+        self.weight = weight_of(len(indices), self._ctx.clock.monotonic() - started)
         return trained
 
     async def _cancel_when_late(self, plan: RoundPlan, cancelled: threading.Event) -> None:

@@ -180,6 +180,7 @@ async def _member(
         settings.matformer_load_strategy,
         pick_device(settings.device),
         settings.micro_batch_size,
+        time.monotonic,
     )
     context = Context(
         run_id=settings.run_id,

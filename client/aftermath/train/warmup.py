@@ -109,7 +109,7 @@ class WarmUp:
         peers = self._holders(run, await self._ctx.chain.members())
         offers = await ask_offers(self._ctx.transport, self._ctx.schema, peers, run.attested_step, 5.0)
         remaining = max(10.0, run.state_started_at + run.config.warmup_time - self._ctx.chain.now())
-        fetcher = LevelFetcher(self._ctx.transport, self._ctx.schema, self._parallel, remaining)
+        fetcher = LevelFetcher(self._ctx, self._parallel, remaining)
         lacking = []
         for level in reversed(self._ctx.levels):
             expected = self._expected(run, level) or self._undisputed(offers.get(level, []))

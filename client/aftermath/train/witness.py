@@ -13,7 +13,7 @@ from aftermath.run import bitmap
 from aftermath.run.accounts import Run
 from aftermath.run.committee import is_witness
 from aftermath.run.consensus import pack_fingerprints
-from aftermath.run.state import RunState
+from aftermath.run.state import MemberState, RunState
 from aftermath.train.context import Context
 from aftermath.train.persist import persist
 from aftermath.train.plan import RoundPlan
@@ -49,7 +49,8 @@ class WitnessDuty:
         if not is_witness(self._plan.header, self._slot):
             return
         while not self._over():
-            if self._time_has_come(self._ctx.feed.run):
+            healthy = (await self._ctx.chain.members()).mask(MemberState.HEALTHY)
+            if self._time_has_come(self._ctx.feed.run, healthy):
                 await self._attest()
                 return
             await first_of(
@@ -58,7 +59,7 @@ class WitnessDuty:
                 self._ctx.clock.sleep(_LOOK_AGAIN),
             )
 
-    def _time_has_come(self, run: Run) -> bool:
+    def _time_has_come(self, run: Run, healthy: int) -> bool:
         if run.state is RunState.ROUND_WITNESS:
             return True
         if self._own_done is None:
@@ -68,6 +69,7 @@ class WitnessDuty:
         missing = self._plan.owing - self._results.announced(height)
         if before is not None:
             missing |= before.owing - self._results.held(height - 1).keys()
+        missing = frozenset(slot for slot in missing if bitmap.contains(healthy, slot))
         if self._out_of_patience():
             reachable = self._ctx.transport.reachable()
             missing = frozenset(s for s in missing if self._plan.slots[s].p2p in reachable)
