@@ -18,6 +18,7 @@ from cli.cli_runs import Shell
 
 ROOT = Path(__file__).parents[2]
 CONSOLE = Path(sys.executable).with_name("aftermath-solana")
+SHAPE = ["--hidden", "64", "--layers", "2", "--heads", "4", "--kv-heads", "2", "--intermediate", "256"]
 
 
 @pytest.fixture(autouse=True)
@@ -63,8 +64,7 @@ def run_id(request: pytest.FixtureRequest) -> str:
 def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with an untrained model, tokens, and a config.toml that names both."""
     root = tmp_path_factory.mktemp("material")
-    shape = ["--hidden", "64", "--layers", "2", "--heads", "4", "--kv-heads", "2", "--intermediate", "256"]
-    scripts = (("init-model.py", "--out", root / "model", *shape), ("tokenise.py", "--output", root / "tokens"))
+    scripts = (("init-model.py", "--out", root / "model", *SHAPE), ("tokenise.py", "--output", root / "tokens"))
     for script, *arguments in scripts:
         budget = ("--budget-bytes", "60000") if script == "tokenise.py" else ()
         command = [sys.executable, ROOT / "scripts" / script, *arguments, *budget]

@@ -1,0 +1,52 @@
+"""A member without a trainer: takes a run on a real network through one epoch by its instructions alone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+
+from aftermath.chain.endpoints import endpoint
+from aftermath.chain.member import SolanaMember
+from aftermath.chain.rpc import RpcPool
+from aftermath.chain.wallet import load_wallet
+from aftermath.run.accounts import Run
+from aftermath.run.consensus import pack_fingerprints
+from aftermath.run.errors import ChainRefused
+from aftermath.run.state import RunState
+
+STEP_SECONDS = 0.05
+TOLD = {"loss": 1.0, "tokens_per_sec": 1.0, "bytes_per_sec": 1.0}
+
+
+async def one_epoch(rpc: str, wallet_path: Path, run_id: str, level_hashes: Mapping[int, bytes]) -> Run:
+    """Join, witness every round as its only member, and attest these level hashes; returns the run in Cooldown."""
+    wallet = load_wallet(wallet_path)
+    async with (
+        RpcPool([endpoint(rpc)]) as pool,
+        SolanaMember(pool, wallet, run_id, client_version="") as chain,
+        asyncio.timeout(60),
+    ):
+        schema_hash = (await chain.model()).schema_hash
+        await chain.join(p2p=wallet.public, tier=0, weight=1, schema_hash=schema_hash, stateless=True)
+        while (run := await chain.run(fresh=True)).state is not RunState.COOLDOWN:
+            with contextlib.suppress(ChainRefused):
+                await _act(chain, run)
+            await asyncio.sleep(STEP_SECONDS)
+        await chain.attest(0, level_hashes)
+        return await chain.run(fresh=True)
+
+
+async def _act(chain: SolanaMember, run: Run) -> None:
+    """What the only member has to do in this state."""
+    if run.state is RunState.WAITING_FOR_MEMBERS:
+        await chain.tick()
+    elif run.state is RunState.WARMUP:
+        await chain.warmup_witness(0)
+    else:
+        now = run.current
+        before = run.round(now.height - 1)
+        seen = before.roster if before is not None and before.batch else 0
+        fingerprints = pack_fingerprints({0: bytes(31) + b"\1"}, before.roster) if before and seen else bytes(320)
+        await chain.witness(0, now.height, seen, fingerprints, step=now.step, **TOLD)

@@ -1,0 +1,67 @@
+"""The commands that need an epoch behind them: a checkpoint of the attested model, and a member's record."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+from aftermath.cli.schema import shape_of
+from aftermath.model.checkpoint import load
+from aftermath.model.segments import level_hash
+from aftermath.run.config import load_config
+from cli.cli_lone_member import one_epoch
+from cli.cli_runs import Shell, invoke
+from cli.conftest import ROOT, SHAPE
+
+QUICK = {
+    "init_min_clients = 3": "init_min_clients = 1",
+    "min_clients = 2": "min_clients = 1",
+    "rounds_per_epoch = 16": "rounds_per_epoch = 2",
+    "waiting_for_members_extra_time = 2": "waiting_for_members_extra_time = 1",
+    "cooldown_time = 15": "cooldown_time = 120",
+}
+
+
+def test_checkpoint_of_the_attested_model(owner: Shell, run_id: str, material: Path, tmp_path: Path) -> None:
+    """Another model is refused before anything is sent; the attested one is recorded and ends the cooldown."""
+    config = quick_config(material, tmp_path)
+    for command, *arguments in (
+        ("create-run",),
+        ("update-config", "--config-path", config),
+        ("set-paused", "resume"),
+        ("set-future-epoch-rates", "--earning-rate-total-shared", 90),
+    ):
+        assert owner(command, "--run-id", run_id, *arguments).code == 0
+    assert invoke("can-join", "--rpc", owner.rpc, "--run-id", run_id, "--address", owner.wallet).code == 0
+    schema = shape_of(load_config(config)).schema
+    weights = load(material / "model", 0)
+    hashes = {level: level_hash(weights, schema, level) for level in range(schema.levels)}
+    run = asyncio.run(one_epoch(owner.rpc, owner.wallet, run_id, hashes))
+    assert run.levels_attested == 0b111
+
+    other = tmp_path / "other"
+    make = [sys.executable, ROOT / "scripts/init-model.py", "--out", other, "--seed", "1", *SHAPE]
+    subprocess.run(make, check=True, capture_output=True)
+    refused = owner("checkpoint", "--run-id", run_id, "--path", other).error
+    assert "is not the model that the members attested" in refused["error"]
+    assert owner("json-dump-run", "--run-id", run_id).data["model"]["checkpoint_step"] == 0
+
+    recorded = owner("checkpoint", "--run-id", run_id, "--path", material / "model").data
+    assert recorded["repo"] == str(material / "model")
+    assert recorded["step"] == run.attested_step > 1
+    member = owner("json-dump-user", "--run-id", run_id, "--address", owner.wallet).data["member"]
+    assert member["points"] == 90
+    again = owner("checkpoint", "--run-id", run_id, "--path", material / "model").error
+    assert "already has a checkpoint of this step" in again["error"]
+
+
+def quick_config(material: Path, tmp_path: Path) -> Path:
+    text = (material / "config.toml").read_text()
+    for usual, quick in QUICK.items():
+        assert usual in text
+        text = text.replace(usual, quick, 1)
+    path = tmp_path / "config.toml"
+    path.write_text(text)
+    return path
