@@ -7,9 +7,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
+import aiohttp
+from aiohttp import web
 from websockets.asyncio.server import ServerConnection, serve
 
 
@@ -93,3 +96,39 @@ async def mute_websocket() -> AsyncIterator[MuteNode]:
     async with serve(node.handle, "127.0.0.1", 0) as server:
         node.url = f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         yield node
+
+
+Hook = Callable[[dict[str, Any]], Awaitable[web.StreamResponse | None]]
+
+
+@asynccontextmanager
+async def meddling(target: str, before: Hook, after: Hook | None = None) -> AsyncIterator[str]:
+    """An RPC node in front of `target`: `before` may answer in its place, `after` may replace what it answered."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        if (answer := await before(body)) is not None:
+            return answer
+        async with session.post(target, json=body) as response:
+            text = await response.text()
+        if after is not None and (answer := await after(body)) is not None:
+            return answer
+        return web.Response(text=text, content_type="application/json")
+
+    app = web.Application(client_max_size=1 << 20)
+    app.router.add_post("/", handle)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    async with aiohttp.ClientSession() as session:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    await runner.cleanup()
+
+
+def answer_error(code: int, message: str = "no") -> web.Response:
+    return web.json_response({"jsonrpc": "2.0", "id": 0, "error": {"code": code, "message": message}})
+
+
+def answer(result: Any) -> web.Response:
+    return web.json_response({"jsonrpc": "2.0", "id": 0, "result": result})

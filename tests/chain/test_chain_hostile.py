@@ -1,0 +1,220 @@
+"""Nodes that lie, lag, lose replies or send nonsense: nothing is believed unchecked, nothing happens twice."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import itertools
+import random
+import struct
+from typing import Any
+
+import pytest
+import zstandard
+from aiohttp import web
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from solders.pubkey import Pubkey
+
+from aftermath.chain import accounts, confirm, rpc
+from aftermath.chain.accounts import BadReply, decode_account, fetch, parse_reply
+from aftermath.chain.addresses import run_addresses
+from aftermath.chain.clock import ChainClock
+from aftermath.chain.coordinator import Coordinator
+from aftermath.chain.endpoints import Endpoint, endpoint
+from aftermath.chain.rpc import RpcPool
+from aftermath.chain.subscription import RunWatcher
+from aftermath.run.errors import ChainError, ChainUnavailable
+from chain.faults import answer, answer_error, meddling
+from chain.networks import Place
+
+SYSTEM = "11111111111111111111111111111111"
+
+
+def account_json(raw: bytes, encoding: str = "base64", **changes: Any) -> dict[str, Any]:
+    text = base64.b64encode(raw).decode()
+    return {"lamports": 5, "owner": SYSTEM, "executable": False, "data": [text, encoding], **changes}
+
+
+def test_accounts_are_read_in_both_encodings() -> None:
+    raw = bytes(range(256)) * 5
+    for value in (account_json(raw), account_json(zstandard.compress(raw), "base64+zstd")):
+        found = decode_account(9, value)
+        assert (found.slot, found.data, found.owner) == (9, raw, Pubkey.default())
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {},
+        [],
+        "x",
+        7,
+        account_json(b"x", "base58"),
+        account_json(b"x", "base64+zstd"),
+        account_json(b"x", owner="nobody"),
+        account_json(b"x", lamports="many"),
+        account_json(b"x", data=["!!", "base64"]),
+        account_json(b"x", data="AA=="),
+        account_json(b"x", data=None),
+    ],
+)
+def test_malformed_accounts_are_refused(value: Any) -> None:
+    with pytest.raises(BadReply):
+        decode_account(1, value)
+
+
+def test_a_compressed_bomb_is_refused_before_it_unfolds(monkeypatch: pytest.MonkeyPatch) -> None:
+    bomb = zstandard.compress(bytes(50 << 20))
+    assert len(bomb) < 1 << 16
+    monkeypatch.setattr(accounts, "MAX_ACCOUNT", 1 << 20)
+    with pytest.raises(BadReply, match="too large"):
+        decode_account(1, account_json(bomb, "base64+zstd"))
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["context", "slot", "value", "data", "owner"]), inner)
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(json_values)
+def test_no_json_whatever_breaks_the_reader(value: Any) -> None:
+    try:
+        slot, account = parse_reply(value)
+    except BadReply:
+        return
+    assert slot >= 0
+    assert account is None
+
+
+def test_chain_time_is_the_best_lower_bound() -> None:
+    now = itertools.count(100.0, 0.25)
+    clock = ChainClock(lambda: next(now))
+    with pytest.raises(ChainError, match="not known"):
+        clock.now()
+    clock.observe(1000)  # read at 100.00
+    clock.observe(990)  # a late one changes nothing
+    assert clock.now() == 1000
+    clock.observe_sysvar(struct.pack("<QqQQq", 1, 2, 3, 4, 2000))
+    assert clock.now() == 2000
+    with pytest.raises(ChainError, match="Clock sysvar"):
+        clock.observe_sysvar(b"short")
+
+
+async def test_lost_replies_never_make_a_transaction_twice(embedded: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that answers one call in three with 429, 503 or a cut connection, before or after doing the work."""
+    monkeypatch.setattr(rpc, "BACKOFF_FIRST", 0.005)
+    monkeypatch.setattr(confirm, "RESEND_SECONDS", 0.2)
+    chance = random.Random(7)
+
+    async def fail(_: dict[str, Any]) -> web.StreamResponse | None:
+        roll = chance.random()
+        return None if roll > 1 / 3 else web.Response(status=429 if roll > 1 / 6 else 503)
+
+    coordinator = await embedded.configured_run("once")
+    seq = (await coordinator.run("once")).seq
+    async with meddling(embedded.network.rpc_url, fail, fail) as url, RpcPool([endpoint(url)]) as pool:
+        through = Coordinator(pool, embedded.wallet)
+        for rate in range(10):
+            await through.set_future_epoch_rates("once", earning=rate, slashing=None)
+        assert through.sender.spend.transactions == 10
+    run = await coordinator.run("once")
+    assert (run.seq, run.future_earning_rate) == (seq + 10, 9)
+
+
+async def test_an_expired_transaction_is_built_anew(embedded: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(confirm, "RESEND_SECONDS", 0.2)
+    swallowed: list[str] = []
+
+    async def swallow(body: dict[str, Any]) -> web.StreamResponse | None:
+        if body["method"] == "sendTransaction" and len(set(swallowed)) < 2 and body["params"][0] not in swallowed[:1]:
+            swallowed.append(body["params"][0])
+            return answer("1" * 64)
+        if body["method"] == "getBlockHeight":
+            return answer(1 << 40)
+        return None
+
+    coordinator = await embedded.configured_run("late")
+    seq = (await coordinator.run("late")).seq
+    async with meddling(embedded.network.rpc_url, swallow) as url, RpcPool([endpoint(url)]) as pool:
+        await Coordinator(pool, embedded.wallet).set_future_epoch_rates("late", earning=1, slashing=None)
+    assert (await coordinator.run("late")).seq == seq + 1
+    assert swallowed
+
+
+async def test_a_transaction_that_never_lands_is_told(embedded: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(confirm, "RESEND_SECONDS", 0.2)
+
+    async def swallow(body: dict[str, Any]) -> web.StreamResponse | None:
+        if body["method"] == "sendTransaction":
+            return answer("1" * 64)
+        return answer(1 << 40) if body["method"] == "getBlockHeight" else None
+
+    coordinator = await embedded.configured_run("never")
+    async with meddling(embedded.network.rpc_url, swallow) as url, RpcPool([endpoint(url)]) as pool:
+        with pytest.raises(ChainUnavailable, match="did not confirm"):
+            await Coordinator(pool, embedded.wallet).set_future_epoch_rates("never", earning=1, slashing=None)
+    assert (await coordinator.run("never")).future_earning_rate == 0
+
+
+async def test_a_lagging_node_is_not_believed_and_the_fallback_is(embedded: Place) -> None:
+    """The node knows only an old slot: it refuses later minContextSlots as real nodes do, and else answers the old
+    state.
+    """
+    coordinator = await embedded.configured_run("lag")
+    address = run_addresses(coordinator.program_id, "lag").run
+    old_slot, old = await fetch(embedded.pool, address)
+    assert old is not None
+    refusals = 0
+
+    async def lag(body: dict[str, Any]) -> web.StreamResponse | None:
+        nonlocal refusals
+        if body["method"] != "getMultipleAccounts":
+            return None
+        if (body["params"][1].get("minContextSlot") or 0) > old_slot:
+            refusals += 1
+            return answer_error(-32016, "Minimum context slot has not been reached")
+        value = account_json(old.data, owner=str(old.owner))
+        return answer({"context": {"slot": old_slot}, "value": [value, None]})
+
+    async with meddling(embedded.network.rpc_url, lag) as url:
+        ws = embedded.network.ws_url
+        where = [Endpoint(url, ws), Endpoint(embedded.network.rpc_url, ws)]
+        async with RpcPool(where) as pool:
+            watcher = RunWatcher(pool, address, coordinator.program_id, silence=0.1)
+            await watcher.start()
+            try:
+                # a later slot than the one the lagging node knows
+                async with asyncio.timeout(10):
+                    while (await fetch(embedded.pool, address))[0] == old_slot:
+                        await asyncio.sleep(0.05)
+                await coordinator.set_future_epoch_rates("lag", earning=7, slashing=None)
+                async with asyncio.timeout(5):
+                    async for run in watcher.updates():
+                        if run.future_earning_rate == 7:
+                            break
+                for _ in range(5):
+                    assert (await watcher.refresh()).future_earning_rate == 7
+                assert refusals >= 1
+            finally:
+                await watcher.close()
+
+
+@pytest.mark.parametrize(
+    "nonsense", [None, 5, "x", [], {}, {"context": {"slot": 1}}, {"context": {"slot": -1}, "value": 1}]
+)
+async def test_nonsense_results_are_told(embedded: Place, nonsense: Any) -> None:
+    async def lie(body: dict[str, Any]) -> web.StreamResponse | None:
+        return answer(nonsense) if body["method"] in ("getAccountInfo", "simulateTransaction") else None
+
+    async with meddling(embedded.network.rpc_url, lie) as url, RpcPool([endpoint(url)]) as pool:
+        with pytest.raises(ChainError):
+            await Coordinator(pool).run("r")
+        with pytest.raises(ChainError):
+            await Coordinator(pool, embedded.wallet).tick("r")
