@@ -8,11 +8,13 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from solders.pubkey import Pubkey
 
+from aftermath.chain.addresses import run_addresses
 from aftermath.demo.ledger import Costs, costs_of
 from aftermath.demo.plan import KILLED, RUN_ID, TIERS, Commands, DemoFailed
-from aftermath.demo.stage import run_state
 from aftermath.demo.story import Story
+from aftermath.programs import COORDINATOR_ID
 from aftermath.watch.plot import loss_plot
 
 PROMPT = "def "
@@ -26,8 +28,7 @@ def write_report(
 ) -> int:
     """Write everything, print the essentials; 0 if the run did what it promises, else 1."""
     places = commands.places
-    run = run_state(commands)
-    costs = costs_of(commands.rpc, str(run["address"]))
+    costs = costs_of(commands.rpc, str(run_addresses(Pubkey.from_string(COORDINATOR_ID), RUN_ID).run))
     report = findings(story, costs, seconds, before_seconds)
     (places.root / "demo-report.json").write_text(json.dumps(report, indent=1) + "\n")
     loss_plot(places.root / "loss.png", story.loss_curve(), [], f"tiers {', '.join(map(str, TIERS))} on {engine}")

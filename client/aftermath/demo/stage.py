@@ -8,7 +8,7 @@ import sys
 import urllib.request
 from pathlib import Path
 
-from aftermath.demo.plan import CORPUS_BYTES, MODEL, RUN_ID, TIERS, Commands, DemoFailed, Places, call
+from aftermath.demo.plan import CORPUS_BYTES, MODEL, TIERS, Commands, DemoFailed, Places, call
 from aftermath.demo.processes import Process, wait_for
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -98,11 +98,3 @@ def create_run(commands: Commands) -> None:
     call(commands.owner("create-run", *described), log)
     call(commands.owner("update-config", "--config-path", str(places.config)), log)
     call(commands.owner("set-paused", "resume"), log)
-
-
-def run_state(commands: Commands) -> dict[str, object]:
-    """The run as the chain has it."""
-    text = call([*commands.solana("json-dump-run", "--run-id", RUN_ID)], commands.places.log("owner"))
-    found = json.loads(text)
-    assert isinstance(found, dict)
-    return found

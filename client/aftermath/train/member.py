@@ -20,7 +20,7 @@ from aftermath.train.modelshare import ModelShare
 from aftermath.train.origin import Origin
 from aftermath.train.persist import persist
 from aftermath.train.replica import Replica
-from aftermath.train.results import Results
+from aftermath.train.results import LINGER, Results
 from aftermath.train.rounds import TRAINING, Rounds
 from aftermath.train.ticker import Ticker
 from aftermath.train.wait import Pulse
@@ -86,6 +86,7 @@ class Member:
                 self._ctx.events.emit("state", epoch=run.epoch, state=run.state.name)
             if run.state is RunState.FINISHED:
                 self._ctx.events.emit("finished", step=run.step)
+                await self._ctx.clock.sleep(LINGER if self._replica is not None else 0.0)
                 return
             members = await self._ctx.chain.members()
             if self._takes_part(run, members):
@@ -120,7 +121,6 @@ class Member:
         try:
             ended = await rounds.live()
         finally:
-            self._results.close()
             self._readiness.ready.pop(run.epoch, None)
         self._weight = rounds.weight or self._weight
         if not ended.pending_pause:

@@ -18,7 +18,7 @@ import msgspec
 
 from aftermath.optim.codec import BadPayload, Votes, decode_level
 from aftermath.p2p.transport import BlobRejected, TransportError
-from aftermath.run.accounts import STORED_ROUNDS
+from aftermath.run.accounts import STORED_ROUNDS, Run
 from aftermath.run.commitment import Commitment, decode_announcement
 from aftermath.run.consensus import Fingerprint, matches
 from aftermath.run.errors import BadAnnouncement
@@ -29,6 +29,7 @@ from aftermath.train.wait import Pulse, first_of
 TOPIC = "commitments"
 _MAX_PER_MEMBER = 3  # different commitments kept of one member in one round: it lies, but the witnesses decide
 _MAX_EARLY = 1024  # announcements kept for a round this member has not seen on chain yet
+LINGER = 3.0  # seconds for which members of a run that has stopped still serve its last results
 _ASK_EVERY = 1.0  # seconds between questions to peers about a commitment that is missing
 
 
@@ -49,6 +50,7 @@ class Results:
     def __init__(self, context: Context) -> None:
         self._ctx = context
         self._epoch = -1
+        self._retired: list[bytes] = []
         self._plans: dict[int, RoundPlan] = {}
         self._found: dict[int, dict[int, list[Candidate]]] = defaultdict(dict)
         self._early: dict[int, dict[bytes, Commitment]] = defaultdict(dict)
@@ -58,8 +60,9 @@ class Results:
     # --- rounds -------------------------------------------------------------------------------------------------
 
     def begin(self, epoch: int) -> None:
-        """Forget everything of other epochs and listen for this one."""
-        self.close()
+        """Forget everything of other epochs and listen for this one. Old payloads are served until rounds go on."""
+        self._retired += [digest for height in list(self._plans) for digest in self._forget(height)]
+        self._early.clear()
         self._epoch = epoch
 
     def open(self, plan: RoundPlan) -> None:
@@ -68,25 +71,31 @@ class Results:
         for raw, said in self._early.pop(plan.header.height, {}).items():
             self._admit(said, raw)
         for height in [h for h in self._plans if h <= plan.header.height - STORED_ROUNDS]:
-            self._drop(height)
+            self._retired += self._forget(height)
+        if plan.header.height > 1:
+            self._retract()
 
     def plan(self, height: int) -> RoundPlan | None:
         return self._plans.get(height)
 
-    def _drop(self, height: int) -> None:
+    def _forget(self, height: int) -> list[bytes]:
+        """Forget a round; the digests of its payloads, which are still served."""
         del self._plans[height]
-        for candidates in self._found.pop(height, {}).values():
-            for candidate in candidates:
-                if candidate.fetching is not None:
-                    candidate.fetching.cancel()
-                for payload in candidate.said.levels.values():
-                    self._ctx.transport.retract(payload.blake3)
+        candidates = [c for found in self._found.pop(height, {}).values() for c in found]
+        for candidate in candidates:
+            if candidate.fetching is not None:
+                candidate.fetching.cancel()
+        return [payload.blake3 for candidate in candidates for payload in candidate.said.levels.values()]
+
+    def _retract(self) -> None:
+        for digest in self._retired:
+            self._ctx.transport.retract(digest)
+        self._retired = []
 
     def close(self) -> None:
         """Forget everything."""
-        for height in list(self._plans):
-            self._drop(height)
-        self._early.clear()
+        self.begin(-1)
+        self._retract()
 
     # --- what comes in ------------------------------------------------------------------------------------------
 
@@ -181,21 +190,27 @@ class Results:
 
         Raises Desync when the chain no longer stores the round and something is still missing.
         """
-        epoch = self._ctx.feed.run.epoch
-        asked = float("-inf")
+        asked, give_up = float("-inf"), float("inf")
         while True:
             chosen = {slot: self._matching(height, slot, print_) for slot, print_ in sorted(accepted.items())}
             whole = [c for c in chosen.values() if c is not None and self._whole(c)]
             if len(whole) == len(accepted):
                 return self._by_level(whole)
-            run = self._ctx.feed.run
-            if run.epoch != epoch or run.current.height > height + STORED_ROUNDS:
+            run, now = self._ctx.feed.run, self._ctx.clock.monotonic()
+            give_up = min(give_up, now + LINGER) if run.halted else give_up
+            if self._too_late(run, height) or now > give_up:
                 raise Desync(f"results of round {height} could not be had from any peer")
-            if (unheard := [slot for slot, c in chosen.items() if c is None]) and self._ctx.clock.monotonic() >= asked:
-                asked = self._ctx.clock.monotonic() + _ASK_EVERY
+            if (unheard := [slot for slot, c in chosen.items() if c is None]) and now >= asked:
+                asked = now + _ASK_EVERY
                 await self._ask(height, unheard)
                 continue
             await first_of(self.changed.wait(), self._ctx.feed.after(run.seq), self._ctx.clock.sleep(_ASK_EVERY))
+
+    def _too_late(self, run: Run, height: int) -> bool:
+        """Whether the others may have stopped serving round `height` of this epoch: they do once rounds go on."""
+        if run.epoch == self._epoch:
+            return run.current.height > height + STORED_ROUNDS
+        return run.epoch != self._epoch + 1 or run.active
 
     def _matching(self, height: int, slot: int, accepted: Fingerprint) -> Candidate | None:
         candidates = self._found.get(height, {}).get(slot, [])

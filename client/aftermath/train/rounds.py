@@ -32,6 +32,7 @@ from aftermath.train.traffic import report_traffic
 from aftermath.train.witness import WitnessDuty
 
 TRAINING = (RunState.ROUND_TRAIN, RunState.ROUND_WITNESS)
+_STOPPED = (RunState.PAUSED, RunState.FINISHED)
 
 
 class Rounds:
@@ -50,11 +51,11 @@ class Rounds:
         try:
             while True:
                 run = await self._ctx.feed.until(self._something_to_do)
-                if run.epoch != self._epoch or run.state not in (*TRAINING, RunState.COOLDOWN):
-                    raise Desync("the epoch went on without this member")
-                if run.state is RunState.COOLDOWN:
+                if self._ended(run):
                     await self._apply_through(run, run.current.height - 1)
                     return run
+                if run.epoch != self._epoch or run.state not in TRAINING:
+                    raise Desync("the epoch went on without this member")
                 await self._round(run)
         finally:
             for duty in self._duties:
@@ -64,6 +65,11 @@ class Rounds:
         if run.epoch != self._epoch or run.state not in TRAINING:
             return run.state is not RunState.WARMUP or run.epoch != self._epoch
         return run.current.height > self._height
+
+    def _ended(self, run: Run) -> bool:
+        """Cooldown, or just after it: the chain still stores the last rounds until the next warm-up."""
+        just_after = run.epoch == self._epoch + 1 and run.state in (RunState.WAITING_FOR_MEMBERS, *_STOPPED)
+        return just_after or (run.epoch == self._epoch and run.state is RunState.COOLDOWN)
 
     def _start(self, duty: asyncio.Task[None]) -> None:
         self._duties.add(duty)
