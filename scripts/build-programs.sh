@@ -62,7 +62,7 @@ compile() { # compile PROGRAM OUT.so
     -Clink-arg=--arch=v0                            # the sBPF version that every runtime accepts
     -Clink-arg=--disable-math-builtins              # keeps out 128-bit functions that LLVM 22 cannot emit
     -Clink-arg=--llvm-args=-bpf-stack-size=4096
-    -Clink-arg=--llvm-args=-inline-threshold=2000   # calls with more than 5 arguments must vanish by inlining
+    -Clink-arg=--llvm-args=-inline-threshold=600   # calls with more than 5 arguments must vanish by inlining
     "--remap-path-prefix=$std=/rust"                # no path of this machine may reach the bytes
     "--remap-path-prefix=$cargo_home=/cargo"
     "--remap-path-prefix=$root=/aftermath"

@@ -16,4 +16,6 @@ pub enum AuthorizerError {
     StillActive,
     #[msg("The authorization has delegates: it can be closed 30 days after the grantor's last update.")]
     ClosedTooEarly,
+    #[msg("The rent cannot go to the account that is being closed: name another spill account.")]
+    SpillCloses,
 }

@@ -183,7 +183,9 @@ pub enum CoordinatorError {
     CheckpointMismatch,
     #[msg("The run already has a checkpoint of this step or a later one.")]
     CheckpointNotNewer,
-    // inspection and arithmetic
+    // closing, inspection, arithmetic
+    #[msg("The rent cannot go to an account that is being closed: name another spill account.")]
+    SpillCloses,
     #[msg("`which` must be 0 (witnesses), 1 (committee) or 2 (data), and `ring` below 4.")]
     UnknownInspection,
     #[msg("A counter would overflow: the run has reached the end of its number range.")]

@@ -20,13 +20,14 @@ pub struct Close {
         bump = authorization.bump
     )]
     pub authorization: BorshAccount<Authorization>,
-    /// Receives the rent.
-    #[account(mut)]
+    /// Receives the rent; may be the grantor.
+    #[account(mut, unsafe(dup))]
     pub spill: UncheckedAccount,
 }
 
 pub fn close(ctx: &mut Context<Close>) -> Result<()> {
     let authorization = &ctx.accounts.authorization;
+    require!(ctx.accounts.spill.address() != authorization.address(), AuthorizerError::SpillCloses);
     require!(!authorization.active, AuthorizerError::StillActive);
     let waited = Clock::get()?.unix_timestamp.saturating_sub(authorization.grantor_update_at);
     let free = authorization.delegates.is_empty() || waited >= CLOSE_DELAY;

@@ -15,12 +15,16 @@ pub struct CloseRun {
     pub members: Grown<Members>,
     #[account(mut, close = spill, seeds = [WITNESSES_SEED, run.seed()], bump = run.bumps[3])]
     pub witnesses: Grown<Witnesses>,
-    /// Receives the rent.
-    #[account(mut)]
+    /// Receives the rent; may be the authority.
+    #[account(mut, unsafe(dup))]
     pub spill: UncheckedAccount,
 }
 
 pub fn close_run(ctx: &mut Context<CloseRun>) -> Result<()> {
-    require!(ctx.accounts.run.halted(), CoordinatorError::NotHalted);
+    let accounts = &ctx.accounts;
+    require!(accounts.run.halted(), CoordinatorError::NotHalted);
+    let closed =
+        [accounts.run.address(), accounts.model.address(), accounts.members.address(), accounts.witnesses.address()];
+    require!(!closed.contains(&accounts.spill.address()), CoordinatorError::SpillCloses);
     Ok(())
 }

@@ -12,16 +12,19 @@ use anchor_lang::prelude::*;
 pub struct InitRun {
     #[account(mut)]
     pub payer: Signer,
-    #[account(init, payer = payer, seeds = [RUN_SEED, run_id.as_bytes()], bump)]
-    pub run: Account<Run>,
-    #[account(init, payer = payer, seeds = [MODEL_SEED, run_id.as_bytes()], bump)]
-    pub model: Account<Model>,
-    #[account(init, payer = payer, space = GROWTH, seeds = [MEMBERS_SEED, run_id.as_bytes()], bump)]
+    #[account(mut, seeds = [RUN_SEED, run_id.as_bytes()], bump)]
+    pub run: UncheckedAccount,
+    #[account(mut, seeds = [MODEL_SEED, run_id.as_bytes()], bump)]
+    pub model: UncheckedAccount,
+    #[account(mut, seeds = [MEMBERS_SEED, run_id.as_bytes()], bump)]
     pub members: UncheckedAccount,
-    #[account(init, payer = payer, space = GROWTH, seeds = [WITNESSES_SEED, run_id.as_bytes()], bump)]
+    #[account(mut, seeds = [WITNESSES_SEED, run_id.as_bytes()], bump)]
     pub witnesses: UncheckedAccount,
     pub system_program: Program<System>,
 }
+
+/// An account to create: its seed, bump, size and discriminator.
+struct Blank(AccountView, &'static [u8], u8, usize, &'static [u8]);
 
 pub fn init_run(
     ctx: &mut Context<InitRun>,
@@ -31,13 +34,24 @@ pub fn init_run(
 ) -> Result<()> {
     let valid = !run_id.is_empty() && run_id.len() <= RUN_ID_BYTES && !run_id.as_bytes().contains(&0);
     require!(valid, CoordinatorError::RunIdInvalid);
-    let bumps = [ctx.bumps.run, ctx.bumps.model, ctx.bumps.members, ctx.bumps.witnesses];
-    stamp(&ctx.accounts.members, Members::DISCRIMINATOR);
-    stamp(&ctx.accounts.witnesses, Witnesses::DISCRIMINATOR);
-    let model = &mut ctx.accounts.model;
+    let (accounts, bumps) = (&ctx.accounts, &ctx.bumps);
+    let bumps = [bumps.run, bumps.model, bumps.members, bumps.witnesses];
+    let (run, model) = (*accounts.run.account(), *accounts.model.account());
+    let (members, witnesses) = (*accounts.members.account(), *accounts.witnesses.account());
+    let blanks = [
+        Blank(run, RUN_SEED, bumps[0], 8 + core::mem::size_of::<Run>(), Run::DISCRIMINATOR),
+        Blank(model, MODEL_SEED, bumps[1], 8 + core::mem::size_of::<Model>(), Model::DISCRIMINATOR),
+        Blank(members, MEMBERS_SEED, bumps[2], GROWTH, Members::DISCRIMINATOR),
+        Blank(witnesses, WITNESSES_SEED, bumps[3], GROWTH, Witnesses::DISCRIMINATOR),
+    ];
+    // one loop, one call: the creation takes more arguments than a call on sBPF may, so it must be inlined, once
+    for blank in blanks {
+        create(accounts.payer.account(), blank, run_id)?;
+    }
+    // SAFETY: this instruction created the two accounts, and nothing else borrows their bytes.
+    let (mut run, mut model) = unsafe { (Account::<Run>::load_mut(run)?, Account::<Model>::load_mut(model)?) };
     text::copy(&mut model.client_version, client_version, CoordinatorError::ClientVersionTooLong)?;
     model.version = VERSION;
-    let run = &mut ctx.accounts.run;
     text::copy(&mut run.run_id, run_id, CoordinatorError::RunIdInvalid)?;
     run.version = VERSION;
     run.bumps = bumps;
@@ -47,10 +61,12 @@ pub fn init_run(
     Ok(())
 }
 
-/// Writes the discriminator of an account that this instruction has just created.
-fn stamp(account: &UncheckedAccount, discriminator: &[u8]) {
-    let mut view = *account.account();
-    // SAFETY: the account was created by this instruction, and nothing else borrows its bytes.
+/// Creates an account and writes its discriminator. Fails when it exists already.
+fn create(payer: &AccountView, blank: Blank, run_id: &str) -> Result<()> {
+    let Blank(mut view, seed, bump, space, discriminator) = blank;
+    create_account_signed(payer, &view, space, &crate::ID, &[seed, run_id.as_bytes(), &[bump]])?;
+    // SAFETY: this instruction created the account, and nothing else borrows its bytes.
     let data = unsafe { view.borrow_unchecked_mut() };
     data[..discriminator.len()].copy_from_slice(discriminator);
+    Ok(())
 }

@@ -1,0 +1,179 @@
+"""Both programs in LiteSVM under a virtual clock: instructions built from the IDL, refusals by name, accounts as dtypes.
+
+Owns the encoding of instructions (Borsh, straight from the canonical IDL, so that neither anchorpy nor our own client is
+trusted here) and the translation of failures into names. What a run does is in `scenario.py`.
+"""
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from aftermath.programs import AUTHORIZER_ID, AUTHORIZER_IDL, AUTHORIZER_SO, COORDINATOR_ID, COORDINATOR_IDL, COORDINATOR_SO
+from aftermath.run import layout
+from solders.account import Account
+from solders.clock import Clock
+from solders.compute_budget import set_compute_unit_limit
+from solders.hash import Hash
+from solders.instruction import AccountMeta, Instruction
+from solders.keypair import Keypair
+from solders.litesvm import LiteSVM
+from solders.message import Message
+from solders.pubkey import Pubkey
+from solders.rent import Rent
+from solders.transaction import Transaction
+from solders.transaction_metadata import FailedTransactionMetadata
+
+PROGRAM = Pubkey.from_string(COORDINATOR_ID)
+AUTHORIZER = Pubkey.from_string(AUTHORIZER_ID)
+START = 1_700_000_000
+_INTEGERS = {"u8": "<B", "u16": "<H", "u32": "<I", "u64": "<Q", "i64": "<q", "bool": "<?"}
+# framework errors that the tests name (Anchor 2's own numbers)
+_FRAMEWORK = {2000: "ConstraintMut", 2002: "ConstraintSigner", 2006: "ConstraintSeeds", 2012: "ConstraintAddress"}
+
+
+@cache
+def idl(program: Pubkey) -> dict[str, Any]:
+    path: Path = COORDINATOR_IDL if program == PROGRAM else AUTHORIZER_IDL
+    return dict(json.loads(path.read_text(encoding="utf-8")))
+
+
+@cache
+def instruction_of(program: Pubkey, name: str) -> dict[str, Any]:
+    return next(entry for entry in idl(program)["instructions"] if entry["name"] == name)
+
+
+@cache
+def error_names(program: Pubkey) -> dict[int, str]:
+    return {entry["code"]: entry["name"] for entry in idl(program)["errors"]}
+
+
+def encode(kind: Any, value: Any, program: Pubkey) -> bytes:
+    """Borsh bytes of a value of an IDL type."""
+    if isinstance(kind, str):
+        if kind == "string":
+            return struct.pack("<I", len(value.encode())) + value.encode()
+        return bytes(value) if kind == "pubkey" else struct.pack(_INTEGERS[kind], value)
+    if "option" in kind:
+        return b"\0" if value is None else b"\1" + encode(kind["option"], value, program)
+    if "vec" in kind:
+        return struct.pack("<I", len(value)) + b"".join(encode(kind["vec"], item, program) for item in value)
+    if "array" in kind:
+        item, length = kind["array"]
+        assert len(value) == length, f"{len(value)} items where {length} are expected"
+        return b"".join(encode(item, one, program) for one in value)
+    defined = next(entry for entry in idl(program)["types"] if entry["name"] == kind["defined"]["name"])
+    return b"".join(encode(field["type"], value[field["name"]], program) for field in defined["type"]["fields"])
+
+
+def address(seed: str, run_id: str) -> Pubkey:
+    """One of the four accounts of a run."""
+    return Pubkey.find_program_address([seed.encode(), run_id.encode()], PROGRAM)[0]
+
+
+def authorization_address(grantor: Pubkey, grantee: Pubkey, scope: bytes = b"CoordinatorJoinRun") -> Pubkey:
+    return Pubkey.find_program_address([b"authorization", bytes(grantor), bytes(grantee), scope], AUTHORIZER)[0]
+
+
+def build(
+    program: Pubkey,
+    name: str,
+    accounts: Mapping[str, Pubkey],
+    args: Sequence[Any] = (),
+    flags: Mapping[str, tuple[bool, bool]] | None = None,
+) -> Instruction:
+    """An instruction with the IDL's account order; `flags` forges (signer, writable) of single accounts."""
+    spec = instruction_of(program, name)
+    data = bytes(spec["discriminator"])
+    for argument, value in zip(spec["args"], args, strict=True):
+        data += encode(argument["type"], value, program)
+    metas = []
+    for entry in spec["accounts"]:
+        key = accounts.get(entry["name"]) or Pubkey.from_string(entry["address"])
+        signer, writable = (flags or {}).get(entry["name"], (entry.get("signer", False), entry.get("writable", False)))
+        metas.append(AccountMeta(key, signer, writable))
+    return Instruction(program, data, metas)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a transaction did: `error` is None, a program's error name, or the runtime's word for it."""
+
+    error: str | None
+    units: int
+    returned: bytes
+    logs: list[str]
+
+    def ok(self) -> "Outcome":
+        assert self.error is None, f"refused: {self.error}\n" + "\n".join(self.logs)
+        return self
+
+    def refused(self, name: str) -> None:
+        assert self.error == name, f"expected {name}, got {self.error}\n" + "\n".join(self.logs)
+
+
+def _error_name(failure: Any, program: Pubkey) -> str:
+    inner = getattr(failure, "err", None)
+    code = getattr(inner, "code", None)
+    if code is None:
+        return str(inner if inner is not None else failure).rsplit(".", 1)[-1]
+    return error_names(program).get(code) or _FRAMEWORK.get(code) or f"custom {code}"
+
+
+class World:
+    """A LiteSVM with both programs, a payer who funds everything, and a clock that only tests move."""
+
+    def __init__(self, *, check_signatures: bool = True) -> None:
+        self.svm = LiteSVM() if check_signatures else LiteSVM().with_sigverify(False)
+        self.svm.set_rent(Rent(6960, 1.0, 50))  # the rent of SIMD-0194, which the programs' runtime library assumes
+        self.svm.add_program_from_file(PROGRAM, COORDINATOR_SO)
+        self.svm.add_program_from_file(AUTHORIZER, AUTHORIZER_SO)
+        self.payer = Keypair.from_seed(b"p" * 32)
+        self.svm.airdrop(self.payer.pubkey(), 10**13)
+        self.now = START
+        self.slot = 1
+        self.advance(0)
+
+    def advance(self, seconds: int) -> None:
+        """Moves the clock, and one slot with a new hash."""
+        self.now += seconds
+        self.slot += 1
+        self.svm.set_clock(Clock(self.slot, START, 0, 0, self.now))
+        self.svm.set_slot_hashes([(self.slot, Hash(self.slot.to_bytes(32, "little")))])
+
+    def send(self, *instructions: Instruction, signers: Sequence[Keypair] = (), units: int = 1_400_000) -> Outcome:
+        self.svm.expire_blockhash()
+        budget = set_compute_unit_limit(units)
+        everyone = [self.payer, *(key for key in signers if key != self.payer)]
+        blockhash = self.svm.latest_blockhash()
+        message = Message.new_with_blockhash([budget, *instructions], self.payer.pubkey(), blockhash)
+        needed = {key for index, key in enumerate(message.account_keys) if message.is_signer(index)}
+        result = self.svm.send_transaction(
+            Transaction([key for key in everyone if key.pubkey() in needed], message, blockhash)
+        )
+        failed = isinstance(result, FailedTransactionMetadata)
+        meta = result.meta() if failed else result
+        error = _error_name(result.err(), instructions[-1].program_id) if failed else None
+        # the budget instruction takes 150 units of its own
+        returned = bytes(meta.return_data().data)
+        return Outcome(error, meta.compute_units_consumed() - 150, returned, list(meta.logs()))
+
+    def data(self, key: Pubkey) -> bytes:
+        account = self.svm.get_account(key)
+        return bytes(account.data) if account else b""
+
+    def record(self, name: str, run_id: str) -> np.ndarray[Any, Any]:
+        """The account `name` of a run as a writable one-element record."""
+        return layout.coordinator_account(name).read(self.data(address(name.lower(), run_id))).copy()
+
+    def store(self, name: str, run_id: str, record: np.ndarray[Any, Any]) -> None:
+        """Overwrites an account of a run with a record."""
+        account = layout.coordinator_account(name)
+        self.put(address(name.lower(), run_id), account.discriminator + record.tobytes())
+
+    def put(self, key: Pubkey, data: bytes, owner: Pubkey = PROGRAM) -> None:
+        self.svm.set_account(key, Account(self.svm.minimum_balance_for_rent_exemption(len(data)), data, owner))

@@ -1,0 +1,194 @@
+"""A run as its owner and its members drive it, one method per instruction. Members are numbered keypairs."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+from aftermath.run import bitmap, committee, views
+from aftermath.run.accounts import Members, Model, Run
+from programs.harness import AUTHORIZER, PROGRAM, Outcome, World, address, authorization_address, build
+from solders.instruction import Instruction
+from solders.keypair import Keypair
+from solders.pubkey import Pubkey
+
+SCHEMA = bytes(range(1, 33))
+EVERYONE = Pubkey.default()
+CONFIG: Mapping[str, int] = {
+    "warmup_time": 30,
+    "cooldown_time": 30,
+    "max_round_train_time": 20,
+    "round_witness_time": 5,
+    "epoch_time": 0,
+    "global_batch_size_warmup_tokens": 0,
+    "rounds_per_epoch": 5,
+    "total_steps": 1000,
+    "max_seq_len": 0,
+    "init_min_clients": 3,
+    "min_clients": 2,
+    "witness_nodes": 0,
+    "global_batch_size_start": 48,
+    "global_batch_size_end": 48,
+    "verification_percent": 0,
+    "waiting_for_members_extra_time": 5,
+}
+
+
+def bits(value: float) -> int:
+    return int(np.float64(value).view(np.uint64))
+
+
+def model_params(**changes: Any) -> dict[str, Any]:
+    """A small valid model; `changes` replace top-level fields."""
+    lr = {"base_lr_bits": bits(4e-4), "warmup_init_lr_bits": 0, "final_lr_bits": bits(4e-5)}
+    lr |= {"cosine_decay_final_lr_bits": 0, "kind": 2, "warmup_steps": 10, "total_steps": 1000}
+    lr |= {"stable_steps": 0, "cosine_decay_steps": 0, "linear_decay_steps": 0}
+    optimizer = {"clip_grad_norm_bits": bits(1.0), "weight_decay_bits": 0, "compression_decay_bits": bits(0.999)}
+    optimizer |= {"beta1_bits": 0, "beta2_bits": 0, "eps_bits": 0, "compression_chunk": 64, "compression_topk": 8}
+    optimizer |= {"kind": 2, "quantize_1bit": 1}
+    location = {"kind": 2, "token_bytes": 2, "shuffle": 0, "pad_zeros": 0, "start_index": 0, "num_files": 0}
+    location |= {"primary": "data", "secondary": "", "shuffle_seed": bytes(32)}
+    model = {"architecture": 0, "data_type": 0, "max_seq_len": 128, "cold_start_warmup_steps": 0}
+    model |= {"checkpoint": {"kind": 2, "repo": "checkpoints/start", "revision": ""}}
+    return model | {"data_location": location, "lr_schedule": lr, "optimizer": optimizer} | changes
+
+
+@cache
+def member(index: int) -> Keypair:
+    return Keypair.from_seed(index.to_bytes(4, "little") * 8)
+
+
+class Scenario:
+    """One run in one world. Every method that sends returns the outcome; nothing is asserted here but `start`."""
+
+    def __init__(self, world: World, run_id: str = "test", tiers: int = 3) -> None:
+        self.world, self.run_id, self.tiers = world, run_id, tiers
+        self.authority = Keypair.from_seed(b"a" * 32)
+        self.grantor = Keypair.from_seed(b"g" * 32)
+        self.accounts = {name: address(name, run_id) for name in ("run", "model", "members", "witnesses")}
+        self.accounts |= {"payer": world.payer.pubkey(), "authority": self.authority.pubkey()}
+        self.accounts |= {"spill": world.payer.pubkey()}
+        self.accounts |= {"authorization": authorization_address(self.grantor.pubkey(), EVERYONE)}
+
+    # ---- reading
+    @property
+    def run(self) -> Run:
+        return views.parse_run(self.world.data(self.accounts["run"]))
+
+    @property
+    def model(self) -> Model:
+        return views.parse_model(self.world.data(self.accounts["model"]))
+
+    @property
+    def members(self) -> Members:
+        return views.parse_members(self.world.data(self.accounts["members"]))
+
+    def slot_of(self, index: int) -> int:
+        slot = self.members.find(bytes(member(index).pubkey()))
+        assert slot is not None
+        return slot
+
+    # ---- sending
+    def instruction(
+        self,
+        name: str,
+        *args: Any,
+        accounts: Mapping[str, Pubkey] | None = None,
+        flags: Mapping[str, tuple[bool, bool]] | None = None,
+    ) -> Instruction:
+        return build(PROGRAM, name, self.accounts | dict(accounts or {}), args, flags)
+
+    def owner(self, name: str, *args: Any, **forged: Any) -> Outcome:
+        return self.world.send(self.instruction(name, *args, **forged), signers=[self.authority])
+
+    def by(self, index: int, name: str, *args: Any, accounts: Mapping[str, Pubkey] | None = None, **forged: Any) -> Outcome:
+        """Sends `name` as member `index`."""
+        user = member(index)
+        keys = {"user": user.pubkey()} | dict(accounts or {})
+        return self.world.send(self.instruction(name, *args, accounts=keys, **forged), signers=[user])
+
+    # ---- the owner's way
+    def creation(self, client_version: str = "") -> list[Instruction]:
+        keys = (self.authority.pubkey(), self.grantor.pubkey())
+        init = self.instruction("init_run", self.run_id, *keys, client_version)
+        return [init, *[self.instruction("grow", which) for which in (0, 0, 1, 1, 1, 1, 1)]]
+
+    def create(self, client_version: str = "") -> Outcome:
+        return self.world.send(*self.creation(client_version))
+
+    def update(self, **parts: Any) -> Outcome:
+        empty = dict.fromkeys(("metadata", "config", "model", "schema", "progress")) | {"use_durable": False}
+        return self.owner("update", empty | parts)
+
+    def configure(self, **config: int) -> Outcome:
+        widths = [256 >> tier for tier in range(self.tiers)]
+        schema = {"hash": SCHEMA, "tier_widths": widths}
+        return self.update(config={**CONFIG, **config}, model=model_params(), schema=schema)
+
+    def authorize(self, grantee: Pubkey = EVERYONE, active: bool = True) -> Outcome:
+        key = authorization_address(self.grantor.pubkey(), grantee)
+        keys = {"payer": self.world.payer.pubkey(), "grantor": self.grantor.pubkey(), "authorization": key}
+        create = build(AUTHORIZER, "create", keys, (grantee, b"CoordinatorJoinRun"))
+        return self.world.send(create, build(AUTHORIZER, "grantor_update", keys, (active,)), signers=[self.grantor])
+
+    def start(self, **config: int) -> "Scenario":
+        """Creates, configures, authorizes everyone and opens the run."""
+        self.create().ok()
+        self.configure(**config).ok()
+        self.authorize().ok()
+        self.owner("set_paused", False).ok()
+        return self
+
+    # ---- the members' way
+    def join(self, index: int, tier: int = 0, weight: int = 60, **changes: Any) -> Outcome:
+        params = {"p2p": bytes(member(index).pubkey())[::-1], "tier": tier, "weight": weight}
+        params |= {"schema_hash": SCHEMA, "client_version": "", "stateless": False} | changes
+        return self.by(index, "join_run", params)
+
+    def tick(self, index: int = 0) -> Outcome:
+        return self.by(index, "tick")
+
+    def witness(self, index: int, participation: int | None = None, **forged: Any) -> Outcome:
+        """Attests everything of the previous round, or `participation`."""
+        run = self.run
+        current = run.current
+        previous = run.round(current.height - 1) if current.height else None
+        seen = (previous.roster if previous else 0) if participation is None else participation
+        slot, height = forged.get("slot", self.slot_of(index)), forged.get("height", current.height)
+        metadata = {"step": current.step, "loss_milli": 1, "tokens_per_sec": 1, "bytes_per_sec": 1}
+        return self.by(index, "witness", slot, height, seen.to_bytes(32, "little"), bytes(320), metadata)
+
+    def elected(self) -> list[int]:
+        """Indices of the members who are witnesses of the current round."""
+        slots = self.members.slots
+        return [self.index_of(slots[slot].signer) for slot in committee.witnesses(self.run.current)]
+
+    def index_of(self, signer: bytes) -> int:
+        return next(index for index in range(2000) if bytes(member(index).pubkey()) == signer)
+
+    def everyone_witnesses(self, indices: Iterable[int] | None = None, participation: int | None = None) -> None:
+        """All elected members (or `indices`) attest the current round; with all of them it closes."""
+        for index in list(self.elected() if indices is None else indices):
+            self.witness(index, participation).ok()
+
+    def warm_up(self, indices: Sequence[int], **join: Any) -> "Scenario":
+        """Members join and the epoch begins its warm-up."""
+        for index in indices:
+            self.join(index, **join).ok()
+        self.world.advance(6)
+        self.tick(indices[0]).ok()
+        return self
+
+    def train(self, indices: Sequence[int], **join: Any) -> "Scenario":
+        """Members join, warm up, and round 0 begins."""
+        self.warm_up(indices, **join)
+        self.world.advance(31)
+        self.tick(indices[0]).ok()
+        return self
+
+    def attest(self, index: int, hashes: Mapping[int, bytes]) -> Outcome:
+        mask = sum(1 << level for level in hashes)
+        return self.by(index, "attest", self.slot_of(index), mask, [hashes[level] for level in sorted(hashes)])
+
+    def names(self, slots: Iterable[int]) -> bytes:
+        return bitmap.to_bytes(bitmap.from_slots(slots))
