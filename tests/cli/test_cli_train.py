@@ -1,0 +1,63 @@
+"""`train` from the outside: its settings, and what it says when it cannot take part."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from aftermath.cli.present import UsageError
+from aftermath.cli.train import build_settings, settings_options
+from aftermath.train.settings import TrainSettings
+from cli.cli_runs import Shell
+from cli.conftest import CONSOLE
+
+LOCAL = ("--iroh-relay", "disabled", "--iroh-discovery", "local", "--device", "cpu", "--threads", "1")
+
+
+def train(shell: Shell, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """A process of its own, because a member ends its process."""
+    line = [CONSOLE, "train", "--rpc", shell.rpc, "-w", shell.wallet, *LOCAL, *arguments]
+    return subprocess.run(line, capture_output=True, text=True, timeout=120, env=dict(os.environ))
+
+
+def test_defaults_are_those_of_the_settings() -> None:
+    given = {option.name: option.default for option in settings_options()} | {"run_id": "demo"}
+    assert build_settings(**given) == TrainSettings(run_id="demo")
+
+
+def test_the_hub_token_comes_from_the_environment_and_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    settings = build_settings(run_id="demo")
+    assert settings.hub_token is not None
+    assert settings.hub_token.get_secret_value() == "hf_secret"
+    assert "hf_secret" not in repr(settings)
+
+
+def test_a_run_id_that_is_too_long_names_its_option() -> None:
+    with pytest.raises(UsageError, match="--run-id"):
+        build_settings(run_id="x" * 33)
+
+
+def test_unknown_run(owner: Shell) -> None:
+    done = train(owner, "--run-id", "nowhere")
+    assert done.returncode == 1
+    assert "there is no run 'nowhere'" in done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_run_that_is_not_configured(owner: Shell, run_id: str) -> None:
+    assert owner("create-run", "--run-id", run_id).code == 0
+    done = train(owner, "--run-id", run_id)
+    assert done.returncode == 1
+    assert "is not configured yet" in done.stdout + done.stderr
+
+
+def test_tier_that_the_run_does_not_have(owner: Shell, run_id: str, material: Path) -> None:
+    assert owner("create-run", "--run-id", run_id).code == 0
+    assert owner("update-config", "--run-id", run_id, "--config-path", material / "config.toml").code == 0
+    done = train(owner, "--run-id", run_id, "--matformer-tier", "3")
+    assert done.returncode == 1
+    assert "has tiers 0 to 2" in done.stdout + done.stderr
