@@ -16,7 +16,7 @@ from solders.account import Account
 from solders.message import Message, MessageV0
 from solders.pubkey import Pubkey
 from solders.transaction import VersionedTransaction
-from solders.transaction_metadata import TransactionMetadata
+from solders.transaction_metadata import InnerInstruction, TransactionMetadata
 
 from aftermath.localnet.errors import (
     INVALID_REQUEST,
@@ -102,18 +102,17 @@ def inner_instructions(meta: TransactionMetadata) -> list[dict[str, Any]]:
     shown = []
     for index, inner in enumerate(meta.inner_instructions()):
         if inner:
-            shown.append({"index": index, "instructions": [_inner(one.to_json()) for one in inner]})
+            shown.append({"index": index, "instructions": [_inner(one) for one in inner]})
     return shown
 
 
-def _inner(text: str) -> dict[str, Any]:
-    inner = msgspec.json.decode(text)
-    compiled = inner["instruction"]
+def _inner(inner: InnerInstruction) -> dict[str, Any]:
+    compiled = inner.instruction()
     return {
-        "programIdIndex": compiled["programIdIndex"],
-        "accounts": list(compiled["accounts"]),
-        "data": compiled["data"] if isinstance(compiled["data"], str) else to_base58(bytes(compiled["data"])),
-        "stackHeight": inner.get("stack_height", inner.get("stackHeight")),
+        "programIdIndex": compiled.program_id_index,
+        "accounts": list(compiled.accounts),
+        "data": to_base58(bytes(compiled.data)),
+        "stackHeight": inner.stack_height(),  # type: ignore[attr-defined]  # missing in the stub
     }
 
 
@@ -162,7 +161,7 @@ def _json_message(message: Message | MessageV0) -> dict[str, Any]:
                 "programIdIndex": one.program_id_index,
                 "accounts": list(one.accounts),
                 "data": to_base58(one.data),
-                "stackHeight": None,
+                "stackHeight": 1,
             }
             for one in message.instructions
         ],

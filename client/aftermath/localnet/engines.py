@@ -1,8 +1,11 @@
-"""The embedded engine, and any engine's network as a foreground process that ends on Ctrl-C."""
+"""The embedded engine, and the network of any engine as a foreground process that ends on Ctrl-C, also while it
+starts.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 from collections.abc import Callable
 
@@ -31,9 +34,17 @@ async def _until_signal(config: LocalnetConfig, engine: Engine, announce: Callab
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    network = await engine.start(config)
+    starting = asyncio.ensure_future(engine.start(config))
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():
+        starting.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await (await starting).close()
+        return
+    network = await starting
     try:
         announce(network)
-        await stop.wait()
+        await stopping
     finally:
         await network.close()

@@ -119,7 +119,7 @@ class Connection:
     def _run(self, name: str, params: Any) -> Any:
         method = self._methods.get(name)
         if method is None:
-            raise RpcError(METHOD_NOT_FOUND, f"Method not found: {name:.100}")
+            raise RpcError(METHOD_NOT_FOUND, "Method not found")
         opens = name.endswith("Subscribe")
         if opens and self._subscriptions.count(self) >= MAX_SUBSCRIPTIONS:
             raise RpcError(INVALID_REQUEST, f"A connection may hold {MAX_SUBSCRIPTIONS} subscriptions")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from solders.account import Account
-from solders.hash import Hash
+from solders.hash import Hash, ParseHashError
 from solders.message import Message, MessageV0, from_bytes_versioned
 from solders.pubkey import Pubkey
 
@@ -121,7 +121,7 @@ class Reading:
         self.reached(given.config(1))
         try:
             value = Hash.from_string(given.text(0, "blockhash"))
-        except ValueError:
+        except (ValueError, ParseHashError):
             raise invalid_params("blockhash is not a base58 hash of 32 bytes") from None
         return self.context(self._bank.slots.is_recent(value))
 

@@ -62,7 +62,7 @@ class Rpc:
         try:
             handler = self._handlers.get(method)
             if handler is None:
-                raise RpcError(METHOD_NOT_FOUND, f"Method not found: {method:.100}")
+                raise RpcError(METHOD_NOT_FOUND, "Method not found")
             result = handler(params)
             if inspect.isawaitable(result):
                 result = await result

@@ -5,6 +5,8 @@ Decided, each because solders 0.26's LiteSVM differs from agave:
   blockhash);
 - `disable_new_loader_v3_deployments` is off in the feature set, so programs can be deployed by transactions;
 - priority fees are taken before execution, and rent states are checked after it (both absent in LiteSVM);
+- LiteSVM only ever simulates and the runtime stores what came out, because its own `send_transaction` panics when a
+  program is closed, and because stored programs must come after their data;
 - rent is `Rent(6960, 1.0, 50)`: the same minimum balance as 3480 x 2 years, in the form of SIMD-0194.
 """
 
@@ -129,19 +131,16 @@ class Runtime:
 
     def execute(self, tx: VersionedTransaction) -> Outcome:
         """Run `tx` and keep its effects (or its fee, when it fails after being charged)."""
-        outcome = self._run(tx, keep=True)
-        if LOADER_ID in outcome.keys:
-            self.store([(k, a) for k, a in outcome.after if a is not None and program_data_of(a) is not None])
+        outcome = self.simulate(tx)
+        if outcome.landed:
+            self.store(outcome.after)
         return outcome
-
-    def simulate(self, tx: VersionedTransaction) -> Outcome:
-        """Run `tx` and keep nothing; `after` is what the accounts would have been."""
-        return self._run(tx, keep=False)
 
     def undo(self, outcome: Outcome) -> None:
         self.store(outcome.before)
 
-    def _run(self, tx: VersionedTransaction, keep: bool) -> Outcome:
+    def simulate(self, tx: VersionedTransaction) -> Outcome:
+        """Run `tx` and keep nothing; `after` is what the accounts it may write would have been."""
         message = tx.message
         fee = fee_of(message)
         try:
@@ -149,43 +148,40 @@ class Runtime:
         except LookupFailed as failure:
             return _refused(failure.error, fee, message)
         before: list[AccountState] = [(keys[i], self.account(keys[i])) for i in writable]
-        pre = [self.balance(key) for key in keys]
         payer = before[0][1]
         if payer is None or payer.lamports < fee.total:
             return _refused("AccountNotFound" if payer is None else "InsufficientFundsForFee", fee, message)
-        if fee.priority:
-            self._svm.set_account(keys[0], _with_lamports(payer, payer.lamports - fee.priority))
-        error, meta, after = self._call(tx, before, keep)
+        error, meta, after = self._call(tx, fee, before)
         error = self._explain(error, message, keys)
         landed = error is None or _is_charged(error)
-        if error is None:
-            error = _rent_error(writable, before, after)
+        error = error if error is not None else _rent_error(writable, before, after)
         if error is not None:
-            charged = _with_lamports(payer, payer.lamports - fee.total) if landed else payer
-            after = [(keys[0], charged), *before[1:]]
-            if keep:
-                self.store(after)
-        if fee.priority and not keep:
-            self.store(before[:1])
+            after = [(keys[0], _with_lamports(payer, payer.lamports - fee.total)), *before[1:]] if landed else before
+        pre = [self.balance(key) for key in keys]
         post = list(pre)
         for index, (_, account) in zip(writable, after, strict=True):
             post[index] = account.lamports if account is not None else 0
         return Outcome(error, landed, meta, fee, keys, *loaded, writable, pre, post, before, after)
 
     def _call(
-        self, tx: VersionedTransaction, before: list[AccountState], keep: bool
+        self, tx: VersionedTransaction, fee: Fee, before: list[AccountState]
     ) -> tuple[Any, TransactionMetadata, list[AccountState]]:
+        """(error, metadata, accounts afterwards); the priority fee is off the payer's balance while it runs."""
+        key, payer = before[0]
+        if fee.priority and payer is not None:
+            self._svm.set_account(key, _with_lamports(payer, payer.lamports - fee.priority))
         try:
-            result = self._svm.send_transaction(tx) if keep else self._svm.simulate_transaction(tx)
+            result = self._svm.simulate_transaction(tx)
         except BaseException as error:
             # A panic inside LiteSVM arrives as a PanicException, which is not an Exception.
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise
             raise RpcError(INTERNAL_ERROR, f"The runtime refused the transaction: {error}") from None
+        finally:
+            if fee.priority:
+                self.store(before[:1])
         if isinstance(result, FailedTransactionMetadata):
             return msgspec.json.decode(result.to_json())["err"], result.meta(), before
-        if isinstance(result, TransactionMetadata):
-            return None, result, [(key, self.account(key)) for key, _ in before]
         changed = dict(result.post_accounts())
         return None, result.meta(), [(key, _alive(changed.get(key, old))) for key, old in before]
 

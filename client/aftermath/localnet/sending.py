@@ -1,8 +1,9 @@
 """The JSON-RPC methods that carry transactions: sendTransaction, simulateTransaction, requestAirdrop.
 
-Decided: as on a validator, a bad signature is -32003, a failing preflight is -32002 with the simulation in `data`,
-and with skipPreflight a transaction that cannot land is dropped without an error. An airdrop is an ordinary transfer
-from the faucet, made unique by its compute limit so that two equal ones in one slot are two transactions.
+Decided: as on a validator (agave 3.1), a failing preflight, a bad signature included, is -32002 with the simulation
+in `data`, and with skipPreflight a transaction that cannot land is dropped without an error. An airdrop is an
+ordinary transfer from the faucet, made unique by its compute limit so that two equal ones in one slot are two
+transactions.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from aftermath.localnet.encode import View, inner_instructions, return_data
 from aftermath.localnet.errors import (
     INTERNAL_ERROR,
     PREFLIGHT_FAILURE,
-    SIGNATURE_VERIFICATION_FAILURE,
     RpcError,
     invalid_params,
 )
@@ -60,16 +60,16 @@ class Sending:
         config = given.config(1)
         self._reading.reached(Config({"minContextSlot": config.raw("minContextSlot")}))
         tx, wire = _parse(given.text(0, "transaction"), config)
-        if not all(tx.verify_with_results()):
-            raise RpcError(SIGNATURE_VERIFICATION_FAILURE, "Transaction signature verification failure")
+        genuine = all(tx.verify_with_results())
         if not config.flag("skipPreflight"):
             Config({"commitment": config.raw("preflightCommitment")}).check_commitment()
-            self._preflight(tx)
-        await self._committer.submit(tx, wire)
+            self._preflight(tx, genuine)
+        if genuine:
+            await self._committer.submit(tx, wire)
         return str(tx.signatures[0])
 
-    def _preflight(self, tx: VersionedTransaction) -> None:
-        error = self._bank.check(tx)
+    def _preflight(self, tx: VersionedTransaction, genuine: bool) -> None:
+        error = self._bank.check(tx) if genuine else "SignatureFailure"
         if error is not None:
             raise _preflight_failure(error, None)
         outcome = self._bank.simulate(tx)
@@ -89,10 +89,9 @@ class Sending:
             tx = _with_blockhash(tx, self._bank)
             slots = self._bank.slots
             replacement = {"blockhash": str(slots.latest), "lastValidBlockHeight": slots.last_valid_height}
-        if verify and not all(tx.verify_with_results()):
-            raise RpcError(SIGNATURE_VERIFICATION_FAILURE, "Transaction signature verification failure")
         wanted = _wanted_accounts(config)
-        error = self._bank.check(tx)
+        genuine = not verify or all(tx.verify_with_results())
+        error = self._bank.check(tx) if genuine else "SignatureFailure"
         outcome = None if error is not None else self._bank.simulate(tx)
         shown = _simulation(error, outcome, inner=config.flag("innerInstructions"))
         if wanted is not None:
@@ -180,15 +179,21 @@ def _preflight_failure(error: Any, outcome: Outcome | None) -> RpcError:
     return RpcError(PREFLIGHT_FAILURE, f"Transaction simulation failed: {sentence(error)}", data)
 
 
+_MAYBE = ("accounts", "fee", "preBalances", "postBalances", "returnData", "innerInstructions")
+
+
 def _simulation(error: Any, outcome: Outcome | None, inner: bool) -> dict[str, Any]:
     """RpcSimulateTransactionResult; `error` is one found before the simulation."""
     if outcome is None:
-        nothing = dict.fromkeys(("accounts", "returnData", "innerInstructions"))
-        return {"err": error, "logs": [], "unitsConsumed": 0, **nothing}
+        return {"err": error, "logs": [], "unitsConsumed": 0, **dict.fromkeys(_MAYBE)}
+    kept = outcome.error is None
     return {
         "err": outcome.error,
         "logs": outcome.meta.logs(),
         "accounts": None,
+        "fee": outcome.fee.total if outcome.landed else None,
+        "preBalances": outcome.pre_balances if kept else None,
+        "postBalances": outcome.post_balances if kept else None,
         "unitsConsumed": outcome.meta.compute_units_consumed(),
         "returnData": return_data(outcome.meta),
         "innerInstructions": inner_instructions(outcome.meta) if inner else None,

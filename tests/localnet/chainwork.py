@@ -1,0 +1,163 @@
+"""Transactions that the localnet tests send, and raw JSON-RPC calls."""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+from solana.rpc.async_api import AsyncClient
+from solana.rpc.commitment import Confirmed
+from solana.rpc.types import TxOpts
+from solders.hash import Hash
+from solders.instruction import AccountMeta, Instruction
+from solders.keypair import Keypair
+from solders.message import Message
+from solders.pubkey import Pubkey
+from solders.signature import Signature
+from solders.system_program import ID as SYSTEM_ID
+from solders.system_program import CreateAccountParams, TransferParams, create_account, transfer
+from solders.sysvar import CLOCK, RENT
+from solders.transaction import VersionedTransaction
+
+SOL = 10**9
+MEMO_ID = Pubkey.from_string("MemoSq4gqABAXKb96qnH8TysNcWxMyWCqXgDLGmfcHr")
+PRELOADED_ID = Pubkey.from_string("Pre1oadedMemo111111111111111111111111111111")
+LOADER_ID = Pubkey.from_string("BPFLoaderUpgradeab1e11111111111111111111111")
+OPTIONS = TxOpts(preflight_commitment=Confirmed)
+UNCHECKED = TxOpts(preflight_commitment=Confirmed, skip_preflight=True)
+_amounts = itertools.count(10**6)
+
+
+@dataclass(frozen=True)
+class Urls:
+    """A running network: its engine's name and its two addresses."""
+
+    engine: str
+    rpc: str
+    ws: str
+
+
+async def fund(client: AsyncClient, key: Pubkey, lamports: int = 10 * SOL) -> None:
+    signature = (await client.request_airdrop(key, lamports)).value
+    await client.confirm_transaction(signature, Confirmed, sleep_seconds=0.1)
+
+
+def move(payer: Keypair, to: Pubkey, lamports: int) -> Instruction:
+    return transfer(TransferParams(from_pubkey=payer.pubkey(), to_pubkey=to, lamports=lamports))
+
+
+def sign(instructions: Sequence[Instruction], blockhash: Hash, *signers: Keypair) -> VersionedTransaction:
+    message = Message.new_with_blockhash(list(instructions), signers[0].pubkey(), blockhash)
+    return VersionedTransaction(message, list(signers))
+
+
+async def recent(client: AsyncClient) -> Hash:
+    return (await client.get_latest_blockhash()).value.blockhash
+
+
+async def send(client: AsyncClient, instructions: Sequence[Instruction], *signers: Keypair) -> Signature:
+    """Send and wait until confirmed."""
+    transaction = sign(instructions, await recent(client), *signers)
+    signature = (await client.send_transaction(transaction, OPTIONS)).value
+    await client.confirm_transaction(signature, Confirmed, sleep_seconds=0.1)
+    return signature
+
+
+async def transfer_new(client: AsyncClient, payer: Keypair, to: Pubkey | None = None) -> tuple[Signature, Pubkey, int]:
+    """A transfer unlike any before it: (signature, receiver, lamports)."""
+    to, lamports = to or Keypair().pubkey(), next(_amounts)
+    return await send(client, [move(payer, to, lamports)], payer), to, lamports
+
+
+async def rpc(url: str, method: str, *params: Any) -> dict[str, Any]:
+    """The raw JSON-RPC answer."""
+    answer = await post(url, {"jsonrpc": "2.0", "id": 7, "method": method, "params": list(params)})
+    assert isinstance(answer, dict)
+    assert answer["jsonrpc"] == "2.0"
+    assert answer["id"] == 7
+    return answer
+
+
+async def post(url: str, body: Any) -> Any:
+    async with aiohttp.ClientSession() as session, session.post(url, json=body) as response:
+        return await response.json()
+
+
+def memo(program: Pubkey, text: bytes) -> Instruction:
+    return Instruction(program, text, [])
+
+
+async def write_buffer(client: AsyncClient, payer: Keypair, data: bytes) -> Pubkey:
+    """A loader buffer holding `data`: an account whose bytes we choose."""
+    buffer = Keypair()
+    size = 37 + len(data)
+    lamports = (await client.get_minimum_balance_for_rent_exemption(size)).value
+    made = create_account(
+        CreateAccountParams(
+            from_pubkey=payer.pubkey(), to_pubkey=buffer.pubkey(), lamports=lamports, space=size, owner=LOADER_ID
+        )
+    )
+    accounts = [AccountMeta(buffer.pubkey(), False, True), AccountMeta(payer.pubkey(), False, False)]
+    await send(client, [made, Instruction(LOADER_ID, struct.pack("<I", 0), accounts)], payer, buffer)
+    accounts = [AccountMeta(buffer.pubkey(), False, True), AccountMeta(payer.pubkey(), True, False)]
+    blockhash = await recent(client)
+    sent = []
+    for offset in range(0, len(data), 900):
+        chunk = data[offset : offset + 900]
+        write = Instruction(LOADER_ID, struct.pack("<IIQ", 1, offset, len(chunk)) + chunk, accounts)
+        sent.append((await client.send_transaction(sign([write], blockhash, payer), OPTIONS)).value)
+    for signature in sent:
+        await client.confirm_transaction(signature, Confirmed, sleep_seconds=0.1)
+    return buffer.pubkey()
+
+
+def program_data(program: Pubkey) -> Pubkey:
+    return Pubkey.find_program_address([bytes(program)], LOADER_ID)[0]
+
+
+async def deploy(client: AsyncClient, payer: Keypair, program: Keypair, elf: bytes) -> None:
+    buffer = await write_buffer(client, payer, elf)
+    key, lamports = program.pubkey(), (await client.get_minimum_balance_for_rent_exemption(36)).value
+    made = create_account(
+        CreateAccountParams(from_pubkey=payer.pubkey(), to_pubkey=key, lamports=lamports, space=36, owner=LOADER_ID)
+    )
+    accounts = [
+        AccountMeta(payer.pubkey(), True, True),
+        AccountMeta(program_data(key), False, True),
+        AccountMeta(key, False, True),
+        AccountMeta(buffer, False, True),
+        AccountMeta(RENT, False, False),
+        AccountMeta(CLOCK, False, False),
+        AccountMeta(SYSTEM_ID, False, False),
+        AccountMeta(payer.pubkey(), True, False),
+    ]
+    finish = Instruction(LOADER_ID, struct.pack("<IQ", 2, len(elf) + 1000), accounts)
+    await send(client, [made, finish], payer, program)
+
+
+async def upgrade(client: AsyncClient, payer: Keypair, program: Pubkey, elf: bytes) -> None:
+    buffer = await write_buffer(client, payer, elf)
+    accounts = [
+        AccountMeta(program_data(program), False, True),
+        AccountMeta(program, False, True),
+        AccountMeta(buffer, False, True),
+        AccountMeta(payer.pubkey(), False, True),
+        AccountMeta(RENT, False, False),
+        AccountMeta(CLOCK, False, False),
+        AccountMeta(payer.pubkey(), True, False),
+    ]
+    await send(client, [Instruction(LOADER_ID, struct.pack("<I", 3), accounts)], payer)
+
+
+async def close_program(client: AsyncClient, payer: Keypair, program: Pubkey) -> None:
+    accounts = [
+        AccountMeta(program_data(program), False, True),
+        AccountMeta(payer.pubkey(), False, True),
+        AccountMeta(payer.pubkey(), True, False),
+        AccountMeta(program, False, True),
+    ]
+    await send(client, [Instruction(LOADER_ID, struct.pack("<I", 5), accounts)], payer)

@@ -1,0 +1,223 @@
+"""Sending, simulating and refusing transactions, the same on both engines."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from typing import Any
+
+import based58
+import pytest
+from solana.rpc.async_api import AsyncClient
+from solana.rpc.commitment import Confirmed
+from solana.rpc.core import RPCException
+from solders.address_lookup_table_account import AddressLookupTableAccount
+from solders.compute_budget import set_compute_unit_price
+from solders.hash import Hash
+from solders.instruction import AccountMeta, Instruction
+from solders.keypair import Keypair
+from solders.message import MessageV0
+from solders.pubkey import Pubkey
+from solders.rpc.errors import SendTransactionPreflightFailureMessage
+from solders.signature import Signature
+from solders.system_program import ID as SYSTEM_ID
+from solders.transaction import VersionedTransaction
+
+from localnet.chainwork import (
+    OPTIONS,
+    PRELOADED_ID,
+    SOL,
+    UNCHECKED,
+    Urls,
+    memo,
+    move,
+    recent,
+    rpc,
+    send,
+    sign,
+    transfer_new,
+)
+
+BASE64 = {"encoding": "base64", "commitment": "confirmed", "preflightCommitment": "confirmed"}
+LOOKUP_PROGRAM = Pubkey.from_string("AddressLookupTab1e1111111111111111111111111")
+
+
+def encoded(tx: VersionedTransaction) -> str:
+    return base64.b64encode(bytes(tx)).decode()
+
+
+async def refusal(url: str, tx: VersionedTransaction, **options: Any) -> dict[str, Any]:
+    error: dict[str, Any] = (await rpc(url, "sendTransaction", encoded(tx), {**BASE64, **options}))["error"]
+    return error
+
+
+async def test_a_transfer_end_to_end(client: AsyncClient, payer: Keypair) -> None:
+    before = (await client.get_balance(payer.pubkey())).value
+    signature, to, lamports = await transfer_new(client, payer)
+    assert (await client.get_balance(to)).value == lamports
+    assert (await client.get_balance(payer.pubkey())).value == before - lamports - 5000
+    status = (await client.get_signature_statuses([signature])).value[0]
+    assert status is not None
+    assert status.err is None
+
+
+async def test_base58_transactions(network: Urls, client: AsyncClient, payer: Keypair) -> None:
+    tx = sign([move(payer, Keypair().pubkey(), SOL)], await recent(client), payer)
+    text = based58.b58encode(bytes(tx)).decode()
+    answer = await rpc(network.rpc, "sendTransaction", text, {"preflightCommitment": "confirmed"})
+    assert answer["result"] == str(tx.signatures[0])
+
+
+async def test_preflight_says_what_failed(network: Urls, client: AsyncClient, payer: Keypair) -> None:
+    tx = sign([move(payer, Keypair().pubkey(), 100 * SOL)], await recent(client), payer)
+    error = await refusal(network.rpc, tx)
+    assert error["code"] == -32002
+    assert error["message"] == (
+        "Transaction simulation failed: Error processing Instruction 0: custom program error: 0x1"
+    )
+    assert error["data"]["err"] == {"InstructionError": [0, {"Custom": 1}]}
+    assert error["data"]["logs"][0] == "Program 11111111111111111111111111111111 invoke [1]"
+    assert error["data"]["logs"][-1].endswith("failed: custom program error: 0x1")
+    assert error["data"]["unitsConsumed"] == 150
+    with pytest.raises(RPCException) as caught:
+        await client.send_transaction(tx, OPTIONS)
+    assert isinstance(caught.value.args[0], SendTransactionPreflightFailureMessage)
+    assert (await client.get_signature_statuses([tx.signatures[0]])).value == [None]
+
+
+async def test_a_program_error_in_preflight(network: Urls, client: AsyncClient, payer: Keypair) -> None:
+    error = await refusal(network.rpc, sign([memo(PRELOADED_ID, b"\xff\xfe")], await recent(client), payer))
+    assert error["code"] == -32002
+    assert error["message"].endswith("Error processing Instruction 0: invalid instruction data")
+    assert error["data"]["err"] == {"InstructionError": [0, "InvalidInstructionData"]}
+
+
+async def test_a_wrong_signature(network: Urls, client: AsyncClient, payer: Keypair) -> None:
+    tx = sign([move(payer, Keypair().pubkey(), SOL)], await recent(client), payer)
+    forged = VersionedTransaction.populate(tx.message, [Keypair().sign_message(b"other")])
+    error = await refusal(network.rpc, forged)
+    assert error["code"] == -32002
+    assert error["message"] == "Transaction simulation failed: Transaction did not pass signature verification"
+    assert error["data"]["err"] == "SignatureFailure"
+    answer = await rpc(network.rpc, "sendTransaction", encoded(forged), {**BASE64, "skipPreflight": True})
+    assert answer["result"] == str(forged.signatures[0])
+    await transfer_new(client, payer)
+    assert (await client.get_signature_statuses([forged.signatures[0]])).value == [None]
+
+
+async def test_an_unknown_blockhash(network: Urls, payer: Keypair) -> None:
+    error = await refusal(network.rpc, sign([move(payer, Keypair().pubkey(), SOL)], Hash.new_unique(), payer))
+    assert error["code"] == -32002
+    assert error["message"] == "Transaction simulation failed: Blockhash not found"
+    assert error["data"]["err"] == "BlockhashNotFound"
+
+
+async def test_the_same_transaction_twice(network: Urls, client: AsyncClient, payer: Keypair) -> None:
+    tx = sign([move(payer, Keypair().pubkey(), SOL)], await recent(client), payer)
+    await client.confirm_transaction((await client.send_transaction(tx, OPTIONS)).value, Confirmed, sleep_seconds=0.1)
+    before = (await client.get_balance(payer.pubkey())).value
+    error = await refusal(network.rpc, tx)
+    assert error["code"] == -32002
+    assert error["message"] == "Transaction simulation failed: This transaction has already been processed"
+    assert error["data"]["err"] == "AlreadyProcessed"
+    answer = await rpc(network.rpc, "sendTransaction", encoded(tx), {**BASE64, "skipPreflight": True})
+    assert answer["result"] == str(tx.signatures[0])
+    assert (await client.get_balance(payer.pubkey())).value == before
+
+
+async def test_without_money_or_program(network: Urls, client: AsyncClient, payer: Keypair) -> None:
+    poor = Keypair()
+    error = await refusal(network.rpc, sign([move(poor, payer.pubkey(), 1)], await recent(client), poor))
+    assert error["data"]["err"] == "AccountNotFound"
+    missing = Instruction(Keypair().pubkey(), b"", [])
+    error = await refusal(network.rpc, sign([missing], await recent(client), payer))
+    assert error["data"]["err"] == "ProgramAccountNotFound"
+    assert error["message"].endswith("Attempt to load a program that does not exist")
+
+
+async def test_an_account_below_its_rent_minimum(network: Urls, client: AsyncClient, payer: Keypair) -> None:
+    error = await refusal(network.rpc, sign([move(payer, Keypair().pubkey(), 1)], await recent(client), payer))
+    assert error["code"] == -32002
+    assert error["data"]["err"] == {"InsufficientFundsForRent": {"account_index": 1}}
+    assert error["message"].endswith("Transaction results in an account (1) with insufficient funds for rent")
+
+
+@pytest.mark.parametrize("price", [0, 1_000_000])
+async def test_skipping_preflight_lands_the_failure(client: AsyncClient, payer: Keypair, price: int) -> None:
+    before = (await client.get_balance(payer.pubkey())).value
+    fee = 5000 + price * 203_000 // 10**6 if price else 5000
+    extra = [set_compute_unit_price(price)] if price else []
+    tx = sign([*extra, memo(PRELOADED_ID, b"\xff")], await recent(client), payer)
+    signature = (await client.send_transaction(tx, UNCHECKED)).value
+    await client.confirm_transaction(signature, Confirmed, sleep_seconds=0.1)
+    status = (await client.get_signature_statuses([signature])).value[0]
+    assert status is not None
+    assert "InvalidInstructionData" in str(status.err)
+    assert (await client.get_balance(payer.pubkey())).value == before - fee
+    found = (await client.get_transaction(signature, "json", Confirmed, 0)).value
+    assert found is not None
+    assert found.transaction.meta is not None
+    assert found.transaction.meta.fee == fee
+    assert found.transaction.meta.err is not None
+
+
+async def test_simulation_shows_and_keeps_nothing(network: Urls, client: AsyncClient, payer: Keypair) -> None:
+    to = Keypair().pubkey()
+    unsigned = VersionedTransaction.populate(
+        sign([move(payer, to, SOL), memo(PRELOADED_ID, b"hello")], Hash.default(), payer).message, [Signature.default()]
+    )
+    options = {**BASE64, "replaceRecentBlockhash": True}
+    accounts = {"encoding": "base64", "addresses": [str(to)]}
+    value = (await rpc(network.rpc, "simulateTransaction", encoded(unsigned), {**options, "accounts": accounts}))[
+        "result"
+    ]["value"]
+    assert value["err"] is None
+    assert any('Memo (len 5): "hello"' in line for line in value["logs"])
+    assert value["unitsConsumed"] > 150
+    assert value["fee"] == 5000
+    assert value["postBalances"][0] == value["preBalances"][0] - SOL - 5000
+    assert value["accounts"][0]["lamports"] == SOL
+    assert Hash.from_string(value["replacementBlockhash"]["blockhash"]) != Hash.default()
+    assert (await client.get_balance(to)).value == 0
+
+
+async def test_simulation_of_what_would_fail(network: Urls, client: AsyncClient, payer: Keypair) -> None:
+    tx = sign([memo(PRELOADED_ID, b"\xff")], await recent(client), payer)
+    shown = (await client.simulate_transaction(tx, sig_verify=True, commitment=Confirmed)).value
+    assert "InvalidInstructionData" in str(shown.err)
+    stale = sign([memo(PRELOADED_ID, b"x")], Hash.new_unique(), payer)
+    assert "BlockhashNotFound" in str((await client.simulate_transaction(stale)).value.err)
+    forged = VersionedTransaction.populate(tx.message, [Signature.default()])
+    options = {**BASE64, "sigVerify": True}
+    shown_forged = (await rpc(network.rpc, "simulateTransaction", encoded(forged), options))["result"]["value"]
+    assert shown_forged["err"] == "SignatureFailure"
+    options["replaceRecentBlockhash"] = True
+    assert (await rpc(network.rpc, "simulateTransaction", encoded(forged), options))["error"]["code"] == -32602
+
+
+async def test_a_versioned_transaction_with_a_lookup_table(client: AsyncClient, payer: Keypair) -> None:
+    slot = (await client.get_slot()).value
+    while (await client.get_slot()).value == slot:
+        pass
+    table, bump = Pubkey.find_program_address([bytes(payer.pubkey()), struct.pack("<Q", slot)], LOOKUP_PROGRAM)
+    to = Keypair().pubkey()
+    who = [AccountMeta(table, False, True), AccountMeta(payer.pubkey(), True, False)]
+    rest = [AccountMeta(payer.pubkey(), True, True), AccountMeta(SYSTEM_ID, False, False)]
+    create = Instruction(LOOKUP_PROGRAM, struct.pack("<IQB", 0, slot, bump), [*who, *rest])
+    extend = Instruction(LOOKUP_PROGRAM, struct.pack("<IQ", 2, 1) + bytes(to), [*who, *rest])
+    await send(client, [create, extend], payer)
+    slot = (await client.get_slot()).value
+    while (await client.get_slot()).value <= slot + 1:  # the table's new entries are usable from the next slot
+        pass
+    known = AddressLookupTableAccount(table, [to])
+    message = MessageV0.try_compile(payer.pubkey(), [move(payer, to, SOL)], [known], await recent(client))
+    assert to not in message.account_keys
+    signature = (await client.send_transaction(VersionedTransaction(message, [payer]), OPTIONS)).value
+    await client.confirm_transaction(signature, Confirmed, sleep_seconds=0.1)
+    assert (await client.get_balance(to)).value == SOL
+    found = (await client.get_transaction(signature, "json", Confirmed, 0)).value
+    assert found is not None
+    assert found.transaction.meta is not None
+    assert found.transaction.meta.loaded_addresses is not None
+    assert [str(key) for key in found.transaction.meta.loaded_addresses.writable] == [str(to)]
+    assert [one.signature for one in (await client.get_signatures_for_address(to)).value] == [signature]
