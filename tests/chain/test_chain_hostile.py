@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 from solders.pubkey import Pubkey
 
 from aftermath.chain import accounts, confirm, rpc
-from aftermath.chain.accounts import BadReply, decode_account, fetch, parse_reply
+from aftermath.chain.accounts import decode_account, fetch, parse_reply
 from aftermath.chain.addresses import run_addresses
 from aftermath.chain.clock import ChainClock
 from aftermath.chain.coordinator import Coordinator
 from aftermath.chain.endpoints import Endpoint, endpoint
+from aftermath.chain.failures import BadReply
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.subscription import RunWatcher
 from aftermath.run.errors import ChainError, ChainUnavailable
@@ -213,8 +214,8 @@ async def test_nonsense_results_are_told(embedded: Place, nonsense: Any) -> None
     async def lie(body: dict[str, Any]) -> web.StreamResponse | None:
         return answer(nonsense) if body["method"] in ("getAccountInfo", "simulateTransaction") else None
 
-    async with meddling(embedded.network.rpc_url, lie) as url, RpcPool([endpoint(url)]) as pool:
-        with pytest.raises(ChainError):
+    async with meddling(embedded.network.rpc_url, lie) as url, RpcPool([endpoint(url)], patience=0.3) as pool:
+        with pytest.raises(ChainUnavailable, match="the RPC node sent"):
             await Coordinator(pool).run("r")
-        with pytest.raises(ChainError):
+        with pytest.raises(ChainUnavailable, match="the RPC node"):
             await Coordinator(pool, embedded.wallet).tick("r")

@@ -14,6 +14,7 @@ from aiohttp import web
 from solders.rpc.requests import GetGenesisHash, GetSlot
 
 from aftermath.chain import endpoints, rpc
+from aftermath.chain.accounts import whole
 from aftermath.chain.endpoints import Endpoint, endpoint, shown
 from aftermath.chain.failures import RpcRejected, TransactionFailed
 from aftermath.chain.rpc import RpcPool, WrongCluster
@@ -111,7 +112,7 @@ async def test_passing_faults_are_retried(fault: Answer) -> None:
     node = Node()
     node.script = [fault, fault]
     async with serving(node) as where, RpcPool(where) as pool:
-        assert await pool.call(GetSlot()) == 7
+        assert await pool.call(GetSlot(), whole) == 7
     assert node.count("getSlot") == 3
 
 
@@ -121,7 +122,7 @@ async def test_malformed_requests_are_not_retried(code: int) -> None:
     node.script = [error(code)]
     async with serving(node) as where, RpcPool(where) as pool:
         with pytest.raises(RpcRejected, match=str(code)):
-            await pool.call(GetSlot())
+            await pool.call(GetSlot(), whole)
     assert node.count("getSlot") == 1
 
 
@@ -130,7 +131,7 @@ async def test_unknown_errors_are_retried_a_few_times_then_told() -> None:
     node.script = [error(-31999)] * 50
     async with serving(node) as where, RpcPool(where) as pool:
         with pytest.raises(RpcRejected, match="-31999"):
-            await pool.call(GetSlot())
+            await pool.call(GetSlot(), whole)
     assert node.count("getSlot") == rpc.UNKNOWN_ERROR_TRIES
 
 
@@ -140,26 +141,34 @@ async def test_a_refused_transaction_is_not_retried_and_keeps_its_logs() -> None
     node.script = [error(-32002, {"err": err, "logs": ["one"]})]
     async with serving(node) as where, RpcPool(where) as pool:
         with pytest.raises(TransactionFailed) as caught:
-            await pool.call(GetSlot())
+            await pool.call(GetSlot(), whole)
     assert (caught.value.custom, caught.value.instruction, caught.value.logs) == (6007, (2, {"Custom": 6007}), ("one",))
+
+
+async def test_a_result_that_makes_no_sense_is_the_nodes_failure() -> None:
+    liar, honest = Node(), Node()
+    async with serving(liar, honest) as where, RpcPool(where) as pool:
+        liar.script = [text('{"result": "seven"}')] * 9
+        assert await pool.call(GetSlot(), whole) == 7
+        assert honest.count("getSlot") == 1
 
 
 async def test_a_dead_primary_is_left_and_returned_to() -> None:
     primary, fallback = Node(), Node()
     async with serving(primary, fallback) as where, RpcPool(where) as pool:
-        assert await pool.call(GetSlot()) == 7
+        assert await pool.call(GetSlot(), whole) == 7
         primary.always = status(503)
-        assert await pool.call(GetSlot()) == 7
+        assert await pool.call(GetSlot(), whole) == 7
         tried = len(primary.methods)
         for _ in range(3):
-            await pool.call(GetSlot())
+            await pool.call(GetSlot(), whole)
         assert len(primary.methods) == tried
         assert fallback.count("getSlot") == 4
         primary.always = None
         answered = primary.count("getSlot")
         async with asyncio.timeout(5):
             while primary.count("getSlot") == answered:
-                await pool.call(GetSlot())
+                await pool.call(GetSlot(), whole)
                 await asyncio.sleep(0.01)
 
 
@@ -168,7 +177,7 @@ async def test_a_hanging_node_costs_one_attempt_not_the_call() -> None:
     async with serving(primary, fallback) as where, RpcPool(where, attempt=0.2) as pool:
         primary.always = hang
         started = time.monotonic()
-        assert await pool.call(GetSlot()) == 7
+        assert await pool.call(GetSlot(), whole) == 7
         assert time.monotonic() - started < 2
 
 
@@ -178,7 +187,7 @@ async def test_nobody_answers_names_the_endpoints_and_the_fix() -> None:
         pass
     async with RpcPool([endpoint(node.url), endpoint("http://127.0.0.1:9/secret?api-key=abc")], patience=0.3) as pool:
         with pytest.raises(ChainUnavailable) as caught:
-            await pool.call(GetSlot())
+            await pool.call(GetSlot(), whole)
     said = str(caught.value)
     assert node.url in said
     assert "http://127.0.0.1:9 (cannot connect)" in said
@@ -193,21 +202,21 @@ async def test_a_fallback_of_another_cluster_is_refused() -> None:
     async with serving(primary, fallback) as where, RpcPool(where) as pool:
         with pytest.raises(WrongCluster, match="another cluster"):
             await pool.check()
-        assert await pool.call(GetSlot()) == 7
+        assert await pool.call(GetSlot(), whole) == 7
         primary.always = status(503)
         with pytest.raises(WrongCluster):
-            await pool.call(GetSlot())
+            await pool.call(GetSlot(), whole)
         assert fallback.count("getSlot") == 0
 
 
 async def test_a_network_started_anew_at_the_same_address_is_noticed() -> None:
     node = Node("one")
     async with serving(node) as where, RpcPool(where) as pool:
-        await pool.call(GetSlot())
+        await pool.call(GetSlot(), whole)
         node.script = [status(503)] * rpc.FAILURES_BEFORE_LEAVING
         node.genesis = "two"
         with pytest.raises(WrongCluster, match="without --ledger"):
-            await pool.call(GetSlot())
+            await pool.call(GetSlot(), whole)
 
 
 async def test_replies_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,7 +225,7 @@ async def test_replies_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     node.script = [text(json.dumps({"result": "x" * 2000}))] * 9
     async with serving(node) as where, RpcPool(where, patience=0.2) as pool:
         with pytest.raises(ChainUnavailable, match="more than 1000 bytes"):
-            await pool.call(GetSlot())
+            await pool.call(GetSlot(), whole)
 
 
 async def test_the_same_seed_waits_the_same() -> None:
@@ -229,8 +238,8 @@ async def test_the_same_seed_waits_the_same() -> None:
 async def test_genesis_is_asked_once_for_many_calls() -> None:
     node = Node()
     async with serving(node) as where, RpcPool(where) as pool:
-        await asyncio.gather(*(pool.call(GetSlot()) for _ in range(20)))
-        assert await pool.call(GetGenesisHash()) == "cluster-one"
+        await asyncio.gather(*(pool.call(GetSlot(), whole) for _ in range(20)))
+        assert await pool.call(GetGenesisHash(), str) == "cluster-one"
     assert node.count("getGenesisHash") == 2
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,16 +21,12 @@ from solders.rpc.requests import (
     GetProgramAccounts,
 )
 
+from aftermath.chain.failures import BadReply
 from aftermath.chain.rpc import RpcPool
-from aftermath.run.errors import ChainError
 
 COMMITMENT = CommitmentLevel.Confirmed
 MAX_ACCOUNT = 10 << 20
 LAMPORTS_PER_SOL = 1_000_000_000
-
-
-class BadReply(ChainError):
-    """An RPC node sent something that is not a Solana reply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +52,7 @@ async def fetch(
     """(slot, account or None) of one account, or of `length` bytes of it from `offset`, as of `min_slot` or later."""
     window = None if length is None else UiDataSliceConfig(offset, length)
     config = RpcAccountInfoConfig(UiAccountEncoding.Base64, window, COMMITMENT, min_slot)
-    reply = await pool.call(GetAccountInfo(address, config), patience=patience)
-    return parse_reply(reply)
+    return await pool.call(GetAccountInfo(address, config), parse_reply, patience=patience)
 
 
 async def fetch_many(
@@ -66,11 +60,14 @@ async def fetch_many(
 ) -> tuple[int, list[AccountData | None]]:
     """(slot, accounts) of up to 100 accounts, all as of one slot."""
     config = RpcAccountInfoConfig(UiAccountEncoding.Base64, None, COMMITMENT, min_slot)
-    reply = await pool.call(GetMultipleAccounts(list(addresses), config), patience=patience)
-    slot, values = _context(reply)
-    if not isinstance(values, list) or len(values) != len(addresses):
-        raise BadReply("the RPC node answered getMultipleAccounts with another number of accounts")
-    return slot, [None if v is None else decode_account(slot, v) for v in values]
+
+    def read(reply: Any) -> tuple[int, list[AccountData | None]]:
+        slot, values = _context(reply)
+        if not isinstance(values, list) or len(values) != len(addresses):
+            raise BadReply("the RPC node answered getMultipleAccounts with another number of accounts")
+        return slot, [None if v is None else decode_account(slot, v) for v in values]
+
+    return await pool.call(GetMultipleAccounts(list(addresses), config), read, patience=patience)
 
 
 async def fetch_program(
@@ -81,7 +78,10 @@ async def fetch_program(
     config = RpcProgramAccountsConfig(
         RpcAccountInfoConfig(UiAccountEncoding.Base64, window, COMMITMENT), [size, Memcmp(0, prefix)]
     )
-    reply = await pool.call(GetProgramAccounts(program, config), attempt=30.0)
+    return await pool.call(GetProgramAccounts(program, config), _listed, attempt=30.0)
+
+
+def _listed(reply: Any) -> list[tuple[Pubkey, AccountData]]:
     values = reply["value"] if isinstance(reply, dict) and "value" in reply else reply
     if not isinstance(values, list):
         raise BadReply("the RPC node answered getProgramAccounts with something else")
@@ -93,17 +93,18 @@ async def fetch_program(
 
 async def balance(pool: RpcPool, address: Pubkey) -> int:
     """Lamports of an account (0 when it does not exist)."""
-    _, value = _context(await pool.call(GetBalance(address, RpcContextConfig(COMMITMENT))))
-    if not isinstance(value, int):
-        raise BadReply("the RPC node answered getBalance with something else")
-    return value
+    return await pool.call(GetBalance(address, RpcContextConfig(COMMITMENT)), lambda reply: whole(_context(reply)[1]))
 
 
 async def rent(pool: RpcPool, size: int) -> int:
     """Lamports that an account of `size` bytes must hold."""
-    value = await pool.call(GetMinimumBalanceForRentExemption(size))
-    if not isinstance(value, int):
-        raise BadReply("the RPC node answered getMinimumBalanceForRentExemption with something else")
+    return await pool.call(GetMinimumBalanceForRentExemption(size), whole)
+
+
+def whole(value: Any) -> int:
+    """A whole number that is not negative; BadReply for anything else."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise BadReply("the RPC node sent something else than a whole number")
     return value
 
 
@@ -124,7 +125,7 @@ def decode_account(slot: int, value: Any) -> AccountData:
             raise ValueError(f"encoding {encoding!r}")
         owner = Pubkey.from_string(value["owner"])
         return AccountData(slot, int(value["lamports"]), owner, bool(value["executable"]), data)
-    except (KeyError, TypeError, ValueError, binascii.Error, zstandard.ZstdError) as error:
+    except (LookupError, TypeError, ValueError, zstandard.ZstdError) as error:
         raise BadReply(f"the RPC node sent a malformed account: {error}") from error
 
 
@@ -143,6 +144,4 @@ def _context(reply: Any) -> tuple[int, Any]:
         value = reply["value"]
     except (KeyError, TypeError) as error:
         raise BadReply("the RPC node sent a reply without its slot") from error
-    if not isinstance(slot, int) or slot < 0:
-        raise BadReply("the RPC node sent a reply without its slot")
-    return slot, value
+    return whole(slot), value

@@ -14,8 +14,8 @@ from solders.rpc.requests import GetBlockHeight, GetSignatureStatuses, SendRawTr
 from solders.signature import Signature
 from solders.transaction import VersionedTransaction
 
-from aftermath.chain.accounts import COMMITMENT, BadReply
-from aftermath.chain.failures import TransactionFailed
+from aftermath.chain.accounts import COMMITMENT, whole
+from aftermath.chain.failures import BadReply, TransactionFailed
 from aftermath.chain.rpc import RpcPool
 
 POLL_FIRST, POLL_MAX = 0.02, 0.5
@@ -58,7 +58,7 @@ async def deliver(pool: RpcPool, transaction: VersionedTransaction, last_valid_h
 async def _send(pool: RpcPool, transaction: VersionedTransaction) -> None:
     config = RpcSendTransactionConfig(skip_preflight=True, preflight_commitment=CommitmentLevel.Processed)
     try:
-        await pool.call(SendRawTransaction(bytes(transaction), config))
+        await pool.call(SendRawTransaction(bytes(transaction), config), str)
     except TransactionFailed as failure:
         # A node that executes at once may report what the status will say; only a transaction it never took matters
         # here.
@@ -80,17 +80,18 @@ async def _landed(pool: RpcPool, signature: Signature) -> int | None:
 
 
 async def _statuses(pool: RpcPool, signatures: Sequence[Signature]) -> list[dict[str, Any] | None]:
-    reply = await pool.call(GetSignatureStatuses(list(signatures), RpcSignatureStatusConfig(False)))
-    values = reply.get("value") if isinstance(reply, dict) else None
-    valid = isinstance(values, list) and len(values) == len(signatures)
-    if not valid or not all(isinstance(v, dict | None) for v in values or ()):
-        raise BadReply("the RPC node answered getSignatureStatuses with something else")
-    return list(values or ())
+    def read(reply: Any) -> list[dict[str, Any] | None]:
+        values = reply.get("value") if isinstance(reply, dict) else None
+        valid = isinstance(values, list) and len(values) == len(signatures)
+        if not valid or not all(isinstance(v, dict | None) for v in values or ()):
+            raise BadReply("the RPC node answered getSignatureStatuses with something else")
+        return list(values or ())
+
+    return await pool.call(GetSignatureStatuses(list(signatures), RpcSignatureStatusConfig(False)), read)
 
 
 async def _too_late(pool: RpcPool, last_valid_height: int) -> bool:
-    height = await pool.call(GetBlockHeight(RpcContextConfig(COMMITMENT)))
-    return isinstance(height, int) and height > last_valid_height
+    return await pool.call(GetBlockHeight(RpcContextConfig(COMMITMENT)), whole) > last_valid_height
 
 
 async def deliver_all(pool: RpcPool, transactions: Sequence[VersionedTransaction], last_valid_height: int) -> int:

@@ -24,7 +24,7 @@ from solders.signature import Signature
 from solders.system_program import CreateAccountParams, create_account
 
 from aftermath.chain import loader
-from aftermath.chain.accounts import AccountData, fetch, rent
+from aftermath.chain.accounts import AccountData, fetch, rent, whole
 from aftermath.chain.confirm import deliver_all
 from aftermath.chain.fees import transaction_fee
 from aftermath.chain.funds import ensure_funds
@@ -159,7 +159,7 @@ async def _past(sender: Sender, slot: int) -> None:
     config = RpcContextConfig(CommitmentLevel.Processed)
     try:
         async with asyncio.timeout(SLOT_SECONDS):
-            while not int(await sender.pool.call(GetSlot(config))) > slot:
+            while await sender.pool.call(GetSlot(config), whole) <= slot:
                 await asyncio.sleep(0.1)
     except TimeoutError as error:
         raise ChainUnavailable(f"the cluster did not get past slot {slot} in {SLOT_SECONDS:.0f} s") from error

@@ -28,6 +28,10 @@ class RpcError(Exception):
         self.code = code
 
 
+class BadReply(ChainError):
+    """An RPC node sent something that is not a Solana reply."""
+
+
 class RpcRejected(ChainError):
     """The RPC node does not accept the request; another try would not help."""
 
@@ -80,6 +84,8 @@ def result_of(reply: dict[str, Any]) -> Any:
 
 def retryable(error: BaseException) -> bool:
     """Whether the same request may succeed later or elsewhere."""
+    if isinstance(error, BadReply):
+        return True
     if isinstance(error, RpcError):
         return error.code not in MALFORMED
     if isinstance(error, TransactionFailed):

@@ -26,8 +26,8 @@ async def priority_price(pool: RpcPool, instructions: Sequence[Instruction], cap
     if cap <= 0:
         return 0
     written = {str(a.pubkey): None for i in instructions for a in i.accounts if a.is_writable}
-    reply = await pool.call(RawRequest("getRecentPrioritizationFees", (list(written)[:MAX_LOCKED_ACCOUNTS],)))
-    return min(percentile(recent_prices(reply), PERCENTILE), cap)
+    request = RawRequest("getRecentPrioritizationFees", (list(written)[:MAX_LOCKED_ACCOUNTS],))
+    return min(percentile(await pool.call(request, recent_prices), PERCENTILE), cap)
 
 
 def recent_prices(reply: object) -> list[int]:

@@ -29,7 +29,7 @@ async def ensure_funds(pool: RpcPool, wallet: Pubkey, lamports: int) -> int:
     if not pool.is_local:
         raise no_funds(wallet, held, lamports)
     try:
-        await pool.call(RequestAirdrop(wallet, max(lamports - held, AIRDROP_LEAST)))
+        await pool.call(RequestAirdrop(wallet, max(lamports - held, AIRDROP_LEAST)), str)
     except RpcRejected as error:
         raise no_funds(wallet, held, lamports) from error
     try:

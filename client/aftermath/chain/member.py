@@ -21,7 +21,7 @@ from aftermath.chain.authorizer import Authorizer
 from aftermath.chain.coordinator import Coordinator
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.spend import ChainSpend
-from aftermath.chain.subscription import RunWatcher
+from aftermath.chain.subscription import GIVE_UP_SECONDS, RunWatcher
 from aftermath.chain.wallet import Wallet
 from aftermath.run.accounts import Attestation, Members, Model, Round, Run
 from aftermath.run.errors import ChainError, ChainRefused, ChainUnavailable
@@ -216,8 +216,13 @@ class SolanaMember:
             log.info("sent, but the effect is not visible yet: %s", error.message)
 
     async def _read(self, address: Pubkey, offset: int = 0, length: int | None = None) -> AccountData:
+        """Without the chain there is nothing else to do, so this waits as long as the watcher does for it to come
+        back.
+        """
         slot = self._watcher.slot or None
-        _, account = await fetch(self._pool, address, offset=offset, length=length, min_slot=slot)
+        _, account = await fetch(
+            self._pool, address, offset=offset, length=length, min_slot=slot, patience=GIVE_UP_SECONDS
+        )
         if account is None or account.owner != self._coordinator.program_id:
             raise ChainError(f"an account of run {self._run_id!r} is gone: the run was closed")
         return account

@@ -11,17 +11,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from solders.rpc.requests import GetGenesisHash
 
 from aftermath.chain.endpoints import Endpoint, HttpNode, Request, describe
-from aftermath.chain.failures import WORTH_WAITING, RpcError, RpcRejected, TransactionFailed, result_of, retryable
+from aftermath.chain.failures import (
+    WORTH_WAITING,
+    BadReply,
+    RpcError,
+    RpcRejected,
+    TransactionFailed,
+    result_of,
+    retryable,
+)
 from aftermath.run.errors import ChainError, ChainUnavailable
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 MAX_ENDPOINTS = 3
 FAILURES_BEFORE_LEAVING = 2
@@ -91,10 +101,18 @@ class RpcPool:
 
     async def genesis(self) -> str:
         """The cluster's genesis hash (base58)."""
-        return str(await self.call(GetGenesisHash()))
+        return await self.call(GetGenesisHash(), str)
 
-    async def call(self, request: Request, *, patience: float | None = None, attempt: float | None = None) -> Any:
-        """The `result` of `request`.
+    async def call(
+        self,
+        request: Request,
+        read: Callable[[Any], T],
+        *,
+        patience: float | None = None,
+        attempt: float | None = None,
+    ) -> T:
+        """The `result` of `request`, as `read` understands it; a result it refuses (BadReply) counts as the node's
+        failure.
 
         Raises ChainUnavailable when no node answered within `patience`, RpcRejected when a node refused the request
         as malformed, TransactionFailed when the cluster refused a transaction, WrongCluster.
@@ -108,12 +126,12 @@ class RpcPool:
             node.tried_at = now()
             allowed = min(attempt or self.attempt, max(deadline - now(), 0.05))
             try:
-                return await self._ask(node, request, allowed)
-            except ChainError:
-                raise
+                return await self._ask(node, request, read, allowed)
             except TransactionFailed:
                 raise
             except Exception as error:
+                if isinstance(error, ChainError) and not isinstance(error, BadReply):
+                    raise
                 if not retryable(error):
                     raise RpcRejected(f"{node.endpoint.shown} refused the request: {describe(error)}") from error
                 self._failed(node, error)
@@ -141,11 +159,11 @@ class RpcPool:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _ask(self, node: _Node, request: Request, timeout: float) -> Any:
+    async def _ask(self, node: _Node, request: Request, read: Callable[[Any], T], timeout: float) -> T:
         if not node.verified:
             async with asyncio.timeout(timeout):
                 await self._verify(node, timeout)
-        result = result_of(await node.http.ask(request, timeout))
+        result = read(result_of(await node.http.ask(request, timeout)))
         if node.failures:
             log.info("RPC endpoint %s answers again", node.endpoint.shown)
         node.failures, node.leave_until, node.leave_seconds = 0, 0.0, LEAVE_SECONDS

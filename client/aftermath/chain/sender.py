@@ -17,7 +17,7 @@ from typing import Any
 
 from solders.commitment_config import CommitmentLevel
 from solders.compute_budget import set_compute_unit_limit, set_compute_unit_price
-from solders.hash import Hash
+from solders.hash import Hash, ParseHashError
 from solders.instruction import Instruction
 from solders.keypair import Keypair
 from solders.message import Message
@@ -26,9 +26,9 @@ from solders.rpc.requests import GetLatestBlockhash, SimulateVersionedTransactio
 from solders.signature import Signature
 from solders.transaction import VersionedTransaction
 
-from aftermath.chain.accounts import COMMITMENT, BadReply, balance
+from aftermath.chain.accounts import COMMITMENT, balance
 from aftermath.chain.confirm import Expired, deliver
-from aftermath.chain.failures import TransactionFailed
+from aftermath.chain.failures import BadReply, TransactionFailed
 from aftermath.chain.fees import payer_and_signers, priority_price, transaction_fee
 from aftermath.chain.funds import ensure_funds
 from aftermath.chain.refusals import Errors, lacks_funds, lamports_needed, no_funds, refused
@@ -99,11 +99,7 @@ class Sender:
 
     async def blockhash(self) -> tuple[Hash, int]:
         """(recent blockhash, last block height at which it is valid)."""
-        reply = await self.pool.call(GetLatestBlockhash(RpcContextConfig(COMMITMENT)))
-        try:
-            return Hash.from_string(reply["value"]["blockhash"]), int(reply["value"]["lastValidBlockHeight"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise BadReply("the RPC node sent no blockhash") from error
+        return await self.pool.call(GetLatestBlockhash(RpcContextConfig(COMMITMENT)), latest_blockhash)
 
     def paid(self, signatures: int, units: int, price: int) -> None:
         """Count a transaction that landed."""
@@ -159,11 +155,10 @@ class Sender:
             commitment=CommitmentLevel.Processed,
             min_context_slot=self.slot or None,
         )
-        reply, price = await asyncio.gather(
-            self.pool.call(SimulateVersionedTransaction(transaction, config)),
+        used, price = await asyncio.gather(
+            self.pool.call(SimulateVersionedTransaction(transaction, config), simulated_units),
             self.price(instructions),
         )
-        used = simulated_units(reply)
         self._count += 1
         unique = self._count % UNIQUE
         return min(used * 11 // 10 + headroom + unique, MAX_UNITS), price
@@ -192,6 +187,14 @@ def simulated_units(reply: Any) -> int:
         raise TransactionFailed(value["err"], value.get("logs") or ())
     used = value.get("unitsConsumed")
     return used if isinstance(used, int) and 0 < used <= MAX_UNITS else MAX_UNITS
+
+
+def latest_blockhash(reply: Any) -> tuple[Hash, int]:
+    """(blockhash, last valid block height) of a getLatestBlockhash result."""
+    try:
+        return Hash.from_string(reply["value"]["blockhash"]), int(reply["value"]["lastValidBlockHeight"])
+    except (KeyError, TypeError, ValueError, ParseHashError) as error:
+        raise BadReply("the RPC node sent no blockhash") from error
 
 
 def pack(wallet: Wallet, instructions: Sequence[Instruction]) -> list[list[Instruction]]:

@@ -18,8 +18,9 @@ from solders.rpc.requests import AccountSubscribe
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import WebSocketException
 
-from aftermath.chain.accounts import COMMITMENT, AccountData, BadReply, parse_reply
+from aftermath.chain.accounts import COMMITMENT, AccountData, parse_reply
 from aftermath.chain.endpoints import describe, shown
+from aftermath.chain.failures import BadReply
 from aftermath.chain.rpc import RpcPool
 from aftermath.run.errors import ChainError
 

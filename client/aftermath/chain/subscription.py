@@ -15,9 +15,10 @@ from typing import Any
 
 from solders.pubkey import Pubkey
 
-from aftermath.chain.accounts import AccountData, BadReply, fetch_many
+from aftermath.chain.accounts import AccountData, fetch_many
 from aftermath.chain.addresses import CLOCK
 from aftermath.chain.clock import ChainClock
+from aftermath.chain.failures import BadReply
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.socket import AccountSocket, Push
 from aftermath.run.accounts import Run
