@@ -148,12 +148,20 @@ class Results:
 
     async def _fetch_level(self, candidate: Candidate, level: int) -> None:
         payload = candidate.said.levels[level]
-        deadline = float(self._ctx.feed.run.config.max_round_train_time)
+        deadline, started = float(self._ctx.feed.run.config.max_round_train_time), self._ctx.clock.monotonic()
         data = await self._ctx.transport.fetch(
             payload.blake3, payload.size, self._holders(candidate.said, level), deadline, keep=True
         )
-        schema = self._ctx.schema
+        schema, fetched = self._ctx.schema, self._ctx.clock.monotonic()
         candidate.votes[level] = await self._ctx.decode(lambda: decode_level(data, schema, level))
+        self._ctx.events.emit(
+            "fetched",
+            height=candidate.said.height,
+            slot=candidate.said.slot,
+            level=level,
+            seconds=fetched - started,
+            decode_seconds=self._ctx.clock.monotonic() - fetched,
+        )
 
     def _holders(self, said: Commitment, level: int) -> list[bytes]:
         """Who may have this level's payload: its trainer first, then the reachable members that hold the level."""

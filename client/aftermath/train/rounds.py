@@ -94,6 +94,7 @@ class Rounds:
         plan = self._results.plan(self._height)
         if plan is None:
             raise Desync("the chain has moved on")
+        self._ctx.events.emit("round", epoch=self._epoch, height=self._height, step=plan.header.step)
         duty = WitnessDuty(self._ctx, self._results, self._slot, plan)
         self._start(asyncio.ensure_future(duty.attend()))
         await self._apply_through(run, self._height - 2)
@@ -198,6 +199,7 @@ class Rounds:
             loss=trained.loss,
             tokens_per_sec=speed,
         )
+        started = self._ctx.clock.monotonic()
         raw = encode_announcement(said, self._ctx.p2p_secret)
         schema = self._ctx.schema
         votes = await self._ctx.decode(
@@ -215,6 +217,7 @@ class Rounds:
             tokens_per_sec=speed,
             seconds=trained.seconds,
             encode_seconds=trained.encode_seconds,
+            announce_seconds=self._ctx.clock.monotonic() - started,
             bytes=sum(map(len, trained.payloads.values())),
         )
 

@@ -84,6 +84,7 @@ class WitnessDuty:
         before = self._results.plan(height - 1)
         held = self._results.held(height - 1) if before is not None else {}
         roster = before.header.roster if before is not None else 0
+        started = self._ctx.clock.monotonic()
         sent = await persist(
             self._ctx.clock,
             lambda: self._ctx.chain.witness(
@@ -99,4 +100,6 @@ class WitnessDuty:
             wanted=lambda: not self._over(),
             done_if=frozenset({"DuplicateWitness", "WrongState", "StaleHeight", "NotHealthy"}),
         )
-        self._ctx.events.emit("witnessed", height=height, held=len(held), sent=sent)
+        self._ctx.events.emit(
+            "witnessed", height=height, held=len(held), sent=sent, seconds=self._ctx.clock.monotonic() - started
+        )
