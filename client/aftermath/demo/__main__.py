@@ -43,7 +43,7 @@ class Demo:
         write_config(self.places, REPOSITORY / "config" / "demo" / "config.toml")
         self.processes["localnet"], self.commands = start_chain(self.places, self.engine)
         self.console.print(f"The chain answers at {self.commands.rpc}; creating the run ...")
-        create_run(self.commands)
+        create_run(self.commands, [member.name for member in self.story.members])
         for member in self.story.members:
             self.start(member)
         self.watch()

@@ -6,9 +6,10 @@ import json
 import socket
 import sys
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 
-from aftermath.demo.plan import CORPUS_BYTES, MODEL, TIERS, Commands, DemoFailed, Places, call
+from aftermath.demo.plan import CORPUS_BYTES, MODEL, Commands, DemoFailed, Places, call
 from aftermath.demo.processes import Process, wait_for
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -88,10 +89,10 @@ def healthy(rpc: str) -> bool:
         return False
 
 
-def create_run(commands: Commands) -> None:
-    """What a run owner types: three commands."""
+def create_run(commands: Commands, members: Sequence[str]) -> None:
+    """Keys for everybody, then what a run owner types: three commands."""
     places, log = commands.places, commands.places.log("owner")
-    for name in ("owner", *(member_name(tier) for tier in TIERS)):
+    for name in ("owner", *members):
         key = places.wallet(name)
         call([sys.executable, "-m", "aftermath.cli.main", "show-identity", "--create", "-w", str(key)], log)
     described = ("--name", "aftermath demo", "--description", "three unequal members on one machine")

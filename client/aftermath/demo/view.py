@@ -25,7 +25,7 @@ def picture(story: Story, title: str, now: str, elapsed: float) -> RenderableTyp
             f"{member.loss:.4f}" if member.loss is not None else "-",
             f"{member.tokens_per_sec:,.0f}",
             f"{member.total('sent') / 1e3:,.0f} kB",
-            ", ".join(member.sources),
+            member.sources[-1] if member.sources else "",
         )
     curve = story.loss_curve()
     losses = [loss for _, loss in curve]

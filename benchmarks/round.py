@@ -1,0 +1,138 @@
+#!/usr/bin/env python3
+"""Where a round's time goes: train, encode, announce, fetch, decode, chain, wait; for 3 and 8 members on one machine.
+
+Runs the real thing: the embedded chain, the real commands, one process per member over QUIC. The reference is the
+round's own training time in the same run: what a round takes beyond its slowest member's training is the protocol's
+overhead. All members share this machine's cores, so training times grow with the number of members.
+
+Example: python benchmarks/round.py --members 3 8 --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from aftermath.demo.plan import Commands, DemoFailed, Places
+from aftermath.demo.processes import Process
+from aftermath.demo.stage import REPOSITORY, create_run, prepare_files, start_chain, write_config
+
+TIERS = (0, 1, 2)
+LIMIT_SECONDS = 600.0
+SKIPPED = 3  # rounds at the start of an epoch, which also warm caches
+
+
+def measure(members: int, place: Path) -> dict[str, Any]:
+    """One run with so many members; medians over rounds and members, in milliseconds."""
+    places = Places(place)
+    prepare_files(places)
+    write_config(places, REPOSITORY / "config" / "demo" / "config.toml")
+    text = places.config.read_text().replace("init_min_clients = 3", f"init_min_clients = {members}")
+    places.config.write_text(text.replace("total_steps = 48", "total_steps = 32"))
+    names = [f"member-{index}" for index in range(members)]
+    chain, commands = start_chain(places, "embedded")
+    processes = [chain]
+    try:
+        create_run(commands, names)
+        processes += [start(commands, name, TIERS[index % 3]) for index, name in enumerate(names)]
+        wait_for_end(processes)
+    finally:
+        for process in reversed(processes):
+            process.stop()
+    return findings(members, [read_events(places.events(name)) for name in names])
+
+
+def start(commands: Commands, name: str, tier: int) -> Process:
+    """One member's process, on one thread."""
+    return Process(name, commands.train(name, tier), commands.places.log(name), {"OMP_NUM_THREADS": "1"})
+
+
+def wait_for_end(processes: list[Process]) -> None:
+    """Until every member has ended well."""
+    until = time.monotonic() + LIMIT_SECONDS
+    while any(process.running for process in processes[1:]):
+        for process in processes:
+            if process.code not in (None, 0):
+                process.expect_running()
+        if time.monotonic() > until:
+            raise DemoFailed(f"the run did not end within {LIMIT_SECONDS:.0f} s")
+        time.sleep(0.2)
+
+
+def read_events(directory: Path) -> list[dict[str, Any]]:
+    """A member's events in order."""
+    return [json.loads(line) for path in sorted(directory.glob("*.jsonl")) for line in path.read_text().splitlines()]
+
+
+def findings(members: int, events: list[list[dict[str, Any]]]) -> dict[str, Any]:
+    """Medians of every part of a round."""
+    parts: dict[str, list[float]] = defaultdict(list)
+    walls: dict[int, list[float]] = defaultdict(list)
+    training: dict[int, list[float]] = defaultdict(list)
+    for own in events:
+        rounds = [event for event in own if event["kind"] == "round"]
+        for begin, end in pairwise(rounds):
+            if begin["epoch"] == end["epoch"] and begin["height"] >= SKIPPED:
+                walls[begin["step"]].append(end["t"] - begin["t"])
+        for event in own:
+            collect(event, parts, training)
+    overheads = [statistics.median(walls[step]) - max(training[step]) for step in walls if training[step]]
+    result: dict[str, Any] = {"members": members, "rounds": len(walls)}
+    result["wall_ms"] = milliseconds([statistics.median(values) for values in walls.values()])
+    result["slowest_training_ms"] = milliseconds([max(training[step]) for step in walls if training[step]])
+    result["overhead_ms"] = milliseconds(overheads)
+    result["overhead_to_training"] = round(result["overhead_ms"] / max(result["slowest_training_ms"], 0.1), 2)
+    return result | {f"{name}_ms": milliseconds(values) for name, values in sorted(parts.items())}
+
+
+def collect(event: dict[str, Any], parts: dict[str, list[float]], training: dict[int, list[float]]) -> None:
+    """Sort one event's times into the parts of a round."""
+    kind = event["kind"]
+    if kind == "trained":
+        training[event["step"]].append(event["seconds"])
+        parts["train"].append(event["seconds"])
+        parts["encode"].append(event["encode_seconds"])
+        parts["announce"].append(event["announce_seconds"])
+    elif kind == "fetched":
+        parts["fetch"].append(event["seconds"])
+        parts["decode"].append(event["decode_seconds"])
+    elif kind == "witnessed":
+        parts["chain"].append(event["seconds"])
+    elif kind == "applied":
+        parts["wait"].append(event["waited"])
+        parts["apply"].append(event["seconds"])
+
+
+def milliseconds(seconds: list[float]) -> float:
+    """The median, in milliseconds."""
+    return round(1000 * statistics.median(seconds), 1) if seconds else 0.0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--members", type=int, nargs="+", default=[3, 8], help="sizes to measure (default 3 8)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per size")
+    chosen = parser.parse_args()
+    for members in chosen.members:
+        place = Path(tempfile.mkdtemp(prefix="aftermath-round-"))
+        try:
+            found = measure(members, place)
+        except DemoFailed as failure:
+            print(f"error: {failure}\nlogs: {place}", file=sys.stderr)
+            return 1
+        shutil.rmtree(place)
+        print(json.dumps(found) if chosen.json else "\n".join(f"{name:24} {value}" for name, value in found.items()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
