@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -56,8 +57,7 @@ def owner(rpc: str, tmp_path: Path) -> Shell:
 @pytest.fixture
 def run_id(request: pytest.FixtureRequest) -> str:
     """A run of the test's own on the shared network."""
-    digest = abs(hash(request.node.nodeid)) % 10**9
-    return f"run-{digest}"
+    return f"run-{zlib.crc32(request.node.nodeid.encode()):08x}"
 
 
 @pytest.fixture(scope="session")

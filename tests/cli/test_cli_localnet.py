@@ -6,6 +6,7 @@ import json
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -79,6 +80,34 @@ def test_engine_validator_without_its_binary(monkeypatch: pytest.MonkeyPatch, tm
     assert refused.code == 1
     assert "solana-test-validator was not found" in refused.err
     assert "--engine embedded" in refused.err
+
+
+def test_deploy_makes_a_bare_network_usable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A network without our programs refuses a run and says what to do; after `deploy` the same command works."""
+    monkeypatch.chdir(ROOT)
+    create_wallet(tmp_path / "w.json")
+    with bare_network() as rpc:
+        shell = Shell(rpc, tmp_path / "w.json")
+        refused = shell("create-run", "--run-id", "demo").error
+        assert "there is no program" in refused["error"]
+        assert "aftermath-solana deploy" in refused["fix"]
+        done = shell("deploy").data
+        assert [row["action"] for row in done["programs"]] == ["deployed", "deployed"]
+        assert shell("create-run", "--run-id", "demo").code == 0
+
+
+@contextmanager
+def bare_network() -> Iterator[str]:
+    """The embedded network with no program on it."""
+    line = [sys.executable, "-m", "aftermath.localnet", "--rpc-port", "0"]
+    process = subprocess.Popen(line, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    said = process.stdout.readline()
+    try:
+        yield said.split("rpc=")[1].split()[0]
+    finally:
+        process.terminate()
+        process.wait(30)
 
 
 def test_deploy_leaves_what_is_there(owner: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

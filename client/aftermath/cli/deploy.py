@@ -62,7 +62,7 @@ async def deploy(
             )
         spend = chain.sender.spend
     data = {"programs": done, "transactions": spend.transactions, "fees_lamports": spend.lamports}
-    return Result(data, listing(("program", "address", "was", "bytes"), [list(row.values())[:4] for row in done]))
+    return Result(data, listing(("program", "address", "action", "bytes"), [list(row.values())[:4] for row in done]))
 
 
 def shared_object(name: Which) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -27,19 +28,26 @@ class EngineName(StrEnum):
     VALIDATOR = "validator"
 
 
-@command("localnet", example="aftermath-solana localnet --ledger ~/.aftermath/ledger")
-def localnet(
+@dataclass(frozen=True)
+class NetworkOptions:
+    """Where the network listens, what it keeps, and what runs it."""
+
     port: Annotated[
         int, typer.Option("--port", "--rpc-port", min=0, max=65534, help="RPC port; the websocket is on the next one.")
-    ] = 8899,
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
+    ] = 8899
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1"
     ledger: Annotated[
         Path | None, typer.Option(help="Directory that keeps the network's state; without it, nothing is kept.")
-    ] = None,
-    reset: Annotated[bool, typer.Option("--reset", help="First delete the state in --ledger.")] = False,
+    ] = None
+    reset: Annotated[bool, typer.Option("--reset", help="First delete the state in --ledger.")] = False
     engine: Annotated[
         EngineName, typer.Option(help="embedded needs nothing; validator runs solana-test-validator.")
-    ] = EngineName.EMBEDDED,
+    ] = EngineName.EMBEDDED
+
+
+@command("localnet", example="aftermath-solana localnet --ledger ~/.aftermath/ledger")
+def localnet(
+    options: NetworkOptions,
     json_output: Annotated[
         bool, typer.Option("--json", help="Say where the network is as one JSON document.", show_default=False)
     ] = False,
@@ -53,29 +61,33 @@ def localnet(
     from aftermath.localnet import EmbeddedEngine, LocalnetConfig, ValidatorEngine, run_localnet
     from aftermath.programs import AUTHORIZER_ID, AUTHORIZER_SO, COORDINATOR_ID, COORDINATOR_SO
 
-    if reset:
-        clear(ledger)
+    if options.reset:
+        clear(options.ledger)
     programs = ((COORDINATOR_ID, COORDINATOR_SO), (AUTHORIZER_ID, AUTHORIZER_SO))
     config = LocalnetConfig(
-        host=host,
-        rpc_port=port,
-        ledger=ledger.expanduser() if ledger else None,
+        host=options.host,
+        rpc_port=options.port,
+        ledger=options.ledger.expanduser() if options.ledger else None,
         programs=[(Pubkey.from_string(program_id), path) for program_id, path in programs],
     )
-
-    def announce(network: Network) -> None:
-        data = {
-            "rpc": network.rpc_url,
-            "ws": network.ws_url,
-            "engine": engine.value,
-            "ledger": str(ledger) if ledger else None,
-            "coordinator": COORDINATOR_ID,
-            "authorizer": AUTHORIZER_ID,
-        }
-        show(Result(data, f"localnet ready rpc={network.rpc_url} ws={network.ws_url}"), as_json=json_output)
-
-    run_localnet(config, EmbeddedEngine() if engine is EngineName.EMBEDDED else ValidatorEngine(), announce)
+    engine = EmbeddedEngine() if options.engine is EngineName.EMBEDDED else ValidatorEngine()
+    run_localnet(config, engine, lambda network: announce(network, options, as_json=json_output))
     return Result(None, None)
+
+
+def announce(network: Network, options: NetworkOptions, *, as_json: bool) -> None:
+    """Say where the network is, once it is ready."""
+    from aftermath.programs import AUTHORIZER_ID, COORDINATOR_ID
+
+    data = {
+        "rpc": network.rpc_url,
+        "ws": network.ws_url,
+        "engine": options.engine.value,
+        "ledger": str(options.ledger) if options.ledger else None,
+        "coordinator": COORDINATOR_ID,
+        "authorizer": AUTHORIZER_ID,
+    }
+    show(Result(data, f"localnet ready rpc={network.rpc_url} ws={network.ws_url}"), as_json=as_json)
 
 
 def clear(ledger: Path | None) -> None:

@@ -7,6 +7,7 @@ transactions as fit.
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +18,20 @@ from aftermath.cli.options import RunId, SigningOptions
 from aftermath.cli.present import Result, UsageError, facts
 
 
+@dataclass(frozen=True)
+class ShownOptions:
+    """What the run says about itself to people."""
+
+    name: Annotated[str | None, typer.Option(help="A name for people, at most 64 bytes.")] = None
+    description: Annotated[str | None, typer.Option(help="A description, at most 280 bytes.")] = None
+    num_parameters: Annotated[
+        int | None, typer.Option(min=0, help="Shown to people; by default what the checkpoint's config gives.")
+    ] = None
+    vocab_size: Annotated[
+        int | None, typer.Option(min=0, help="Shown to people; by default what the checkpoint's config gives.")
+    ] = None
+
+
 @command(
     "update-config",
     example="aftermath-solana update-config --run-id demo --config-path config/demo/config.toml",
@@ -24,6 +39,7 @@ from aftermath.cli.present import Result, UsageError, facts
 async def update_config(
     options: SigningOptions,
     run_id: RunId,
+    *,
     config_path: Annotated[Path | None, typer.Option(help="The run's config.toml.")] = None,
     restart_from_step: Annotated[
         int | None, typer.Option(min=1, help="Continue at this step, and at the data that comes then.")
@@ -31,14 +47,7 @@ async def update_config(
     switch_to_hub: Annotated[
         bool, typer.Option("--switch-to-hub", help="Start the next epoch from the durable checkpoint, not from peers.")
     ] = False,
-    name: Annotated[str | None, typer.Option(help="A name for people, at most 64 bytes.")] = None,
-    description: Annotated[str | None, typer.Option(help="A description, at most 280 bytes.")] = None,
-    num_parameters: Annotated[
-        int | None, typer.Option(min=0, help="Shown to people; by default what the checkpoint's config gives.")
-    ] = None,
-    vocab_size: Annotated[
-        int | None, typer.Option(min=0, help="Shown to people; by default what the checkpoint's config gives.")
-    ] = None,
+    shown: ShownOptions,
     client_version: Annotated[
         str | None, typer.Option(help="The only client version that may join; empty lets any version join.")
     ] = None,
@@ -52,8 +61,7 @@ async def update_config(
     from aftermath.cli.schema import shape_of
     from aftermath.run.config import load_config
 
-    texts = {"name": name, "description": description, "num_parameters": num_parameters, "vocab_size": vocab_size}
-    given = {key: value for key, value in texts.items() if value is not None}
+    given = {key: value for key, value in asdict(shown).items() if value is not None}
     if not (config_path or restart_from_step or switch_to_hub or given or client_version is not None):
         raise UsageError("nothing to change was given", "pass --config-path FILE or one of the other options")
     config = load_config(config_path) if config_path else None
