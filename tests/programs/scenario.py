@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from aftermath.run import bitmap, committee, views
 from aftermath.run.accounts import Members, Model, Run
+from aftermath.run.state import RunState
 from programs.harness import AUTHORIZER, PROGRAM, Outcome, World, address, authorization_address, build
 from solders.instruction import Instruction
 from solders.keypair import Keypair
@@ -184,6 +185,12 @@ class Scenario:
         self.warm_up(indices, **join)
         self.world.advance(31)
         self.tick(indices[0]).ok()
+        return self
+
+    def finish_rounds(self) -> "Scenario":
+        """Everybody elected attests every round until the cooldown begins."""
+        while self.run.state in (RunState.ROUND_TRAIN, RunState.ROUND_WITNESS):
+            self.everyone_witnesses()
         return self
 
     def attest(self, index: int, hashes: Mapping[int, bytes]) -> Outcome:

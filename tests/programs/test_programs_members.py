@@ -1,0 +1,200 @@
+"""Joining and leaving: authorization, gates, the choice of a slot, and what a member may change when."""
+
+from typing import Any
+
+import pytest
+from aftermath.run.state import MemberState, RunState
+from programs.harness import AUTHORIZER, World, authorization_address, build
+from programs.scenario import EVERYONE, SCHEMA, Scenario, member
+from solders.keypair import Keypair
+
+
+def test_a_member_waits_for_the_next_epoch(run: Scenario) -> None:
+    run.join(0, tier=2, weight=7).ok()
+    slot = run.members.slots[0]
+    assert (slot.signer, slot.p2p) == (bytes(member(0).pubkey()), bytes(member(0).pubkey())[::-1])
+    assert (slot.tier, slot.weight, slot.state, slot.pending) == (2, 7, MemberState.IDLE, True)
+    assert (run.run.seq, run.run.members_seq) == (4, 1)
+
+
+def test_a_waiting_member_may_change_its_terms(run: Scenario) -> None:
+    run.join(0, tier=2, weight=7).ok()
+    run.join(0, tier=1, weight=9, p2p=b"n" * 32).ok()
+    slot = run.members.slots[0]
+    assert (slot.tier, slot.weight, slot.p2p, run.members.pending) == (1, 9, b"n" * 32, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("SchemaMismatch", {"schema_hash": b"x" * 32}),
+        ("TierOutOfRange", {"tier": 3}),
+        ("ClientVersionMismatch", {"client_version": "v2"}),
+        ("ClientVersionMismatch", {"client_version": ""}),
+        ("WeightZero", {"weight": 0}),
+        ("P2pKeyZero", {"p2p": bytes(32)}),
+    ],
+)
+def test_the_gates_of_a_join(world: World, name: str, change: dict[str, Any]) -> None:
+    scenario = Scenario(world)
+    scenario.create("v1").ok()
+    scenario.configure().ok()
+    scenario.authorize().ok()
+    scenario.join(0, client_version="v1").refused("RunHalted")
+    scenario.owner("set_paused", False).ok()
+    scenario.join(0, **{"client_version": "v1", **change}).refused(name)
+    scenario.join(0, client_version="v1").ok()
+
+
+def test_a_peer_key_belongs_to_one_live_member(run: Scenario) -> None:
+    run.join(0, p2p=b"k" * 32).ok()
+    run.join(1, p2p=b"k" * 32).refused("P2pKeyTaken")
+    run.by(0, "leave_run").ok()
+    run.join(1, p2p=b"k" * 32).ok()
+
+
+def _authorize(run: Scenario, grantee: Keypair, scope: bytes, *, active: bool, grantor: Keypair | None = None) -> Any:
+    grantor = grantor or run.grantor
+    key = authorization_address(grantor.pubkey(), grantee.pubkey(), scope)
+    keys = {"payer": run.world.payer.pubkey(), "grantor": grantor.pubkey(), "authorization": key}
+    steps = [build(AUTHORIZER, "create", keys, (grantee.pubkey(), scope))]
+    if active:
+        steps.append(build(AUTHORIZER, "grantor_update", keys, (True,)))
+    run.world.send(*steps, signers=[grantor]).ok()
+    return key
+
+
+def test_permission_comes_from_the_join_authority_only(world: World) -> None:
+    run = Scenario(world)
+    run.create().ok()
+    run.configure().ok()
+    run.owner("set_paused", False).ok()
+    run.join(0).refused("UninitializedAccount")
+    scope = b"CoordinatorJoinRun"
+    inactive = _authorize(run, member(0), scope, active=False)
+    foreign = _authorize(run, member(0), scope, active=True, grantor=Keypair())
+    other_scope = _authorize(run, member(0), b"SomethingElse", active=True)
+    other_user = _authorize(run, member(1), scope, active=True)
+    params = {"p2p": b"p" * 32, "tier": 0, "weight": 1, "schema_hash": SCHEMA, "client_version": "", "stateless": False}
+    for key in (inactive, foreign, other_scope, other_user):
+        run.by(0, "join_run", params, accounts={"authorization": key}).refused("NotAuthorized")
+    run.by(1, "join_run", params, accounts={"authorization": other_user}).ok()
+    forged = Keypair().pubkey()
+    run.world.put(forged, run.world.data(other_user))  # right bytes, wrong program
+    run.by(1, "join_run", params, accounts={"authorization": forged}).refused("IllegalOwner")
+
+
+def test_a_delegate_joins_in_the_grantees_place(world: World) -> None:
+    run = Scenario(world)
+    run.create().ok()
+    run.configure().ok()
+    run.owner("set_paused", False).ok()
+    key = _authorize(run, member(7), b"CoordinatorJoinRun", active=True)
+    keys = {"payer": world.payer.pubkey(), "grantee": member(7).pubkey(), "authorization": key}
+    params = {"p2p": b"p" * 32, "tier": 0, "weight": 1, "schema_hash": SCHEMA, "client_version": "", "stateless": False}
+    run.by(0, "join_run", params, accounts={"authorization": key}).refused("NotAuthorized")
+    update = build(AUTHORIZER, "grantee_update", keys, (False, [member(0).pubkey()]))
+    world.send(update, signers=[member(7)]).ok()
+    run.by(0, "join_run", params, accounts={"authorization": key}).ok()
+
+
+def _fill(run: Scenario, **fields: Any) -> Any:
+    """All 256 slots in use by strangers, idle and not waiting."""
+    record = run.world.record("Members", "test")
+    slots = record["slots"][0]
+    for index in range(256):
+        slots[index]["signer"] = bytes(member(1000 + index).pubkey())
+        slots[index]["p2p"] = bytes(member(1000 + index).pubkey())
+    slots["used"], slots["weight"] = 1, 1
+    for name, value in fields.items():
+        slots[name] = value
+    run.world.store("Members", "test", record)
+    return record
+
+
+def test_slots_without_points_are_reused_first(run: Scenario) -> None:
+    record = _fill(run, points=5, last_epoch=3)
+    record["slots"][0]["points"][9] = 0
+    run.world.store("Members", "test", record)
+    run.join(0).ok()
+    assert run.slot_of(0) == 9
+    assert run.members.retired_points == 0
+
+
+def test_the_member_away_longest_loses_its_slot_and_place(run: Scenario) -> None:
+    record = _fill(run, points=5, last_epoch=3)
+    record["slots"][0]["last_epoch"][77] = 2
+    state = run.world.record("Run", "test")
+    state["finishers"][0] = b"\xff" * 32
+    run.world.store("Members", "test", record)
+    run.world.store("Run", "test", state)
+    run.join(0).ok()
+    assert run.slot_of(0) == 77
+    assert (run.members.retired_points, run.members.slots[77].points) == (5, 0)
+    assert run.run.finishers == 2**256 - 1 - (1 << 77)
+
+
+def test_an_own_slot_comes_before_everything(run: Scenario) -> None:
+    record = _fill(run, points=5)
+    record["slots"][0]["signer"][200] = bytes(member(0).pubkey())
+    run.world.store("Members", "test", record)
+    run.join(0).ok()
+    assert (run.slot_of(0), run.members.slots[200].points) == (200, 5)
+
+
+@pytest.mark.parametrize("fields", [{"pending": 1}, {"state": 1}, {"state": 3}])
+def test_256_live_members_fill_the_run(run: Scenario, fields: dict[str, int]) -> None:
+    _fill(run, **fields)
+    run.join(0).refused("MembersFull")
+
+
+def test_leaving_needs_a_place(run: Scenario) -> None:
+    run.by(0, "leave_run").refused("NotAMember")
+    run.join(0).ok()
+    run.by(0, "leave_run").ok()
+    assert run.members.pending == 0
+    run.by(0, "leave_run").refused("NotAMember")
+
+
+def test_leaving_in_training_withdraws_and_may_be_undone_for_the_next_epoch(run: Scenario) -> None:
+    run.train([0, 1, 2], weight=10)
+    run.everyone_witnesses()
+    run.join(0, weight=99).ok()  # healthy: only a wish for the next epoch
+    assert (run.members.slots[0].weight, run.members.slots[0].pending) == (10, True)
+    run.by(0, "leave_run").ok()
+    slot = run.members.slots[0]
+    assert (slot.state, slot.pending, slot.exited_height) == (MemberState.WITHDRAWN, False, 1)
+    run.join(0, weight=99, tier=1, p2p=b"z" * 32).ok()
+    slot = run.members.slots[0]
+    # past assignments are computed from these: they stay until the epoch ends
+    assert (slot.state, slot.pending, slot.weight, slot.tier) == (MemberState.WITHDRAWN, True, 10, 0)
+
+
+def test_a_stateless_member_leaves_the_running_epoch_and_the_finishers(run: Scenario) -> None:
+    run.train([0, 1, 2])
+    state = run.world.record("Run", "test")
+    state["finishers"][0] = b"\x07" + bytes(31)
+    run.world.store("Run", "test", state)
+    run.join(1, stateless=True).ok()
+    slot = run.members.slots[1]
+    assert (slot.state, slot.pending, run.run.finishers) == (MemberState.WITHDRAWN, True, 0b101)
+
+
+def test_a_warm_up_that_loses_its_members_is_given_up_at_once(run: Scenario) -> None:
+    run.warm_up([0, 1, 2])
+    run.by(0, "leave_run").ok()
+    assert run.run.state is RunState.WARMUP
+    run.by(1, "leave_run").ok()
+    assert run.run.state is RunState.WAITING_FOR_MEMBERS
+    assert run.members.pending == 0b100  # the one who stayed waits on
+    assert {slot.state for slot in run.members.slots} == {MemberState.IDLE}
+    run.by(2, "leave_run").ok()
+    assert (run.members.pending, run.run.step, run.run.data_index) == (0, 1, 0)
+
+
+def test_permission_for_everyone_is_an_authorization_of_the_default_key(run: Scenario) -> None:
+    key = authorization_address(run.grantor.pubkey(), EVERYONE)
+    keys = {"grantor": run.grantor.pubkey(), "authorization": key}
+    run.join(0).ok()
+    run.world.send(build(AUTHORIZER, "grantor_update", keys, (False,)), signers=[run.grantor]).ok()
+    run.join(1).refused("NotAuthorized")

@@ -1,0 +1,303 @@
+"""The owner's instructions: creating, growing, configuring, pausing and closing a run, with every refusal."""
+
+from typing import Any
+
+import pytest
+from aftermath.run.state import CheckpointKind, RunState
+from programs.harness import AUTHORIZER, PROGRAM, World, address, idl
+from programs.scenario import CONFIG, SCHEMA, Scenario, bits, model_params
+from solders.keypair import Keypair
+from solders.pubkey import Pubkey
+
+
+def test_a_run_is_created_in_one_transaction(world: World) -> None:
+    scenario = Scenario(world)
+    scenario.create("v1").ok()
+    run, model = scenario.run, scenario.model
+    assert run.state is RunState.UNINITIALIZED
+    assert (run.run_id, run.seq, run.version) == ("test", 1, 1)
+    assert run.main_authority == bytes(scenario.authority.pubkey())
+    assert run.join_authority == bytes(scenario.grantor.pubkey())
+    assert model.client_version == "v1"
+    assert not any(slot.used for slot in scenario.members.slots)
+    assert len(world.data(scenario.accounts["witnesses"])) == 55_088
+
+
+@pytest.mark.parametrize("run_id", ["", "a\0b", "x" * 32])
+def test_run_ids_have_1_to_32_bytes(world: World, run_id: str) -> None:
+    scenario = Scenario(world, run_id)
+    outcome = scenario.create()
+    if len(run_id) == 32:
+        outcome.ok()
+        assert scenario.run.run_id == run_id
+    else:
+        outcome.refused("RunIdInvalid")
+
+
+def test_a_run_id_beyond_a_seed_is_refused(world: World) -> None:
+    scenario = Scenario(world)
+    scenario.run_id = "x" * 33
+    world.send(scenario.creation()[0]).refused("RunIdInvalid")
+    scenario.run_id = "other"  # not the one that the addresses are derived from
+    world.send(scenario.creation()[0]).refused("InvalidSeeds")
+
+
+def test_a_version_beyond_its_field_is_refused(world: World) -> None:
+    Scenario(world).create("v" * 97).refused("ClientVersionTooLong")
+
+
+def test_a_run_cannot_be_created_twice(run: Scenario) -> None:
+    before = run.world.data(run.accounts["run"])
+    assert run.world.send(run.creation()[0]).error is not None
+    assert run.world.data(run.accounts["run"]) == before
+
+
+def test_an_address_that_already_holds_money_is_created_all_the_same(world: World) -> None:
+    scenario = Scenario(world)
+    for name in ("run", "members"):
+        world.svm.airdrop(scenario.accounts[name], 1_000_000)
+    scenario.create().ok()
+    assert scenario.run.state is RunState.UNINITIALIZED
+
+
+def test_growing_is_needed_and_bounded(world: World) -> None:
+    scenario = Scenario(world)
+    init, *grows = scenario.creation()
+    world.send(init).ok()
+    scenario.update().refused("NotGrown")
+    scenario.owner("set_paused", False).refused("NotGrown")
+    world.send(*grows).ok()
+    scenario.update().ok()
+    for which in (0, 1):
+        world.send(scenario.instruction("grow", which)).refused("AlreadyGrown")
+    world.send(scenario.instruction("grow", 2)).refused("UnknownAccount")
+
+
+def test_update_stores_every_part(world: World) -> None:
+    scenario = Scenario(world)
+    scenario.create().ok()
+    scenario.configure(epoch_time=600, verification_percent=10).ok()
+    about = {"name": "N" * 64, "description": "D" * 280, "num_parameters": 7, "vocab_size": 9}
+    progress = {"epoch": 3, "step": 5, "data_index": 77}
+    scenario.update(metadata=about, progress=progress).ok()
+    run, model = scenario.run, scenario.model
+    assert (run.config.epoch_time, run.config.verification_percent, run.config.max_seq_len) == (600, 10, 128)
+    assert (run.epoch, run.step, run.data_index, run.levels) == (3, 5, 77, 3)
+    assert (model.metadata.name, model.metadata.description) == ("N" * 64, "D" * 280)
+    assert (model.schema_hash, model.tiers, model.tier_widths) == (SCHEMA, 3, (256, 128, 64))
+    assert model.checkpoint.kind is CheckpointKind.LOCAL
+    assert model.lr_schedule.base_lr == pytest.approx(4e-4)
+    assert model.optimizer.compression_decay == pytest.approx(0.999)
+    assert (run.seq, run.model_seq) == (3, 2)
+
+
+CONFIG_FAULTS = [
+    ("EpochLengthMissing", {"rounds_per_epoch": 0, "epoch_time": 0}),
+    ("WarmupTooLong", {"epoch_time": 30, "warmup_time": 30}),
+    ("CooldownTimeZero", {"cooldown_time": 0}),
+    ("RoundTrainTimeZero", {"max_round_train_time": 0}),
+    ("RoundTrainTimeTooLong", {"epoch_time": 60, "max_round_train_time": 60}),
+    ("RoundWitnessTimeZero", {"round_witness_time": 0}),
+    ("MinClientsZero", {"min_clients": 0}),
+    ("InitMinClientsOutOfRange", {"min_clients": 4, "init_min_clients": 3}),
+    ("InitMinClientsOutOfRange", {"init_min_clients": 257}),
+    ("WitnessNodesTooMany", {"witness_nodes": 33, "min_clients": 33, "init_min_clients": 33}),
+    ("WitnessNodesAboveMinClients", {"witness_nodes": 3, "min_clients": 2}),
+    ("BatchSizeZero", {"global_batch_size_start": 0}),
+    ("BatchSizeShrinks", {"global_batch_size_start": 49}),
+    ("BatchWarmupTooLong", {"global_batch_size_warmup_tokens": 2**47 + 1}),
+    ("TotalStepsZero", {"total_steps": 0}),
+    ("VerificationPercentTooLarge", {"verification_percent": 101}),
+    ("ExtraTimeZero", {"waiting_for_members_extra_time": 0}),
+]
+
+
+@pytest.fixture(scope="module")
+def created() -> Scenario:
+    """A created run for tests that change nothing."""
+    scenario = Scenario(World())
+    scenario.create().ok()
+    return scenario
+
+
+@pytest.mark.parametrize(("name", "change"), CONFIG_FAULTS)
+def test_configs_that_break_a_rule_are_refused(created: Scenario, name: str, change: dict[str, int]) -> None:
+    created.update(config={**CONFIG, **change}).refused(name)
+
+
+def _model(part: str, **change: Any) -> dict[str, Any]:
+    return model_params(**{part: model_params()[part] | change})
+
+
+MODEL_FAULTS = [
+    ("UnknownArchitecture", model_params(architecture=1)),
+    ("UnknownDataType", model_params(data_type=2)),
+    ("MaxSeqLenOutOfRange", model_params(max_seq_len=0)),
+    ("MaxSeqLenOutOfRange", model_params(max_seq_len=2**24 + 1)),
+    ("UnknownCheckpoint", _model("checkpoint", kind=0)),
+    ("UnknownCheckpoint", _model("checkpoint", kind=4)),
+    ("RepoMissing", _model("checkpoint", repo="")),
+    ("RepoTooLong", _model("checkpoint", repo="r" * 193)),
+    ("RevisionTooLong", _model("checkpoint", revision="r" * 65)),
+    ("UnknownDataLocation", _model("data_location", kind=8)),
+    ("TokenBytesInvalid", _model("data_location", token_bytes=3)),
+    ("UnknownShuffle", _model("data_location", shuffle=2)),
+    ("LocationLength", _model("data_location", primary="")),
+    ("LocationLength", _model("data_location", primary="p" * 193)),
+    ("LocationFolderTooLong", _model("data_location", secondary="s" * 193)),
+    ("NumFilesZero", _model("data_location", kind=4)),
+    ("UnknownSchedule", _model("lr_schedule", kind=4)),
+    ("LearningRateInvalid", _model("lr_schedule", base_lr_bits=0)),
+    ("LearningRateInvalid", _model("lr_schedule", final_lr_bits=bits(-1.0))),
+    ("LearningRateInvalid", _model("lr_schedule", final_lr_bits=bits(float("nan")))),
+    ("LearningRateInvalid", _model("lr_schedule", warmup_init_lr_bits=bits(float("inf")))),
+    ("ScheduleTooShort", _model("lr_schedule", total_steps=10)),
+    ("UnknownOptimizer", _model("optimizer", kind=0)),
+    ("OptimizerNumberInvalid", _model("optimizer", compression_decay_bits=bits(1.0))),
+    ("OptimizerNumberInvalid", _model("optimizer", clip_grad_norm_bits=bits(float("nan")))),
+    ("ChunkOutOfRange", _model("optimizer", compression_chunk=0)),
+    ("ChunkOutOfRange", _model("optimizer", compression_chunk=4097)),
+    ("TopkOutOfRange", _model("optimizer", compression_topk=0)),
+    ("TopkOutOfRange", _model("optimizer", compression_chunk=2, compression_topk=5)),
+    ("QuantizeInvalid", _model("optimizer", quantize_1bit=2)),
+]
+
+
+@pytest.mark.parametrize(("name", "model"), MODEL_FAULTS, ids=lambda value: value if isinstance(value, str) else "")
+def test_models_that_break_a_rule_are_refused(created: Scenario, name: str, model: dict[str, Any]) -> None:
+    created.update(model=model).refused(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("TiersOutOfRange", {"schema": {"hash": SCHEMA, "tier_widths": []}}),
+        ("TiersOutOfRange", {"schema": {"hash": SCHEMA, "tier_widths": list(range(9, 0, -1))}}),
+        ("TierWidthsInvalid", {"schema": {"hash": SCHEMA, "tier_widths": [8, 8]}}),
+        ("TierWidthsInvalid", {"schema": {"hash": SCHEMA, "tier_widths": [8, 0]}}),
+        ("SchemaHashZero", {"schema": {"hash": bytes(32), "tier_widths": [8]}}),
+        ("StepZero", {"progress": {"epoch": 0, "step": 0, "data_index": 0}}),
+        ("NameTooLong", {"metadata": {"name": "n" * 65, "description": "", "num_parameters": 0, "vocab_size": 0}}),
+        ("DescriptionTooLong", {"metadata": {"name": "", "description": "d" * 281, "num_parameters": 0, "vocab_size": 0}}),
+        (
+            "ColdStartTooLong",
+            {"config": {**CONFIG, "rounds_per_epoch": 4}, "model": model_params(cold_start_warmup_steps=5)},
+        ),
+        (
+            "ColdStartTooLong",
+            {"config": {**CONFIG, "rounds_per_epoch": 0, "epoch_time": 129}, "model": model_params(cold_start_warmup_steps=5)},
+        ),
+    ],
+)
+def test_other_parts_that_break_a_rule_are_refused(created: Scenario, name: str, parts: dict[str, Any]) -> None:
+    created.update(**parts).refused(name)
+
+
+def test_opening_needs_config_model_and_schema(world: World) -> None:
+    scenario = Scenario(world)
+    scenario.create().ok()
+    scenario.owner("set_paused", True).refused("AlreadyHalted")
+    scenario.owner("set_paused", False).refused("ConfigMissing")
+    scenario.update(config=CONFIG).ok()
+    scenario.owner("set_paused", False).refused("ModelMissing")
+    scenario.update(model=model_params()).ok()
+    scenario.owner("set_paused", False).refused("SchemaMissing")
+    scenario.update(schema={"hash": SCHEMA, "tier_widths": [64]}).ok()
+    scenario.owner("set_paused", False).ok()
+    run = scenario.run
+    assert (run.state, run.step, run.cold_start) == (RunState.WAITING_FOR_MEMBERS, 1, True)
+    scenario.owner("set_paused", False).refused("NotPaused")
+
+
+def test_a_run_past_its_last_step_opens_as_finished(world: World) -> None:
+    scenario = Scenario(world)
+    scenario.create().ok()
+    scenario.configure(total_steps=4).ok()
+    scenario.update(progress={"epoch": 1, "step": 5, "data_index": 0}).ok()
+    scenario.owner("set_paused", False).ok()
+    assert scenario.run.state is RunState.FINISHED
+    scenario.configure().refused("RunFinished")
+    scenario.owner("set_paused", True).refused("AlreadyHalted")
+
+
+def test_a_waiting_run_pauses_at_once_and_forgets_who_waits(run: Scenario) -> None:
+    run.join(0).ok()
+    run.configure().refused("NotHalted")
+    run.owner("update_client_version", "v2").refused("NotHalted")
+    run.owner("set_paused", True).ok()
+    assert (run.run.state, run.members.pending) == (RunState.PAUSED, 0)
+    run.owner("set_paused", True).refused("AlreadyHalted")
+    run.owner("update_client_version", "v2").ok()
+    assert run.model.client_version == "v2"
+    run.owner("update_client_version", "v" * 97).refused("ClientVersionTooLong")
+    run.owner("set_paused", False).ok()
+    assert run.run.state is RunState.WAITING_FOR_MEMBERS
+
+
+def test_rates_apply_from_the_next_epoch_on(run: Scenario) -> None:
+    run.owner("set_future_epoch_rates", 300, None).ok()
+    run.owner("set_future_epoch_rates", None, 7).ok()
+    assert (run.run.future_earning_rate, run.run.future_slashing_rate, run.run.earning_rate) == (300, 7, 0)
+    run.warm_up([0, 1, 2])
+    assert (run.run.earning_rate, run.run.slashing_rate) == (300, 7)
+
+
+def test_a_new_checkpoint_or_schema_forgets_the_old_hashes(run: Scenario) -> None:
+    run.owner("set_paused", True).ok()
+    model, state = run.world.record("Model", "test"), run.world.record("Run", "test")
+    model["checkpoint_hashes"][0] = [b"h" * 32] * 8
+    model["checkpoint_step"][0], state["step"][0] = 50, 60
+    run.world.store("Model", "test", model)
+    run.world.store("Run", "test", state)
+    run.update(model=model_params(), use_durable=True).ok()  # the same checkpoint
+    assert (run.run.levels_attested, run.run.attested_step, run.run.level_hashes[0]) == (255, 50, b"h" * 32)
+    run.update(progress={"epoch": 0, "step": 40, "data_index": 0}).ok()
+    assert (run.model.checkpoint_step, run.run.attested_step) == (39, 40)
+    run.update(model=_model("checkpoint", repo="other"), use_durable=True).ok()
+    assert (run.run.levels_attested, run.model.checkpoint_step, run.model.checkpoint_hashes[0]) == (0, 0, bytes(32))
+    run.world.store("Model", "test", model)
+    run.update(schema={"hash": b"s" * 32, "tier_widths": [8, 4]}).ok()
+    assert (run.run.levels, run.run.levels_attested, run.model.checkpoint_hashes) == (2, 0, (bytes(32),) * 2)
+
+
+def test_only_the_main_authority_owns_the_run(run: Scenario) -> None:
+    stranger = Keypair()
+    empty = {"metadata": None, "config": None, "model": None, "schema": None, "progress": None, "use_durable": False}
+    calls = [("set_paused", [True]), ("update", [empty]), ("update_client_version", ["x"]), ("close_run", [])]
+    for name, args in [*calls, ("set_future_epoch_rates", [1, 1])]:
+        instruction = run.instruction(name, *args, accounts={"authority": stranger.pubkey()})
+        run.world.send(instruction, signers=[stranger]).refused("NotMainAuthority")
+
+
+def test_closing_needs_a_halted_run_and_returns_all_rent(run: Scenario) -> None:
+    run.owner("close_run").refused("NotHalted")
+    run.owner("set_paused", True).ok()
+    for name in ("run", "model", "members", "witnesses"):
+        assert run.owner("close_run", accounts={"spill": run.accounts[name]}).error is not None
+    names = ("run", "model", "members", "witnesses")
+    rent = sum(run.world.svm.get_balance(run.accounts[name]) for name in names)
+    wallet = run.authority.pubkey()
+    run.world.svm.airdrop(wallet, 10**9)
+    run.owner("close_run", accounts={"spill": wallet}).ok()
+    assert run.world.svm.get_balance(wallet) == 10**9 + rent
+    assert all(run.world.data(run.accounts[name]) == b"" for name in names)
+    run.create().ok()  # the id is free again
+    assert run.run.seq == 1
+
+
+def test_two_runs_do_not_meet(world: World) -> None:
+    first, second = Scenario(world, "one").start(), Scenario(world, "two")
+    second.create().ok()
+    second.configure().ok()
+    first.owner("set_paused", True, accounts={"members": address("members", "two")}).refused("InvalidSeeds")
+    second.owner("set_paused", False).ok()
+    first.join(0).ok()
+    assert (first.members.pending, second.members.pending) == (1, 0)
+
+
+@pytest.mark.parametrize("program", [PROGRAM, AUTHORIZER])
+def test_every_error_says_what_to_do(program: Pubkey) -> None:
+    errors = idl(program)["errors"]
+    assert errors
+    for error in errors:
+        assert error["msg"].endswith(".") and len(error["msg"].split()) >= 5, error
