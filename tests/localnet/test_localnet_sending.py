@@ -12,7 +12,7 @@ from solana.rpc.async_api import AsyncClient
 from solana.rpc.commitment import Confirmed
 from solana.rpc.core import RPCException
 from solders.address_lookup_table_account import AddressLookupTableAccount
-from solders.compute_budget import set_compute_unit_price
+from solders.compute_budget import set_compute_unit_limit, set_compute_unit_price
 from solders.hash import Hash
 from solders.instruction import AccountMeta, Instruction
 from solders.keypair import Keypair
@@ -159,6 +159,15 @@ async def test_skipping_preflight_lands_the_failure(client: AsyncClient, payer: 
     assert found.transaction.meta is not None
     assert found.transaction.meta.fee == fee
     assert found.transaction.meta.err is not None
+
+
+async def test_the_compute_limit_is_kept(network: Urls, client: AsyncClient, payer: Keypair) -> None:
+    short = [set_compute_unit_limit(1_000), memo(PRELOADED_ID, b"x" * 100)]
+    error = await refusal(network.rpc, sign(short, await recent(client), payer))
+    assert error["data"]["err"] == {"InstructionError": [1, "ProgramFailedToComplete"]}
+    assert error["data"]["unitsConsumed"] == 1_000
+    enough = [set_compute_unit_limit(60_000), memo(PRELOADED_ID, b"x" * 100)]
+    await send(client, enough, payer)
 
 
 async def test_simulation_shows_and_keeps_nothing(network: Urls, client: AsyncClient, payer: Keypair) -> None:

@@ -53,9 +53,9 @@ def main() -> int:
     parser.add_argument("--engine", choices=sorted(ENGINES), default="embedded")
     given = parser.parse_args()
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(message)s")
-    config = LocalnetConfig(given.host, given.rpc_port, given.ledger, given.program, given.airdrop, given.slot_ms)
     engine: Engine = ENGINES[given.engine]()
     try:
+        config = LocalnetConfig(given.host, given.rpc_port, given.ledger, given.program, given.airdrop, given.slot_ms)
         run_localnet(config, engine)
     except LocalnetError as error:
         print(f"error: {error}", file=sys.stderr)

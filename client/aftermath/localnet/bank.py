@@ -14,7 +14,6 @@ from typing import Any, Protocol
 
 from solders.account import Account
 from solders.clock import Clock
-from solders.hash import Hash
 from solders.pubkey import Pubkey
 from solders.signature import Signature
 from solders.transaction import VersionedTransaction
@@ -177,6 +176,3 @@ class Bank:
             account = self.account(key)
             if account is not None:
                 yield Stored(bytes(key), bytes(account))
-
-    def is_recent(self, blockhash: Hash) -> bool:
-        return self.slots.is_recent(blockhash)

@@ -9,7 +9,10 @@ from typing import Protocol
 
 from solders.pubkey import Pubkey
 
+from aftermath.localnet.errors import LocalnetError
 from aftermath.localnet.timing import RealTime, TimeSource
+
+MAX_PORT = 65535
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,12 @@ class LocalnetConfig:
     airdrops: Sequence[tuple[Pubkey, int]] = ()
     slot_ms: int = 400
     time: TimeSource = field(default_factory=RealTime)
+
+    def __post_init__(self) -> None:
+        if self.slot_ms < 1:
+            raise LocalnetError(f"A slot of {self.slot_ms} ms is not possible.", "Give at least 1 (400 on mainnet).")
+        if not 0 <= self.rpc_port < MAX_PORT:
+            raise LocalnetError(f"Port {self.rpc_port} is not possible.", f"Give 0 (any) to {MAX_PORT - 1}.")
 
 
 class Network(Protocol):

@@ -29,7 +29,7 @@ from solders.transaction_metadata import FailedTransactionMetadata, TransactionM
 
 from aftermath.localnet.errors import INTERNAL_ERROR, RpcError
 from aftermath.localnet.fees import Fee, fee_of
-from aftermath.localnet.loader import LOADER_ID, elf_of, program_data_of
+from aftermath.localnet.loader import elf_of, program_data_of
 from aftermath.localnet.lookup import LookupFailed, account_keys
 
 SYSTEM_ID = Pubkey.default()

@@ -19,6 +19,7 @@ from aftermath.localnet.config import LocalnetConfig
 from aftermath.localnet.errors import LocalnetError, RpcError
 from aftermath.localnet.genesis import faucet_of, open_chain
 from aftermath.localnet.ledger import Ledger
+from aftermath.localnet.ports import free_ports
 from aftermath.localnet.pubsub import Connection
 from aftermath.localnet.reading import Reading
 from aftermath.localnet.rpc import Rpc
@@ -29,7 +30,7 @@ from aftermath.localnet.timing import TimeSource
 log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 1024 * 1024
-PORT_ATTEMPTS = 20
+PORT_ATTEMPTS = 5
 JSON = "application/json"
 
 
@@ -77,16 +78,17 @@ class RunningLocalnet:
     async def _bind(self, runner: web.ServerRunner, config: LocalnetConfig) -> None:
         attempts = 1 if config.rpc_port else PORT_ATTEMPTS
         for attempt in range(attempts):
-            first = web.TCPSite(runner, config.host, config.rpc_port)
-            await _listen(first, config.rpc_port)
-            self.rpc_port = first._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
+            self.rpc_port = config.rpc_port or free_ports(config.host, 2)
+            sites = [web.TCPSite(runner, config.host, port) for port in (self.rpc_port, self.rpc_port + 1)]
             try:
-                await _listen(web.TCPSite(runner, config.host, self.rpc_port + 1), self.rpc_port + 1)
+                for site, port in zip(sites, (self.rpc_port, self.rpc_port + 1), strict=True):
+                    await _listen(site, port)
                 return
             except LocalnetError:
-                await first.stop()
                 if attempt == attempts - 1:
                     raise
+                for site in [site for site in sites if site in runner.sites]:
+                    await site.stop()
 
     async def _keep_time(self) -> None:
         while True:

@@ -25,10 +25,9 @@ class Slots:
     """
 
     def __init__(self, genesis: Hash, slot_ms: int, eras: list[tuple[int, float]]) -> None:
-        if slot_ms < 1:
-            raise ValueError(f"slot_ms is {slot_ms}; it must be at least 1")
         self.genesis = genesis
         self.slot_seconds = slot_ms / 1000
+        self._slot_us = slot_ms * 1000
         self.eras = eras
         self.current = eras[-1][0]
         self._ages: dict[Hash, int] = {}
@@ -47,7 +46,7 @@ class Slots:
 
     def slot_at(self, now: float) -> int:
         first, start = self.eras[-1]
-        return max(self.current, first + int((now - start) / self.slot_seconds + 1e-9))
+        return max(self.current, first + round((now - start) * 1e6) // self._slot_us)
 
     def unix_time(self, slot: int) -> float | None:
         """When `slot` began, or None for a slot before the ledger's first."""

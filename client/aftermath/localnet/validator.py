@@ -12,7 +12,6 @@ import ctypes
 import os
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ from solders.pubkey import Pubkey
 from aftermath.localnet.config import LocalnetConfig
 from aftermath.localnet.errors import LocalnetError
 from aftermath.localnet.loader import read_program
+from aftermath.localnet.ports import free_ports, is_free
 from aftermath.localnet.timing import RealTime
 
 NAME = "solana-test-validator"
@@ -33,7 +33,7 @@ START_SECONDS = 90.0
 STOP_SECONDS = 15.0
 POLL_SECONDS = 0.1
 TICK_MS = 6.25
-PORT_RANGE = 32
+OTHER_PORTS = 36
 _PR_SET_PDEATHSIG = 1
 
 
@@ -76,7 +76,7 @@ class RunningValidator:
     """A validator process that is healthy until `close`."""
 
     def __init__(self, config: LocalnetConfig) -> None:
-        self._port = config.rpc_port or _free_port(pair=True)
+        self._port = config.rpc_port or free_ports(config.host, 2)
         self._host = config.host
         self._scratch = None if config.ledger else tempfile.TemporaryDirectory(prefix="aftermath-validator-")
         self._ledger = config.ledger or Path(self._scratch.name if self._scratch else "")
@@ -93,7 +93,7 @@ class RunningValidator:
 
     async def open(self, binary: Path, config: LocalnetConfig) -> None:
         for port in (self._port, self._port + 1):
-            if not _is_free(self._host, port):
+            if not is_free(self._host, port):
                 raise LocalnetError(f"Port {port} is in use.", "Stop what listens there, or choose another --rpc-port.")
         self._ledger.mkdir(parents=True, exist_ok=True)
         output = os.open(self._log_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -114,15 +114,14 @@ class RunningValidator:
                 await self._provide(session, key, lamports)
 
     def _arguments(self, config: LocalnetConfig) -> list[str]:
-        first = _free_port(pair=False)
-        first = first if first + PORT_RANGE < 65536 else first - PORT_RANGE
+        first = free_ports(self._host, OTHER_PORTS)
         options = {
             "--ledger": str(self._ledger),
             "--bind-address": self._host,
             "--rpc-port": str(self._port),
-            "--faucet-port": str(_free_port(pair=False)),
-            "--gossip-port": str(_free_port(pair=False)),
-            "--dynamic-port-range": f"{first}-{first + PORT_RANGE}",
+            "--faucet-port": str(first),
+            "--gossip-port": str(first + 1),
+            "--dynamic-port-range": f"{first + 2}-{first + OTHER_PORTS - 1}",
             "--ticks-per-slot": str(max(2, round(config.slot_ms / TICK_MS))),
         }
         arguments = ["--quiet", *(part for option in options.items() for part in option)]
@@ -188,23 +187,3 @@ async def _call(session: aiohttp.ClientSession, url: str, method: str, params: S
     except (aiohttp.ClientError, TimeoutError, ValueError):
         return None
     return answer.get("result") if isinstance(answer, dict) else None
-
-
-def _is_free(host: str, port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-    return True
-
-
-def _free_port(pair: bool) -> int:
-    """A port that is free now; with `pair` the next one is free too."""
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port: int = probe.getsockname()[1]
-        if port < 65535 and (not pair or _is_free("127.0.0.1", port + 1)):
-            return port

@@ -1,0 +1,36 @@
+"""Free ports in a row, for a network that was not told which to use.
+
+Decided: they are drawn below the range from which operating systems take the ports of outgoing connections (32768 up),
+because the port after one of those is often busy.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+
+from aftermath.localnet.errors import LocalnetError
+
+LOWEST, HIGHEST = 10_000, 32_000
+ATTEMPTS = 500
+
+
+def is_free(host: str, port: int) -> bool:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+def free_ports(host: str, count: int) -> int:
+    """The first of `count` consecutive TCP ports that are free now."""
+    draw = random.SystemRandom()
+    for _ in range(ATTEMPTS):
+        first = draw.randrange(LOWEST, HIGHEST - count)
+        if all(is_free(host, port) for port in range(first, first + count)):
+            return first
+    raise LocalnetError(f"No {count} free ports in a row were found on {host}.", "Check the host, or give --rpc-port.")

@@ -1,0 +1,101 @@
+"""Networks as processes: the ready line, the end by signal or with the parent, what is said when they cannot start."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from aftermath.localnet import (
+    LocalnetConfig,
+    LocalnetError,
+    ValidatorEngine,
+    VirtualTime,
+    validator_binary,
+)
+from localnet.conftest import start
+
+needs_validator = pytest.mark.skipif(validator_binary() is None, reason="solana-test-validator not found")
+
+
+def answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=5) as response:
+            return bool(response.read() == b"ok")
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("engine", ["embedded", pytest.param("validator", marks=[needs_validator, pytest.mark.slow])])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_cleanly(engine: str, number: signal.Signals) -> None:
+    process, rpc, ws = start("--engine", engine)
+    assert answers(rpc)
+    assert int(ws.rpartition(":")[2]) == int(rpc.rpartition(":")[2]) + 1
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert out == ""
+    assert "Traceback" not in err
+    assert not answers(rpc)
+
+
+@needs_validator
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="PR_SET_PDEATHSIG is Linux's")
+def test_the_validator_ends_with_its_parent() -> None:
+    process, rpc, _ = start("--engine", "validator")
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    while answers(rpc):
+        pass
+
+
+async def test_an_absent_validator_is_explained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("AFTERMATH_VALIDATOR", raising=False)
+    with pytest.raises(LocalnetError, match="solana-test-validator was not found") as caught:
+        await ValidatorEngine().start(LocalnetConfig(rpc_port=0))
+    assert "AFTERMATH_VALIDATOR" in caught.value.fix
+    binary = tmp_path / "solana-test-validator"
+    binary.touch(0o755)
+    assert validator_binary() == binary
+
+
+async def test_a_validator_that_fails_shows_its_last_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    binary = tmp_path / "failing"
+    write_script(binary, "echo no more luck; exit 3")
+    monkeypatch.setenv("AFTERMATH_VALIDATOR", str(binary))
+    with pytest.raises(LocalnetError, match="ended with status 3: no more luck"):
+        await ValidatorEngine().start(LocalnetConfig(rpc_port=0, ledger=tmp_path / "ledger"))
+    with pytest.raises(LocalnetError, match="real time"):
+        await ValidatorEngine().start(LocalnetConfig(rpc_port=0, time=VirtualTime()))
+
+
+def write_script(path: Path, command: str) -> None:
+    path.write_text(f"#!/bin/sh\n{command}\n")
+    path.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--program", "nonsense"], "is not ID=FILE"),
+        (["--program", "11111111111111111111111111111111=absent.so"], "cannot be read"),
+        (["--airdrop", "x=1"], "is not a base58 public key"),
+        (["--slot-ms", "0"], "A slot of 0 ms is not possible"),
+        (["--rpc-port", "65535"], "Port 65535 is not possible"),
+    ],
+)
+def test_bad_arguments_are_one_sentence(arguments: list[str], message: str) -> None:
+    command = [sys.executable, "-m", "aftermath.localnet", "--rpc-port", "0", *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode in (1, 2)
+    assert message in ended.stderr
+    assert "Traceback" not in ended.stderr
