@@ -83,7 +83,7 @@ class Commands:
         archive = ["--checkpoint-dir", str(self.places.checkpoints)] if tier == 0 else []
         return [
             *self.solana("train", "--run-id", RUN_ID, "-w", str(self.places.wallet(name))),
-            *("--matformer-tier", str(tier), "--micro-batch-size", "4", "--threads", str(TRAIN_THREADS)),
+            *("--matformer-tier", str(tier), "--micro-batch-size", "8", "--threads", str(TRAIN_THREADS)),
             *("--device", "cpu", "--iroh-relay", "disabled", "--iroh-discovery", "local"),
             *("--discovery-dir", str(self.places.peers), "--bind-p2p-interface", "127.0.0.1"),
             *("--logs", "json", "--events-dir", str(self.places.events(name)), *archive),

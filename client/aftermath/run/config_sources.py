@@ -111,9 +111,11 @@ class LocalData(BareVariant):
 
     path: str
     token_size_in_bytes: TokenSize = "TwoBytes"
+    shuffle: Shuffle = _NO_SHUFFLE
 
     def to_chain(self) -> dict[str, Any]:
-        return _location(DataKind.LOCAL, self.path, token_size=self.token_size_in_bytes)
+        location = _location(DataKind.LOCAL, self.path, token_size=self.token_size_in_bytes)
+        return location | self.shuffle.to_chain()
 
 
 class SingleUrlFiles(BareVariant):
