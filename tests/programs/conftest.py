@@ -1,6 +1,7 @@
 """A fresh world and an opened run for every test."""
 
 import pytest
+
 from programs.harness import World
 from programs.scenario import Scenario
 

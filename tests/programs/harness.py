@@ -1,7 +1,7 @@
-"""Both programs in LiteSVM under a virtual clock: instructions built from the IDL, refusals by name, accounts as dtypes.
+"""Both programs in LiteSVM under a virtual clock: instructions built from the IDL, refusals by name.
 
-Owns the encoding of instructions (Borsh, straight from the canonical IDL, so that neither anchorpy nor our own client is
-trusted here) and the translation of failures into names. What a run does is in `scenario.py`.
+Owns the encoding of instructions (Borsh, straight from the canonical IDL, so that neither anchorpy nor our own client
+is trusted here) and the translation of failures into names. What a run does is in `scenario.py`.
 """
 
 import json
@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from aftermath.programs import AUTHORIZER_ID, AUTHORIZER_IDL, AUTHORIZER_SO, COORDINATOR_ID, COORDINATOR_IDL, COORDINATOR_SO
-from aftermath.run import layout
 from solders.account import Account
 from solders.clock import Clock
 from solders.compute_budget import set_compute_unit_limit
@@ -27,6 +25,16 @@ from solders.pubkey import Pubkey
 from solders.rent import Rent
 from solders.transaction import Transaction
 from solders.transaction_metadata import FailedTransactionMetadata
+
+from aftermath.programs import (
+    AUTHORIZER_ID,
+    AUTHORIZER_IDL,
+    AUTHORIZER_SO,
+    COORDINATOR_ID,
+    COORDINATOR_IDL,
+    COORDINATOR_SO,
+)
+from aftermath.run import layout
 
 PROGRAM = Pubkey.from_string(COORDINATOR_ID)
 AUTHORIZER = Pubkey.from_string(AUTHORIZER_ID)

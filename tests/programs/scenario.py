@@ -5,13 +5,14 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+from solders.instruction import Instruction
+from solders.keypair import Keypair
+from solders.pubkey import Pubkey
+
 from aftermath.run import bitmap, committee, views
 from aftermath.run.accounts import Members, Model, Run
 from aftermath.run.state import RunState
 from programs.harness import AUTHORIZER, PROGRAM, Outcome, World, address, authorization_address, build
-from solders.instruction import Instruction
-from solders.keypair import Keypair
-from solders.pubkey import Pubkey
 
 SCHEMA = bytes(range(1, 33))
 EVERYONE = Pubkey.default()
@@ -102,7 +103,9 @@ class Scenario:
     def owner(self, name: str, *args: Any, **forged: Any) -> Outcome:
         return self.world.send(self.instruction(name, *args, **forged), signers=[self.authority])
 
-    def by(self, index: int, name: str, *args: Any, accounts: Mapping[str, Pubkey] | None = None, **forged: Any) -> Outcome:
+    def by(
+        self, index: int, name: str, *args: Any, accounts: Mapping[str, Pubkey] | None = None, **forged: Any
+    ) -> Outcome:
         """Sends `name` as member `index`."""
         user = member(index)
         keys = {"user": user.pubkey()} | dict(accounts or {})

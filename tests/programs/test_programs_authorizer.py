@@ -4,9 +4,10 @@ import struct
 from typing import Any
 
 import pytest
-from programs.harness import AUTHORIZER, START, Outcome, World, authorization_address, build
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
+
+from programs.harness import AUTHORIZER, START, Outcome, World, authorization_address, build
 
 SCOPE = b"CoordinatorJoinRun"
 GRANTOR, GRANTEE = Keypair.from_seed(b"G" * 32), Keypair.from_seed(b"E" * 32)

@@ -3,10 +3,11 @@
 from typing import Any
 
 import pytest
+from solders.keypair import Keypair
+
 from aftermath.run.state import MemberState, RunState
 from programs.harness import AUTHORIZER, World, authorization_address, build
 from programs.scenario import EVERYONE, SCHEMA, Scenario, member
-from solders.keypair import Keypair
 
 
 def test_a_member_waits_for_the_next_epoch(run: Scenario) -> None:

@@ -3,11 +3,12 @@
 from typing import Any
 
 import pytest
+from solders.keypair import Keypair
+from solders.pubkey import Pubkey
+
 from aftermath.run.state import CheckpointKind, RunState
 from programs.harness import AUTHORIZER, PROGRAM, World, address, idl
 from programs.scenario import CONFIG, SCHEMA, Scenario, bits, model_params
-from solders.keypair import Keypair
-from solders.pubkey import Pubkey
 
 
 def test_a_run_is_created_in_one_transaction(world: World) -> None:
@@ -168,6 +169,14 @@ def test_models_that_break_a_rule_are_refused(created: Scenario, name: str, mode
     created.update(model=model).refused(name)
 
 
+def _about(**change: Any) -> dict[str, Any]:
+    return {"name": "", "description": "", "num_parameters": 0, "vocab_size": 0} | change
+
+
+def _cold(**config: int) -> dict[str, Any]:
+    return {"config": {**CONFIG, **config}, "model": model_params(cold_start_warmup_steps=5)}
+
+
 @pytest.mark.parametrize(
     ("name", "parts"),
     [
@@ -178,14 +187,20 @@ def test_models_that_break_a_rule_are_refused(created: Scenario, name: str, mode
         ("SchemaHashZero", {"schema": {"hash": bytes(32), "tier_widths": [8]}}),
         ("StepZero", {"progress": {"epoch": 0, "step": 0, "data_index": 0}}),
         ("NameTooLong", {"metadata": {"name": "n" * 65, "description": "", "num_parameters": 0, "vocab_size": 0}}),
-        ("DescriptionTooLong", {"metadata": {"name": "", "description": "d" * 281, "num_parameters": 0, "vocab_size": 0}}),
+        (
+            "DescriptionTooLong",
+            {"metadata": {"name": "", "description": "d" * 281, "num_parameters": 0, "vocab_size": 0}},
+        ),
         (
             "ColdStartTooLong",
             {"config": {**CONFIG, "rounds_per_epoch": 4}, "model": model_params(cold_start_warmup_steps=5)},
         ),
         (
             "ColdStartTooLong",
-            {"config": {**CONFIG, "rounds_per_epoch": 0, "epoch_time": 129}, "model": model_params(cold_start_warmup_steps=5)},
+            {
+                "config": {**CONFIG, "rounds_per_epoch": 0, "epoch_time": 129},
+                "model": model_params(cold_start_warmup_steps=5),
+            },
         ),
     ],
 )
@@ -300,4 +315,5 @@ def test_every_error_says_what_to_do(program: Pubkey) -> None:
     errors = idl(program)["errors"]
     assert errors
     for error in errors:
-        assert error["msg"].endswith(".") and len(error["msg"].split()) >= 5, error
+        assert error["msg"].endswith("."), error
+        assert len(error["msg"].split()) >= 5, error

@@ -1,0 +1,164 @@
+"""The classes of coral-xyz/sealevel-attacks as exploits that must fail.
+
+Wrong owner, wrong address, another type's bytes, missing signature, missing writability, one account in two places,
+another run's account, a forged sysvar, malformed data, revival of a closed account.
+"""
+
+from typing import Any
+
+import pytest
+from solders.instruction import Instruction
+from solders.pubkey import Pubkey
+from solders.system_program import TransferParams, transfer
+
+from programs.harness import PROGRAM, World, address, instruction_of
+from programs.scenario import SCHEMA, Scenario, member
+
+ACCOUNTS = ("run", "model", "members", "witnesses")
+JOIN = {"p2p": b"p" * 32, "tier": 0, "weight": 1, "schema_hash": SCHEMA, "client_version": "", "stateless": False}
+EMPTY = {"metadata": None, "config": None, "model": None, "schema": None, "progress": None, "use_durable": False}
+METADATA = {"step": 1, "loss_milli": 1, "tokens_per_sec": 1, "bytes_per_sec": 1}
+NAMED = {"kind": 1, "repo": "r", "revision": "", "hashes": [b"h" * 32] * 3}
+ARGS: dict[str, list[Any]] = {
+    "update": [EMPTY],
+    "set_paused": [True],
+    "update_client_version": ["v"],
+    "set_future_epoch_rates": [1, 1],
+    "close_run": [],
+    "join_run": [JOIN],
+    "leave_run": [],
+    "tick": [],
+    "warmup_witness": [0],
+    "witness": [0, 0, bytes(32), bytes(320), METADATA],
+    "verify": [0, 0, 1, True],
+    "attest": [0, 1, [b"h" * 32]],
+    "health_check": [bytes(32)],
+    "checkpoint": [NAMED],
+    "inspect": [0, 0],
+}
+OWNED = ("update", "set_paused", "update_client_version", "set_future_epoch_rates", "close_run")
+
+
+def takes(name: str, account: str) -> bool:
+    return any(entry["name"] == account for entry in instruction_of(PROGRAM, name)["accounts"])
+
+
+PAIRS = [(name, account) for name in ARGS for account in ACCOUNTS if takes(name, account)]
+WRITTEN = [
+    (name, entry["name"])
+    for name in ARGS
+    for entry in instruction_of(PROGRAM, name)["accounts"]
+    if entry.get("writable") and entry["name"] in ACCOUNTS
+]
+
+
+@pytest.fixture(scope="module")
+def victim() -> Scenario:
+    """A waiting run. Every attack fails, so the tests may share it."""
+    run = Scenario(World()).start()
+    run.join(0).ok()
+    return run
+
+
+def attack(
+    run: Scenario, name: str, accounts: dict[str, Pubkey], flags: dict[str, tuple[bool, bool]] | None = None
+) -> str:
+    """Sends `name` with forged accounts as a legitimate signer; returns the refusal and checks that nothing changed."""
+    before = [run.world.data(run.accounts[one]) for one in ACCOUNTS]
+    keys = {"user": member(0).pubkey()} | accounts
+    instruction = run.instruction(name, *ARGS[name], accounts=keys, flags=flags)
+    outcome = run.world.send(instruction, signers=[run.authority, member(0)])
+    assert outcome.error is not None, f"{name} accepted forged accounts {accounts} {flags}"
+    assert [run.world.data(run.accounts[one]) for one in ACCOUNTS] == before
+    return outcome.error
+
+
+@pytest.mark.parametrize(("name", "account"), PAIRS)
+def test_another_programs_account_is_refused(victim: Scenario, name: str, account: str) -> None:
+    forged = Pubkey.from_string("F" * 44)
+    victim.world.put(forged, victim.world.data(victim.accounts[account]), owner=Pubkey.from_string("E" * 44))
+    assert attack(victim, name, {account: forged}) in ("IllegalOwner", "InvalidAccountOwner", "NotMainAuthority")
+
+
+@pytest.mark.parametrize(("name", "account"), PAIRS)
+def test_the_same_bytes_at_another_address_are_refused(victim: Scenario, name: str, account: str) -> None:
+    forged = Pubkey.from_string("D" * 44)
+    victim.world.put(forged, victim.world.data(victim.accounts[account]))
+    assert attack(victim, name, {account: forged}) == "InvalidSeeds"
+
+
+@pytest.mark.parametrize(("name", "account"), PAIRS)
+def test_another_type_in_disguise_is_refused(victim: Scenario, name: str, account: str) -> None:
+    other = "witnesses" if account != "witnesses" else "members"
+    forged = Pubkey.from_string("C" * 44)
+    victim.world.put(forged, victim.world.data(victim.accounts[other]))
+    assert attack(victim, name, {account: forged}) in ("InvalidAccountData", "NotGrown", "AccountDataTooSmall")
+
+
+@pytest.mark.parametrize(("name", "account"), [pair for pair in PAIRS if pair[1] != "run"])
+def test_another_runs_account_is_refused(victim: Scenario, name: str, account: str) -> None:
+    other = Scenario(victim.world, "other")
+    if not victim.world.data(other.accounts["run"]):
+        other.create().ok()
+    assert attack(victim, name, {account: address(account, "other")}) == "InvalidSeeds"
+
+
+@pytest.mark.parametrize(("name", "account"), WRITTEN)
+def test_an_account_that_must_change_must_be_writable(victim: Scenario, name: str, account: str) -> None:
+    # the fee payer's own accounts would be writable anyway; these are not
+    assert attack(victim, name, {}, {account: (False, False)}) == "ConstraintMut"
+
+
+@pytest.mark.parametrize("name", [name for name in ARGS if name != "inspect"])
+def test_the_acting_wallet_must_sign(victim: Scenario, name: str) -> None:
+    role = "authority" if name in OWNED else "user"
+    assert attack(victim, name, {}, {role: (False, False)}) == "MissingRequiredSignature"
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "second"),
+    [(name, a, b) for name, a in WRITTEN for other, b in WRITTEN if other == name and a < b],
+)
+def test_one_account_cannot_be_two(victim: Scenario, name: str, first: str, second: str) -> None:
+    attack(victim, name, {first: victim.accounts[second]})
+
+
+@pytest.mark.parametrize("name", [name for name in ARGS if takes(name, "slot_hashes")])
+def test_a_forged_sysvar_is_refused(victim: Scenario, name: str) -> None:
+    forged = Pubkey.from_string("B" * 44)
+    victim.world.put(forged, bytes(48), owner=Pubkey.from_string("Sysvar1111111111111111111111111111111111111"))
+    assert attack(victim, name, {"slot_hashes": forged}) == "WrongSlotHashes"
+
+
+def test_too_few_accounts_are_refused(victim: Scenario) -> None:
+
+    whole = victim.instruction("tick", accounts={"user": member(0).pubkey()})
+    for count in range(6):
+        cut = Instruction(PROGRAM, bytes(whole.data), whole.accounts[:count])
+        assert victim.world.send(cut, signers=[member(0)] if count else []).error is not None
+
+
+def test_malformed_data_is_refused(victim: Scenario) -> None:
+
+    for name in ("join_run", "witness", "update", "attest", "checkpoint"):
+        whole = victim.instruction(name, *ARGS[name], accounts={"user": member(0).pubkey()})
+        signers = [victim.authority] if name == "update" else [member(0)]
+        for length in (0, 7, 8, 9, len(whole.data) - 1):
+            cut = Instruction(PROGRAM, bytes(whole.data)[:length], whole.accounts)
+            assert victim.world.send(cut, signers=signers).error is not None
+    # a vector that claims 4 billion hashes
+    whole = victim.instruction("attest", *ARGS["attest"], accounts={"user": member(0).pubkey()})
+    bomb = bytes(whole.data)[:10] + b"\xff" * 4 + bytes(32)
+    assert victim.world.send(Instruction(PROGRAM, bomb, whole.accounts), signers=[member(0)]).error is not None
+
+
+def test_a_closed_run_is_not_revived_within_its_transaction(world: World) -> None:
+    run = Scenario(world).start()
+    run.owner("set_paused", True).ok()
+    close = run.instruction("close_run")
+    use = run.instruction("set_paused", False)
+    assert world.send(close, use, signers=[run.authority]).error is not None
+
+    refund = transfer(TransferParams(from_pubkey=world.payer.pubkey(), to_pubkey=run.accounts["run"], lamports=10**8))
+    world.send(close, refund, signers=[run.authority]).ok()
+    assert run.owner("set_paused", False).error is not None

@@ -1,0 +1,216 @@
+"""The end of an epoch: level hashes, checkpoints, points, pausing, and which model the next epoch starts from."""
+
+from typing import Any
+
+import pytest
+
+from aftermath.run import committee
+from aftermath.run.state import CheckpointKind, ModelSource, RunState
+from programs.harness import World
+from programs.scenario import Scenario, model_params
+
+HASHES = {level: bytes([level + 1]) * 32 for level in range(3)}
+NAMED: dict[str, Any] = {"kind": 1, "repo": "team/model", "revision": "r1", "hashes": list(HASHES.values())}
+
+
+@pytest.fixture
+def cool(world: World) -> Scenario:
+    """Three members of tier 0 in cooldown after two rounds."""
+    run = Scenario(world).start(rounds_per_epoch=2)
+    run.owner("set_future_epoch_rates", 301, 0).ok()
+    return run.train([0, 1, 2]).finish_rounds()
+
+
+def test_a_quorum_attests_each_level(cool: Scenario) -> None:
+    assert (cool.run.state, cool.run.levels_attested, cool.run.step) == (RunState.COOLDOWN, 0, 3)
+    cool.attest(0, HASHES).ok()
+    assert cool.run.levels_attested == 0
+    cool.attest(1, {0: b"x" * 32, 1: HASHES[1], 2: HASHES[2]}).ok()
+    run = cool.run
+    assert (run.levels_attested, run.attested_step) == (0b110, 3)
+    assert run.level_hashes == (bytes(32), HASHES[1], HASHES[2])
+    cool.attest(2, HASHES).ok()
+    assert (cool.run.levels_attested, cool.run.level_hashes) == (0b111, tuple(HASHES.values()))
+
+
+def test_the_refusals_of_an_attestation(cool: Scenario) -> None:
+    cool.by(0, "attest", 0, 0, []).refused("HashesInvalid")
+    cool.by(0, "attest", 0, 0b11, [HASHES[0]]).refused("HashesInvalid")
+    cool.by(0, "attest", 0, 0b1, [bytes(32)]).refused("HashesInvalid")
+    cool.by(0, "attest", 0, 0b1000, [HASHES[0]]).refused("NotElected")  # there is no such level
+    cool.by(0, "attest", 1, 0b1, [HASHES[0]]).refused("SlotMismatch")
+    cool.attest(0, HASHES).ok()
+    cool.attest(0, HASHES).refused("DuplicateWitness")
+    cool.by(1, "leave_run").ok()
+    cool.attest(1, HASHES).refused("SlotMismatch")
+    record = cool.world.record("Witnesses", "test")
+    record["cooldown_count"], record["cooldown"]["slot"] = 32, 99
+    cool.world.store("Witnesses", "test", record)
+    cool.attest(2, HASHES).refused("CooldownFull")
+    cool.world.advance(31)
+    cool.tick(2).ok()
+    cool.by(0, "attest", 0, 1, [HASHES[0]]).refused("WrongState")
+
+
+def test_a_tier_attests_the_levels_it_holds(world: World) -> None:
+    run = Scenario(world).start(rounds_per_epoch=1)
+    for index, tier in enumerate((1, 2, 2)):
+        run.join(index, tier=tier).ok()
+    world.advance(6)
+    run.tick().ok()
+    world.advance(31)
+    run.tick().ok()
+    record = world.record("Run", "test")
+    record["level_hashes"][0][0], record["levels_attested"] = b"0" * 32, 0b011
+    world.store("Run", "test", record)
+    run.finish_rounds()
+    # nobody holds level 0: what is known of it stays
+    assert (run.run.levels_attested, run.run.level_hashes[0], run.run.level_hashes[1]) == (0b001, b"0" * 32, bytes(32))
+    members = run.members
+    assert [committee.levels_to_attest(run.run, members, slot) for slot in range(3)] == [(1, 2), (2,), (2,)]
+    run.attest(1, {1: HASHES[1]}).refused("NotElected")
+    run.attest(0, HASHES).ok()  # of level 0 nothing is counted
+    assert (run.run.levels_attested, run.run.level_hashes[0]) == (0b011, b"0" * 32)
+    run.attest(1, {2: HASHES[2]}).ok()
+    assert run.run.levels_attested == 0b111
+
+
+def test_a_checkpoint_carries_the_attested_hashes_and_ends_the_cooldown(cool: Scenario) -> None:
+    cool.by(0, "checkpoint", NAMED).refused("CheckpointMismatch")
+    for index in range(3):
+        cool.attest(index, HASHES).ok()
+    cool.tick().refused("NothingToTick")
+    wrong = [HASHES[0], HASHES[2], HASHES[1]]
+    cool.by(0, "checkpoint", NAMED | {"hashes": wrong}).refused("CheckpointMismatch")
+    cool.by(0, "checkpoint", NAMED | {"hashes": wrong[:2]}).refused("CheckpointMismatch")
+    cool.by(7, "checkpoint", NAMED).refused("NotAllowedToCheckpoint")
+    cool.by(0, "checkpoint", NAMED | {"kind": 0}).refused("UnknownCheckpoint")
+    cool.by(0, "checkpoint", NAMED | {"repo": ""}).refused("RepoMissing")
+    cool.by(0, "checkpoint", NAMED | {"repo": "r" * 193}).refused("RepoTooLong")
+    cool.by(0, "checkpoint", NAMED | {"revision": "r" * 65}).refused("RevisionTooLong")
+    cool.by(0, "checkpoint", NAMED).ok()
+    run, model = cool.run, cool.model
+    assert (run.state, run.epoch, run.model_source) == (RunState.WAITING_FOR_MEMBERS, 1, ModelSource.PEERS)
+    assert (model.checkpoint.kind, model.checkpoint.repo, model.checkpoint.revision) == (
+        CheckpointKind.HUB,
+        "team/model",
+        "r1",
+    )
+    assert (model.checkpoint_step, model.checkpoint_hashes) == (3, tuple(HASHES.values()))
+    cool.by(0, "checkpoint", NAMED).refused("CheckpointNotNewer")
+
+
+def test_a_checkpoint_may_follow_after_the_epoch(cool: Scenario) -> None:
+    for index in range(3):
+        cool.attest(index, HASHES).ok()
+    cool.world.advance(31)
+    cool.tick().ok()
+    cool.by(7, "checkpoint", NAMED).refused("NotAllowedToCheckpoint")
+    cool.owner("set_paused", True).ok()
+    keys = {"user": cool.authority.pubkey()}
+    cool.world.send(cool.instruction("checkpoint", NAMED, accounts=keys), signers=[cool.authority]).ok()
+    assert cool.model.checkpoint_step == 3
+
+
+def test_a_new_run_has_nothing_to_checkpoint(world: World) -> None:
+    run = Scenario(world)
+    run.create().ok()
+    run.by(0, "checkpoint", NAMED).refused("WrongState")
+
+
+def test_points_go_in_equal_parts_to_those_who_stayed(cool: Scenario) -> None:
+    cool.by(2, "leave_run").ok()
+    cool.world.advance(31)
+    cool.tick().ok()
+    assert [cool.members.slots[index].points for index in range(3)] == [150, 150, 0]
+    assert cool.run.finishers == 0b011
+    assert cool.run.model_source is ModelSource.CHECKPOINT  # no level was attested
+
+
+def test_a_pause_in_training_pays_and_cools_down_first(run: Scenario) -> None:
+    run.owner("set_future_epoch_rates", 300, 0).ok()
+    run.train([0, 1, 2])
+    run.join(0).ok()
+    run.owner("set_paused", True).ok()
+    run.owner("set_paused", False).ok()
+    assert not run.run.pending_pause  # taken back
+    run.owner("set_paused", True).ok()
+    run.configure().refused("NotHalted")
+    run.finish_rounds()
+    assert (run.run.current.height, run.run.exit_reason.name) == (1, "PAUSE")
+    run.world.advance(31)
+    run.tick().ok()
+    state = run.run
+    assert (state.state, state.cold_start, state.pending_pause, state.epoch) == (RunState.PAUSED, True, False, 1)
+    assert [slot.points for slot in run.members.slots[:3]] == [100] * 3
+    assert run.members.pending == 0
+    run.tick().refused("NothingToTick")
+    run.owner("set_paused", False).ok()
+    run.train([0, 1, 2])
+    assert run.run.cold_start
+    run.finish_rounds()
+    run.world.advance(31)
+    run.tick().ok()
+    assert not run.run.cold_start
+
+
+def test_the_last_step_finishes_the_run(world: World) -> None:
+    run = Scenario(world).start(total_steps=2)
+    run.train([0, 1, 2]).finish_rounds()
+    assert run.run.step == 3
+    world.advance(31)
+    run.tick().ok()
+    assert run.run.state is RunState.FINISHED
+    run.join(0).refused("RunHalted")
+    run.tick().refused("NothingToTick")
+    run.owner("close_run").ok()
+
+
+def _next_epoch(run: Scenario, indices: list[int]) -> Scenario:
+    for index in range(3):
+        run.attest(index, HASHES).ok()
+    run.world.advance(31)
+    run.tick().ok()
+    return run.warm_up(indices)
+
+
+def test_a_returning_finisher_keeps_the_peers_as_the_source(cool: Scenario) -> None:
+    run = _next_epoch(cool, [2, 3, 4]).run
+    assert (run.model_source, run.levels_attested) == (ModelSource.PEERS, 0b111)
+
+
+def test_without_a_finisher_the_durable_checkpoint_is_the_source(cool: Scenario) -> None:
+    run = _next_epoch(cool, [3, 4, 5]).run
+    assert (run.model_source, run.levels_attested, run.attested_step) == (ModelSource.CHECKPOINT, 0, 0)
+
+
+def test_a_restarted_finisher_is_none(cool: Scenario) -> None:
+    cool.join(2, stateless=True).ok()
+    run = _next_epoch_of_two(cool)
+    assert run.finishers == 0b011
+
+
+def _next_epoch_of_two(run: Scenario) -> Any:
+    for index in (0, 1):
+        run.attest(index, HASHES).ok()
+    run.world.advance(31)
+    run.tick().ok()
+    return run.run
+
+
+def test_levels_elect_as_many_as_fit_32_places(world: World) -> None:
+    run = Scenario(world).start(rounds_per_epoch=1, min_clients=1)
+    run.train(range(14)).finish_rounds()
+    elected = committee.cooldown_electees(run.run, run.members, 0)
+    assert len(elected) == 10
+    outsider = next(slot for slot in range(14) if slot not in elected)
+    run.attest(outsider, HASHES).refused("NotElected")
+    for slot in elected[:6]:
+        run.attest(slot, HASHES).ok()
+    assert run.run.levels_attested == 0
+    run.attest(elected[6], HASHES).ok()  # 7 of 10
+    assert run.run.levels_attested == 0b111
+
+
+def test_the_owner_may_not_replace_the_model_of_a_running_epoch(cool: Scenario) -> None:
+    cool.update(model=model_params()).refused("NotHalted")

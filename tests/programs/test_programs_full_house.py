@@ -1,0 +1,91 @@
+"""A whole epoch with 256 members, and the same epoch with a third of them silent."""
+
+import random
+
+import pytest
+
+from aftermath.run import assignment, backlog, bitmap, committee
+from aftermath.run.state import ExitReason, MemberState, RunState
+from programs.harness import World
+from programs.scenario import Scenario
+
+HASHES = {level: bytes([level + 1]) * 32 for level in range(3)}
+GOAL = 50_000
+
+
+@pytest.fixture
+def crowd() -> Scenario:
+    """256 members of three tiers and many speeds in round 0."""
+    run = Scenario(World(check_signatures=False)).start(
+        init_min_clients=256, min_clients=100, rounds_per_epoch=3, global_batch_size_start=4096,
+        global_batch_size_end=4096, verification_percent=10,
+    )  # fmt: skip
+    run.owner("set_future_epoch_rates", 2560, 0).ok()
+    for index in range(256):
+        assert run.join(index, tier=index % 3, weight=1 + index).ok().units <= GOAL
+    run.join(256).refused("MembersFull")
+    run.world.advance(6)
+    assert run.tick().ok().units <= GOAL
+    elected = run.elected()
+    assert len(elected) == 32
+    for index in elected[:22]:
+        assert run.by(index, "warmup_witness", run.slot_of(index)).ok().units <= GOAL
+    assert run.run.state is RunState.ROUND_TRAIN
+    return run
+
+
+def test_an_epoch_of_256(crowd: Scenario) -> None:
+    for _ in range(4):
+        for index in crowd.elected():
+            assert crowd.witness(index).ok().units <= GOAL
+    state = crowd.run
+    assert (state.state, state.step, state.data_index) == (RunState.COOLDOWN, 4, 3 * 4096)
+    assert (state.backlog, state.lost_sequences) == ((), 0)
+    members = crowd.members
+    for level in range(3):
+        assert len(committee.cooldown_electees(state, members, level)) == 10
+    for slot in sorted({slot for level in range(3) for slot in committee.cooldown_electees(state, members, level)}):
+        levels = committee.levels_to_attest(state, members, slot)
+        assert crowd.attest(slot, {level: HASHES[level] for level in levels}).ok().units <= GOAL
+    assert crowd.run.levels_attested == 0b111
+    named = {"kind": 1, "repo": "r", "revision": "", "hashes": list(HASHES.values())}
+    assert crowd.by(0, "checkpoint", named).ok().units <= GOAL
+    state = crowd.run
+    assert (state.state, state.epoch, state.finishers) == (RunState.WAITING_FOR_MEMBERS, 1, 2**256 - 1)
+    assert {slot.points for slot in crowd.members.slots} == {10}
+    assert {slot.state for slot in crowd.members.slots} == {MemberState.IDLE}
+
+
+def test_the_data_of_silent_members_comes_back(crowd: Scenario) -> None:
+    rng = random.Random(1)
+    silent = set(rng.sample(range(256), 85))
+    heard = bitmap.from_slots(slot for slot in range(256) if slot not in silent)
+    crowd.everyone_witnesses()
+    first, fresh = crowd.run.rounds[0], crowd.run.current.data_index + 4096
+    for index in crowd.elected():
+        assert crowd.witness(index, heard).ok().units <= GOAL
+    state = crowd.run
+    shares = assignment.assign(first, crowd.members, 10)
+    expected = backlog.settle(backlog.Backlog(), first, shares, heard)
+    redo_index, redo, left = expected.take(4096)
+    assert redo > 0
+    assert (state.current.redo_index, state.current.redo) == (redo_index, redo)
+    assert (state.backlog, state.lost_sequences) == (left.intervals, left.lost)
+    assert state.data_index == fresh + 4096 - redo
+    owed_nothing = bitmap.from_slots(slot for slot, share in shares.items() if share.len == 0)
+    assert state.rounds[1].attested == heard | owed_nothing
+    missing = [slot for slot in range(256) if not bitmap.contains(state.rounds[1].attested, slot)]
+    assert crowd.by(0 if 0 not in missing else 1, "health_check", crowd.names(missing)).ok().units <= GOAL
+    assert crowd.members.mask(MemberState.DROPPED).bit_count() == len(missing)
+
+
+def test_a_crowd_that_vanishes_ends_its_epoch(crowd: Scenario) -> None:
+    crowd.everyone_witnesses()
+    while crowd.run.state is not RunState.WAITING_FOR_MEMBERS:
+        crowd.world.advance(31)
+        assert crowd.tick().ok().units <= GOAL
+    state = crowd.run
+    assert (state.exit_reason, [(one.start, one.len) for one in state.backlog]) == (
+        ExitReason.NO_ATTESTATION,
+        [(0, 8192)],
+    )

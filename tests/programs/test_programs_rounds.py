@@ -1,0 +1,326 @@
+"""Rounds: warm-up, witnesses, quorum, deadlines, untrained data, health checks and verdicts, with every refusal."""
+
+import pytest
+
+from aftermath.run import assignment, backlog, committee
+from aftermath.run.state import Committee, ExitReason, MemberState, RunState
+from programs.harness import World
+from programs.scenario import Scenario
+
+
+def test_an_epoch_waits_for_enough_members_and_latecomers(run: Scenario) -> None:
+    run.join(0).ok()
+    run.join(1).ok()
+    run.world.advance(6)
+    run.tick().refused("NothingToTick")
+    run.join(2).ok()  # enough, and the extra time has passed: the join itself starts the epoch
+    state = run.run
+    assert (state.state, state.current.clients, state.current.roster, state.current.elected) == (
+        RunState.WARMUP,
+        3,
+        7,
+        3,
+    )
+    assert {run.members.slots[slot].state for slot in range(3)} == {MemberState.HEALTHY}
+    assert (run.members.pending, state.members_seq) == (0, 4)
+
+
+def test_the_extra_time_holds_an_epoch_back(run: Scenario) -> None:
+    run.owner("set_paused", True).ok()
+    run.owner("set_paused", False).ok()
+    for index in range(3):
+        run.join(index).ok()
+    run.world.advance(4)
+    run.tick().refused("NothingToTick")
+    run.world.advance(1)
+    run.tick().ok()
+    assert run.run.state is RunState.WARMUP
+
+
+def test_a_quorum_of_ready_witnesses_ends_the_warm_up(run: Scenario) -> None:
+    run.join(0).ok()
+    run.by(0, "warmup_witness", 0).refused("WrongState")
+    run.warm_up([0, 1, 2])
+    run.by(0, "warmup_witness", 1).refused("SlotMismatch")
+    run.by(0, "warmup_witness", 0).ok()
+    run.by(0, "warmup_witness", 0).refused("DuplicateWitness")
+    assert (run.run.state, run.run.rounds[0].attested) == (RunState.WARMUP, 1)
+    run.by(2, "warmup_witness", 2).ok()
+    assert (run.run.state, run.run.current.attested, run.run.current.batch) == (RunState.ROUND_TRAIN, 0, 48)
+
+
+def test_only_elected_witnesses_count(world: World) -> None:
+    run = Scenario(world).start(witness_nodes=1)
+    run.warm_up([0, 1, 2])
+    (elected,) = committee.witnesses(run.run.current)
+    others = [slot for slot in range(3) if slot != elected]
+    run.by(others[0], "warmup_witness", others[0]).refused("NotElected")
+    run.by(elected, "warmup_witness", elected).ok()
+    assert run.run.state is RunState.ROUND_TRAIN
+    (elected,) = committee.witnesses(run.run.current)
+    other = next(slot for slot in range(3) if slot != elected)
+    run.witness(other).refused("NotElected")
+    run.witness(elected).ok()
+    assert run.run.current.height == 1  # the only witness closes the round
+
+
+def test_the_refusals_of_a_witness(run: Scenario) -> None:
+    run.warm_up([0, 1, 2])
+    run.witness(0).refused("WrongState")
+    run.world.advance(31)
+    run.tick().ok()
+    run.witness(0, height=1).refused("StaleHeight")
+    run.witness(0, slot=1).refused("SlotMismatch")
+    run.witness(0, slot=255).refused("SlotMismatch")
+    run.witness(0, participation=1).refused("BadParticipation")  # round 0 has no round before it
+    run.witness(0).ok()
+    run.witness(0).refused("DuplicateWitness")
+    run.witness(1).ok()
+    run.witness(2).ok()
+    run.witness(0, height=0).refused("StaleHeight")
+    run.witness(0, participation=0b1000).refused("BadParticipation")
+    run.by(1, "leave_run").ok()
+    run.witness(1).refused("SlotMismatch")
+
+
+def test_a_quorum_opens_the_grace_and_all_witnesses_close_the_round(run: Scenario) -> None:
+    run.train([0, 1, 2])
+    first = run.run.current
+    run.witness(0).ok()
+    run.tick().refused("NothingToTick")
+    run.witness(1).ok()
+    assert run.run.state is RunState.ROUND_WITNESS
+    run.witness(2).ok()  # everybody: no grace is needed
+    state = run.run
+    assert (state.state, state.current.height, state.step, state.head) == (RunState.ROUND_TRAIN, 1, 2, 1)
+    assert (first.data_index, state.current.data_index, state.data_index) == (0, 48, 96)
+    run.witness(0).ok()
+    run.witness(1).ok()
+    run.world.advance(4)
+    run.tick().refused("NothingToTick")
+    run.world.advance(1)
+    run.tick().ok()
+    state = run.run
+    assert (state.current.height, state.rounds[1].attested) == (2, 0b111)
+
+
+def test_no_transition_happens_twice_in_one_second(world: World) -> None:
+    run = Scenario(world).start(warmup_time=0)
+    run.warm_up([0, 1, 2])
+    run.tick().refused("NothingToTick")
+    world.advance(1)
+    run.tick().ok()
+    assert run.run.state is RunState.ROUND_TRAIN
+
+
+def test_seeds_change_with_the_slot_hash_and_the_previous_seed(world: World) -> None:
+    run = Scenario(world).start()
+    run.train([0, 1, 2])
+    seeds = [run.run.current.seed]
+    for _ in range(3):
+        run.everyone_witnesses()
+        seeds.append(run.run.current.seed)
+    assert len(set(seeds)) == 4
+    other = Scenario(World()).start()
+    other.train([0, 1, 2])
+    assert other.run.current.seed == seeds[0]  # same history, same seed
+    other.world.advance(0)
+    other.everyone_witnesses()
+    assert other.run.current.seed != seeds[1]
+
+
+def test_untrained_data_is_trained_again(run: Scenario) -> None:
+    run.train([0, 1, 2])
+    first = run.run.current
+    run.everyone_witnesses()
+    run.everyone_witnesses(participation=0b011)  # nobody holds the result of slot 2
+    state = run.run
+    shares = assignment.assign(first, run.members, 0)
+    expected = backlog.settle(backlog.Backlog(), first, shares, 0b011)
+    redo_index, redo, left = expected.take(48)
+    current = state.current
+    assert state.rounds[1].attested == 0b011
+    assert (current.redo_index, current.redo, current.batch) == (redo_index, redo, 48)
+    assert redo == shares[2].len == 16
+    assert (state.backlog, state.data_index) == (left.intervals, 3 * 48 - redo)
+
+
+def test_a_health_check_drops_whom_nobody_saw(run: Scenario) -> None:
+    run.train([0, 1, 2])
+    run.by(0, "health_check", run.names([2])).refused("StaleHeight")
+    run.everyone_witnesses()
+    run.everyone_witnesses(participation=0b011)
+    run.by(0, "health_check", run.names([1])).refused("NotUnhealthy")
+    run.by(0, "health_check", run.names([1, 2])).refused("NotUnhealthy")
+    run.by(0, "health_check", run.names([])).refused("NotUnhealthy")
+    run.by(0, "health_check", run.names([9])).refused("NotUnhealthy")
+    run.by(9, "health_check", run.names([2])).refused("NotAMember")
+    run.by(0, "health_check", run.names([2])).ok()
+    slot = run.members.slots[2]
+    assert (slot.state, slot.exited_height) == (MemberState.DROPPED, 2)
+    run.by(0, "health_check", run.names([2])).refused("NotUnhealthy")
+    run.by(2, "health_check", run.names([2])).refused("SlotMismatch")
+    run.everyone_witnesses([0, 1])
+    run.world.advance(5)
+    run.tick().ok()
+    assert run.run.current.roster == 0b011
+
+
+def test_a_health_check_belongs_to_training(run: Scenario) -> None:
+    run.warm_up([0, 1, 2])
+    run.by(0, "health_check", run.names([0])).refused("WrongState")
+
+
+def test_a_round_without_a_witness_ends_the_epoch_and_loses_nothing(run: Scenario) -> None:
+    run.owner("set_future_epoch_rates", 300, 0).ok()
+    run.train([0, 1, 2])
+    run.everyone_witnesses()
+    run.world.advance(20)
+    run.tick().ok()
+    assert run.run.state is RunState.ROUND_WITNESS
+    run.world.advance(5)
+    run.tick().ok()
+    state = run.run
+    assert (state.state, state.exit_reason) == (RunState.COOLDOWN, ExitReason.NO_ATTESTATION)
+    assert [(interval.start, interval.len) for interval in state.backlog] == [(0, 96)]
+    run.world.advance(31)
+    run.tick().ok()
+    assert {slot.points for slot in run.members.slots} == {0}  # nobody worked
+    run.train([0, 1, 2])
+    assert (run.run.current.redo_index, run.run.current.redo, run.run.data_index) == (0, 48, 96)
+
+
+@pytest.mark.parametrize(
+    ("reason", "config"),
+    [
+        (ExitReason.ROUNDS_PER_EPOCH, {"rounds_per_epoch": 2}),
+        (ExitReason.EPOCH_TIME, {"rounds_per_epoch": 0, "epoch_time": 33}),
+        (ExitReason.TOTAL_STEPS, {"total_steps": 2}),
+    ],
+)
+def test_an_epoch_ends_with_a_drain_round(world: World, reason: ExitReason, config: dict[str, int]) -> None:
+    run = Scenario(world).start(**config)
+    run.train([0, 1, 2])
+    run.everyone_witnesses()
+    world.advance(2)
+    run.everyone_witnesses()
+    state = run.run
+    assert (state.exit_reason, state.draining, state.step) == (reason, True, 3)
+    assert (state.current.batch, state.current.height, state.data_index) == (0, 2, 96)
+    run.everyone_witnesses()  # attests round 1, the last with data
+    state = run.run
+    assert (state.state, state.current.attested, state.backlog, state.step) == (RunState.COOLDOWN, 0b111, (), 3)
+
+
+def test_a_missing_quorum_ends_the_epoch(run: Scenario) -> None:
+    run.train([0, 1, 2])
+    run.everyone_witnesses()
+    run.witness(0).ok()
+    run.world.advance(21)
+    run.tick().ok()
+    run.world.advance(6)
+    run.tick().ok()
+    state = run.run
+    assert (state.exit_reason, state.draining) == (ExitReason.QUORUM_MISSING, True)
+    assert [(interval.start, interval.len) for interval in state.backlog] == [(0, 48)]  # one vote is no quorum
+
+
+def test_too_few_members_end_the_epoch(run: Scenario) -> None:
+    run.train([0, 1, 2])
+    run.everyone_witnesses([0, 1])
+    for index in (0, 1):
+        run.by(index, "leave_run").ok()
+    run.world.advance(6)
+    run.tick().ok()
+    state = run.run
+    assert (state.exit_reason, state.draining, state.current.roster) == (ExitReason.TOO_FEW_CLIENTS, True, 0b100)
+
+
+def test_a_run_that_everybody_left_goes_through_an_empty_drain_round(run: Scenario) -> None:
+    run.train([0, 1, 2])
+    run.everyone_witnesses([0, 1])
+    for index in range(3):
+        run.by(index, "leave_run").ok()
+    run.world.advance(6)
+    run.tick().ok()
+    assert (run.run.current.clients, run.run.draining) == (0, True)
+    run.tick().ok()
+    assert (run.run.state, [(one.start, one.len) for one in run.run.backlog]) == (RunState.COOLDOWN, [(0, 48)])
+    run.world.advance(31)
+    run.tick().ok()
+    assert (run.run.state, run.run.finishers) == (RunState.WAITING_FOR_MEMBERS, 0)
+
+
+def test_the_backlog_keeps_eight_intervals_and_counts_the_rest(run: Scenario) -> None:
+    run.train([0, 1, 2])
+    run.everyone_witnesses()
+    state = run.world.record("Run", "test")
+    for index in range(8):
+        state["backlog"][0][index]["start"], state["backlog"][0][index]["len"] = 10_000 + 100 * index, 7
+    state["backlog_len"] = 8
+    run.world.store("Run", "test", state)
+    run.everyone_witnesses(participation=0b011)
+    after = run.run
+    assert (after.lost_sequences, after.current.redo_index, after.current.redo) == (16, 10_000, 7)
+    assert [one.start for one in after.backlog] == [10_000 + 100 * index for index in range(1, 8)]
+
+
+def test_verdicts_eject_a_trainer(world: World) -> None:
+    run = Scenario(world).start(verification_percent=50, rounds_per_epoch=3)
+    run.owner("set_future_epoch_rates", 100, 9).ok()
+    members = list(range(6))
+    record_points = 20
+    run.train(members)
+    record = world.record("Members", "test")
+    record["slots"][0]["points"][:6] = record_points
+    world.store("Members", "test", record)
+    roles = committee.roles(run.run.current, 50)
+    verifiers = [slot for slot, role in roles.items() if role is Committee.VERIFIER]
+    trainers = [slot for slot, role in roles.items() if role is Committee.TRAINER]
+    target = trainers[0]
+    assert len(verifiers) == 3
+    run.by(verifiers[0], "verify", verifiers[0], 1, target, True).refused("StaleHeight")
+    run.by(target, "verify", target, 0, trainers[1], True).refused("NotAVerifier")
+    run.by(verifiers[0], "verify", verifiers[0], 0, verifiers[1], True).refused("NotATrainer")
+    run.by(verifiers[0], "verify", verifiers[0], 0, 200, True).refused("NotATrainer")
+    run.by(verifiers[0], "verify", verifiers[1], 0, target, True).refused("SlotMismatch")
+    run.by(verifiers[0], "verify", verifiers[0], 0, target, True).ok()
+    run.by(verifiers[0], "verify", verifiers[0], 0, target, True).refused("DuplicateVerdict")
+    run.by(verifiers[1], "verify", verifiers[1], 0, target, False).ok()
+    assert run.members.slots[target].state is MemberState.HEALTHY
+    run.everyone_witnesses()
+    run.by(verifiers[2], "verify", verifiers[2], 0, target, True).ok()  # the round before may still be judged
+    assert run.members.slots[target].state is MemberState.EJECTED
+    healthy = [index for index in run.elected() if index != target]
+    run.everyone_witnesses(healthy)
+    while run.run.state is not RunState.COOLDOWN:
+        run.world.advance(21)
+        run.tick(healthy[0]).ok()
+        if run.run.state is RunState.ROUND_TRAIN:
+            run.everyone_witnesses()
+    run.world.advance(31)
+    run.tick(healthy[0]).ok()
+    slots = run.members.slots
+    assert (slots[target].points, slots[target].slashed) == (record_points - 9, 9)
+    assert {slots[index].points for index in members if index != target} == {record_points + 100 // 5}
+
+
+def test_verdicts_are_bounded_and_old_rounds_closed(world: World) -> None:
+    run = Scenario(world).start(verification_percent=50)
+    run.train(range(6))
+    roles = committee.roles(run.run.current, 50)
+    verifier = next(slot for slot, role in roles.items() if role is Committee.VERIFIER)
+    target = next(slot for slot, role in roles.items() if role is Committee.TRAINER)
+    record = world.record("Witnesses", "test")
+    record["rounds"][0][0]["verdicts"]["target"] = 255
+    record["rounds"]["verdict_count"] = 32
+    world.store("Witnesses", "test", record)
+    run.by(verifier, "verify", verifier, 0, target, True).refused("VerdictsFull")
+    for _ in range(3):
+        run.everyone_witnesses()
+    run.by(verifier, "verify", verifier, 0, target, True).refused("StaleHeight")
+
+
+def test_verdicts_belong_to_an_epoch(run: Scenario) -> None:
+    run.warm_up([0, 1, 2])
+    run.by(0, "verify", 0, 0, 1, True).refused("WrongState")

@@ -1,0 +1,119 @@
+"""The program and the client agree on committees and data: thousands of random rounds through `inspect`.
+
+Upstream's generator constants are kept, its use of them is not: it takes `state % (i + 1)`, that is the *low* bits. The
+low k bits of such a generator have period 2^k, the lowest one just alternates, so for even moduli the parity of an
+index is known in advance and orders repeat. We take `(state >> 32) % (i + 1)`. `test_upstreams_vectors` shows that the
+constants and the loop are upstream's by reading the low bits, and that the high bits give another order.
+"""
+
+import random
+import struct
+
+import numpy as np
+import pytest
+
+from aftermath.run import assignment, bitmap, committee, views
+from programs.harness import World
+from programs.scenario import Scenario
+
+CASES = 1_000
+_MASK = (1 << 64) - 1
+
+
+@pytest.fixture(scope="module")
+def run() -> Scenario:
+    scenario = Scenario(World(check_signatures=False))
+    scenario.create().ok()
+    return scenario
+
+
+def inspect(run: Scenario, which: int) -> bytes:
+    outcome = run.world.send(run.instruction("inspect", which, 0)).ok()
+    # return data loses trailing zeros on its way through the runtime's clients; the caller knows the length
+    return outcome.returned
+
+
+def write_round(run: Scenario, rng: random.Random) -> int:
+    """A random round in ring place 0 and random members; returns the verification percentage."""
+    clients = rng.choice([1, 2, 3, 5, 31, 32, 33, 64, 100, 255, 256, rng.randint(1, 256)])
+    slots = rng.sample(range(256), clients)
+    percent = rng.choice([0, 0, 1, 10, 50, 99, 100, rng.randint(0, 100)])
+    state, members = run.world.record("Run", "test"), run.world.record("Members", "test")
+    header = state["rounds"][0]
+    header["seed"][0] = rng.getrandbits(64)
+    header["roster"][0] = bitmap.to_bytes(bitmap.from_slots(slots))
+    header["clients"][0] = clients
+    header["batch"][0] = rng.choice([0, 1, clients, 65_535, rng.randint(0, 65_535)])
+    state["config"]["verification_percent"] = percent
+    scale = rng.choice([1, 60, 65_535])
+    members["slots"]["weight"] = np.array([rng.randint(1, scale) for _ in range(256)])
+    run.world.store("Run", "test", state)
+    run.world.store("Members", "test", members)
+    return percent
+
+
+def padded(data: bytes, length: int) -> bytes:
+    assert len(data) <= length
+    return data + bytes(length - len(data))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_program_and_client_agree_on_every_round(run: Scenario, seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(CASES // 4):
+        percent = write_round(run, rng)
+        header, members = run.run.rounds[0], views.parse_members(run.world.data(run.accounts["members"]))
+        clients = header.clients
+        expected = committee.witness_positions(header)
+        assert padded(inspect(run, 0), clients) == bytes(expected)
+        expected = committee.positions(header.seed, committee.COMMITTEE, clients)
+        assert padded(inspect(run, 1), clients) == bytes(expected)
+        shares = assignment.assign(header, members, percent)
+        rows = struct.iter_unpack("<HH", padded(inspect(run, 2), 4 * clients))
+        for slot, (start, length) in zip(header.members, rows, strict=True):
+            assert (start, length) == (shares[slot].start, shares[slot].len), (slot, header)
+
+
+def test_every_share_is_fair_and_the_batch_is_whole(run: Scenario) -> None:
+    rng = random.Random("fair")
+    for _ in range(100):
+        write_round(run, rng)
+        header = run.run.rounds[0]
+        rows = sorted(struct.iter_unpack("<HH", padded(inspect(run, 2), 4 * header.clients)))
+        assert sum(length for _, length in rows) == header.batch
+        position = 0
+        for start, length in rows:
+            if length:
+                assert start == position
+                position += length
+
+
+def test_inspect_knows_three_views_and_four_places(run: Scenario) -> None:
+    for which, ring in ((3, 0), (0, 4), (255, 255)):
+        run.world.send(run.instruction("inspect", which, ring)).refused("UnknownInspection")
+
+
+def shuffled(state: int, n: int, shift: int) -> list[int]:
+    order = list(range(n))
+    for last in range(n - 1, 0, -1):
+        state = (6364136223846793005 * state + 1442695040888963407) & _MASK
+        other = (state >> shift) % (last + 1)
+        order[last], order[other] = order[other], order[last]
+    return order
+
+
+def test_upstreams_vectors() -> None:
+    """upstream.md 1.12: seed 42 shuffles 0..9 to 2 1 0 6 7 5 4 9 8 3 and [1,2,3,4,5] to 2 5 3 1 4, by the low bits."""
+    assert shuffled(42, 10, 0) == [2, 1, 0, 6, 7, 5, 4, 9, 8, 3]
+    assert [index + 1 for index in shuffled(42, 5, 0)] == [2, 5, 3, 1, 4]
+    assert shuffled(42, 10, 32) == committee.shuffle(42, 10) != shuffled(42, 10, 0)
+
+
+def test_the_low_bits_alternate_and_the_high_bits_do_not() -> None:
+    state, low, high = 42, [], []
+    for _ in range(64):
+        state = (6364136223846793005 * state + 1442695040888963407) & _MASK
+        low.append(state & 1)
+        high.append(state >> 32 & 1)
+    assert low in ([0, 1] * 32, [1, 0] * 32)
+    assert high not in ([0, 1] * 32, [1, 0] * 32)
