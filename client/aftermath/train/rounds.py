@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Iterable
 
 import torch
 
@@ -139,10 +140,16 @@ class Rounds:
             height=done.height,
             step=done.step,
             results=len(accepted),
+            sequences=self._sequences(done.height, accepted),
             waited=waited,
             seconds=self._ctx.clock.monotonic() - started - waited,
             hashes=hashes,
         )
+
+    def _sequences(self, height: int, slots: Iterable[int]) -> list[list[int]]:
+        """What the results of these slots were trained on: [start, stop) of each range of sequences."""
+        plan = self._results.plan(height)
+        return [[r.start, r.stop] for slot in sorted(slots) for r in plan.ranges(slot)] if plan is not None else []
 
     # --- training -----------------------------------------------------------------------------------------------
 
