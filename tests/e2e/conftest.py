@@ -1,0 +1,71 @@
+"""Networks of both engines, a run of three members to disturb, and the processes behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import py
+import pytest
+from xprocess import XProcess
+
+from aftermath.localnet import validator_binary
+from e2e.company import Company
+from e2e.material import Material, make_material
+from e2e.network import Network
+
+MakeCompany = Callable[[], Company]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No variable, wallet or cache of the person who runs the tests reaches a command."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("RPC", "WS_RPC", "RUN_ID", "AUTHORIZER", "WALLET_PRIVATE_KEY_PATH", "RAW_WALLET_PRIVATE_KEY"):
+            patch.delenv(name, raising=False)
+        if binary := validator_binary():
+            patch.setenv("AFTERMATH_VALIDATOR", str(binary))  # it may be in the home directory that is replaced here
+        patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+
+
+@pytest.fixture(scope="session")
+def xprocess(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[XProcess]:
+    """pytest-xprocess with a directory of this session: no process id of an earlier one is in it."""
+    root = py.path.local(tmp_path_factory.mktemp("processes"))
+    with XProcess(request.config, root) as processes:
+        request.config._xprocess = processes  # type: ignore[attr-defined]
+        yield processes
+        for resource in processes.resources:
+            if resource.popen is not None and resource.popen.poll() is None:
+                resource.info[0].terminate()
+
+
+@pytest.fixture(scope="session")
+def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
+    return make_material(tmp_path_factory.mktemp("material"))
+
+
+@pytest.fixture(scope="session", params=["embedded", pytest.param("validator", marks=pytest.mark.slow)])
+def engine(request: pytest.FixtureRequest) -> str:
+    if request.param == "validator" and validator_binary() is None:
+        pytest.skip("solana-test-validator not found (PATH, AFTERMATH_VALIDATOR or ~/.cache/aftermath/bin)")
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(scope="session")
+def network(engine: str, xprocess: XProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+    """A running local network of either engine."""
+    running = Network(xprocess, engine, tmp_path_factory.mktemp(f"network-{engine}"))
+    yield running
+    running.process.kill()
+
+
+@pytest.fixture
+def company(network: Network, xprocess: XProcess, tmp_path: Path) -> Iterator[Company]:
+    """A run of the test's own, not configured yet."""
+    made = Company(network, xprocess, tmp_path)
+    yield made
+    made.disband()

@@ -1,0 +1,89 @@
+"""A local network as a process that can be killed, frozen and started again on the same ports and ledger."""
+
+from __future__ import annotations
+
+import base64
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from solders.pubkey import Pubkey
+from xprocess import XProcess
+
+from aftermath.chain.addresses import run_addresses
+from aftermath.demo.stage import ask, healthy
+from aftermath.programs import COORDINATOR_ID
+from aftermath.run.accounts import Members, Model, Run
+from aftermath.run.views import parse_members, parse_model, parse_run
+from e2e.processes import CONSOLE, Running, until
+
+T = TypeVar("T")
+PROGRAM = Pubkey.from_string(COORDINATOR_ID)
+
+
+class Network:
+    """`aftermath-solana localnet` of one engine, with a ledger directory."""
+
+    def __init__(self, xprocess: XProcess, engine: str, place: Path) -> None:
+        self._xprocess, self.engine, self._place = xprocess, engine, place
+        self._port = free_pair()
+        self.rpc, self.ws_rpc = f"http://127.0.0.1:{self._port}", f"ws://127.0.0.1:{self._port + 1}"
+        self.process = self._start()
+
+    def _start(self) -> Running:
+        command = [CONSOLE, "localnet", "--engine", self.engine, "--port", str(self._port)]
+        name = f"localnet-{self.engine}"
+        return Running(self._xprocess, name, [*command, "--ledger", self._place / "ledger"], ready="localnet ready")
+
+    @property
+    def at(self) -> list[str]:
+        """The options that name it on a command line."""
+        return ["--rpc", self.rpc, "--ws-rpc", self.ws_rpc]
+
+    # --- faults -------------------------------------------------------------------------------------------------
+
+    def go_down(self) -> None:
+        """The embedded network is killed with -9; the validator (which loses its last slots then) is frozen."""
+        if self.engine == "embedded":
+            self.process.kill()
+        else:
+            self.process.signal_all(signal.SIGSTOP)
+
+    def come_back(self) -> None:
+        """Undo `go_down`."""
+        if self.engine == "embedded":
+            self.process = self._start()
+        else:
+            self.process.signal_all(signal.SIGCONT)
+        until(lambda: healthy(self.rpc), "the network answers again")
+
+    # --- reading ------------------------------------------------------------------------------------------------
+
+    def run(self, run_id: str) -> Run:
+        return self._read(run_addresses(PROGRAM, run_id).run, parse_run)
+
+    def model(self, run_id: str) -> Model:
+        return self._read(run_addresses(PROGRAM, run_id).model, parse_model)
+
+    def members(self, run_id: str) -> Members:
+        return self._read(run_addresses(PROGRAM, run_id).members, parse_members)
+
+    def _read(self, address: Pubkey, parse: Callable[[bytes], T]) -> T:
+        options = {"encoding": "base64", "commitment": "confirmed"}
+        found: Any = ask(self.rpc, "getAccountInfo", str(address), options)
+        return parse(base64.b64decode(found["value"]["data"][0]))
+
+
+def free_pair() -> int:
+    """A port that is free like its successor, below the range the system hands out for connections."""
+    for port in range(17_000, 30_000, 2):
+        with socket.socket() as first, socket.socket() as second:
+            try:
+                first.bind(("127.0.0.1", port))
+                second.bind(("127.0.0.1", port + 1))
+            except OSError:
+                continue
+            return port
+    raise AssertionError("no two free ports in a row")

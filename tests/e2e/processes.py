@@ -1,0 +1,130 @@
+"""Real processes under pytest-xprocess: started without waiting, watched, ended the hard or the polite way.
+
+Every start has a name of its own, so that no stale process id is ever signalled.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+from xprocess import ProcessStarter, XProcess
+
+CONSOLE = Path(sys.executable).with_name("aftermath-solana")
+PATIENCE = 150.0  # seconds: a deadline for broken runs, not an expectation
+POLL = 0.03
+_numbers = itertools.count(1)
+
+
+class Running:
+    """One process of a test."""
+
+    def __init__(
+        self,
+        xprocess: XProcess,
+        name: str,
+        command: Sequence[str | Path],
+        environment: Mapping[str, str] | None = None,
+        ready: str | None = None,
+    ) -> None:
+        """Start it, and wait until its output matches `ready` if that is given."""
+        self.name = f"{next(_numbers)}-{name}"
+        kind = _starter([str(word) for word in command], {**os.environ, **(environment or {})}, ready)
+        _, self.log = xprocess.ensure(self.name, kind, persist_logs=False)
+        self._child = xprocess.resources[-1].popen
+        # A failed test's report would hold the whole output of every process; `last_words` is enough.
+        xprocess.config._extlogfiles.pop(self.name)
+        self.expected = True
+        """Whether it counts as a fault when it ends by itself with an error."""
+
+    @property
+    def pid(self) -> int:
+        return int(self._child.pid)
+
+    @property
+    def code(self) -> int | None:
+        """Exit status, or None while it runs."""
+        code: int | None = self._child.poll()
+        return code
+
+    @property
+    def output(self) -> str:
+        return Path(self.log).read_text(errors="replace")
+
+    @property
+    def last_words(self) -> str:
+        return f"{self.name} ({'running' if self.code is None else self.code}) said last:\n{self.output[-1000:]}"
+
+    def kill(self) -> None:
+        """kill -9, of its children too."""
+        self.expected = False
+        for process in self._tree():
+            process.kill()
+        self._child.wait(30)
+
+    def signal_all(self, number: int) -> None:
+        """Signal it and its children."""
+        for process in self._tree():
+            process.send_signal(number)
+
+    def interrupt(self, seconds: float) -> float:
+        """Ctrl-C; returns the seconds until it was gone. Fails after `seconds`."""
+        started = time.monotonic()
+        self._child.send_signal(signal.SIGINT)
+        self._child.wait(seconds)
+        return time.monotonic() - started
+
+    def wait(self, seconds: float = PATIENCE) -> int:
+        """Exit status, once it has ended by itself."""
+        until(lambda: self.code is not None, f"{self.name} ends", seconds)
+        assert self.code is not None
+        return self.code
+
+    def check(self) -> None:
+        """Fail if it ended with an error that nobody asked for."""
+        if self.expected and self.code not in (None, 0):
+            raise AssertionError(f"ended with an error: {self.last_words}")
+
+    def _tree(self) -> list[psutil.Process]:
+        if self.code is not None:
+            return []
+        root = psutil.Process(self.pid)
+        return [*root.children(recursive=True), root]
+
+
+def _starter(command: list[str], environment: dict[str, str], ready: str | None) -> type[ProcessStarter]:
+    class Starter(ProcessStarter):  # type: ignore[misc]
+        args = command
+        env = environment
+        pattern = ready
+        timeout = int(PATIENCE)
+        max_read_lines = sys.maxsize
+        terminate_on_interrupt = True
+
+    if ready is None:
+
+        def started(self: Any) -> bool:
+            return True
+
+        Starter.startup_check = started
+    return Starter
+
+
+def until(
+    wanted: Callable[[], Any], what: str, seconds: float = PATIENCE, watched: Callable[[], None] = lambda: None
+) -> Any:
+    """Wait for a condition and return its (true) value; `watched` may raise to give up earlier."""
+    end = time.monotonic() + seconds
+    while not (found := wanted()):
+        watched()
+        if time.monotonic() > end:
+            raise AssertionError(f"waited {seconds:.0f} s in vain: {what}")
+        time.sleep(POLL)
+    return found

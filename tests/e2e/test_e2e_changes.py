@@ -1,0 +1,129 @@
+"""A run whose members come, go, die and return, while it trains on; its replicas stay equal through all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from xprocess import XProcess
+
+from aftermath.run.state import MemberState, RunState
+from e2e.company import TRAINING, Company, Player
+from e2e.material import Material
+from e2e.network import Network
+
+pytestmark = pytest.mark.slow
+ROUNDS = 40
+SIGINT_SECONDS = 4.0  # two are promised; a loaded machine may need more to end a process
+
+
+@pytest.fixture(scope="module")
+def started(
+    network: Network, xprocess: XProcess, material: Material, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Company]:
+    """A run that never ends, with members of tiers 0, 1 and 2, shared by the tests of this file."""
+    company = Company(network, xprocess, tmp_path_factory.mktemp("company"))
+    company.configure(material.config(company.place, rounds_per_epoch=ROUNDS, total_steps=100_000))
+    company.start_three()
+    yield company
+    company.disband()
+
+
+@pytest.fixture
+def crew(started: Company) -> Iterator[Company]:
+    """That run, with its first three members healthy and training; afterwards all replicas are compared."""
+    for player in started.players[:3]:
+        if player.process.code is not None:
+            started.start(player)
+    marks = [player.diary.mark() for player in started.players[:3]]
+    for player, mark in zip(started.players, marks, strict=False):
+        started.until_trains(player, mark)
+    yield started
+    started.compare_replicas()
+
+
+def test_late_joiner_takes_the_model_from_its_peers(crew: Company) -> None:
+    late = crew.player(1)
+    begin = crew.poise(late)
+    epoch = crew.until_early_in_an_epoch().epoch
+    begin()
+    joined = crew.until(lambda: late.diary.saw("joined"), "it joins")[0]
+    assert joined["epoch"] == epoch
+    assert late.diary.saw("state")[0]["state"] in {state.name for state in TRAINING}
+    crew.until_trains(late, 0, results=3)
+    assert [(event["source"]) for event in late.diary.saw("model")] == ["peers"]
+    applied = late.diary.saw("applied")
+    assert applied[0]["epoch"] == epoch + 1
+    assert applied[0]["height"] == 0
+    leave(crew, late)
+
+
+def leave(crew: Company, player: Player) -> None:
+    """Ctrl-C: it leaves the run on chain, quickly, and exits 0; the others go on."""
+    crew.until(lambda: crew.in_epoch(player), "it is in an epoch")
+    seconds = player.process.interrupt(SIGINT_SECONDS)
+    assert player.process.code == 0, player.process.output[-2000:]
+    assert seconds < SIGINT_SECONDS
+    place = crew.slot(player)
+    assert place is not None
+    assert not place.pending
+    assert place.state in (MemberState.WITHDRAWN, MemberState.IDLE)  # idle if its epoch has ended since
+    assert player.diary.saw("left")
+    others = [other for other in crew.players if other.process.code is None]
+    for other, mark in [(other, other.diary.mark()) for other in others]:
+        crew.until_trains(other, mark, results=4)
+
+
+def test_ctrl_c_leaves_the_run_and_the_member_can_return(crew: Company) -> None:
+    player = crew.players[2]
+    leave(crew, player)
+    mark = player.diary.mark()
+    crew.start(player)
+    crew.until_trains(player, mark)
+    assert [event["source"] for event in player.diary.saw("model", mark)] == ["peers"]
+
+
+def test_killed_member_is_dropped_its_share_done_again_and_it_returns(crew: Company) -> None:
+    victim, observer = crew.players[1], crew.players[0]
+    crew.until_early_in_an_epoch()
+    victim.process.kill()
+    slot = crew.members.find(bytes(victim.wallet))
+    assert slot is not None
+
+    crew.until(lambda: crew.members.slots[slot].state is MemberState.DROPPED, "it is dropped on chain")
+    reports = [event for player in crew.players for event in player.diary.saw("dropped")]
+    assert any(slot in event["slots"] for event in reports)
+    run = crew.run
+    assert run.state in TRAINING
+    owed = run.data_index
+    crew.until(lambda: crew.all_trained(observer, owed), "every sequence is trained, its share too")
+    assert crew.run.lost_sequences == 0
+
+    mark = victim.diary.mark()
+    crew.poise(victim)()
+    crew.until_trains(victim, mark, results=3)
+    assert [event["source"] for event in victim.diary.saw("model", mark)] == ["peers"]
+    assert crew.members.find(bytes(victim.wallet)) == slot
+
+
+def test_pause_and_resume_with_members_waiting(crew: Company) -> None:
+    crew.set_paused("pause")
+    paused = crew.until_run(lambda run: run.state is RunState.PAUSED, "the run pauses")
+    assert not paused.backlog
+    assert paused.lost_sequences == 0
+    assert crew.members.pending == 0
+    for player in crew.players[:3]:
+        crew.until(lambda: player.diary.saw("state")[-1]["state"] == "PAUSED", "it sees the pause")  # noqa: B023
+        assert player.process.code is None
+        assert player.diary.saw("applied")[-1]["step"] == paused.step - 1
+    assert crew.all_trained(crew.players[0], paused.data_index)
+
+    marks = [player.diary.mark() for player in crew.players[:3]]
+    crew.set_paused("resume")
+    for player, mark in zip(crew.players, marks, strict=False):
+        crew.until_trains(player, mark, results=3)
+        assert [event["source"] for event in player.diary.saw("model", mark)] == ["its own replica"]
+        assert player.diary.saw("applied", mark)[0]["step"] == paused.step
+    run = crew.run
+    assert run.start_step == paused.step
+    assert run.current.roster.bit_count() >= 3

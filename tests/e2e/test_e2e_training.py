@@ -1,0 +1,39 @@
+"""The main job: three members of tiers 0, 1 and 2 train one model from the first to the last step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from aftermath.run.state import CheckpointKind, RunState
+from e2e.company import Company
+from e2e.diary import applied_sequences
+from e2e.material import Material
+
+STEPS, EPOCHS = 16, 2
+
+
+def test_three_tiers_train_two_epochs_to_the_end(company: Company, material: Material) -> None:
+    company.configure(material.config(company.place, rounds_per_epoch=STEPS // EPOCHS, total_steps=STEPS))
+    players = company.start_three()
+    company.until_run(lambda run: run.state is RunState.FINISHED, "the run finishes")
+    assert [player.process.wait() for player in players] == [0, 0, 0]
+
+    # Level 2 is on three members, level 1 on two, level 0 on one; after every step, and once more per cooldown.
+    assert company.compare_replicas() == 3 * (STEPS + EPOCHS)
+    run, model = company.run, company.model
+    assert run.epoch == EPOCHS
+    assert run.lost_sequences == 0
+    assert not run.backlog
+    for player in players:
+        assert applied_sequences(player.diary) == list(range(run.data_index))
+        assert [event["step"] for event in player.diary.saw("applied")] == list(range(1, STEPS + 1))
+        losses = [event["loss"] for event in player.diary.saw("trained")]
+        assert losses[-1] < losses[0] - 0.5
+    assert {player.diary.saw("joined")[0]["slot"] for player in players} == {0, 1, 2}
+
+    # The checkpoint of every epoch's end is on disk and on chain, with the hashes the members attested.
+    assert model.checkpoint.kind is CheckpointKind.LOCAL
+    assert model.checkpoint_step == run.attested_step == run.step
+    assert model.checkpoint_hashes == run.level_hashes
+    assert (Path(model.checkpoint.repo) / "model.safetensors").exists()
+    assert str(company.place) in model.checkpoint.repo
