@@ -126,7 +126,9 @@ class Onchain:
         """Let the member of a slot attest {slot: commitment} of the previous round; its wallet's number is slot + 1."""
         run, wallet = self.run, self.wallet(slot + 1)
         before = run.round(run.current.height - 1)
-        fingerprints = pack_fingerprints(results, before.roster) if before else bytes(FINGERPRINT_BYTES)
+        fingerprints = (
+            pack_fingerprints(results, before.roster, run.current.seed) if before else bytes(FINGERPRINT_BYTES)
+        )
         participation = bitmap.from_slots(results)
         metadata = {"step": run.step, "loss_milli": 2500, "tokens_per_sec": 100, "bytes_per_sec": 1000}
         height = run.current.height

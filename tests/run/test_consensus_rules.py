@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 
 import pytest
@@ -12,11 +13,12 @@ from aftermath.run import bitmap, committee, consensus
 from aftermath.run.accounts import FINGERPRINT_BYTES, Attestation
 from run.builders import header
 
+SEED = 0x0123_4567_89AB_CDEF
 SLOT_SETS = st.sets(st.integers(0, 255), min_size=1, max_size=256)
 
 
 def attest(slot: int, results: dict[int, bytes], roster: int) -> Attestation:
-    return Attestation(slot, bitmap.from_slots(results), consensus.pack_fingerprints(results, roster))
+    return Attestation(slot, bitmap.from_slots(results), consensus.pack_fingerprints(results, roster, SEED))
 
 
 @pytest.mark.parametrize("clients", range(1, 257))
@@ -27,8 +29,8 @@ def test_fingerprints_round_trip_for_every_number_of_members(clients: int) -> No
     attestation = attest(0, results, roster)
     assert len(attestation.fingerprints) == FINGERPRINT_BYTES
     read = consensus.unpack_fingerprints(attestation, roster)
-    assert read == {slot: consensus.fingerprint(result, clients) for slot, result in results.items()}
-    assert all(consensus.matches(read[slot], result) for slot, result in results.items())
+    assert read == {slot: consensus.fingerprint(result, clients, SEED) for slot, result in results.items()}
+    assert all(consensus.matches(read[slot], result, SEED) for slot, result in results.items())
     assert read[min(results)].bits == min(64, 2560 // clients)
 
 
@@ -37,20 +39,38 @@ def test_nothing_is_recorded_for_who_did_not_deliver(slots: set[int], data: st.D
     roster = bitmap.from_slots(slots)
     delivered = data.draw(st.sets(st.sampled_from(sorted(slots))))
     attestation = attest(0, dict.fromkeys(delivered, b"\xff" * 32), roster)
-    assert set(consensus.unpack_fingerprints(attestation, roster)) == delivered
+    seen = consensus.fingerprint(b"\xff" * 32, len(slots), SEED)
+    assert consensus.unpack_fingerprints(attestation, roster) == dict.fromkeys(delivered, seen)
     field = int.from_bytes(attestation.fingerprints, "little")
-    assert field.bit_count() == len(delivered) * consensus.fingerprint_bits(len(slots))
+    assert field.bit_count() == len(delivered) * seen.value.bit_count()
 
 
 def test_a_slot_outside_the_roster_cannot_be_attested() -> None:
     with pytest.raises(ValueError, match="slot 5 is not in the roster"):
-        consensus.pack_fingerprints({5: bytes(32)}, 0b11)
+        consensus.pack_fingerprints({5: bytes(32)}, 0b11, SEED)
 
 
 def test_another_commitment_does_not_match() -> None:
-    seen = consensus.fingerprint(b"\x01" + bytes(31), 256)
+    seen = consensus.fingerprint(b"\x01" + bytes(31), 256, SEED)
     assert seen.bits == 10
-    assert not consensus.matches(seen, b"\x02" + bytes(31))
+    assert not consensus.matches(seen, b"\x02" + bytes(31), SEED)
+
+
+def test_results_that_look_alike_in_one_round_differ_in_another() -> None:
+    """Two commitments ground to one fingerprint are of no use once the attesting round's seed is another."""
+    first = (0).to_bytes(32, "big")
+    seen = consensus.fingerprint(first, 256, SEED)
+    others = (number.to_bytes(32, "big") for number in range(1, 100_000))
+    twin = next(other for other in others if consensus.matches(seen, other, SEED))
+    unknown = range(SEED + 1, SEED + 101)
+    alike = [seed for seed in unknown if consensus.matches(consensus.fingerprint(first, 256, seed), twin, seed)]
+    assert len(alike) <= 2
+
+
+def test_the_fingerprint_is_the_low_bits_of_the_hash() -> None:
+    digest = hashlib.sha256(b"c" * 32 + SEED.to_bytes(8, "little")).digest()
+    assert consensus.fingerprint(b"c" * 32, 3, SEED) == (int.from_bytes(digest[:8], "little"), 64)
+    assert consensus.fingerprint(b"c" * 32, 256, SEED) == (int.from_bytes(digest[:2], "little") % 1024, 10)
 
 
 @given(st.integers(1, 256), st.integers(0, 2**32), st.data())
@@ -68,9 +88,9 @@ def test_a_result_is_applied_exactly_when_a_quorum_recorded_the_same(
     attesting = header(roster, attested=roster)
     accepted = consensus.consensus(attesting, witnesses, roster)
     if honest >= needed:
-        assert accepted == {watched: consensus.fingerprint(true[watched], clients)}
+        assert accepted == {watched: consensus.fingerprint(true[watched], clients, SEED)}
     elif elected - honest >= needed:
-        assert accepted == {watched: consensus.fingerprint(forged[watched], clients)}
+        assert accepted == {watched: consensus.fingerprint(forged[watched], clients, SEED)}
     else:
         assert accepted == {}
     rng.shuffle(witnesses)

@@ -123,8 +123,9 @@ def test_a_whole_epoch_of_failures_leaves_the_backlog_that_the_model_predicts(ch
 
 def _attest(chain: Onchain, rng: random.Random, witness: int, roster: int) -> Any:
     results = {slot: rng.randbytes(32) for slot in bitmap.slots(roster) if rng.random() < 0.8}
+    seed = chain.run.current.seed
     chain.witness(witness, results)
-    packed = consensus.pack_fingerprints(results, roster) if roster else bytes(320)
+    packed = consensus.pack_fingerprints(results, roster, seed) if roster else bytes(320)
     return views.Attestation(witness, bitmap.from_slots(results), packed)
 
 

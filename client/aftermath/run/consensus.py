@@ -1,14 +1,18 @@
 """Which results of a round everybody applies: what the witnesses of the next round agree they received.
 
-Decided: a witness stores, per member of the attested roster, one participation bit and the low bits of the commitment
+Decided: a witness stores, per member of the attested roster, one participation bit and a fingerprint of the commitment
 it accepted, at an exact place (no bloom filter, so no false positive among honest members). 2,560 bits are shared by
-the roster: 64 bits each up to 40 members, 10 bits each at 256. A result is applied when the program counted it
-(`attested`) and a quorum of the *elected* witnesses recorded the same fingerprint; the answer does not depend on the
-order in which attestations arrived.
+the roster: 64 bits each up to 40 members, 10 bits each at 256. A fingerprint is the low bits of
+sha256(commitment, seed of the attesting round): nobody who announced a result before that round began could have made
+two that look alike, because its seed was not known yet. Up to 40 members no late announcement can either (64 bits); in
+larger runs one that is made after the seed is known still can, and then only the level hashes tell.
+A result is applied when the program counted it (`attested`) and a quorum of the *elected* witnesses recorded the same
+fingerprint; the answer does not depend on the order in which attestations arrived.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -20,7 +24,7 @@ _MAX_BITS = 64
 
 
 class Fingerprint(NamedTuple):
-    """The low `bits` bits of a commitment's first eight bytes, read as a little-endian integer."""
+    """The low `bits` bits of a hash of a commitment in one attesting round, as an integer."""
 
     value: int
     bits: int
@@ -31,19 +35,25 @@ def fingerprint_bits(clients: int) -> int:
     return min(_MAX_BITS, FINGERPRINT_BYTES * 8 // max(clients, 1))
 
 
-def fingerprint(commitment: bytes, clients: int) -> Fingerprint:
-    """The fingerprint of a 32-byte commitment in a round of `clients` members."""
+def fingerprint(commitment: bytes, clients: int, seed: int) -> Fingerprint:
+    """The fingerprint of a 32-byte commitment among `clients` members, in the attesting round of that seed."""
     bits = fingerprint_bits(clients)
-    return Fingerprint(int.from_bytes(commitment[:8], "little") & ((1 << bits) - 1), bits)
+    return Fingerprint(_low_bits(commitment, seed, bits), bits)
 
 
-def matches(accepted: Fingerprint, commitment: bytes) -> bool:
-    """Whether a commitment is the one (up to fingerprint collisions) that the witnesses accepted."""
-    return int.from_bytes(commitment[:8], "little") & ((1 << accepted.bits) - 1) == accepted.value
+def matches(accepted: Fingerprint, commitment: bytes, seed: int) -> bool:
+    """Whether a commitment is the one (up to collisions) that the witnesses of the round of that seed accepted."""
+    return _low_bits(commitment, seed, accepted.bits) == accepted.value
 
 
-def pack_fingerprints(commitments: Mapping[int, bytes], roster: int) -> bytes:
-    """The 320 bytes that a witness of `roster` sends for its {slot: commitment}.
+def _low_bits(commitment: bytes, seed: int, bits: int) -> int:
+    """The first eight bytes of sha256(commitment, seed as 8 LE bytes), read little-endian, cut to `bits`."""
+    digest = hashlib.sha256(commitment + seed.to_bytes(8, "little")).digest()
+    return int.from_bytes(digest[:8], "little") & ((1 << bits) - 1)
+
+
+def pack_fingerprints(commitments: Mapping[int, bytes], roster: int, seed: int) -> bytes:
+    """The 320 bytes that a witness of `roster` sends for its {slot: commitment} in the attesting round of that seed.
 
     Raises ValueError for a slot outside the roster.
     """
@@ -53,7 +63,7 @@ def pack_fingerprints(commitments: Mapping[int, bytes], roster: int) -> bytes:
     for slot, commitment in commitments.items():
         if not bitmap.contains(roster, slot):
             raise ValueError(f"member slot {slot} is not in the roster that is being attested")
-        field |= fingerprint(commitment, clients).value << (bitmap.rank(roster, slot) * bits)
+        field |= fingerprint(commitment, clients, seed).value << (bitmap.rank(roster, slot) * bits)
     return field.to_bytes(FINGERPRINT_BYTES, "little")
 
 

@@ -193,14 +193,14 @@ class Results:
 
     # --- what everybody applies ---------------------------------------------------------------------------------
 
-    async def collect(self, height: int, accepted: Mapping[int, Fingerprint]) -> dict[int, list[Votes]]:
+    async def collect(self, height: int, seed: int, accepted: Mapping[int, Fingerprint]) -> dict[int, list[Votes]]:
         """The votes of the accepted results per level held, in slot order; waits until all are here.
 
         Raises Desync when the chain no longer stores the round and something is still missing.
         """
         asked, give_up = float("-inf"), float("inf")
         while True:
-            chosen = {slot: self._matching(height, slot, print_) for slot, print_ in sorted(accepted.items())}
+            chosen = {slot: self._matching(height, seed, slot, print_) for slot, print_ in sorted(accepted.items())}
             whole = [c for c in chosen.values() if c is not None and self._whole(c)]
             if len(whole) == len(accepted):
                 return self._by_level(whole)
@@ -220,9 +220,9 @@ class Results:
             return run.current.height > height + STORED_ROUNDS
         return run.epoch != self._epoch + 1 or run.active
 
-    def _matching(self, height: int, slot: int, accepted: Fingerprint) -> Candidate | None:
+    def _matching(self, height: int, seed: int, slot: int, accepted: Fingerprint) -> Candidate | None:
         candidates = self._found.get(height, {}).get(slot, [])
-        return next((c for c in candidates if matches(accepted, c.said.digest)), None)
+        return next((c for c in candidates if matches(accepted, c.said.digest, seed)), None)
 
     def _by_level(self, candidates: Iterable[Candidate]) -> dict[int, list[Votes]]:
         votes: dict[int, list[Votes]] = {level: [] for level in self._ctx.levels}

@@ -128,7 +128,7 @@ class Rounds:
         except ChainRefused as error:
             raise Desync(str(error)) from error
         accepted = consensus(attesting, attestations, done.roster)
-        votes = await self._results.collect(done.height, accepted)
+        votes = await self._results.collect(done.height, attesting.seed, accepted)
         waited = self._ctx.clock.monotonic() - started
         lr = round_learning_rate(run, await self._ctx.chain.model(), done.step)
         await self._ctx.compute(lambda: self._replica.apply(votes, lr))

@@ -91,7 +91,7 @@ class WitnessDuty:
                 self._slot,
                 height,
                 bitmap.from_slots(held),
-                pack_fingerprints(held, roster),
+                pack_fingerprints(held, roster, self._plan.header.seed),
                 step=self._plan.header.step,
                 loss=self.loss,
                 tokens_per_sec=self.tokens_per_sec,
