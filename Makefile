@@ -20,16 +20,28 @@ demo: $(STAMP)
 	$(RUN) -m aftermath.demo --engine $(ENGINE)
 
 test: $(STAMP)
-	$(RUN) -m pytest -m "not slow"
+	$(RUN) -m pytest -n 2 -m "not slow"
 
 slow: $(STAMP)
-	$(RUN) -m pytest -m slow
+	$(RUN) -m pytest -n 2 -m slow
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff check client tests benchmarks scripts
 	$(VENV)/bin/ruff format --check client tests benchmarks scripts
 	$(VENV)/bin/mypy
 	@if command -v cargo >/dev/null; then cargo fmt --all -- --check && cargo clippy --quiet --all-targets -- -D warnings; else echo "no cargo here: Rust lints skipped"; fi
+
+docs: $(STAMP)
+	$(RUN) -m aftermath.cli.docs docs/commands.md
+
+# The seed's recipes: set a run up on a local network or on devnet, then train in it.
+setup-solana-localnet-test-run setup-solana-localnet-light-test-run \
+setup-solana-devnet-test-run setup-solana-devnet-light-test-run: setup-solana-%-run: $(STAMP)
+	sh scripts/setup-run.sh $(firstword $(subst -, ,$*)) $(if $(findstring light,$*),light,test)
+
+start-training-client start-training-light-client \
+start-training-devnet-client start-training-devnet-light-client: start-training-%client: $(STAMP)
+	sh scripts/start-training.sh $(if $(findstring devnet,$*),devnet,localnet) $(if $(findstring light,$*),light,test)
 
 programs:
 	scripts/build-programs.sh

@@ -69,7 +69,7 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
         budget = ("--budget-bytes", "60000") if script == "tokenise.py" else ()
         command = [sys.executable, ROOT / "scripts" / script, *arguments, *budget]
         subprocess.run(command, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    demo = (ROOT / "config/demo/config.toml").read_text()
+    demo = Path(__file__).with_name("run-config.toml").read_text()
     for name, place in (("model", "model"), ("tokens", "tokens")):
         assert f'"demo/{name}"' in demo
         demo = demo.replace(f'"demo/{name}"', json.dumps(str(root / place)))
