@@ -1,16 +1,11 @@
 //! Which member trains which part of a round: shares proportional to declared weights, in shuffled order.
 
-use super::{
-    bitmap, committee,
-    shuffle::{bytes, Order},
-};
+use super::{bitmap, committee, shuffle::Order};
 use crate::{
     constants::MAX_MEMBERS,
     state::{Members, Round},
 };
 use alloc::{boxed::Box, vec::Vec};
-
-const LAST: usize = MAX_MEMBERS - 1;
 
 /// A member's interval of positions `[start, start + len)` in a round's batch.
 pub struct Share {
@@ -21,48 +16,58 @@ pub struct Share {
 }
 
 /// Everybody's shares of one round.
+///
+/// Nothing here can overflow (256 weights of 16 bits, a batch of 16 bits), so nothing is checked: a checked product of
+/// 64 bits would need 128-bit arithmetic, which sBPF lacks, and this is the costliest part of closing a round.
 pub struct Plan {
     order: Order,
+    /// By rank.
     slots: Box<[u8; MAX_MEMBERS]>,
-    /// By rank; 0 for verifiers.
-    weights: Vec<u16>,
-    total: u64,
-    batch: u64,
+    /// By position in the order: where the share ends.
+    ends: Vec<u16>,
 }
 
 impl Plan {
     #[inline(never)]
     pub fn new(round: &Round, members: &Members, percent: u8) -> Self {
-        let clients = (round.clients as usize).min(MAX_MEMBERS);
-        let mut slots = bytes();
+        let (slots, clients) = bitmap::by_rank(&round.roster);
         let mut weights = alloc::vec![0u16; MAX_MEMBERS];
-        for (rank, slot) in bitmap::slots(&round.roster).take(clients).enumerate() {
-            slots[rank & LAST] = slot as u8;
-            weights[rank & LAST] = members.slots[slot].weight;
+        let mut total = 0u64;
+        for (weight, slot) in weights.iter_mut().zip(slots.iter()).take(clients) {
+            *weight = members.slots[*slot as usize].weight;
+            total = total.wrapping_add(u64::from(*weight));
         }
         let verifiers = committee::verifiers(round.clients, percent) as usize;
         if verifiers > 0 {
             for rank in committee::order(round, committee::COMMITTEE).ranks().iter().take(verifiers) {
+                total = total.wrapping_sub(u64::from(weights[*rank as usize]));
                 weights[*rank as usize] = 0;
             }
         }
-        let total = weights.iter().map(|weight| u64::from(*weight)).sum();
         let order = committee::order(round, committee::DATA);
-        Self { order, slots, weights, total, batch: u64::from(round.batch) }
+        let ends = ends(&order, &weights, u64::from(round.batch), total.max(1));
+        Self { order, slots, ends }
     }
 
     /// The shares in ascending order of positions; every member has one, possibly empty.
     pub fn shares(&self) -> impl Iterator<Item = Share> + '_ {
-        let mut before = 0u64;
-        let mut start = 0u64;
-        self.order.ranks().iter().map(move |rank| {
-            before += u64::from(self.weights[*rank as usize]);
-            // below 2^16 * 2^24: an overflow check would need 128-bit arithmetic
-            let end = self.batch.wrapping_mul(before).checked_div(self.total).unwrap_or(0);
-            let share =
-                Share { rank: *rank, slot: self.slots[*rank as usize], start: start as u16, len: (end - start) as u16 };
-            start = end;
+        let mut start = 0u16;
+        self.order.ranks().iter().zip(&self.ends).map(move |(rank, end)| {
+            let len = end.wrapping_sub(start);
+            let share = Share { rank: *rank, slot: self.slots[*rank as usize], start, len };
+            start = *end;
             share
         })
     }
+}
+
+/// Cumulative rounding: the share at position p ends at floor(batch * (w_0 + ... + w_p) / total).
+fn ends(order: &Order, weights: &[u16], batch: u64, total: u64) -> Vec<u16> {
+    let mut ends = Vec::with_capacity(MAX_MEMBERS);
+    let mut before = 0u64;
+    ends.extend(order.ranks().iter().map(|rank| {
+        before = before.wrapping_add(u64::from(weights[*rank as usize]));
+        (batch.wrapping_mul(before) / total) as u16
+    }));
+    ends
 }

@@ -26,6 +26,7 @@ impl Gap {
     }
 
     /// Puts what was gathered into the backlog, split where the round's fresh sequences begin.
+    #[inline(never)]
     pub fn flush(&mut self, run: &mut Run, round: &Round) {
         let (start, end, redo) = (self.start, self.end, round.redo);
         if start < redo.min(end) {

@@ -21,7 +21,8 @@ struct Election {
 
 /// Levels of which a healthy member of the last round holds a copy. A tier holds its own level and all higher ones.
 fn held(run: &Run, members: &Members) -> u8 {
-    let roster = bitmap::slots(&run.current().roster).map(|slot| &members.slots[slot]);
+    let (by_rank, clients) = bitmap::by_rank(&run.current().roster);
+    let roster = by_rank.iter().take(clients).map(|slot| &members.slots[*slot as usize]);
     let healthy = roster.filter(|member| member.state == member_state::HEALTHY);
     let smallest = healthy.map(|member| member.tier).min().unwrap_or(MAX_LEVELS as u8);
     super::levels::all(run.levels) & !super::levels::all(smallest)
@@ -31,10 +32,7 @@ fn held(run: &Run, members: &Members) -> u8 {
 #[inline(never)]
 fn elect(run: &Run, members: &Members, slot: u8) -> Election {
     let round = run.current();
-    let mut by_rank = super::shuffle::bytes();
-    for (rank, slot) in bitmap::slots(&round.roster).enumerate() {
-        by_rank[rank] = slot as u8;
-    }
+    let (by_rank, _) = bitmap::by_rank(&round.roster);
     let levels = run.levels.clamp(1, MAX_LEVELS as u8);
     let places = (MAX_WITNESSES as u8 / levels).max(1);
     let mut election = Election { counts: [0; MAX_LEVELS], mask: 0 };

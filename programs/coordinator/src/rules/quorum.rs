@@ -11,7 +11,7 @@ pub fn of(elected: u32) -> u32 {
     (2 * elected).div_ceil(3).max(1)
 }
 
-/// Slots that at least `quorum` attestations name. Counts 64 slots at once with ripple-carry bit planes.
+/// Slots that at least `quorum` attestations name, 64 at a time.
 #[inline(never)]
 pub fn tally(attestations: &[Attestation], quorum: u32) -> Bitmap {
     let mut result = [0; 32];
@@ -19,18 +19,27 @@ pub fn tally(attestations: &[Attestation], quorum: u32) -> Bitmap {
         return result;
     }
     for index in 0..bitmap::WORDS {
-        let mut planes = [0u64; PLANES];
-        for attestation in attestations {
-            let mut carry = bitmap::word(&attestation.participation, index);
-            for plane in planes.iter_mut() {
-                let sum = *plane ^ carry;
-                carry &= *plane;
-                *plane = sum;
-            }
-        }
-        bitmap::set_word(&mut result, index, at_least(&planes, quorum));
+        let words = attestations.iter().map(|attestation| bitmap::word(&attestation.participation, index));
+        let first = words.clone().next().unwrap_or(0);
+        // honest witnesses agree
+        let same = words.clone().all(|word| word == first);
+        bitmap::set_word(&mut result, index, if same { first } else { count(words, quorum) });
     }
     result
+}
+
+/// Bits set in at least `quorum` words, by ripple-carry counters in bit planes.
+fn count(words: impl Iterator<Item = u64>, quorum: u32) -> u64 {
+    let mut planes = [0u64; PLANES];
+    for word in words {
+        let mut carry = word;
+        for plane in planes.iter_mut() {
+            let sum = *plane ^ carry;
+            carry &= *plane;
+            *plane = sum;
+        }
+    }
+    at_least(&planes, quorum)
 }
 
 /// Slots whose counter is at least `quorum`: compares from the lowest plane up.

@@ -3,11 +3,14 @@
 //! Indices come from the generator's high half. Its low bits have short periods (the lowest alternates), which would
 //! make `state % (i + 1)` predictable for even moduli.
 
+use super::bitmap::bytes;
 use crate::constants::MAX_MEMBERS;
-use alloc::{boxed::Box, vec};
+use alloc::boxed::Box;
 
 const MULTIPLIER: u64 = 6_364_136_223_846_793_005;
 const INCREMENT: u64 = 1_442_695_040_888_963_407;
+/// Adds 8 to each of eight ranks; none of them passes 255 before the last addition.
+const EIGHT_MORE: u64 = 0x0808_0808_0808_0808;
 const LAST: usize = MAX_MEMBERS - 1;
 
 /// A permutation of the ranks `0..len`.
@@ -22,14 +25,18 @@ impl Order {
     pub fn new(mut state: u64, len: usize) -> Self {
         let len = len.min(MAX_MEMBERS);
         let mut ranks = bytes();
-        for (rank, entry) in ranks.iter_mut().enumerate() {
-            *entry = rank as u8;
+        let mut eight = u64::from_le_bytes([0, 1, 2, 3, 4, 5, 6, 7]);
+        for entry in ranks.chunks_exact_mut(8) {
+            entry.copy_from_slice(&eight.to_le_bytes());
+            eight = eight.wrapping_add(EIGHT_MORE);
         }
-        for last in (1..len).rev() {
+        let mut left = len as u64;
+        while left > 1 {
             state = state.wrapping_mul(MULTIPLIER).wrapping_add(INCREMENT);
-            let other = ((state >> 32) % (last as u64 + 1)) as usize;
             // the masks change nothing; they spare the bounds checks
-            let (last, other) = (last & LAST, other & LAST);
+            let other = ((state >> 32) % left) as usize & LAST;
+            left -= 1;
+            let last = left as usize & LAST;
             let moved = ranks[last];
             ranks[last] = ranks[other];
             ranks[other] = moved;
@@ -40,14 +47,6 @@ impl Order {
     /// Ranks by position.
     pub fn ranks(&self) -> &[u8] {
         &self.ranks[..self.len]
-    }
-}
-
-/// 256 zero bytes on the heap: a stack frame holds 4 kB only.
-pub fn bytes() -> Box<[u8; MAX_MEMBERS]> {
-    match vec![0u8; MAX_MEMBERS].into_boxed_slice().try_into() {
-        Ok(array) => array,
-        Err(_) => Box::new([0; MAX_MEMBERS]),
     }
 }
 
