@@ -29,7 +29,6 @@ from aftermath.model.resolve import resolve
 from aftermath.model.store import read_companions
 from aftermath.p2p.discovery import local_discovery_dir
 from aftermath.p2p.iroh import IrohTransport, open_iroh
-from aftermath.p2p.transport import TransportError
 from aftermath.run.accounts import Model
 from aftermath.run.errors import AftermathError, ChainError
 from aftermath.train.context import Context
@@ -64,8 +63,14 @@ def run_member(settings: TrainSettings) -> int:
     """Take part in a run until it is finished or the user stops; the process's exit status."""
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    with contextlib.ExitStack() as stack:
-        status = asyncio.run(_session(settings, events_of(settings, stack)))
+    status = 0
+    try:
+        with contextlib.ExitStack() as stack:
+            asyncio.run(_session(settings, events_of(settings, stack)))
+    except (AftermathError, ValueError) as error:
+        status = 1
+        sentence, fix = (error.message, error.fix) if isinstance(error, AftermathError) else (str(error), "")
+        print(f"error: {sentence}" + (f"\nfix: {fix}" if fix else ""), file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)  # a computation may still hold its thread; nothing of it is wanted any more
@@ -88,7 +93,8 @@ def events_of(settings: TrainSettings, stack: contextlib.ExitStack) -> Events:
     return Events(lambda: time.monotonic() - started, sinks)
 
 
-async def _session(settings: TrainSettings, events: Events) -> int:
+async def _session(settings: TrainSettings, events: Events) -> None:
+    """Live as a member until the run is finished or a signal comes; raises what made that impossible."""
     own = asyncio.current_task()
     assert own is not None
     loop = asyncio.get_running_loop()
@@ -102,13 +108,10 @@ async def _session(settings: TrainSettings, events: Events) -> int:
                 with contextlib.suppress(ChainError, TimeoutError):
                     await asyncio.wait_for(member.leave(), _LEAVE_SECONDS)
     except asyncio.CancelledError:
-        return 0
-    except (AftermathError, TransportError, ValueError) as error:
+        return
+    except (AftermathError, ValueError) as error:
         events.emit("error", message=str(error))
-        if settings.logs != "console":
-            print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+        raise
 
 
 @contextlib.asynccontextmanager

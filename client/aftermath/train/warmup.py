@@ -87,7 +87,7 @@ class WarmUp:
 
     async def _weights(self, run: Run) -> tuple[dict[str, Tensor], str]:
         if run.model_source is ModelSource.PEERS:
-            return await self._from_peers(run), "peers"
+            return await self._from_peers(run)
         weights = await self._durable()
         for level in self._ctx.levels:
             await self._vouch(run, level, weights)
@@ -104,7 +104,7 @@ class WarmUp:
         if expected is not None and found != expected:
             raise ModelUnavailable(f"level {level} of the durable checkpoint is not the one the members attested")
 
-    async def _from_peers(self, run: Run) -> dict[str, Tensor]:
+    async def _from_peers(self, run: Run) -> tuple[dict[str, Tensor], str]:
         weights = await self._ctx.compute(self._origin.blank)
         peers = self._holders(run, await self._ctx.chain.members())
         offers = await ask_offers(self._ctx.transport, self._ctx.schema, peers, run.attested_step, 5.0)
@@ -117,9 +117,10 @@ class WarmUp:
                 await fetcher.fetch(level, offers.get(level, []), weights, expected)
             except ModelUnavailable as error:
                 lacking.append((level, error))
-        if lacking:
-            await self._fill(run, lacking, weights)
-        return weights
+        if not lacking:
+            return weights, "peers"
+        await self._fill(run, lacking, weights)
+        return weights, "the checkpoint" if len(lacking) == len(self._ctx.levels) else "peers and the checkpoint"
 
     def _undisputed(self, offers: Sequence[Offer]) -> bytes | None:
         """No hash on chain: content is taken unseen only when all who offer the level offer the same."""

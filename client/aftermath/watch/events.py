@@ -76,7 +76,8 @@ class JsonLines:
         self._stream.flush()
 
 
-# Events a person wants to read on the console, with the words for them.
+# Events a person wants to read on the console, with the words for them. An error ends the process, which then says it
+# on stderr.
 _SENTENCES: dict[str, str] = {
     "joined": "joined as member {slot} with tier {tier}",
     "state": "epoch {epoch}: {state}",
@@ -88,7 +89,6 @@ _SENTENCES: dict[str, str] = {
     "left": "left the run",
     "finished": "the run is finished",
     "warning": "[yellow]{message}[/yellow]",
-    "error": "[red]{message}[/red]",
 }
 
 
