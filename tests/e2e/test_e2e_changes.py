@@ -64,14 +64,17 @@ def leave(crew: Company, player: Player) -> None:
     seconds = player.process.interrupt(SIGINT_SECONDS)
     assert player.process.code == 0, player.process.output[-2000:]
     assert seconds < SIGINT_SECONDS
-    place = crew.slot(player)
-    assert place is not None
-    assert not place.pending
-    assert place.state in (MemberState.WITHDRAWN, MemberState.IDLE)  # idle if its epoch has ended since
-    assert player.diary.saw("left")
+    crew.until(lambda: has_left(crew, player), "the chain knows that it left", 20)
     others = [other for other in crew.players if other.process.code is None]
     for other, mark in [(other, other.diary.mark()) for other in others]:
         crew.until_trains(other, mark, results=4)
+
+
+def has_left(crew: Company, player: Player) -> bool:
+    """Whether it is out of the running epoch (idle: that epoch has ended since) and does not want the next."""
+    place = crew.slot(player)
+    assert place is not None
+    return not place.pending and place.state in (MemberState.WITHDRAWN, MemberState.IDLE)
 
 
 def test_ctrl_c_leaves_the_run_and_the_member_can_return(crew: Company) -> None:

@@ -1,0 +1,62 @@
+"""A run for which one needs leave: refused without, admitted as a delegate, with the scripts a run owner uses."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from aftermath.chain.wallet import create_wallet
+from aftermath.run.state import RunState
+from e2e.company import Company, Player
+from e2e.material import ROOT, Material
+
+pytestmark = pytest.mark.slow
+STEPS = 4
+
+
+def script(company: Company, name: str, *words: str | Path) -> str:
+    """Run a shell script of the repository against the network; what it printed."""
+    line = ["sh", ROOT / "scripts" / name, company.network.rpc, *words]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def refusal(company: Company, player: Player) -> str:
+    """What a member says that is not admitted."""
+    process = company.start(player)
+    process.expected = False
+    assert process.wait() == 1
+    assert "Traceback" not in process.output
+    return process.output
+
+
+def test_permissioned_run_admits_delegates_only(company: Company, material: Material) -> None:
+    grantor, grantee = company.place / "grantor.json", company.place / "grantee.json"
+    grantor_key, grantee_key = create_wallet(grantor).pubkey, create_wallet(grantee).pubkey
+    rules = {"init_min_clients": 2, "rounds_per_epoch": STEPS, "total_steps": STEPS}
+    company.configure(material.config(company.place, **rules), "--join-authority", str(grantor_key))
+    company.command("set-paused", "resume", "--run-id", company.run_id)
+    assert company.run.join_authority == bytes(grantor_key) != bytes(company.owner_key)
+
+    stranger = company.player(0)
+    said = refusal(company, stranger)
+    assert f"wallet {stranger.wallet} is not admitted to run" in said
+    assert f"ask the run's join authority {grantor_key} for an authorization, or name one with --authorizer" in said
+
+    delegates = [company.player(tier) for tier in (0, 1)]
+    assert str(grantee_key) in script(company, "join-authorization-create.sh", grantor, str(grantee_key))
+    keys = [player.key for player in delegates]
+    said = script(company, "join-authorization-set-delegates.sh", str(grantor_key), grantee, *keys)
+    assert all(str(player.wallet) in said for player in delegates)
+
+    for player in delegates:
+        company.start(player, "--authorizer", str(grantee_key))
+    said = refusal(company, stranger)  # it is still nobody's delegate
+    assert f"wallet {stranger.wallet} is not admitted to run" in said
+    company.until_run(lambda run: run.state is RunState.FINISHED, "the run finishes")
+    assert [player.process.wait() for player in delegates] == [0, 0]
+    assert company.compare_replicas() == 2 * (STEPS + 1)
+    assert company.members.find(bytes(stranger.wallet)) is None

@@ -1,0 +1,75 @@
+"""What survives: everybody's death at once, and a chain that is out of reach for a while."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from aftermath.model.store import saved_steps
+from aftermath.run.state import RunState
+from e2e.company import TRAINING, Company
+from e2e.diary import applied_sequences
+from e2e.material import Material
+
+pytestmark = pytest.mark.slow
+DOWN_SECONDS = 20.0
+
+
+def test_all_gone_and_back_from_the_durable_checkpoint(company: Company, material: Material) -> None:
+    rules = {"rounds_per_epoch": 6, "total_steps": 18, "waiting_for_members_extra_time": 6}
+    company.configure(material.config(company.place, **rules))
+    players = company.start_three()
+    between = company.until_run(
+        lambda run: run.epoch >= 1 and run.state is RunState.WAITING_FOR_MEMBERS, "an epoch has ended"
+    )
+    company.disband()
+    dead, model = company.run, company.model
+    assert dead.state is RunState.WAITING_FOR_MEMBERS, "they died between two epochs"
+    assert model.checkpoint_step == dead.attested_step == dead.step == between.step
+    assert model.checkpoint_hashes == dead.level_hashes
+    assert saved_steps(company.place / "checkpoints", company.run_id)
+
+    marks = [player.diary.mark() for player in players]
+    for player in players:
+        company.start(player)
+    back = company.until_run(lambda run: run.state in TRAINING, "they train again")
+    assert (back.start_step, back.level_hashes) == (dead.step, model.checkpoint_hashes)
+    company.until_run(lambda run: run.state is RunState.FINISHED, "the run finishes")
+    assert [player.process.wait() for player in players] == [0, 0, 0]
+    for player, mark in zip(players, marks, strict=True):
+        assert player.diary.saw("model", mark)[0]["source"] == "the checkpoint"
+        assert [event["step"] for event in player.diary.saw("applied")] == list(range(1, 19))
+        assert applied_sequences(player.diary) == list(range(company.run.data_index))
+    assert company.run.lost_sequences == 0
+    assert company.compare_replicas() == 3 * (18 + 3)
+
+
+@pytest.fixture
+def afterwards_up(company: Company) -> Callable[[], None]:
+    """Brings the network back for the tests that follow, should the test fail while it is down."""
+    return company.network.come_back
+
+
+def test_members_survive_a_chain_that_is_gone_for_a_while(company: Company, material: Material) -> None:
+    company.configure(material.config(company.place, rounds_per_epoch=15, total_steps=30))
+    players = company.start_three()
+    before = company.until_run(lambda run: run.state in TRAINING and run.current.height >= 3, "rounds go on")
+    company.network.go_down()
+    down_until = time.monotonic() + DOWN_SECONDS
+    try:
+        while time.monotonic() < down_until:
+            assert [player.process.code for player in players] == [None, None, None]
+            time.sleep(0.5)
+    finally:
+        company.network.come_back()
+    after = company.run
+    assert after.seq >= before.seq, "what was acknowledged is still there"
+    assert after.step >= before.step
+    company.until_run(lambda run: run.state is RunState.FINISHED, "the run finishes")
+    assert [player.process.wait() for player in players] == [0, 0, 0]
+    run = company.run
+    assert run.lost_sequences == 0
+    assert company.all_trained(players[0], run.data_index - sum(interval.len for interval in run.backlog))
+    assert company.compare_replicas() > 3 * 15
