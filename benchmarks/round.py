@@ -37,7 +37,7 @@ def measure(members: int, place: Path) -> dict[str, Any]:
     prepare_files(places)
     write_config(places, REPOSITORY / "config" / "demo" / "config.toml")
     text = places.config.read_text().replace("init_min_clients = 3", f"init_min_clients = {members}")
-    places.config.write_text(text.replace("total_steps = 60", "total_steps = 40"))
+    places.config.write_text(text.replace("total_steps = 120", "total_steps = 40"))
     names = [f"member-{index}" for index in range(members)]
     chain, commands = start_chain(places, "embedded")
     processes = [chain]
