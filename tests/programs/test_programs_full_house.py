@@ -89,3 +89,19 @@ def test_a_crowd_that_vanishes_ends_its_epoch(crowd: Scenario) -> None:
         ExitReason.NO_ATTESTATION,
         [(0, 8192)],
     )
+
+
+def test_witnesses_who_disagree_are_counted(crowd: Scenario) -> None:
+    rng = random.Random(2)
+    crowd.everyone_witnesses()
+    votes = [0] * 256
+    for index in crowd.elected():
+        seen = sum(1 << slot for slot in range(256) if rng.random() < slot / 256)
+        for slot in range(256):
+            votes[slot] += seen >> slot & 1
+        assert crowd.witness(index, seen).ok().units <= 60_000
+    state = crowd.run
+    shares = assignment.assign(state.rounds[0], crowd.members, 10)
+    expected = bitmap.from_slots(slot for slot in range(256) if votes[slot] >= 22 or shares[slot].len == 0)
+    assert state.rounds[1].attested == expected
+    assert 0 < expected.bit_count() < 256

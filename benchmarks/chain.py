@@ -1,0 +1,259 @@
+"""What the programs cost: compute units, account bytes and rent, bytes pushed to a subscriber, fees.
+
+    benchmarks/chain.py [--json] [--members 3 32 256]
+
+Runs a whole epoch per size in LiteSVM with the committed programs and measures every transaction. Units are the highest
+seen of an instruction. Pushed bytes are the websocket message that a subscriber of the Run account gets after a
+transaction, in the two encodings that clients use. Fees count one signature per transaction and no priority fee.
+"""
+
+import argparse
+import base64
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import zstandard
+from solders.instruction import Instruction
+from solders.pubkey import Pubkey
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
+from aftermath.run import assignment, bitmap, committee
+from aftermath.run.state import Committee, MemberState, RunState
+from programs.harness import AUTHORIZER, PROGRAM, Outcome, World, authorization_address, build, idl
+from programs.scenario import EVERYONE, Scenario, member
+
+# Upstream draws a committee by 90 rounds of swap-or-not with two SHA-256 each: one position of one member among 256,
+# measured in a probe program that the same toolchain built. Not measured again by this benchmark.
+UPSTREAM_ONE_POSITION = 29_026
+FEE = 5_000
+GOAL_UNITS, LIMIT_UNITS, GOAL_PUSH = 50_000, 150_000, 2_048
+HASHES = {level: bytes([level + 1]) * 32 for level in range(3)}
+ENCODINGS = ("base64", "base64+zstd")
+
+
+class Recorder(World):
+    """A world that remembers what each instruction cost and what a subscriber of the run was sent."""
+
+    def __init__(self) -> None:
+        super().__init__(check_signatures=False)
+        self.units: dict[str, int] = defaultdict(int)
+        self.push: dict[str, dict[str, int]] = {encoding: defaultdict(int) for encoding in ENCODINGS}
+        self.transactions: dict[str, int] = defaultdict(int)
+        self.watched: Pubkey | None = None
+        self.label: str | None = None
+        self.names = {
+            bytes(entry["discriminator"]): prefix + entry["name"]
+            for program, prefix in ((AUTHORIZER, "authorizer."), (PROGRAM, ""))
+            for entry in idl(program)["instructions"]
+        }
+
+    def send(self, *instructions: Instruction, **rest: Any) -> Outcome:
+        before = self.data(self.watched) if self.watched else b""
+        outcome = super().send(*instructions, **rest).ok()
+        name = self.label or self.names[bytes(instructions[-1].data)[:8]]
+        if len(instructions) == 1:
+            self.units[name] = max(self.units[name], outcome.units)
+        self.transactions[name] += 1
+        after = self.data(self.watched) if self.watched else b""
+        if after and after != before:
+            for encoding, sizes in self.push.items():
+                sizes[name] = max(sizes[name], len(self.notification(after, encoding)))
+        return outcome
+
+    def notification(self, data: bytes, encoding: str) -> str:
+        """The message of `accountSubscribe` as the validator writes it."""
+        assert self.watched
+        body = zstandard.compress(data) if encoding == "base64+zstd" else data
+        value = {"lamports": self.svm.get_balance(self.watched), "data": [base64.b64encode(body).decode(), encoding]}
+        value |= {"owner": str(PROGRAM), "executable": False, "rentEpoch": 2**64 - 1, "space": len(data)}
+        result = {"context": {"slot": 400_000_000 + self.slot}, "value": value}
+        message = {"jsonrpc": "2.0", "method": "accountNotification"}
+        params = {"params": {"result": result, "subscription": 1_000_000}}
+        return json.dumps(message | params, separators=(",", ":"))
+
+
+def prepare(world: Recorder, clients: int) -> Scenario:
+    """A run with `clients` members in its first warm-up, created one instruction per transaction."""
+    run = Scenario(world)
+    for instruction in run.creation():
+        world.send(instruction)
+    world.watched = run.accounts["run"]
+    verifiers = 34 if clients < 10 else 10
+    run.configure(
+        init_min_clients=clients, min_clients=1, rounds_per_epoch=3, verification_percent=verifiers,
+        global_batch_size_start=16 * clients, global_batch_size_end=16 * clients,
+    )  # fmt: skip
+    run.update(metadata={"name": "n" * 64, "description": "d" * 280, "num_parameters": 1, "vocab_size": 1})
+    authorizations(run)
+    run.owner("set_future_epoch_rates", 10_000, 10)
+    run.owner("set_paused", False)
+    for index in range(clients):
+        run.join(index, tier=index % 3 if clients > 9 else 0, weight=1 + index)
+    world.advance(6)
+    run.tick()
+    return run
+
+
+def authorizations(run: Scenario) -> None:
+    """Everybody may join; a second authorization goes through all its changes."""
+    grantor, grantee = run.grantor, member(5_000)
+    keys = {"payer": run.world.payer.pubkey(), "spill": run.world.payer.pubkey()}
+    keys |= {"grantor": grantor.pubkey(), "grantee": grantee.pubkey()}
+    public = keys | {"authorization": authorization_address(grantor.pubkey(), EVERYONE)}
+    private = keys | {"authorization": authorization_address(grantor.pubkey(), grantee.pubkey())}
+    scope = b"CoordinatorJoinRun"
+    steps: list[tuple[str, dict[str, Pubkey], tuple[Any, ...]]] = [
+        ("create", public, (EVERYONE, scope)),
+        ("grantor_update", public, (True,)),
+        ("create", private, (grantee.pubkey(), scope)),
+        ("grantee_update", private, (False, [member(6_000 + index).pubkey() for index in range(25)])),
+        ("grantee_update", private, (True, [])),
+        ("close", private, ()),
+    ]
+    for name, accounts, args in steps:
+        run.world.send(build(AUTHORIZER, name, accounts, args), signers=[grantor, grantee])
+
+
+def train(run: Scenario, world: Recorder) -> None:
+    """Warm-up, a full round, a round with every other share missing, a verdict, a health check, the drain round."""
+    for index in run.elected():
+        if run.run.state is RunState.WARMUP:
+            run.by(index, "warmup_witness", run.slot_of(index))
+    everyone_attests(run)
+    first = run.run.rounds[0]
+    shares = assignment.assign(first, run.members, run.run.config.verification_percent)
+    heard = bitmap.from_slots(slot for place, slot in enumerate(shares) if place % 2 == 0)
+    world.label = "witness (half the shares missing)"
+    everyone_attests(run, heard)
+    world.label = None
+    judge(run)
+    missing = [slot for slot in first.members if not bitmap.contains(run.run.rounds[1].attested, slot)]
+    sender = next(slot for slot in first.members if slot not in missing)
+    run.by(run.index_of(run.members.slots[sender].signer), "health_check", run.names(missing))
+    while run.run.state is not RunState.COOLDOWN:
+        healthy = [
+            index for index in run.elected() if run.members.slots[run.slot_of(index)].state is MemberState.HEALTHY
+        ]
+        everyone_attests(run, indices=healthy)
+        if run.run.state is RunState.ROUND_TRAIN and run.run.current.attestations:
+            world.advance(21)
+            run.tick(healthy[0])
+        if run.run.state is RunState.ROUND_WITNESS:
+            world.advance(6)
+            run.tick(healthy[0])
+
+
+def everyone_attests(run: Scenario, participation: int | None = None, indices: Sequence[int] | None = None) -> None:
+    height = run.run.current.height
+    for index in run.elected() if indices is None else indices:
+        if run.run.current.height == height and run.run.state in (RunState.ROUND_TRAIN, RunState.ROUND_WITNESS):
+            run.witness(index, participation)
+
+
+def judge(run: Scenario) -> None:
+    roles = committee.roles(run.run.current, run.run.config.verification_percent)
+    slots = run.members.slots
+    verifiers = [slot for slot, role in roles.items() if role is Committee.VERIFIER]
+    shares = assignment.assign(run.run.current, run.members, run.run.config.verification_percent)
+    target = next(slot for slot, share in shares.items() if share.len)
+    sender, mismatch = run.index_of(slots[verifiers[0]].signer), len(verifiers) > 1  # one vote alone would eject
+    run.by(sender, "verify", verifiers[0], run.run.current.height, target, mismatch)
+
+
+def finish(run: Scenario, world: Recorder) -> None:
+    """Level hashes, a checkpoint, and everything that ends a run."""
+    for slot, one in enumerate(run.members.slots):
+        levels = committee.levels_to_attest(run.run, run.members, slot) if one.used else ()
+        if levels and run.run.state is RunState.COOLDOWN:
+            run.attest(run.index_of(one.signer), {level: HASHES[level] for level in levels})
+    named = {"kind": 1, "repo": "r" * 64, "revision": "v" * 40, "hashes": list(HASHES.values())}
+    keys = {"user": run.authority.pubkey()}
+    world.send(run.instruction("checkpoint", named, accounts=keys), signers=[run.authority])
+    last = run.run.finishers.bit_length() - 1
+    run.join(last)
+    run.by(last, "leave_run")
+    for which, name in ((0, "witnesses"), (1, "committee"), (2, "data")):
+        world.label = f"inspect ({name})"
+        world.send(run.instruction("inspect", which, 0))
+    world.label = None
+    run.owner("set_paused", True)
+    run.owner("update_client_version", "v" * 96)
+    run.owner("close_run")
+
+
+def measure(clients: int) -> dict[str, Any]:
+    """Everything about a run of `clients` members."""
+    world = Recorder()
+    run = prepare(world, clients)
+    accounts = {name: len(world.data(run.accounts[name])) for name in ("run", "model", "members", "witnesses")}
+    train(run, world)
+    finish(run, world)
+    attestations = min(clients, 32)
+    return {
+        "units": dict(sorted(world.units.items())),
+        "push": {encoding: dict(sizes) for encoding, sizes in world.push.items()},
+        "accounts": accounts,
+        "rent_lamports": {name: (size + 128) * 6_960 for name, size in accounts.items()},
+        "lamports_per_1000_rounds": 1_000 * attestations * FEE,
+    }
+
+
+def report(sizes: Sequence[int]) -> dict[str, Any]:
+    results = {clients: measure(clients) for clients in sizes}
+    last = results[sizes[-1]]
+    units = {name: [results[size]["units"].get(name) for size in sizes] for name in last["units"]}
+    highest = max(max(result["units"].values()) for result in results.values())
+    pushed = {
+        encoding: max(max(result["push"][encoding].values()) for result in results.values()) for encoding in ENCODINGS
+    }
+    return {
+        "members": list(sizes),
+        "compute_units": units,
+        "compute_units_max": highest,
+        "compute_units_goal_met": highest <= GOAL_UNITS,
+        "compute_units_limit_met": highest <= LIMIT_UNITS,
+        "push_bytes_max": pushed,
+        "push_goal_met": max(pushed.values()) <= GOAL_PUSH,
+        "push_bytes": last["push"],
+        "account_bytes": last["accounts"],
+        "rent_lamports": last["rent_lamports"],
+        "rent_lamports_total": sum(last["rent_lamports"].values()),
+        "lamports_per_1000_rounds": {size: results[size]["lamports_per_1000_rounds"] for size in sizes},
+        "all_positions_units": last["units"]["inspect (witnesses)"],
+        "upstream_one_position_units": UPSTREAM_ONE_POSITION,
+    }
+
+
+def show(result: dict[str, Any]) -> None:
+    sizes = result["members"]
+    print("compute units".ljust(36), *(f"{size:>8}" for size in sizes))
+    for name, units in result["compute_units"].items():
+        print(name.ljust(36), *(f"{unit:>8,}" if unit is not None else f"{'-':>8}" for unit in units))
+    print(f"\nhighest {result['compute_units_max']:,} (goal {GOAL_UNITS:,}, limit {LIMIT_UNITS:,})")
+    ours, theirs = result["all_positions_units"], result["upstream_one_position_units"]
+    print(f"all {sizes[-1]} positions of a committee: {ours:,}; upstream's draw of one position: {theirs:,}")
+    for name, size in result["account_bytes"].items():
+        print(f"{name:<10} {size:>7,} bytes, rent {result['rent_lamports'][name]:>12,} lamports")
+    print("pushed to a subscriber, at most:", result["push_bytes_max"], f"(goal {GOAL_PUSH:,})")
+    print("lamports of fees per 1,000 rounds:", result["lamports_per_1000_rounds"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--members", type=int, nargs="+", default=[3, 32, 256], metavar="N", help="default: 3 32 256")
+    arguments = parser.parse_args()
+    result = report(arguments.members)
+    if arguments.json:
+        print(json.dumps(result))
+    else:
+        show(result)
+
+
+if __name__ == "__main__":
+    main()
