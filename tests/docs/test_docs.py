@@ -1,0 +1,134 @@
+"""The documentation names only what exists: links, commands and their options, make targets, files, and figures."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from aftermath.cli.main import INDEX, load
+from aftermath.localnet.runtime import minimum_balance
+from aftermath.programs import AUTHORIZER_IDL, COORDINATOR_IDL
+from aftermath.run.views import members_account, model_account, run_account, witnesses_account
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "keys/README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PROGRAM = "aftermath-solana"
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SPAN = re.compile(r"`([^`\n]+)`")
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+FILE = re.compile(
+    r"(?<![\w./~-])(?:scripts|benchmarks|config|tests|idl|keys|docs|programs)/[\w./-]+\.(?:sh|py|toml|md|json|rs)\b"
+)
+
+
+def prose(page: Path) -> str:
+    """A page without its fenced blocks."""
+    return FENCE.sub("", page.read_text())
+
+
+def fenced_lines(page: Path) -> Iterator[str]:
+    """Every command line in a page's shell blocks, continuations joined."""
+    for language, body in FENCE.findall(page.read_text()):
+        if language == "sh":
+            yield from body.replace("\\\n", " ").splitlines()
+
+
+def slugs(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = [re.sub(r"[`*]|\[([^\]]*)\]\([^)]*\)", r"\1", text) for text in HEADING.findall(prose(page))]
+    return {re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in headings}
+
+
+def named(page: Path) -> object:
+    return pytest.param(page, id=str(page.relative_to(ROOT)))
+
+
+@pytest.fixture(params=[named(page) for page in PAGES])
+def page(request: pytest.FixtureRequest) -> Path:
+    found: Path = request.param
+    return found
+
+
+def test_links_resolve(page: Path) -> None:
+    broken = []
+    for target in LINK.findall(prose(page)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        place = (page.parent / path).resolve() if path else page
+        if not place.exists() or (anchor and anchor not in slugs(place)):
+            broken.append(target)
+    assert not broken
+
+
+def test_command_lines_parse(page: Path) -> None:
+    """Whole command lines, in shell blocks, are parsed by the command itself, which is not run."""
+    for line in fenced_lines(page):
+        words = shlex.split(line, comments=True)
+        if words[:1] == [PROGRAM]:
+            assert words[1] in INDEX, line
+            load(words[1]).make_context(words[1], words[2:])
+
+
+def test_mentioned_commands_and_options_exist(page: Path) -> None:
+    for span in SPAN.findall(prose(page)):
+        words = [word.rstrip(",;") for word in span.split()]
+        if words and words[0] == PROGRAM:
+            words = words[1:]
+            assert not words or words[0] in INDEX or words[0].startswith("-"), span
+        if words and words[0] in INDEX and any(word.startswith("-") for word in words):
+            known = {name for option in load(words[0]).params for name in (*option.opts, *option.secondary_opts)}
+            given = {word for word in words[1:] if word.startswith("-")}
+            assert given <= known | {"--json", "--help"}, span
+
+
+def test_lone_options_belong_to_a_command(page: Path) -> None:
+    """An option that stands alone between backquotes is one of some command, script, tool or benchmark."""
+    known = {
+        name for command in INDEX for option in load(command).params for name in (*option.opts, *option.secondary_opts)
+    }
+    sources = [*(ROOT / "scripts").iterdir(), *(ROOT / "benchmarks").glob("*.py")]
+    text = "\n".join(path.read_text() for path in sources if path.is_file())
+    for span in SPAN.findall(prose(page)):
+        if re.match(r"--[a-z]", span):
+            flag = span.split()[0].split("=")[0]
+            assert flag in known | {"--json", "--help"} or flag in text, span
+
+
+def test_make_targets_exist(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    spans = [*SPAN.findall(prose(page)), *fenced_lines(page)]
+    mentioned = {match[1] for span in spans if (match := re.match(r"make ([a-z-]+)", span))}
+    assert mentioned <= targets
+
+
+def test_named_files_exist(page: Path) -> None:
+    """Words in capitals in a path stand for something."""
+    names = {name for name in FILE.findall(page.read_text()) if not re.search(r"/[A-Z]+\b", name)}
+    assert not {name for name in names if not (ROOT / name).exists()}
+
+
+def test_account_sizes_and_rent_are_the_programs() -> None:
+    text = (ROOT / "docs/program.md").read_text()
+    accounts = [account() for account in (run_account, model_account, members_account, witnesses_account)]
+    for account in accounts:
+        row = next(line for line in text.splitlines() if line.startswith(f"| `{account.name}` |"))
+        assert f"| {account.size:,} | {minimum_balance(account.size) / 1e9:.8f} |" in row
+    rent = sum(minimum_balance(account.size) for account in accounts)
+    assert f"| {sum(account.size for account in accounts):,} | {rent / 1e9:.8f} |" in text
+    assert f"{rent:,}" in (ROOT / "docs/operations.md").read_text()
+
+
+@pytest.mark.parametrize("idl", [COORDINATOR_IDL, AUTHORIZER_IDL], ids=["coordinator", "authorizer"])
+def test_every_instruction_and_error_is_described(idl: Path) -> None:
+    text = (ROOT / "docs/program.md").read_text()
+    document = json.loads(idl.read_text())
+    assert not [entry["name"] for entry in document["instructions"] if f"\n| `{entry['name']}` |" not in text]
+    rows = [f"| {entry['code']} | `{entry['name']}` | {entry['msg']} |" for entry in document["errors"]]
+    assert not [row for row in rows if row not in text], "copy the errors of the IDL into docs/program.md"
