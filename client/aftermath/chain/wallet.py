@@ -139,8 +139,15 @@ def _read_key_file(path: Path) -> bytes:
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode
             raw = file.read(MAX_KEY_FILE + 1)
+    except FileNotFoundError as error:
+        raise WalletError(
+            f"there is no key file {path}",
+            f"check the path; a new wallet is made by: aftermath-solana show-identity --create -w {path}",
+        ) from error
     except OSError as error:
-        raise WalletError(f"cannot read the key file {path}: {error.strerror}") from error
+        raise WalletError(
+            f"cannot read the key file {path}: {error.strerror}", "check the path and its permissions"
+        ) from error
     if len(raw) > MAX_KEY_FILE:
         raise WalletError(f"{path} is too long to be a key file")
     if mode & (stat.S_IRWXG | stat.S_IRWXO):

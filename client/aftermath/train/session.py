@@ -36,7 +36,7 @@ from aftermath.train.cooldown import Archive
 from aftermath.train.feed import RunFeed
 from aftermath.train.member import Member
 from aftermath.train.origin import Origin
-from aftermath.train.outfit import check_tier, data_of, schema_of
+from aftermath.train.outfit import Unsuitable, check_tier, data_of, schema_of
 from aftermath.train.replica import pick_device
 from aftermath.train.settings import TrainSettings
 from aftermath.train.worker import ThreadWorker
@@ -134,16 +134,24 @@ def _pool(settings: TrainSettings) -> RpcPool:
 
 
 def _chain(settings: TrainSettings, pool: RpcPool, wallet: Wallet) -> SolanaMember:
-    program = settings.coordinator_program_id
     return SolanaMember(
         pool,
         wallet,
         settings.run_id,
         client_version=__version__,
-        authorizer=Pubkey.from_string(settings.authorizer) if settings.authorizer else None,
-        program_id=Pubkey.from_string(program) if program else None,
+        authorizer=_public_key("--authorizer", settings.authorizer),
+        program_id=_public_key("--coordinator-program-id", settings.coordinator_program_id),
         max_priority_fee=settings.max_priority_fee,
     )
+
+
+def _public_key(option: str, text: str | None) -> Pubkey | None:
+    if text is None:
+        return None
+    try:
+        return Pubkey.from_string(text)
+    except ValueError:
+        raise Unsuitable(f"{option} {text}: not a public key", f"{option} takes 32 bytes in base58") from None
 
 
 async def _close(transport: IrohTransport) -> None:
