@@ -39,7 +39,7 @@ class Context:
     compute: Worker
     """The thread that owns the replica."""
     decode: Worker
-    """The thread that checks and decodes peers' payloads."""
+    """The thread that checks and decodes what peers sent."""
     p2p_secret: bytes
     schema: Schema
     tier: int

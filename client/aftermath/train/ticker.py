@@ -1,19 +1,22 @@
 """Who ticks: every member watches the next deadline, and a seeded ranking says how long each waits before it tries.
 
-Time here is chain time; the machine's own clock only measures waiting.
+Choices: time here is chain time, the machine's own clock only measures waiting; the run is read anew before every tick,
+which spares the fee when somebody else was first, and finds out when the chain was out of reach. After an outage
+everybody's attestations are tried again before anybody ticks, so that an outage does not throw a round away.
 """
 
 from __future__ import annotations
-
-import asyncio
 
 from aftermath.run.accounts import Run
 from aftermath.run.deadlines import next_deadline, tick_delay, tick_order
 from aftermath.run.errors import ChainRefused, ChainUnavailable
 from aftermath.train.feed import RunFeed
 from aftermath.train.ports import Chain, Clock
+from aftermath.train.wait import first_of
 
 _LOOK_AGAIN = 1.0  # seconds between looks at a deadline that has passed without effect
+_SLOW = 3.0  # seconds after which a read counts as an outage survived
+_GRACE = 6.0  # seconds left to others after an outage: more than `persist` pauses at most
 
 
 class Ticker:
@@ -21,6 +24,7 @@ class Ticker:
 
     def __init__(self, chain: Chain, feed: RunFeed, clock: Clock) -> None:
         self._chain, self._feed, self._clock = chain, feed, clock
+        self._not_before = float("-inf")
 
     async def run(self) -> None:
         """Tick whenever it is due and nobody before us did, for ever."""
@@ -30,16 +34,14 @@ class Ticker:
             if due is None:
                 await self._feed.after(run.seq)
                 continue
-            moved = await self._wait(run, due - self._chain.now())
-            if not moved:
-                await self._tick()
+            wait = max(due - self._chain.now(), self._not_before - self._clock.monotonic(), 0.05)
+            await first_of(self._feed.after(run.seq), self._clock.sleep(wait))
+            if self._feed.run.seq == run.seq:
+                await self._tick(run)
 
     async def _due(self, run: Run) -> float | None:
         """Chain time at which this member should tick `run`, or None if no clock runs."""
-        try:
-            members = await self._chain.members()
-        except ChainUnavailable:
-            return self._chain.now() + _LOOK_AGAIN
+        members = await self._chain.members()
         deadline = next_deadline(run, members)
         if deadline is None:
             return None
@@ -48,21 +50,15 @@ class Ticker:
         rank = order.index(slot) if slot in order else len(order)
         return deadline + tick_delay(rank)
 
-    async def _wait(self, run: Run, seconds: float) -> bool:
-        """Wait, but at most until the run changes; True if it did."""
-        changed = asyncio.ensure_future(self._feed.after(run.seq))
-        timer = asyncio.ensure_future(self._clock.sleep(max(seconds, 0.05)))
+    async def _tick(self, run: Run) -> None:
+        asked = self._clock.monotonic()
         try:
-            await asyncio.wait({changed, timer}, return_when=asyncio.FIRST_COMPLETED)
-            return changed.done()
-        finally:
-            changed.cancel()
-            timer.cancel()
-
-    async def _tick(self) -> None:
-        try:
-            await self._chain.tick()
+            newest = await self._chain.run(fresh=True)
+            if self._clock.monotonic() - asked > _SLOW:
+                raise ChainUnavailable("the chain was out of reach and is back")
+            if newest.seq == run.seq:
+                await self._chain.tick()
         except ChainRefused:
             await self._clock.sleep(_LOOK_AGAIN / 2)  # a little early, or somebody else ticked
         except ChainUnavailable:
-            await self._clock.sleep(_LOOK_AGAIN)
+            self._not_before = self._clock.monotonic() + _GRACE

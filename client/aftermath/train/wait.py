@@ -30,5 +30,6 @@ class Pulse:
         self._event.set()
         self._event = asyncio.Event()
 
-    async def wait(self) -> None:
-        await self._event.wait()
+    def wait(self) -> Coroutine[Any, Any, Any]:
+        """Await the next firing, counted from this call and not from when the coroutine first runs."""
+        return self._event.wait()
