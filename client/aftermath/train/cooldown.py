@@ -9,6 +9,7 @@ Choices:
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,16 +17,17 @@ from pathlib import Path
 
 from aftermath.model.documents import CheckpointError
 from aftermath.model.hub import upload
-from aftermath.model.store import save
+from aftermath.model.store import save, saved_steps
 from aftermath.run.accounts import Run
 from aftermath.run.committee import levels_to_attest
-from aftermath.run.errors import ChainRefused
 from aftermath.run.state import CheckpointKind, RunState
 from aftermath.train.context import Context
-from aftermath.train.modelshare import ModelShare
-from aftermath.train.persist import persist
+from aftermath.train.modelshare import ModelShare, snapshot
+from aftermath.train.persist import fulfil
 from aftermath.train.replica import Replica
 from aftermath.train.traffic import report_traffic
+
+_ATTESTED = frozenset({"DuplicateWitness", "WrongState", "NotElected", "SlotMismatch", "CooldownFull"})
 
 
 @dataclass(frozen=True)
@@ -52,9 +54,8 @@ class Cooldown:
         """Go through cooldown; returns when the run has left it."""
         hashes = await self._ctx.compute(self._replica.hashes)
         self._ctx.events.emit("cooldown", epoch=run.epoch, step=run.step, hashes=hashes)
-        await self._ctx.compute(
-            lambda: self._share.offer(self._replica.params, self._ctx.schema, self._ctx.tier, run.step)
-        )
+        replica, schema, tier = self._replica, self._ctx.schema, self._ctx.tier
+        self._share.offer(await self._ctx.compute(lambda: snapshot(replica.params, schema, tier, run.step)))
         await self._attest(run, hashes)
         if self._ctx.tier == 0 and (self._archive.directory or self._archive.hub_repo):
             await self._keep(run, hashes)
@@ -67,11 +68,12 @@ class Cooldown:
     async def _attest(self, run: Run, hashes: dict[int, bytes]) -> None:
         elected = levels_to_attest(run, await self._ctx.chain.members(), self._slot)
         if elected:
-            await persist(
-                self._ctx.clock,
+            await fulfil(
+                self._ctx,
+                "the attestation of the model",
                 lambda: self._ctx.chain.attest(self._slot, {level: hashes[level] for level in elected}),
                 wanted=lambda: not self._over(run, self._ctx.feed.run),
-                done_if=frozenset({"DuplicateWitness", "WrongState", "NotElected"}),
+                done_if=_ATTESTED,
             )
 
     async def _keep(self, run: Run, hashes: dict[int, bytes]) -> None:
@@ -81,26 +83,34 @@ class Cooldown:
         except (CheckpointError, OSError) as error:
             self._ctx.events.emit("warning", message=f"no checkpoint of step {run.step} was kept: {error}")
             return
-        kind, repo, revision = saved
+        kind, repo, _ = saved
         self._ctx.events.emit("checkpoint", step=run.step, path=repo)
         model = await self._ctx.chain.model()
-        if kind is CheckpointKind.LOCAL and model.checkpoint.kind is not CheckpointKind.LOCAL:
-            return  # others could not read this machine's directory; the run's checkpoint stays on the Hub
+        if kind is CheckpointKind.HUB or model.checkpoint.kind is CheckpointKind.LOCAL:
+            await self._point_chain_to(run, saved, hashes)  # else others could not read this machine's directory
+        named = Path((await self._ctx.chain.model()).checkpoint.repo)
+        await self._ctx.compute(lambda: self._prune(run.run_id, named))
+
+    def _prune(self, run_id: str, named: Path) -> None:
+        """Remove old steps, but never the one the chain names: whoever returns to this run needs it."""
+        if self._archive.directory is None or self._archive.keep_steps is None:
+            return
+        for old in saved_steps(self._archive.directory, run_id)[: -self._archive.keep_steps]:
+            if old.resolve() != named:
+                shutil.rmtree(old, ignore_errors=True)
+
+    async def _point_chain_to(self, run: Run, saved: tuple[CheckpointKind, str, str], hashes: dict[int, bytes]) -> None:
         everything = (1 << run.levels) - 1
         now = await self._ctx.feed.until(lambda r: r.levels_attested == everything or self._over(run, r))
-        if now.levels_attested == everything and now.attested_step == run.step:
-            await self._point_chain_to(kind, repo, revision, [hashes[level] for level in range(run.levels)])
-
-    async def _point_chain_to(self, kind: CheckpointKind, repo: str, revision: str, hashes: list[bytes]) -> None:
-        try:
-            await persist(
-                self._ctx.clock,
-                lambda: self._ctx.chain.checkpoint(kind, repo, revision, hashes),
-                wanted=lambda: self._ctx.feed.run.state is RunState.COOLDOWN,
-                done_if=frozenset({"CheckpointNotNewer"}),
-            )
-        except ChainRefused as error:
-            self._ctx.events.emit("warning", message=f"the chain did not take the checkpoint: {error}")
+        if now.levels_attested != everything or now.attested_step != run.step:
+            return
+        await fulfil(
+            self._ctx,
+            "the checkpoint",
+            lambda: self._ctx.chain.checkpoint(*saved, [hashes[level] for level in range(run.levels)]),
+            wanted=lambda: self._ctx.feed.run.state is RunState.COOLDOWN,
+            done_if=frozenset({"CheckpointNotNewer"}),
+        )
 
     def _save(self, run: Run) -> tuple[CheckpointKind, str, str]:
         """Write the checkpoint, and upload it if there is a repository for it; its kind, place and revision."""
@@ -112,7 +122,7 @@ class Cooldown:
                 run_id=run.run_id,
                 step=run.step,
                 companions=self._archive.companions,
-                keep_steps=self._archive.keep_steps,
+                keep_steps=None,
             )
             if self._archive.hub_repo is None:
                 return CheckpointKind.LOCAL, str(place.resolve()), ""

@@ -8,23 +8,24 @@ from __future__ import annotations
 
 import asyncio
 
-from aftermath.p2p.transport import Announcement
+from aftermath.p2p.transport import Announcement, TransportError
 from aftermath.run import bitmap
 from aftermath.run.accounts import Members, Run, Slot
 from aftermath.run.commitment import Commitment, Ready, decode_announcement
-from aftermath.run.errors import BadAnnouncement, ChainRefused
+from aftermath.run.errors import BadAnnouncement, ChainRefused, ChainUnavailable
 from aftermath.run.state import MemberState, RunState
+from aftermath.train.collect import LINGER
 from aftermath.train.context import Context, Desync
 from aftermath.train.cooldown import Archive, Cooldown
 from aftermath.train.modelshare import ModelShare
 from aftermath.train.origin import Origin
 from aftermath.train.persist import persist
+from aftermath.train.ready import Readiness, announce_ready
 from aftermath.train.replica import Replica
-from aftermath.train.results import LINGER, Results
+from aftermath.train.results import Results
 from aftermath.train.rounds import TRAINING, Rounds
 from aftermath.train.ticker import Ticker
-from aftermath.train.wait import Pulse
-from aftermath.train.warmup import Readiness, WarmUp
+from aftermath.train.warmup import WarmUp
 
 _JOINABLE = (
     RunState.WAITING_FOR_MEMBERS,
@@ -34,6 +35,8 @@ _JOINABLE = (
     RunState.COOLDOWN,
 )
 _WEIGHT_DRIFT = 1.25  # a declared throughput is corrected when it is off by more than this factor
+_LOOK_AGAIN = 1.0
+_FULL_PAUSE = 10.0  # seconds between tries to get into a run whose places are all taken
 
 
 class Member:
@@ -44,7 +47,7 @@ class Member:
         self._weight = weight
         self._share = ModelShare(context.transport)
         self._results = Results(context)
-        self._readiness = Readiness(Pulse(), {})
+        self._readiness = Readiness()
         self._replica: Replica | None = None
         self._members_seq = -1
         self.slot: int | None = None
@@ -52,22 +55,23 @@ class Member:
     async def live(self) -> None:
         """Take part until the run is finished; cancelled from outside to stop earlier (see `leave`)."""
         tasks = [
+            asyncio.ensure_future(self._epochs()),
             asyncio.ensure_future(self._ctx.feed.follow(self._ctx.chain)),
             asyncio.ensure_future(Ticker(self._ctx.chain, self._ctx.feed, self._ctx.clock).run()),
             asyncio.ensure_future(self._listen()),
             asyncio.ensure_future(self._follow_members()),
         ]
-        own = asyncio.ensure_future(self._epochs())
         try:
-            await asyncio.wait([own, *tasks], return_when=asyncio.FIRST_COMPLETED)
-            for task in (own, *tasks):
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
                 if task.done():
                     task.result()
         finally:
-            for task in (own, *tasks):
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(own, *tasks, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
             self._results.close()
+            self._share.withdraw()
 
     async def leave(self) -> None:
         """Tell the chain that this member goes."""
@@ -94,8 +98,8 @@ class Member:
                     await self._epoch(run)
                 except Desync as reason:
                     self._ctx.events.emit("warning", message=f"out of this epoch: {reason}; joining the next one")
-                    self._replica = None
-                    await self._join(self._ctx.feed.run, stateless=True)
+                    self._forget_replica()
+                    await self._join(self._ctx.feed.run)
             else:
                 await self._join_if_needed(run, members)
                 await self._ctx.feed.after(run.seq)
@@ -105,27 +109,38 @@ class Member:
         self.slot = members.find(self._ctx.chain.wallet)
         if self.slot is None or not bitmap.contains(run.current.roster, self.slot):
             return False
+        me = members.slots[self.slot]
         early = run.state in TRAINING and run.current.height <= 1 and self._replica is not None
-        return (run.state is RunState.WARMUP or early) and members.slots[self.slot].state is MemberState.HEALTHY
+        return (run.state is RunState.WARMUP or early) and me.state is MemberState.HEALTHY and self._known_as_is(me)
 
     async def _epoch(self, run: Run) -> None:
         """One epoch, from warm-up to the end of cooldown."""
         assert self.slot is not None
         self._results.begin(run.epoch)
-        warm = WarmUp(self._ctx, self._origin, self._readiness, self.slot, self._parallel)
-        self._replica = replica = await warm.obtain(run, self._replica)
+        self._readiness.forget_before(run.epoch)
+        model = await self._ctx.chain.model()
+        warm = WarmUp(self._ctx, self._origin, self._share, run, self.slot, self._parallel)
+        self._replica = replica = await warm.obtain(self._take_replica())
         if run.cold_start:
             await self._ctx.compute(replica.distro.reset)
-        await warm.announce_ready(run)
-        rounds = Rounds(self._ctx, self._results, self._share, replica, run.epoch, self.slot)
-        try:
-            ended = await rounds.live()
-        finally:
-            self._readiness.ready.pop(run.epoch, None)
+        await announce_ready(self._ctx, self._readiness, run, self.slot)
+        rounds = Rounds(self._ctx, self._results, self._share, replica, run, model, self.slot)
+        ended = await rounds.live()
+        if ended is None:
+            return
         self._weight = rounds.weight or self._weight
         if not ended.pending_pause:
-            await self._join(ended, stateless=False)
+            await self._join(ended)
         await Cooldown(self._ctx, self._share, replica, self._archive, self.slot).live(ended)
+
+    def _take_replica(self) -> Replica | None:
+        """The replica, which this member then no longer counts on: if it is of no use, its memory is free."""
+        replica, self._replica = self._replica, None
+        return replica
+
+    def _forget_replica(self) -> None:
+        self._replica = None
+        self._share.withdraw()
 
     # --- joining ------------------------------------------------------------------------------------------------
 
@@ -134,27 +149,45 @@ class Member:
         if run.state not in _JOINABLE:
             return
         me = members.slots[self.slot] if self.slot is not None else None
+        between = run.state is RunState.WAITING_FOR_MEMBERS
         in_epoch = me is not None and me.state is MemberState.HEALTHY
-        if me is None or not me.pending or (in_epoch and self._replica is None) or self._outdated(run, me):
-            await self._join(run, stateless=self._replica is None)
+        if me is not None and me.pending and not in_epoch and not (between and self._outdated(me)):
+            return
+        if in_epoch and between:
+            return  # the members are newer than the run: an epoch has begun that we are about to see
+        if (await self._newest()).seq != run.seq:
+            return  # what we decided on is past
+        if in_epoch:
+            self._forget_replica()  # an epoch goes on without us, and we hold up the others until we say so
+        await self._join(run)
 
-    def _outdated(self, run: Run, me: Slot) -> bool:
-        if run.state is not RunState.WAITING_FOR_MEMBERS:
-            return False  # what is declared takes effect only between epochs
+    async def _newest(self) -> Run:
+        """The run as it is now, however long that takes."""
+        while True:
+            try:
+                return await self._ctx.chain.run(fresh=True)
+            except ChainUnavailable:
+                await self._ctx.clock.sleep(_LOOK_AGAIN)
+
+    def _known_as_is(self, me: Slot) -> bool:
+        return (me.p2p, me.tier) == (self._ctx.transport.node_id, self._ctx.tier)
+
+    def _outdated(self, me: Slot) -> bool:
+        """Whether the chain should hear anew what we declare. It takes effect only between epochs."""
         drift = max(me.weight, self._weight) / max(1, min(me.weight, self._weight))
-        return (me.p2p, me.tier) != (self._ctx.transport.node_id, self._ctx.tier) or drift > _WEIGHT_DRIFT
+        return not self._known_as_is(me) or drift > _WEIGHT_DRIFT
 
-    async def _join(self, run: Run, *, stateless: bool) -> None:
-        """Join on chain. A refusal that waiting cannot cure is raised to the user."""
+    async def _join(self, run: Run) -> None:
+        """Join on chain, as stateless if there is no replica. A refusal that waiting cannot cure is raised."""
         try:
-            await persist(
+            joined = await persist(
                 self._ctx.clock,
                 lambda: self._ctx.chain.join(
                     p2p=self._ctx.transport.node_id,
                     tier=self._ctx.tier,
                     weight=self._weight,
                     schema_hash=self._ctx.schema.hash(),
-                    stateless=stateless,
+                    stateless=self._replica is None,
                 ),
                 wanted=lambda: self._ctx.feed.run.state in _JOINABLE,
                 done_if=frozenset({"RunHalted"}),
@@ -163,7 +196,9 @@ class Member:
             if error.name != "MembersFull":
                 raise
             self._ctx.events.emit("warning", message=str(error))
-            await self._ctx.clock.sleep(10.0)
+            await self._ctx.clock.sleep(_FULL_PAUSE)
+            return
+        if not joined:
             return
         members = await self._ctx.chain.members()
         self.slot = members.find(self._ctx.chain.wallet)
@@ -185,6 +220,7 @@ class Member:
     async def _listen(self) -> None:
         async for heard in self._ctx.transport.announcements():
             self._hear(heard)
+        raise TransportError("the endpoint for peers has closed", "start the member again; it rejoins by itself")
 
     def _hear(self, heard: Announcement) -> None:
         try:
@@ -197,5 +233,5 @@ class Member:
             return
         if isinstance(said, Ready):
             self._readiness.hear(said)
-        elif isinstance(said, Commitment) and said.epoch == run.epoch:
+        elif isinstance(said, Commitment):
             self._results.hear(said, heard.data)

@@ -19,12 +19,13 @@ from blake3 import blake3
 from torch import Tensor
 
 from aftermath.model.schema import Schema, Segment
-from aftermath.model.segments import level_hash, segment_bytes, write_segment
+from aftermath.model.segments import SegmentError, level_hash, segment_bytes, write_segment
 from aftermath.p2p.transport import Transport, TransportError
 from aftermath.train.context import Context
 
 TOPIC = "model"
 MAX_MANIFEST = 4 << 20  # bytes; 32 for each segment, so room for 100,000 of them
+_DIGEST = 32
 
 
 class ModelUnavailable(Exception):
@@ -38,37 +39,54 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     levels: dict[int, list[bytes]]
 
 
+@dataclass(frozen=True)
+class Snapshot:
+    """A copy of a replica: its manifest and the bytes behind every digest."""
+
+    manifest: Manifest
+    blobs: Mapping[bytes, bytes]
+
+
+def snapshot(params: Mapping[str, Tensor], schema: Schema, tier: int, step: int) -> Snapshot:
+    """Copy the segments of a tier's replica; slow, for the replica's thread."""
+    levels: dict[int, list[bytes]] = {}
+    blobs: dict[bytes, bytes] = {}
+    for level in range(tier, schema.levels):
+        levels[level] = []
+        for segment in schema.of_level(level):
+            data = segment_bytes(params, segment)
+            digest = blake3(data).digest()
+            levels[level].append(digest)
+            blobs[digest] = data
+    return Snapshot(Manifest(step, levels), blobs)
+
+
 class ModelShare:
     """Offers this member's snapshot to its peers."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
-        self._manifest: Manifest | None = None
+        self.manifest: Manifest | None = None
         self._digests: list[bytes] = []
         transport.handle(TOPIC, self._answer)
 
     async def _answer(self, peer: bytes, body: bytes) -> bytes:
         del peer, body
-        if self._manifest is None:
+        if self.manifest is None:
             raise LookupError("no snapshot is offered now")
-        return msgspec.msgpack.encode(self._manifest)
+        return msgspec.msgpack.encode(self.manifest)
 
-    def offer(self, params: Mapping[str, Tensor], schema: Schema, tier: int, step: int) -> None:
-        """Copy the replica's segments and serve them until `withdraw`."""
+    def offer(self, taken: Snapshot) -> None:
+        """Serve a snapshot until `withdraw`."""
         self.withdraw()
-        levels: dict[int, list[bytes]] = {}
-        for level in range(tier, schema.levels):
-            digests = []
-            for segment in schema.of_level(level):
-                digest = self._transport.publish(segment_bytes(params, segment))
-                digests.append(digest)
-            levels[level] = digests
-            self._digests += digests
-        self._manifest = Manifest(step, levels)
+        for digest, data in taken.blobs.items():
+            self._transport.publish_source(digest, len(data), lambda at, n, data=data: data[at : at + n])  # type: ignore[misc]
+        self._digests = list(taken.blobs)
+        self.manifest = taken.manifest
 
     def withdraw(self) -> None:
         """Stop serving the snapshot and free its memory."""
-        self._manifest = None
+        self.manifest = None
         for digest in self._digests:
             self._transport.retract(digest)
         self._digests = []
@@ -76,57 +94,70 @@ class ModelShare:
 
 @dataclass(frozen=True)
 class Offer:
-    """One agreed content of a level, and who holds it."""
+    """One content of a level at one step, and who holds it."""
 
+    step: int
     digests: tuple[bytes, ...]
     holders: tuple[bytes, ...]
 
 
-async def ask_offers(
-    transport: Transport, schema: Schema, peers: Sequence[bytes], step: int, deadline_s: float
-) -> dict[int, list[Offer]]:
-    """What the peers offer for `step`, per level; the content most peers agree on first."""
-    replies = await asyncio.gather(
-        *(transport.request(peer, TOPIC, b"", MAX_MANIFEST, deadline_s) for peer in peers), return_exceptions=True
-    )
-    holders: dict[int, dict[tuple[bytes, ...], list[bytes]]] = defaultdict(lambda: defaultdict(list))
-    for peer, reply in zip(peers, replies, strict=True):
-        manifest = _checked(reply, schema, step)
+@dataclass(frozen=True)
+class Offers:
+    """What peers offer, per level with the most offered content first, and which of them gave no answer."""
+
+    levels: Mapping[int, Sequence[Offer]]
+    silent: tuple[bytes, ...]
+
+    def at(self, level: int, step: int) -> list[Offer]:
+        """The offers of a level whose snapshot is of this step."""
+        return [offer for offer in self.levels.get(level, ()) if offer.step == step]
+
+
+async def ask_offers(transport: Transport, schema: Schema, peers: Sequence[bytes], deadline_s: float) -> Offers:
+    """Ask peers what they offer. What does not fit the schema counts as no answer."""
+    manifests = await asyncio.gather(*(_ask(transport, schema, peer, deadline_s) for peer in peers))
+    holders: dict[int, dict[tuple[int, tuple[bytes, ...]], list[bytes]]] = defaultdict(lambda: defaultdict(list))
+    for peer, manifest in zip(peers, manifests, strict=True):
         for level, digests in (manifest.levels if manifest else {}).items():
-            holders[level][tuple(digests)].append(peer)
-    return {
+            assert manifest is not None
+            holders[level][manifest.step, tuple(digests)].append(peer)
+    levels = {
         level: sorted(
-            (Offer(d, tuple(p)) for d, p in found.items()), key=lambda offer: (-len(offer.holders), offer.digests)
+            (Offer(step, digests, tuple(names)) for (step, digests), names in found.items()),
+            key=lambda offer: (-len(offer.holders), offer.step, offer.digests),
         )
         for level, found in holders.items()
     }
+    return Offers(levels, tuple(peer for peer, found in zip(peers, manifests, strict=True) if found is None))
 
 
-def _checked(reply: bytes | BaseException, schema: Schema, step: int) -> Manifest | None:
-    """The manifest if it is well formed and of the wanted step."""
-    if not isinstance(reply, bytes):
-        if isinstance(reply, TransportError):
-            return None
-        raise reply
+async def _ask(transport: Transport, schema: Schema, peer: bytes, deadline_s: float) -> Manifest | None:
+    try:
+        return checked(await transport.request(peer, TOPIC, b"", MAX_MANIFEST, deadline_s), schema)
+    except TransportError:
+        return None
+
+
+def checked(reply: bytes, schema: Schema) -> Manifest | None:
+    """The manifest in a peer's reply, if it is well formed and fits the schema."""
     try:
         manifest = msgspec.msgpack.decode(reply, type=Manifest)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, ValueError):
         return None
     fits = all(
         0 <= level < schema.levels
         and len(digests) == len(schema.of_level(level))
-        and all(len(digest) == 32 for digest in digests)
+        and all(len(digest) == _DIGEST for digest in digests)
         for level, digests in manifest.levels.items()
     )
-    return manifest if fits and manifest.step == step else None
+    return manifest if fits else None
 
 
 class LevelFetcher:
     """Fetches levels into a set of parameters and checks each against the hash the chain holds."""
 
     def __init__(self, context: Context, parallel: int, deadline_s: float) -> None:
-        self._transport, self._schema, self._compute = context.transport, context.schema, context.compute
-        self._deadline = deadline_s
+        self._ctx, self._deadline = context, deadline_s
         self._slots = asyncio.Semaphore(parallel)
 
     async def fetch(
@@ -137,38 +168,35 @@ class LevelFetcher:
         for offer in offers:
             try:
                 await self._take(level, offer, params)
-            except (TransportError, ValueError) as error:
+            except (TransportError, SegmentError) as error:
                 reasons.append(str(error))
                 continue
-            if expected is None or await self._compute(lambda: level_hash(params, self._schema, level)) == expected:
+            if expected is None or await self._hash(params, level) == expected:
                 return
             reasons.append(f"{len(offer.holders)} peers offered tensors that are not the ones attested on chain")
         raise ModelUnavailable(f"level {level} of the model: " + ("; ".join(reasons) or "no peer offers it"))
 
-    async def _take(self, level: int, offer: Offer, params: Mapping[str, Tensor]) -> None:
-        async def one(index: int, segment: Segment) -> None:
-            turn = index % len(offer.holders)
-            holders = offer.holders[turn:] + offer.holders[:turn]  # spread segments over all holders
-            async with self._slots:
-                data = await self._transport.fetch(offer.digests[index], segment_size(segment), holders, self._deadline)
-            write_segment(params, segment, data)
+    async def _hash(self, params: Mapping[str, Tensor], level: int) -> bytes:
+        return await self._ctx.compute(lambda: level_hash(params, self._ctx.schema, level))
 
-        tasks = [asyncio.create_task(one(i, segment)) for i, segment in enumerate(self._schema.of_level(level))]
+    async def _take(self, level: int, offer: Offer, params: Mapping[str, Tensor]) -> None:
+        segments = enumerate(self._ctx.schema.of_level(level))
+        tasks = [asyncio.create_task(self._take_one(offer, i, segment, params)) for i, segment in segments]
         try:
             await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _take_one(self, offer: Offer, index: int, segment: Segment, params: Mapping[str, Tensor]) -> None:
+        turn = index % len(offer.holders)
+        holders = offer.holders[turn:] + offer.holders[:turn]  # spread segments over all holders
+        async with self._slots:
+            data = await self._ctx.transport.fetch(offer.digests[index], segment_size(segment), holders, self._deadline)
+            await self._ctx.decode(lambda: write_segment(params, segment, data))
 
 
 def segment_size(segment: Segment) -> int:
     """Bytes of a segment's fp32 tensor."""
-    size = 4
-    for extent in segment.shape:
-        size *= extent
-    return size
-
-
-def digest_of(data: bytes) -> bytes:
-    """BLAKE3 as the transport names blobs."""
-    return blake3(data).digest()
+    return 4 * segment.numel

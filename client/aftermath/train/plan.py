@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aftermath.model.schema import Schema
-from aftermath.run.accounts import Members, Round, Run, Slot
+from aftermath.run.accounts import Members, Round, Slot
 from aftermath.run.assignment import PositionInterval, assign, sequences
 from aftermath.run.commitment import Commitment
 
@@ -46,7 +46,6 @@ class RoundPlan:
         )
 
 
-def plan_round(run: Run, header: Round, members: Members) -> RoundPlan:
-    """The plan of a round of the running epoch."""
-    shares = assign(header, members, run.config.verification_percent)
-    return RoundPlan(run.run_id, run.epoch, header, members.slots, shares)
+def plan_round(run_id: str, epoch: int, header: Round, members: Members, verification_percent: int) -> RoundPlan:
+    """The plan of a round of an epoch, of which `members` still holds the tiers and weights."""
+    return RoundPlan(run_id, epoch, header, members.slots, assign(header, members, verification_percent))

@@ -2,9 +2,12 @@
 
 Choices:
 - an announcement counts only if it is what the chain's accounts say its sender had to do (`RoundPlan.admits`);
+- a member that signs two different results of one round has delivered none, as far as a witness is concerned;
 - sizes come from the schema before the first byte, the hash is checked before decoding, decoding checks the rest;
-- a bad payload costs its sender the round and nobody else anything; a missing one is asked for again and again from
-  everyone who may hold it, as long as the chain still stores its round.
+- a bad payload costs its sender the round and nobody else anything: everybody who holds its level finds the same
+  fault in the same bytes, so it can be left out even if witnesses that do not hold the level accepted the rest;
+- a missing payload is asked for again and again from everyone who may hold it, as long as the chain still stores its
+  round.
 """
 
 from __future__ import annotations
@@ -17,20 +20,17 @@ from dataclasses import dataclass, field
 import msgspec
 
 from aftermath.optim.codec import BadPayload, Votes, decode_level
-from aftermath.p2p.transport import BlobRejected, TransportError
-from aftermath.run.accounts import STORED_ROUNDS, Run
-from aftermath.run.commitment import Commitment, decode_announcement
-from aftermath.run.consensus import Fingerprint, matches
-from aftermath.run.errors import BadAnnouncement
-from aftermath.train.context import Context, Desync
+from aftermath.p2p.transport import TransportError
+from aftermath.run.accounts import STORED_ROUNDS
+from aftermath.run.commitment import Commitment
+from aftermath.train.context import Context
 from aftermath.train.plan import RoundPlan
-from aftermath.train.wait import Pulse, first_of
+from aftermath.train.wait import Pulse
 
 TOPIC = "commitments"
-_MAX_PER_MEMBER = 3  # different commitments kept of one member in one round: it lies, but the witnesses decide
-_MAX_EARLY = 1024  # announcements kept for a round this member has not seen on chain yet
-LINGER = 3.0  # seconds for which members of a run that has stopped still serve its last results
-_ASK_EVERY = 1.0  # seconds between questions to peers about a commitment that is missing
+_MAX_PER_MEMBER = 2  # two different commitments of one member in one round prove that it lies; no more are kept
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
+_FETCH_SECONDS, _SLOWEST_BYTES = 5.0, 200_000  # one attempt: so long, and longer by a byte rate that anyone has
 
 
 @dataclass
@@ -39,8 +39,12 @@ class Candidate:
 
     said: Commitment
     raw: bytes
+    digest: bytes
     votes: dict[int, Votes] = field(default_factory=dict)
-    bad: bool = False
+    served: list[bytes] = field(default_factory=list)
+    """Digests of the payloads that our transport serves."""
+    bad: set[int] = field(default_factory=set)
+    """Levels whose payload is what was committed to and yet no valid encoding."""
     fetching: asyncio.Task[None] | None = None
 
 
@@ -53,7 +57,7 @@ class Results:
         self._retired: list[bytes] = []
         self._plans: dict[int, RoundPlan] = {}
         self._found: dict[int, dict[int, list[Candidate]]] = defaultdict(dict)
-        self._early: dict[int, dict[bytes, Commitment]] = defaultdict(dict)
+        self._early: dict[int, dict[bytes, dict[bytes, Commitment]]] = {}
         self.changed = Pulse()
         context.transport.handle(TOPIC, self._answer)
 
@@ -61,35 +65,42 @@ class Results:
 
     def begin(self, epoch: int) -> None:
         """Forget everything of other epochs and listen for this one. Old payloads are served until rounds go on."""
-        self._retired += [digest for height in list(self._plans) for digest in self._forget(height)]
+        for height in list(self._plans):
+            self._forget(height)
         self._early.clear()
         self._epoch = epoch
 
     def open(self, plan: RoundPlan) -> None:
         """Start judging announcements of a round; forget those that no replica can need any more."""
-        self._plans[plan.header.height] = plan
-        for raw, said in self._early.pop(plan.header.height, {}).items():
-            self._admit(said, raw)
-        for height in [h for h in self._plans if h <= plan.header.height - STORED_ROUNDS]:
-            self._retired += self._forget(height)
-        if plan.header.height > 1:
+        newest = plan.header.height
+        self._plans[newest] = plan
+        for announcements in self._early.pop(newest, {}).values():
+            for raw, said in announcements.items():
+                self.admit(said, raw)
+        for height in [h for h in self._plans if h <= newest - STORED_ROUNDS]:
+            self._forget(height)
+        for height in [h for h in self._early if h <= newest]:
+            del self._early[height]
+        if newest > 1:
             self._retract()
 
     def plan(self, height: int) -> RoundPlan | None:
         return self._plans.get(height)
 
-    def _forget(self, height: int) -> list[bytes]:
-        """Forget a round; the digests of its payloads, which are still served."""
+    def _forget(self, height: int) -> None:
+        """Forget a round; its payloads are still served until `_retract`."""
         del self._plans[height]
-        candidates = [c for found in self._found.pop(height, {}).values() for c in found]
-        for candidate in candidates:
+        for candidate in _all(self._found.pop(height, {})):
             if candidate.fetching is not None:
                 candidate.fetching.cancel()
-        return [payload.blake3 for candidate in candidates for payload in candidate.said.levels.values()]
+            self._retired += candidate.served
 
     def _retract(self) -> None:
+        """Stop serving forgotten payloads, except those that are also the payload of a round that still matters."""
+        needed = {digest for found in self._found.values() for c in _all(found) for digest in c.served}
         for digest in self._retired:
-            self._ctx.transport.retract(digest)
+            if digest not in needed:
+                self._ctx.transport.retract(digest)
         self._retired = []
 
     def close(self) -> None:
@@ -100,60 +111,92 @@ class Results:
     # --- what comes in ------------------------------------------------------------------------------------------
 
     def hear(self, said: Commitment, raw: bytes) -> None:
-        """Take an announcement whose signature is checked."""
+        """Take an announcement whose signature is checked and whose sender is who sent it."""
         if said.epoch != self._epoch:
             return
         if said.height in self._plans:
-            self._admit(said, raw)
-        elif sum(map(len, self._early.values())) < _MAX_EARLY:
-            self._early[said.height][raw] = said
+            self.admit(said, raw)
+        elif 0 < said.height - max(self._plans, default=-1) <= STORED_ROUNDS:
+            kept = self._early.setdefault(said.height, {}).setdefault(said.sender, {})
+            if len(kept) < _MAX_PER_MEMBER:  # so nobody can crowd out the announcements of others
+                kept[raw] = said
 
-    def _admit(self, said: Commitment, raw: bytes) -> None:
-        if not self._plans[said.height].admits(said, self._ctx.schema):
+    def admit(self, said: Commitment, raw: bytes, *, accepted: bool = False) -> None:
+        """Keep an announcement if it is what its sender was assigned; `accepted`: the chain says it is the one."""
+        plan = self._plans.get(said.height)
+        if plan is None or said.epoch != self._epoch:
+            return
+        if not plan.admits(said, self._ctx.schema):
             self._ctx.events.emit("refused", height=said.height, slot=said.slot, why="not what it was assigned")
             return
-        candidates = self._found[said.height].setdefault(said.slot, [])
-        if len(candidates) >= _MAX_PER_MEMBER or any(c.said.digest == said.digest for c in candidates):
+        candidates, digest = self._found[said.height].setdefault(said.slot, []), said.digest
+        if any(c.digest == digest for c in candidates) or (len(candidates) >= _MAX_PER_MEMBER and not accepted):
             return
-        candidate = Candidate(said, raw)
+        if candidates:
+            self._ctx.events.emit("refused", height=said.height, slot=said.slot, why="it announced another result too")
+        candidate = Candidate(said, raw, digest)
         candidates.append(candidate)
         candidate.fetching = asyncio.ensure_future(self._fetch(candidate))
+        candidate.fetching.add_done_callback(self._fetched)
         self.changed.fire()
 
     def keep_own(self, said: Commitment, raw: bytes, votes: Mapping[int, Votes]) -> None:
-        """Add this member's own result, which needs no fetching."""
-        self._found[said.height].setdefault(said.slot, []).append(Candidate(said, raw, dict(votes)))
+        """Add this member's own result, whose payloads are published already."""
+        served = [payload.blake3 for payload in said.levels.values()]
+        own = Candidate(said, raw, said.digest, dict(votes), served)
+        self._found[said.height].setdefault(said.slot, []).append(own)
         self.changed.fire()
 
     # --- fetching -----------------------------------------------------------------------------------------------
 
-    def _needed(self, candidate: Candidate) -> list[int]:
+    def needed(self, candidate: Candidate) -> list[int]:
+        """The levels of a result that this member holds."""
         return [level for level in candidate.said.levels if level >= self._ctx.tier]
 
+    def complete(self, candidate: Candidate) -> bool:
+        """Whether all of it that concerns us is here, valid or not."""
+        return not self._missing(candidate)
+
+    def whole(self, candidate: Candidate) -> bool:
+        """Whether all of it that concerns us is here and valid."""
+        return self.complete(candidate) and not candidate.bad
+
+    def _missing(self, candidate: Candidate) -> list[int]:
+        return [level for level in self.needed(candidate) if level not in candidate.votes.keys() | candidate.bad]
+
     async def _fetch(self, candidate: Candidate) -> None:
-        """Fetch and decode the levels this member holds, until all are there or the payload is found bad."""
-        said, pause = candidate.said, 0.2
-        while missing := [level for level in self._needed(candidate) if level not in candidate.votes]:
-            try:
-                await asyncio.gather(*(self._fetch_level(candidate, level) for level in missing))
-            except (BadPayload, BlobRejected) as error:
-                candidate.bad = True
-                self._ctx.events.emit("refused", height=said.height, slot=said.slot, why=str(error))
-                break
-            except TransportError as error:
-                self._ctx.events.emit("fetch_failed", height=said.height, slot=said.slot, why=str(error))
+        """Fetch and decode the levels this member holds, until all are there."""
+        said, pause = candidate.said, _FIRST_PAUSE
+        while missing := self._missing(candidate):
+            fetches = (self._fetch_level(candidate, level) for level in missing)
+            for failure in await asyncio.gather(*fetches, return_exceptions=True):
+                if isinstance(failure, TransportError):
+                    self._ctx.events.emit("fetch_failed", height=said.height, slot=said.slot, why=str(failure))
+                elif failure is not None:
+                    raise failure
+            if self._missing(candidate):
                 await self._ctx.clock.sleep(pause)
-                pause = min(2 * pause, 5.0)
+                pause = min(2 * pause, _LONGEST_PAUSE)
         self.changed.fire()
 
+    def _fetched(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._ctx.events.emit("warning", message=f"a result could not be fetched: {error}")
+
     async def _fetch_level(self, candidate: Candidate, level: int) -> None:
-        payload = candidate.said.levels[level]
-        deadline, started = float(self._ctx.feed.run.config.max_round_train_time), self._ctx.clock.monotonic()
-        data = await self._ctx.transport.fetch(
-            payload.blake3, payload.size, self._holders(candidate.said, level), deadline, keep=True
-        )
+        payload, started = candidate.said.levels[level], self._ctx.clock.monotonic()
+        patience = _FETCH_SECONDS + payload.size / _SLOWEST_BYTES
+        deadline = min(patience, float(self._ctx.feed.run.config.max_round_train_time))
+        holders = self._holders(candidate.said, level)
+        data = await self._ctx.transport.fetch(payload.blake3, payload.size, holders, deadline, keep=True)
+        candidate.served.append(payload.blake3)
         schema, fetched = self._ctx.schema, self._ctx.clock.monotonic()
-        candidate.votes[level] = await self._ctx.decode(lambda: decode_level(data, schema, level))
+        try:
+            candidate.votes[level] = await self._ctx.decode(lambda: decode_level(data, schema, level))
+        except BadPayload as error:
+            candidate.bad.add(level)
+            self._ctx.events.emit("refused", height=candidate.said.height, slot=candidate.said.slot, why=str(error))
+            return
         self._ctx.events.emit(
             "fetched",
             height=candidate.said.height,
@@ -172,86 +215,33 @@ class Results:
 
     # --- what is known ------------------------------------------------------------------------------------------
 
+    def candidates(self, height: int, slot: int) -> list[Candidate]:
+        """What a member announced of a round, in the order it came."""
+        return self._found.get(height, {}).get(slot, [])
+
     def announced(self, height: int) -> frozenset[int]:
         """The slots that have announced a result of this round."""
         return frozenset(self._found.get(height, {}))
 
     def held(self, height: int) -> dict[int, bytes]:
-        """The commitment of every slot whose result is held whole and valid: {slot: 32-byte digest}."""
-        firsts = {slot: self._first_whole(found) for slot, found in sorted(self._found.get(height, {}).items())}
-        return {slot: digest for slot, digest in firsts.items() if digest is not None}
+        """The commitment of every slot whose one result is held whole and valid: {slot: 32-byte digest}."""
+        found = sorted(self._found.get(height, {}).items())
+        return {slot: c[0].digest for slot, c in found if len(c) == 1 and self.whole(c[0])}
 
-    def _first_whole(self, candidates: list[Candidate]) -> bytes | None:
-        return next((c.said.digest for c in candidates if self._whole(c)), None)
+    def settled(self, height: int) -> frozenset[int]:
+        """The slots whose result is held, or is known to be worthless: nothing is left to wait for."""
+        found = self._found.get(height, {}).items()
+        return frozenset(slot for slot, c in found if len(c) > 1 or c[0].bad or self.whole(c[0]))
 
-    def _whole(self, candidate: Candidate) -> bool:
-        return not candidate.bad and all(level in candidate.votes for level in self._needed(candidate))
-
-    def losses(self, height: int) -> list[float]:
-        """The losses announced for a round."""
-        return [c[0].said.loss for c in self._found.get(height, {}).values()]
-
-    # --- what everybody applies ---------------------------------------------------------------------------------
-
-    async def collect(self, height: int, seed: int, accepted: Mapping[int, Fingerprint]) -> dict[int, list[Votes]]:
-        """The votes of the accepted results per level held, in slot order; waits until all are here.
-
-        Raises Desync when the chain no longer stores the round and something is still missing.
-        """
-        asked, give_up = float("-inf"), float("inf")
-        while True:
-            chosen = {slot: self._matching(height, seed, slot, print_) for slot, print_ in sorted(accepted.items())}
-            whole = [c for c in chosen.values() if c is not None and self._whole(c)]
-            if len(whole) == len(accepted):
-                return self._by_level(whole)
-            run, now = self._ctx.feed.run, self._ctx.clock.monotonic()
-            give_up = min(give_up, now + LINGER) if run.halted else give_up
-            if self._too_late(run, height) or now > give_up:
-                raise Desync(f"results of round {height} could not be had from any peer")
-            if (unheard := [slot for slot, c in chosen.items() if c is None]) and now >= asked:
-                asked = now + _ASK_EVERY
-                await self._ask(height, unheard)
-                continue
-            await first_of(self.changed.wait(), self._ctx.feed.after(run.seq), self._ctx.clock.sleep(_ASK_EVERY))
-
-    def _too_late(self, run: Run, height: int) -> bool:
-        """Whether the others may have stopped serving round `height` of this epoch: they do once rounds go on."""
-        if run.epoch == self._epoch:
-            return run.current.height > height + STORED_ROUNDS
-        return run.epoch != self._epoch + 1 or run.active
-
-    def _matching(self, height: int, seed: int, slot: int, accepted: Fingerprint) -> Candidate | None:
-        candidates = self._found.get(height, {}).get(slot, [])
-        return next((c for c in candidates if matches(accepted, c.said.digest, seed)), None)
-
-    def _by_level(self, candidates: Iterable[Candidate]) -> dict[int, list[Votes]]:
-        votes: dict[int, list[Votes]] = {level: [] for level in self._ctx.levels}
-        for candidate in candidates:
-            for level in self._needed(candidate):
-                votes[level].append(candidate.votes[level])
-        return votes
-
-    # --- commitments missed by announcement ---------------------------------------------------------------------
-
-    async def _ask(self, height: int, slots: list[int]) -> None:
-        """Ask reachable members for the announcements of `slots` that never reached us."""
-        question = msgspec.msgpack.encode((height, slots))
-        for peer in sorted(self._ctx.transport.reachable()):
-            try:
-                reply = await self._ctx.transport.request(peer, TOPIC, question, 1 << 20, 2.0)
-                announcements = msgspec.msgpack.decode(reply, type=list[bytes])[:1024]
-            except (TransportError, msgspec.MsgspecError):
-                continue
-            for raw in announcements:
-                try:
-                    said = decode_announcement(raw)
-                except BadAnnouncement:
-                    continue
-                if isinstance(said, Commitment) and said.epoch == self._epoch and said.height in self._plans:
-                    self._admit(said, raw)
+    # --- what others may ask ------------------------------------------------------------------------------------
 
     async def _answer(self, peer: bytes, body: bytes) -> bytes:
+        """The announcements of a round by the slots asked for, as they were signed."""
         del peer
         height, slots = msgspec.msgpack.decode(body, type=tuple[int, list[int]])
         found = self._found.get(height, {})
-        return msgspec.msgpack.encode([c.raw for slot in slots[:256] for c in found.get(slot, [])])
+        return msgspec.msgpack.encode([c.raw for slot in sorted(set(slots)) for c in found.get(slot, [])])
+
+
+def _all(found: Mapping[int, list[Candidate]]) -> Iterable[Candidate]:
+    return (candidate for candidates in found.values() for candidate in candidates)

@@ -2,30 +2,33 @@
 
 Round r: apply the results of r-2 that a quorum attested; report who did not deliver; train our share, encode it,
 announce it; witness. Results of r-1 and r arrive meanwhile. A member that is late trains the newest round, not the
-ones it missed; it applies every round, in order, or gives up the epoch.
+ones it missed; it applies every round, in order, or gives up the epoch. Whatever enters the arithmetic (learning rate,
+cold start) is read once, when the epoch begins: a member that applies the last round late must get the same bits.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
+from typing import Any
 
 import torch
 
 from aftermath.optim.codec import decode_level
 from aftermath.optim.distro import NonFiniteGradient
 from aftermath.run import bitmap
-from aftermath.run.accounts import Model, Round, Run
+from aftermath.run.accounts import STORED_ROUNDS, Model, Round, Run
 from aftermath.run.commitment import Commitment, LevelPayload, SequenceInterval, encode_announcement
 from aftermath.run.consensus import consensus
-from aftermath.run.deadlines import TICK_STEP, tick_order
 from aftermath.run.errors import ChainRefused
 from aftermath.run.schedules import round_learning_rate
-from aftermath.run.state import MemberState, RunState
+from aftermath.run.state import RunState
+from aftermath.train.collect import Collector
 from aftermath.train.context import Context, Desync
+from aftermath.train.health import report_undelivered
 from aftermath.train.modelshare import ModelShare
-from aftermath.train.persist import persist
 from aftermath.train.plan import RoundPlan, plan_round
 from aftermath.train.replica import Cancelled, Replica, Trained, weight_of
 from aftermath.train.results import Results
@@ -33,26 +36,43 @@ from aftermath.train.traffic import report_traffic
 from aftermath.train.witness import WitnessDuty
 
 TRAINING = (RunState.ROUND_TRAIN, RunState.ROUND_WITNESS)
-_STOPPED = (RunState.PAUSED, RunState.FINISHED)
+_NOT_RUNNING = (RunState.WAITING_FOR_MEMBERS, RunState.PAUSED, RunState.FINISHED)
 
 
 class Rounds:
-    """One member's way through the rounds of one epoch."""
+    """One member's way through the rounds of one epoch, which `began` as that state of the run says."""
 
-    def __init__(self, context: Context, results: Results, share: ModelShare, replica: Replica, epoch: int, slot: int):
+    def __init__(
+        self,
+        context: Context,
+        results: Results,
+        share: ModelShare,
+        replica: Replica,
+        began: Run,
+        model: Model,
+        slot: int,
+    ) -> None:
         self._ctx, self._results, self._share = context, results, share
-        self._replica, self._epoch, self._slot = replica, epoch, slot
+        self._replica, self._began, self._model, self._slot = replica, began, model, slot
+        self._epoch = began.epoch
+        self._collector = Collector(context, results, began.epoch)
         self._applied = -1  # height of the newest round whose results are in the replica
         self._height = -1
         self._duties: set[asyncio.Task[None]] = set()
         self.weight: int | None = None
 
-    async def live(self) -> Run:
-        """Go through the rounds until cooldown; returns the run then. Raises Desync if this member falls out."""
+    async def live(self) -> Run | None:
+        """Go through the rounds until cooldown; returns the run then, or None if warm-up was given up.
+
+        Raises Desync if this member falls out.
+        """
         try:
             while True:
                 run = await self._ctx.feed.until(self._something_to_do)
+                if self._given_up(run):
+                    return None
                 if self._ended(run):
+                    await self._open_plans(run)
                     await self._apply_through(run, run.current.height - 1)
                     return run
                 if run.epoch != self._epoch or run.state not in TRAINING:
@@ -61,18 +81,30 @@ class Rounds:
         finally:
             for duty in self._duties:
                 duty.cancel()
+            await asyncio.gather(*self._duties, return_exceptions=True)
 
     def _something_to_do(self, run: Run) -> bool:
-        if run.epoch != self._epoch or run.state not in TRAINING:
-            return run.state is not RunState.WARMUP or run.epoch != self._epoch
-        return run.current.height > self._height
+        if run.epoch == self._epoch and run.state in TRAINING:
+            return run.current.height > self._height
+        return not self._same_warmup(run)
+
+    def _same_warmup(self, run: Run) -> bool:
+        started = self._began.current if self._began.state is RunState.WARMUP else None
+        same_seed = started is None or run.current.seed == started.seed
+        return run.epoch == self._epoch and run.state is RunState.WARMUP and same_seed
+
+    def _given_up(self, run: Run) -> bool:
+        """Warm-up was abandoned or paused (the epoch keeps its number then) before a round was seen."""
+        before = self._height < 0 and run.epoch == self._epoch
+        return before and run.state in (RunState.WARMUP, *_NOT_RUNNING)
 
     def _ended(self, run: Run) -> bool:
         """Cooldown, or just after it: the chain still stores the last rounds until the next warm-up."""
-        just_after = run.epoch == self._epoch + 1 and run.state in (RunState.WAITING_FOR_MEMBERS, *_STOPPED)
+        just_after = run.epoch == self._epoch + 1 and run.state in _NOT_RUNNING
         return just_after or (run.epoch == self._epoch and run.state is RunState.COOLDOWN)
 
-    def _start(self, duty: asyncio.Task[None]) -> None:
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        duty = asyncio.ensure_future(work)
         self._duties.add(duty)
         duty.add_done_callback(self._finished)
 
@@ -84,29 +116,36 @@ class Rounds:
     # --- one round ----------------------------------------------------------------------------------------------
 
     async def _round(self, run: Run) -> None:
-        members, model = await self._ctx.chain.members(), await self._ctx.chain.model()
         self._height = run.current.height
         if not bitmap.contains(run.current.roster, self._slot):
             raise Desync("this member is no longer in the run's roster")
-        for height in range(max(0, self._height - 2), self._height + 1):
-            header = run.round(height)
-            if header is not None and self._results.plan(height) is None:
-                self._results.open(plan_round(run, header, members))
+        await self._open_plans(run)
         plan = self._results.plan(self._height)
         if plan is None:
             raise Desync("the chain has moved on")
         self._ctx.events.emit("round", epoch=self._epoch, height=self._height, step=plan.header.step)
         duty = WitnessDuty(self._ctx, self._results, self._slot, plan)
-        self._start(asyncio.ensure_future(duty.attend()))
+        self._start(duty.attend())
+        self._start(duty.inquire(self._collector))
         await self._apply_through(run, self._height - 2)
-        self._start(asyncio.ensure_future(self._report_missing(run)))
-        trained = await self._train(run, plan, model)
+        self._start(report_undelivered(self._ctx, run, self._slot))
+        trained = await self._train(plan)
         if trained is None:
             duty.own_share_done(0.0, 0.0)
         else:
             await self._announce(plan, trained)
             duty.own_share_done(trained.loss, trained.tokens / max(trained.seconds, 1e-6))
         report_traffic(self._ctx)
+
+    async def _open_plans(self, run: Run) -> None:
+        """Plan every round the chain still stores and this member has not seen, oldest first."""
+        members = await self._ctx.chain.members()
+        newest = run.current.height
+        for height in range(max(0, newest - STORED_ROUNDS + 1), newest + 1):
+            header = run.round(height)
+            if header is not None and self._results.plan(height) is None:
+                percent = self._began.config.verification_percent
+                self._results.open(plan_round(self._began.run_id, self._epoch, header, members, percent))
 
     # --- applying -----------------------------------------------------------------------------------------------
 
@@ -118,21 +157,21 @@ class Rounds:
             if done is None or attesting is None:
                 raise Desync(f"round {height} is no longer stored on chain")
             if done.batch:
-                await self._apply(run, done, attesting)
+                await self._apply(done, attesting)
             self._applied = height
 
-    async def _apply(self, run: Run, done: Round, attesting: Round) -> None:
+    async def _apply(self, done: Round, attesting: Round) -> None:
         started = self._ctx.clock.monotonic()
         try:
             attestations = await self._ctx.chain.attestations(attesting)
         except ChainRefused as error:
             raise Desync(str(error)) from error
         accepted = consensus(attesting, attestations, done.roster)
-        votes = await self._results.collect(done.height, attesting.seed, accepted)
+        votes = await self._collector.collect(done.height, attesting.seed, accepted)
         waited = self._ctx.clock.monotonic() - started
-        lr = round_learning_rate(run, await self._ctx.chain.model(), done.step)
-        await self._ctx.compute(lambda: self._replica.apply(votes, lr))
+        lr = round_learning_rate(self._began, self._model, done.step)
         self._share.withdraw()
+        await self._ctx.compute(lambda: self._replica.apply(votes, lr))
         hashes = await self._ctx.compute(self._replica.hashes) if self._ctx.hash_replicas else {}
         self._ctx.events.emit(
             "applied",
@@ -153,13 +192,13 @@ class Rounds:
 
     # --- training -----------------------------------------------------------------------------------------------
 
-    async def _train(self, run: Run, plan: RoundPlan, model: Model) -> Trained | None:
+    async def _train(self, plan: RoundPlan) -> Trained | None:
         """Train our share; None if we have none, the run moved past us, or the gradient was not finite."""
         indices = [index for span in plan.ranges(self._slot) for index in span]
         if not indices:
             return None
-        lr = round_learning_rate(run, model, plan.header.step)
-        ahead = round_learning_rate(run, model, plan.header.step - 1)
+        lr = round_learning_rate(self._began, self._model, plan.header.step)
+        ahead = round_learning_rate(self._began, self._model, plan.header.step - 1)
         cancelled, started = threading.Event(), self._ctx.clock.monotonic()
         watch = asyncio.ensure_future(self._cancel_when_late(plan, cancelled))
         try:
@@ -175,7 +214,10 @@ class Rounds:
             watch.cancel()
             cancelled.set()  # if we were cancelled ourselves, the worker thread stops at its next micro-batch
         self.weight = weight_of(len(indices), self._ctx.clock.monotonic() - started)
-        return trained
+        if math.isfinite(trained.loss):
+            return trained
+        self._ctx.events.emit("warning", message=f"step {plan.header.step} is left out: its loss is {trained.loss}")
+        return None
 
     async def _cancel_when_late(self, plan: RoundPlan, cancelled: threading.Event) -> None:
         """A result is still of use in the next round, not after."""
@@ -227,30 +269,3 @@ class Rounds:
             announce_seconds=self._ctx.clock.monotonic() - started,
             bytes=sum(map(len, trained.payloads.values())),
         )
-
-    # --- health -------------------------------------------------------------------------------------------------
-
-    async def _report_missing(self, run: Run) -> None:
-        """Have those dropped that the witnesses did not see deliver; members take turns so that one report suffices."""
-        height = run.current.height
-        owed, attesting = run.round(height - 2), run.round(height - 1)
-        if owed is None or attesting is None or not owed.batch:
-            return
-        members = await self._ctx.chain.members()
-        missing = owed.roster & ~attesting.attested & members.mask(MemberState.HEALTHY)
-        reporters = [slot for slot in tick_order(run, members) if not bitmap.contains(missing, slot)]
-        if not missing or self._slot not in reporters:
-            return
-        await self._ctx.clock.sleep(TICK_STEP * reporters.index(self._slot))
-        missing &= (await self._ctx.chain.members()).mask(MemberState.HEALTHY)
-        now = self._ctx.feed.run
-        if not missing or now.epoch != self._epoch or now.current.height != height or now.state not in TRAINING:
-            return
-        reported = await persist(
-            self._ctx.clock,
-            lambda: self._ctx.chain.health_check(missing),
-            wanted=lambda: self._ctx.feed.run.current.height == height,
-            done_if=frozenset({"NotUnhealthy", "WrongState"}),
-        )
-        if reported:
-            self._ctx.events.emit("dropped", slots=list(bitmap.slots(missing)), height=height)

@@ -1,186 +1,159 @@
-"""Warm-up: how a member comes to hold the model the run continues from, and tells the others it is ready.
+"""Warm-up: how a member comes to hold the model the run continues from.
 
 Choices:
-- a replica the member already has is kept only if its hashes are the ones attested on chain;
-- otherwise the model comes from the peers or from the durable checkpoint, whichever the chain says; a level that no
-  peer can give comes from the durable checkpoint if the chain vouches for that one too;
-- whatever arrives is checked level by level against the chain before it is used.
+- whatever arrives is checked level by level against the hashes on chain before it is used; a replica the member
+  already has is kept only if it stands the same check;
+- the model comes from the peers or from the durable checkpoint, whichever the chain says; a level that no peer can
+  give comes from the durable checkpoint, if that is the copy the chain vouches for;
+- a level for which the chain vouches for nothing (its cooldown failed, or nobody has held it yet) is taken from
+  the members of the last epoch if all of them agree on it, else it starts again from the durable checkpoint.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 from torch import Tensor
 
+from aftermath.model.config import ModelConfigError
 from aftermath.model.documents import CheckpointError
-from aftermath.model.segments import level_hash, segment_bytes, write_segment
+from aftermath.model.levels import SchemaError
+from aftermath.model.segments import SegmentError, level_hash, segment_bytes, write_segment
 from aftermath.run import bitmap
-from aftermath.run.accounts import Members, Run
-from aftermath.run.commitment import Ready, encode_announcement
-from aftermath.run.committee import is_witness
-from aftermath.run.state import MemberState, ModelSource, RunState
+from aftermath.run.accounts import Run
+from aftermath.run.state import ModelSource, RunState
 from aftermath.train.context import Context, Desync
-from aftermath.train.modelshare import LevelFetcher, ModelUnavailable, Offer, ask_offers
+from aftermath.train.modelshare import LevelFetcher, ModelShare, ModelUnavailable, Offer, Offers, ask_offers
 from aftermath.train.origin import Origin
-from aftermath.train.persist import persist
 from aftermath.train.replica import Replica
-from aftermath.train.wait import Pulse, first_of
+from aftermath.train.wait import first_of
 
-_PATIENCE = 5.0  # seconds a ready witness waits for members it cannot reach
-_RETRY = 1.0
+_RETRY, _LONGEST_RETRY = 1.0, 15.0  # seconds
+_SILENCE = 10.0  # seconds for which members of the last epoch that do not answer are waited for
+_ANSWER = 5.0
 _NO_HASH = bytes(32)
 
 
-@dataclass
-class Readiness:
-    """Who has announced that it is ready, by epoch."""
-
-    changed: Pulse
-    ready: dict[int, set[int]]
-
-    def hear(self, said: Ready) -> None:
-        self.ready.setdefault(said.epoch, set()).add(said.slot)
-        self.changed.fire()
-
-
 class WarmUp:
-    """One member's warm-up into one epoch."""
+    """One member's warm-up into one epoch; `run` is its state when this began."""
 
-    def __init__(self, context: Context, origin: Origin, readiness: Readiness, slot: int, parallel: int) -> None:
-        self._ctx, self._origin, self._readiness = context, origin, readiness
+    def __init__(self, context: Context, origin: Origin, share: ModelShare, run: Run, slot: int, parallel: int) -> None:
+        self._ctx, self._origin, self._share, self._run = context, origin, share, run
         self._slot, self._parallel = slot, parallel
+        self._weights: dict[str, Tensor] = {}
+        self._lacking = set(context.levels)
+        self._started = context.clock.monotonic()
 
-    async def obtain(self, run: Run, replica: Replica | None) -> Replica:
+    async def obtain(self, replica: Replica | None) -> Replica:
         """A replica of the model this epoch starts from. Raises Desync if warm-up ends before there is one."""
-        if replica is not None and await self._is_current(run, replica):
-            self._ctx.events.emit("model", source="its own replica", step=run.step)
+        if replica is not None and await self._is_current(replica):
+            self._ctx.events.emit("model", source="its own replica", step=self._run.step)
             return replica
+        del replica
+        source = await self._load()
+        self._ctx.events.emit("model", source=source, step=self._run.step)
+        return await self._ctx.compute(lambda: self._origin.replica(self._weights))
+
+    async def _load(self) -> str:
+        """Try until all levels are here; where they came from."""
+        pause = _RETRY
         while True:
             try:
-                weights, source = await self._weights(run)
-                break
-            except (ModelUnavailable, CheckpointError) as error:
+                if self._run.model_source is ModelSource.PEERS:
+                    await self._from_peers()
+                    return "peers"
+                await self._from_durable(self._lacking)
+                return "the checkpoint"
+            except (ModelUnavailable, CheckpointError, ModelConfigError, SchemaError, SegmentError, OSError) as error:
                 self._ctx.events.emit("warning", message=f"the model is not to be had yet: {error}")
-            if self._over(run):
+            if warmup_over(self._run, self._ctx.feed.run):
                 raise Desync("warm-up ended before the model was here")
-            await first_of(self._ctx.feed.after(self._ctx.feed.run.seq), self._ctx.clock.sleep(_RETRY))
-        self._ctx.events.emit("model", source=source, step=run.step)
-        return await self._ctx.compute(lambda: self._origin.replica(weights))
+            await first_of(self._ctx.feed.after(self._ctx.feed.run.seq), self._ctx.clock.sleep(pause))
+            pause = min(2 * pause, _LONGEST_RETRY)
 
-    def _over(self, started: Run) -> bool:
-        run = self._ctx.feed.run
-        return run.epoch != started.epoch or run.state is not RunState.WARMUP
-
-    def _expected(self, run: Run, level: int) -> bytes | None:
+    def _expected(self, level: int) -> bytes | None:
         """The hash the chain vouches for, if it does."""
-        known = run.levels_attested >> level & 1 and run.level_hashes[level] != _NO_HASH
-        return run.level_hashes[level] if known else None
+        known = self._run.levels_attested >> level & 1 and self._run.level_hashes[level] != _NO_HASH
+        return self._run.level_hashes[level] if known else None
 
-    async def _is_current(self, run: Run, replica: Replica) -> bool:
+    async def _is_current(self, replica: Replica) -> bool:
         hashes = await self._ctx.compute(replica.hashes)
-        expected = {level: self._expected(run, level) for level in self._ctx.levels}
-        return all(expected[level] == hashes[level] for level in self._ctx.levels)
+        if any(self._expected(level) not in (None, hashes[level]) for level in self._ctx.levels):
+            return False
+        unknown = [level for level in self._ctx.levels if self._expected(level) is None]
+        if not unknown:
+            return True
+        own = self._share.manifest
+        if self._run.model_source is not ModelSource.PEERS or own is None or own.step != self._run.step:
+            return False
+        offers = await self._offers()
+        return all(len(self._contents(level, offers)) == 1 for level in unknown)
 
-    # --- weights ------------------------------------------------------------------------------------------------
+    # --- from peers ---------------------------------------------------------------------------------------------
 
-    async def _weights(self, run: Run) -> tuple[dict[str, Tensor], str]:
-        if run.model_source is ModelSource.PEERS:
-            return await self._from_peers(run)
-        weights = await self._durable()
-        for level in self._ctx.levels:
-            await self._vouch(run, level, weights)
-        return weights, "the checkpoint"
+    async def _offers(self) -> Offers:
+        """What the members of the last epoch offer, this one apart."""
+        members = await self._ctx.chain.members()
+        slots = bitmap.slots(self._run.finishers & self._run.current.roster & ~(1 << self._slot))
+        peers = [members.slots[slot].p2p for slot in slots]
+        return await ask_offers(self._ctx.transport, self._ctx.schema, peers, _ANSWER)
 
-    async def _durable(self) -> dict[str, Tensor]:
+    def _contents(self, level: int, offers: Offers) -> set[tuple[bytes, ...]]:
+        """The contents of a level that members, this one included, hold at the run's step."""
+        contents = {offer.digests for offer in offers.at(level, self._run.step)}
+        own = self._share.manifest
+        if own is not None and own.step == self._run.step and level in own.levels:
+            contents.add(tuple(own.levels[level]))
+        return contents
+
+    async def _from_peers(self) -> None:
+        self._weights = self._weights or await self._ctx.compute(self._origin.blank)
+        offers = await self._offers()
+        remaining = self._run.state_started_at + self._run.config.warmup_time - self._ctx.chain.now()
+        fetcher = LevelFetcher(self._ctx, self._parallel, float(max(10, remaining)))
+        waiting = bool(offers.silent) and self._ctx.clock.monotonic() < self._started + _SILENCE
+        for level in sorted(self._lacking, reverse=True):
+            if waiting and self._expected(level) is None:
+                continue  # whether all agree is known once all have answered
+            try:
+                await fetcher.fetch(level, self._choice(level, offers), self._weights, self._expected(level))
+                self._lacking.discard(level)
+            except ModelUnavailable as error:
+                self._ctx.events.emit("warning", message=str(error))
+        if self._lacking and waiting:
+            raise ModelUnavailable("not all members of the last epoch have answered")
+        if self._lacking:
+            await self._from_durable(self._lacking)
+
+    def _choice(self, level: int, offers: Offers) -> list[Offer]:
+        """The offers worth taking: all, if the chain can tell which is right; else the one that nobody disputes."""
+        if self._expected(level) is not None:
+            return list(offers.levels.get(level, ()))
+        return offers.at(level, self._run.step) if len(self._contents(level, offers)) == 1 else []
+
+    # --- from the durable checkpoint ----------------------------------------------------------------------------
+
+    async def _from_durable(self, levels: set[int]) -> None:
+        """Take levels from the durable checkpoint. ModelUnavailable if the chain vouches for something else."""
         model = await self._ctx.chain.model()
-        return await self._ctx.compute(lambda: self._origin.durable(model.checkpoint))
+        durable = await self._ctx.compute(lambda: self._origin.durable(model.checkpoint))
+        for level in sorted(levels):
+            await self._vouch(level, durable)
+        if levels == set(self._ctx.levels):
+            self._weights = durable
+        else:
+            await self._ctx.compute(lambda: self._copy(durable, levels))
 
-    async def _vouch(self, run: Run, level: int, weights: dict[str, Tensor]) -> None:
-        """Check one level of the durable checkpoint against the chain."""
-        expected = self._expected(run, level)
+    def _copy(self, durable: dict[str, Tensor], levels: set[int]) -> None:
+        for segment in (s for level in levels for s in self._ctx.schema.of_level(level)):
+            write_segment(self._weights, segment, segment_bytes(durable, segment))
+
+    async def _vouch(self, level: int, weights: dict[str, Tensor]) -> None:
+        expected = self._expected(level)
         found = await self._ctx.compute(lambda: level_hash(weights, self._ctx.schema, level))
         if expected is not None and found != expected:
             raise ModelUnavailable(f"level {level} of the durable checkpoint is not the one the members attested")
 
-    async def _from_peers(self, run: Run) -> tuple[dict[str, Tensor], str]:
-        weights = await self._ctx.compute(self._origin.blank)
-        peers = self._holders(run, await self._ctx.chain.members())
-        offers = await ask_offers(self._ctx.transport, self._ctx.schema, peers, run.attested_step, 5.0)
-        remaining = max(10.0, run.state_started_at + run.config.warmup_time - self._ctx.chain.now())
-        fetcher = LevelFetcher(self._ctx, self._parallel, remaining)
-        lacking = []
-        for level in reversed(self._ctx.levels):
-            expected = self._expected(run, level) or self._undisputed(offers.get(level, []))
-            try:
-                await fetcher.fetch(level, offers.get(level, []), weights, expected)
-            except ModelUnavailable as error:
-                lacking.append((level, error))
-        if not lacking:
-            return weights, "peers"
-        await self._fill(run, lacking, weights)
-        return weights, "the checkpoint" if len(lacking) == len(self._ctx.levels) else "peers and the checkpoint"
 
-    def _undisputed(self, offers: Sequence[Offer]) -> bytes | None:
-        """No hash on chain: content is taken unseen only when all who offer the level offer the same."""
-        if len(offers) > 1:
-            raise ModelUnavailable("peers offer different tensors and the chain vouches for none")
-        return None
-
-    async def _fill(self, run: Run, lacking: list[tuple[int, ModelUnavailable]], weights: dict[str, Tensor]) -> None:
-        """Take levels that no peer could give from the durable checkpoint, if the chain vouches for its copy."""
-        model = await self._ctx.chain.model()
-        durable = await self._durable()
-        for level, error in lacking:
-            current = self._expected(run, level)
-            if current is None and model.checkpoint_step != run.attested_step:
-                raise error
-            await self._vouch(run, level, durable)
-            for segment in self._ctx.schema.of_level(level):
-                write_segment(weights, segment, segment_bytes(durable, segment))
-
-    def _holders(self, run: Run, members: Members) -> list[bytes]:
-        slots = bitmap.slots(run.finishers & run.current.roster & ~(1 << self._slot))
-        return [members.slots[slot].p2p for slot in slots]
-
-    # --- readiness ----------------------------------------------------------------------------------------------
-
-    async def announce_ready(self, run: Run) -> None:
-        """Tell the others, and as an elected witness tell the chain once all are ready (or out of reach)."""
-        me = Ready(
-            sender=self._ctx.transport.node_id,
-            signer=self._ctx.chain.wallet,
-            run_id=self._ctx.run_id,
-            epoch=run.epoch,
-            slot=self._slot,
-        )
-        self._readiness.hear(me)
-        await self._ctx.transport.announce(encode_announcement(me, self._ctx.p2p_secret))
-        if is_witness(run.rounds[0], self._slot):
-            await self._witness(run)
-
-    async def _witness(self, run: Run) -> None:
-        patient_until = self._ctx.clock.monotonic() + _PATIENCE
-        while not self._over(run):
-            if await self._all_ready(run, self._ctx.clock.monotonic() >= patient_until):
-                await persist(
-                    self._ctx.clock,
-                    lambda: self._ctx.chain.warmup_witness(self._slot),
-                    wanted=lambda: not self._over(run),
-                    done_if=frozenset({"DuplicateWitness", "WrongState"}),
-                )
-                return
-            await first_of(
-                self._readiness.changed.wait(),
-                self._ctx.feed.after(self._ctx.feed.run.seq),
-                self._ctx.clock.sleep(_RETRY),
-            )
-
-    async def _all_ready(self, run: Run, impatient: bool) -> bool:
-        members = await self._ctx.chain.members()
-        waiting = run.current.roster & members.mask(MemberState.HEALTHY)
-        reachable = self._ctx.transport.reachable()
-        for slot in self._readiness.ready.get(run.epoch, ()):
-            waiting &= ~(1 << slot)
-        return not any(members.slots[s].p2p in reachable or not impatient for s in bitmap.slots(waiting))
+def warmup_over(started: Run, now: Run) -> bool:
+    """Whether the warm-up that was seen in `started` is over; one that is tried again is another."""
+    again = started.state is RunState.WARMUP and now.current.seed != started.current.seed
+    return now.epoch != started.epoch or now.state is not RunState.WARMUP or again

@@ -4,7 +4,8 @@ Choices:
 - it speaks as soon as it holds every result of the round before and everybody has announced this round's, so a round
   lasts as long as its slowest member needs, up to the run's limit;
 - members out of reach are waited for a little, then not at all; once the chain asks (RoundWitness), it speaks at once;
-- what it attests is only what it holds and has checked itself.
+- what it attests is only what it holds and has checked itself; what is known to be worthless is not waited for;
+- announcements that never came are asked for, so that a lost message costs nobody its share.
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ from aftermath.run.accounts import Run
 from aftermath.run.committee import is_witness
 from aftermath.run.consensus import pack_fingerprints
 from aftermath.run.state import MemberState, RunState
+from aftermath.train.collect import ASK_EVERY, Collector
 from aftermath.train.context import Context
-from aftermath.train.persist import persist
+from aftermath.train.persist import fulfil
 from aftermath.train.plan import RoundPlan
 from aftermath.train.results import Results
 from aftermath.train.wait import first_of
 
 _PATIENCE = 3.0  # seconds, and twice the time our own share took, for members out of reach
 _LOOK_AGAIN = 0.5
+_DONE = frozenset({"DuplicateWitness", "WrongState", "StaleHeight", "SlotMismatch"})  # the last: no longer healthy
 
 
 class WitnessDuty:
@@ -59,6 +62,19 @@ class WitnessDuty:
                 self._ctx.clock.sleep(_LOOK_AGAIN),
             )
 
+    async def inquire(self, collector: Collector) -> None:
+        """As a witness, ask peers for announcements that should be here by now, until the round is over."""
+        if not is_witness(self._plan.header, self._slot):
+            return
+        height = self._plan.header.height
+        before = self._results.plan(height - 1)
+        while not self._over():
+            await self._ctx.clock.sleep(ASK_EVERY)
+            if before is not None and (unheard := before.owing - self._results.announced(height - 1)):
+                await collector.ask(height - 1, unheard, lambda _: False)
+            if self._own_done is not None and (unheard := self._plan.owing - self._results.announced(height)):
+                await collector.ask(height, unheard, lambda _: False)
+
     def _time_has_come(self, run: Run, healthy: int) -> bool:
         if run.state is RunState.ROUND_WITNESS:
             return True
@@ -68,7 +84,7 @@ class WitnessDuty:
         before = self._results.plan(height - 1)
         missing = self._plan.owing - self._results.announced(height)
         if before is not None:
-            missing |= before.owing - self._results.held(height - 1).keys()
+            missing |= before.owing - self._results.settled(height - 1)
         missing = frozenset(slot for slot in missing if bitmap.contains(healthy, slot))
         if self._out_of_patience():
             reachable = self._ctx.transport.reachable()
@@ -85,8 +101,9 @@ class WitnessDuty:
         held = self._results.held(height - 1) if before is not None else {}
         roster = before.header.roster if before is not None else 0
         started = self._ctx.clock.monotonic()
-        sent = await persist(
-            self._ctx.clock,
+        sent = await fulfil(
+            self._ctx,
+            f"the attestation of round {height}",
             lambda: self._ctx.chain.witness(
                 self._slot,
                 height,
@@ -98,7 +115,7 @@ class WitnessDuty:
                 bytes_per_sec=0.0,
             ),
             wanted=lambda: not self._over(),
-            done_if=frozenset({"DuplicateWitness", "WrongState", "StaleHeight", "NotHealthy"}),
+            done_if=_DONE,
         )
         self._ctx.events.emit(
             "witnessed", height=height, held=len(held), sent=sent, seconds=self._ctx.clock.monotonic() - started

@@ -1,0 +1,56 @@
+"""Reporting members that did not deliver, so that the run stops waiting for them.
+
+Choices: only what a quorum of witnesses failed to see counts; members take turns in a seeded order, so that one report
+suffices; nobody reports itself.
+"""
+
+from __future__ import annotations
+
+from aftermath.run import bitmap
+from aftermath.run.accounts import Members, Run
+from aftermath.run.committee import quorum
+from aftermath.run.deadlines import TICK_STEP, tick_order
+from aftermath.run.state import MemberState, RunState
+from aftermath.train.context import Context
+from aftermath.train.persist import fulfil
+
+_TRAINING = (RunState.ROUND_TRAIN, RunState.ROUND_WITNESS)
+_DONE = frozenset({"NotUnhealthy", "WrongState", "StaleHeight", "SlotMismatch", "NotAMember"})
+
+
+def undelivered(run: Run, members: Members) -> int:
+    """Bitmap of the healthy members of two rounds ago whose result no quorum of witnesses saw.
+
+    Empty when the witnesses themselves were too few: that is no evidence against anybody.
+    """
+    owed, attesting = run.round(run.current.height - 2), run.round(run.current.height - 1)
+    if owed is None or attesting is None or not owed.batch or attesting.attestations < quorum(attesting.elected):
+        return 0
+    return owed.roster & ~attesting.attested & members.mask(MemberState.HEALTHY)
+
+
+async def report_undelivered(context: Context, run: Run, slot: int) -> None:
+    """Have those dropped that did not deliver, when it is our turn and nobody did it before us."""
+    members = await context.chain.members()
+    missing = undelivered(run, members)
+    reporters = [other for other in tick_order(run, members) if not bitmap.contains(missing, other)]
+    if not missing or slot not in reporters:
+        return
+    await context.clock.sleep(TICK_STEP * reporters.index(slot))
+    missing &= (await context.chain.members()).mask(MemberState.HEALTHY)
+
+    def current() -> bool:
+        now = context.feed.run
+        return now.epoch == run.epoch and now.state in _TRAINING and now.current.height == run.current.height
+
+    if not missing or not current():
+        return
+    reported = await fulfil(
+        context,
+        "a report of members that did not deliver",
+        lambda: context.chain.health_check(missing),
+        wanted=current,
+        done_if=_DONE,
+    )
+    if reported:
+        context.events.emit("dropped", slots=list(bitmap.slots(missing)), height=run.current.height)

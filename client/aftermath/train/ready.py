@@ -1,0 +1,81 @@
+"""Readiness: who has the model in this warm-up, and what an elected witness tells the chain about it.
+
+Choices: a member's readiness counts under the key that signed it, never under a slot it merely names; a witness waits
+for everybody who can be reached, and only a little for the others.
+"""
+
+from __future__ import annotations
+
+from aftermath.run import bitmap
+from aftermath.run.accounts import Run
+from aftermath.run.commitment import Ready, encode_announcement
+from aftermath.run.committee import is_witness
+from aftermath.run.state import MemberState
+from aftermath.train.context import Context
+from aftermath.train.persist import fulfil
+from aftermath.train.wait import Pulse, first_of
+from aftermath.train.warmup import warmup_over
+
+_PATIENCE = 5.0  # seconds a ready witness waits for members it cannot reach
+_LOOK_AGAIN = 1.0
+_DONE = frozenset({"DuplicateWitness", "WrongState", "SlotMismatch", "NotElected"})
+
+
+class Readiness:
+    """The p2p keys of those who announced that they are ready, by epoch."""
+
+    def __init__(self) -> None:
+        self.changed = Pulse()
+        self._ready: dict[int, set[bytes]] = {}
+
+    def hear(self, said: Ready) -> None:
+        """Take an announcement whose signature is checked."""
+        self._ready.setdefault(said.epoch, set()).add(said.sender)
+        self.changed.fire()
+
+    def of(self, epoch: int) -> frozenset[bytes]:
+        return frozenset(self._ready.get(epoch, ()))
+
+    def forget_before(self, epoch: int) -> None:
+        """Forget earlier epochs. The running one stays: a warm-up may be tried again under its number."""
+        for old in [one for one in self._ready if one < epoch]:
+            del self._ready[old]
+
+
+async def announce_ready(context: Context, readiness: Readiness, run: Run, slot: int) -> None:
+    """Tell the others, and as an elected witness tell the chain once all are ready (or out of reach)."""
+    me = Ready(
+        sender=context.transport.node_id,
+        signer=context.chain.wallet,
+        run_id=context.run_id,
+        epoch=run.epoch,
+        slot=slot,
+    )
+    readiness.hear(me)
+    await context.transport.announce(encode_announcement(me, context.p2p_secret))
+    if is_witness(run.rounds[0], slot):
+        await _witness(context, readiness, run, slot)
+
+
+async def _witness(context: Context, readiness: Readiness, run: Run, slot: int) -> None:
+    patient_until = context.clock.monotonic() + _PATIENCE
+    while not warmup_over(run, context.feed.run):
+        if await _all_ready(context, readiness, run, context.clock.monotonic() >= patient_until):
+            await fulfil(
+                context,
+                "the report that this member is ready",
+                lambda: context.chain.warmup_witness(slot),
+                wanted=lambda: not warmup_over(run, context.feed.run),
+                done_if=_DONE,
+            )
+            return
+        await first_of(
+            readiness.changed.wait(), context.feed.after(context.feed.run.seq), context.clock.sleep(_LOOK_AGAIN)
+        )
+
+
+async def _all_ready(context: Context, readiness: Readiness, run: Run, impatient: bool) -> bool:
+    members = await context.chain.members()
+    waiting = run.current.roster & members.mask(MemberState.HEALTHY)
+    keys = {members.slots[slot].p2p for slot in bitmap.slots(waiting)} - readiness.of(run.epoch)
+    return not (keys & context.transport.reachable() if impatient else keys)
