@@ -68,8 +68,10 @@ class Demo:
                 if killed_at is None and self.half_way():
                     self.processes[victim.name].kill()
                     killed_at, victim.state = self.elapsed(), "killed"
+                    self.story.marks.append((self.story.steps, f"{victim.name} killed"))
                 elif killed_at is not None and not revived and self.elapsed() > killed_at + DEAD_SECONDS:
                     self.start(victim)
+                    self.story.marks.append((self.story.steps, f"{victim.name} started again"))
                     revived = True
                 self.check(victim.name if killed_at is not None and not revived else None)
                 live.update(

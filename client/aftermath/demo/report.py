@@ -31,7 +31,9 @@ def write_report(
     costs = costs_of(commands.rpc, str(run_addresses(Pubkey.from_string(COORDINATOR_ID), RUN_ID).run))
     report = findings(story, costs, seconds, before_seconds)
     (places.root / "demo-report.json").write_text(json.dumps(report, indent=1) + "\n")
-    loss_plot(places.root / "loss.png", story.loss_curve(), [], f"tiers {', '.join(map(str, TIERS))} on {engine}")
+    loss_plot(
+        places.root / "loss.png", story.loss_curve(), story.marks, f"tiers {', '.join(map(str, TIERS))} on {engine}"
+    )
     for tier, text in samples(places.checkpoints):
         console.print(f"[bold]tier {tier}[/bold] continues {PROMPT!r}:", highlight=False)
         console.print(text, highlight=False, markup=False)

@@ -39,6 +39,7 @@ class Story:
         self.losses: dict[int, dict[str, tuple[float, int]]] = defaultdict(dict)
         self.hashes: dict[tuple[int, int], dict[str, str]] = defaultdict(dict)
         self.first_loss_at: float | None = None
+        self.marks: list[tuple[int, str]] = []  # (step, what was done to the run then)
         self._files: dict[Path, tuple[MemberStory, int]] = {}
 
     def watch(self, directory: Path, member: MemberStory) -> None:
