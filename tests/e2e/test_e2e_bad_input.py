@@ -1,0 +1,174 @@
+"""What `train` says to a user who got something wrong: a sentence and a fix on stderr, exit code 1, no traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from xprocess import XProcess
+
+from aftermath.programs import AUTHORIZER_ID
+from e2e.company import Company
+from e2e.material import Material
+from e2e.network import Network, free_pair
+from e2e.processes import CONSOLE, PATIENCE
+
+AT_ONCE = 3  # processes: each spends seconds importing
+
+
+@dataclass
+class Scene:
+    """Runs on one network, with mistakes in them."""
+
+    network: Network
+    xprocess: XProcess
+    material: Material
+    place: Path
+    companies: dict[str, Company] = field(default_factory=dict)
+    held: list[socket.socket] = field(default_factory=list)
+    """Ports that stay occupied."""
+
+    def run(self, name: str, material: Material | None = None) -> Company:
+        """A configured run, made when it is first asked for."""
+        if name not in self.companies:
+            made = self.companies[name] = Company(self.network, self.xprocess, self.place / name)
+            made.configure((material or self.material).config(made.place))
+        return self.companies[name]
+
+    def line(self, company: Company, *options: str | Path) -> list[str | Path]:
+        return company.line(company.player(0), *options)
+
+
+Mistake = Callable[[Scene], list[str | Path]]
+
+
+def unknown_run(scene: Scene) -> list[str | Path]:
+    return scene.line(scene.run("good"), "--run-id", "nowhere")
+
+
+def wrong_program(scene: Scene) -> list[str | Path]:
+    return scene.line(scene.run("good"), "--coordinator-program-id", AUTHORIZER_ID)
+
+
+def no_program_id(scene: Scene) -> list[str | Path]:
+    return scene.line(scene.run("good"), "--coordinator-program-id", "nonsense")
+
+
+def closed_run(scene: Scene) -> list[str | Path]:
+    company = scene.run("closed")
+    company.command("close-run", "--run-id", company.run_id)
+    return scene.line(company)
+
+
+def missing_wallet(scene: Scene) -> list[str | Path]:
+    return scene.line(scene.run("good"), "-w", scene.place / "no-such-wallet.json")
+
+
+def wallet_that_is_no_key(scene: Scene) -> list[str | Path]:
+    path = scene.place / "broken.json"
+    path.write_text("[1, 2, 3]")
+    return scene.line(scene.run("good"), "-w", path)
+
+
+def unreadable_wallet(scene: Scene) -> list[str | Path]:
+    directory = scene.place / "a-directory.json"
+    directory.mkdir()
+    return scene.line(scene.run("good"), "-w", directory)
+
+
+def identity_that_is_no_key(scene: Scene) -> list[str | Path]:
+    path = scene.place / "identity"
+    path.write_bytes(b"too short")
+    return scene.line(scene.run("good"), "--identity-secret-key-path", path)
+
+
+def missing_data(scene: Scene) -> list[str | Path]:
+    return scene.line(scene.run("no-data", scene.material.but(tokens=scene.place / "no-tokens")))
+
+
+def truncated_data(scene: Scene) -> list[str | Path]:
+    tokens = shutil.copytree(scene.material.tokens, scene.place / "truncated")
+    file = sorted(tokens.glob("*.bin"))[0]
+    os.truncate(file, file.stat().st_size - 1)
+    return scene.line(scene.run("truncated-data", scene.material.but(tokens=tokens)))
+
+
+def tier_out_of_range(scene: Scene) -> list[str | Path]:
+    return scene.line(scene.run("good"), "--matformer-tier", "3")
+
+
+def changed_model(scene: Scene) -> list[str | Path]:
+    model = shutil.copytree(scene.material.model, scene.place / "changed")
+    line = scene.line(scene.run("changed-model", scene.material.but(model=model)))
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
+    return line
+
+
+def rpc_down(scene: Scene) -> list[str | Path]:
+    port = free_pair()
+    return scene.line(scene.run("good"), "--rpc", f"http://127.0.0.1:{port}", "--ws-rpc", f"ws://127.0.0.1:{port + 1}")
+
+
+def occupied_port(scene: Scene) -> list[str | Path]:
+    taken = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    taken.bind(("127.0.0.1", 0))
+    scene.held.append(taken)
+    return scene.line(scene.run("good"), "--bind-p2p-port", str(taken.getsockname()[1]))
+
+
+MISTAKES: dict[Mistake, tuple[str, str]] = {
+    rpc_down: ("no Solana RPC endpoint answered", "pass another --rpc"),  # first, because it waits
+    unknown_run: ("there is no run 'nowhere'", "list-runs"),
+    wrong_program: ("there is no run", "program id"),
+    no_program_id: ("nonsense", "--coordinator-program-id"),
+    closed_run: ("there is no run", "list-runs"),
+    missing_wallet: ("there is no key file", "show-identity --create"),
+    wallet_that_is_no_key: ("broken.json is not a Solana private key", "JSON array of 64 numbers"),
+    unreadable_wallet: ("a-directory.json: Is a directory", "check the path"),
+    identity_that_is_no_key: ("identity is not an identity key", "32 raw bytes or 64 hex digits"),
+    missing_data: ("there is no token data at", "scripts/tokenise.py --output"),
+    truncated_data: ("is truncated", "tokenise the file again"),
+    tier_out_of_range: ("has tiers 0 to 2", "choose one of those"),
+    changed_model: ("does not fit run", "restore it, or update-config again"),
+    occupied_port: ("is already in use", "--bind-p2p-port"),
+}
+
+
+@pytest.fixture(scope="module")
+def outcomes(
+    network: Network, xprocess: XProcess, material: Material, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[Mistake, Future[subprocess.CompletedProcess[str]]]]:
+    """What `train` did with each mistake; a few at a time run while the tests look at the first."""
+    scene = Scene(network, xprocess, material, tmp_path_factory.mktemp("mistakes"))
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        yield {mistake: pool.submit(attempt, mistake(scene)) for mistake in MISTAKES}
+    for taken in scene.held:
+        taken.close()
+
+
+def attempt(line: list[str | Path]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([CONSOLE, *line], capture_output=True, text=True, timeout=PATIENCE, check=False)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.__name__)
+def test_a_mistake_is_a_sentence_and_its_fix(
+    outcomes: dict[Mistake, Future[subprocess.CompletedProcess[str]]], mistake: Mistake
+) -> None:
+    done = outcomes[mistake].result()
+    sentence, fix = MISTAKES[mistake]
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    said = re.fullmatch(r"(?:.*\n)*error: (.+)\nfix: (.+)\n", done.stderr)
+    assert said is not None, done.stderr
+    assert sentence in said[1]
+    assert fix in said[2]
