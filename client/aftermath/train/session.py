@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Literal
 
 import torch
 from rich.console import Console
@@ -123,7 +124,7 @@ async def _ports(settings: TrainSettings, events: Events) -> AsyncIterator[Membe
         pool = await stack.enter_async_context(_pool(settings))
         chain = await stack.enter_async_context(_chain(settings, pool, wallet))
         pool.patience = _MID_RUN_PATIENCE
-        transport = await _open_transport(settings, secret)
+        transport = await _open_transport(settings, secret, here=pool.is_local)
         stack.push_async_callback(_close, transport)
         yield await _member(settings, events, pool, chain, transport, secret)
 
@@ -159,16 +160,23 @@ async def _close(transport: IrohTransport) -> None:
         await asyncio.wait_for(transport.close(), _CLOSE_SECONDS)
 
 
-async def _open_transport(settings: TrainSettings, secret: bytes) -> IrohTransport:
+async def _open_transport(settings: TrainSettings, secret: bytes, *, here: bool) -> IrohTransport:
+    """The peers' transport; `here`: the chain is on this machine, so `auto` expects the peers on it too."""
+    relay: Literal["disabled", "n0"] = "disabled" if here else "n0"
+    discovery: Literal["local", "n0"] = "local" if here else "n0"
+    if settings.iroh_relay != "auto":
+        relay = settings.iroh_relay
+    if settings.iroh_discovery != "auto":
+        discovery = settings.iroh_discovery
     directory: Path | None = settings.discovery_dir
-    if settings.iroh_discovery == "local" and directory is None:
+    if discovery == "local" and directory is None:
         directory = local_discovery_dir(settings.run_id)
     return await open_iroh(
         secret,
         bind_port=settings.bind_p2p_port,
         bind_host=settings.bind_p2p_interface,
-        relay=settings.iroh_relay,
-        discovery=settings.iroh_discovery,
+        relay=relay,
+        discovery=discovery,
         discovery_dir=directory,
     )
 

@@ -38,9 +38,13 @@ class TrainSettings(BaseModel):
     )
     bind_p2p_port: int = Field(0, ge=0, le=65535, description="UDP port for peers; 0 picks a free one.")
     bind_p2p_interface: str | None = Field(None, description="Address to bind for peers; by default all interfaces.")
-    iroh_relay: Literal["disabled", "n0"] = Field("n0", description="Relay for peers that cannot reach each other.")
-    iroh_discovery: Literal["local", "n0"] = Field(
-        "n0", description="How peers find each other: n0 on the internet, local by a directory on this machine."
+    iroh_relay: Literal["auto", "disabled", "n0"] = Field(
+        "auto", description="Relay for peers that cannot reach each other; auto: none if the RPC is on this machine."
+    )
+    iroh_discovery: Literal["auto", "local", "n0"] = Field(
+        "auto",
+        description="How peers find each other: n0 on the internet, local by a directory on this machine; "
+        "auto: local if the RPC is on this machine.",
     )
     discovery_dir: Path | None = Field(
         None, description="Directory of local discovery; by default one per run under the temporary folder."
