@@ -6,6 +6,7 @@
 #
 # Needs Debian bookworm and, for the IDLs, any host cargo >= 1.85. What it installs, once and about four minutes:
 # rustc 1.96 with LLVM 22 (bookworm-security) and sbpf-linker, built from source into $SBPF_WORK (default ~/.cache/sbpf).
+# Object files go to $SBPF_TARGET (default: inside $SBPF_WORK).
 # Those who have the official tools can run `anchor build` on the same sources instead.
 set -euo pipefail
 
@@ -52,6 +53,8 @@ patch_std() {
   touch "$work/rust-src/.patched"
 }
 
+# The target (sbpf-solana.json) allows misaligned loads: the VM reads any address, and byte by byte costs 40 % more code
+# and time.
 compile() { # compile PROGRAM OUT.so
   local cargo_home="${CARGO_HOME:-$HOME/.cargo}"
   local flags=(
@@ -59,7 +62,6 @@ compile() { # compile PROGRAM OUT.so
     -Zunstable-options -Cpanic=immediate-abort      # formatting code of panics would break the 4 kB stack frames
     -Crelocation-model=static
     -Cpasses=lower-atomic                           # alloc::sync wants atomics; the VM has one thread
-    -Ctarget-feature=+allows-misaligned-mem-access  # the VM reads any address; byte by byte costs 40 % more code and time
     -Clink-arg=--arch=v0                            # the sBPF version that every runtime accepts
     -Clink-arg=--disable-math-builtins              # keeps out 128-bit functions that LLVM 22 cannot emit
     -Clink-arg=--llvm-args=-bpf-stack-size=4096
