@@ -13,7 +13,4 @@ run_id=${RUN_ID:-$2}
 shift 2
 cd -- "$here"
 own_wallet "$cluster" "member-$$"
-if [ "$cluster" = localnet ]; then
-    set -- --iroh-relay disabled --iroh-discovery local "$@"
-fi
 exec "$aftermath" train --rpc "$rpc" --run-id "$run_id" "$@"
