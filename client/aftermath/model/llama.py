@@ -56,7 +56,8 @@ class Decoder(nn.Module):
     def __init__(self, config: LlamaConfig, width: int) -> None:
         super().__init__()
         self.config = config
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)  # [V, D]
+        blank = torch.empty(config.vocab_size, config.hidden_size)  # [V, D]; torch's own init imports its compiler
+        self.embed_tokens = nn.Embedding.from_pretrained(blank, freeze=False)
         self.layers = nn.ModuleList(Layer(config, width) for _ in range(config.num_hidden_layers))
         self.norm = _norm(config)
 
