@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import tomllib
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from solders.instruction import Instruction
 from solders.keypair import Keypair
 
-from aftermath.chain.addresses import EVERYONE
+from aftermath.chain.addresses import EVERYONE, run_addresses
 from aftermath.chain.authorizer import AuthorizerInstructions
 from aftermath.chain.instructions import GROWTH, CoordinatorInstructions
 from aftermath.data.local import open_tokens
@@ -22,12 +24,15 @@ from aftermath.model.agreed import agreed_schema
 from aftermath.model.config import LlamaConfig
 from aftermath.model.initial import init_weights
 from aftermath.model.store import write_checkpoint
-from aftermath.run.accounts import Run
+from aftermath.run.accounts import Members, Model, Run
 from aftermath.run.config import RunConfig
-from aftermath.run.views import members_account, parse_model, parse_run, witnesses_account
+from aftermath.run.errors import ChainError
+from aftermath.run.state import RunState
+from aftermath.run.views import members_account, parse_members, parse_model, parse_run, witnesses_account
 from aftermath.sim.chain import SimChain, SimMember
-from aftermath.sim.clock import InlineWorker, VirtualClock
-from aftermath.sim.network import SimNetwork
+from aftermath.sim.clock import InlineWorker, VirtualClock, run_virtual
+from aftermath.sim.network import SimNetwork, SimTransport
+from aftermath.sim.record import Record
 from aftermath.train.context import Context
 from aftermath.train.cooldown import Archive
 from aftermath.train.feed import RunFeed
@@ -92,9 +97,21 @@ class Player:
     tier: int
     key: Keypair
     identity: Keypair
+    seconds: float
     member: Member | None = None
     task: asyncio.Task[None] | None = None
+    chain: SimMember | None = None
+    transport: SimTransport | None = None
+    compute: InlineWorker | None = None
     events: list[Event] = field(default_factory=list)
+
+    @property
+    def id(self) -> bytes:
+        return bytes(self.identity.pubkey())
+
+    @property
+    def alive(self) -> bool:
+        return self.task is not None and not self.task.done()
 
     def saw(self, kind: str, **fields: Any) -> list[Event]:
         return [e for e in self.events if e["kind"] == kind and all(e.get(k) == v for k, v in fields.items())]
@@ -103,47 +120,58 @@ class Player:
 class Simulation:
     """A cluster, a run, and members that come and go."""
 
-    def __init__(self, place: Path, **rules: int) -> None:
+    def __init__(self, place: Path, *, quantize: bool = True, **rules: int) -> None:
         torch.set_num_threads(1)
-        self.place, self.chain, self.network = place, SimChain(), SimNetwork()
-        self.owner = Keypair()
+        place.mkdir(exist_ok=True)
+        self.place, self.chain, self.network, self.record = place, SimChain(), SimNetwork(), Record()
+        self.owner = _key("owner")
         self.players: list[Player] = []
-        self._prepare(rules)
+        self._at = run_addresses(self.chain.coordinator.id, RUN_ID)
+        self._prepare(rules, quantize)
+        self.chain.observers.append(lambda: self.record.note(self.run, self.members))
 
-    def _prepare(self, rules: dict[str, int]) -> None:
+    def _prepare(self, rules: dict[str, int], quantize: bool) -> None:
         write_checkpoint(self.place / "model", init_weights(CONFIG, 0), CONFIG, tier=0, companions={})
         (self.place / "data").mkdir()
         tokens = torch.arange(4096).mul(7).remainder(64).to(torch.int16).numpy()
         (self.place / "data" / "tokens.bin").write_bytes(tokens.tobytes())
         text = RULES.replace("MODEL", str(self.place / "model")).replace("DATA", str(self.place / "data"))
-        tables = tomllib.loads(text)
+        tables = tomllib.loads(text if quantize else text.replace("quantize_1bit = true", "quantize_1bit = false"))
         tables["config"].update(rules)
         config = RunConfig.model_validate(tables)
         self.chain.fund(self.owner.pubkey())
-        ix = CoordinatorInstructions(self.chain.coordinator, self.owner.pubkey())
+        self.ix = CoordinatorInstructions(self.chain.coordinator, self.owner.pubkey())
         admit = AuthorizerInstructions(self.chain.authorizer, self.owner.pubkey())
-        send = lambda *instructions: self.chain.send(instructions, self.owner)  # noqa: E731
-        send(ix.init_run(RUN_ID))
+        self._send(self.ix.init_run(RUN_ID))
         for which, account in enumerate((members_account(), witnesses_account())):
             for _ in range(GROWTH, account.size, GROWTH):
-                send(ix.grow(RUN_ID, which))
-        send(admit.create(EVERYONE))
-        send(admit.grantor_update(EVERYONE, True))
-        send(ix.update(RUN_ID, **config.to_chain()))
-        model = parse_model(self.chain.data(self._at().model))
-        self.schema = agreed_schema(CONFIG.to_hf(), 3, model.optimizer)
-        send(ix.update(RUN_ID, schema={"hash": self.schema.hash(), "tier_widths": list(self.schema.widths)}))
-        self.ix, self._send = ix, send
+                self._send(self.ix.grow(RUN_ID, which))
+        self._send(admit.create(EVERYONE))
+        self._send(admit.grantor_update(EVERYONE, True))
+        self._send(self.ix.update(RUN_ID, **config.to_chain()))
+        self.schema = agreed_schema(CONFIG.to_hf(), 3, self.model.optimizer)
+        schema = {"hash": self.schema.hash(), "tier_widths": list(self.schema.widths)}
+        self._send(self.ix.update(RUN_ID, schema=schema))
         self.pause(False)
 
-    def _at(self) -> Any:
-        from aftermath.chain.addresses import run_addresses
-
-        return run_addresses(self.chain.coordinator.id, RUN_ID)
+    def _send(self, instruction: Instruction) -> None:
+        self.chain.send([instruction], self.owner)
 
     @property
     def run(self) -> Run:
-        return parse_run(self.chain.data(self._at().run))
+        return self.chain.view(self._at.run, parse_run)
+
+    @property
+    def members(self) -> Members:
+        return self.chain.view(self._at.members, parse_members)
+
+    @property
+    def model(self) -> Model:
+        return self.chain.view(self._at.model, parse_model)
+
+    @property
+    def now(self) -> float:
+        return asyncio.get_running_loop().time()
 
     def pause(self, paused: bool) -> None:
         self._send(self.ix.set_paused(RUN_ID, paused))
@@ -151,41 +179,54 @@ class Simulation:
     # --- members ------------------------------------------------------------------------------------------------
 
     def add(self, tier: int, seconds: float = 1.0) -> Player:
-        player = Player(f"m{len(self.players)}", tier, Keypair(), Keypair())
+        """A new member; `seconds`: virtual time of one piece of work on its replica (its share takes two)."""
+        name = f"m{len(self.players)}"
+        player = Player(name, tier, _key(name), _key(name + " p2p"), seconds)
         self.players.append(player)
-        self.start(player, seconds)
+        self.start(player)
         return player
 
-    def start(self, player: Player, seconds: float = 1.0, archive: Path | None = None) -> None:
-        """Start (again) with nothing in memory; `seconds`: virtual time of one piece of work on the replica."""
-        transport = self.network.open(bytes(player.identity.pubkey()))
-        chain = SimMember(self.chain, player.key, RUN_ID)
-        model = parse_model(self.chain.data(self._at().model))
+    def start(self, player: Player) -> None:
+        """Start (again) with nothing in memory."""
         clock = VirtualClock()
+        player.transport = self.network.open(player.id)
+        player.chain = SimMember(self.chain, player.key, RUN_ID)
+        player.compute = InlineWorker(player.seconds)
         context = Context(
             run_id=RUN_ID,
-            chain=chain,
-            transport=transport,
+            chain=player.chain,
+            transport=player.transport,
             feed=RunFeed(self.run),
             clock=clock,
             events=Events(clock.monotonic, [player.events.append]),
-            compute=InlineWorker(seconds),
+            compute=player.compute,
             decode=InlineWorker(0.01),
             p2p_secret=player.identity.secret(),
             schema=self.schema,
             tier=player.tier,
-            data=open_tokens(self.place / "data", 2, model.max_seq_len, vocab_size=CONFIG.vocab_size),
+            data=open_tokens(self.place / "data", 2, self.model.max_seq_len, vocab_size=CONFIG.vocab_size),
             hash_replicas=True,
         )
         origin = Origin(self.schema, player.tier, "auto", torch.device("cpu"), 4, clock.monotonic)
-        weight = round(60 / seconds)
-        kept = Archive(archive or self.place / "kept", None, None, 3, {}) if player.tier == 0 else Archive(None, None, None, 3, {})
-        player.member = Member(context, origin, kept, weight=weight, parallel=4)
+        directory = self.place / "kept" / player.name if player.tier == 0 else None
+        archive = Archive(directory, None, None, 3, {})
+        player.member = Member(context, origin, archive, weight=round(60 / player.seconds), parallel=4)
         player.task = asyncio.ensure_future(player.member.live())
 
     async def kill(self, player: Player) -> None:
         """kill -9."""
-        self.network.crash(bytes(player.identity.pubkey()))
+        self.network.crash(player.id)
+        await self._end(player)
+
+    async def stop(self, player: Player) -> None:
+        """Ctrl-C: the member says on chain that it goes."""
+        await self._end(player)
+        assert player.member is not None
+        with contextlib.suppress(ChainError):
+            await player.member.leave()
+        self.network.crash(player.id)
+
+    async def _end(self, player: Player) -> None:
         assert player.task is not None
         player.task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -193,21 +234,47 @@ class Simulation:
 
     async def until(self, wanted: Callable[[Run], bool], limit: float = 2000.0) -> Run:
         """Wait (virtually) for a state of the run; a member that fails meanwhile fails the test."""
-        end = asyncio.get_running_loop().time() + limit
+        end = self.now + limit
         while not wanted(self.run):
-            for player in self.players:
-                if player.task is not None and player.task.done() and not player.task.cancelled():
-                    player.task.result()
-            assert asyncio.get_running_loop().time() < end, f"never came; the run is {self.run}"
+            self.look_after()
+            assert self.now < end, f"never came; the run is {self.run}"
             await asyncio.sleep(0.1)
         return self.run
 
+    async def until_round(self, height: int, epoch: int = 0) -> Run:
+        return await self.until(
+            lambda run: run.epoch == epoch and run.state is RunState.ROUND_TRAIN and run.current.height == height
+        )
+
+    async def until_finished(self) -> None:
+        """Wait for the end of the run, and for every member to see it and go home."""
+        await self.until(lambda run: run.state is RunState.FINISHED)
+        await asyncio.wait_for(asyncio.gather(*(player.task for player in self.players if player.alive)), 60)
+
+    def look_after(self) -> None:
+        """Raise what a member died of."""
+        for player in self.players:
+            if player.task is not None and player.task.done() and not player.task.cancelled():
+                player.task.result()
+
     # --- what must hold -----------------------------------------------------------------------------------------
 
-    def check_replicas(self) -> int:
+    def check(self, *, hostile: Collection[Player] = (), dropped: Collection[Player] = ()) -> int:
+        """Every law of a run, `hostile` members apart; only the `dropped` may have been. Comparisons of replicas."""
+        self.record.check_coverage()
+        honest = [player for player in self.players if player not in hostile]
+        for player in honest:
+            applied = [(e["epoch"], e["height"], e["step"], e["sequences"]) for e in player.saw("applied")]
+            self.record.check_member(player.name, applied, [e["epoch"] for e in player.saw("cooldown")])
+        wallets = {bytes(player.key.pubkey()) for player in (*hostile, *dropped)}
+        unjust = [(e, s) for e, s in self.record.dropped if self.members.slots[s].signer not in wallets]
+        assert not unjust, f"dropped without a reason: {unjust}"
+        return self._compare(honest)
+
+    def _compare(self, players: Collection[Player]) -> int:
         """All members of a level have the same hash after every step; how many comparisons that were."""
         found: dict[tuple[str, int, str], dict[str, str]] = defaultdict(dict)
-        for player in self.players:
+        for player in players:
             for event in player.saw("applied") + player.saw("cooldown"):
                 for level, digest in event["hashes"].items():
                     found[event["kind"], event["step"], level][player.name] = digest
@@ -217,7 +284,22 @@ class Simulation:
 
     async def close(self) -> None:
         for player in self.players:
-            if player.task is not None and not player.task.done():
-                player.task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await player.task
+            if player.alive:
+                await self._end(player)
+
+
+def _key(name: str) -> Keypair:
+    return Keypair.from_seed(hashlib.sha256(name.encode()).digest())
+
+
+def play(place: Path, story: Callable[[Simulation], Awaitable[None]], **rules: Any) -> Simulation:
+    """Tell a story on virtual time, from a fresh simulation to the end of all its members."""
+
+    async def told() -> Simulation:
+        sim = Simulation(place, **rules)
+        await story(sim)
+        sim.look_after()
+        await sim.close()
+        return sim
+
+    return run_virtual(told())

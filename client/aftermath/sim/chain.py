@@ -1,7 +1,9 @@
 """The chain under simulation: the real programs in LiteSVM on virtual time, and each member's road to it.
 
-Every transaction takes `latency` seconds to arrive and every change is seen `latency` seconds later. Chain time is the
-loop's time on top of a fixed start, in whole seconds, as a validator's Clock is.
+Choices: every transaction takes `latency` seconds to arrive and every change is seen `latency` seconds later. Chain
+time is the loop's time on top of a fixed start, in whole seconds, as a validator's Clock is. A road that is down
+behaves as `chain.member` does: reads wait for it to come back and give up after minutes, writes give up after seconds,
+and a reply may be lost after the transaction has landed.
 """
 
 from __future__ import annotations
@@ -9,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import struct
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from solders.account import Account
 from solders.clock import Clock
@@ -41,7 +44,10 @@ from aftermath.run.views import (
 START = 1_800_000_000  # unix time at virtual second 0
 SLOTS_PER_SECOND = 2.5
 FEE = 5000  # lamports per signature
-UNITS = 1_400_000
+LOOK_AGAIN = 0.25  # seconds between tries to reach a chain that is down
+READ_PATIENCE, WRITE_PATIENCE = 600.0, 5.0  # seconds
+
+T = TypeVar("T")
 
 
 class SimChain:
@@ -50,7 +56,11 @@ class SimChain:
     def __init__(self, latency: float = 0.05) -> None:
         self.latency = latency
         self.down = False
+        """Nobody reaches the chain."""
+        self.observers: list[Callable[[], None]] = []
+        """Called after every transaction that succeeded."""
         self.changed = asyncio.Event()
+        self._views: dict[tuple[Pubkey, Callable[[bytes], Any]], tuple[bytes, Any]] = {}
         self._svm = LiteSVM()
         self._svm.set_rent(Rent(6960, 1.0, 50))
         self.coordinator, self.authorizer = coordinator_program(), authorizer_program()
@@ -71,8 +81,19 @@ class SimChain:
         result = self._svm.send_transaction(Transaction([signer], message, self._svm.latest_blockhash()))
         if isinstance(result, FailedTransactionMetadata):
             raise self._refusal(result)
+        for observer in self.observers:
+            observer()
         self.changed.set()
         self.changed = asyncio.Event()
+
+    def view(self, key: Pubkey, parse: Callable[[bytes], T]) -> T:
+        """An account, parsed again only when it has changed."""
+        data = self.data(key)
+        before = self._views.get((key, parse))
+        if before is None or before[0] != data:
+            before = self._views[key, parse] = data, parse(data)
+        found: T = before[1]
+        return found
 
     def data(self, key: Pubkey) -> bytes:
         account = self._svm.get_account(key)
@@ -104,6 +125,10 @@ class SimMember:
         self._ix = CoordinatorInstructions(chain.coordinator, keypair.pubkey())
         self._at = run_addresses(chain.coordinator.id, run_id)
         self._sent = 0
+        self.down = False
+        """Whether this member alone does not reach the chain."""
+        self.replies_lost = 0
+        """How many of the next transactions land without this member being told."""
         chain.fund(keypair.pubkey())
 
     @property
@@ -119,19 +144,20 @@ class SimMember:
 
     # --- reading ------------------------------------------------------------------------------------------------
 
-    def _read(self, key: Pubkey) -> bytes:
-        if self._chain.down:
-            raise ChainUnavailable("the simulated RPC is down")
-        return self._chain.data(key)
-
-    def _run(self) -> Run:
-        return parse_run(self._read(self._at.run))
+    async def _reach(self, patience: float) -> None:
+        """Return once the chain can be reached. ChainUnavailable if it cannot be within `patience` seconds."""
+        end = asyncio.get_running_loop().time() + patience
+        while self.down or self._chain.down:
+            if asyncio.get_running_loop().time() >= end:
+                raise ChainUnavailable(f"no simulated RPC endpoint answered for {patience:.0f} s")
+            await asyncio.sleep(LOOK_AGAIN)
 
     async def updates(self) -> AsyncIterator[Run]:
         last = -1
         while True:
             changed = self._chain.changed
-            if not self._chain.down and (run := self._run()).seq != last:
+            await self._reach(READ_PATIENCE)
+            if (run := self._chain.view(self._at.run, parse_run)).seq != last:
                 last = run.seq
                 yield run
                 continue
@@ -139,36 +165,40 @@ class SimMember:
             await asyncio.sleep(self._chain.latency)
 
     async def run(self, *, fresh: bool = False) -> Run:
-        del fresh
-        return self._run()
+        await self._reach(WRITE_PATIENCE if fresh else READ_PATIENCE)
+        return self._chain.view(self._at.run, parse_run)
 
     async def model(self) -> Model:
-        return parse_model(self._read(self._at.model))
+        await self._reach(READ_PATIENCE)
+        return self._chain.view(self._at.model, parse_model)
 
     async def members(self) -> Members:
-        return parse_members(self._read(self._at.members))
+        await self._reach(READ_PATIENCE)
+        return self._chain.view(self._at.members, parse_members)
 
     async def attestations(self, round: Round) -> tuple[Attestation, ...]:
-        run = self._run()
+        run = await self.run()
         ring, stored = run.ring(round.height), run.round(round.height)
         if ring is None or stored is None or stored.seed != round.seed:
             raise ChainRefused("RoundNotStored", f"round {round.height} is no longer stored on chain")
         offset, length = witness_round_range(ring, stored.attestations)
-        data = self._read(self._at.witnesses)[offset : offset + length]
+        data = self._chain.data(self._at.witnesses)[offset : offset + length]
         return parse_witness_round(data, stored.attestations)
 
     # --- writing ------------------------------------------------------------------------------------------------
 
     async def _send(self, instruction: Instruction) -> None:
         await asyncio.sleep(self._chain.latency)
-        if self._chain.down:
-            raise ChainUnavailable("the simulated RPC is down")
+        await self._reach(WRITE_PATIENCE)
         self._chain.send([instruction], self._key)
         self._sent += 1
         await asyncio.sleep(self._chain.latency)
+        if self.replies_lost:
+            self.replies_lost -= 1
+            raise ChainUnavailable("the reply of the simulated RPC was lost")
 
     async def join(self, *, p2p: bytes, tier: int, weight: int, schema_hash: bytes, stateless: bool) -> None:
-        authority = Pubkey(self._run().join_authority)
+        authority = Pubkey((await self.run()).join_authority)
         await self._send(
             self._ix.join_run(
                 self._run_id,

@@ -1,14 +1,15 @@
-"""The simulated network between members: latency, crashes, and the same promises as the real transport.
+"""The simulated network between members: latency, loss, partitions, crashes, and the real transport's promises.
 
 A `SimTransport` satisfies `p2p.transport.Transport`; messages take `latency` seconds of virtual time and are delivered
-in the order they were sent. A crashed node answers nothing and hears nothing.
+in the order they were sent, each distinct one once. A crashed node answers nothing and hears nothing; two nodes whose
+connection is cut hear nothing of each other until it is mended, and then get each other's last announcements again.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
 from blake3 import blake3
 
@@ -36,6 +37,9 @@ class SimNetwork:
 
     def __init__(self, latency: float = 0.02) -> None:
         self.latency = latency
+        self.loses: Callable[[bytes, bytes], bool] = lambda sender, receiver: False
+        """Asked for every announcement: whether the network loses this one."""
+        self._cut: set[frozenset[bytes]] = set()
         self._nodes: dict[bytes, SimTransport] = {}
 
     def open(self, node_id: bytes) -> SimTransport:
@@ -45,12 +49,26 @@ class SimNetwork:
 
     def crash(self, node_id: bytes) -> None:
         """The node is gone without a word."""
-        self._nodes.pop(node_id).down()
+        node = self._nodes.pop(node_id, None)
+        if node is not None:
+            node.down()
+
+    def cut(self, one: bytes, other: bytes) -> None:
+        """Part two nodes."""
+        self._cut.add(frozenset((one, other)))
+
+    def mend(self) -> None:
+        """Undo all cuts."""
+        parted, self._cut = self._cut, set()
+        for pair in sorted(sorted(pair) for pair in parted):
+            for one, other in (pair, pair[::-1]):
+                if (node := self._nodes.get(one)) is not None and node.admits(other):
+                    node.replay(other)
 
     def link(self, one: SimTransport, other: bytes) -> SimTransport | None:
         """The other node, if both are up and each has the other on its list."""
         found = self._nodes.get(other)
-        if found is None or self._nodes.get(one.node_id) is not one:
+        if found is None or self._nodes.get(one.node_id) is not one or frozenset((one.node_id, other)) in self._cut:
             return None
         return found if found.admits(one.node_id) and one.admits(other) else None
 
@@ -85,26 +103,29 @@ class SimTransport:
         before = self._network.reachable(self)
         self._members = frozenset(node_ids) - {self.node_id}
         for peer in sorted(self._network.reachable(self) - before):
-            self._replay(peer)
+            self.replay(peer)
             other = self._network.link(self, peer)
             if other is not None:
-                other._replay(self.node_id)
+                other.replay(self.node_id)
 
-    def _replay(self, peer: bytes) -> None:
+    def replay(self, peer: bytes) -> None:
+        """Send our last announcements again, as after every reconnection."""
         for data in self._sent_last:
-            self._deliver(peer, data)
+            self.tell(peer, data)
 
     async def announce(self, data: bytes) -> None:
         if len(data) > MAX_ANNOUNCEMENT:
             raise ValueError(f"an announcement has at most {MAX_ANNOUNCEMENT} bytes")
         self._sent_last.append(data)
         for peer in sorted(self._network.reachable(self)):
-            self._deliver(peer, data)
+            self.tell(peer, data)
 
-    def _deliver(self, peer: bytes, data: bytes) -> None:
+    def tell(self, peer: bytes, data: bytes) -> None:
+        """Send an announcement to one peer only."""
         self._sent["announce"] += len(data)
         loop = asyncio.get_running_loop()
-        loop.call_later(self._network.latency, self._arrive, peer, data)
+        if not self._network.loses(self.node_id, peer):
+            loop.call_later(self._network.latency, self._arrive, peer, data)
 
     def _arrive(self, peer: bytes, data: bytes) -> None:
         other = self._network.link(self, peer)
@@ -125,6 +146,10 @@ class SimTransport:
         self._blobs[digest] = bytes(data)
         return digest
 
+    def forge(self, digest: bytes, data: bytes) -> None:
+        """Serve something else than what the digest stands for."""
+        self._blobs[digest] = data
+
     def publish_source(self, digest: bytes, size: int, read: ReadRange) -> None:
         self._blobs[digest] = read(0, size)
 
@@ -134,7 +159,7 @@ class SimTransport:
     async def fetch(
         self, digest: bytes, size: int, holders: Sequence[bytes], deadline_s: float, *, keep: bool = False
     ) -> bytes:
-        lied = None
+        liars = set()
         for holder in holders:
             await asyncio.sleep(2 * self._network.latency)
             other = self._network.link(self, holder)
@@ -142,15 +167,15 @@ class SimTransport:
             if other is None or data is None:
                 continue
             if len(data) != size or blake3(data).digest() != digest:
-                lied = holder
+                liars.add(holder)
                 continue
             other._sent["blob"] += size
             self._received["blob"] += size
             if keep:
                 self.publish(data)
             return data
-        if lied is not None:
-            raise BlobRejected(f"peer {short(lied)} sent something else than blob {short(digest)}")
+        if liars and liars >= set(holders):
+            raise BlobRejected(f"every holder sent something else than blob {short(digest)}")
         await asyncio.sleep(min(deadline_s, _REFUSED_AFTER))
         raise BlobUnavailable(f"no holder delivered blob {short(digest)}")
 

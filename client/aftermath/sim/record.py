@@ -1,0 +1,88 @@
+"""What really happened on chain, noted transaction by transaction, and the laws every run must obey.
+
+The record is made from the accounts alone, with the rules of `run/`: which sequences each closed round settled, who was
+dropped. Members' own events are compared with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from aftermath.run import bitmap
+from aftermath.run.accounts import Members, Run
+from aftermath.run.assignment import assign, sequences
+from aftermath.run.state import MemberState, RunState
+
+Ranges = list[list[int]]
+_TRAINING = (RunState.ROUND_TRAIN, RunState.ROUND_WITNESS)
+
+
+class Broken(AssertionError):
+    """A law does not hold."""
+
+
+@dataclass
+class Record:
+    """The run so far, as seen after every transaction."""
+
+    settled: dict[tuple[int, int], Ranges] = field(default_factory=dict)
+    """(epoch, height): the sequences whose results were attested, as [start, stop), in slot order."""
+    steps: dict[tuple[int, int], int] = field(default_factory=dict)
+    """(epoch, height): the step of every settled round that had data."""
+    dropped: list[tuple[int, int]] = field(default_factory=list)
+    """(epoch, slot) of every member that was dropped."""
+    _before: tuple[Run, Members] | None = None
+
+    def note(self, run: Run, members: Members) -> None:
+        """Take in the accounts after a transaction."""
+        if self._before is not None:
+            old, old_members = self._before
+            if old.state in _TRAINING and (run.state is RunState.COOLDOWN or run.current.height != old.current.height):
+                self._close(run, old.current.height, old_members)
+            for slot in bitmap.slots(members.mask(MemberState.DROPPED) & ~old_members.mask(MemberState.DROPPED)):
+                self.dropped.append((run.epoch, slot))
+        self._before = run, members
+
+    def _close(self, run: Run, height: int, members: Members) -> None:
+        """Round `height` has closed: the one before it is settled."""
+        closed, round_ = run.round(height), run.round(height - 1)
+        if closed is None or round_ is None or not round_.batch:
+            return
+        shares = assign(round_, members, run.config.verification_percent)
+        done = (slot for slot in sorted(shares) if shares[slot].len and bitmap.contains(closed.attested, slot))
+        place = run.epoch, round_.height
+        self.settled[place] = [[r.start, r.stop] for slot in done for r in sequences(round_, shares[slot])]
+        self.steps[place] = round_.step
+
+    def check_coverage(self) -> None:
+        """Between epochs: every sequence handed out was trained once, waits in the backlog, or is counted as lost."""
+        assert self._before is not None
+        run, _ = self._before
+        trained = [(start, stop) for ranges in self.settled.values() for start, stop in ranges]
+        waiting = [(interval.start, interval.stop) for interval in run.backlog]
+        spans = sorted(trained + waiting)
+        for (_, stop), (start, _) in pairwise(spans):
+            if start < stop:
+                raise Broken(f"sequence {start} was trained twice, or is trained and waits too")
+        found = sum(stop - start for start, stop in spans)
+        if found + run.lost_sequences != run.data_index:
+            raise Broken(f"{run.data_index} sequences were handed out, {found} found, {run.lost_sequences} lost")
+
+    def check_member(self, name: str, applied: Iterable[tuple[int, int, int, Ranges]], ended: Iterable[int]) -> None:
+        """What a member applied, as (epoch, height, step, sequences), in order; `ended`: epochs it went through."""
+        heights: dict[int, list[int]] = {}
+        for epoch, height, step, ranges in applied:
+            if self.steps.get((epoch, height)) != step:
+                raise Broken(f"{name} applied round {height} of epoch {epoch} as step {step}")
+            if ranges != self.settled[epoch, height]:
+                raise Broken(f"{name} applied {ranges} in round {height}, attested were {self.settled[epoch, height]}")
+            heights.setdefault(epoch, []).append(height)
+        for epoch, seen in heights.items():
+            if seen != list(range(len(seen))):
+                raise Broken(f"{name} applied rounds {seen} of epoch {epoch}")
+        for epoch in ended:
+            rounds = sorted(height for one, height in self.steps if one == epoch)
+            if heights.get(epoch, []) != rounds:
+                raise Broken(f"{name} ended epoch {epoch} with {heights.get(epoch, [])} applied, of {rounds}")
