@@ -20,10 +20,10 @@ demo: $(STAMP)
 	$(RUN) -m aftermath.demo --engine $(ENGINE)
 
 test: $(STAMP)
-	$(RUN) -m pytest -n 2 -m "not slow"
+	$(RUN) -m pytest -n 2 --dist loadgroup -m "not slow"
 
 slow: $(STAMP)
-	$(RUN) -m pytest -n 2 -m slow
+	$(RUN) -m pytest -n 2 --dist loadgroup -m slow
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff check client tests benchmarks scripts

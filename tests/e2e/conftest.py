@@ -17,6 +17,13 @@ from e2e.network import Network
 MakeCompany = Callable[[], Company]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Cases start several processes each: at most one of them runs at a time, whatever runs beside it."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.xdist_group("e2e"))
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """No variable, wallet or cache of the person who runs the tests reaches a command."""
