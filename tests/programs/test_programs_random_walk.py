@@ -1,0 +1,101 @@
+"""Random members, leaves, silences, drops and pauses: no sequence is ever trained twice, skipped or forgotten."""
+
+import random
+from collections import Counter
+
+import pytest
+
+from aftermath.run import assignment, bitmap
+from aftermath.run.accounts import Run
+from aftermath.run.state import MemberState, RunState
+from programs.harness import World
+from programs.scenario import Scenario
+
+TRAINING = (RunState.ROUND_TRAIN, RunState.ROUND_WITNESS)
+PERCENT = 20
+
+
+class Walk:
+    """One run driven at random; books which sequences a quorum attested."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.run = Scenario(World(check_signatures=False)).start(
+            init_min_clients=2, min_clients=2, rounds_per_epoch=6, verification_percent=PERCENT,
+            global_batch_size_start=5, global_batch_size_end=40, global_batch_size_warmup_tokens=128 * 500,
+        )  # fmt: skip
+        self.run.owner("set_future_epoch_rates", 1_000, 40).ok()
+        self.trained: Counter[int] = Counter()
+        self.epochs = 0
+
+    def settle(self, before: Run, after: Run) -> None:
+        """If a round closed, books the previous round's attested shares."""
+        closing = before.current
+        closed = before.state in TRAINING and (after.current.height != closing.height or after.state not in TRAINING)
+        previous = before.round(closing.height - 1) if closed else None
+        if previous is None:
+            return
+        shares = assignment.assign(previous, self.run.members, PERCENT)
+        for slot, share in shares.items():
+            if bitmap.contains(after.rounds[before.head].attested, slot):
+                for indices in assignment.sequences(previous, share):
+                    self.trained.update(indices)
+
+    def act(self) -> None:
+        """One transaction that somebody might send; refusals are fine, whatever they are."""
+        rng, run = self.rng, self.run
+        state, index = run.run, rng.randrange(9)
+        choice = rng.random()
+        if choice < 0.85 and state.state in TRAINING:
+            previous = state.round(state.current.height - 1)
+            roster = previous.roster if previous else 0
+            silent = sum(1 << slot for slot in bitmap.slots(roster) if slot % 4 == state.epoch % 5)
+            elected = run.elected()
+            if elected:
+                run.witness(rng.choice(elected), roster & ~silent if rng.random() < 0.9 else 0)
+        elif choice < 0.35:
+            run.join(index, tier=index % 3, weight=rng.randint(1, 99), stateless=rng.random() < 0.1)
+        elif choice < 0.37 or 0.85 <= choice < 0.86:
+            run.by(index, "leave_run")
+        elif 0.86 <= choice < 0.89:
+            missing = state.rounds[state.head - 2].roster & ~state.rounds[state.head - 1].attested
+            run.by(index, "health_check", run.names(bitmap.slots(missing)))
+        elif 0.89 <= choice < 0.9 or (choice < 0.5 and state.halted):
+            run.owner("set_paused", not state.halted)
+        elif choice < 0.7 and state.state is RunState.WARMUP:
+            run.by(index, "warmup_witness", index)
+        else:
+            run.world.advance(rng.choice([1, 6, 21, 31]))
+            run.tick(index)
+
+    def step(self) -> None:
+        before = self.run.run
+        self.act()
+        after = self.run.run
+        self.settle(before, after)
+        assert after.seq - before.seq in (0, 1)
+        if after.epoch != before.epoch:
+            self.epochs += 1
+        if after.state not in TRAINING:
+            self.check(after)
+
+    def check(self, state: Run) -> None:
+        """Between rounds every sequence handed out is trained once, waiting, or counted as lost."""
+        waiting = Counter(index for one in state.backlog for index in range(one.start, one.stop))
+        both = self.trained + waiting
+        assert max(both.values(), default=1) == 1, "a sequence is trained twice, or trained and waiting"
+        assert all(index < state.data_index for index in both)
+        assert len(both) + state.lost_sequences == state.data_index
+
+
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 16))])
+def test_no_sequence_is_trained_twice_or_forgotten(seed: int) -> None:
+    walk = Walk(seed)
+    for _ in range(400):
+        walk.step()
+    assert walk.epochs >= 2
+    assert len(walk.trained) > 50
+    members = walk.run.members
+    paid = sum(slot.points + slot.slashed for slot in members.slots) + members.retired_points
+    assert paid <= 1_000 * walk.epochs
+    assert all(slot.state in MemberState for slot in members.slots)
