@@ -126,6 +126,7 @@ class Simulation:
         self.place, self.chain, self.network, self.record = place, SimChain(), SimNetwork(), Record()
         self.owner = _key("owner")
         self.players: list[Player] = []
+        self.now_at_end = 0.0
         self._at = run_addresses(self.chain.coordinator.id, RUN_ID)
         self._prepare(rules, quantize)
         self.chain.observers.append(lambda: self.record.note(self.run, self.members))
@@ -299,6 +300,7 @@ def play(place: Path, story: Callable[[Simulation], Awaitable[None]], **rules: A
         sim = Simulation(place, **rules)
         await story(sim)
         sim.look_after()
+        sim.now_at_end = sim.now
         await sim.close()
         return sim
 

@@ -2,7 +2,7 @@
 
 Choices:
 - every elected member reports the hashes of the levels it holds; a quorum per level puts them on chain;
-- the snapshot for joiners is taken first, so that whoever joins next epoch finds it;
+- the snapshot for joiners is taken next; whoever joins the next epoch before it is there asks again;
 - a tier-0 member with a place to save writes the full model; the chain takes it only with the attested hashes, and the
   first valid one wins. A failed save is a warning: the run does not depend on any one member's disk.
 """
@@ -54,9 +54,9 @@ class Cooldown:
         """Go through cooldown; returns when the run has left it."""
         hashes = await self._ctx.compute(self._replica.hashes)
         self._ctx.events.emit("cooldown", epoch=run.epoch, step=run.step, hashes=hashes)
+        await self._attest(run, hashes)
         replica, schema, tier = self._replica, self._ctx.schema, self._ctx.tier
         self._share.offer(await self._ctx.compute(lambda: snapshot(replica.params, schema, tier, run.step)))
-        await self._attest(run, hashes)
         if self._ctx.tier == 0 and (self._archive.directory or self._archive.hub_repo):
             await self._keep(run, hashes)
         report_traffic(self._ctx)

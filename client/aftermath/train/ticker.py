@@ -7,7 +7,7 @@ everybody's attestations are tried again before anybody ticks, so that an outage
 
 from __future__ import annotations
 
-from aftermath.run.accounts import Run
+from aftermath.run.accounts import Members, Run
 from aftermath.run.deadlines import next_deadline, tick_delay, tick_order
 from aftermath.run.errors import ChainRefused, ChainUnavailable
 from aftermath.train.feed import RunFeed
@@ -16,7 +16,7 @@ from aftermath.train.wait import first_of
 
 _LOOK_AGAIN = 1.0  # seconds between looks at a deadline that has passed without effect
 _SLOW = 3.0  # seconds after which a read counts as an outage survived
-_GRACE = 6.0  # seconds left to others after an outage: more than `persist` pauses at most
+_LEAST_GRACE, _MOST_GRACE = 6.0, 60.0  # seconds; the least is more than `persist` ever pauses
 
 
 class Ticker:
@@ -30,35 +30,40 @@ class Ticker:
         """Tick whenever it is due and nobody before us did, for ever."""
         while True:
             run = self._feed.run
-            due = await self._due(run)
-            if due is None:
+            asked = self._clock.monotonic()
+            members = await self._chain.members()
+            deadline = next_deadline(run, members)
+            if deadline is None:
                 await self._feed.after(run.seq)
                 continue
-            wait = max(due - self._chain.now(), self._not_before - self._clock.monotonic(), 0.05)
+            self._allow_for_outage(run, deadline, asked)
+            due = deadline + self._delay(run, members) - self._chain.now()
+            wait = max(due, self._not_before - self._clock.monotonic(), 0.05)
             await first_of(self._feed.after(run.seq), self._clock.sleep(wait))
             if self._feed.run.seq == run.seq:
-                await self._tick(run)
+                await self._tick(run, deadline)
 
-    async def _due(self, run: Run) -> float | None:
-        """Chain time at which this member should tick `run`, or None if no clock runs."""
-        members = await self._chain.members()
-        deadline = next_deadline(run, members)
-        if deadline is None:
-            return None
+    def _delay(self, run: Run, members: Members) -> float:
+        """Seconds after the deadline at which it is this member's turn to tick `run`."""
         order = tick_order(run, members)
         slot = members.find(self._chain.wallet)
-        rank = order.index(slot) if slot in order else len(order)
-        return deadline + tick_delay(rank)
+        return tick_delay(order.index(slot) if slot in order else len(order))
 
-    async def _tick(self, run: Run) -> None:
+    def _allow_for_outage(self, run: Run, deadline: int, asked: float) -> None:
+        """After a read that took as long as an outage does, leave the others the time this state gives them."""
+        now = self._clock.monotonic()
+        if now - asked > _SLOW:
+            grace = min(max(float(deadline - run.state_started_at), _LEAST_GRACE), _MOST_GRACE)
+            self._not_before = now + grace
+
+    async def _tick(self, run: Run, deadline: int) -> None:
         asked = self._clock.monotonic()
         try:
             newest = await self._chain.run(fresh=True)
-            if self._clock.monotonic() - asked > _SLOW:
-                raise ChainUnavailable("the chain was out of reach and is back")
-            if newest.seq == run.seq:
+            self._allow_for_outage(run, deadline, asked)
+            if newest.seq == run.seq and self._clock.monotonic() >= self._not_before:
                 await self._chain.tick()
         except ChainRefused:
             await self._clock.sleep(_LOOK_AGAIN / 2)  # a little early, or somebody else ticked
         except ChainUnavailable:
-            self._not_before = self._clock.monotonic() + _GRACE
+            self._allow_for_outage(run, deadline, float("-inf"))

@@ -1,0 +1,232 @@
+"""Outages under a virtual clock: of the chain for one or for all, of connections, of members too slow or too silent."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from train.simulated import Simulation, play
+
+from aftermath.run.committee import quorum, witnesses
+from aftermath.run.errors import ChainUnavailable
+from aftermath.run.state import RunState
+
+
+def test_one_member_without_rpc_for_twenty_seconds_returns_next_epoch(tmp_path: Path) -> None:
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1, 2)]
+        await sim.until_round(1)
+        assert players[2].chain is not None
+        players[2].chain.down = True
+        await asyncio.sleep(20)
+        players[2].chain.down = False
+        await sim.until_finished()
+
+    sim = play(tmp_path, story)
+    assert sim.check(dropped=[sim.players[2]]) > 0
+    assert sim.run.lost_sequences == 0
+    assert [e["epoch"] for e in sim.players[2].saw("cooldown")] == [1]
+
+
+def test_rpc_down_for_all_for_twenty_seconds_loses_nothing(tmp_path: Path) -> None:
+    """Longer than a round and than a cooldown; nothing is attested then, but all replicas agree."""
+
+    async def story(sim: Simulation) -> None:
+        for tier in (0, 1, 2):
+            sim.add(tier)
+        await sim.until_round(2)
+        await _outage(sim)
+        await sim.until(lambda run: run.epoch == 1 and run.state is RunState.COOLDOWN)
+        await _outage(sim)
+        await sim.until_finished()
+
+    sim = play(tmp_path, story, cooldown_time=10, total_steps=18)
+    assert sim.run.attested_step == 19
+    for player in sim.players:
+        assert {e["source"] for e in player.saw("model")[1:]} == {"its own replica"}, player.name
+        assert len(player.saw("applied")) == 18
+    assert sim.check() == 63
+
+
+async def _outage(sim: Simulation) -> None:
+    sim.chain.down = True
+    await asyncio.sleep(20)
+    sim.chain.down = False
+
+
+def test_rpc_down_in_warm_up(tmp_path: Path) -> None:
+    async def story(sim: Simulation) -> None:
+        for tier in (0, 1, 2):
+            sim.add(tier)
+        await sim.until(lambda run: run.state is RunState.WARMUP)
+        await _outage(sim)
+        await sim.until_finished()
+
+    assert play(tmp_path, story).check() == 42
+
+
+def test_rpc_down_for_good_ends_members_with_a_sentence(tmp_path: Path) -> None:
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1, 2)]
+        await sim.until_round(2)
+        sim.chain.down = True
+        tasks = [player.task for player in players if player.task is not None]
+        ends = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 700)
+        assert sim.now > 600
+        for end in ends:
+            assert isinstance(end, ChainUnavailable)
+            assert "no simulated RPC endpoint answered" in str(end)
+        left_behind = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        assert not left_behind
+        for player in players:
+            player.task = None
+
+    play(tmp_path, story)
+
+
+def test_a_lost_reply_is_not_a_second_vote(tmp_path: Path) -> None:
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1, 2)]
+        for height in (1, 2, 3):
+            await sim.until_round(height)
+            for player in players:
+                assert player.chain is not None
+                player.chain.replies_lost = 1
+        await sim.until_finished()
+
+    sim = play(tmp_path, story)
+    assert sim.check() == 42
+
+
+def test_a_slow_member_is_waited_for(tmp_path: Path) -> None:
+    async def story(sim: Simulation) -> None:
+        sim.add(0), sim.add(1), sim.add(2, seconds=3.0)
+        await sim.until_finished()
+
+    sim = play(tmp_path, story, global_batch_size_start=45, global_batch_size_end=45)
+    assert sim.check() == 42
+    assert len(sim.players[2].saw("trained")) == 12
+
+
+def test_a_member_slower_than_a_round_loses_its_share_which_is_redone(tmp_path: Path) -> None:
+    async def story(sim: Simulation) -> None:
+        sim.add(0), sim.add(1), sim.add(2, seconds=25.0)
+        await sim.until(lambda run: run.epoch == 1)
+
+    sim = play(tmp_path, story, warmup_time=200, max_round_train_time=10)
+    slow = sim.players[2]
+    assert {sim.members.slots[slot].signer for _, slot in sim.record.dropped} == {bytes(slot_key(slow))}
+    assert sim.run.lost_sequences == 0
+    sim.check(dropped=[slow])
+
+
+def slot_key(player: object) -> bytes:
+    return bytes(player.key.pubkey())  # type: ignore[attr-defined]
+
+
+def test_a_member_that_joins_and_never_trains_is_dropped_and_blocks_nobody(tmp_path: Path) -> None:
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1, 2)]
+        await sim.until(lambda run: run.state is RunState.WAITING_FOR_MEMBERS and sim.members.pending == 0b111)
+        await sim.kill(players[2])
+        await sim.until(lambda run: run.epoch == 1)
+
+    sim = play(tmp_path, story)
+    assert [epoch for epoch, _ in sim.record.dropped] == [0]
+    assert len(sim.players[0].saw("applied")) == 6
+    sim.check(dropped=[sim.players[2]])
+    assert sim.now_at_end < 120
+
+
+def test_announcements_that_get_lost_are_asked_for(tmp_path: Path) -> None:
+    """Every other announcement never arrives: nobody is dropped for it and nothing is done twice."""
+
+    async def story(sim: Simulation) -> None:
+        for tier in (0, 1, 2):
+            sim.add(tier)
+        await sim.until_round(0)
+        turn = [0]
+
+        def loses(sender: bytes, receiver: bytes) -> bool:
+            turn[0] += 1
+            return turn[0] % 2 == 0
+
+        sim.network.loses = loses
+        await sim.until_finished()
+
+    sim = play(tmp_path, story)
+    assert sim.check() == 42
+
+
+def test_a_cut_between_two_members_is_bridged_by_the_third(tmp_path: Path) -> None:
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(0) for _ in range(4)]
+        await sim.until_round(1)
+        sim.network.cut(players[0].id, players[1].id)
+        await sim.until_round(5)
+        sim.network.mend()
+        await sim.until_finished()
+
+    sim = play(tmp_path, story)
+    assert sim.check() > 0
+
+
+def test_witnesses_lost_down_to_the_quorum_still_decide(tmp_path: Path) -> None:
+    """Two of three witnesses are exactly the quorum: all that they attest counts and no round is lost."""
+
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 0, 1, 1, 2, 2)]
+        run = await sim.until_round(2)
+        chosen = witnesses(run.current)
+        assert (len(chosen), quorum(run.current.elected)) == (3, 2)
+        wallet = sim.members.slots[chosen[0]].signer
+        lost = next(player for player in players if bytes(player.key.pubkey()) == wallet)
+        await sim.kill(lost)
+        lost.events.append({"kind": "killed"})
+        await sim.until(lambda run: run.current.height == 3)
+        closed = sim.run.round(2)
+        assert closed is not None
+        assert closed.attestations == 2
+        assert closed.attested == closed.roster
+        await sim.until(lambda run: run.epoch == 1)
+
+    sim = play(tmp_path, story, witness_nodes=3, min_clients=3, init_min_clients=6)
+    sim.check(dropped=[player for player in sim.players if player.saw("killed")])
+
+
+def test_too_few_witnesses_end_the_epoch_and_accuse_nobody(tmp_path: Path) -> None:
+    """Witnesses that could not reach the chain are no evidence against those who delivered."""
+
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1, 2)]
+        await sim.until_round(2)
+        for player in players[:2]:
+            assert player.chain is not None
+            player.chain.down = True
+        await sim.until(lambda run: run.draining)
+        for player in players[:2]:
+            assert player.chain is not None
+            player.chain.down = False
+        await sim.until_finished()
+
+    sim = play(tmp_path, story)
+    assert not sim.record.dropped
+    sim.check()
+    assert sim.run.lost_sequences == 0
+
+
+@pytest.mark.parametrize("tiers", [(1, 1, 2)])
+def test_a_level_that_nobody_held_is_open_to_a_late_tier_0(tmp_path: Path, tiers: tuple[int, ...]) -> None:
+    async def story(sim: Simulation) -> None:
+        for tier in tiers:
+            sim.add(tier)
+        await sim.until_round(2)
+        sim.add(0)
+        await sim.until_finished()
+
+    sim = play(tmp_path, story)
+    late = sim.players[3]
+    assert len(late.saw("applied")) == 6
+    assert sim.model.checkpoint_step == 13
+    sim.check()
