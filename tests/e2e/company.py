@@ -146,9 +146,9 @@ class Company:
             error.add_note(self.situation())
             raise
 
-    def until_run(self, wanted: Callable[[Run], bool], what: str) -> Run:
+    def until_run(self, wanted: Callable[[Run], bool], what: str, seconds: float = PATIENCE) -> Run:
         """Wait for a state of the run; that state."""
-        found: Run = self.until(lambda: run if wanted(run := self.run) else None, what)
+        found: Run = self.until(lambda: run if wanted(run := self.run) else None, what, seconds)
         return found
 
     def until_trains(self, player: Player, since: int, results: int = 1) -> None:
@@ -161,7 +161,8 @@ class Company:
 
     def situation(self) -> str:
         """The run and the last words of its members, for the report of a failure."""
-        said = [player.process.last_words for player in self.players if player.processes]
+        processes = {player.process.name: player.process for player in self.players if player.processes}
+        said = [process.last_words for process in processes.values()]
         return "\n".join([*said, f"{self.run}"])
 
     def check(self) -> None:

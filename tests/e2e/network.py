@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import base64
+import re
 import signal
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,12 +28,13 @@ class Network:
 
     def __init__(self, xprocess: XProcess, engine: str, place: Path) -> None:
         self._xprocess, self.engine, self._place = xprocess, engine, place
-        self._port = free_pair()
-        self.rpc, self.ws_rpc = f"http://127.0.0.1:{self._port}", f"ws://127.0.0.1:{self._port + 1}"
-        self.process = self._start()
+        self.process = self._start("0")
+        found = re.search(r"rpc=(\S+) ws=(\S+)", self.process.output)
+        assert found is not None, self.process.output
+        self.rpc, self.ws_rpc = found.groups()
 
-    def _start(self) -> Running:
-        command = [CONSOLE, "localnet", "--engine", self.engine, "--port", str(self._port)]
+    def _start(self, port: str) -> Running:
+        command = [CONSOLE, "localnet", "--engine", self.engine, "--port", port]
         name = f"localnet-{self.engine}"
         return Running(self._xprocess, name, [*command, "--ledger", self._place / "ledger"], ready="localnet ready")
 
@@ -54,7 +55,7 @@ class Network:
     def come_back(self) -> None:
         """Undo `go_down`."""
         if self.engine == "embedded":
-            self.process = self._start()
+            self.process = self._start(self.rpc.rpartition(":")[2])
         else:
             self.process.signal_all(signal.SIGCONT)
         until(lambda: healthy(self.rpc), "the network answers again")
@@ -74,16 +75,3 @@ class Network:
         options = {"encoding": "base64", "commitment": "confirmed"}
         found: Any = ask(self.rpc, "getAccountInfo", str(address), options)
         return parse(base64.b64decode(found["value"]["data"][0]))
-
-
-def free_pair() -> int:
-    """A port that is free like its successor, below the range the system hands out for connections."""
-    for port in range(17_000, 30_000, 2):
-        with socket.socket() as first, socket.socket() as second:
-            try:
-                first.bind(("127.0.0.1", port))
-                second.bind(("127.0.0.1", port + 1))
-            except OSError:
-                continue
-            return port
-    raise AssertionError("no two free ports in a row")

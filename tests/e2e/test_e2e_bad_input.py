@@ -16,10 +16,11 @@ from pathlib import Path
 import pytest
 from xprocess import XProcess
 
+from aftermath.localnet.ports import free_ports
 from aftermath.programs import AUTHORIZER_ID
 from e2e.company import Company
 from e2e.material import Material
-from e2e.network import Network, free_pair
+from e2e.network import Network
 from e2e.processes import CONSOLE, PATIENCE
 
 AT_ONCE = 3  # processes: each spends seconds importing
@@ -115,7 +116,7 @@ def changed_model(scene: Scene) -> list[str | Path]:
 
 
 def rpc_down(scene: Scene) -> list[str | Path]:
-    port = free_pair()
+    port = free_ports("127.0.0.1", 2)
     return scene.line(scene.run("good"), "--rpc", f"http://127.0.0.1:{port}", "--ws-rpc", f"ws://127.0.0.1:{port + 1}")
 
 
