@@ -217,6 +217,7 @@ async def _member(
         hash_replicas=settings.events_dir is not None,
     )
     await ensure_funds(pool, Pubkey(chain.wallet), _FEES_IN_HAND)
+    events.emit("measuring", run_id=settings.run_id, tier=settings.matformer_tier)
     weight = await compute(lambda: origin.measure_weight(model.max_seq_len))
     archive = Archive(
         settings.checkpoint_dir,

@@ -79,6 +79,7 @@ class JsonLines:
 # Events a person wants to read on the console, with the words for them. An error ends the process, which then says it
 # on stderr.
 _SENTENCES: dict[str, str] = {
+    "measuring": "run {run_id} found; measuring this machine's speed at tier {tier}",
     "joined": "joined as member {slot} with tier {tier}",
     "state": "epoch {epoch}: {state}",
     "model": "model ready from {source} at step {step}",
