@@ -270,9 +270,9 @@ class Simulation:
         wallets = {bytes(player.key.pubkey()) for player in (*hostile, *dropped)}
         unjust = [(e, s) for e, s in self.record.dropped if self.members.slots[s].signer not in wallets]
         assert not unjust, f"dropped without a reason: {unjust}"
-        return self._compare(honest)
+        return self.compare(honest)
 
-    def _compare(self, players: Collection[Player]) -> int:
+    def compare(self, players: Collection[Player]) -> int:
         """All members of a level have the same hash after every step; how many comparisons that were."""
         found: dict[tuple[str, int, str], dict[str, str]] = defaultdict(dict)
         for player in players:

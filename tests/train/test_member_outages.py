@@ -6,11 +6,11 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from train.simulated import Simulation, play
 
 from aftermath.run.committee import quorum, witnesses
 from aftermath.run.errors import ChainUnavailable
 from aftermath.run.state import RunState
+from train.simulated import Simulation, play
 
 
 def test_one_member_without_rpc_for_twenty_seconds_returns_next_epoch(tmp_path: Path) -> None:

@@ -3,7 +3,8 @@
 Choices:
 - it speaks as soon as it holds every result of the round before and everybody has announced this round's, so a round
   lasts as long as its slowest member needs, up to the run's limit;
-- members out of reach are waited for a little, then not at all; once the chain asks (RoundWitness), it speaks at once;
+- members out of reach are waited for a little, then not at all; others until shortly before the round's time is up,
+  since RoundWitness may last less than a transaction takes and a missing quorum ends the epoch;
 - what it attests is only what it holds and has checked itself; what is known to be worthless is not waited for;
 - announcements that never came are asked for, so that a lost message costs nobody its share.
 """
@@ -76,7 +77,7 @@ class WitnessDuty:
                 await collector.ask(height, unheard, lambda _: False)
 
     def _time_has_come(self, run: Run, healthy: int) -> bool:
-        if run.state is RunState.ROUND_WITNESS:
+        if run.state is RunState.ROUND_WITNESS or self._ctx.chain.now() >= _last_call(run):
             return True
         if self._own_done is None:
             return False
@@ -120,3 +121,9 @@ class WitnessDuty:
         self._ctx.events.emit(
             "witnessed", height=height, held=len(held), sent=sent, seconds=self._ctx.clock.monotonic() - started
         )
+
+
+def _last_call(run: Run) -> float:
+    """Chain time at which a witness waits no longer for anything, while the round still trains."""
+    longest = run.config.max_round_train_time
+    return run.state_started_at + longest - min(max(longest / 10, 1.0), 10.0)
