@@ -40,17 +40,22 @@ install_linker() {
 }
 
 # std is compiled for target_os "solana", because dependencies of Anchor (serde, bincode) name it. The stubs that it has
-# for "zkvm" serve; nothing of them is reached at run time.
+# for "zkvm" serve; nothing of them is reached at run time. Cargo hashes the path of a source into symbol order, relative
+# to the workspace when it lies inside: hence the link, without which the bytes would depend on the home directory.
 patch_std() {
-  std="$work/rust-src/library"
-  [ -e "$work/rust-src/.patched" ] && return
-  rm -rf "$work/rust-src"
-  mkdir -p "$work/rust-src"
-  cp -r "$(realpath /usr/lib/rustlib/src/rust)/library" "$work/rust-src/"
-  grep -rl 'target_os = "zkvm"' "$std/std/src" |
-    xargs sed -i 's/target_os = "zkvm"/any(target_os = "zkvm", target_os = "solana")/g'
-  sed -i 's/target_arch = "hexagon",/target_arch = "hexagon",\n    target_arch = "bpf",/' "$std/std/src/sys/alloc/mod.rs"
-  touch "$work/rust-src/.patched"
+  local source="$work/rust-src/library"
+  if [ ! -e "$work/rust-src/.patched" ]; then
+    rm -rf "$work/rust-src"
+    mkdir -p "$work/rust-src"
+    cp -r "$(realpath /usr/lib/rustlib/src/rust)/library" "$work/rust-src/"
+    grep -rl 'target_os = "zkvm"' "$source/std/src" |
+      xargs sed -i 's/target_os = "zkvm"/any(target_os = "zkvm", target_os = "solana")/g'
+    sed -i 's/target_arch = "hexagon",/target_arch = "hexagon",\n    target_arch = "bpf",/' "$source/std/src/sys/alloc/mod.rs"
+    touch "$work/rust-src/.patched"
+  fi
+  mkdir -p "$root/target"
+  ln -sfn "$work/rust-src" "$root/target/rust-src"
+  std="$root/target/rust-src/library"
 }
 
 # The target (sbpf-solana.json) allows misaligned loads: the VM reads any address, and byte by byte costs 40 % more code
