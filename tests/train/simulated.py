@@ -21,7 +21,6 @@ from aftermath.chain.authorizer import AuthorizerInstructions
 from aftermath.chain.instructions import GROWTH, CoordinatorInstructions
 from aftermath.data.local import open_tokens
 from aftermath.model.agreed import agreed_schema
-from aftermath.model.config import LlamaConfig
 from aftermath.model.initial import init_weights
 from aftermath.model.store import write_checkpoint
 from aftermath.run.accounts import Members, Model, Run
@@ -39,54 +38,7 @@ from aftermath.train.feed import RunFeed
 from aftermath.train.member import Member
 from aftermath.train.origin import Origin
 from aftermath.watch.events import Event, Events
-
-RUN_ID = "sim"
-CONFIG = LlamaConfig.from_hf(
-    {
-        "model_type": "llama",
-        "vocab_size": 64,
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "max_position_embeddings": 16,
-    }
-)
-RULES = """
-[config]
-warmup_time = 30
-cooldown_time = 20
-rounds_per_epoch = 6
-max_round_train_time = 15
-round_witness_time = 1
-min_clients = 2
-init_min_clients = 3
-global_batch_size_start = 9
-global_batch_size_end = 9
-total_steps = 12
-waiting_for_members_extra_time = 1
-
-[model.LLM]
-architecture = "HfLlama"
-data_type = "Pretraining"
-max_seq_len = 16
-checkpoint = { Local = "MODEL" }
-data_location = { Local = "DATA" }
-matformer = { tiers = 3 }
-
-[model.LLM.lr_schedule.Constant]
-base_lr = 0.004
-warmup_steps = 0
-
-[model.LLM.optimizer.Distro]
-clip_grad_norm = 1.0
-weight_decay = 0.01
-compression_decay = 0.999
-compression_chunk = 8
-compression_topk = 4
-quantize_1bit = true
-"""
+from train.tiny import CONFIG, RULES, RUN_ID
 
 
 @dataclass
