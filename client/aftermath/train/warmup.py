@@ -58,8 +58,7 @@ class WarmUp:
         while True:
             try:
                 if self._run.model_source is ModelSource.PEERS:
-                    await self._from_peers()
-                    return "peers"
+                    return await self._from_peers()
                 await self._from_durable(self._lacking)
                 return "the checkpoint"
             except (ModelUnavailable, CheckpointError, ModelConfigError, SchemaError, SegmentError, OSError) as error:
@@ -104,7 +103,8 @@ class WarmUp:
             contents.add(tuple(own.levels[level]))
         return contents
 
-    async def _from_peers(self) -> None:
+    async def _from_peers(self) -> str:
+        """Take what the peers offer and the rest from the durable checkpoint; where it came from, in words."""
         self._weights = self._weights or await self._ctx.compute(self._origin.blank)
         offers = await self._offers()
         remaining = self._run.state_started_at + self._run.config.warmup_time - self._ctx.chain.now()
@@ -120,8 +120,11 @@ class WarmUp:
                 self._ctx.events.emit("warning", message=str(error))
         if self._lacking and waiting:
             raise ModelUnavailable("not all members of the last epoch have answered")
-        if self._lacking:
-            await self._from_durable(self._lacking)
+        if not self._lacking:
+            return "peers"
+        source = "the checkpoint" if self._lacking == set(self._ctx.levels) else "peers and the checkpoint"
+        await self._from_durable(self._lacking)
+        return source
 
     def _choice(self, level: int, offers: Offers) -> list[Offer]:
         """The offers worth taking: all, if the chain can tell which is right; else the one that nobody disputes."""
