@@ -161,6 +161,7 @@ def attempt(line: list[str | Path]) -> subprocess.CompletedProcess[str]:
     return subprocess.run([CONSOLE, *line], capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
+@pytest.mark.parametrize("engine", ["embedded"], indirect=True)
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.__name__)
 def test_a_mistake_is_a_sentence_and_its_fix(
     outcomes: dict[Mistake, Future[subprocess.CompletedProcess[str]]], mistake: Mistake

@@ -13,11 +13,12 @@ from e2e.diary import applied_sequences
 from e2e.material import Material
 
 pytestmark = pytest.mark.slow
+STEPS = 12
 DOWN_SECONDS = 20.0
 
 
 def test_all_gone_and_back_from_the_durable_checkpoint(company: Company, material: Material) -> None:
-    rules = {"rounds_per_epoch": 6, "total_steps": 18, "waiting_for_members_extra_time": 6}
+    rules = {"rounds_per_epoch": STEPS // 2, "total_steps": STEPS, "waiting_for_members_extra_time": 5}
     company.configure(material.config(company.place, **rules))
     players = company.start_three()
     between = company.until_run(
@@ -41,12 +42,12 @@ def test_all_gone_and_back_from_the_durable_checkpoint(company: Company, materia
     first = [event for player, mark in zip(players, marks, strict=True) for event in player.diary.saw("model", mark)]
     sources = [event["source"] for event in first if event["step"] == dead.step]
     assert sources in (["the checkpoint"] * 2, ["the checkpoint"] * 3)
-    steps = list(range(1, 19))
+    steps = list(range(1, STEPS + 1))
     whole = [player for player in players if [event["step"] for event in player.diary.saw("applied")] == steps]
     assert len(whole) >= 2
     assert applied_sequences(whole[0].diary) == list(range(company.run.data_index))
     assert company.run.lost_sequences == 0
-    assert company.compare_replicas() > 3 * 6
+    assert company.compare_replicas() > 3 * STEPS // 2
 
 
 def test_members_survive_a_chain_that_is_gone_for_a_while(company: Company, material: Material) -> None:
