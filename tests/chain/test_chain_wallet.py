@@ -96,7 +96,7 @@ def test_huge_and_unreadable_files_are_refused(tmp_path: Path) -> None:
     path.write_bytes(b"[" + b"1," * 10_000)
     with pytest.raises(WalletError, match="too long"):
         load_wallet(path)
-    with pytest.raises(WalletError, match="cannot read"):
+    with pytest.raises(WalletError, match="there is no key file"):
         load_wallet(tmp_path / "none")
     with pytest.raises(WalletError, match="cannot read"):
         load_wallet(tmp_path)
