@@ -1,0 +1,118 @@
+"""The laws of a run are broken by what breaks them, and the simulated network keeps the real one's promises."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from aftermath.p2p.transport import BlobRejected, BlobUnavailable, PeerUnreachable
+from aftermath.run.accounts import Interval
+from aftermath.run.state import RunState
+from aftermath.sim.clock import run_virtual
+from aftermath.sim.network import SimNetwork
+from aftermath.sim.record import Broken, Record
+from run import builders
+
+GOOD = [(0, 0, 1, [[0, 9]]), (0, 1, 2, [[9, 18]])]
+
+
+def _record(**run: Any) -> Record:
+    values = {"data_index": 20, "backlog": (Interval(18, 2),)} | run
+    record = Record({(0, 0): [[0, 9]], (0, 1): [[9, 18]]}, {(0, 0): 1, (0, 1): 2})
+    record.note(builders.run(RunState.WAITING_FOR_MEMBERS, **values), builders.members({}))
+    return record
+
+
+def test_a_run_in_order_breaks_nothing() -> None:
+    _record().check_coverage()
+    _record(backlog=(), lost_sequences=2).check_coverage()
+    _record().check_member("m", GOOD, [0])
+
+
+@pytest.mark.parametrize("changed", [{"backlog": ()}, {"data_index": 21}, {"backlog": (Interval(17, 3),)}])
+def test_sequences_lost_or_done_twice_are_found(changed: dict[str, Any]) -> None:
+    with pytest.raises(Broken):
+        _record(**changed).check_coverage()
+
+
+@pytest.mark.parametrize(
+    "applied",
+    [
+        GOOD[1:],
+        GOOD[:1],
+        [GOOD[0], GOOD[0], GOOD[1]],
+        [(0, 0, 2, [[0, 9]]), GOOD[1]],
+        [(0, 0, 1, [[0, 8]]), GOOD[1]],
+        [*GOOD, (0, 2, 3, [])],
+    ],
+)
+def test_a_step_skipped_repeated_or_invented_is_found(applied: list[Any]) -> None:
+    with pytest.raises(Broken):
+        _record().check_member("m", applied, [0])
+
+
+def _pair() -> Any:
+    network = SimNetwork()
+    one, other = network.open(b"1" * 32), network.open(b"2" * 32)
+    for node in (one, other):
+        node.set_members([one.node_id, other.node_id])
+    return network, one, other
+
+
+def test_announcements_arrive_once_in_order_and_again_after_a_cut() -> None:
+    async def story() -> list[bytes]:
+        network, one, other = _pair()
+        await one.announce(b"a")
+        await one.announce(b"a")
+        network.cut(one.node_id, other.node_id)
+        assert other.reachable() == frozenset()
+        await one.announce(b"b")
+        await asyncio.sleep(1)
+        network.mend()
+        await asyncio.sleep(1)
+        network.crash(other.node_id)
+        return [heard.data async for heard in other.announcements()]
+
+    assert run_virtual(story()) in ([b"a", b"b"], [b"b", b"a"])
+
+
+def test_blobs_are_what_their_digest_says_or_nothing() -> None:
+    async def story() -> None:
+        network, one, other = _pair()
+        digest = other.publish(b"payload")
+        assert await one.fetch(digest, 7, [other.node_id], 5) == b"payload"
+        with pytest.raises(BlobRejected):
+            await one.fetch(digest, 6, [other.node_id], 5)
+        other.forge(digest, b"forgery")
+        with pytest.raises(BlobRejected):
+            await one.fetch(digest, 7, [other.node_id], 5)
+        other.retract(digest)
+        with pytest.raises(BlobUnavailable):
+            await one.fetch(digest, 7, [other.node_id], 5)
+        network.crash(other.node_id)
+        with pytest.raises(PeerUnreachable):
+            await one.request(other.node_id, "topic", b"", 10, 5)
+
+    run_virtual(story())
+
+
+def test_a_member_not_on_the_list_is_out_of_reach() -> None:
+    async def story() -> None:
+        _, one, other = _pair()
+        other.set_members([])
+        assert one.reachable() == frozenset()
+
+    run_virtual(story())
+
+
+def test_a_drop_is_noted_with_its_epoch() -> None:
+    record = _record()
+    healthy = builders.members({3: builders.slot(3)})
+    run = builders.run(RunState.ROUND_TRAIN, epoch=4)
+    record.note(run, healthy)
+    dropped = replace(healthy.slots[3], state=healthy.slots[3].state.__class__.DROPPED)
+    record.note(run, builders.members({3: dropped}))
+    assert record.dropped == [(4, 3)]
