@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import py
@@ -14,9 +14,8 @@ from e2e.company import Company
 from e2e.material import Material, make_material
 from e2e.network import Network
 
-MakeCompany = Callable[[], Company]
 
-
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in this hook too
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Cases start several processes each: at most one of them runs at a time, whatever runs beside it."""
     for item in items:
@@ -24,7 +23,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("e2e"))
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True, scope="module")
 def _own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """No variable, wallet or cache of the person who runs the tests reaches a command."""
     with pytest.MonkeyPatch.context() as patch:
