@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-import zlib
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,9 +55,9 @@ def owner(rpc: str, tmp_path: Path) -> Shell:
 
 
 @pytest.fixture
-def run_id(request: pytest.FixtureRequest) -> str:
-    """A run of the test's own on the shared network."""
-    return f"run-{zlib.crc32(request.node.nodeid.encode()):08x}"
+def run_id() -> str:
+    """A run of the test's own on the shared network, another one if the test is run again."""
+    return f"run-{uuid.uuid4().hex[:12]}"
 
 
 @pytest.fixture(scope="session")

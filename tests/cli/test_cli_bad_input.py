@@ -254,6 +254,10 @@ def test_ctrl_c_ends_with_130(owner: Shell, run: str) -> None:
     assert process.stderr is not None
     assert "until Ctrl-C" in process.stderr.readline()
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=30)
-    assert process.returncode == 130
+    try:
+        _, said = process.communicate(timeout=15)
+    except subprocess.TimeoutExpired:  # the first one can fall into a library that is being imported
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+    assert process.returncode == 130, said
     assert "Traceback" not in said
