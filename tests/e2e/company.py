@@ -146,9 +146,9 @@ class Company:
             error.add_note(self.situation())
             raise
 
-    def until_run(self, wanted: Callable[[Run], bool], what: str, seconds: float = PATIENCE) -> Run:
+    def until_run(self, wanted: Callable[[Run], bool], what: str) -> Run:
         """Wait for a state of the run; that state."""
-        found: Run = self.until(lambda: run if wanted(run := self.run) else None, what, seconds)
+        found: Run = self.until(lambda: run if wanted(run := self.run) else None, what)
         return found
 
     def until_trains(self, player: Player, since: int, results: int = 1) -> None:

@@ -18,7 +18,7 @@ import psutil
 from xprocess import ProcessStarter, XProcess
 
 CONSOLE = Path(sys.executable).with_name("aftermath-solana")
-PATIENCE = 150.0  # seconds: a deadline for broken runs, not an expectation
+PATIENCE = 400.0  # seconds: a deadline for broken runs, not an expectation
 POLL = 0.03
 _numbers = itertools.count(1)
 

@@ -17,8 +17,7 @@ from e2e.company import Company, Player
 from e2e.material import Material
 from e2e.processes import Running
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-PATIENCE = 500.0
+pytestmark = pytest.mark.slow
 ROUNDS = 6
 # Lie -> the epoch in which it is told, and what an honest member says of it.
 LIES: dict[str, tuple[int, str]] = {
@@ -66,7 +65,7 @@ def test_lies_are_refused_and_the_liars_dropped(company: Company, material: Mate
         dropped.update(slots(company.members.mask(MemberState.DROPPED)))
         return run.state is RunState.FINISHED
 
-    company.until_run(finished, "the run finishes in spite of them", PATIENCE)
+    company.until_run(finished, "the run finishes in spite of them")
     assert [player.process.wait() for player in honest] == [0, 0, 0]
 
     place = {player.name: player.diary.saw("joined")[0]["slot"] for player in company.players}
