@@ -20,11 +20,12 @@ demo: $(STAMP)
 	$(RUN) -m aftermath.demo --engine $(ENGINE)
 
 # Real sockets and processes on a busy machine: a test that fails is run once more, and reported as rerun.
-PYTEST := $(RUN) -m pytest -n 2 --dist loadgroup --reruns 1 -r R
+PYTEST := $(RUN) -m pytest --reruns 1 -r R
 
 test: $(STAMP)
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -n 2 --dist loadgroup -m "not slow"
 
+# One after the other: a validator keeps more than one core busy.
 slow: $(STAMP)
 	$(PYTEST) -m slow
 
