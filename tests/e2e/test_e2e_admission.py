@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from aftermath.chain.wallet import create_wallet
 from aftermath.run.state import RunState
 from e2e.company import Company, Player
 from e2e.material import ROOT, Material
+from e2e.processes import CONSOLE, PATIENCE
 
 pytestmark = pytest.mark.slow
 STEPS = 4
@@ -19,7 +21,10 @@ STEPS = 4
 def script(company: Company, name: str, *words: str | Path) -> str:
     """Run a shell script of the repository against the network; what it printed."""
     line = ["sh", ROOT / "scripts" / name, company.network.rpc, *words]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
+    path = f"{CONSOLE.parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        line, capture_output=True, text=True, timeout=PATIENCE, check=False, env={**os.environ, "PATH": path}
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
