@@ -57,10 +57,10 @@ def test_permissioned_run_admits_delegates_only(company: Company, material: Mate
     said = script(company, "join-authorization-set-delegates.sh", str(grantor_key), grantee, *keys)
     assert all(str(player.wallet) in said for player in delegates)
 
-    for player in delegates:
-        company.start(player, "--authorizer", str(grantee_key))
     said = refusal(company, stranger)  # it is still nobody's delegate
     assert f"wallet {stranger.wallet} is not admitted to run" in said
+    for player in delegates:
+        company.start(player, "--authorizer", str(grantee_key))
     company.until_run(lambda run: run.state is RunState.FINISHED, "the run finishes")
     assert [player.process.wait() for player in delegates] == [0, 0]
     assert company.compare_replicas() == 2 * (STEPS + 1)
