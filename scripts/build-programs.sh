@@ -6,13 +6,13 @@
 #
 # Needs Debian bookworm and, for the IDLs, any host cargo >= 1.85. What it installs, once and about four minutes:
 # rustc 1.96 with LLVM 22 (bookworm-security) and sbpf-linker, built from source into $SBPF_WORK (default ~/.cache/sbpf).
-# Object files go to $SBPF_TARGET (default: inside $SBPF_WORK).
+# Object files go to $SBPF_TARGET (default: the checkout's own target/, so that no other checkout's objects are taken).
 # Those who have the official tools can run `anchor build` on the same sources instead.
 set -euo pipefail
 
 root="$(cd "$(dirname "$0")/.." && pwd)"
 work="${SBPF_WORK:-$HOME/.cache/sbpf}"
-target="${SBPF_TARGET:-$work/aftermath-target}"
+target="${SBPF_TARGET:-$root/target/sbpf}"
 programs=(coordinator authorizer)
 # 0.1.x mislinks calls to local functions; 0.2.x asks for LLVM 23, which is not packaged, unless told otherwise
 linker_version=0.2.6
