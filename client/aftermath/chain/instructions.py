@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,8 @@ GROWTH = 10_240
 
 MEMBERS, WITNESSES = 0, 1
 """What `grow` grows."""
+
+U32_MAX = (1 << 32) - 1
 
 Table = Mapping[str, Any]
 
@@ -169,3 +172,20 @@ class CoordinatorInstructions:
         found = run_addresses(self._program.id, run_id)
         four = {"run": found.run, "model": found.model, "members": found.members, "witnesses": found.witnesses}
         return {**four, **more}
+
+
+def witness_metadata(step: int, loss: float, tokens_per_sec: float, bytes_per_sec: float) -> dict[str, int]:
+    """What travels along with an attestation for indexers; loss in thousandths of a nat."""
+    return {
+        "step": step,
+        "loss_milli": _u32(loss * 1000),
+        "tokens_per_sec": _u32(tokens_per_sec),
+        "bytes_per_sec": _u32(bytes_per_sec),
+    }
+
+
+def _u32(value: float) -> int:
+    """The nearest u32; the largest one for anything that is not a finite number."""
+    if not math.isfinite(value):
+        return U32_MAX
+    return min(max(round(value), 0), U32_MAX)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 
 from solders.instruction import Instruction
@@ -19,6 +18,7 @@ from aftermath.chain.accounts import AccountData, fetch
 from aftermath.chain.addresses import run_addresses
 from aftermath.chain.authorizer import Authorizer
 from aftermath.chain.coordinator import Coordinator
+from aftermath.chain.instructions import witness_metadata
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.spend import ChainSpend
 from aftermath.chain.subscription import GIVE_UP_SECONDS, RunWatcher
@@ -30,7 +30,6 @@ from aftermath.run.views import parse_members, parse_model, parse_witness_round,
 log = logging.getLogger(__name__)
 
 CATCH_UP_SECONDS = 5.0
-U32_MAX = (1 << 32) - 1
 
 
 class SolanaMember:
@@ -185,12 +184,7 @@ class SolanaMember:
         bytes_per_sec: float,
     ) -> None:
         """Attest the previous round's results; loss and speeds travel along for indexers."""
-        metadata = {
-            "step": step,
-            "loss_milli": _u32(loss * 1000),
-            "tokens_per_sec": _u32(tokens_per_sec),
-            "bytes_per_sec": _u32(bytes_per_sec),
-        }
+        metadata = witness_metadata(step, loss, tokens_per_sec, bytes_per_sec)
         ix = self._coordinator.ix.witness(self._run_id, slot, height, participation, fingerprints, metadata)
         await self._send(ix)
 
@@ -226,10 +220,3 @@ class SolanaMember:
         if account is None or account.owner != self._coordinator.program_id:
             raise ChainError(f"an account of run {self._run_id!r} is gone: the run was closed")
         return account
-
-
-def _u32(value: float) -> int:
-    """The nearest u32; the largest one for anything that is not a finite number."""
-    if not math.isfinite(value):
-        return U32_MAX
-    return min(max(round(value), 0), U32_MAX)

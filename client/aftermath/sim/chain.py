@@ -27,7 +27,7 @@ from solders.transaction_metadata import FailedTransactionMetadata
 from solders.transaction_status import InstructionErrorCustom, TransactionErrorInstructionError
 
 from aftermath.chain.addresses import EVERYONE, SLOT_HASHES, authorization_address, run_addresses
-from aftermath.chain.instructions import CoordinatorInstructions
+from aftermath.chain.instructions import CoordinatorInstructions, witness_metadata
 from aftermath.chain.programs import authorizer_program, coordinator_program
 from aftermath.chain.spend import ChainSpend
 from aftermath.programs import AUTHORIZER_SO, COORDINATOR_SO
@@ -233,12 +233,7 @@ class SimMember:
         tokens_per_sec: float,
         bytes_per_sec: float,
     ) -> None:
-        metadata = {
-            "step": step,
-            "loss_milli": round(loss * 1000),
-            "tokens_per_sec": round(tokens_per_sec),
-            "bytes_per_sec": round(bytes_per_sec),
-        }
+        metadata = witness_metadata(step, loss, tokens_per_sec, bytes_per_sec)
         await self._send(self._ix.witness(self._run_id, slot, height, participation, fingerprints, metadata))
 
     async def attest(self, slot: int, hashes: Mapping[int, bytes]) -> None:
