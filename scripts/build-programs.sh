@@ -6,13 +6,16 @@
 #
 # Needs Debian bookworm and, for the IDLs, any host cargo >= 1.85. What it installs, once and about four minutes:
 # rustc 1.96 with LLVM 22 (bookworm-security) and sbpf-linker, built from source into $SBPF_WORK (default ~/.cache/sbpf).
-# Object files go to $SBPF_TARGET (default: the checkout's own target/, so that no other checkout's objects are taken).
 # Those who have the official tools can run `anchor build` on the same sources instead.
+#
+# Cargo hashes the paths of sources into the names of symbols, and their order follows the names. So sources, std and
+# objects lie at one fixed path while they are compiled, and every build starts from nothing: two minutes, equal bytes.
 set -euo pipefail
 
 root="$(cd "$(dirname "$0")/.." && pwd)"
 work="${SBPF_WORK:-$HOME/.cache/sbpf}"
-target="${SBPF_TARGET:-$root/target/sbpf}"
+stage=/tmp/aftermath-programs
+std="$stage/std/library"
 programs=(coordinator authorizer)
 # 0.1.x mislinks calls to local functions; 0.2.x asks for LLVM 23, which is not packaged, unless told otherwise
 linker_version=0.2.6
@@ -39,29 +42,33 @@ install_linker() {
       --features bpf-linker/llvm-22 --root "$work" --quiet
 }
 
+# What is compiled, and nothing else, at the fixed path. Only the owner may write there.
+stage_sources() {
+  mkdir -m 700 "$stage" 2>/dev/null || [ -O "$stage" ] ||
+    { echo "error: $stage belongs to somebody else: the programs are built there, and nowhere else" >&2; exit 1; }
+  exec 9>"$stage/.lock"
+  flock 9 # one build at a time
+  rm -rf "${stage:?}"/*
+  cp -r "$root/Cargo.toml" "$root/Cargo.lock" "$root/programs" "$root/scripts/sbpf-solana.json" "$stage/"
+  local cargo_home="${CARGO_HOME:-$HOME/.cargo}"
+  mkdir -p "$cargo_home"
+  ln -s "$(realpath "$cargo_home")" "$stage/cargo"
+  stage_std
+}
+
 # std is compiled for target_os "solana", because dependencies of Anchor (serde, bincode) name it. The stubs that it has
-# for "zkvm" serve; nothing of them is reached at run time. Cargo hashes the path of a source into symbol order, relative
-# to the workspace when it lies inside: hence the link, without which the bytes would depend on the home directory.
-patch_std() {
-  local source="$work/rust-src/library"
-  if [ ! -e "$work/rust-src/.patched" ]; then
-    rm -rf "$work/rust-src"
-    mkdir -p "$work/rust-src"
-    cp -r "$(realpath /usr/lib/rustlib/src/rust)/library" "$work/rust-src/"
-    grep -rl 'target_os = "zkvm"' "$source/std/src" |
-      xargs sed -i 's/target_os = "zkvm"/any(target_os = "zkvm", target_os = "solana")/g'
-    sed -i 's/target_arch = "hexagon",/target_arch = "hexagon",\n    target_arch = "bpf",/' "$source/std/src/sys/alloc/mod.rs"
-    touch "$work/rust-src/.patched"
-  fi
-  mkdir -p "$root/target"
-  ln -sfn "$work/rust-src" "$root/target/rust-src"
-  std="$root/target/rust-src/library"
+# for "zkvm" serve; nothing of them is reached at run time.
+stage_std() {
+  mkdir "$stage/std"
+  cp -r "$(realpath /usr/lib/rustlib/src/rust)/library" "$stage/std/"
+  grep -rl 'target_os = "zkvm"' "$std/std/src" |
+    xargs sed -i 's/target_os = "zkvm"/any(target_os = "zkvm", target_os = "solana")/g'
+  sed -i 's/target_arch = "hexagon",/target_arch = "hexagon",\n    target_arch = "bpf",/' "$std/std/src/sys/alloc/mod.rs"
 }
 
 # The target (sbpf-solana.json) allows misaligned loads: the VM reads any address, and byte by byte costs 40 % more code
 # and time.
 compile() { # compile PROGRAM OUT.so
-  local cargo_home="${CARGO_HOME:-$HOME/.cargo}"
   local flags=(
     --cfg=upstream_bpf                              # the program brings its own mem* functions (syscalls)
     -Zunstable-options -Cpanic=immediate-abort      # formatting code of panics would break the 4 kB stack frames
@@ -71,35 +78,35 @@ compile() { # compile PROGRAM OUT.so
     -Clink-arg=--disable-math-builtins              # keeps out 128-bit functions that LLVM 22 cannot emit
     -Clink-arg=--llvm-args=-bpf-stack-size=4096
     -Clink-arg=--llvm-args=-inline-threshold=600   # calls with more than 5 arguments must vanish by inlining
-    "--remap-path-prefix=$std=/rust"                # no path of this machine may reach the bytes
-    "--remap-path-prefix=$cargo_home=/cargo"
-    "--remap-path-prefix=$root=/aftermath"
+    "--remap-path-prefix=$stage=/aftermath"
   )
   (
-    cd "$root"
-    export PATH="$work/bin:$PATH" RUSTC=/usr/bin/rustc RUSTC_BOOTSTRAP=1 RUSTC_BOOTSTRAP_SYNTHETIC_TARGET=1 __CARGO_TESTS_ONLY_SRC_ROOT="$std"
+    cd "$stage"
+    export PATH="$work/bin:$PATH" CARGO_HOME="$stage/cargo" RUSTC=/usr/bin/rustc RUSTC_BOOTSTRAP=1
+    export RUSTC_BOOTSTRAP_SYNTHETIC_TARGET=1 __CARGO_TESTS_ONLY_SRC_ROOT="$std"
     CARGO_ENCODED_RUSTFLAGS="$(IFS=$'\x1f'; echo "${flags[*]}")"
     export CARGO_ENCODED_RUSTFLAGS
     /usr/share/cargo/bin/cargo build --quiet --locked --release --lib -p "$1" -Zbuild-std=std,panic_abort \
-      -Zjson-target-spec --target "$root/scripts/sbpf-solana.json" --target-dir "$target"
+      -Zjson-target-spec --target "$stage/sbpf-solana.json" --target-dir "$stage/target"
   )
-  cp "$target/sbpf-solana/release/lib$1.so" "$2"
+  cp "$stage/target/sbpf-solana/release/lib$1.so" "$2"
   chmod 644 "$2"
 }
 
 print_idl() { # print_idl PROGRAM OUT.json
   (
     cd "$root"
-    cargo test --quiet --locked -p "$1" --features idl-build --target-dir "$target/host" \
+    cargo test --quiet --locked -p "$1" --features idl-build --target-dir "$root/target/idl" \
       __anchor_private_print_idl -- --show-output --test-threads=1
   ) | python3 "$root/scripts/idl.py" "$1" >"$2"
 }
 
 require cargo "install it from https://rustup.rs or with 'apt-get install cargo'"
+require flock "install util-linux"
 require python3 "install Python 3.11 or newer"
 install_compiler
 install_linker
-patch_std
+stage_sources
 
 built="$(mktemp -d)"
 trap 'rm -rf "$built"' EXIT

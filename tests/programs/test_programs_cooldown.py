@@ -112,6 +112,27 @@ def test_a_checkpoint_may_follow_after_the_epoch(cool: Scenario) -> None:
     assert cool.model.checkpoint_step == 3
 
 
+def test_time_ends_a_cooldown_only_by_a_tick(cool: Scenario) -> None:
+    """After an outage longer than the cooldown, the first to come back does not cut off the others."""
+    cool.world.advance(300)
+    cool.join(5).ok()
+    for index in range(3):
+        assert cool.run.state is RunState.COOLDOWN
+        cool.attest(index, HASHES).ok()
+    cool.by(5, "leave_run").ok()
+    assert (cool.run.state, cool.run.levels_attested) == (RunState.COOLDOWN, 0b111)
+    cool.tick().ok()
+    assert (cool.run.state, cool.run.model_source) == (RunState.WAITING_FOR_MEMBERS, ModelSource.PEERS)
+
+
+def test_a_late_checkpoint_still_ends_the_cooldown(cool: Scenario) -> None:
+    cool.world.advance(300)
+    for index in range(3):
+        cool.attest(index, HASHES).ok()
+    cool.by(0, "checkpoint", NAMED).ok()
+    assert (cool.run.state, cool.model.checkpoint_step) == (RunState.WAITING_FOR_MEMBERS, 3)
+
+
 def test_a_new_run_has_nothing_to_checkpoint(world: World) -> None:
     run = Scenario(world)
     run.create().ok()

@@ -34,7 +34,7 @@ pub fn checkpoint(ctx: &mut Context<PermissionlessModel>, params: CheckpointPara
     sequence::bump(&mut run.model_seq)?;
     let moment = Moment::read(&accounts.slot_hashes)?;
     let (members, witnesses) = (&mut accounts.members, &mut accounts.witnesses);
-    Machine { run, model, members, witnesses }.tick(&moment)?;
+    Machine { run, model, members, witnesses }.follow(&moment)?;
     sequence::advance(run)
 }
 

@@ -50,7 +50,7 @@ pub fn join_run(ctx: &mut Context<JoinRun>, params: &JoinParams) -> Result<()> {
     sequence::bump(&mut run.members_seq)?;
     let moment = Moment::read(&accounts.slot_hashes)?;
     let (members, witnesses) = (&mut accounts.members, &mut accounts.witnesses);
-    Machine { run, model: &accounts.model, members, witnesses }.tick(&moment)?;
+    Machine { run, model: &accounts.model, members, witnesses }.follow(&moment)?;
     sequence::advance(&mut accounts.run)
 }
 

@@ -49,7 +49,7 @@ impl Permissionless {
     /// Ends an instruction that changed something: the transition that became due, then the new sequence number.
     pub fn finish(&mut self) -> Result<()> {
         let moment = Moment::read(&self.slot_hashes)?;
-        self.machine().tick(&moment)?;
+        self.machine().follow(&moment)?;
         sequence::advance(&mut self.run)
     }
 }

@@ -1,4 +1,4 @@
-//! Performs the transition that is due, and the close of every other permissionless instruction.
+//! Performs the transition that is due.
 
 use super::Permissionless;
 use crate::{

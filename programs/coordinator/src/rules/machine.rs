@@ -28,6 +28,18 @@ impl Machine<'_> {
         }
     }
 
+    /// The transition that another instruction brings about. Time alone does not end a cooldown then: after an outage,
+    /// the first member to attest or to join would cut off those whose attestations are still on their way.
+    #[inline(never)]
+    pub fn follow(&mut self, moment: &Moment) -> Result<()> {
+        if self.run.state != run_state::COOLDOWN {
+            self.tick(moment)?;
+        } else if self.epoch_is_safe() {
+            self.end_epoch(moment)?;
+        }
+        Ok(())
+    }
+
     /// Enters `state` at this moment.
     pub fn enter(&mut self, state: u8, moment: &Moment) {
         self.run.state = state;

@@ -14,7 +14,8 @@ pub struct Attestation {
     pub pad: [u8; 7],
     /// Members whose results the witness holds.
     pub participation: [u8; 32],
-    /// b = min(64, 2560 / clients) low bits of each commitment at bit rank * b, lowest bit first.
+    /// b = min(64, 2560 / clients) low bits of sha256(commitment || this round's seed as 8 little-endian bytes), at bit
+    /// rank * b, lowest bit first.
     pub fingerprints: [u8; FINGERPRINT_BYTES],
 }
 
