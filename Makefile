@@ -23,7 +23,7 @@ demo: $(STAMP)
 PYTEST := $(RUN) -m pytest --reruns 1 -r R
 
 test: $(STAMP)
-	$(PYTEST) -n 2 --dist loadgroup -m "not slow"
+	$(PYTEST) -n 2 -m "not slow"
 
 # One after the other: a validator keeps more than one core busy.
 slow: $(STAMP)

@@ -1,6 +1,6 @@
 """How tests are spread over workers: end-to-end cases start several processes each, so they all go to one worker.
 
-(The marker `xdist_group` does this too, but pytest-xdist 3.8 writes a field that pytest 9.2 no longer reads.)
+(pytest-xdist's own marker for it, `xdist_group`, does not work with pytest 9.2: it writes a field no longer read.)
 """
 
 from __future__ import annotations

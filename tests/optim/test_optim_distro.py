@@ -145,17 +145,6 @@ def test_one_bit_subtracts_the_unquantised_values() -> None:
     assert all(torch.equal(a, b) for a, b in zip(*states, strict=True))
 
 
-def test_a_result_that_was_not_accepted_stays_in_delta() -> None:
-    schema = toy_schema(decay=1.0)
-    nothing = {name: torch.zeros_like(grad) for name, grad in gradients(schema, 0, 0).items()}
-    (_, lost), (_, kept) = replica(schema, 0), replica(schema, 0)
-    first = lost.encode(gradients(schema, 0, 0), 0.1)
-    assert kept.encode(gradients(schema, 0, 0), 0.1) == first
-    lost.forget_previous()
-    assert lost.encode(nothing, 0.1) == first
-    assert kept.encode(nothing, 0.1) != first
-
-
 class _Boom(Exception):
     pass
 

@@ -95,6 +95,7 @@ class Desk:
             events=Events(lambda: 0.0, [self.events.append]),
             compute=InlineWorker(),
             decode=InlineWorker(),
+            upload=InlineWorker(),
             p2p_secret=SECRETS[0],
             schema=SCHEMA,
             tier=0,

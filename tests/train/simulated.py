@@ -32,13 +32,16 @@ from aftermath.sim.chain import SimChain, SimMember
 from aftermath.sim.clock import InlineWorker, VirtualClock, run_virtual
 from aftermath.sim.network import SimNetwork, SimTransport
 from aftermath.sim.record import Record
+from aftermath.train.archive import Archive, Hub
 from aftermath.train.context import Context
-from aftermath.train.cooldown import Archive
 from aftermath.train.feed import RunFeed
 from aftermath.train.member import Member
 from aftermath.train.origin import Origin
 from aftermath.watch.events import Event, Events
 from train.tiny import CONFIG, RULES, RUN_ID
+
+UPLOAD_SECONDS = 30.0
+"""Virtual time of an upload: longer than a cooldown."""
 
 
 @dataclass
@@ -78,6 +81,8 @@ class Simulation:
         self.place, self.chain, self.network, self.record = place, SimChain(), SimNetwork(), Record()
         self.owner = _key("owner")
         self.players: list[Player] = []
+        self.hub: Hub | None = None
+        self.keeps = True
         self.now_at_end = 0.0
         self._at = run_addresses(self.chain.coordinator.id, RUN_ID)
         self._prepare(rules, quantize)
@@ -154,6 +159,7 @@ class Simulation:
             events=Events(clock.monotonic, [player.events.append]),
             compute=player.compute,
             decode=InlineWorker(0.01),
+            upload=InlineWorker(UPLOAD_SECONDS),
             p2p_secret=player.identity.secret(),
             schema=self.schema,
             tier=player.tier,
@@ -161,8 +167,8 @@ class Simulation:
             hash_replicas=True,
         )
         origin = Origin(self.schema, player.tier, "auto", torch.device("cpu"), 4, clock.monotonic)
-        directory = self.place / "kept" / player.name if player.tier == 0 else None
-        archive = Archive(directory, None, None, 3, {})
+        directory = self.place / "kept" / player.name if player.tier == 0 and self.keeps else None
+        archive = Archive(directory, self.hub if player.tier == 0 else None, 3, {})
         player.member = Member(context, origin, archive, weight=round(60 / player.seconds), parallel=4)
         player.task = asyncio.ensure_future(player.member.live())
 

@@ -6,8 +6,8 @@ are the result. Per applied round: x <- x (1 - lr wd), then x <- x - lr sign(mea
 
 Decided
 - delta starts at zero and covers the held segments only; the look-ahead returns to saved bits, also on an error.
-- What is subtracted are the unquantised coefficients of the previous result, unless it was not accepted
-  (`forget_previous`): then it stays in delta and is sent later.
+- What is subtracted are the unquantised coefficients of the previous result, accepted or not: the sequences of a
+  result that the run did not accept are trained anew, and delta must not send what was learnt from them twice.
 - Weight decay happens exactly once in every applied round on every replica, whoever trained and even if a level got
   no result: it is part of `apply`, so it depends on nothing that members could see differently.
 - lr and 1 - lr wd are computed in float64 and rounded to fp32 once; each parameter gets one IEEE multiplication (only
@@ -62,10 +62,6 @@ class Distro:
         """Forget everything learnt from past rounds: delta is zero, nothing was sent."""
         for delta in (delta for deltas in self._deltas.values() for delta in deltas):
             delta.zero_()
-        self.forget_previous()
-
-    def forget_previous(self) -> None:
-        """The last result was not accepted by the run: the next `encode` does not subtract it from delta."""
         self._previous = {}
 
     @contextmanager
@@ -155,7 +151,7 @@ class Distro:
                     _subtract(delta, *sent[index])
                 if self._schema.decay != 1.0:
                     delta.mul_(self._schema.decay)
-        self.forget_previous()
+        self._previous = {}
 
     def _result(self, level: int) -> bytes:
         layout = self._layouts[level]

@@ -40,6 +40,8 @@ class Context:
     """The thread that owns the replica."""
     decode: Worker
     """The thread that checks and decodes what peers sent."""
+    upload: Worker
+    """The thread that sends checkpoints to the Hub."""
     p2p_secret: bytes
     schema: Schema
     tier: int

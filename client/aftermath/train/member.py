@@ -14,9 +14,10 @@ from aftermath.run.accounts import Members, Run, Slot
 from aftermath.run.commitment import Commitment, Ready, decode_announcement
 from aftermath.run.errors import BadAnnouncement, ChainRefused, ChainUnavailable
 from aftermath.run.state import MemberState, RunState
+from aftermath.train.archive import Archive, Keeper
 from aftermath.train.collect import LINGER
 from aftermath.train.context import Context, Desync
-from aftermath.train.cooldown import Archive, Cooldown
+from aftermath.train.cooldown import Cooldown
 from aftermath.train.modelshare import ModelShare
 from aftermath.train.origin import Origin
 from aftermath.train.persist import persist
@@ -43,7 +44,8 @@ class Member:
     """Drives one member with the ports of its context."""
 
     def __init__(self, context: Context, origin: Origin, archive: Archive, *, weight: int, parallel: int) -> None:
-        self._ctx, self._origin, self._archive, self._parallel = context, origin, archive, parallel
+        self._ctx, self._origin, self._parallel = context, origin, parallel
+        self._keeper = Keeper(context, archive)
         self._weight = weight
         self._share = ModelShare(context.transport)
         self._results = Results(context)
@@ -70,6 +72,7 @@ class Member:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            await self._keeper.close()
             self._results.close()
             self._share.withdraw()
 
@@ -91,6 +94,7 @@ class Member:
             if run.state is RunState.FINISHED:
                 self._ctx.events.emit("finished", step=run.step)
                 await self._ctx.clock.sleep(LINGER if self._replica is not None else 0.0)
+                await self._keeper.settle()
                 return
             members = await self._ctx.chain.members()
             if self._takes_part(run, members):
@@ -131,7 +135,7 @@ class Member:
         self._weight = rounds.weight or self._weight
         if not ended.pending_pause:
             await self._join(ended)
-        await Cooldown(self._ctx, self._share, replica, self._archive, self.slot).live(ended)
+        await Cooldown(self._ctx, self._share, replica, self._keeper, self.slot).live(ended)
 
     def _take_replica(self) -> Replica | None:
         """The replica, which this member then no longer counts on: if it is of no use, its memory is free."""

@@ -26,14 +26,15 @@ from aftermath.chain.funds import ensure_funds
 from aftermath.chain.member import SolanaMember
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wallet import Wallet, identity_secret, load_wallet
+from aftermath.model.hub import upload
 from aftermath.model.resolve import resolve
 from aftermath.model.store import read_companions
 from aftermath.p2p.discovery import local_discovery_dir
 from aftermath.p2p.iroh import IrohTransport, open_iroh
 from aftermath.run.accounts import Model
 from aftermath.run.errors import AftermathError, ChainError
+from aftermath.train.archive import Archive, Hub
 from aftermath.train.context import Context
-from aftermath.train.cooldown import Archive
 from aftermath.train.feed import RunFeed
 from aftermath.train.member import Member
 from aftermath.train.origin import Origin
@@ -210,6 +211,7 @@ async def _member(
         events=events,
         compute=compute,
         decode=ThreadWorker("decode"),
+        upload=ThreadWorker("upload"),
         p2p_secret=secret,
         schema=schema,
         tier=settings.matformer_tier,
@@ -221,12 +223,19 @@ async def _member(
     weight = await compute(lambda: origin.measure_weight(model.max_seq_len))
     archive = Archive(
         settings.checkpoint_dir,
-        settings.hub_repo,
-        settings.hub_token.get_secret_value() if settings.hub_token else None,
+        _hub(settings),
         settings.keep_steps if settings.delete_old_steps else None,
         await compute(lambda: _companions(settings, model)),
     )
     return Member(context, origin, archive, weight=weight, parallel=settings.max_concurrent_parameter_requests)
+
+
+def _hub(settings: TrainSettings) -> Hub | None:
+    if settings.hub_repo is None:
+        return None
+    token = settings.hub_token.get_secret_value() if settings.hub_token else None
+    repo = settings.hub_repo
+    return Hub(repo, lambda directory, message: upload(directory, repo, token=token, message=message))
 
 
 def _companions(settings: TrainSettings, model: Model) -> dict[str, bytes]:
