@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wallet import create_wallet
 from cli.cli_runs import Shell, invoke
 from cli.conftest import ROOT
@@ -48,6 +49,17 @@ def test_everybody_may_join_a_run_without_a_join_authority(owner: Shell, run_id:
     everybody = owner("join-authorization-read", "--join-authority", owner.wallet).data
     assert everybody["everybody"]
     assert everybody["active"]
+
+
+def test_an_empty_wallet_is_in_the_way_only_where_nobody_fills_it(
+    owner: Shell, run_id: str, people: dict[str, Path], material: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert owner("create-run", "--run-id", run_id).code == 0
+    assert owner("update-config", "--run-id", run_id, "--config-path", material / "config.toml").code == 0
+    assert owner("set-paused", "--run-id", run_id, "resume").code == 0
+    assert verdict(owner, run_id, people["stranger"]) == []
+    monkeypatch.setattr(RpcPool, "is_local", False)
+    assert verdict(owner, run_id, people["stranger"]) == ["the wallet has no SOL to pay fees with"]
 
 
 def test_the_seeds_permissioned_way(
