@@ -23,6 +23,7 @@ from solders.pubkey import Pubkey
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from aftermath.run import assignment, bitmap, committee
+from aftermath.run.accounts import MAX_WITNESSES
 from aftermath.run.state import Committee, MemberState, RunState
 from programs.harness import AUTHORIZER, PROGRAM, Outcome, World, authorization_address, build, idl
 from programs.scenario import EVERYONE, Scenario, member
@@ -127,9 +128,12 @@ def train(run: Scenario, world: Recorder) -> None:
     everyone_attests(run)
     first = run.run.rounds[0]
     shares = assignment.assign(first, run.members, run.run.config.verification_percent)
-    heard = bitmap.from_slots(slot for place, slot in enumerate(shares) if place % 2 == 0)
-    world.label = "witness (half the shares missing)"
-    everyone_attests(run, heard)
+    saw = [
+        bitmap.from_slots(slot for place, slot in enumerate(shares) if place % 2 == 0 or (place + witness) % 3 == 0)
+        for witness in range(MAX_WITNESSES)
+    ]
+    world.label = "witness (half the shares missing, all disagree)"
+    everyone_attests(run, saw)
     world.label = None
     judge(run)
     missing = [slot for slot in first.members if not bitmap.contains(run.run.rounds[1].attested, slot)]
@@ -148,11 +152,11 @@ def train(run: Scenario, world: Recorder) -> None:
             run.tick(healthy[0])
 
 
-def everyone_attests(run: Scenario, participation: int | None = None, indices: Sequence[int] | None = None) -> None:
+def everyone_attests(run: Scenario, participation: Sequence[int] = (), indices: Sequence[int] | None = None) -> None:
     height = run.run.current.height
-    for index in run.elected() if indices is None else indices:
+    for place, index in enumerate(run.elected() if indices is None else indices):
         if run.run.current.height == height and run.run.state in (RunState.ROUND_TRAIN, RunState.ROUND_WITNESS):
-            run.witness(index, participation)
+            run.witness(index, participation[place] if participation else None)
 
 
 def judge(run: Scenario) -> None:

@@ -53,8 +53,8 @@ def test_checkpoint_of_the_attested_model(owner: Shell, run_id: str, material: P
     assert recorded["step"] == run.attested_step > 1
     member = owner("json-dump-user", "--run-id", run_id, "--address", owner.wallet).data["member"]
     assert member["points"] == 90
-    again = owner("checkpoint", "--run-id", run_id, "--path", material / "model").error
-    assert "already has a checkpoint of this step" in again["error"]
+    mended = owner("checkpoint", "--run-id", run_id, "--path", material / "model").data
+    assert mended["step"] == recorded["step"]  # the owner may name another place of the same step
 
 
 def quick_config(material: Path, tmp_path: Path) -> Path:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from aftermath.run import committee
+from aftermath.run.deadlines import next_deadline
 from aftermath.run.state import CheckpointKind, ModelSource, RunState
 from programs.harness import World
 from programs.scenario import Scenario, model_params
@@ -139,6 +140,79 @@ def test_a_new_run_has_nothing_to_checkpoint(world: World) -> None:
     run.by(0, "checkpoint", NAMED).refused("WrongState")
 
 
+def test_only_who_finished_an_epoch_names_its_checkpoint(cool: Scenario) -> None:
+    """Not one that has joined since, nor one that says since then that it holds the full model."""
+    for index in range(3):
+        cool.attest(index, HASHES).ok()
+    cool.world.advance(31)
+    cool.tick().ok()
+    cool.join(2, tier=1).ok()
+    cool.by(2, "checkpoint", NAMED).refused("NotAllowedToCheckpoint")
+    cool.join(2, tier=0).ok()
+    cool.by(2, "checkpoint", NAMED).refused("NotAllowedToCheckpoint")
+    cool.warm_up([0, 1, 5])
+    cool.by(5, "checkpoint", NAMED).refused("NotAllowedToCheckpoint")
+    cool.by(0, "checkpoint", NAMED).ok()
+
+
+def test_a_member_names_no_place_that_others_cannot_read(cool: Scenario) -> None:
+    for index in range(3):
+        cool.attest(index, HASHES).ok()
+    record = cool.world.record("Model", "test")
+    record["checkpoint"]["kind"] = CheckpointKind.HUB
+    cool.world.store("Model", "test", record)
+    cool.by(0, "checkpoint", NAMED | {"kind": 2}).refused("CheckpointPlaceRefused")
+    cool.by(0, "checkpoint", NAMED | {"kind": 3, "repo": ""}).refused("CheckpointPlaceRefused")
+    cool.by(0, "checkpoint", NAMED).ok()
+    keys = {"user": cool.authority.pubkey()}
+    for kind, repo in ((1, "team/better"), (2, "/srv/model")):
+        mended = NAMED | {"kind": kind, "repo": repo}
+        cool.world.send(cool.instruction("checkpoint", mended, accounts=keys), signers=[cool.authority]).ok()
+        assert (cool.model.checkpoint.repo, cool.model.checkpoint_step) == (repo, 3)
+
+
+def test_leaving_after_a_vote_makes_no_room_for_another(world: World) -> None:
+    """The committee is that of the start of cooldown, or a minority could vote, leave and shrink the quorum."""
+    run = Scenario(world).start(rounds_per_epoch=1, min_clients=1, init_min_clients=9)
+    run.train(range(9)).finish_rounds()
+    evil = dict.fromkeys(range(3), b"e" * 32)
+    for index in range(4):
+        run.attest(index, evil).ok()
+        if index < 3:
+            run.by(index, "leave_run").ok()
+    assert run.run.levels_attested == 0
+    assert len(committee.cooldown_electees(run.run, run.members, 0)) == 9
+    for index in range(4, 9):
+        run.attest(index, HASHES).ok()
+    assert run.run.levels_attested == 0  # five of nine; the quorum is six
+
+
+def test_a_failed_cooldown_keeps_the_durable_hashes(cool: Scenario) -> None:
+    run = _next_epoch(cool, [0, 1, 2])
+    run.by(0, "checkpoint", NAMED).ok()
+    run.owner("set_paused", True).ok()
+    run.update(use_durable=True).ok()
+    run.owner("set_paused", False).ok()
+    run.train([0, 1, 2]).finish_rounds()
+    run.world.advance(31)
+    run.tick().ok()
+    state = run.run
+    assert (state.model_source, state.levels_attested) == (ModelSource.CHECKPOINT, 0b111)
+    assert state.level_hashes == tuple(HASHES.values())
+
+
+def test_hashes_of_another_checkpoint_are_forgotten_with_it(cool: Scenario) -> None:
+    run = _next_epoch(cool, [0, 1, 2])
+    run.by(0, "checkpoint", NAMED).ok()
+    run.owner("set_paused", True).ok()
+    run.update(use_durable=True).ok()
+    assert run.run.levels_attested == 0b111
+    other = model_params()
+    other["checkpoint"] = other["checkpoint"] | {"repo": "owner/other"}
+    run.update(model=other).ok()
+    assert (run.run.levels_attested, run.run.attested_step) == (0, 0)
+
+
 def test_points_go_in_equal_parts_to_those_who_stayed(cool: Scenario) -> None:
     cool.by(2, "leave_run").ok()
     cool.world.advance(31)
@@ -201,7 +275,19 @@ def test_a_returning_finisher_keeps_the_peers_as_the_source(cool: Scenario) -> N
 
 
 def test_without_a_finisher_the_durable_checkpoint_is_the_source(cool: Scenario) -> None:
-    run = _next_epoch(cool, [3, 4, 5]).run
+    for index in range(3):
+        cool.attest(index, HASHES).ok()
+    cool.world.advance(31)
+    cool.tick().ok()
+    for index in (3, 4, 5):
+        cool.join(index).ok()
+    cool.world.advance(6)
+    cool.tick().refused("NothingToTick")  # the finishers get the time of a warm-up to come back
+    deadline = next_deadline(cool.run, cool.members)
+    assert deadline == cool.run.state_started_at + 35
+    cool.world.advance(30)
+    cool.tick().ok()
+    run = cool.run
     assert (run.model_source, run.levels_attested, run.attested_step) == (ModelSource.CHECKPOINT, 0, 0)
 
 

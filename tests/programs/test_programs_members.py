@@ -47,11 +47,12 @@ def test_the_gates_of_a_join(world: World, name: str, change: dict[str, Any]) ->
     scenario.join(0, client_version="v1").ok()
 
 
-def test_a_peer_key_belongs_to_one_live_member(run: Scenario) -> None:
+def test_a_peer_key_stays_with_its_member_also_while_that_is_away(run: Scenario) -> None:
     run.join(0, p2p=b"k" * 32).ok()
     run.join(1, p2p=b"k" * 32).refused("P2pKeyTaken")
     run.by(0, "leave_run").ok()
-    run.join(1, p2p=b"k" * 32).ok()
+    run.join(1, p2p=b"k" * 32).refused("P2pKeyTaken")
+    run.join(0, p2p=b"k" * 32).ok()
 
 
 def _authorize(run: Scenario, grantee: Keypair, scope: bytes, *, active: bool, grantor: Keypair | None = None) -> Any:

@@ -166,6 +166,31 @@ def test_a_health_check_drops_whom_nobody_saw(run: Scenario) -> None:
     assert run.run.current.roster == 0b011
 
 
+def test_witnesses_that_are_too_few_are_no_evidence(run: Scenario) -> None:
+    """Else one member could drop all others after an outage, and attest the model alone."""
+    run.train([0, 1, 2])
+    run.everyone_witnesses()
+    run.everyone_witnesses([1], participation=0)
+    run.world.advance(21)
+    run.tick().ok()
+    run.world.advance(6)
+    run.tick().ok()
+    assert (run.run.current.height, run.run.rounds[1].attestations, run.run.rounds[1].attested) == (2, 1, 0)
+    run.by(1, "health_check", run.names([0, 2])).refused("NotUnhealthy")
+
+
+def test_a_liar_among_exactly_a_quorum_convicts_nobody(run: Scenario) -> None:
+    run.train([0, 1, 2])
+    run.everyone_witnesses()
+    run.everyone_witnesses([0])
+    run.everyone_witnesses([1], participation=0)
+    assert run.run.state is RunState.ROUND_WITNESS
+    run.world.advance(6)
+    run.tick().ok()
+    assert (run.run.current.height, run.run.rounds[1].attestations, run.run.rounds[1].attested) == (2, 2, 0)
+    run.by(1, "health_check", run.names([2])).refused("NotUnhealthy")
+
+
 def test_a_health_check_belongs_to_training(run: Scenario) -> None:
     run.warm_up([0, 1, 2])
     run.by(0, "health_check", run.names([0])).refused("WrongState")

@@ -31,6 +31,7 @@ RULES = [
     ("RoundTrainTimeTooLong", r"^max_round_train_time = 30", "max_round_train_time = 31\nepoch_time = 31", 15),
     ("RoundWitnessTimeZero", r"^round_witness_time = 1", "round_witness_time = 0", 18),
     ("ExtraTimeZero", r"^total_steps = 25000\n\n# M", "waiting_for_members_extra_time = 0\ntotal_steps = 1\n\n# M", 44),
+    ("TimeTooLong", r"^cooldown_time = 30", "cooldown_time = 2592001", 6),
     ("MinClientsZero", r"^min_clients = 1", "min_clients = 0", 24),
     ("InitMinClientsOutOfRange", r"^init_min_clients = 1", "init_min_clients = 257", 28),
     ("WitnessNodesTooMany", r"^witness_nodes = 1", "witness_nodes = 33", 34),

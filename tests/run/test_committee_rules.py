@@ -89,7 +89,7 @@ def test_somebody_always_trains(seed: int, roster: int, percent: int) -> None:
     verifiers = sum(role is Committee.VERIFIER for role in roles.values())
     clients = roster.bit_count()
     assert set(roles) == set(bitmap.slots(roster))
-    assert verifiers == (clients - 1 if percent == 100 else clients * percent // 100)
+    assert verifiers == min(clients - 1 if percent == 100 else clients * percent // 100, 32)
 
 
 @given(U64, st.sets(st.integers(0, 255), min_size=1, max_size=60), st.integers(1, 8), st.data())

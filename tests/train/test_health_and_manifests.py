@@ -13,7 +13,7 @@ from aftermath.model.initial import init_weights
 from aftermath.run import bitmap
 from aftermath.run.accounts import Run
 from aftermath.run.state import MemberState, RunState
-from aftermath.train.health import undelivered
+from aftermath.train.health import unseen
 from aftermath.train.modelshare import Manifest, checked, segment_size, snapshot
 from run import builders
 from train.desk import SCHEMA, header_of, run_at, three_members
@@ -27,24 +27,20 @@ def _after(attested: int, attestations: int) -> Run:
     return builders.run(RunState.ROUND_TRAIN, rounds=tuple(rounds), head=2, epoch=2)
 
 
-def test_who_no_quorum_saw_has_not_delivered() -> None:
-    assert undelivered(_after(0b011, 3), three_members()) == 0b100
-    assert undelivered(_after(0b011, 2), three_members()) == 0b100
-
-
-def test_too_few_witnesses_accuse_nobody() -> None:
-    assert undelivered(_after(0b000, 1), three_members()) == 0
+def test_who_no_quorum_saw_is_suspected() -> None:
+    assert unseen(_after(0b011, 3), three_members()) == 0b100
+    assert unseen(_after(0b011, 2), three_members()) == 0b100
 
 
 def test_who_has_left_is_not_reported() -> None:
     members = three_members()
     gone = replace(members.slots[2], state=MemberState.WITHDRAWN)
     left = replace(members, slots=(*members.slots[:2], gone, *members.slots[3:]))
-    assert undelivered(_after(0b011, 3), left) == 0
+    assert unseen(_after(0b011, 3), left) == 0
 
 
 def test_in_the_first_rounds_there_is_nothing_to_report() -> None:
-    assert undelivered(run_at(4), three_members()) == 0
+    assert unseen(run_at(4), three_members()) == 0
 
 
 # --- the model from peers ---------------------------------------------------------------------------------------------
@@ -102,4 +98,4 @@ def test_a_snapshot_is_a_copy_of_what_the_tier_holds() -> None:
 
 
 def test_members_in_a_bitmap_are_the_ones_reported() -> None:
-    assert list(bitmap.slots(undelivered(_after(0b001, 3), three_members()))) == [1, 2]
+    assert list(bitmap.slots(unseen(_after(0b001, 3), three_members()))) == [1, 2]

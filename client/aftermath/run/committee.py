@@ -9,10 +9,9 @@ the round's roster.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 
 from aftermath.run import bitmap
-from aftermath.run.accounts import MAX_WITNESSES, Members, Round, Run
+from aftermath.run.accounts import MAX_VERDICTS, MAX_WITNESSES, Members, Round, Run, Slot
 from aftermath.run.state import Committee, MemberState
 
 WITNESS = b"witness"
@@ -81,8 +80,8 @@ def witness_positions(header: Round) -> list[int]:
 
 
 def verifier_count(clients: int, verification_percent: int) -> int:
-    """How many members verify instead of train. At least one always trains."""
-    return min(clients * verification_percent // 100, max(clients - 1, 0))
+    """How many members verify instead of train: no more than verdicts are stored, and at least one always trains."""
+    return min(clients * verification_percent // 100, max(clients - 1, 0), MAX_VERDICTS)
 
 
 def roles(header: Round, verification_percent: int) -> dict[int, Committee]:
@@ -96,14 +95,15 @@ def roles(header: Round, verification_percent: int) -> dict[int, Committee]:
 
 
 def holders(run: Run, members: Members, level: int) -> tuple[int, ...]:
-    """The healthy members of the last round that hold `level` (their tier is not above it), in cooldown order."""
-    roster = run.current.members
-    ordered: Sequence[int] = order(run.current.seed, COOLDOWN, len(roster))
-    return tuple(
-        roster[rank]
-        for rank in ordered
-        if members.slots[roster[rank]].state is MemberState.HEALTHY and members.slots[roster[rank]].tier <= level
-    )
+    """Who held `level` (a tier not above it) when cooldown began, whoever left since, in cooldown order."""
+    last, roster = run.current, run.current.members
+
+    def held(member: Slot) -> bool:
+        stood = member.state is MemberState.HEALTHY or member.exited_height > last.height
+        return stood and member.tier <= level
+
+    ordered = (roster[rank] for rank in order(last.seed, COOLDOWN, len(roster)))
+    return tuple(slot for slot in ordered if held(members.slots[slot]))
 
 
 def cooldown_electees(run: Run, members: Members, level: int) -> tuple[int, ...]:

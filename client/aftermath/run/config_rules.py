@@ -22,6 +22,8 @@ from aftermath.run.state import CheckpointKind, DataKind, OptimizerKind, Schedul
 Path = tuple[str, ...]
 _Broken = Iterator[tuple[str, Path, Any]]
 
+MAX_TIME = 30 * 24 * 60 * 60
+TIMES = ("epoch_time", "max_round_train_time", "warmup_time", "cooldown_time", "round_witness_time")
 MAX_SEQ_LEN = 1 << 24
 MAX_WARMUP_TOKENS = 1 << 47
 REPO_BYTES = 192
@@ -57,6 +59,7 @@ def _config(config: Mapping[str, Any]) -> _Broken:
         ("RoundTrainTimeTooLong", "max_round_train_time", 0 < epoch_time <= config["max_round_train_time"]),
         ("RoundWitnessTimeZero", "round_witness_time", config["round_witness_time"] == 0),
         ("ExtraTimeZero", "waiting_for_members_extra_time", config["waiting_for_members_extra_time"] == 0),
+        *(("TimeTooLong", key, config[key] > MAX_TIME) for key in TIMES),
         ("MinClientsZero", "min_clients", config["min_clients"] == 0),
         (
             "InitMinClientsOutOfRange",

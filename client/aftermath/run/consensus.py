@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from aftermath.run import bitmap, committee
@@ -82,6 +82,18 @@ def unpack_fingerprints(attestation: Attestation, roster: int) -> dict[int, Fing
 def scores(attestations: Iterable[Attestation]) -> dict[int, int]:
     """How many witnesses recorded a result of each slot; slots nobody recorded are absent."""
     return dict(Counter(slot for attestation in attestations for slot in bitmap.slots(attestation.participation)))
+
+
+def left_out(attesting: Round, attestations: Collection[Attestation]) -> int:
+    """The slots (a bitmap of all 256) that a quorum of the witnesses did not record; none when they were too few.
+
+    That no quorum recorded a result is not enough: it is also so when one of exactly a quorum of witnesses lies.
+    """
+    needed = committee.quorum(attesting.elected)
+    if len(attestations) < needed:
+        return 0
+    seen = scores(attestations)
+    return bitmap.from_slots(s for s in range(bitmap.MAX_MEMBERS) if len(attestations) - seen.get(s, 0) >= needed)
 
 
 def attested_mask(attesting: Round, attestations: Iterable[Attestation], attested: Round, idle: int) -> int:

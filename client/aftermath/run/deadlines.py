@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from aftermath.run import bitmap, committee
 from aftermath.run.accounts import Members, Run
-from aftermath.run.state import MemberState, RunState
+from aftermath.run.state import MemberState, ModelSource, RunState
 
 TICK_STEP = 2.0
 _TICK_RANKS = 15
@@ -30,10 +30,13 @@ def next_deadline(run: Run, members: Members | None = None) -> int | None:
     }
     if run.state not in waits:
         return None
-    waiting = run.state is RunState.WAITING_FOR_MEMBERS
-    if waiting and members is not None and members.pending.bit_count() < config.init_min_clients:
-        return None
-    return run.state_started_at + max(1, waits[run.state])
+    wait = waits[run.state]
+    if run.state is RunState.WAITING_FOR_MEMBERS and members is not None:
+        if members.pending.bit_count() < config.init_min_clients:
+            return None
+        if run.model_source is ModelSource.PEERS and run.finishers and not run.finishers & members.pending:
+            wait += config.warmup_time  # without them the epoch starts from the durable checkpoint
+    return run.state_started_at + max(1, wait)
 
 
 def tick_order(run: Run, members: Members) -> list[int]:

@@ -1,6 +1,6 @@
 """Reporting members that did not deliver, so that the run stops waiting for them.
 
-Choices: only what a quorum of witnesses failed to see counts; members take turns in a seeded order, so that one report
+Choices: only what a quorum of witnesses did without counts; members take turns in a seeded order, so that one report
 suffices; nobody reports itself.
 """
 
@@ -8,31 +8,41 @@ from __future__ import annotations
 
 from aftermath.run import bitmap
 from aftermath.run.accounts import Members, Run
-from aftermath.run.committee import quorum
+from aftermath.run.consensus import left_out
 from aftermath.run.deadlines import TICK_STEP, tick_order
+from aftermath.run.errors import ChainRefused
 from aftermath.run.state import MemberState, RunState
 from aftermath.train.context import Context
 from aftermath.train.persist import fulfil
+from aftermath.train.ports import Chain
 
 _TRAINING = (RunState.ROUND_TRAIN, RunState.ROUND_WITNESS)
 _DONE = frozenset({"NotUnhealthy", "WrongState", "StaleHeight", "SlotMismatch", "NotAMember"})
 
 
-def undelivered(run: Run, members: Members) -> int:
-    """Bitmap of the healthy members of two rounds ago whose result no quorum of witnesses saw.
-
-    Empty when the witnesses themselves were too few: that is no evidence against anybody.
-    """
+def unseen(run: Run, members: Members) -> int:
+    """Bitmap of the healthy members of two rounds ago whose result no quorum of witnesses saw."""
     owed, attesting = run.round(run.current.height - 2), run.round(run.current.height - 1)
-    if owed is None or attesting is None or not owed.batch or attesting.attestations < quorum(attesting.elected):
+    if owed is None or attesting is None or not owed.batch:
         return 0
     return owed.roster & ~attesting.attested & members.mask(MemberState.HEALTHY)
+
+
+async def undelivered(chain: Chain, run: Run, members: Members) -> int:
+    """Those of the unseen that a quorum of witnesses did without: only they may be dropped."""
+    missing, attesting = unseen(run, members), run.round(run.current.height - 1)
+    if not missing or attesting is None:
+        return 0
+    return missing & left_out(attesting, await chain.attestations(attesting))
 
 
 async def report_undelivered(context: Context, run: Run, slot: int) -> None:
     """Have those dropped that did not deliver, when it is our turn and nobody did it before us."""
     members = await context.chain.members()
-    missing = undelivered(run, members)
+    try:
+        missing = await undelivered(context.chain, run, members)
+    except ChainRefused:
+        return  # the run is far ahead: that round is no longer stored
     reporters = [other for other in tick_order(run, members) if not bitmap.contains(missing, other)]
     if not missing or slot not in reporters:
         return

@@ -2,7 +2,8 @@
 
 Choices: time here is chain time, the machine's own clock only measures waiting; the run is read anew before every tick,
 which spares the fee when somebody else was first, and finds out when the chain was out of reach. After an outage
-everybody's attestations are tried again before anybody ticks, so that an outage does not throw a round away.
+everybody's attestations are tried again before anybody ticks, so that an outage does not throw a round away. A slow
+answer counts as an outage once for one state of the run, or a node that is always slow would be one for ever.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ class Ticker:
     def __init__(self, chain: Chain, feed: RunFeed, clock: Clock) -> None:
         self._chain, self._feed, self._clock = chain, feed, clock
         self._not_before = float("-inf")
+        self._waited_for = -1
 
     async def run(self) -> None:
         """Tick whenever it is due and nobody before us did, for ever."""
@@ -51,10 +53,13 @@ class Ticker:
 
     def _allow_for_outage(self, run: Run, deadline: int, asked: float) -> None:
         """After a read that took as long as an outage does, leave the others the time this state gives them."""
-        now = self._clock.monotonic()
-        if now - asked > _SLOW:
-            grace = min(max(float(deadline - run.state_started_at), _LEAST_GRACE), _MOST_GRACE)
-            self._not_before = now + grace
+        if self._clock.monotonic() - asked > _SLOW and self._waited_for != run.seq:
+            self._waited_for = run.seq
+            self._be_patient(run, deadline)
+
+    def _be_patient(self, run: Run, deadline: int) -> None:
+        grace = min(max(float(deadline - run.state_started_at), _LEAST_GRACE), _MOST_GRACE)
+        self._not_before = self._clock.monotonic() + grace
 
     async def _tick(self, run: Run, deadline: int) -> None:
         asked = self._clock.monotonic()
@@ -66,4 +71,4 @@ class Ticker:
         except ChainRefused:
             await self._clock.sleep(_LOOK_AGAIN / 2)  # a little early, or somebody else ticked
         except ChainUnavailable:
-            self._allow_for_outage(run, deadline, float("-inf"))
+            self._be_patient(run, deadline)

@@ -71,6 +71,8 @@ pub enum CoordinatorError {
     VerificationPercentTooLarge,
     #[msg("waiting_for_members_extra_time must be above 0 seconds.")]
     ExtraTimeZero,
+    #[msg("Every time must be at most 2592000 seconds (30 days).")]
+    TimeTooLong,
     // model
     #[msg("name must have at most 64 bytes.")]
     NameTooLong,
@@ -177,12 +179,14 @@ pub enum CoordinatorError {
     HashesInvalid,
     #[msg("All 32 cooldown attestations are taken.")]
     CooldownFull,
-    #[msg("A checkpoint must come from the main authority or from a tier-0 member of the last or running epoch.")]
+    #[msg("A checkpoint must come from the main authority, or from a tier-0 member that finishes or has finished the last epoch.")]
     NotAllowedToCheckpoint,
     #[msg("A checkpoint needs every level attested and the same hashes: wait for the cooldown's attestations.")]
     CheckpointMismatch,
     #[msg("The run already has a checkpoint of this step or a later one.")]
     CheckpointNotNewer,
+    #[msg("Name a Hub repository; a directory only as the main authority or if the run's checkpoint is one; never a dummy.")]
+    CheckpointPlaceRefused,
     // closing, inspection, arithmetic
     #[msg("The rent cannot go to an account that is being closed: name another spill account.")]
     SpillCloses,

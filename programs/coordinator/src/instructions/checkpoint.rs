@@ -26,8 +26,13 @@ pub fn checkpoint(ctx: &mut Context<PermissionlessModel>, params: CheckpointPara
     require!(run.state != run_state::UNINITIALIZED, CoordinatorError::WrongState);
     check_sender(run, &accounts.members, accounts.user.address())?;
     check_hashes(run, &params.hashes)?;
-    require!(run.attested_step > model.checkpoint_step, CoordinatorError::CheckpointNotNewer);
+    let owner = *accounts.user.address() == run.main_authority;
+    // the owner may mend what a member named
+    let newer = run.attested_step > model.checkpoint_step || owner && run.attested_step == model.checkpoint_step;
+    require!(newer, CoordinatorError::CheckpointNotNewer);
     let CheckpointParams { kind, repo, revision, .. } = params;
+    let local = kind == checkpoint_kind::LOCAL && !owner && model.checkpoint.kind != checkpoint_kind::LOCAL;
+    require!(kind != checkpoint_kind::DUMMY && !local, CoordinatorError::CheckpointPlaceRefused);
     model.checkpoint = read_checkpoint(&CheckpointSource { kind, repo, revision })?;
     model.checkpoint_hashes = run.level_hashes;
     model.checkpoint_step = run.attested_step;
@@ -44,7 +49,8 @@ fn check_sender(run: &Run, members: &Members, sender: &Address) -> Result<()> {
     }
     let index = members::find(members, sender).ok_or(CoordinatorError::NotAllowedToCheckpoint)?;
     let slot = &members.slots[index];
-    let healthy = slot.state == member_state::HEALTHY && bitmap::has(&run.current().roster, index as u8);
+    let cooling = run.state == run_state::COOLDOWN && slot.state == member_state::HEALTHY;
+    let healthy = cooling && bitmap::has(&run.current().roster, index as u8);
     let holds = slot.tier == 0 && (healthy || bitmap::has(&run.finishers, index as u8));
     require!(holds, CoordinatorError::NotAllowedToCheckpoint);
     Ok(())

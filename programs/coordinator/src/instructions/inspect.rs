@@ -34,7 +34,7 @@ pub fn inspect(ctx: &mut Context<Inspect>, which: u8, ring: u8) -> Result<()> {
 
 fn intervals(run: &Run, members: &Members, round: &Round) -> Vec<u8> {
     let plan = assignment::Plan::new(round, members, run.config.verification_percent);
-    let mut by_rank = alloc::vec![[0u8; 4]; plan.shares().count()];
+    let mut by_rank = alloc::vec![[0u8; 4]; round.clients as usize];
     for share in plan.shares() {
         let ([a, b], [c, d]) = (share.start.to_le_bytes(), share.len.to_le_bytes());
         by_rank[share.rank as usize] = [a, b, c, d];

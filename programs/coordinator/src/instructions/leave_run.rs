@@ -10,7 +10,7 @@ use anchor_lang::prelude::*;
 
 pub fn leave_run(ctx: &mut Context<Permissionless>) -> Result<()> {
     let accounts = &mut ctx.accounts;
-    let height = accounts.run.current().height;
+    let height = accounts.run.exit_height();
     let index = members::find(&accounts.members, accounts.user.address()).ok_or(CoordinatorError::NotAMember)?;
     let slot = &mut accounts.members.slots[index];
     let healthy = slot.state == member_state::HEALTHY;

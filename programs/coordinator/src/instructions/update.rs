@@ -10,6 +10,10 @@ use crate::{
 use alloc::{string::String, vec::Vec};
 use anchor_lang::prelude::*;
 
+/// A run that starts beyond these could reach the end of its numbers within an epoch, and then never end that.
+const MAX_COUNTER: u32 = 1 << 31;
+const MAX_DATA_INDEX: u64 = 1 << 62;
+
 #[derive(AnchorSerialize, AnchorDeserialize, IdlType)]
 pub struct MetadataParams {
     pub name: String,
@@ -88,7 +92,7 @@ pub fn update(ctx: &mut Context<OwnerModel>, params: &UpdateParams) -> Result<()
         run.config = *config;
     }
     if let Some(source) = &params.model {
-        set_model(model, source)?;
+        set_model(run, model, source)?;
     }
     if let Some(schema) = &params.schema {
         set_schema(run, model, schema)?;
@@ -115,13 +119,16 @@ fn set_metadata(model: &mut Model, metadata: &MetadataParams) -> Result<()> {
 }
 
 #[inline(never)]
-fn set_model(model: &mut Model, source: &ModelParams) -> Result<()> {
+fn set_model(run: &mut Run, model: &mut Model, source: &ModelParams) -> Result<()> {
     validate_model::check(source)?;
     let checkpoint = read_checkpoint(&source.checkpoint)?;
     if checkpoint != model.checkpoint {
         model.checkpoint = checkpoint;
         model.checkpoint_hashes = [[0; 32]; MAX_LEVELS];
         model.checkpoint_step = 0;
+        if run.model_source == model_source::DURABLE {
+            levels::use_durable(run, model);
+        }
     }
     let location = &source.data_location;
     let stored = &mut model.data_location;
@@ -157,7 +164,7 @@ pub fn read_checkpoint(source: &CheckpointSource) -> Result<Checkpoint> {
 #[inline(never)]
 fn set_schema(run: &mut Run, model: &mut Model, schema: &SchemaParams) -> Result<()> {
     validate_model::check_schema(&schema.hash, &schema.tier_widths)?;
-    if schema.hash != model.schema_hash {
+    if schema.hash != model.schema_hash || schema.tier_widths.len() != model.tiers as usize {
         model.checkpoint_hashes = [[0; 32]; MAX_LEVELS];
         levels::use_durable(run, model);
     }
@@ -172,6 +179,8 @@ fn set_schema(run: &mut Run, model: &mut Model, schema: &SchemaParams) -> Result
 /// Moves the run to another point. The backlog belonged to the old one.
 fn set_progress(run: &mut Run, model: &mut Model, progress: &ProgressParams) -> Result<()> {
     require!(progress.step >= 1, CoordinatorError::StepZero);
+    let room = progress.epoch.max(progress.step) <= MAX_COUNTER && progress.data_index <= MAX_DATA_INDEX;
+    require!(room, CoordinatorError::Overflow);
     run.epoch = progress.epoch;
     run.step = progress.step;
     run.data_index = progress.data_index;

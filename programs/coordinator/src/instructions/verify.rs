@@ -8,21 +8,21 @@ use crate::{
 };
 use anchor_lang::prelude::*;
 
-/// Rounds before the current one that may still be judged.
-const ROUNDS_BACK: usize = 2;
+/// Rounds before the current one that may be judged: their results are due, and still stored.
+const ROUNDS_BACK: core::ops::RangeInclusive<usize> = 1..=2;
 
 pub fn verify(ctx: &mut Context<Permissionless>, (slot, height): (u8, u32), target: u8, mismatch: bool) -> Result<()> {
     let accounts = &mut ctx.accounts;
     let run: &Run = &accounts.run;
     require!(run.active(), CoordinatorError::WrongState);
     let back = run.current().height.checked_sub(height).ok_or(CoordinatorError::StaleHeight)? as usize;
-    require!(back <= ROUNDS_BACK, CoordinatorError::StaleHeight);
+    require!(ROUNDS_BACK.contains(&back), CoordinatorError::StaleHeight);
     let ring = run.ring(back);
     members::check_healthy(&accounts.members, slot, accounts.user.address())?;
     let verdict = Verdict { verifier: slot, target, mismatch: mismatch as u8, pad: 0 };
     let votes = &mut accounts.witnesses.rounds[ring];
     let ejected = verdicts::cast(run, &accounts.members, votes, (ring, verdict))?;
-    let exited_height = run.current().height;
+    let exited_height = run.exit_height();
     let member = &mut accounts.members.slots[target as usize];
     if ejected && member.state == member_state::HEALTHY {
         member.state = member_state::EJECTED;

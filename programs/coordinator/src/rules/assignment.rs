@@ -23,8 +23,10 @@ pub struct Plan {
     order: Order,
     /// By rank.
     slots: Box<[u8; MAX_MEMBERS]>,
-    /// By position in the order: where the share ends.
-    ends: Vec<u16>,
+    /// By rank.
+    weights: Vec<u16>,
+    total: u64,
+    batch: u64,
 }
 
 impl Plan {
@@ -45,29 +47,20 @@ impl Plan {
             }
         }
         let order = committee::order(round, committee::DATA);
-        let ends = ends(&order, &weights, u64::from(round.batch), total.max(1));
-        Self { order, slots, ends }
+        Self { order, slots, weights, total: total.max(1), batch: u64::from(round.batch) }
     }
 
     /// The shares in ascending order of positions; every member has one, possibly empty.
+    ///
+    /// Cumulative rounding: the share at position p ends at floor(batch * (w_0 + ... + w_p) / total).
     pub fn shares(&self) -> impl Iterator<Item = Share> + '_ {
-        let mut start = 0u16;
-        self.order.ranks().iter().zip(&self.ends).map(move |(rank, end)| {
-            let len = end.wrapping_sub(start);
-            let share = Share { rank: *rank, slot: self.slots[*rank as usize], start, len };
-            start = *end;
+        let (mut before, mut start) = (0u64, 0u16);
+        self.order.ranks().iter().map(move |rank| {
+            before = before.wrapping_add(u64::from(self.weights[*rank as usize]));
+            let end = (self.batch.wrapping_mul(before) / self.total) as u16;
+            let share = Share { rank: *rank, slot: self.slots[*rank as usize], start, len: end.wrapping_sub(start) };
+            start = end;
             share
         })
     }
-}
-
-/// Cumulative rounding: the share at position p ends at floor(batch * (w_0 + ... + w_p) / total).
-fn ends(order: &Order, weights: &[u16], batch: u64, total: u64) -> Vec<u16> {
-    let mut ends = Vec::with_capacity(MAX_MEMBERS);
-    let mut before = 0u64;
-    ends.extend(order.ranks().iter().map(|rank| {
-        before = before.wrapping_add(u64::from(weights[*rank as usize]));
-        (batch.wrapping_mul(before) / total) as u16
-    }));
-    ends
 }

@@ -1,7 +1,7 @@
 //! Who witnesses and who verifies in a round.
 
 use super::{bitmap, seeds, shuffle::Order};
-use crate::state::Round;
+use crate::{constants::MAX_VERDICTS, state::Round};
 use alloc::vec::Vec;
 
 pub const WITNESS: &[u8] = b"witness";
@@ -33,10 +33,11 @@ pub fn is_witness(round: &Round, slot: u8) -> bool {
     order(round, WITNESS).ranks().iter().take(round.elected as usize).any(|elected| *elected == rank)
 }
 
-/// How many of `clients` members verify: the percentage rounded down, but somebody always trains.
+/// How many of `clients` members verify: the percentage rounded down, no more than verdicts that can be stored about one
+/// of them, and somebody always trains.
 pub fn verifiers(clients: u16, percent: u8) -> u32 {
     let clients = u32::from(clients);
-    (clients * u32::from(percent) / 100).min(clients.saturating_sub(1))
+    (clients * u32::from(percent) / 100).min(clients.saturating_sub(1)).min(MAX_VERDICTS as u32)
 }
 
 /// Position of every rank in the order of one purpose.

@@ -28,7 +28,7 @@ fn held(run: &Run, members: &Members) -> u8 {
     super::levels::all(run.levels) & !super::levels::all(smallest)
 }
 
-/// Elects for each level the first `32 / levels` of its holders in the cooldown order.
+/// Elects for each level, in the cooldown order, the first `32 / levels` of those who held it when cooldown began.
 #[inline(never)]
 fn elect(run: &Run, members: &Members, slot: u8) -> Election {
     let round = run.current();
@@ -39,7 +39,9 @@ fn elect(run: &Run, members: &Members, slot: u8) -> Election {
     for rank in committee::order(round, committee::COOLDOWN).ranks() {
         let holder = by_rank[*rank as usize];
         let member = &members.slots[holder as usize];
-        if member.state != member_state::HEALTHY {
+        // whoever leaves in cooldown keeps its place: a vote that counts must not make room for another
+        let stood = member.state == member_state::HEALTHY || member.exited_height > round.height;
+        if !stood {
             continue;
         }
         for level in member.tier..levels {

@@ -67,6 +67,8 @@ impl Machine<'_> {
         run.finishers = healthy;
         if run.levels_attested != 0 && run.attested_step == run.step {
             run.model_source = model_source::PEERS;
+        } else if run.model_source == model_source::DURABLE {
+            levels::use_durable(run, self.model);
         }
         run.epoch = run.epoch.checked_add(1).ok_or(CoordinatorError::Overflow)?;
         if run.pending_pause == 1 {

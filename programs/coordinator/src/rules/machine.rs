@@ -51,11 +51,16 @@ impl Machine<'_> {
     }
 
     fn tick_waiting(&mut self, moment: &Moment) -> Result<bool> {
-        let extra = u64::from(self.run.config.waiting_for_members_extra_time);
+        let pending = members::pending(self.members);
+        let mut extra = u64::from(self.run.config.waiting_for_members_extra_time);
+        let holders = self.run.model_source == model_source::PEERS && !bitmap::is_empty(&self.run.finishers);
+        if holders && !bitmap::intersects(&self.run.finishers, &pending) {
+            // an epoch without them would start from the durable checkpoint, and lose what came after it
+            extra = extra.saturating_add(self.run.config.warmup_time);
+        }
         if !self.elapsed(moment, extra) {
             return Ok(false);
         }
-        let pending = members::pending(self.members);
         if bitmap::count(&pending) < u32::from(self.run.config.init_min_clients) {
             return Ok(false);
         }

@@ -59,6 +59,9 @@ pub fn join(run: &mut Run, members: &mut Members, signer: &Address, params: &Joi
         slot.used = 1;
     }
     if slot.state == member_state::IDLE {
+        if slot.tier != params.tier {
+            bitmap::clear(&mut run.finishers, index as u8); // what it held is not what it holds now
+        }
         slot.p2p = params.p2p;
         slot.tier = params.tier;
         slot.weight = params.weight;
@@ -75,7 +78,7 @@ fn forget_replica(run: &mut Run, slot: &mut Slot, index: u8) {
     bitmap::clear(&mut run.finishers, index);
     if slot.state == member_state::HEALTHY {
         slot.state = member_state::WITHDRAWN;
-        slot.exited_height = run.rounds[run.head as usize % STORED_ROUNDS].height;
+        slot.exited_height = run.exit_height();
     }
 }
 
@@ -90,9 +93,14 @@ fn choose(members: &Members, signer: &Address, p2p: &[u8; 32]) -> Result<usize> 
         let live = slot.pending == 1 || slot.state != member_state::IDLE;
         if address_eq(&slot.signer, signer) {
             own = Some(index);
-        } else if live {
-            require!(slot.p2p != *p2p, CoordinatorError::P2pKeyTaken);
-        } else if slot.points == 0 {
+            continue;
+        }
+        // also of one that is away: whoever took its key would keep it from coming back
+        require!(slot.p2p != *p2p, CoordinatorError::P2pKeyTaken);
+        if live {
+            continue;
+        }
+        if slot.points == 0 {
             pointless = pointless.or(Some(index));
         } else if oldest.is_none_or(|best| slot.last_epoch < members.slots[best].last_epoch) {
             oldest = Some(index);

@@ -6,6 +6,9 @@ use anchor_lang::prelude::*;
 /// More warm-up tokens would overflow the batch size's product.
 const MAX_WARMUP_TOKENS: u64 = 1 << 47;
 
+/// Seconds. An epoch in which nobody acts ends by time only, so no time may be for ever.
+const MAX_TIME: u64 = 30 * 24 * 60 * 60;
+
 #[inline(never)]
 pub fn check(config: &Config) -> Result<()> {
     check_times(config)?;
@@ -25,6 +28,8 @@ fn check_times(config: &Config) -> Result<()> {
     require!(epoch == 0 || round < epoch, CoordinatorError::RoundTrainTimeTooLong);
     require!(config.round_witness_time > 0, CoordinatorError::RoundWitnessTimeZero);
     require!(config.waiting_for_members_extra_time > 0, CoordinatorError::ExtraTimeZero);
+    let times = [epoch, round, config.warmup_time, config.cooldown_time, config.round_witness_time];
+    require!(times.iter().all(|time| *time <= MAX_TIME), CoordinatorError::TimeTooLong);
     Ok(())
 }
 

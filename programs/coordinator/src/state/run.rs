@@ -149,4 +149,9 @@ impl Run {
     pub fn current(&self) -> &Round {
         &self.rounds[self.ring(0)]
     }
+
+    /// The round that a member misses first if it stops now; in cooldown, the one after the last.
+    pub fn exit_height(&self) -> u32 {
+        self.current().height.saturating_add(u32::from(self.state == run_state::COOLDOWN))
+    }
 }
