@@ -26,6 +26,7 @@ from rich.table import Table
 from rich.text import Text
 
 from aftermath.run.errors import AftermathError
+from aftermath.watch.printable import printable
 
 EXIT_KNOWN = 1
 EXIT_USAGE = 2
@@ -87,10 +88,10 @@ def listing(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
 
 def _cell(value: object) -> str:
     if isinstance(value, list | tuple):
-        value = "\n".join(str(item) for item in value)
+        return "\n".join(_cell(item) for item in value) or "-"
     if isinstance(value, bool):
         value = "yes" if value else "no"
-    return escape("-" if value is None or value == "" else str(value))
+    return escape("-" if value is None or value == "" else printable(str(value)))
 
 
 @contextmanager
@@ -122,9 +123,9 @@ def _fail(sentence: str, fix: str, code: int = EXIT_KNOWN, *, as_json: bool) -> 
         print(json.dumps({"error": sentence, "fix": fix}, ensure_ascii=False), file=sys.stderr, flush=True)
     else:
         console = Console(stderr=True, soft_wrap=True, highlight=False)
-        console.print("[bold red]error:[/] " + escape(sentence))
+        console.print("[bold red]error:[/] " + escape(printable(sentence, keep="\n")))
         if fix:
-            console.print("[bold]fix:[/] " + escape(fix))
+            console.print("[bold]fix:[/] " + escape(printable(fix, keep="\n")))
     raise typer.Exit(code)
 
 

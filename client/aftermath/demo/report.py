@@ -21,6 +21,7 @@ PROMPT = "def "
 SAMPLE_TOKENS = 120
 TEMPERATURE = 0.7
 LOSS_MUST_FALL = 1.0  # nats
+ROUNDS_AT_LEAST = 40
 
 
 def write_report(
@@ -71,6 +72,10 @@ def findings(story: Story, costs: Costs, seconds: float, before_seconds: float) 
 def shortcomings(story: Story, report: dict[str, Any]) -> list[str]:
     """Whatever the demo promises and did not do."""
     wrong = list(story.replica_checks()[1])
+    if not report["replicas_identical"] and not wrong:
+        wrong.append("No two members ever held the same level after the same step, so nothing was compared.")
+    if report["rounds"] < ROUNDS_AT_LEAST:
+        wrong.append(f"Only {report['rounds']} rounds were trained, {ROUNDS_AT_LEAST} are the least.")
     if report["loss_first"] - report["loss_last"] < LOSS_MUST_FALL:
         wrong.append(
             f"The loss fell from {report['loss_first']} to {report['loss_last']}, less than {LOSS_MUST_FALL} nat."

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 
-from aftermath.run import bitmap
 from aftermath.run.accounts import MAX_VERDICTS, MAX_WITNESSES, Members, Round, Run, Slot
 from aftermath.run.state import Committee, MemberState
 
@@ -114,8 +113,3 @@ def cooldown_electees(run: Run, members: Members, level: int) -> tuple[int, ...]
 def levels_to_attest(run: Run, members: Members, slot: int) -> tuple[int, ...]:
     """The levels `slot` is elected to report at cooldown, ascending."""
     return tuple(level for level in range(run.levels) if slot in cooldown_electees(run, members, level))
-
-
-def warmup_witnessed(run: Run, slot: int) -> bool:
-    """Whether `slot` already reported in this warm-up."""
-    return bitmap.contains(run.rounds[0].attested, slot)

@@ -19,6 +19,8 @@ from typing import Any, Protocol, TextIO
 from rich.console import Console
 from rich.markup import escape
 
+from aftermath.watch.printable import printable
+
 Event = dict[str, Any]
 
 
@@ -103,7 +105,7 @@ class ConsoleLines:
         sentence = _SENTENCES.get(event["kind"])
         if sentence is None:
             return
-        fields = {name: escape(value) if isinstance(value, str) else value for name, value in event.items()}
+        fields = {name: escape(printable(v, keep="\n")) if isinstance(v, str) else v for name, v in event.items()}
         if fields.get("loss", 0.0) is None:
             fields["loss"] = math.nan
         self._console.print(f"[dim]{event['t']:9.2f}s[/dim]  " + sentence.format_map(fields), highlight=False)

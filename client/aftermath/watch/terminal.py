@@ -13,9 +13,11 @@ from rich.table import Table
 from rich.text import Text
 
 from aftermath.watch.events import Event
+from aftermath.watch.printable import printable
 from aftermath.watch.spark import spark
 
 _LINES = 8
+_LOSSES = 60
 
 
 class TerminalView:
@@ -24,7 +26,7 @@ class TerminalView:
     def __init__(self, run_id: str, tier: int) -> None:
         self._title = f"run {run_id}, tier {tier}"
         self._facts: dict[str, Any] = {"state": "starting"}
-        self._losses: list[float] = []
+        self._losses: deque[float] = deque(maxlen=_LOSSES)
         self._said: deque[str] = deque(maxlen=_LINES)
         self._live = Live(self._picture(), refresh_per_second=4)
 
@@ -50,12 +52,13 @@ class TerminalView:
             self._facts["sent / received"] = f"{event['sent'] / 1e6:.2f} / {event['received'] / 1e6:.2f} MB"
             self._facts["transactions"] = f"{event['transactions']} ({event['lamports']:,} lamports)"
         elif "message" in event:
-            self._said.append(f"{event['t']:8.1f}s  {event['message']}")
+            message = printable(event["message"], keep="\n")
+            self._said.append(f"{event['t']:8.1f}s  {message}")
         self._live.update(self._picture())
 
     def _picture(self) -> Panel:
         table = Table.grid(padding=(0, 2))
         for name, value in self._facts.items():
             table.add_row(name, str(value))
-        loss = f"loss {spark(self._losses)} {self._losses[-1]:.4f}" if self._losses else "no loss yet"
-        return Panel(Group(table, Text(loss), *(Text(line) for line in self._said)), title=self._title)
+        loss = f"loss {spark(list(self._losses))} {self._losses[-1]:.4f}" if self._losses else "no loss yet"
+        return Panel(Group(table, Text(loss), *(Text(line) for line in self._said)), title=Text(printable(self._title)))

@@ -1,0 +1,102 @@
+"""The demo's report says what happened, and its exit status whether that is what it promises."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aftermath.demo.ledger import Costs
+from aftermath.demo.plan import KILLED, TIERS, DemoFailed
+from aftermath.demo.report import findings, shortcomings
+from aftermath.demo.story import MemberStory, Story
+
+LAST = 60
+
+
+def events(tier: int, *, loss_falls: float = 2.0, steps: int = LAST, wrong_at: int = 0) -> list[dict[str, Any]]:
+    """What a member of that tier writes in `steps` rounds; at step `wrong_at` its replica is another one."""
+    lines: list[dict[str, Any]] = [{"kind": "joined", "slot": tier}, {"kind": "model", "source": "the checkpoint"}]
+    for step in range(1, steps + 1):
+        loss = 5.0 - loss_falls * step / steps
+        lines.append({"kind": "trained", "step": step, "loss": loss, "tokens": 10, "tokens_per_sec": 1.0})
+        hashes = {str(level): f"{step}-{level}" for level in range(tier, len(TIERS))}
+        if step == wrong_at:
+            hashes["2"] = "another"
+        lines.append({"kind": "applied", "step": step, "hashes": hashes})
+    lines.append({"kind": "traffic", "sent": 100 * steps, "push_bytes_max": 700 + tier})
+    return lines
+
+
+def told(place: Path, written: dict[int, list[dict[str, Any]]], *, returns: bool = True) -> Story:
+    members = [MemberStory(f"m{tier}", tier) for tier in TIERS]
+    story = Story(members)
+    for member in members:
+        directory = place / member.name
+        directory.mkdir()
+        lines = written[member.tier] + ([{"kind": "model", "source": "peers"}] if returns else [])
+        (directory / "1.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"kind": "torn')
+        story.watch(directory, member)
+    assert story.read(12.0)
+    assert not story.read(13.0)
+    return story
+
+
+def report_of(story: Story) -> dict[str, Any]:
+    return findings(story, Costs(7, 35_000), 60.04, 2.0)
+
+
+def test_the_report_is_what_the_members_wrote(tmp_path: Path) -> None:
+    story = told(tmp_path, {tier: events(tier) for tier in TIERS})
+    report = report_of(story)
+    assert report == {
+        "rounds": LAST,
+        "loss_first": 4.9667,
+        "loss_last": 3.0,
+        "tiers": [0, 1, 2],
+        "replicas_identical": True,
+        "checks_of_replicas": LAST * (1 + 2),  # level 1 has two holders, level 2 three
+        "bytes_per_round_per_member": 100,
+        "transactions": 7,
+        "lamports": 35_000,
+        "push_bytes_max": 702,
+        "wall_seconds": 60.0,
+        "seconds_to_first_loss": 10.0,
+    }
+    assert shortcomings(story, report) == []
+
+
+def test_one_differing_replica_fails_the_demo(tmp_path: Path) -> None:
+    story = told(tmp_path, {0: events(0), 1: events(1, wrong_at=7), 2: events(2)})
+    report = report_of(story)
+    assert report["replicas_identical"] is False
+    assert ["level 2 at step 7" in sentence for sentence in shortcomings(story, report)] == [True]
+
+
+def test_what_was_never_compared_is_not_called_identical(tmp_path: Path) -> None:
+    silent = [line for line in events(1) if line["kind"] != "applied"]
+    story = told(tmp_path, {0: events(0), 1: silent, 2: silent})
+    report = report_of(story)
+    assert report["replicas_identical"] is False
+    assert "nothing was compared" in shortcomings(story, report)[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "returns", "says"),
+    [
+        ({"loss_falls": 0.5}, True, "The loss fell"),
+        ({"steps": 39}, True, "Only 39 rounds"),
+        ({}, False, "did not come back"),
+    ],
+)
+def test_every_promise_is_held_against_the_run(tmp_path: Path, change: Any, returns: bool, says: str) -> None:
+    story = told(tmp_path, {tier: events(tier, **change) for tier in TIERS}, returns=returns)
+    assert [says in sentence for sentence in shortcomings(story, report_of(story))] == [True]
+    assert TIERS[KILLED] == story.members[KILLED].tier
+
+
+def test_without_a_loss_there_is_no_report(tmp_path: Path) -> None:
+    with pytest.raises(DemoFailed, match="ever reported a loss"):
+        report_of(told(tmp_path, {tier: [] for tier in TIERS}))
