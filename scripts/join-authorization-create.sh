@@ -1,7 +1,7 @@
 #!/bin/sh
 # The join authority (grantor) lets a key (grantee) join its runs.
 set -eu
-if [ $# -ne 3 ]; then
+if [ $# -ne 3 ] || [ -z "$3" ]; then
     echo "usage: sh scripts/join-authorization-create.sh CLUSTER GRANTOR_KEYPAIR_FILE GRANTEE_PUBKEY" >&2
     echo "example: sh scripts/join-authorization-create.sh devnet grantor.json \$GRANTEE_PUBKEY" >&2
     exit 2

@@ -27,8 +27,14 @@ fi
 own_wallet "$1" owner
 
 "$aftermath" deploy --rpc "$rpc"
-if "$aftermath" json-dump-run --rpc "$rpc" --run-id "$run_id" >/dev/null 2>&1; then
-    echo "run $run_id exists; configuring it again"
+if found=$("$aftermath" json-dump-run --rpc "$rpc" --run-id "$run_id" 2>/dev/null); then
+    case $found in
+        *'"state": "paused"'* | *'"state": "uninitialized"'*) echo "run $run_id exists; configuring it again" ;;
+        *)
+            echo "run $run_id is set up already; join with: sh scripts/start-training.sh $1 $variant"
+            exit 0
+            ;;
+    esac
 else
     "$aftermath" create-run --rpc "$rpc" --run-id "$run_id" --name "$run_id" --description "The $variant recipe"
 fi

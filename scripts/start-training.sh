@@ -1,5 +1,6 @@
 #!/bin/sh
-# Joins the run that scripts/setup-run.sh prepared; further arguments go to `aftermath-solana train`.
+# Joins the run that scripts/setup-run.sh prepared; further arguments go to `aftermath-solana train`. A member of tier 0
+# keeps checkpoints, so that the run outlives its members.
 set -eu
 if [ $# -lt 2 ] || { [ "$2" != test ] && [ "$2" != light ]; }; then
     echo "usage: sh scripts/start-training.sh localnet|devnet|URL test|light [TRAIN OPTIONS...]" >&2
@@ -10,7 +11,8 @@ fi
 rpc=$(cluster_rpc "$1")
 cluster=$1
 run_id=${RUN_ID:-$2}
+checkpoints=runs/$2/checkpoints/member-$$
 shift 2
 cd -- "$here"
 own_wallet "$cluster" "member-$$"
-exec "$aftermath" train --rpc "$rpc" --run-id "$run_id" "$@"
+exec "$aftermath" train --rpc "$rpc" --run-id "$run_id" --checkpoint-dir "$checkpoints" "$@"

@@ -51,6 +51,30 @@ def test_everybody_may_join_a_run_without_a_join_authority(owner: Shell, run_id:
     assert everybody["active"]
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        ("join-authorization-create", "--authorizer", ""),
+        ("join-authorization-delete", "--authorizer", ""),
+        ("join-authorization-read", "--join-authority", "", "--authorizer", ""),
+        ("create-run", "--run-id", "never", "--join-authority", ""),
+        ("can-join", "--run-id", "never", "--address", ""),
+    ],
+)
+def test_an_unset_variable_of_a_shell_does_not_mean_everybody(owner: Shell, line: tuple[str, ...]) -> None:
+    outcome = owner(*line)
+    assert outcome.code == 2
+    assert "the key given is empty" in outcome.err
+    nothing = owner("join-authorization-read", "--join-authority", owner.wallet)
+    assert "has given no authorization" in nothing.error["error"]
+
+
+def test_who_cannot_join_learns_what_the_owner_has_to_do(owner: Shell, run_id: str, people: dict[str, Path]) -> None:
+    assert owner("create-run", "--run-id", run_id).code == 0
+    reasons = verdict(owner, run_id, people["stranger"])
+    assert any("its owner configures it with update-config" in reason for reason in reasons)
+
+
 def test_an_empty_wallet_is_in_the_way_only_where_nobody_fills_it(
     owner: Shell, run_id: str, people: dict[str, Path], material: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

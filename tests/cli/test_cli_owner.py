@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from aftermath.chain.wallet import create_wallet
 from aftermath.cli.change import Change
 from cli.cli_runs import Shell, invoke
 
@@ -134,6 +135,19 @@ def test_pause_and_resume(configured: Shell, run_id: str) -> None:
     assert "set-paused" in configured("update-config", "--run-id", run_id, "--name", "No").error["fix"]
     assert configured("set-paused", "--run-id", run_id).data["state"] == "paused"
     assert "halted already" in configured("set-paused", "--run-id", run_id, "pause").error["error"]
+
+
+def test_what_the_program_refuses_comes_with_the_command_that_mends_it(
+    created: Shell, run_id: str, material: Path, tmp_path: Path
+) -> None:
+    assert "update-config" in created("set-paused", "--run-id", run_id, "resume").error["fix"]
+    stranger = tmp_path / "stranger.json"
+    create_wallet(stranger)
+    fix = Shell(created.rpc, stranger)("update-config", "--run-id", run_id, "--name", "Mine").error["fix"]
+    assert fix == "name its key file: -w FILE"
+    assert created("update-config", "--run-id", run_id, "--config-path", material / "config.toml").code == 0
+    assert created("set-paused", "--run-id", run_id, "resume").code == 0
+    assert "tick --run-id" in created("close-run", "--run-id", run_id).error["fix"]
 
 
 def test_rates_and_ticks(configured: Shell, run_id: str) -> None:

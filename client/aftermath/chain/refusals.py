@@ -29,6 +29,18 @@ _ANCHOR_2 = {
     2040: ("ConstraintDuplicateMutableAccount", "The same account was given for two roles, one of them writable"),
 }
 
+_CONFIGURE = "aftermath-solana update-config --run-id RUN --config-path FILE"
+# Commands for what the program can only describe.
+_FIXES = {
+    "NotHalted": "aftermath-solana set-paused --run-id RUN pause; a run that no member is left to end is moved on by: "
+    "aftermath-solana tick --run-id RUN",
+    "RunHalted": "its owner resumes it: aftermath-solana set-paused --run-id RUN resume",
+    "ConfigMissing": _CONFIGURE,
+    "ModelMissing": _CONFIGURE,
+    "SchemaMissing": _CONFIGURE,
+    "NotMainAuthority": "name its key file: -w FILE",
+}
+
 Errors = Mapping[Pubkey, Mapping[int, ProgramError]]
 
 
@@ -76,7 +88,7 @@ def refused(failure: TransactionFailed, instructions: Sequence[Instruction], err
 
 def _custom(code: int, program: Pubkey, errors: Mapping[int, ProgramError]) -> ChainRefused:
     if code in errors:
-        return ChainRefused(errors[code].name, errors[code].message)
+        return ChainRefused(errors[code].name, errors[code].message, _FIXES.get(errors[code].name, ""))
     if framework := _framework(code):
         name, message = framework
         return ChainRefused(name, f"program {program}: {message} ({name})")

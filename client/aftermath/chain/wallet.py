@@ -114,7 +114,8 @@ def identity_secret(
     """
     env = os.environ if env is None else env
     if path is not None:
-        return _parse_identity(_read_key_file(path.expanduser()), str(path))
+        made = f"32 random bytes are one: head -c 32 /dev/urandom > {path}; chmod 600 {path}"
+        return _parse_identity(_read_key_file(path.expanduser(), made), str(path))
     if raw := env.get(IDENTITY_VARIABLE):
         return _parse_identity(raw.encode(), IDENTITY_VARIABLE)
     return hashlib.sha256(b"aftermath p2p" + run_id.encode() + wallet.keypair.secret()).digest()
@@ -126,7 +127,7 @@ def identity_public(secret: bytes) -> bytes:
 
 
 def _from_file(path: Path) -> Wallet:
-    raw = _read_key_file(path)
+    raw = _read_key_file(path, f"a new wallet is made by: aftermath-solana show-identity --create -w {path}")
     try:
         text = raw.decode("ascii")
     except UnicodeDecodeError:
@@ -134,7 +135,7 @@ def _from_file(path: Path) -> Wallet:
     return Wallet(_parse_keypair(text, str(path)), str(path))
 
 
-def _read_key_file(path: Path) -> bytes:
+def _read_key_file(path: Path, how_made: str) -> bytes:
     try:
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode
@@ -142,7 +143,7 @@ def _read_key_file(path: Path) -> bytes:
     except FileNotFoundError as error:
         raise WalletError(
             f"there is no key file {path}",
-            f"check the path; a new wallet is made by: aftermath-solana show-identity --create -w {path}",
+            f"check the path; {how_made}",
         ) from error
     except OSError as error:
         raise WalletError(

@@ -10,7 +10,12 @@ from aftermath.cli.command import command
 from aftermath.cli.options import Authorizer, ClusterOptions, RunId
 from aftermath.cli.present import EXIT_KNOWN, Result
 from aftermath.run.accounts import Members, Run
-from aftermath.run.state import MemberState
+from aftermath.run.state import MemberState, RunState
+
+_OWNER_CAN = {
+    RunState.UNINITIALIZED: " (its owner configures it with update-config, and starts it with set-paused resume)",
+    RunState.PAUSED: " (its owner resumes it with set-paused resume)",
+}
 
 
 def obstacles(run: Run, members: Members, address: bytes, *, authorized: bool) -> list[str]:
@@ -19,7 +24,7 @@ def obstacles(run: Run, members: Members, address: bytes, *, authorized: bool) -
     if not authorized:
         reasons.append("no valid authorization of the run's join authority admits it")
     if run.halted:
-        reasons.append(f"the run is {run.state.name.lower()}")
+        reasons.append(f"the run is {run.state.name.lower()}{_OWNER_CAN.get(run.state, '')}")
     full = all(slot.used and (slot.pending or slot.state is not MemberState.IDLE) for slot in members.slots)
     if full and members.find(address) is None:
         reasons.append(f"all {len(members.slots)} places are taken")
@@ -47,7 +52,9 @@ async def can_join(
     async with connect(options) as chain:
         run, model, members = await chain.coordinator.snapshot(run_id)
         grantor = Pubkey.from_bytes(run.join_authority)
-        found = await chain.authorizer.admitting(grantor, user, public_key(authorizer) if authorizer else None)
+        found = await chain.authorizer.admitting(
+            grantor, user, public_key(authorizer) if authorizer is not None else None
+        )
         penniless = not chain.pool.is_local and not await chain.balance(user)  # `train` asks a local network for SOL
     reasons = obstacles(run, members, bytes(user), authorized=found is not None)
     if penniless:

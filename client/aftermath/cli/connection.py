@@ -109,4 +109,6 @@ def public_key(text: str) -> Pubkey:
         path = Path(text).expanduser()
     if path.is_file():
         return load_wallet(path).pubkey
+    if not text:  # an unset variable of a shell must not mean "everybody"
+        raise UsageError("the key given is empty", "name a public key or a key file, or leave the option out")
     raise UsageError(f"{text!r} is neither a public key nor a key file", BASE58)

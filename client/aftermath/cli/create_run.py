@@ -48,7 +48,7 @@ async def create_run(
 
     async with sign_in(options) as chain:
         own = chain.wallet.pubkey
-        authority = public_key(join_authority) if join_authority else own
+        authority = public_key(join_authority) if join_authority is not None else own
         before = await chain.balance(own)
         texts = {"name": name, "description": description, "num_parameters": 0, "vocab_size": 0}
         steps = await remaining(chain, run_id, texts, authority, client_version)

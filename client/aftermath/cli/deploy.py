@@ -77,6 +77,11 @@ def program_key(name: Which, path: Path) -> Keypair:
     from aftermath.chain.wallet import load_wallet
     from aftermath.programs import AUTHORIZER_ID, COORDINATOR_ID
 
+    if not path.is_file():
+        raise CommandError(
+            f"there is no key file {path.absolute()}, which the address of the {name} is made from",
+            "run this in the project's directory, or name the file: --program NAME --program-keypair FILE",
+        )
     key = load_wallet(path).keypair
     built_for = COORDINATOR_ID if name is Which.COORDINATOR else AUTHORIZER_ID
     if str(key.pubkey()) != built_for:

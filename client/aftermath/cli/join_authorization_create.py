@@ -30,7 +30,7 @@ async def join_authorization_create(
     from aftermath.cli.authorization import described, granting, present
     from aftermath.cli.connection import public_key, sign_in
 
-    grantee = public_key(authorizer) if authorizer else EVERYONE
+    grantee = public_key(authorizer) if authorizer is not None else EVERYONE
     async with sign_in(options) as chain:
         grantor = chain.wallet.pubkey
         signatures = await chain.sender.send_packed(await granting(chain, grantee))

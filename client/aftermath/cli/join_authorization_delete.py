@@ -31,7 +31,7 @@ async def join_authorization_delete(
     from aftermath.cli.connection import public_key, sign_in
     from aftermath.run.errors import ChainRefused
 
-    grantee = public_key(authorizer) if authorizer else EVERYONE
+    grantee = public_key(authorizer) if authorizer is not None else EVERYONE
     async with sign_in(options) as chain:
         grantor = chain.wallet.pubkey
         ix = chain.authorizer.ix(grantor)

@@ -29,7 +29,7 @@ async def join_authorization_read(
     from aftermath.cli.authorization import described, present
     from aftermath.cli.connection import connect, public_key
 
-    grantor, grantee = public_key(join_authority), public_key(authorizer) if authorizer else EVERYONE
+    grantor, grantee = public_key(join_authority), public_key(authorizer) if authorizer is not None else EVERYONE
     async with connect(options) as chain:
         data = described(present(await chain.authorizer.fetch(grantor, grantee), grantor, grantee))
     return Result(data, facts(data))

@@ -120,14 +120,14 @@ def table_of(story: Story, costs: Costs) -> Table:
     for column in (
         "member",
         "tier",
-        "rounds trained",
-        "transactions",
+        "rounds",
+        "txs",
         "lamports",
         "sent",
         "received",
-        "sent per round",
+        "per round",
     ):
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", no_wrap=True)
     for member in story.members:
         rounds = len(member.rounds)
         table.add_row(
