@@ -77,22 +77,25 @@ async def proxy(target: int) -> AsyncIterator[Proxy]:
         await made.close()
 
 
-class MuteNode:
-    """A websocket that confirms subscriptions, answers pings, and never notifies."""
+class FaultyNode:
+    """A websocket that confirms subscriptions, answers pings, and never notifies: it sends `after` in place of that."""
 
-    def __init__(self) -> None:
+    def __init__(self, after: str | None) -> None:
         self.subscriptions = 0
         self.url = ""
+        self._after = after
 
     async def handle(self, connection: ServerConnection) -> None:
         async for message in connection:
             self.subscriptions += 1
             await connection.send(json.dumps({"jsonrpc": "2.0", "id": json.loads(message)["id"], "result": 3}))
+            if self._after is not None:
+                await connection.send(self._after)
 
 
 @asynccontextmanager
-async def mute_websocket() -> AsyncIterator[MuteNode]:
-    node = MuteNode()
+async def faulty_websocket(after: str | None = None) -> AsyncIterator[FaultyNode]:
+    node = FaultyNode(after)
     async with serve(node.handle, "127.0.0.1", 0) as server:
         node.url = f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         yield node

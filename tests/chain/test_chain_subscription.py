@@ -17,7 +17,7 @@ from aftermath.chain.rpc import RpcPool
 from aftermath.chain.subscription import RunWatcher
 from aftermath.run.accounts import Run
 from aftermath.run.errors import ChainError, ChainUnavailable
-from chain.faults import Proxy, mute_websocket, proxy
+from chain.faults import Proxy, faulty_websocket, proxy
 from chain.networks import Place
 
 RUN = "followed"
@@ -81,7 +81,7 @@ async def test_a_slow_reader_gets_the_newest_state(embedded: Place) -> None:
 async def test_a_silent_websocket_is_replaced_by_polling_within_two_seconds(embedded: Place) -> None:
     coordinator = await embedded.configured_run(RUN)
     async with (
-        mute_websocket() as mute,
+        faulty_websocket() as mute,
         RpcPool([Endpoint(embedded.network.rpc_url, mute.url)]) as pool,
         watching(pool, coordinator) as watcher,
     ):
@@ -98,7 +98,7 @@ async def test_a_mute_socket_is_left_for_the_next_endpoint(embedded: Place) -> N
     coordinator = await embedded.configured_run(RUN)
     url, ws = embedded.network.rpc_url, embedded.network.ws_url
     async with (
-        mute_websocket() as mute,
+        faulty_websocket() as mute,
         RpcPool([Endpoint(url, mute.url), Endpoint(url, ws)]) as pool,
         watching(pool, coordinator, silence=0.2) as watcher,
         asyncio.timeout(20),
@@ -107,6 +107,27 @@ async def test_a_mute_socket_is_left_for_the_next_endpoint(embedded: Place) -> N
         while watcher.push_bytes_max == 0:
             rate += 1
             await seen(watcher, await change(coordinator, rate), 5)
+
+
+@pytest.mark.parametrize(
+    "nonsense", ["[" * 100_000, '{"id": 1, "error": ' + "[" * 900 + "]" * 900 + "}", "{", "7", '{"id": 1}']
+)
+async def test_a_websocket_that_sends_nonsense_is_left_for_the_next_endpoint(embedded: Place, nonsense: str) -> None:
+    coordinator = await embedded.configured_run(RUN)
+    url, ws = embedded.network.rpc_url, embedded.network.ws_url
+    async with (
+        faulty_websocket(nonsense) as faulty,
+        RpcPool([Endpoint(url, faulty.url), Endpoint(url, ws)]) as pool,
+        watching(pool, coordinator, silence=60) as watcher,
+        asyncio.timeout(20),
+    ):
+        rate = 0
+        while watcher.push_bytes_max == 0:
+            rate += 1
+            newest = await change(coordinator, rate)
+            await watcher.refresh()
+            await seen(watcher, newest, 5)
+        assert faulty.subscriptions == 1
 
 
 @asynccontextmanager

@@ -119,10 +119,18 @@ class HttpNode(AsyncHTTPProvider):
                 received += part
                 if len(received) > MAX_REPLY:
                     raise ValueError(f"reply of more than {MAX_REPLY} bytes")
-        reply = json.loads(received)
+        reply = parse_json(received)
         if not isinstance(reply, dict) or ("result" not in reply and "error" not in reply):
             raise ValueError("reply is not JSON-RPC")
         return reply
+
+
+def parse_json(text: str | bytes | bytearray) -> Any:
+    """What a node sent, as JSON. Raises ValueError for anything else, also for JSON nested too deeply to read."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("JSON that is nested too deeply") from error
 
 
 def describe(error: BaseException) -> str:

@@ -5,7 +5,6 @@ a failure.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import WebSocketException
 
 from aftermath.chain.accounts import COMMITMENT, AccountData, parse_reply
-from aftermath.chain.endpoints import describe, shown
+from aftermath.chain.endpoints import describe, parse_json, shown
 from aftermath.chain.failures import BadReply
 from aftermath.chain.rpc import RpcPool
 from aftermath.run.errors import ChainError
@@ -101,7 +100,7 @@ class AccountSocket:
 
     def _handle(self, message: str | bytes) -> None:
         try:
-            body = json.loads(message)
+            body = parse_json(message)
         except ValueError as error:
             raise BadReply("the websocket sent something that is not JSON") from error
         if not isinstance(body, dict):
