@@ -106,17 +106,28 @@ pytestmark = pytest.mark.usefixtures("quick")
 
 
 @pytest.mark.parametrize(
-    "fault", [status(429), status(503), error(-32005), error(-32016), error(-32603), text("<html>"), text("[]")]
+    "fault",
+    [
+        *(status(code) for code in (429, 503)),
+        *(error(code) for code in (-32000, -32002, -32003, -32005, -32007, -32016, -32099, -32429, -32603, 429, -1)),
+        text('{"error": "Too many requests"}'),
+        text('{"error": {"code": "rate_limited", "message": "Too many requests"}}'),
+        text("<html>"),
+        text("[]"),
+        text("[" * 100_000),
+        text('{"result": ' * 100_000),
+        *(text('{"error": {"code": -32005, "message": %s}}' % ("[" * n + "]" * n)) for n in (500, 900, 970)),
+    ],
 )
 async def test_passing_faults_are_retried(fault: Answer) -> None:
     node = Node()
-    node.script = [fault, fault]
+    node.script = [fault] * 6
     async with serving(node) as where, RpcPool(where) as pool:
         assert await pool.call(GetSlot(), whole) == 7
-    assert node.count("getSlot") == 3
+    assert node.count("getSlot") == 7
 
 
-@pytest.mark.parametrize("code", [-32602, -32600, -32601])
+@pytest.mark.parametrize("code", [-32602, -32600, -32601, -32700])
 async def test_malformed_requests_are_not_retried(code: int) -> None:
     node = Node()
     node.script = [error(code)]
@@ -126,13 +137,14 @@ async def test_malformed_requests_are_not_retried(code: int) -> None:
     assert node.count("getSlot") == 1
 
 
-async def test_unknown_errors_are_retried_a_few_times_then_told() -> None:
+@pytest.mark.parametrize("code", [-32000, -32050, -31999, 1])
+async def test_a_node_that_only_has_errors_of_its_own_is_out_of_reach_when_patience_ends(code: int) -> None:
     node = Node()
-    node.script = [error(-31999)] * 50
-    async with serving(node) as where, RpcPool(where) as pool:
-        with pytest.raises(RpcRejected, match="-31999"):
+    node.script = [error(code)] * 1000
+    async with serving(node) as where, RpcPool(where, patience=0.5) as pool:
+        with pytest.raises(ChainUnavailable, match=f"no .RPC error {code}"):
             await pool.call(GetSlot(), whole)
-    assert node.count("getSlot") == rpc.UNKNOWN_ERROR_TRIES
+    assert 2 <= node.count("getSlot") < 100, "it was asked again, with growing pauses"
 
 
 async def test_a_refused_transaction_is_not_retried_and_keeps_its_logs() -> None:

@@ -1,8 +1,8 @@
 """Which failures of an RPC call are worth another try, and what a failed transaction says.
 
-Retryable: connection, timeout, 429, 5xx, a node that is behind or unhealthy, unknown codes. Not retryable: malformed
-requests, and transactions that the cluster refused (`TransactionFailed`, whose `error` is the cluster's JSON: a
-string or a one-key object).
+Retryable: everything a node may say of itself (no connection, 429, 5xx, behind, rate limited, a code of its own).
+Not retryable: the four codes by which JSON-RPC calls the request itself wrong, and transactions that the cluster
+refused (`TransactionFailed`, whose `error` is the cluster's JSON: a string or a one-key object).
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ import httpx
 from aftermath.run.errors import ChainError
 
 PREFLIGHT_FAILURE = -32002
-# Behind, unhealthy, block not there yet, internal, rate limited (the last two as providers send them).
-WORTH_WAITING = frozenset({-32005, -32016, -32004, -32014, -32603, 429, -32429})
-MALFORMED = frozenset({-32700, -32600, -32601, -32602, -32003, -32013, -32015})
+MALFORMED = frozenset({-32700, -32600, -32601, -32602})
 
 
 class RpcError(Exception):

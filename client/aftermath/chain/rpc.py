@@ -19,9 +19,7 @@ from solders.rpc.requests import GetGenesisHash
 
 from aftermath.chain.endpoints import Endpoint, HttpNode, Request, describe
 from aftermath.chain.failures import (
-    WORTH_WAITING,
     BadReply,
-    RpcError,
     RpcRejected,
     TransactionFailed,
     result_of,
@@ -37,7 +35,6 @@ MAX_ENDPOINTS = 3
 FAILURES_BEFORE_LEAVING = 2
 LEAVE_SECONDS, LEAVE_MAX = 10.0, 60.0
 BACKOFF_FIRST, BACKOFF_MAX = 0.25, 4.0
-UNKNOWN_ERROR_TRIES = 4
 
 
 class WrongCluster(ChainError):
@@ -136,8 +133,6 @@ class RpcPool:
                     raise RpcRejected(f"{node.endpoint.shown} refused the request: {describe(error)}") from error
                 self._failed(node, error)
                 tries += 1
-                if isinstance(error, RpcError) and error.code not in WORTH_WAITING and tries >= UNKNOWN_ERROR_TRIES:
-                    raise RpcRejected(f"{node.endpoint.shown}: {describe(error)}") from error
             wait = self.backoff(tries)
             if now() + wait >= deadline:
                 raise self._unavailable(patience)
