@@ -21,7 +21,17 @@ def events(tier: int, *, loss_falls: float = 2.0, steps: int = LAST, wrong_at: i
     lines: list[dict[str, Any]] = [{"kind": "joined", "slot": tier}, {"kind": "model", "source": "the checkpoint"}]
     for step in range(1, steps + 1):
         loss = 5.0 - loss_falls * step / steps
-        lines.append({"kind": "trained", "step": step, "loss": loss, "tokens": 10, "tokens_per_sec": 1.0})
+        lines.append(
+            {
+                "kind": "trained",
+                "epoch": 0,
+                "height": step,
+                "step": step,
+                "loss": loss,
+                "tokens": 10,
+                "tokens_per_sec": 1.0,
+            }
+        )
         hashes = {str(level): f"{step}-{level}" for level in range(tier, len(TIERS))}
         if step == wrong_at:
             hashes["2"] = "another"

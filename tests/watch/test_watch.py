@@ -47,6 +47,25 @@ def test_names_of_runs_cannot_steer_the_terminal_of_a_command() -> None:
         assert "\u202e" not in shown
 
 
+def test_the_view_says_what_the_member_does_now() -> None:
+    view = TerminalView("demo", 1)
+    seen = []
+    for event in (
+        {"t": 1.0, "kind": "state", "epoch": 3, "state": "WARMUP"},
+        {"t": 2.0, "kind": "round", "epoch": 3, "height": 7, "step": 90},
+        {"t": 3.0, "kind": "witnessed", "height": 6, "held": 3, "sent": True, "seconds": 0.1},
+        {"t": 4.0, "kind": "trained", "epoch": 3, "height": 7, "step": 90, "loss": 2.0, "tokens_per_sec": 1.0},
+        {"t": 5.0, "kind": "cooldown", "epoch": 3, "step": 91, "hashes": {}},
+    ):
+        view(event)
+        seen.append(_drawn(view._picture()))
+    phases = ("warmup", "round 7: training", "round 7: training", "round 7: sharing", "cooldown")
+    assert all(
+        f"epoch 3{':' if words in ('warmup', 'cooldown') else ''} {words}" in shown
+        for words, shown in zip(phases, seen, strict=True)
+    )
+
+
 def test_nor_that_of_a_member() -> None:
     out = io.StringIO()
     lines = ConsoleLines(Console(file=out, width=200))
@@ -56,13 +75,13 @@ def test_nor_that_of_a_member() -> None:
     view = TerminalView(EVIL, 1)
     for event in (
         {"t": 1.0, "kind": "state", "epoch": 0, "state": "ROUND_TRAIN"},
-        {"t": 2.0, "kind": "trained", "step": 3, "loss": 2.5, "tokens_per_sec": 10.0},
-        {"t": 3.0, "kind": "trained", "step": 4, "loss": None, "tokens_per_sec": 10.0},
+        {"t": 2.0, "kind": "trained", "epoch": 0, "height": 1, "step": 3, "loss": 2.5, "tokens_per_sec": 10.0},
+        {"t": 3.0, "kind": "trained", "epoch": 0, "height": 1, "step": 4, "loss": None, "tokens_per_sec": 10.0},
         {"t": 4.0, "kind": "warning", "message": EVIL},
     ):
         view(event)
     shown = _drawn(view._picture())
-    assert "epoch 0, round train" in shown
+    assert "epoch 0 round 1: sharing" in shown
     assert "2.5000" in shown
     assert "a[/b]" in shown
     assert "\x1b]" not in shown

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import shutil
+import contextlib
 import sys
 import time
 from pathlib import Path
 
 from rich.console import Console
-from rich.live import Live
 
 from aftermath.demo.plan import KILLED, TIERS, Commands, DemoFailed, Places
 from aftermath.demo.processes import Process
 from aftermath.demo.report import write_report
+from aftermath.demo.room import claimed
 from aftermath.demo.stage import REPOSITORY, create_run, member_name, prepare_files, start_chain, write_config
 from aftermath.demo.story import MemberStory, Story
-from aftermath.demo.view import picture
+from aftermath.demo.view import Screen
 
 LIMIT_SECONDS = 900.0
 KILL_AT_STEP = 60
@@ -62,7 +62,7 @@ class Demo:
         victim = self.story.members[KILLED]
         killed_at: float | None = None
         revived = False
-        with Live(console=self.console, refresh_per_second=4, transient=False) as live:
+        with Screen(self.console, f"aftermath on {self.engine}") as screen:
             while any(self.processes[m.name].running for m in self.story.members) or (killed_at and not revived):
                 self.read()
                 if killed_at is None and self.half_way():
@@ -74,9 +74,7 @@ class Demo:
                     self.story.marks.append((self.story.steps, f"{victim.name} started again"))
                     revived = True
                 self.check(victim.name if killed_at is not None and not revived else None)
-                live.update(
-                    picture(self.story, f"aftermath on {self.engine}", self.caption(killed_at, revived), self.elapsed())
-                )
+                screen.show(self.story, self.caption(killed_at, revived), self.elapsed())
                 time.sleep(0.2)
             self.read()
         if killed_at is None:
@@ -118,24 +116,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
     parser.add_argument("--engine", choices=("embedded", "validator"), default="embedded", help="which local chain")
     parser.add_argument(
-        "--dir", type=Path, default=None, help="where to work (default runs/demo-ENGINE); emptied first"
+        "--dir", type=Path, default=None, help="where to work (default runs/demo-ENGINE); emptied if a demo made it"
     )
     chosen = parser.parse_args()
     root = (chosen.dir or REPOSITORY / "runs" / f"demo-{chosen.engine}").resolve()
-    shutil.rmtree(root, ignore_errors=True)
-    root.mkdir(parents=True)
     console = Console()
-    demo = Demo(Places(root), chosen.engine, console)
     try:
-        return demo.perform()
+        with claimed(root), contextlib.closing(Demo(Places(root), chosen.engine, console)) as demo:
+            return demo.perform()
     except DemoFailed as failure:
         console.print(f"[red]The demo failed:[/red] {failure}", highlight=False)
         return 1
     except KeyboardInterrupt:
         console.print("Stopped.")
         return 130
-    finally:
-        demo.close()
 
 
 if __name__ == "__main__":

@@ -6,10 +6,14 @@ library's own source, which every machine has; tiers 0, 1 and 2 train one Llama 
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+from aftermath.chain.wallet import IDENTITY_VARIABLE, WALLET_VARIABLE
+from aftermath.cli.main import INDEX, load
 
 TIERS = (0, 1, 2)
 RUN_ID = "demo"
@@ -17,6 +21,13 @@ CORPUS_BYTES = 6_000_000
 MODEL = {"hidden": 128, "layers": 4, "heads": 4, "kv-heads": 2, "intermediate": 512}
 KILLED = 1  # the member that is killed half way
 TRAIN_THREADS = 1
+
+
+def environment() -> dict[str, str]:
+    """The environment of the demo's processes: what it says of the user's own runs must not steer the demo."""
+    options = {str(option.envvar) for name in INDEX for option in load(name).params if option.envvar}
+    read = options | {WALLET_VARIABLE, IDENTITY_VARIABLE}
+    return {name: value for name, value in os.environ.items() if name not in read}
 
 
 class DemoFailed(Exception):
@@ -93,7 +104,9 @@ class Commands:
 def call(command: list[str], log: Path) -> str:
     """Run a command to its end and return its output; DemoFailed with its last words if it fails."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=180, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=180, check=False, env=environment()
+    )
     with log.open("a") as file:
         file.write(f"$ {' '.join(command)}\n{done.stdout}{done.stderr}\n")
     if done.returncode:

@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from aftermath.demo.plan import DemoFailed
+from aftermath.demo.plan import DemoFailed, environment
 
 
 class Process:
     """One child process with its log."""
 
-    def __init__(self, name: str, command: list[str], log: Path, environment: dict[str, str] | None = None) -> None:
+    def __init__(self, name: str, command: list[str], log: Path, extra: dict[str, str] | None = None) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
         self.name, self.log = name, log
         with log.open("ab") as output:
@@ -25,7 +25,7 @@ class Process:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env={**os.environ, **(environment or {})},
+                env=environment() | (extra or {}),
             )
 
     @property

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from solders.pubkey import Pubkey
@@ -116,17 +117,8 @@ def samples(checkpoints: Path) -> list[tuple[int, str]]:
 
 def table_of(story: Story, costs: Costs) -> Table:
     """Rounds, transactions, fees and bytes per member."""
-    table = Table(title="what it took")
-    for column in (
-        "member",
-        "tier",
-        "rounds",
-        "txs",
-        "lamports",
-        "sent",
-        "received",
-        "per round",
-    ):
+    table = Table(title="what it took", box=SIMPLE_HEAD, pad_edge=False)
+    for column in ("member", "tier", "rounds", "txs", "lamports", "sent", "received", "per round"):
         table.add_column(column, justify="right", no_wrap=True)
     for member in story.members:
         rounds = len(member.rounds)
@@ -136,9 +128,9 @@ def table_of(story: Story, costs: Costs) -> Table:
             str(rounds),
             f"{member.total('transactions'):,.0f}",
             f"{member.total('lamports'):,.0f}",
-            f"{member.total('sent'):,.0f} B",
-            f"{member.total('received'):,.0f} B",
+            f"{member.total('sent') / 1e3:,.0f} kB",
+            f"{member.total('received') / 1e3:,.0f} kB",
             f"{member.total('sent') / max(rounds, 1):,.0f} B",
         )
-    table.add_row("all, on chain", "", str(story.steps), f"{costs.transactions:,}", f"{costs.lamports:,}", "", "", "")
+    table.add_row("on chain", "", str(story.steps), f"{costs.transactions:,}", f"{costs.lamports:,}", "", "", "")
     return table

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from aftermath.watch.phase import phase
+
 
 @dataclass
 class MemberStory:
@@ -65,9 +67,8 @@ class Story:
 
     def _take(self, member: MemberStory, event: dict[str, Any], now: float) -> None:
         kind = event["kind"]
-        if kind == "state":
-            member.state = f"epoch {event['epoch']} {event['state'].lower().replace('_', ' ')}"
-        elif kind == "joined":
+        member.state = phase(event) or member.state
+        if kind == "joined":
             member.slot = event["slot"]
         elif kind == "model":
             member.sources.append(event["source"])

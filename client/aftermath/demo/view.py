@@ -1,8 +1,13 @@
-"""The demo's live picture: one row per member, the loss so far, what happens now."""
+"""The demo's live picture: one row per member, the loss so far, what happens now. Into a pipe, a line now and then."""
 
 from __future__ import annotations
 
-from rich.console import Group, RenderableType
+from types import TracebackType
+from typing import Self
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -10,12 +15,52 @@ from rich.text import Text
 from aftermath.demo.story import Story
 from aftermath.watch.spark import spark
 
+LINE_EVERY = 10.0  # seconds between two lines into a pipe
+
+
+class Screen:
+    """Shows a story as it goes on; use as a context manager."""
+
+    def __init__(self, console: Console, title: str) -> None:
+        self._console, self._title = console, title
+        self._live = Live(console=console, refresh_per_second=4) if console.is_terminal else None
+        self._line_at = 0.0
+
+    def __enter__(self) -> Self:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live:
+            self._live.stop()
+
+    def show(self, story: Story, now: str, elapsed: float) -> None:
+        """Bring the picture up to date, or say a line if it is time for one. `elapsed` is in seconds."""
+        if self._live:
+            self._live.update(picture(story, self._title, now, elapsed))
+        elif elapsed >= self._line_at:
+            self._line_at = elapsed + LINE_EVERY
+            self._console.print(line(story, now, elapsed), soft_wrap=True, highlight=False, markup=False)
+
+
+def line(story: Story, now: str, elapsed: float) -> str:
+    """The story in one line."""
+    curve = story.loss_curve()
+    loss = f"loss {curve[-1][1]:.3f}" if curve else "no loss yet"
+    states = ", ".join(f"{member.name}: {member.state}" for member in story.members)
+    return f"{elapsed:6.1f} s  step {story.steps:3}  {loss}  {states}; {now}"
+
 
 def picture(story: Story, title: str, now: str, elapsed: float) -> RenderableType:
     """What to show at this moment."""
-    table = Table(expand=True)
-    for column in ("member", "tier", "round state", "step", "loss", "tokens/s", "sent", "model from"):
-        table.add_column(column, justify="right" if column in ("step", "loss", "tokens/s", "sent") else "left")
+    table = Table(expand=True, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for column in ("member", "tier", "round state", "step", "loss", "tok/s", "sent", "model from"):
+        right = column in ("tier", "step", "loss", "tok/s", "sent")
+        table.add_column(column, justify="right" if right else "left", no_wrap=column != "round state")
+    table.columns[2].min_width = 15  # the longest state in two lines
     for member in story.members:
         table.add_row(
             member.name,
@@ -25,9 +70,9 @@ def picture(story: Story, title: str, now: str, elapsed: float) -> RenderableTyp
             f"{member.loss:.4f}" if member.loss is not None else "-",
             f"{member.tokens_per_sec:,.0f}",
             f"{member.total('sent') / 1e3:,.0f} kB",
-            member.sources[-1] if member.sources else "",
+            member.sources[-1].split()[-1] if member.sources else "",
         )
     curve = story.loss_curve()
     losses = [loss for _, loss in curve]
-    line = f"loss {losses[0]:.3f} {spark(losses)} {losses[-1]:.3f}" if losses else "no loss yet"
-    return Panel(Group(table, Text(line), Text(now, style="bold")), title=f"{title}   {elapsed:5.1f} s")
+    course = f"loss {losses[0]:.3f} {spark(losses)} {losses[-1]:.3f}" if losses else "no loss yet"
+    return Panel(Group(table, Text(course), Text(now, style="bold")), title=f"{title}   {elapsed:5.1f} s")

@@ -15,9 +15,10 @@ def loss_plot(path: Path, curve: Sequence[tuple[int, float]], marks: Sequence[tu
 
     figure, axes = pyplot.subplots(figsize=(8, 4.5), dpi=120)
     axes.plot([step for step, _ in curve], [loss for _, loss in curve], linewidth=1.5)
-    for step, text in marks:
+    for number, (step, text) in enumerate(marks):
         axes.axvline(step, color="grey", linestyle=":", linewidth=1)
-        axes.annotate(text, (step, axes.get_ylim()[1]), fontsize=8, va="top", rotation=90)
+        side = "left" if number % 2 else "right"  # of their lines by turns, so that two close marks stay readable
+        axes.annotate(f" {text} ", (step, axes.get_ylim()[1]), fontsize=8, va="top", ha=side, rotation=90)
     axes.set(xlabel="step", ylabel="loss (nats per token)", title=title)
     axes.grid(alpha=0.3)
     figure.tight_layout()

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from aftermath.watch.events import Event
+from aftermath.watch.phase import phase
 from aftermath.watch.printable import printable
 from aftermath.watch.spark import spark
 
@@ -41,9 +42,9 @@ class TerminalView:
 
     def __call__(self, event: Event) -> None:
         kind = event["kind"]
-        if kind == "state":
-            self._facts["state"] = f"epoch {event['epoch']}, {event['state'].lower().replace('_', ' ')}"
-        elif kind == "trained":
+        if now := phase(event):
+            self._facts["state"] = now
+        if kind == "trained":
             self._facts |= {"step": event["step"], "tokens/s": f"{event['tokens_per_sec']:,.0f}"}
             if event["loss"] is not None:
                 self._losses.append(event["loss"])
