@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from aftermath import __version__
 from aftermath.cli import docs
 from aftermath.cli.main import INDEX, load
 from aftermath.train.settings import TrainSettings
@@ -24,6 +25,10 @@ def test_help_of_every_command_has_an_example_and_json(command_name: str) -> Non
     text = "\n".join(line.rstrip() for line in shown.out.splitlines())
     assert f"Example:\n\n aftermath-solana {command_name}" in text
     assert "--json" in shown.out
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    assert invoke("--version").out == f"{__version__}\n"
 
 
 def test_index_says_what_the_command_says(command_name: str) -> None:

@@ -84,6 +84,34 @@ def test_update_config_sets_schema_and_figures(configured: Shell, run_id: str, m
     assert dump["run"]["config"]["rounds_per_epoch"] == 16
 
 
+def test_data_that_nobody_could_read_here_is_warned_about(
+    created: Shell, run_id: str, material: Path, tmp_path: Path
+) -> None:
+    """The owner need not hold the data, so it is no refusal."""
+    config = tmp_path / "config.toml"
+    text = (material / "config.toml").read_text()
+    for place, says in (
+        ('Local = "nowhere"', f"no token data at {Path.cwd() / 'nowhere'}"),
+        ('Server = "x:1"', "SERVER"),
+    ):
+        config.write_text(text.replace(f'Local = "{material / "tokens"}"', place))
+        found = created("update-config", "--run-id", run_id, "--config-path", config)
+        (warning,) = found.data["warnings"]
+        assert says in warning
+        assert f"warning: {warning.splitlines()[0]}" in found.err
+    found = created("update-config", "--run-id", run_id, "--config-path", material / "config.toml")
+    assert found.data["warnings"] == []
+
+
+def test_an_optimizer_without_results_is_refused(created: Shell, run_id: str, material: Path, tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    head = (material / "config.toml").read_text().partition("[model.LLM.optimizer")[0]
+    config.write_text(head + "[model.LLM.optimizer.AdamW]\nbetas = [0.9, 0.95]\nweight_decay = 0.1\neps = 1e-8\n")
+    refused = created("update-config", "--run-id", run_id, "--config-path", config).error
+    assert "AdamW is not supported" in refused["error"]
+    assert "[model.LLM.optimizer.Distro]" in refused["fix"]
+
+
 def test_texts_change_alone(configured: Shell, run_id: str) -> None:
     before = configured("json-dump-run", "--run-id", run_id).data["model"]
     configured("update-config", "--run-id", run_id, "--name", "Other", "--client-version", "0.1.0")

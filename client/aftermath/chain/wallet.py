@@ -77,6 +77,13 @@ def load_wallet(path: Path | None = None, env: Mapping[str, str] | None = None) 
     )
 
 
+def program_keypair(path: Path) -> Keypair:
+    """The key a program's address is made from. It guards nothing once the program is there, and those of the local
+    network are published, so the file's permissions do not matter. Raises WalletError.
+    """
+    return _keypair(path, "a new one is made by: aftermath-solana show-identity --create -w FILE", private=False)
+
+
 def create_wallet(path: Path) -> Wallet:
     """Create a new key file (mode 0600, never overwriting) in the Solana CLI's format."""
     keypair = Keypair()
@@ -127,31 +134,33 @@ def identity_public(secret: bytes) -> bytes:
 
 
 def _from_file(path: Path) -> Wallet:
-    raw = _read_key_file(path, f"a new wallet is made by: aftermath-solana show-identity --create -w {path}")
+    how_made = f"a new wallet is made by: aftermath-solana show-identity --create -w {path}"
+    return Wallet(_keypair(path, how_made, private=True), str(path))
+
+
+def _keypair(path: Path, how_made: str, *, private: bool) -> Keypair:
+    raw = _read_key_file(path, how_made, private=private)
     try:
         text = raw.decode("ascii")
     except UnicodeDecodeError:
         raise WalletError(f"{path} is not a Solana key file", "it must hold a JSON array of 64 numbers") from None
-    return Wallet(_parse_keypair(text, str(path)), str(path))
+    return _parse_keypair(text, str(path))
 
 
-def _read_key_file(path: Path, how_made: str) -> bytes:
+def _read_key_file(path: Path, how_made: str, *, private: bool = True) -> bytes:
     try:
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode
             raw = file.read(MAX_KEY_FILE + 1)
     except FileNotFoundError as error:
-        raise WalletError(
-            f"there is no key file {path}",
-            f"check the path; {how_made}",
-        ) from error
+        raise WalletError(f"there is no key file {path.absolute()}", f"check the path; {how_made}") from error
     except OSError as error:
         raise WalletError(
             f"cannot read the key file {path}: {error.strerror}", "check the path and its permissions"
         ) from error
     if len(raw) > MAX_KEY_FILE:
         raise WalletError(f"{path} is too long to be a key file")
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+    if private and mode & (stat.S_IRWXG | stat.S_IRWXO):
         log.warning("the key file %s can be read by other users; fix it: chmod 600 %s", path, path)
     return raw
 

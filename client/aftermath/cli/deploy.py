@@ -74,7 +74,7 @@ def shared_object(name: Which) -> Path:
 
 def program_key(name: Which, path: Path) -> Keypair:
     """The key of a program's address. CommandError if the program was built for another address."""
-    from aftermath.chain.wallet import load_wallet
+    from aftermath.chain.wallet import program_keypair
     from aftermath.programs import AUTHORIZER_ID, COORDINATOR_ID
 
     if not path.is_file():
@@ -82,7 +82,7 @@ def program_key(name: Which, path: Path) -> Keypair:
             f"there is no key file {path.absolute()}, which the address of the {name} is made from",
             "run this in the project's directory, or name the file: --program NAME --program-keypair FILE",
         )
-    key = load_wallet(path).keypair
+    key = program_keypair(path)
     built_for = COORDINATOR_ID if name is Which.COORDINATOR else AUTHORIZER_ID
     if str(key.pubkey()) != built_for:
         raise CommandError(

@@ -44,7 +44,7 @@ def shape_of(config: RunConfig) -> Shape:
     """
     if config.llm.optimizer.Distro is None:
         raise CommandError(
-            "the members of a run exchange results with the DisTrO optimizer only",
+            "the optimizer AdamW is not supported: members exchange results with DisTrO only",
             "replace [model.LLM.optimizer.AdamW] in the config by [model.LLM.optimizer.Distro]",
         )
     place = config.llm.checkpoint.to_chain()

@@ -15,7 +15,10 @@ import typer
 
 from aftermath.cli.command import command
 from aftermath.cli.options import RunId, SigningOptions
-from aftermath.cli.present import Result, UsageError, facts
+from aftermath.cli.present import Result, UsageError, facts, note
+from aftermath.cli.schema import Shape
+from aftermath.run.accounts import Model
+from aftermath.run.errors import AftermathError
 
 
 @dataclass(frozen=True)
@@ -65,10 +68,11 @@ async def update_config(
     if not (config_path or restart_from_step or switch_to_hub or given or client_version is not None):
         raise UsageError("nothing to change was given", "pass --config-path FILE or one of the other options")
     config = load_config(config_path) if config_path else None
+    shape = shape_of(config) if config else None
     change = Change(
         metadata=given,
         config=config,
-        shape=shape_of(config) if config else None,
+        shape=shape,
         restart_from_step=restart_from_step,
         switch_to_hub=switch_to_hub,
         client_version=client_version,
@@ -77,6 +81,9 @@ async def update_config(
         run, model, _ = await chain.coordinator.snapshot(run_id)
         signatures = await chain.sender.send_packed(change.instructions(chain.coordinator.ix, run, model))
         run, model, _ = await chain.coordinator.snapshot(run_id)
+    warnings = [trouble] if shape and (trouble := trouble_with_data(model, shape)) else []
+    for warning in warnings:
+        note(f"warning: {warning}")
     data: dict[str, Any] = {
         "run_id": run_id,
         "name": model.metadata.name,
@@ -86,6 +93,21 @@ async def update_config(
         "schema_hash": model.schema_hash.hex(),
         "step": run.step,
         "total_steps": run.config.total_steps,
+        "warnings": warnings,
         "signatures": [str(signature) for signature in signatures],
     }
     return Result(data, facts(data))
+
+
+def trouble_with_data(model: Model, shape: Shape) -> str:
+    """Why a member on this machine could not read the run's data; empty if it could.
+
+    No reason to refuse: an owner need not hold the data, and other clients may read what this one does not.
+    """
+    from aftermath.train.outfit import data_of
+
+    try:
+        data_of(model, shape.schema)
+    except AftermathError as error:
+        return f"a member on this machine could not train: {error}"
+    return ""

@@ -88,7 +88,8 @@ def open_tokens(
         )
     if seq_len < 2:
         raise DataError(f"a sequence needs at least 2 tokens, not {seq_len}", "Raise max_seq_len.")
-    files = [_open(file, token_bytes, seq_len) for file in _token_files(Path(path))]
+    path = Path(path).expanduser().absolute()
+    files = [_open(file, token_bytes, seq_len) for file in _token_files(path)]
     if not any(file.sequences for file in files):
         raise DataError(
             f"{path} holds no whole sequence: its longest file has {max(f.tokens.size for f in files)} tokens, "

@@ -28,7 +28,7 @@ def resolve(
         return hub.download(
             checkpoint.repo, checkpoint.revision, tier=tier, strategy=strategy, cache_dir=cache_dir, token=token
         )
-    return Path(checkpoint.repo).expanduser()
+    return Path(checkpoint.repo).expanduser().absolute()
 
 
 def load_hf_config(
@@ -38,7 +38,7 @@ def load_hf_config(
     _require_weights(checkpoint)
     if checkpoint.kind is CheckpointKind.HUB:
         return hf_config(hub.download_config(checkpoint.repo, checkpoint.revision, cache_dir=cache_dir, token=token))
-    return hf_config(Path(checkpoint.repo).expanduser() / "config.json")
+    return hf_config(Path(checkpoint.repo).expanduser().absolute() / "config.json")
 
 
 def _require_weights(checkpoint: Checkpoint) -> None:

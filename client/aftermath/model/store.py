@@ -3,7 +3,8 @@
 Decided
 - A run's checkpoint of step n is `<run id>-step<n>`, an ordinary Hugging Face directory of the full model; only a
   tier-0 replica can write one. A crash or a full disk leaves earlier checkpoints as they were.
-- What a killed process left behind (`.partial-...`) is removed by the next save into the same directory.
+- What a killed process left behind (`.partial-...`) is removed by the next save into the same directory; its scratch
+  directories are removed by `sweep`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from aftermath.model.config import LlamaConfig
 from aftermath.model.documents import COMPANIONS, CheckpointError, read_limited
 
 MAX_COMPANION_BYTES = 64 << 20
+_PARTIAL, _SCRATCH = ".partial-", "aftermath-checkpoint-"  # followed by the process's id
 
 
 def save(
@@ -36,21 +38,34 @@ def save(
     run_id: str,
     step: int,
     companions: Mapping[str, bytes],
-    keep_steps: int | None,
 ) -> Path:
     """Write the full model's checkpoint of a step and return its directory.
 
-    `companions` are the tokenizer's files (see `read_companions`). With `keep_steps` only that many of this run's
-    checkpoints, the newest, remain. Raises CheckpointError; earlier checkpoints are then untouched.
+    `companions` are the tokenizer's files (see `read_companions`). Raises CheckpointError; earlier checkpoints are
+    then untouched.
     """
     target = directory / f"{_stem(run_id)}-step{step}"
     with writing(directory):
-        _remove_leftovers(directory)
+        _remove_leftovers(directory, _PARTIAL)
     write_checkpoint(target, params, config, tier=0, companions=companions)
-    if keep_steps is not None:
-        for old in saved_steps(directory, run_id)[:-keep_steps]:
-            shutil.rmtree(old, ignore_errors=True)
     return target
+
+
+def prune(directory: Path, run_id: str, keep_steps: int, needed: Collection[Path]) -> None:
+    """Remove the run's checkpoints but the newest `keep_steps` (at least 1) and those that are `needed` (resolved)."""
+    for old in saved_steps(directory, run_id)[:-keep_steps]:
+        if old.resolve() not in needed:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def scratch() -> Path:
+    """A new directory in the system's temporary folder, for a checkpoint that is not to stay on this machine."""
+    return Path(tempfile.mkdtemp(prefix=f"{_SCRATCH}{os.getpid()}-"))
+
+
+def sweep() -> None:
+    """Remove the scratch directories of processes that no longer run."""
+    _remove_leftovers(Path(tempfile.gettempdir()), _SCRATCH)
 
 
 def saved_steps(directory: Path, run_id: str) -> list[Path]:
@@ -95,7 +110,7 @@ def write_checkpoint(
 def publish(target: Path, fill: Callable[[Path], None]) -> None:
     """Fill a new directory beside `target`, force it to disk and give it the name; an older `target` is replaced."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    place = Path(tempfile.mkdtemp(prefix=f".partial-{os.getpid()}-", dir=target.parent))
+    place = Path(tempfile.mkdtemp(prefix=f"{_PARTIAL}{os.getpid()}-", dir=target.parent))
     try:
         fill(place)
         place.chmod(0o755)
@@ -104,7 +119,7 @@ def publish(target: Path, fill: Callable[[Path], None]) -> None:
             _sync(path)
         _sync(place)
         if target.exists():
-            older = Path(tempfile.mkdtemp(prefix=f".partial-{os.getpid()}-", dir=target.parent))
+            older = Path(tempfile.mkdtemp(prefix=f"{_PARTIAL}{os.getpid()}-", dir=target.parent))
             target.rename(older / "older")
             place.rename(target)
             shutil.rmtree(older, ignore_errors=True)
@@ -135,22 +150,22 @@ def _require_space(directory: Path, need: int) -> None:
     if free < need:
         raise CheckpointError(
             f"the disk of {directory} is full: a checkpoint takes {need:,} bytes, {free:,} are free",
-            "Free some space or name another --checkpoint-dir; nothing was changed.",
+            "Free some space or name another directory; nothing was changed.",
         )
 
 
-def _remove_leftovers(directory: Path) -> None:
-    """Remove the partial directories of processes that no longer run."""
-    for path in directory.glob(".partial-*"):
-        pid = path.name.split("-")[1]
-        if not (pid.isdecimal() and _running(int(pid))):
+def _remove_leftovers(directory: Path, prefix: str) -> None:
+    """Remove the directories `<prefix><pid>-...` of processes that no longer run."""
+    for path in directory.glob(f"{prefix}*"):
+        pid = path.name.removeprefix(prefix).split("-")[0]
+        if pid.isdecimal() and not _running(int(pid)):
             shutil.rmtree(path, ignore_errors=True)
 
 
 def _running(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
     except OSError:
         return True

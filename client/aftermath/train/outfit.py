@@ -6,8 +6,6 @@ joined, downloaded or trained.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from aftermath.data.local import TokenFiles, open_tokens
 from aftermath.model.agreed import agreed_schema
 from aftermath.model.resolve import load_hf_config
@@ -59,7 +57,7 @@ def data_of(model: Model, schema: Schema) -> TokenFiles:
             "this client reads Local data: token files in a directory of every member",
         )
     return open_tokens(
-        Path(location.primary).expanduser(),
+        location.primary,
         location.token_bytes,
         model.max_seq_len,
         vocab_size=schema.config.vocab_size,
