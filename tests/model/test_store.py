@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import signal
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,16 @@ from aftermath.model.checkpoint import load, load_config
 from aftermath.model.config import LlamaConfig
 from aftermath.model.documents import CheckpointError
 from aftermath.model.initial import init_weights
-from aftermath.model.store import publish, read_companions, save, saved_steps, write_checkpoint
+from aftermath.model.store import (
+    prune,
+    publish,
+    read_companions,
+    save,
+    saved_steps,
+    scratch,
+    sweep,
+    write_checkpoint,
+)
 
 torch.set_num_threads(1)
 
@@ -31,10 +41,10 @@ CONFIG = LlamaConfig.from_hf(
 )
 
 
-def keep(directory: Path, step: int, *, run_id: str = "run", seed: int = 0, keep_steps: int | None = None) -> Path:
+def keep(directory: Path, step: int, *, run_id: str = "run", seed: int = 0) -> Path:
     params = init_weights(CONFIG, seed)
     companions = {"tokenizer.json": b"{}", "evil.py": b"boom"}
-    return save(directory, params, CONFIG, run_id=run_id, step=step, companions=companions, keep_steps=keep_steps)
+    return save(directory, params, CONFIG, run_id=run_id, step=step, companions=companions)
 
 
 def test_a_saved_checkpoint_comes_back_bit_for_bit(tmp_path: Path) -> None:
@@ -49,10 +59,12 @@ def test_a_saved_checkpoint_comes_back_bit_for_bit(tmp_path: Path) -> None:
     assert document["architectures"] == ["LlamaForCausalLM"]
 
 
-def test_only_the_newest_steps_of_this_run_remain(tmp_path: Path) -> None:
+def test_only_the_newest_steps_of_this_run_and_what_is_needed_remain(tmp_path: Path) -> None:
     keep(tmp_path, 3, run_id="other")
-    for step in (2, 9, 10, 11):
-        keep(tmp_path, step, keep_steps=2)
+    places = {step: keep(tmp_path, step) for step in (2, 9, 10, 11)}
+    prune(tmp_path, "run", 2, {places[2].resolve()})
+    assert [path.name for path in saved_steps(tmp_path, "run")] == ["run-step2", "run-step10", "run-step11"]
+    prune(tmp_path, "run", 2, ())
     assert [path.name for path in saved_steps(tmp_path, "run")] == ["run-step10", "run-step11"]
     assert [path.name for path in saved_steps(tmp_path, "other")] == ["other-step3"]
 
@@ -75,7 +87,7 @@ def test_a_run_id_cannot_lead_out_of_the_directory(tmp_path: Path, run_id: str) 
 
 def test_only_a_full_replica_is_saved(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="not the tier 0 replica"):
-        save(tmp_path, init_weights(CONFIG, 0, 1), CONFIG, run_id="run", step=1, companions={}, keep_steps=None)
+        save(tmp_path, init_weights(CONFIG, 0, 1), CONFIG, run_id="run", step=1, companions={})
     assert list(tmp_path.iterdir()) == []
 
 
@@ -84,7 +96,7 @@ def test_a_disk_without_room_is_said_before_writing(tmp_path: Path, monkeypatch:
     usage = store.shutil.disk_usage(tmp_path)
     monkeypatch.setattr(store.shutil, "disk_usage", lambda _: usage._replace(free=1000))
     with pytest.raises(CheckpointError, match=r"is full: a checkpoint takes [\d,]+ bytes, 1,000 are free"):
-        keep(tmp_path, 2, keep_steps=1)
+        keep(tmp_path, 2)
     assert list(tmp_path.iterdir()) == [first]
 
 
@@ -96,7 +108,7 @@ def test_a_disk_that_fills_up_while_writing_loses_nothing(tmp_path: Path, monkey
 
     monkeypatch.setattr(store, "save_file", full)
     with pytest.raises(CheckpointError, match=r"the disk of .* is full"):
-        keep(tmp_path, 1, seed=2, keep_steps=1)
+        keep(tmp_path, 1, seed=2)
     assert list(tmp_path.iterdir()) == [first]
     assert torch.equal(load(first, 0)["lm_head.weight"], init_weights(CONFIG, 1)["lm_head.weight"])
 
@@ -123,6 +135,23 @@ def test_a_save_of_a_living_process_is_left_alone(tmp_path: Path) -> None:
     other.mkdir()
     keep(tmp_path, 1)
     assert other.exists()
+
+
+def test_scratch_of_dead_processes_is_swept_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    child = os.fork()
+    if child == 0:
+        scratch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    (left,) = tmp_path.iterdir()
+    assert left.name.startswith(f"aftermath-checkpoint-{child}-")
+    others = [tmp_path / name for name in ("aftermath-checkpoint-mine", "aftermath-round-x", f"something-{child}-x")]
+    for other in others:
+        other.mkdir()
+    own = scratch()
+    sweep()
+    assert sorted(tmp_path.iterdir()) == sorted([own, *others])
 
 
 def test_a_failed_fill_leaves_the_older_directory(tmp_path: Path) -> None:

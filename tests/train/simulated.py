@@ -40,9 +40,6 @@ from aftermath.train.origin import Origin
 from aftermath.watch.events import Event, Events
 from train.tiny import CONFIG, RULES, RUN_ID
 
-UPLOAD_SECONDS = 30.0
-"""Virtual time of an upload: longer than a cooldown."""
-
 
 @dataclass
 class Player:
@@ -82,6 +79,8 @@ class Simulation:
         self.owner = _key("owner")
         self.players: list[Player] = []
         self.hub: Hub | None = None
+        self.upload_seconds = 30.0
+        """Virtual time of an upload: longer than a cooldown."""
         self.keeps = True
         self.now_at_end = 0.0
         self._at = run_addresses(self.chain.coordinator.id, RUN_ID)
@@ -159,7 +158,7 @@ class Simulation:
             events=Events(clock.monotonic, [player.events.append]),
             compute=player.compute,
             decode=InlineWorker(0.01),
-            upload=InlineWorker(UPLOAD_SECONDS),
+            upload=InlineWorker(self.upload_seconds),
             p2p_secret=player.identity.secret(),
             schema=self.schema,
             tier=player.tier,

@@ -2,44 +2,38 @@
 
 from __future__ import annotations
 
-import shutil
+import asyncio
 from pathlib import Path
+
+import pytest
 
 from aftermath.model.checkpoint import load
 from aftermath.model.documents import CheckpointError
 from aftermath.model.segments import level_hash
 from aftermath.run.state import CheckpointKind, RunState
-from aftermath.train.archive import Hub
-from train.simulated import Simulation, play
+from aftermath.train.archive import LONGEST_UPLOAD
+from train.repository import Repository, raising
+from train.simulated import Player, Simulation, play
 
 
-class Repository:
-    """A place that takes uploads; `refuses` makes it fail."""
-
-    def __init__(self, place: Path) -> None:
-        self.place, self.refuses, self.sources = place, False, list[Path]()
-        place.mkdir()
-
-    def upload(self, directory: Path, message: str) -> str:
-        if self.refuses:
-            raise CheckpointError("the Hub answered 403", "Set HF_TOKEN.")
-        self.sources.append(directory)
-        commit = message.replace(" ", "-")
-        shutil.copytree(directory, self.place / commit)
-        return commit
-
-    @property
-    def hub(self) -> Hub:
-        return Hub("team/model", self.upload)
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    return Repository(tmp_path / "hub")
 
 
-def test_an_upload_goes_on_beside_the_next_epoch(tmp_path: Path) -> None:
-    repository = Repository(tmp_path / "hub")
+def _start(sim: Simulation, repository: Repository) -> list[Player]:
+    """Three members, the first of which uploads."""
+    sim.hub = repository.hub
+    return [sim.add(tier) for tier in (0, 1, 2)]
 
+
+def _warned(player: Player) -> list[str]:
+    return [event["message"] for event in player.saw("warning")]
+
+
+def test_an_upload_goes_on_beside_the_next_epoch(tmp_path: Path, repository: Repository) -> None:
     async def story(sim: Simulation) -> None:
-        sim.hub = repository.hub
-        for tier in (0, 1, 2):
-            sim.add(tier)
+        _start(sim, repository)
         await sim.until(lambda run: run.epoch == 1 and run.state is RunState.ROUND_TRAIN)
         assert sim.model.checkpoint_step == 0
         await sim.until(lambda run: sim.model.checkpoint_step == 7 and run.state is RunState.ROUND_TRAIN)
@@ -49,54 +43,130 @@ def test_an_upload_goes_on_beside_the_next_epoch(tmp_path: Path) -> None:
     sim = play(tmp_path / "run", story)
     assert sim.check() == 42
     assert len(sim.players[0].saw("applied")) == 12
+    assert not _warned(sim.players[0])
     assert (sim.model.checkpoint_step, sim.model.checkpoint.revision) == (13, "sim-step-13")  # although the run is over
     weights = load(repository.place / "sim-step-13", 0)
     assert [level_hash(weights, sim.schema, level) for level in range(3)] == list(sim.run.level_hashes)
 
 
-def test_without_a_directory_nothing_stays_on_the_disk(tmp_path: Path) -> None:
-    repository = Repository(tmp_path / "hub")
+def test_of_those_that_wait_for_a_long_upload_the_newest_is_uploaded_next(
+    tmp_path: Path, repository: Repository
+) -> None:
+    """Steps 7, 13, 19 and 25 come up; the upload of 7 outlasts the next two epochs."""
 
     async def story(sim: Simulation) -> None:
-        sim.hub, sim.keeps = repository.hub, False
-        for tier in (0, 1, 2):
-            sim.add(tier)
-        await sim.until_finished()
+        sim.upload_seconds = 80.0
+        _start(sim, repository)
+        await sim.until(lambda run: run.step == 19 and run.state is RunState.WAITING_FOR_MEMBERS)
+        assert len(repository.sources) == 0
+        assert sim.model.checkpoint_step == 19  # its directory: an upload of it would be too late
+        await sim.until(lambda run: run.state is RunState.FINISHED)
+        await asyncio.sleep(300)
+
+    sim = play(tmp_path / "run", story, total_steps=24)
+    assert sim.check() == 84
+    assert repository.commits == ["sim-step-19", "sim-step-25", "sim-step-7"]
+    assert sim.model.checkpoint.repo == str(sim.place / "kept" / "m0" / "sim-step25")
+    told = _warned(sim.players[0])
+    assert told[0] == "step 13 is not uploaded: an earlier upload took so long that it is outdated"
+    assert told[1] == "the chain does not name team/model@sim-step-7 of step 7: a later epoch has ended meanwhile"
+    assert len(told) == 4
+
+
+def test_an_upload_that_never_ends_is_given_up_and_its_directory_named(tmp_path: Path, repository: Repository) -> None:
+    async def story(sim: Simulation) -> None:
+        sim.upload_seconds = 10 * LONGEST_UPLOAD
+        _start(sim, repository)
+        await sim.until(lambda run: run.state is RunState.FINISHED)
+        assert sim.players[0].alive
+        await asyncio.sleep(2 * LONGEST_UPLOAD)
+        assert not sim.players[0].alive
 
     sim = play(tmp_path / "run", story)
-    assert sim.model.checkpoint_step == 13
-    assert len(repository.sources) == 2
-    assert not any(source.parent.exists() for source in repository.sources)
+    assert sim.check() == 42
+    assert not repository.sources
+    assert _warned(sim.players[0])[0] == "step 7 was not uploaded: it took longer than 3600 s and is given up"
+    assert sim.model.checkpoint.repo == str(sim.place / "kept" / "m0" / "sim-step13")
 
 
-def test_a_hub_that_refuses_costs_only_the_checkpoint(tmp_path: Path) -> None:
-    repository = Repository(tmp_path / "hub")
-    repository.refuses = True
+@pytest.mark.parametrize("error", [CheckpointError("the Hub answered 403", "Set HF_TOKEN."), RuntimeError("a bug")])
+def test_a_hub_that_refuses_costs_only_the_upload(tmp_path: Path, repository: Repository, error: Exception) -> None:
+    repository.before = raising(error)
 
     async def story(sim: Simulation) -> None:
-        sim.hub = repository.hub
-        for tier in (0, 1, 2):
-            sim.add(tier)
+        _start(sim, repository)
         await sim.until_finished()
 
     sim = play(tmp_path / "run", story)
     assert sim.check() == 42
-    assert sim.model.checkpoint_step == 0
-    told = [event["message"] for event in sim.players[0].saw("warning")]
-    assert told == [f"step {step} was not uploaded: the Hub answered 403\nSet HF_TOKEN." for step in (7, 13)]
+    assert _warned(sim.players[0]) == [f"step {step} was not uploaded: {error}" for step in (7, 13)]
     assert sorted(path.name for path in (sim.place / "kept" / "m0").iterdir()) == ["sim-step13", "sim-step7"]
+    assert sim.model.checkpoint.repo == str(sim.place / "kept" / "m0" / "sim-step13")
 
 
-def test_stopping_gives_up_the_upload_under_way(tmp_path: Path) -> None:
-    repository = Repository(tmp_path / "hub")
+def test_an_upload_that_loses_to_a_directory_is_a_warning(tmp_path: Path, repository: Repository) -> None:
+    async def story(sim: Simulation) -> None:
+        _start(sim, repository)
+        sim.hub = None
+        sim.add(0)
+        await sim.until_finished()
+
+    sim = play(tmp_path / "run", story, init_min_clients=4)
+    assert sim.check() > 0
+    other = sim.place / "kept" / "m3"
+    assert _warned(sim.players[0]) == [
+        f"the chain does not name team/model@sim-step-{step} of step {step}: "
+        f"it names {other / f'sim-step{step}'} of step {step} already"
+        for step in (7, 13)
+    ]
+    assert not _warned(sim.players[3])
+
+
+def test_a_directory_does_not_replace_what_others_can_reach(tmp_path: Path, repository: Repository) -> None:
+    """Once the run's checkpoint is on the Hub, a member that only writes to a directory leaves it there."""
 
     async def story(sim: Simulation) -> None:
-        sim.hub = repository.hub
-        players = [sim.add(tier) for tier in (0, 1, 2)]
-        await sim.until(lambda run: run.epoch == 1 and run.state is RunState.ROUND_TRAIN)
-        before = sim.now
-        await sim.stop(players[0])
-        assert sim.now - before < 2
+        players = _start(sim, repository)
+        await sim.until(lambda run: sim.model.checkpoint_step == 7 and run.state is RunState.ROUND_TRAIN)
+        sim.hub = None
+        sim.add(0)
+        await sim.until(lambda run: run.epoch == 2 and run.state is RunState.ROUND_TRAIN)
+        await sim.kill(players[0])
+        await sim.until_finished()
 
-    play(tmp_path / "run", story)
-    assert not repository.sources
+    sim = play(tmp_path / "run", story, total_steps=24)
+    assert sim.check(dropped=[sim.players[0]]) > 0
+    late = sim.players[3]
+    assert [event["step"] for event in late.saw("checkpoint")][-1] == 25
+    assert (sim.model.checkpoint.kind, sim.model.checkpoint_step) == (CheckpointKind.HUB, 7)
+
+
+def test_a_lost_reply_is_no_reason_to_warn(tmp_path: Path, repository: Repository) -> None:
+    async def story(sim: Simulation) -> None:
+        chain = _start(sim, repository)[0].chain
+        assert chain is not None
+        repository.before = lambda: setattr(chain, "replies_lost", 1)
+        await sim.until_finished()
+
+    sim = play(tmp_path / "run", story)
+    assert sim.check() == 42
+    assert sim.model.checkpoint.revision == "sim-step-13"
+    assert not _warned(sim.players[0])
+
+
+def test_whatever_goes_wrong_in_the_background_is_a_warning(tmp_path: Path, repository: Repository) -> None:
+    async def story(sim: Simulation) -> None:
+        chain = _start(sim, repository)[0].chain
+        assert chain is not None
+
+        async def checkpoint(*_: object) -> None:
+            raise LookupError("nobody expected this")
+
+        chain.checkpoint = checkpoint  # type: ignore[method-assign]
+        await sim.until_finished()
+
+    sim = play(tmp_path / "run", story)
+    assert sim.check() == 42
+    assert _warned(sim.players[0]) == [
+        f"the chain was not told of the checkpoint of step {step}: nobody expected this" for step in (7, 13)
+    ]

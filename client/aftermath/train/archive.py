@@ -2,28 +2,33 @@
 
 Choices:
 - the file is written on the replica's thread, while nothing changes the parameters; uploading it can take longer than
-  any cooldown, so that goes on beside the next epoch, and the chain is told when it is done;
-- the chain takes a checkpoint only with the hashes that the members attested, and the first valid one wins;
-- a failed save is a warning: the run does not depend on any one member's disk or connection.
+  any cooldown, so that goes on beside the next epochs, one upload at a time; of those that wait only the newest counts;
+- the chain takes a checkpoint only with the hashes that the members attested, and the first valid one wins; an upload
+  that it does not name is a warning, since the run then depends on something that fewer can reach;
+- a member that uploads names its directory only if the upload fails or outlasts an epoch: others can reach the Hub;
+- whatever goes wrong here is a warning: the run does not depend on any one member's disk or connection.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from aftermath.model.documents import CheckpointError
-from aftermath.model.store import save, saved_steps
-from aftermath.run.accounts import Run
+from aftermath.model.store import prune, save, scratch, sweep
+from aftermath.run.accounts import Checkpoint, Run
+from aftermath.run.errors import ChainRefused
 from aftermath.run.state import CheckpointKind, RunState
 from aftermath.train.context import Context
-from aftermath.train.persist import fulfil
+from aftermath.train.persist import persist
 from aftermath.train.replica import Replica
+from aftermath.train.wait import first_of
+
+LONGEST_UPLOAD = 3600.0
+"""Seconds after which an upload is given up, waiting for the thread included."""
 
 
 @dataclass(frozen=True)
@@ -47,121 +52,191 @@ class Archive:
     """The tokenizer's files, which go with every checkpoint."""
 
 
+@dataclass(frozen=True)
+class _Kept:
+    """A checkpoint on this disk: the model that `run` ended its epoch with."""
+
+    place: Path
+    run: Run
+    hashes: Mapping[int, bytes]
+    scratch: Path | None
+    """The directory to remove once the checkpoint is uploaded."""
+
+    def release(self) -> None:
+        if self.scratch is not None:
+            shutil.rmtree(self.scratch, ignore_errors=True)
+
+
 class Keeper:
     """Writes one member's checkpoints and has the chain name them."""
 
     def __init__(self, context: Context, archive: Archive) -> None:
         self._ctx, self._archive = context, archive
         self._uploading: asyncio.Task[None] | None = None
-        self._sending: Path | None = None
+        self._sending: _Kept | None = None
+        self._next: _Kept | None = None
+        if archive.hub is not None and archive.directory is None:
+            sweep()
 
     async def keep(self, run: Run, replica: Replica, hashes: Mapping[int, bytes]) -> None:
         """Save the model that `run` ended its epoch with; returns when the replica may change again."""
         if self._ctx.tier or not (self._archive.directory or self._archive.hub):
             return
-        with contextlib.ExitStack() as held:
-            try:
-                directory = self._archive.directory or Path(
-                    held.enter_context(tempfile.TemporaryDirectory(prefix="aftermath-"))
-                )
-                place = await self._ctx.compute(lambda: self._save(directory, run, replica))
-            except (CheckpointError, OSError) as error:
-                self._ctx.events.emit("warning", message=f"no checkpoint of step {run.step} was kept: {error}")
-                return
-            if self._archive.hub is not None:
-                self._start_upload(self._archive.hub, place, run, hashes, held.pop_all())
+        kept = await self._save(run, replica, hashes)
+        if kept is None:
+            return
         if self._archive.directory is not None:
-            self._ctx.events.emit("checkpoint", step=run.step, path=str(place))
-            await self._keep_local(place, run, hashes)
+            self._ctx.events.emit("checkpoint", step=run.step, path=str(kept.place))
+        late = self._sending is not None
+        if self._archive.hub is not None:
+            self._line_up(self._archive.hub, kept)
+        if self._archive.hub is None or late:
+            await self._name_directory(kept)
+        await self._prune(kept)
 
     async def settle(self) -> None:
-        """Wait for the upload under way, if there is one."""
+        """Wait for the uploads under way, if there are any."""
         if self._uploading is not None:
             await asyncio.wait([self._uploading])
 
     async def close(self) -> None:
-        """Give up the upload under way."""
+        """Give up the upload under way, and the one that waits for it."""
         if self._uploading is not None:
             self._uploading.cancel()
             await asyncio.gather(self._uploading, return_exceptions=True)
+        if self._next is not None:
+            self._next.release()
+            self._next = None
+
+    def _warn(self, message: str) -> None:
+        self._ctx.events.emit("warning", message=message)
 
     # --- the disk -----------------------------------------------------------------------------------------------
 
-    def _save(self, directory: Path, run: Run, replica: Replica) -> Path:
-        place = save(
-            directory,
-            replica.params,
-            self._ctx.schema.config,
-            run_id=run.run_id,
-            step=run.step,
-            companions=self._archive.companions,
-            keep_steps=None,
-        )
+    async def _save(self, run: Run, replica: Replica, hashes: Mapping[int, bytes]) -> _Kept | None:
+        """Write the checkpoint; None, after a warning, if that was not possible."""
+        temporary: Path | None = None
+        place: Path | None = None
+        try:
+            directory = self._archive.directory or (temporary := scratch())
+            place = await self._ctx.compute(lambda: self._write(directory, run, replica))
+            return _Kept(place, run, hashes, temporary)
+        except Exception as error:
+            self._warn(f"no checkpoint of step {run.step} was kept: {error}")
+            return None
+        finally:
+            if temporary is not None and place is None:
+                shutil.rmtree(temporary, ignore_errors=True)
+
+    def _write(self, directory: Path, run: Run, replica: Replica) -> Path:
+        config, companions = self._ctx.schema.config, self._archive.companions
+        place = save(directory, replica.params, config, run_id=run.run_id, step=run.step, companions=companions)
         return place.resolve()
 
-    async def _keep_local(self, place: Path, run: Run, hashes: Mapping[int, bytes]) -> None:
-        """Name the directory on chain unless the run's checkpoint is one that others can reach; then tidy up."""
-        named = (await self._ctx.chain.model()).checkpoint
-        if self._archive.hub is None and named.kind is CheckpointKind.LOCAL:
-            await self._name((CheckpointKind.LOCAL, str(place), ""), run, hashes)
-            named = (await self._ctx.chain.model()).checkpoint
-        await self._ctx.compute(lambda: self._prune(run.run_id, Path(named.repo)))
-
-    def _prune(self, run_id: str, named: Path) -> None:
-        """Remove old steps, but not the one on its way to the Hub, nor the one a returner needs: the chain names it."""
-        if self._archive.directory is None or self._archive.keep_steps is None:
+    async def _prune(self, newest: _Kept) -> None:
+        """Remove old steps, but none that waits for the Hub, nor the one a returner needs: the chain names it."""
+        directory, keep = self._archive.directory, self._archive.keep_steps
+        if directory is None or keep is None:
             return
-        for old in saved_steps(self._archive.directory, run_id)[: -self._archive.keep_steps]:
-            if old.resolve() not in (named, self._sending):
-                shutil.rmtree(old, ignore_errors=True)
+        named = Path((await self._ctx.chain.model()).checkpoint.repo)
+        needed = {named, *(kept.place for kept in (newest, self._sending, self._next) if kept is not None)}
+        await self._ctx.compute(lambda: prune(directory, newest.run.run_id, keep, needed))
 
     # --- the Hub ------------------------------------------------------------------------------------------------
 
-    def _start_upload(
-        self, hub: Hub, place: Path, run: Run, hashes: Mapping[int, bytes], held: contextlib.ExitStack
-    ) -> None:
-        """Upload `place` in the background; `held` keeps it until then."""
-        if self._uploading is not None and not self._uploading.done():
-            held.close()
-            self._ctx.events.emit(
-                "warning", message=f"step {run.step} is not uploaded: the upload of an earlier one is still under way"
-            )
-            return
-        self._sending = place
-        self._uploading = asyncio.ensure_future(self._upload(hub, place, run, hashes, held))
+    def _line_up(self, hub: Hub, kept: _Kept) -> None:
+        """Have a checkpoint uploaded in the background, next after the one under way."""
+        if (skipped := self._next) is not None:
+            self._warn(f"step {skipped.run.step} is not uploaded: an earlier upload took so long that it is outdated")
+            skipped.release()
+        self._next = kept
+        if self._uploading is None or self._uploading.done():
+            self._uploading = asyncio.ensure_future(self._upload_all(hub))
 
-    async def _upload(
-        self, hub: Hub, place: Path, run: Run, hashes: Mapping[int, bytes], held: contextlib.ExitStack
-    ) -> None:
-        with held:
+    async def _upload_all(self, hub: Hub) -> None:
+        """Upload what waits, until nothing does."""
+        while (kept := self._next) is not None:
+            self._sending, self._next = kept, None
             try:
-                message = f"{run.run_id} step {run.step}"
-                commit = await self._ctx.upload(lambda: hub.upload(place, message))
-            except (CheckpointError, OSError) as error:
-                self._ctx.events.emit("warning", message=f"step {run.step} was not uploaded: {error}")
-                return
+                await self._upload(hub, kept)
+            except Exception as error:  # nobody awaits this task, so it has to be told here
+                self._warn(f"the chain was not told of the checkpoint of step {kept.run.step}: {error}")
             finally:
                 self._sending = None
-        self._ctx.events.emit("checkpoint", step=run.step, path=f"{hub.repo}@{commit}")
-        await self._name((CheckpointKind.HUB, hub.repo, commit), run, hashes)
+                kept.release()
+
+    async def _upload(self, hub: Hub, kept: _Kept) -> None:
+        step = kept.run.step
+        try:
+            commit = await self._push(hub, kept)
+        except Exception as error:
+            self._warn(f"step {step} was not uploaded: {error}")
+            await self._name_directory(kept)
+            return
+        self._ctx.events.emit("checkpoint", step=step, path=f"{hub.repo}@{commit}")
+        await self._name(Checkpoint(CheckpointKind.HUB, hub.repo, commit), kept)
+
+    async def _push(self, hub: Hub, kept: _Kept) -> str:
+        """Upload within LONGEST_UPLOAD seconds; the commit. Raises CheckpointError, or what the upload raises."""
+        commits: list[str] = []
+
+        async def push() -> None:
+            commits.append(await self._ctx.upload(lambda: hub.upload(kept.place, message)))
+
+        message = f"{kept.run.run_id} step {kept.run.step}"
+        await first_of(push(), self._ctx.clock.sleep(LONGEST_UPLOAD))
+        if not commits:
+            raise CheckpointError(f"it took longer than {LONGEST_UPLOAD:.0f} s and is given up")
+        return commits[0]
 
     # --- the chain ----------------------------------------------------------------------------------------------
 
-    async def _name(self, place: tuple[CheckpointKind, str, str], run: Run, hashes: Mapping[int, bytes]) -> None:
-        """Point the chain to a checkpoint once all levels are attested, for as long as no later epoch has ended."""
-        everything = (1 << run.levels) - 1
+    async def _name_directory(self, kept: _Kept) -> None:
+        """Name the directory on chain, if it is to stay, unless the run's checkpoint is one that others can reach."""
+        if kept.scratch is None and (await self._ctx.chain.model()).checkpoint.kind is CheckpointKind.LOCAL:
+            await self._name(Checkpoint(CheckpointKind.LOCAL, str(kept.place), ""), kept)
 
-        def passed(now: Run) -> bool:
-            later = now.epoch > run.epoch and now.state is RunState.COOLDOWN
-            return later or now.epoch > run.epoch + 1 or (now.epoch > run.epoch and now.levels_attested != everything)
-
-        now = await self._ctx.feed.until(lambda r: r.levels_attested == everything or passed(r))
-        if passed(now) or now.attested_step != run.step:
+    async def _name(self, place: Checkpoint, kept: _Kept) -> None:
+        """Point the chain to a checkpoint; a warning says so if it ends up naming another one, or an older one."""
+        refusal = await self._offer(place, kept)
+        if refusal is None:
             return
-        await fulfil(
-            self._ctx,
-            "the checkpoint",
-            lambda: self._ctx.chain.checkpoint(*place, [hashes[level] for level in range(run.levels)]),
-            wanted=lambda: not passed(self._ctx.feed.run),
-            done_if=frozenset({"CheckpointNotNewer"}),
-        )
+        model = await self._ctx.chain.model()
+        newer = model.checkpoint_step - kept.run.step
+        if model.checkpoint == place or (newer >= 0 and place.kind is CheckpointKind.LOCAL):
+            return  # our reply was lost, or somebody else's directory was first and is as good
+        if newer == 0:
+            refusal = f"it names {model.checkpoint.repo} of step {model.checkpoint_step} already"
+        what = f"{place.repo}@{place.revision}" if place.revision else place.repo
+        self._warn(f"the chain does not name {what} of step {kept.run.step}: {refusal}")
+
+    async def _offer(self, place: Checkpoint, kept: _Kept) -> str | None:
+        """Name a checkpoint as soon as all levels are attested; why that could not be done, or None."""
+        run, hashes = kept.run, [kept.hashes[level] for level in range(kept.run.levels)]
+        now = await self._ctx.feed.until(lambda now: _all_attested(now) or _past(run, now) is not None)
+        if (gone := _past(run, now)) is not None:
+            return gone
+        try:
+            named = await persist(
+                self._ctx.clock,
+                lambda: self._ctx.chain.checkpoint(place.kind, place.repo, place.revision, hashes),
+                wanted=lambda: _past(run, self._ctx.feed.run) is None,
+            )
+        except ChainRefused as refused:
+            return str(refused)
+        return None if named else _past(run, self._ctx.feed.run)
+
+
+def _all_attested(run: Run) -> bool:
+    return run.levels_attested == (1 << run.levels) - 1
+
+
+def _past(ended: Run, now: Run) -> str | None:
+    """Why the chain takes no checkpoint of the model that `ended` its epoch any more; None while it may."""
+    if now.epoch > ended.epoch + 1 or (now.epoch > ended.epoch and now.state is RunState.COOLDOWN):
+        return "a later epoch has ended meanwhile"
+    if now.epoch > ended.epoch and not _all_attested(now):
+        return "the epoch ended before its members had attested all levels"
+    if _all_attested(now) and now.attested_step != ended.step:
+        return f"the members attested step {now.attested_step}"
+    return None

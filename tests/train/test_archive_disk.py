@@ -1,0 +1,129 @@
+"""What checkpoints leave on the disk: what is still needed stays, everything else goes, whatever happens."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from aftermath.run.state import CheckpointKind, RunState
+from aftermath.train import archive
+from train.repository import Repository, raising
+from train.simulated import Simulation, play
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    return Repository(tmp_path / "hub")
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The system's temporary folder, empty."""
+    place = tmp_path / "tmp"
+    place.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    return place
+
+
+def _in(place: Path) -> list[str]:
+    return sorted(path.name for path in place.iterdir())
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_without_a_directory_nothing_stays_on_the_disk(
+    tmp_path: Path, repository: Repository, temporary: Path, fails: bool
+) -> None:
+    if fails:
+        repository.before = raising(RuntimeError("no"))
+
+    async def story(sim: Simulation) -> None:
+        sim.hub, sim.keeps = repository.hub, False
+        for tier in (0, 1, 2):
+            sim.add(tier)
+        await sim.until_finished()
+
+    sim = play(tmp_path / "run", story)
+    assert sim.check() == 42
+    assert sim.model.checkpoint_step == (0 if fails else 13)
+    assert [source.parent.parent for source in repository.sources] == [temporary] * 2
+    assert not _in(temporary)
+
+
+def test_stopping_gives_up_the_upload_and_the_one_that_waits(
+    tmp_path: Path, repository: Repository, temporary: Path
+) -> None:
+    async def story(sim: Simulation) -> None:
+        sim.hub, sim.keeps, sim.upload_seconds = repository.hub, False, 500.0
+        players = [sim.add(tier) for tier in (0, 1, 2)]
+        await sim.until(lambda run: run.epoch == 2 and run.state is RunState.ROUND_TRAIN)
+        assert len(_in(temporary)) == 2
+        before = sim.now
+        await sim.stop(players[0])
+        assert sim.now - before < 2
+        assert not _in(temporary)
+
+    sim = play(tmp_path / "run", story, total_steps=24)
+    assert sim.compare(sim.players) > 0
+    assert not repository.sources
+
+
+def test_a_save_that_fails_in_an_unexpected_way_is_a_warning(
+    tmp_path: Path, repository: Repository, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def save(*_: object, **__: object) -> Path:
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(archive, "save", save)
+
+    async def story(sim: Simulation) -> None:
+        sim.hub, sim.keeps = repository.hub, False
+        for tier in (0, 1, 2):
+            sim.add(tier)
+        await sim.until_finished()
+
+    sim = play(tmp_path / "run", story)
+    assert sim.check() == 42
+    told = [event["message"] for event in sim.players[0].saw("warning")]
+    assert told == [f"no checkpoint of step {step} was kept: CUDA error: out of memory" for step in (7, 13)]
+    assert not _in(temporary)
+
+
+def test_old_steps_go_but_not_the_one_on_its_way_to_the_hub(tmp_path: Path, repository: Repository) -> None:
+    """Three are kept; step 7 is being uploaded all the time and 31 waits, after 13, 19 and 25 did."""
+
+    async def story(sim: Simulation) -> None:
+        sim.hub, sim.upload_seconds = repository.hub, 500.0
+        for tier in (0, 1, 2):
+            sim.add(tier)
+        await sim.until(lambda run: run.epoch == 5 and run.state is RunState.ROUND_TRAIN)
+        assert _in(sim.place / "kept" / "m0") == ["sim-step19", "sim-step25", "sim-step31", "sim-step7"]
+
+    sim = play(tmp_path / "run", story, total_steps=48)
+    assert sim.compare(sim.players) > 0
+
+
+def test_old_steps_go_but_not_the_one_the_chain_names(tmp_path: Path) -> None:
+    """From step 13 on the chain cannot be told of checkpoints."""
+
+    async def story(sim: Simulation) -> None:
+        for tier in (0, 1, 2):
+            sim.add(tier)
+        await sim.until(lambda run: run.epoch == 1 and run.state is RunState.ROUND_TRAIN)
+        named = sim.model.checkpoint
+        assert named.kind is CheckpointKind.LOCAL
+        assert named.repo == str(sim.place / "kept" / "m0" / "sim-step7")
+        chain = sim.players[0].chain
+        assert chain is not None
+
+        async def checkpoint(*_: object) -> None:
+            raise archive.ChainRefused("NotAllowedToCheckpoint", "no")
+
+        chain.checkpoint = checkpoint  # type: ignore[method-assign]
+        await sim.until(lambda run: run.epoch == 5 and run.state is RunState.ROUND_TRAIN)
+        assert _in(sim.place / "kept" / "m0") == ["sim-step19", "sim-step25", "sim-step31", "sim-step7"]
+        assert sim.model.checkpoint == named
+
+    sim = play(tmp_path / "run", story, total_steps=48)
+    assert sim.compare(sim.players) > 0
