@@ -8,6 +8,7 @@ Choices:
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -123,14 +124,19 @@ def weight_of(sequences: int, seconds: float) -> int:
 
 
 def pick_device(name: str) -> torch.device:
-    """The torch device for auto, cpu, mps, cuda or cuda:X; ValueError with the reason if there is none."""
+    """The torch device for auto, cpu, mps, cuda or cuda:X,Y (the first index); ValueError if there is none of it."""
+    named = re.fullmatch(r"auto|cpu|mps|cuda(?::(\d{1,3})(?:,\d{1,3})*)?", name)
+    if named is None:
+        raise ValueError(f"--device {name}: it is auto, cpu, mps, cuda or cuda:X,Y, for example cuda:0")
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    mps = torch.backends.mps.is_available()
     if name == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda")
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-    device = torch.device(name.split(",")[0])
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"--device {name}: no CUDA device is visible here; use --device cpu or auto")
-    if device.type == "mps" and not torch.backends.mps.is_available():
-        raise ValueError(f"--device {name}: this machine has no MPS device; use --device cpu or auto")
-    return device
+        return torch.device("cuda" if gpus else "mps" if mps else "cpu")
+    kind = name.partition(":")[0]
+    if not {"cpu": True, "mps": mps, "cuda": gpus > 0}[kind]:
+        raise ValueError(f"--device {name}: this machine has no {kind.upper()} device; use cpu or auto")
+    if named[1] is None:
+        return torch.device(kind)
+    if int(named[1]) >= gpus:
+        raise ValueError(f"--device {name}: the CUDA devices of this machine are cuda:0 to cuda:{gpus - 1}")
+    return torch.device(kind, int(named[1]))
