@@ -12,13 +12,14 @@ from functools import partial
 import pytest
 from solders.keypair import Keypair
 
+from aftermath.chain import member as chain_member
 from aftermath.chain.endpoints import Endpoint
 from aftermath.chain.funds import ensure_funds
 from aftermath.chain.member import SolanaMember
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wallet import Wallet
 from aftermath.run.accounts import FINGERPRINT_BYTES, Run
-from aftermath.run.errors import ChainError, ChainRefused
+from aftermath.run.errors import ChainError, ChainRefused, ChainUnavailable
 from aftermath.run.state import MemberState, RunState
 from chain.faults import proxy
 from chain.networks import SCHEMA_HASH, Place
@@ -171,6 +172,27 @@ async def test_model_and_members_are_read_again_only_when_they_changed(
         await until(member, lambda r: r.members_seq > before.members_seq, tick=False)
         assert (await member.members()).find(member.wallet) == 0
         assert len(reads) == 3
+
+
+async def test_calls_give_up_after_seconds_and_reads_wait_out_the_outage(
+    embedded: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Round logic must not hang on a call; only what a member cannot go on without waits."""
+    monkeypatch.setattr(chain_member, "CALL_PATIENCE", 0.5)
+    await embedded.open_run(RUN)
+    async with proxy(embedded.rpc_port) as http, proxy(embedded.ws_port) as ws:
+        where = Endpoint(f"http://127.0.0.1:{http.port}", f"ws://127.0.0.1:{ws.port}")
+        async with RpcPool([where], attempt=1.0) as pool, member_of(embedded, pool) as member:
+            await http.close()
+            await ws.close()
+            reading = asyncio.create_task(member.members())
+            for call in (join(member), member.leave(), member.tick(), member.run(fresh=True)):
+                with pytest.raises(ChainUnavailable):
+                    await asyncio.wait_for(call, 15)
+            assert not reading.done()
+            await http.open()
+            await ws.open()
+            assert (await asyncio.wait_for(reading, 30)).pending == 0
 
 
 async def test_transactions_survive_an_outage(embedded: Place) -> None:

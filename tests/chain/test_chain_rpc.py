@@ -193,6 +193,31 @@ async def test_a_hanging_node_costs_one_attempt_not_the_call() -> None:
         assert time.monotonic() - started < 2
 
 
+async def test_a_hanging_node_is_left_within_the_patience_of_one_call() -> None:
+    primary, fallback = Node(), Node()
+    async with serving(primary, fallback) as where, RpcPool(where) as pool:
+        primary.always = hang
+        assert await pool.call(GetSlot(), whole, patience=1.0) == 7
+
+
+async def test_a_view_of_a_pool_shares_its_nodes_and_has_a_patience_of_its_own() -> None:
+    node = Node()
+    async with serving(node) as where, RpcPool(where, patience=1000) as pool:
+        brisk = pool.patient(0.3)
+        assert await brisk.call(GetSlot(), whole) == 7
+        assert await pool.call(GetSlot(), whole) == 7
+        assert node.count("getGenesisHash") == 1, "what one view knows of a node, all know"
+        node.always = hang
+        with pytest.raises(ChainUnavailable, match="for 0 s"):
+            await brisk.call(GetSlot(), whole)
+        outage = asyncio.create_task(pool.call(GetSlot(), whole))
+        node.always = status(503)
+        await asyncio.sleep(0.5)
+        assert not outage.done(), "the pool itself is as patient as before"
+        node.always = None
+        assert await asyncio.wait_for(outage, 10) == 7
+
+
 async def test_nobody_answers_names_the_endpoints_and_the_fix() -> None:
     node = Node()
     async with serving(node) as where:

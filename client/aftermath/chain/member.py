@@ -2,7 +2,8 @@
 
 Decided: a call that changes the run returns when its effect can be read; Run comes from the watcher; Model and
 Members are read again only when the run's `model_seq` or `members_seq` moved, and attestations are read as a slice
-of Witnesses; every such read is as of the slot of the newest Run, or later.
+of Witnesses; every such read is as of the slot of the newest Run, or later. Those reads wait out an outage of minutes;
+everything else gives up after seconds, because its caller knows whether it is still worth trying.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from aftermath.run.views import parse_members, parse_model, parse_witness_round,
 
 log = logging.getLogger(__name__)
 
-CATCH_UP_SECONDS = 5.0
+CALL_PATIENCE = 5.0  # seconds without an answer after which a transaction or a fresh read gives up
 
 
 class SolanaMember:
@@ -54,8 +55,9 @@ class SolanaMember:
         self._run_id = run_id
         self._client_version = client_version
         self._authorizer = authorizer
-        self._coordinator = Coordinator(pool, wallet, program_id=program_id, max_priority_fee=max_priority_fee)
-        self._authorizations = Authorizer(pool)
+        brisk = pool.patient(CALL_PATIENCE)
+        self._coordinator = Coordinator(brisk, wallet, program_id=program_id, max_priority_fee=max_priority_fee)
+        self._authorizations = Authorizer(brisk)
         self._addresses = run_addresses(self._coordinator.program_id, run_id)
         self._watcher = RunWatcher(pool, self._addresses.run, self._coordinator.program_id)
         self._model: tuple[int, Model] | None = None
@@ -103,7 +105,7 @@ class SolanaMember:
 
     async def run(self, *, fresh: bool = False) -> Run:
         """The newest known state, or with `fresh` one that is read now."""
-        return await self._watcher.refresh() if fresh else self._watcher.latest
+        return await self._watcher.refresh(CALL_PATIENCE) if fresh else self._watcher.latest
 
     async def model(self) -> Model:
         """The run's model as of the newest Run."""
@@ -205,7 +207,7 @@ class SolanaMember:
         """Send, and see the effect: afterwards the newest Run is as of the transaction's slot, or later."""
         await self._coordinator.transact(instruction)
         try:
-            await self._watcher.refresh(patience=CATCH_UP_SECONDS, min_slot=self._coordinator.sender.slot)
+            await self._watcher.refresh(patience=CALL_PATIENCE, min_slot=self._coordinator.sender.slot)
         except ChainUnavailable as error:
             log.info("sent, but the effect is not visible yet: %s", error.message)
 

@@ -9,6 +9,7 @@ is never used.
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import random
 from collections.abc import Callable, Sequence
@@ -35,6 +36,7 @@ MAX_ENDPOINTS = 3
 FAILURES_BEFORE_LEAVING = 2
 LEAVE_SECONDS, LEAVE_MAX = 10.0, 60.0
 BACKOFF_FIRST, BACKOFF_MAX = 0.25, 4.0
+TRIES = 2.5  # at least as many in a call's patience: a node that hangs is left within one call, not after some
 
 
 class WrongCluster(ChainError):
@@ -54,9 +56,16 @@ class _Node:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
+@dataclass
+class _Cluster:
+    """The cluster first spoken to, as all views of a pool know it."""
+
+    genesis: str = ""
+
+
 class RpcPool:
-    """Calls that survive the loss of a node. `patience`: seconds a call may take in all; `attempt`: seconds for one
-    try.
+    """Calls that survive the loss of a node. `patience`: seconds for which a call that gets no answer is tried again;
+    `attempt`: seconds for one try.
     """
 
     def __init__(
@@ -68,7 +77,7 @@ class RpcPool:
             )
         self._nodes = [_Node(e, HttpNode(e.http)) for e in endpoints]
         self._random = random.Random(seed)
-        self._genesis = ""
+        self._cluster = _Cluster()
         self.patience = patience
         self.attempt = attempt
 
@@ -80,6 +89,12 @@ class RpcPool:
     def is_local(self) -> bool:
         """Every endpoint is on this machine: a local network, where test money may be asked for."""
         return all(node.endpoint.is_loopback for node in self._nodes)
+
+    def patient(self, seconds: float) -> RpcPool:
+        """The same nodes and connections for calls that have a patience of their own."""
+        view = copy.copy(self)
+        view.patience = seconds
+        return view
 
     async def check(self) -> None:
         """Compare the clusters of all nodes that answer now, so that a wrong fallback is found before it is needed.
@@ -117,11 +132,12 @@ class RpcPool:
         now = asyncio.get_running_loop().time
         patience = self.patience if patience is None else patience
         deadline = now() + patience
+        attempt = attempt or min(self.attempt, patience / TRIES)
         tries = 0
         while True:
             node = self._choose()
             node.tried_at = now()
-            allowed = min(attempt or self.attempt, max(deadline - now(), 0.05))
+            allowed = min(attempt, max(deadline - now(), 0.05))
             try:
                 return await self._ask(node, request, read, allowed)
             except TransactionFailed:
@@ -170,11 +186,11 @@ class RpcPool:
             if node.verified:
                 return
             genesis = str(result_of(await node.http.ask(GetGenesisHash(), timeout)))
-            self._genesis = self._genesis or genesis
-            if genesis != self._genesis:
+            self._cluster.genesis = self._cluster.genesis or genesis
+            if genesis != self._cluster.genesis:
                 raise WrongCluster(
                     f"RPC endpoint {node.endpoint.shown} serves another cluster (genesis {genesis[:8]}…) than "
-                    f"the one this run is on (genesis {self._genesis[:8]}…)",
+                    f"the one this run is on (genesis {self._cluster.genesis[:8]}…)",
                     "use endpoints of one cluster; a local network restarted without --ledger is a new cluster",
                 )
             node.verified = True

@@ -25,8 +25,8 @@ class Chain(Protocol):
     """One member's view of its run on chain. Methods raise `run.errors.ChainUnavailable` or `ChainRefused`.
 
     Reads (and `updates`) wait out an outage of several minutes, so ChainUnavailable from them means that the chain
-    is gone for good and ends the member. Writes and `run(fresh=True)` give up after seconds; whoever calls them tries
-    again while it matters.
+    is gone for good and ends the member. Writes and `run(fresh=True)` give up after some five seconds without an
+    answer, so that nobody hangs on one call; whoever makes it tries again while it matters.
     """
 
     @property
