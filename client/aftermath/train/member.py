@@ -12,15 +12,15 @@ from aftermath.p2p.transport import Announcement, TransportError
 from aftermath.run import bitmap
 from aftermath.run.accounts import Members, Run, Slot
 from aftermath.run.commitment import Commitment, Ready, decode_announcement
-from aftermath.run.errors import BadAnnouncement, ChainRefused, ChainUnavailable
+from aftermath.run.errors import BadAnnouncement, ChainUnavailable
 from aftermath.run.state import MemberState, RunState
 from aftermath.train.archive import Archive, Keeper
 from aftermath.train.collect import LINGER
 from aftermath.train.context import Context, Desync
 from aftermath.train.cooldown import Cooldown
+from aftermath.train.enrolment import JOINABLE, Enrolment
 from aftermath.train.modelshare import ModelShare
 from aftermath.train.origin import Origin
-from aftermath.train.persist import persist
 from aftermath.train.ready import Readiness, announce_ready
 from aftermath.train.replica import Replica
 from aftermath.train.results import Results
@@ -28,16 +28,8 @@ from aftermath.train.rounds import TRAINING, Rounds
 from aftermath.train.ticker import Ticker
 from aftermath.train.warmup import WarmUp
 
-_JOINABLE = (
-    RunState.WAITING_FOR_MEMBERS,
-    RunState.WARMUP,
-    RunState.ROUND_TRAIN,
-    RunState.ROUND_WITNESS,
-    RunState.COOLDOWN,
-)
 _WEIGHT_DRIFT = 1.25  # a declared throughput is corrected when it is off by more than this factor
 _LOOK_AGAIN = 1.0
-_FULL_PAUSE = 10.0  # seconds between tries to get into a run whose places are all taken
 
 
 class Member:
@@ -50,6 +42,7 @@ class Member:
         self._share = ModelShare(context.transport)
         self._results = Results(context)
         self._readiness = Readiness()
+        self._enrolment = Enrolment(context)
         self._replica: Replica | None = None
         self._members_seq = -1
         self.slot: int | None = None
@@ -78,8 +71,7 @@ class Member:
 
     async def leave(self) -> None:
         """Tell the chain that this member goes."""
-        if self.slot is not None:
-            await self._ctx.chain.leave()
+        if (self.slot is not None or self._enrolment.asked) and await self._enrolment.leave():
             self._ctx.events.emit("left")
 
     # --- epochs -------------------------------------------------------------------------------------------------
@@ -150,7 +142,7 @@ class Member:
 
     async def _join_if_needed(self, run: Run, members: Members) -> None:
         """Ask for the next epoch, unless that is already on chain as we want it."""
-        if run.state not in _JOINABLE:
+        if run.state not in JOINABLE:
             return
         me = members.slots[self.slot] if self.slot is not None else None
         between = run.state is RunState.WAITING_FOR_MEMBERS
@@ -183,26 +175,7 @@ class Member:
 
     async def _join(self, run: Run) -> None:
         """Join on chain, as stateless if there is no replica. A refusal that waiting cannot cure is raised."""
-        try:
-            joined = await persist(
-                self._ctx.clock,
-                lambda: self._ctx.chain.join(
-                    p2p=self._ctx.transport.node_id,
-                    tier=self._ctx.tier,
-                    weight=self._weight,
-                    schema_hash=self._ctx.schema.hash(),
-                    stateless=self._replica is None,
-                ),
-                wanted=lambda: self._ctx.feed.run.state in _JOINABLE,
-                done_if=frozenset({"RunHalted"}),
-            )
-        except ChainRefused as error:
-            if error.name != "MembersFull":
-                raise
-            self._ctx.events.emit("warning", message=str(error))
-            await self._ctx.clock.sleep(_FULL_PAUSE)
-            return
-        if not joined:
+        if not await self._enrolment.join(self._weight, stateless=self._replica is None):
             return
         members = await self._ctx.chain.members()
         self.slot = members.find(self._ctx.chain.wallet)

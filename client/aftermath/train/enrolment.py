@@ -1,0 +1,90 @@
+"""A member's place in the run: asking for it, giving it up.
+
+Choices: a join that was sent may land although nobody waits for it any more, so it is not cancelled with its caller,
+and whoever leaves waits for it first: otherwise the run would count on a member that is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from aftermath.run.errors import ChainRefused
+from aftermath.run.state import RunState
+from aftermath.train.context import Context
+from aftermath.train.persist import persist
+
+JOINABLE = (
+    RunState.WAITING_FOR_MEMBERS,
+    RunState.WARMUP,
+    RunState.ROUND_TRAIN,
+    RunState.ROUND_WITNESS,
+    RunState.COOLDOWN,
+)
+_FULL_PAUSE = 10.0  # seconds between tries to get into a run whose places are all taken
+
+
+class Enrolment:
+    """Joins and leaves for one member."""
+
+    def __init__(self, context: Context) -> None:
+        self._ctx = context
+        self._sending: asyncio.Future[None] | None = None
+
+    @property
+    def asked(self) -> bool:
+        """Whether a join was sent: there may be a place on chain even if nobody has seen it."""
+        return self._sending is not None
+
+    async def join(self, weight: int, *, stateless: bool) -> bool:
+        """Ask for the next epoch; whether that is on chain. A refusal that waiting cannot cure is raised."""
+        try:
+            return await persist(
+                self._ctx.clock,
+                lambda: self._send(weight, stateless),
+                wanted=lambda: self._ctx.feed.run.state in JOINABLE,
+                done_if=frozenset({"RunHalted"}),
+            )
+        except ChainRefused as error:
+            if error.name != "MembersFull":
+                raise
+            self._ctx.events.emit("warning", message=str(error))
+            await self._ctx.clock.sleep(_FULL_PAUSE)
+            return False
+
+    async def leave(self) -> bool:
+        """Give the place up; whether there was one. Raises ChainUnavailable, ChainRefused."""
+        sending, left = self._sending, False
+        while True:
+            settled = sending is None or sending.done()
+            left = await self._leave() or left
+            if settled or sending is None:
+                return left
+            await asyncio.wait([sending])
+
+    async def _leave(self) -> bool:
+        try:
+            await self._ctx.chain.leave()
+        except ChainRefused as refused:
+            if refused.name != "NotAMember":
+                raise
+            return False
+        return True
+
+    async def _send(self, weight: int, stateless: bool) -> None:
+        self._sending = asyncio.ensure_future(
+            self._ctx.chain.join(
+                p2p=self._ctx.transport.node_id,
+                tier=self._ctx.tier,
+                weight=weight,
+                schema_hash=self._ctx.schema.hash(),
+                stateless=stateless,
+            )
+        )
+        self._sending.add_done_callback(_heed)
+        await asyncio.shield(self._sending)
+
+
+def _heed(sent: asyncio.Future[None]) -> None:
+    """Take the outcome of a join nobody waits for any more: `leave` finds out what became of it."""
+    if not sent.cancelled():
+        sent.exception()
