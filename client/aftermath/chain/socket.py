@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 MAX_MESSAGE = 1 << 20
 PING_SECONDS = 5.0
 OPEN_SECONDS = 5.0
-CLOSE_SECONDS = 1.0
+CLOSE_SECONDS = 0.2  # a node that does not answer must not hold up the end of a process
 BACKOFF_MAX = 5.0
 
 

@@ -1,7 +1,7 @@
 """One `aftermath-solana train` process, from settings to exit status: opens the ports, runs the member, closes them.
 
-The real clock, sockets and signals live here and nowhere else in the room. Ctrl-C (or SIGTERM) leaves the run on
-chain and closes everything within two seconds; a failure is one sentence.
+The real clock and sockets live here and nowhere else in the room. Ctrl-C (or SIGTERM) leaves the run on chain and ends
+the process within two seconds (`interrupts`); a failure is one sentence.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -36,6 +35,7 @@ from aftermath.run.errors import AftermathError, ChainError
 from aftermath.train.archive import Archive, Hub
 from aftermath.train.context import Context
 from aftermath.train.feed import RunFeed
+from aftermath.train.interrupts import CLOSE_SECONDS, Interrupts
 from aftermath.train.member import Member
 from aftermath.train.origin import Origin
 from aftermath.train.outfit import Unsuitable, check_tier, data_of, schema_of
@@ -45,10 +45,7 @@ from aftermath.train.worker import ThreadWorker
 from aftermath.watch.events import ConsoleLines, Events, JsonLines, Sink
 from aftermath.watch.terminal import TerminalView
 
-_LEAVE_SECONDS = 1.2  # of the two that Ctrl-C may take
-_CLOSE_SECONDS = 0.6
 _FEES_IN_HAND = 5_000_000  # lamports: a thousand transactions
-_MID_RUN_PATIENCE = 600.0  # seconds a running member waits for any RPC endpoint to answer again
 
 
 class RealClock:
@@ -66,9 +63,10 @@ def run_member(settings: TrainSettings) -> int:
     if settings.threads:
         torch.set_num_threads(settings.threads)
     status = 0
+    runner = asyncio.Runner()  # never closed: that waits for threads and tasks, and the process ends here anyway
     try:
         with contextlib.ExitStack() as stack:
-            asyncio.run(_session(settings, events_of(settings, stack)))
+            runner.run(_session(settings, events_of(settings, stack)))
     except (AftermathError, ValueError) as error:
         status = 1
         sentence, fix = (error.message, error.fix) if isinstance(error, AftermathError) else (str(error), "")
@@ -97,23 +95,21 @@ def events_of(settings: TrainSettings, stack: contextlib.ExitStack) -> Events:
 
 async def _session(settings: TrainSettings, events: Events) -> None:
     """Live as a member until the run is finished or a signal comes; raises what made that impossible."""
-    own = asyncio.current_task()
-    assert own is not None
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, own.cancel)
+    interrupts = Interrupts()
     try:
-        async with _ports(settings, events) as member:
-            try:
-                await member.live()
-            finally:
-                with contextlib.suppress(ChainError, TimeoutError):
-                    await asyncio.wait_for(member.leave(), _LEAVE_SECONDS)
-    except asyncio.CancelledError:
-        return
+        await interrupts.run(_life(settings, events, interrupts))
     except (AftermathError, ValueError) as error:
         events.emit("error", message=str(error))
         raise
+
+
+async def _life(settings: TrainSettings, events: Events, interrupts: Interrupts) -> None:
+    async with _ports(settings, events) as member:
+        try:
+            await member.live()
+        finally:
+            with contextlib.suppress(ChainError, TimeoutError):
+                await asyncio.wait_for(member.leave(), interrupts.leaving())
 
 
 @contextlib.asynccontextmanager
@@ -124,7 +120,6 @@ async def _ports(settings: TrainSettings, events: Events) -> AsyncIterator[Membe
     async with contextlib.AsyncExitStack() as stack:
         pool = await stack.enter_async_context(_pool(settings))
         chain = await stack.enter_async_context(_chain(settings, pool, wallet))
-        pool.patience = _MID_RUN_PATIENCE
         transport = await _open_transport(settings, secret, here=pool.is_local)
         stack.push_async_callback(_close, transport)
         yield await _member(settings, events, pool, chain, transport, secret)
@@ -158,7 +153,7 @@ def _public_key(option: str, text: str | None) -> Pubkey | None:
 
 async def _close(transport: IrohTransport) -> None:
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(transport.close(), _CLOSE_SECONDS)
+        await asyncio.wait_for(transport.close(), CLOSE_SECONDS)
 
 
 async def _open_transport(settings: TrainSettings, secret: bytes, *, here: bool) -> IrohTransport:

@@ -1,0 +1,62 @@
+"""Ctrl-C and SIGTERM: the first cancels the work and starts a count-down, a second changes nothing, a third ends it.
+
+Choices: one budget covers all that is still to be done (leaving the run on chain, then closing), because each part may
+hang when the network does; a signal never cancels the leaving, since people press Ctrl-C twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Coroutine
+from typing import Any
+
+EXIT_SECONDS = 1.7  # of the two that are promised; the rest is for the process to end
+CLOSE_SECONDS = 0.4  # of these, for closing connections
+
+
+class Interrupts:
+    """What signals do to one piece of work."""
+
+    def __init__(self) -> None:
+        self._work: asyncio.Future[None] | None = None
+        self._signals = 0
+        self._end = 0.0
+        self._over = asyncio.Event()
+
+    async def run(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` until it is done, or until time is up after a signal; raises what it raised, if it did in time.
+
+        `work` calls `leaving` when it begins to clean up.
+        """
+        task = self._work = asyncio.ensure_future(work)
+        over = asyncio.ensure_future(self._over.wait())
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._signalled)
+        try:
+            await asyncio.wait([task, over], return_when=asyncio.FIRST_COMPLETED)
+            if task.done() and not task.cancelled():
+                task.result()
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+            over.cancel()
+            task.cancel()
+
+    def leaving(self) -> float:
+        """Say that the work is over: a signal does not cancel what follows. The seconds that leaving may take."""
+        self._work = None
+        end = self._end or asyncio.get_running_loop().time() + EXIT_SECONDS
+        return end - CLOSE_SECONDS - asyncio.get_running_loop().time()
+
+    def _signalled(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._signals += 1
+        if self._signals == 1:
+            self._end = loop.time() + EXIT_SECONDS
+            loop.call_at(self._end, self._over.set)
+            if self._work is not None:
+                self._work.cancel()
+        elif self._signals > 2:
+            self._over.set()

@@ -1,0 +1,84 @@
+"""Signals to a session: the first ends the work, the second does not disturb the leaving, the third ends everything."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+
+import pytest
+
+from aftermath.train import interrupts
+from aftermath.train.interrupts import Interrupts
+
+FOREVER = 3600.0
+
+
+class Session:
+    """Works for ever, then leaves in `seconds`."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.interrupts = Interrupts()
+        self.working, self.leaving = asyncio.Event(), asyncio.Event()
+        self.allowed = 0.0
+        self.left = False
+
+    async def live(self) -> None:
+        self.working.set()
+        try:
+            await asyncio.sleep(FOREVER)
+        finally:
+            self.allowed = self.interrupts.leaving()
+            self.leaving.set()
+            await asyncio.sleep(self.seconds)
+            self.left = True
+
+    async def interrupted(self, *signals: signal.Signals) -> None:
+        """Live, and receive the first signal at work and the others while leaving."""
+        running = asyncio.create_task(self.interrupts.run(self.live()))
+        await self.working.wait()
+        for number in signals:
+            os.kill(os.getpid(), number)
+            await self.leaving.wait()
+            await asyncio.sleep(0.05)
+        await running
+
+
+@pytest.mark.parametrize("signals", [[signal.SIGINT], [signal.SIGTERM], [signal.SIGINT] * 2])
+async def test_leaving_is_not_cut_short_by_a_second_signal(signals: list[signal.Signals]) -> None:
+    session = Session(0.3)
+    await asyncio.wait_for(session.interrupted(*signals), 10)
+    assert session.left
+    assert 0 < session.allowed <= interrupts.EXIT_SECONDS - interrupts.CLOSE_SECONDS
+
+
+async def test_a_third_signal_ends_at_once() -> None:
+    session = Session(FOREVER)
+    await asyncio.wait_for(session.interrupted(*[signal.SIGINT] * 3), 10)
+    assert not session.left
+
+
+async def test_what_hangs_is_given_up_when_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interrupts, "EXIT_SECONDS", 0.5)
+    session = Session(FOREVER)
+    started = time.monotonic()
+    await asyncio.wait_for(session.interrupted(signal.SIGINT), 10)
+    assert time.monotonic() - started >= 0.5
+    assert not session.left
+
+
+async def test_work_that_ends_or_fails_by_itself_says_so() -> None:
+    ended: list[int] = []
+
+    async def ends() -> None:
+        ended.append(1)
+
+    async def fails() -> None:
+        raise ValueError("broken")
+
+    await Interrupts().run(ends())
+    assert ended
+    with pytest.raises(ValueError, match="broken"):
+        await Interrupts().run(fails())
