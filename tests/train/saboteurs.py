@@ -86,15 +86,15 @@ def other_result(sim: Simulation, said: Commitment, transport: SimTransport) -> 
     return with_payload(said, transport, level, bytes(data))
 
 
-def offer_garbage(sim: Simulation, player: Player) -> None:
-    """Answer every joiner with a well-formed manifest of tensors full of NaN."""
+def offer_garbage(sim: Simulation, player: Player, fill: float) -> None:
+    """Answer every joiner with a well-formed manifest of tensors full of one number."""
     transport = player.transport
     assert transport is not None
 
     async def answer(peer: bytes, body: bytes) -> bytes:
         levels = {
             level: [
-                transport.publish(np.full(segment_size(segment) // 4, np.nan, "<f4").tobytes())
+                transport.publish(np.full(segment_size(segment) // 4, fill, "<f4").tobytes())
                 for segment in sim.schema.of_level(level)
             ]
             for level in range(player.tier, sim.schema.levels)

@@ -127,9 +127,12 @@ class WarmUp:
         return source
 
     def _choice(self, level: int, offers: Offers) -> list[Offer]:
-        """The offers worth taking: all, if the chain can tell which is right; else the one that nobody disputes."""
+        """The offers worth taking: all, if the chain can tell which is right; else the one that nobody disputes.
+
+        Those of the run's step come first: others are right only if the level has not changed since.
+        """
         if self._expected(level) is not None:
-            return list(offers.levels.get(level, ()))
+            return sorted(offers.levels.get(level, ()), key=lambda offer: offer.step != self._run.step)
         return offers.at(level, self._run.step) if len(self._contents(level, offers)) == 1 else []
 
     # --- from the durable checkpoint ----------------------------------------------------------------------------

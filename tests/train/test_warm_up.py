@@ -1,0 +1,237 @@
+"""Where a member takes the model from: what peers offer and what the disk holds counts only under the chain's hash."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from aftermath.model.initial import init_weights
+from aftermath.model.segments import level_hash
+from aftermath.model.store import write_checkpoint
+from aftermath.run.accounts import Checkpoint
+from aftermath.run.state import CheckpointKind, ModelSource, RunState
+from aftermath.sim.clock import run_virtual
+from aftermath.train.context import Desync
+from aftermath.train.feed import RunFeed
+from aftermath.train.modelshare import ModelShare, segment_size, snapshot
+from aftermath.train.origin import Origin
+from aftermath.train.replica import Replica
+from aftermath.train.warmup import WarmUp
+from run import builders
+from train.desk import SCHEMA, Desk, three_members
+from train.saboteurs import offer_garbage
+from train.simulated import Simulation, play
+from train.tiny import CONFIG
+
+STEP = 7
+ATTESTED, OTHER, DURABLE = 1, 2, 3  # seeds of weights: of the run's model, of another, of the one on the disk
+
+
+def _hash(weights: Mapping[str, Tensor] | int, level: int) -> bytes:
+    return level_hash(init_weights(CONFIG, weights) if isinstance(weights, int) else weights, SCHEMA, level)
+
+
+class Joiner:
+    """A member of tier 1 in the warm-up after an epoch that two others, of tiers 1 and 2, have finished."""
+
+    def __init__(self, place: Path, *, attested: int, source: ModelSource = ModelSource.PEERS) -> None:
+        """`attested`: bitmap of the levels whose hash in ATTESTED is on chain."""
+        write_checkpoint(place / "model", init_weights(CONFIG, DURABLE), CONFIG, tier=0, companions={})
+        self._checkpoint = Checkpoint(CheckpointKind.LOCAL, str(place / "model"), "")
+        self.desk = Desk()
+        self.run = builders.run(
+            RunState.WARMUP,
+            epoch=2,
+            step=STEP,
+            model_source=source,
+            finishers=0b110,
+            rounds=(builders.header(0b111),),
+            levels_attested=attested,
+            level_hashes=tuple(_hash(ATTESTED, level) if attested >> level & 1 else bytes(32) for level in range(3)),
+            config=builders.config(warmup_time=30),
+        )
+        self.feed = RunFeed(self.run)
+        self._context = replace(self.desk.context, tier=1, feed=self.feed, chain=self)  # type: ignore[arg-type]
+        for slot in (1, 2):
+            ModelShare(self.desk.transports[slot])  # they answer, though they offer nothing yet
+
+    async def members(self) -> Any:
+        return three_members()
+
+    async def model(self) -> Any:
+        return SimpleNamespace(checkpoint=self._checkpoint)
+
+    def now(self) -> int:
+        return 0
+
+    def offer(self, slot: int, seed: int, step: int = STEP) -> None:
+        """Member `slot`, of tier `slot`, offers these weights."""
+        ModelShare(self.desk.transports[slot]).offer(snapshot(init_weights(CONFIG, seed, slot), SCHEMA, slot, step))
+
+    async def obtain(self) -> Replica:
+        origin = Origin(SCHEMA, 1, "auto", torch.device("cpu"), 4, lambda: 0.0)
+        share = ModelShare(self.desk.transports[0])
+        return await WarmUp(self._context, origin, share, self.run, 0, 4).obtain(None)
+
+    def said(self, kind: str, what: str) -> list[str]:
+        return [event[what] for event in self.desk.events if event["kind"] == kind]
+
+    def sent(self, slot: int) -> int:
+        """Bytes of tensors that member `slot` has sent."""
+        return self.desk.transports[slot].stats().sent["blob"]
+
+
+def test_a_level_nobody_attested_on_which_two_differ_starts_from_the_checkpoint(tmp_path: Path) -> None:
+    async def story() -> None:
+        joiner = Joiner(tmp_path, attested=0b010)
+        joiner.offer(1, ATTESTED), joiner.offer(2, OTHER)
+        replica = await joiner.obtain()
+        assert replica.hashes() == {1: _hash(ATTESTED, 1), 2: _hash(DURABLE, 2)}
+        assert joiner.said("model", "source") == ["peers and the checkpoint"]
+        assert joiner.sent(2) == 0
+
+    run_virtual(story())
+
+
+def test_a_level_nobody_attested_on_which_all_agree_comes_from_them(tmp_path: Path) -> None:
+    async def story() -> None:
+        joiner = Joiner(tmp_path, attested=0)
+        joiner.offer(1, OTHER), joiner.offer(2, OTHER)
+        replica = await joiner.obtain()
+        assert replica.hashes() == {1: _hash(OTHER, 1), 2: _hash(OTHER, 2)}
+        assert joiner.said("model", "source") == ["peers"]
+
+    run_virtual(story())
+
+
+def test_a_level_nobody_attested_waits_for_all_to_answer(tmp_path: Path) -> None:
+    """One alone is no agreement while the other may still say something else, which it does in time."""
+
+    async def story() -> None:
+        joiner = Joiner(tmp_path, attested=0b010)
+        joiner.offer(1, ATTESTED)
+        began = joiner.desk.context.clock.monotonic()
+        replica = await joiner.obtain()
+        assert joiner.desk.context.clock.monotonic() - began > 10
+        assert replica.hashes()[2] == _hash(ATTESTED, 2)
+
+    run_virtual(story())
+
+
+def test_what_differs_from_the_attested_hash_is_thrown_away(tmp_path: Path) -> None:
+    """The two differ and the chain says who is right, whoever is asked first."""
+
+    async def story(wrong: int, right: int) -> None:
+        joiner = Joiner(tmp_path / str(wrong), attested=0b100)
+        joiner.offer(wrong, OTHER), joiner.offer(right, ATTESTED)
+        assert (await joiner.obtain()).hashes()[2] == _hash(ATTESTED, 2)
+
+    run_virtual(story(1, 2))
+    run_virtual(story(2, 1))
+
+
+def test_an_offer_of_the_runs_own_step_is_asked_before_older_ones(tmp_path: Path) -> None:
+    async def story() -> None:
+        joiner = Joiner(tmp_path, attested=0b110)
+        joiner.offer(1, ATTESTED), joiner.offer(2, OTHER, step=STEP - 6)
+        assert (await joiner.obtain()).hashes() == {1: _hash(ATTESTED, 1), 2: _hash(ATTESTED, 2)}
+        assert joiner.sent(2) == 0
+
+    run_virtual(story())
+
+
+def test_an_attested_level_that_has_not_changed_may_come_from_an_older_snapshot(tmp_path: Path) -> None:
+    async def story() -> None:
+        joiner = Joiner(tmp_path, attested=0b110)
+        joiner.offer(1, ATTESTED, step=STEP - 6)
+        assert (await joiner.obtain()).hashes() == {1: _hash(ATTESTED, 1), 2: _hash(ATTESTED, 2)}
+
+    run_virtual(story())
+
+
+@pytest.mark.parametrize("source", list(ModelSource))
+def test_a_checkpoint_that_is_not_the_attested_one_is_never_used(tmp_path: Path, source: ModelSource) -> None:
+    """Level 2 on the disk is not what the chain says; no peer has it. The warm-up ends without a replica."""
+
+    async def story() -> None:
+        joiner = Joiner(tmp_path, attested=0b100, source=source)
+        clock = joiner.desk.context.clock
+
+        async def end() -> None:
+            await clock.sleep(25)
+            await joiner.feed.put(replace(joiner.run, seq=joiner.run.seq + 1, state=RunState.ROUND_TRAIN))
+
+        ending = asyncio.ensure_future(end())
+        with pytest.raises(Desync, match="warm-up ended before the model was here"):
+            await joiner.obtain()
+        await ending
+        warning = joiner.said("warning", "message")[-1]
+        assert warning.endswith("level 2 of the durable checkpoint is not the one the members attested")
+
+    run_virtual(story())
+
+
+# --- whole members ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("fill", "fetched"), [(0.25, 2), (float("nan"), 1)])
+def test_a_joiner_survives_peers_that_offer_garbage_and_outnumber_the_honest(
+    tmp_path: Path, fill: float, fetched: int
+) -> None:
+    """Two of three offer the same garbage as the run's own step, so theirs is asked for first.
+
+    Only the hash tells finite garbage, once all of it is here: `fetched` models were.
+    """
+
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(0) for _ in range(3)]
+        for liar in players[:2]:
+            offer_garbage(sim, liar, fill)
+        await sim.until_round(3)
+        sim.add(0)
+        await sim.until(lambda run: run.epoch == 2)
+
+    sim = play(tmp_path, story)
+    joiner = sim.players[3]
+    assert [e["source"] for e in joiner.saw("model")] == ["peers"]
+    assert sim.check() > 0
+    assert joiner.transport is not None
+    model = sum(segment_size(segment) for level in range(3) for segment in sim.schema.of_level(level))
+    assert joiner.transport.stats().received["blob"] > fetched * model
+
+
+def test_an_altered_checkpoint_is_refused_until_it_is_put_right(tmp_path: Path) -> None:
+    """All have died, so the run goes back to the file whose content the members attested; one bit of it differs."""
+
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1, 2)]
+        await sim.until_round(3, epoch=1)
+        for player in players:
+            await sim.kill(player)
+        file = Path(sim.model.checkpoint.repo) / "model.safetensors"
+        good = file.read_bytes()
+        file.write_bytes(good[:-2] + bytes([good[-2] ^ 1]) + good[-1:])
+        died = sim.now
+        for player in players:
+            sim.start(player)
+        await sim.until(lambda run: run.epoch == 3)
+        sim.look_after()
+        for player in players:
+            assert player.alive
+            assert [e["source"] for e in player.saw("model") if e["t"] > died] == []
+            assert any("is not the one the members attested" in e["message"] for e in player.saw("warning"))
+        file.write_bytes(good)
+        await sim.until_finished()
+        for player in players:
+            assert next(e["source"] for e in player.saw("model") if e["t"] > died) == "the checkpoint"
+
+    sim = play(tmp_path, story, total_steps=24)
+    assert sim.compare(sim.players) > 0
