@@ -14,18 +14,19 @@ import zstandard
 from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
-from aftermath.chain import accounts, confirm, rpc
+from aftermath.chain import accounts, confirm, funds, rpc
 from aftermath.chain.accounts import decode_account, fetch, parse_reply
 from aftermath.chain.addresses import run_addresses
 from aftermath.chain.clock import ChainClock
 from aftermath.chain.coordinator import Coordinator
 from aftermath.chain.endpoints import Endpoint, endpoint
-from aftermath.chain.failures import BadReply
+from aftermath.chain.failures import BadReply, RpcRejected
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.subscription import RunWatcher
-from aftermath.run.errors import ChainError, ChainUnavailable
+from aftermath.run.errors import ChainError, ChainRefused, ChainUnavailable
 from chain.faults import answer, answer_error, meddling
 from chain.networks import Place
 
@@ -219,3 +220,37 @@ async def test_nonsense_results_are_told(embedded: Place, nonsense: Any) -> None
             await Coordinator(pool).run("r")
         with pytest.raises(ChainUnavailable, match="the RPC node"):
             await Coordinator(pool, embedded.wallet).tick("r")
+
+
+@pytest.mark.parametrize("code", [-32601, -32603, 429])
+async def test_a_faucet_that_gives_nothing_is_a_wallet_without_funds(
+    embedded: Place, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """Loopback may be a tunnel to a cluster whose faucet is empty."""
+    monkeypatch.setattr(funds, "ASK_PATIENCE", 0.5)
+
+    async def refuse(body: dict[str, Any]) -> web.StreamResponse | None:
+        return answer_error(code) if body["method"] == "requestAirdrop" else None
+
+    async with meddling(embedded.network.rpc_url, refuse) as url, RpcPool([endpoint(url)]) as pool:
+        with pytest.raises(ChainRefused) as caught:
+            await funds.ensure_funds(pool, Keypair().pubkey(), 1_000)
+    assert caught.value.name == "InsufficientFunds"
+
+
+async def test_nothing_of_a_call_that_failed_goes_on_in_the_background(embedded: Place) -> None:
+    async def hang_or_refuse(body: dict[str, Any]) -> web.StreamResponse | None:
+        if body["method"] == "simulateTransaction":
+            simulating.set()
+            await asyncio.sleep(60)
+        if body["method"] == "getLatestBlockhash":
+            await simulating.wait()
+            return answer_error(-32602)
+        return None
+
+    simulating = asyncio.Event()
+    async with meddling(embedded.network.rpc_url, hang_or_refuse) as url, RpcPool([endpoint(url)]) as pool:
+        through = Coordinator(pool, embedded.wallet)
+        with pytest.raises(RpcRejected):
+            await through.tick("r")
+        assert not [task for task in asyncio.all_tasks() if "Sender" in repr(task.get_coro())]

@@ -17,6 +17,7 @@ from solders.transaction import VersionedTransaction
 from aftermath.chain.accounts import COMMITMENT, whole
 from aftermath.chain.failures import BadReply, TransactionFailed
 from aftermath.chain.rpc import RpcPool
+from aftermath.chain.together import every
 
 POLL_FIRST, POLL_MAX = 0.02, 0.5
 RESEND_SECONDS = 2.0
@@ -106,7 +107,7 @@ async def deliver_all(pool: RpcPool, transactions: Sequence[VersionedTransaction
         async with limit:
             await _send(pool, transaction)
 
-    await asyncio.gather(*(send(t) for t in transactions))
+    await every(send(t) for t in transactions)
     waiting = [t.signatures[0] for t in transactions]
     while waiting and asyncio.get_running_loop().time() < give_up:
         expired = await _too_late(pool, last_valid_height)

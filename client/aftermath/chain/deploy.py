@@ -29,6 +29,7 @@ from aftermath.chain.confirm import deliver_all
 from aftermath.chain.fees import transaction_fee
 from aftermath.chain.funds import ensure_funds
 from aftermath.chain.sender import MAX_TRANSACTION, Sender, transaction_size
+from aftermath.chain.together import both
 from aftermath.chain.wallet import load_wallet, write_key_file
 from aftermath.run.errors import ChainError, ChainRefused, ChainUnavailable
 
@@ -198,7 +199,7 @@ async def _write(sender: Sender, buffer: Pubkey, missing: Sequence[tuple[int, by
     """One round of transactions under one blockhash; what does not land is written in the next round."""
     wallet = sender.wallet.pubkey
     instructions = [loader.write(buffer, wallet, at, part) for at, part in missing]
-    (blockhash, height), price = await asyncio.gather(sender.blockhash(), sender.price(instructions[:1]))
+    (blockhash, height), price = await both(sender.blockhash(), sender.price(instructions[:1]))
     transactions = [sender.transaction([i], (), WRITE_UNITS, price, blockhash) for i in instructions]
     for _ in range(await deliver_all(sender.pool, transactions, height)):
         sender.paid(1, WRITE_UNITS, price)

@@ -15,13 +15,14 @@ from aftermath.run.errors import ChainUnavailable
 
 AIRDROP_LEAST = 10 * LAMPORTS_PER_SOL
 AIRDROP_SECONDS = 30.0
+ASK_PATIENCE = 5.0  # seconds in which a faucet takes a request; the node itself has answered just before
 
 
 async def ensure_funds(pool: RpcPool, wallet: Pubkey, lamports: int) -> int:
     """Make sure `wallet` holds at least `lamports`; returns what it holds.
 
     On a network of this machine (every endpoint on loopback) the missing money is asked for with requestAirdrop;
-    elsewhere, or when that is refused, raises ChainRefused `InsufficientFunds` saying how much is missing.
+    elsewhere, or when that is not granted, raises ChainRefused `InsufficientFunds` saying how much is missing.
     """
     held = await balance(pool, wallet)
     if held >= lamports:
@@ -29,8 +30,8 @@ async def ensure_funds(pool: RpcPool, wallet: Pubkey, lamports: int) -> int:
     if not pool.is_local:
         raise no_funds(wallet, held, lamports)
     try:
-        await pool.call(RequestAirdrop(wallet, max(lamports - held, AIRDROP_LEAST)), str)
-    except RpcRejected as error:
+        await pool.call(RequestAirdrop(wallet, max(lamports - held, AIRDROP_LEAST)), str, patience=ASK_PATIENCE)
+    except (RpcRejected, ChainUnavailable) as error:
         raise no_funds(wallet, held, lamports) from error
     try:
         async with asyncio.timeout(AIRDROP_SECONDS):

@@ -9,7 +9,6 @@ hidden in the compute limit.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from aftermath.chain.fees import payer_and_signers, priority_price, transaction_
 from aftermath.chain.funds import ensure_funds
 from aftermath.chain.refusals import Errors, lacks_funds, lamports_needed, no_funds, refused
 from aftermath.chain.rpc import RpcPool
+from aftermath.chain.together import both
 from aftermath.chain.wallet import Wallet
 from aftermath.run.errors import ChainError, ChainUnavailable
 
@@ -42,7 +42,6 @@ MAX_TRANSACTION = 1232
 MAX_UNITS = 1_400_000
 UNIQUE = 1_000
 BUILDS = 3
-PREFIX = 2  # compute-budget instructions in front of the caller's
 
 
 @dataclass
@@ -74,9 +73,7 @@ class Sender:
         ChainUnavailable.
         """
         try:
-            (units, price), (blockhash, height) = await asyncio.gather(
-                self._measure(instructions, headroom), self.blockhash()
-            )
+            (units, price), (blockhash, height) = await both(self._measure(instructions, headroom), self.blockhash())
             return await self._land(instructions, signers, units, price, blockhash, height)
         except TransactionFailed as failure:
             raise await self._explain(failure, instructions) from failure
@@ -155,7 +152,7 @@ class Sender:
             commitment=CommitmentLevel.Processed,
             min_context_slot=self.slot or None,
         )
-        used, price = await asyncio.gather(
+        used, price = await both(
             self.pool.call(SimulateVersionedTransaction(transaction, config), simulated_units),
             self.price(instructions),
         )

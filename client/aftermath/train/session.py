@@ -20,9 +20,9 @@ from rich.console import Console
 from solders.pubkey import Pubkey
 
 from aftermath import __version__
-from aftermath.chain.endpoints import endpoint
 from aftermath.chain.funds import ensure_funds
 from aftermath.chain.member import SolanaMember
+from aftermath.chain.options import coordinator_id, open_pool, public_key
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wallet import Wallet, identity_secret, load_wallet
 from aftermath.model.hub import upload
@@ -38,13 +38,14 @@ from aftermath.train.feed import RunFeed
 from aftermath.train.interrupts import CLOSE_SECONDS, Interrupts
 from aftermath.train.member import Member
 from aftermath.train.origin import Origin
-from aftermath.train.outfit import Unsuitable, check_tier, data_of, schema_of
+from aftermath.train.outfit import check_tier, data_of, schema_of
 from aftermath.train.replica import pick_device
 from aftermath.train.settings import TrainSettings
 from aftermath.train.worker import ThreadWorker
 from aftermath.watch.events import ConsoleLines, Events, JsonLines, Sink
 from aftermath.watch.terminal import TerminalView
 
+_START_PATIENCE = 20.0  # seconds a start waits for an RPC endpoint to answer
 _FEES_IN_HAND = 5_000_000  # lamports: a thousand transactions
 
 
@@ -118,16 +119,11 @@ async def _ports(settings: TrainSettings, events: Events) -> AsyncIterator[Membe
     wallet = load_wallet(settings.wallet_private_key_path)
     secret = identity_secret(settings.run_id, wallet, settings.identity_secret_key_path)
     async with contextlib.AsyncExitStack() as stack:
-        pool = await stack.enter_async_context(_pool(settings))
+        pool = await stack.enter_async_context(open_pool(settings, patience=_START_PATIENCE))
         chain = await stack.enter_async_context(_chain(settings, pool, wallet))
         transport = await _open_transport(settings, secret, here=pool.is_local)
         stack.push_async_callback(_close, transport)
         yield await _member(settings, events, pool, chain, transport, secret)
-
-
-def _pool(settings: TrainSettings) -> RpcPool:
-    places = [(settings.rpc, settings.ws_rpc), (settings.rpc_2, settings.ws_rpc_2), (settings.rpc_3, settings.ws_rpc_3)]
-    return RpcPool([endpoint(http, ws) for http, ws in places if http])
 
 
 def _chain(settings: TrainSettings, pool: RpcPool, wallet: Wallet) -> SolanaMember:
@@ -136,19 +132,10 @@ def _chain(settings: TrainSettings, pool: RpcPool, wallet: Wallet) -> SolanaMemb
         wallet,
         settings.run_id,
         client_version=__version__,
-        authorizer=_public_key("--authorizer", settings.authorizer),
-        program_id=_public_key("--coordinator-program-id", settings.coordinator_program_id),
+        authorizer=public_key(settings.authorizer) if settings.authorizer is not None else None,
+        program_id=coordinator_id(settings),
         max_priority_fee=settings.max_priority_fee,
     )
-
-
-def _public_key(option: str, text: str | None) -> Pubkey | None:
-    if text is None:
-        return None
-    try:
-        return Pubkey.from_string(text)
-    except ValueError:
-        raise Unsuitable(f"{option} {text}: not a public key", f"{option} takes 32 bytes in base58") from None
 
 
 async def _close(transport: IrohTransport) -> None:

@@ -1,0 +1,81 @@
+"""What options say about a cluster, in one place for `train` and for all other commands: its nodes, and public keys.
+
+Decided: a mistake names the option as it is typed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from solders.pubkey import Pubkey
+
+from aftermath.chain.endpoints import endpoint
+from aftermath.chain.rpc import RpcPool
+from aftermath.chain.wallet import load_wallet
+from aftermath.run.errors import ChainError
+
+BASE58 = "a public key is 32 bytes in base58"
+
+
+class BadOption(ChainError):
+    """An option's value, or a combination of options, means nothing."""
+
+
+class ClusterChoice(Protocol):
+    """The options that name a cluster and the coordinator on it."""
+
+    @property
+    def rpc(self) -> str: ...
+    @property
+    def ws_rpc(self) -> str | None: ...
+    @property
+    def rpc_2(self) -> str | None: ...
+    @property
+    def ws_rpc_2(self) -> str | None: ...
+    @property
+    def rpc_3(self) -> str | None: ...
+    @property
+    def ws_rpc_3(self) -> str | None: ...
+    @property
+    def coordinator_program_id(self) -> str | None: ...
+
+
+def open_pool(choice: ClusterChoice, *, patience: float) -> RpcPool:
+    """The RPC service these options name; `patience` in seconds (see `RpcPool`).
+
+    Raises BadOption for a websocket without its node, ChainError for an address that is none.
+    """
+    pairs = (
+        (choice.rpc, choice.ws_rpc, "--ws-rpc"),
+        (choice.rpc_2, choice.ws_rpc_2, "--ws-rpc-2"),
+        (choice.rpc_3, choice.ws_rpc_3, "--ws-rpc-3"),
+    )
+    for http, ws, flag in pairs:
+        if ws and not http:
+            raise BadOption(f"{flag} was given without {flag.replace('ws-', '')}", "give both, or neither")
+    return RpcPool([endpoint(http, ws) for http, ws, _ in pairs if http], patience=patience)
+
+
+def coordinator_id(choice: ClusterChoice) -> Pubkey | None:
+    """The coordinator these options name, None for the packaged one. Raises BadOption."""
+    text = choice.coordinator_program_id
+    if text is None:
+        return None
+    try:
+        return Pubkey.from_string(text)
+    except ValueError:
+        raise BadOption(f"--coordinator-program-id: {text!r} is not a public key", BASE58) from None
+
+
+def public_key(text: str) -> Pubkey:
+    """The key this text is, or the one in the key file it names. Raises BadOption, or WalletError for a bad file."""
+    try:
+        return Pubkey.from_string(text)
+    except ValueError:
+        path = Path(text).expanduser()
+    if path.is_file():
+        return load_wallet(path).pubkey
+    if not text:  # an unset variable of a shell must not mean "everybody"
+        raise BadOption("the key given is empty", "name a public key or a key file, or leave the option out")
+    raise BadOption(f"{text!r} is neither a public key nor a key file", BASE58)

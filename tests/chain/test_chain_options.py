@@ -1,0 +1,58 @@
+"""What options say about a cluster, for `train` and for every other command alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from solders.keypair import Keypair
+
+from aftermath.chain.options import BadOption, ClusterChoice, coordinator_id, open_pool, public_key
+from aftermath.chain.wallet import create_wallet
+from aftermath.cli.options import ClusterOptions
+from aftermath.train.settings import TrainSettings
+
+KEY = str(Keypair().pubkey())
+
+
+def choices(**options: str) -> list[ClusterChoice]:
+    """The options as `train` has them, and as the other commands do."""
+    return [TrainSettings.model_validate({"run_id": "r", **options}), ClusterOptions(**options)]
+
+
+@pytest.mark.parametrize("number", [2, 3])
+def test_a_websocket_without_its_node_names_both_options(number: int) -> None:
+    for choice in choices(**{f"ws_rpc_{number}": "ws://127.0.0.1:1"}):
+        with pytest.raises(BadOption, match=f"--ws-rpc-{number} was given without --rpc-{number}"):
+            open_pool(choice, patience=1)
+
+
+def test_up_to_three_nodes_are_used_in_their_order() -> None:
+    given = {"rpc": "http://one:1", "ws_rpc": "ws://one:7", "rpc_2": "http://two:1", "rpc_3": "http://three:1"}
+    for choice in choices(**given):
+        pool = open_pool(choice, patience=3)
+        assert [(e.http, e.ws) for e in pool.endpoints] == [
+            ("http://one:1", "ws://one:7"),
+            ("http://two:1", "ws://two:2"),
+            ("http://three:1", "ws://three:2"),
+        ]
+        assert pool.patience == 3
+
+
+def test_a_coordinator_is_named_by_its_key() -> None:
+    for choice in choices(coordinator_program_id=KEY):
+        assert str(coordinator_id(choice)) == KEY
+    for choice in choices():
+        assert coordinator_id(choice) is None
+    for choice in choices(coordinator_program_id="nonsense"):
+        with pytest.raises(BadOption, match="--coordinator-program-id: 'nonsense' is not a public key"):
+            coordinator_id(choice)
+
+
+def test_a_key_is_given_itself_or_by_its_file(tmp_path: Path) -> None:
+    wallet = create_wallet(tmp_path / "key.json")
+    assert str(public_key(KEY)) == KEY
+    assert public_key(str(tmp_path / "key.json")) == wallet.pubkey
+    for nothing in ("", "nonsense", str(tmp_path / "missing.json")):
+        with pytest.raises(BadOption):
+            public_key(nothing)
