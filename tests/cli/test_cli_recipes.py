@@ -1,0 +1,76 @@
+"""The recipes: a run set up and trained in by the two shell scripts, as `make` calls them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cli.cli_runs import invoke
+from cli.conftest import CONSOLE, ROOT
+
+FIRST_STEPS_SECONDS = 120
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A checkout without anything made in it yet."""
+    for name in ("scripts", "config", "keys"):
+        shutil.copytree(ROOT / name, tmp_path / "project" / name)
+    return tmp_path / "project"
+
+
+@pytest.fixture
+def variables(rpc: str, run_id: str) -> dict[str, str]:
+    """The environment: our console script, the test's own network and run."""
+    path = f"{CONSOLE.parent}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "RPC": rpc, "RUN_ID": run_id, "OMP_NUM_THREADS": "1"}
+
+
+def script(project: Path, name: str, *arguments: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    line = ["sh", f"scripts/{name}", *arguments]
+    return subprocess.run(line, cwd=project, env=env, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+def test_the_light_recipe(project: Path, variables: dict[str, str], rpc: str, run_id: str) -> None:
+    setup = script(project, "setup-run.sh", "localnet", "light", env=variables)
+    assert setup.returncode == 0, setup.stderr
+    assert "ready; join with" in setup.stdout
+    again = script(project, "setup-run.sh", "localnet", "light", env=variables)
+    assert again.returncode == 0, again.stderr
+    assert "is set up already" in again.stdout
+
+    line = ["sh", "scripts/start-training.sh", "localnet", "light", "--logs", "json", "--micro-batch-size", "1"]
+    with subprocess.Popen(line, cwd=project, env=variables, stdout=subprocess.PIPE, text=True) as member:
+        assert member.stdout is not None
+        timer = subprocess.Popen(
+            ["sh", "-c", f"sleep {FIRST_STEPS_SECONDS}; kill -9 {member.pid}"], start_new_session=True
+        )
+        seen = []
+        for text in member.stdout:
+            seen.append(text)
+            if '"kind":"trained"' in text:
+                member.send_signal(signal.SIGINT)
+        os.killpg(timer.pid, signal.SIGKILL)
+        timer.wait()
+        assert member.wait(30) == 0, seen
+    assert any('"kind":"trained"' in text for text in seen)
+    assert '"kind":"left"' in seen[-1]
+
+    owner = project / "runs" / "wallets" / "owner.json"
+    paused = invoke("set-paused", "--rpc", rpc, "--run-id", run_id, "-w", owner, "pause", "--json").data
+    assert paused["run_id"] == run_id
+
+
+@pytest.mark.parametrize("name", ["setup-run.sh", "start-training.sh"])
+def test_recipes_explain_themselves(project: Path, variables: dict[str, str], name: str) -> None:
+    for arguments in ((), ("localnet",), ("localnet", "heavy")):
+        done = script(project, name, *arguments, env=variables)
+        assert done.returncode == 2
+        assert f"usage: sh scripts/{name}" in done.stderr
+    assert not (project / "runs").exists()
