@@ -94,7 +94,8 @@ class Simulation:
         (self.place / "data" / "tokens.bin").write_bytes(tokens.tobytes())
         text = RULES.replace("MODEL", str(self.place / "model")).replace("DATA", str(self.place / "data"))
         tables = tomllib.loads(text if quantize else text.replace("quantize_1bit = true", "quantize_1bit = false"))
-        tables["config"].update(rules)
+        for name, value in rules.items():
+            (tables["model"]["LLM"] if name == "cold_start_warmup_steps" else tables["config"])[name] = value
         config = RunConfig.model_validate(tables)
         self.chain.fund(self.owner.pubkey())
         self.ix = CoordinatorInstructions(self.chain.coordinator, self.owner.pubkey())

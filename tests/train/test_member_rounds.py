@@ -1,0 +1,144 @@
+"""What a member does in its rounds when something is out of the ordinary, and what each epoch begins with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from aftermath.run.state import RunState
+from aftermath.train.replica import Replica, Trained
+from train.simulated import Player, Simulation, play
+
+
+def _replica(player: Player) -> Replica:
+    replica = player.member._replica  # type: ignore[union-attr]
+    assert replica is not None
+    return replica
+
+
+def _momentum(player: Player) -> float:
+    """How much a member has learnt that it has not sent yet."""
+    deltas = _replica(player).distro._deltas.values()
+    return sum(float(delta.abs().sum()) for level in deltas for delta in level)
+
+
+def test_after_a_pause_everybody_starts_without_momentum_and_at_no_speed(tmp_path: Path) -> None:
+    """A cold start: delta is zero and the rate of the first step too, so its apply changes nothing."""
+
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1, 2)]
+        await sim.until_round(3)
+        sim.pause(True)
+        await sim.until(lambda run: run.state is RunState.PAUSED)
+        assert min(map(_momentum, players)) > 0
+        sim.pause(False)
+        await sim.until_round(0, epoch=1)
+        assert [_momentum(player) for player in players] == [0, 0, 0]
+        await sim.until_finished()
+
+    sim = play(tmp_path, story, cold_start_warmup_steps=2)
+    assert sim.check() == 45
+    for player in sim.players:
+        end = player.saw("cooldown", epoch=0)[0]["hashes"]
+        first, second, *_ = player.saw("applied", epoch=1)
+        assert (first["height"], first["hashes"]) == (0, end), player.name
+        assert second["hashes"] != end, player.name
+        assert player.saw("applied", epoch=2)[0]["hashes"] != player.saw("cooldown", epoch=1)[0]["hashes"]
+
+
+def test_between_epochs_without_a_pause_momentum_stays(tmp_path: Path) -> None:
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1, 2)]
+        await sim.until_round(0, epoch=1)
+        assert min(map(_momentum, players)) > 0
+        await sim.until_finished()
+
+    assert play(tmp_path, story).check() == 42
+
+
+def test_a_result_whose_loss_is_not_finite_is_not_announced(tmp_path: Path) -> None:
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1, 2)]
+        await sim.until_round(2)
+        replica = _replica(players[1])
+        train = replica.train
+
+        def broken(*args: object) -> Trained:
+            return replace(train(*args), loss=float("inf"))  # type: ignore[arg-type]
+
+        replica.train = broken  # type: ignore[method-assign,assignment]
+        await sim.until(lambda run: run.epoch == 1)
+
+    sim = play(tmp_path, story)
+    warned = [e["message"] for e in sim.players[1].saw("warning")]
+    assert any("is left out: its loss is inf" in message for message in warned)
+    assert {e["height"] for e in sim.players[1].saw("trained")} <= {0, 1, 2}
+    assert sim.run.lost_sequences == 0
+    assert sim.check(dropped=[sim.players[1]]) > 0
+
+
+def _slow_down(player: Player, seconds: float) -> None:
+    """From now on a piece of work takes so long, whatever the member has declared."""
+    player.compute._seconds = seconds  # type: ignore[union-attr]
+
+
+def test_the_speed_that_was_measured_in_the_rounds_is_declared_for_the_next_epoch(tmp_path: Path) -> None:
+    """All declare 60 sequences a minute; 10 take two of them 2 seconds and the third 6."""
+
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1, 2)]
+        _slow_down(players[2], 3.0)
+        await sim.until_finished()
+
+    sim = play(tmp_path, story, max_round_train_time=60, global_batch_size_start=30, global_batch_size_end=30)
+    assert sim.check() == 42
+    assert [[e["weight"] for e in player.saw("joined")][:2] for player in sim.players] == [
+        [60, 300],
+        [60, 300],
+        [60, 100],
+    ]
+    shares = [[e["tokens"] / 16 for e in sim.players[2].saw("trained", epoch=epoch)] for epoch in (0, 1)]
+    assert shares[0] == [10] * 6
+    assert all(4 <= share <= 5 for share in shares[1])  # 30 x 100 / 700
+
+
+def test_training_that_is_too_late_for_its_round_is_given_up(tmp_path: Path) -> None:
+    """A share takes 16 seconds and a round 5: nobody can use the result, and the epoch goes on without the member."""
+
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1, 2)]
+        _slow_down(players[2], 8.0)
+        await sim.until(lambda run: run.epoch == 1)
+
+    sim = play(tmp_path, story, warmup_time=200, max_round_train_time=5)
+    slow = sim.players[2]
+    assert slow.saw("warning")[0]["message"] == "round 0 was given up: the run is ahead"
+    assert not slow.saw("trained")
+    assert sim.run.lost_sequences == 0
+    assert sim.check(dropped=[slow]) > 0
+
+
+def test_a_snapshot_is_withdrawn_at_the_first_apply_of_the_next_epoch(tmp_path: Path) -> None:
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1, 2)]
+        await sim.until_round(1, epoch=1)
+        offered = {player.name: _offered(player) for player in players}
+        assert all(offered.values())
+        await sim.until_round(3, epoch=1)
+        for player in players:
+            assert player.saw("applied", epoch=1)
+            assert player.transport is not None
+            assert not _offered(player)
+            assert not offered[player.name] & player.transport._blobs.keys()
+        await sim.until_finished()
+
+    assert play(tmp_path, story).check() == 42
+
+
+def _offered(player: Player) -> set[bytes]:
+    """Digests of the tensors that a member offers to joiners, all of which it serves."""
+    manifest = player.member._share.manifest  # type: ignore[union-attr]
+    digests = {digest for level in manifest.levels.values() for digest in level} if manifest is not None else set()
+    assert player.transport is not None
+    assert digests <= player.transport._blobs.keys()
+    return digests
