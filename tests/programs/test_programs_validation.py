@@ -102,6 +102,9 @@ def _cold(**config: int) -> dict[str, Any]:
         ("TierWidthsInvalid", {"schema": {"hash": SCHEMA, "tier_widths": [8, 0]}}),
         ("SchemaHashZero", {"schema": {"hash": bytes(32), "tier_widths": [8]}}),
         ("StepZero", {"progress": {"epoch": 0, "step": 0, "data_index": 0}}),
+        ("Overflow", {"progress": {"epoch": 2**31 + 1, "step": 1, "data_index": 0}}),
+        ("Overflow", {"progress": {"epoch": 0, "step": 2**31 + 1, "data_index": 0}}),
+        ("Overflow", {"progress": {"epoch": 0, "step": 1, "data_index": 2**62 + 1}}),
         ("NameTooLong", {"metadata": {"name": "n" * 65, "description": "", "num_parameters": 0, "vocab_size": 0}}),
         (
             "DescriptionTooLong",

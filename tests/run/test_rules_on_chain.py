@@ -129,6 +129,66 @@ def _attest(chain: Onchain, rng: random.Random, witness: int, roster: int) -> An
     return views.Attestation(witness, bitmap.from_slots(results), packed)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_the_program_drops_whom_the_client_finds_left_out(chain: Onchain, seed: int) -> None:
+    """Random attestations by any number of the elected: `health_check` takes a member if and only if the client would
+    name it.
+    """
+    rng = random.Random(seed)
+    members = 6
+    chain.configure(SEED, min_clients=members, init_min_clients=members, witness_nodes=members)
+    chain.begin(dict.fromkeys(range(1, members + 1), (0, 1)))
+    while chain.run.current.height < 2:
+        for slot in range(members):
+            chain.witness(slot, dict.fromkeys(range(members), bytes(32)) if chain.run.current.height else {})
+    taken = 0
+    for _ in range(60):
+        given = [rng.getrandbits(members) for _ in range(rng.randint(0, members))]
+        _write_attestations(chain, given, attested=rng.getrandbits(members))
+        judged, before = chain.run.round(1), chain.run.round(0)
+        assert judged is not None
+        assert before is not None
+        absent = consensus.left_out(judged, chain.attestations(chain.run.ring(1) or 0, len(given)))
+        for slot in range(members):
+            expected = bitmap.contains(before.roster & ~judged.attested & absent, slot)
+            assert _takes(chain, 1 << slot) == expected, (given, slot)
+            taken += expected
+    assert 0 < taken < 60 * members
+
+
+def _write_attestations(chain: Onchain, given: list[int], attested: int) -> None:
+    """Round 1 as if these participations, and no others, had been attested in it."""
+    ring = chain.run.ring(1)
+    for layout, address, change in (
+        (views.run_account(), chain.addresses.run, {"attestations": len(given), "attested": bitmap.to_bytes(attested)}),
+        (views.witnesses_account(), chain.addresses.witnesses, {}),
+    ):
+        rounds = np.frombuffer(chain.data(address), layout.dtype, count=1, offset=8)[0]["rounds"].copy()
+        for name, value in change.items():
+            rounds[ring][name] = value
+        for place, participation in enumerate(given if not change else []):
+            rounds[ring]["attestations"][place]["slot"] = place
+            rounds[ring]["attestations"][place]["participation"] = bitmap.to_bytes(participation)
+        overwrite(chain, layout, address, rounds=rounds)
+
+
+def _takes(chain: Onchain, dropped: int) -> bool:
+    """Whether a health check that names these slots is accepted; the chain is left as it was."""
+    accounts = (chain.addresses.run, chain.addresses.members)
+    before = {address: chain.svm.get_account(address) for address in accounts}
+    wallet = chain.wallet(1)
+    try:
+        chain.send(wallet, chain.ix(wallet).health_check(RUN_ID, dropped))
+    except Refused as refusal:
+        if refusal.name != "NotUnhealthy":
+            raise
+        return False
+    for address, account in before.items():
+        assert account is not None
+        chain.svm.set_account(address, account)
+    return True
+
+
 def test_a_tick_is_refused_before_the_deadline_and_works_at_it(chain: Onchain) -> None:
     chain.configure(SEED, min_clients=1, init_min_clients=1)
     chain.join(1)

@@ -1,0 +1,68 @@
+"""One process per wallet, run, program and cluster."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import stat
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from aftermath.train.lock import only_process
+from aftermath.train.outfit import Unsuitable
+
+PLACE = {"cluster": "genesis", "program": "program", "run_id": "mine", "wallet": "wallet"}
+
+
+def hold(directory: Path, ready: Connection) -> None:
+    """Another process that takes part until it is killed."""
+    with only_process(directory, **PLACE):
+        ready.send(True)
+        ready.recv()
+
+
+def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path: Path) -> None:
+    ours, theirs = multiprocessing.Pipe()
+    other = multiprocessing.get_context("spawn").Process(target=hold, args=(tmp_path / "locks", theirs), daemon=True)
+    other.start()
+    try:
+        assert ours.recv()
+        with (
+            pytest.raises(Unsuitable, match="on this machine takes part in run mine with this wallet") as caught,
+            only_process(tmp_path / "locks", **PLACE),
+        ):
+            pass
+        assert "use another wallet" in caught.value.fix
+    finally:
+        other.kill()
+        other.join()
+    with only_process(tmp_path / "locks", **PLACE):
+        pass
+
+
+@pytest.mark.parametrize("part", PLACE)
+def test_another_place_is_free(tmp_path: Path, part: str) -> None:
+    with only_process(tmp_path, **PLACE), only_process(tmp_path, **{**PLACE, part: "other"}):
+        pass
+
+
+def test_the_directory_is_private_and_a_link_in_it_is_not_followed(tmp_path: Path) -> None:
+    locks = tmp_path / "locks"
+    with only_process(locks, **PLACE):
+        pass
+    assert stat.S_IMODE(locks.stat().st_mode) == 0o700
+    (lock,) = locks.iterdir()
+    assert stat.S_IMODE(lock.stat().st_mode) == 0o600
+    lock.unlink()
+    os.symlink(tmp_path / "elsewhere", lock)
+    with pytest.raises(Unsuitable, match="no lock can be made"), only_process(locks, **PLACE):
+        pass
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(Unsuitable, match=str(tmp_path / "file")), only_process(tmp_path / "file/locks", **PLACE):
+        pass
