@@ -111,6 +111,17 @@ def test_ctrl_c_ends_a_member_whose_chain_does_not_answer(crew: Company) -> None
         crew.network.process.signal_all(signal.SIGCONT)
 
 
+def test_a_second_process_with_the_same_wallet_is_refused(crew: Company) -> None:
+    player = crew.players[2]
+    mark = player.diary.mark()
+    second = crew.start(player)
+    second.expected = False
+    player.processes.remove(second)
+    assert second.wait() == 1
+    assert f"another process on this machine takes part in run {crew.run_id} with this wallet" in second.output
+    crew.until_trains(player, mark, results=3)
+
+
 def test_killed_member_is_dropped_its_share_done_again_and_it_returns(crew: Company) -> None:
     victim, observer = crew.players[1], crew.players[0]
     crew.until_early_in_an_epoch()

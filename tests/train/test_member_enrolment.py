@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from train.simulated import Simulation, play
+from train.simulated import Player, Simulation, play
 
 LATENCY = 1.0  # virtual seconds to the chain, and as many back
 
@@ -49,5 +49,49 @@ def test_leaving_without_a_place_is_no_error(tmp_path: Path) -> None:
         assert player.member is not None
         await player.member.leave()
         assert len(player.saw("left")) == 1
+
+    play(tmp_path, story)
+
+
+def test_two_processes_with_one_wallet_do_not_storm_the_chain(tmp_path: Path) -> None:
+    """Each finds that the other has declared another tier, and corrects it: ever more rarely."""
+    seconds = 600
+
+    async def story(sim: Simulation) -> None:
+        first, second = sim.add(0), sim.add(2)
+        await _end_at_once(sim, second)
+        second.key = first.key
+        sim.start(second)
+        await asyncio.sleep(seconds)
+        for player in (first, second):
+            assert player.chain is not None
+            assert player.alive
+            joins = len(player.saw("joined"))
+            assert 3 <= joins <= 20, joins
+            assert player.chain.spent.transactions <= joins + 5
+            assert any("another machine" in e["message"] for e in player.saw("warning"))
+
+    play(tmp_path, story)
+
+
+async def _end_at_once(sim: Simulation, player: Player) -> None:
+    """Before it has said anything to the chain."""
+    await sim.kill(player)
+    assert sim.members.pending == 0
+
+
+def test_a_member_that_lost_its_place_is_back_soon(tmp_path: Path) -> None:
+    """Pauses are for those who lose it again and again."""
+
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1, 2)]
+        await sim.until_round(1)
+        assert players[2].chain is not None
+        players[2].chain.down = True
+        await asyncio.sleep(20)
+        players[2].chain.down = False
+        await sim.until(lambda _: len(players[2].saw("joined")) > 1)
+        (noticed,) = [e["t"] for e in players[2].saw("warning") if "out of this epoch" in e["message"]]
+        assert players[2].saw("joined")[1]["t"] - noticed < 2
 
     play(tmp_path, story)

@@ -90,6 +90,11 @@ class SolanaMember:
         return self._wallet.public
 
     @property
+    def program_id(self) -> Pubkey:
+        """The coordinator program the run belongs to."""
+        return self._coordinator.program_id
+
+    @property
     def spent(self) -> ChainSpend:
         """Transactions and fees so far."""
         spend = self._coordinator.sender.spend

@@ -1,17 +1,20 @@
 """A member's place in the run: asking for it, giving it up.
 
 Choices: a join that was sent may land although nobody waits for it any more, so it is not cancelled with its caller,
-and whoever leaves waits for it first: otherwise the run would count on a member that is gone.
+and whoever leaves waits for it first: otherwise the run would count on a member that is gone. A member that keeps
+losing its place (to another process with its wallet, or because it never delivers) asks for it ever more rarely.
 """
 
 from __future__ import annotations
 
 import asyncio
 
+from aftermath.run.accounts import Run
 from aftermath.run.errors import ChainRefused
 from aftermath.run.state import RunState
 from aftermath.train.context import Context
 from aftermath.train.persist import persist
+from aftermath.train.wait import first_of
 
 JOINABLE = (
     RunState.WAITING_FOR_MEMBERS,
@@ -21,6 +24,8 @@ JOINABLE = (
     RunState.COOLDOWN,
 )
 _FULL_PAUSE = 10.0  # seconds between tries to get into a run whose places are all taken
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 64.0  # seconds between two joins without an epoch in between
+_SUSPICIOUS = 4.0  # seconds of pause, from which on the user is told
 
 
 class Enrolment:
@@ -29,14 +34,41 @@ class Enrolment:
     def __init__(self, context: Context) -> None:
         self._ctx = context
         self._sending: asyncio.Future[None] | None = None
+        self._pause = 0.0
+        self._last = self._told = float("-inf")
 
     @property
     def asked(self) -> bool:
         """Whether a join was sent: there may be a place on chain even if nobody has seen it."""
         return self._sending is not None
 
+    def completed(self) -> None:
+        """An epoch was lived through: the next join need not wait."""
+        self._pause = 0.0
+
+    async def turn(self, run: Run) -> bool:
+        """Wait until this member may join again, or until `run` has changed; whether it may join now."""
+        while (wait := self._last + self._pause - self._ctx.clock.monotonic()) > 0:
+            self._tell(wait)
+            await first_of(self._ctx.clock.sleep(wait), self._ctx.feed.after(run.seq))
+            if self._ctx.feed.run.seq != run.seq:
+                return False
+        return True
+
+    def _tell(self, wait: float) -> None:
+        if self._pause < _SUSPICIOUS or self._told == self._last:
+            return
+        self._told = self._last
+        message = f"the place in the run was lost again, asking for it in {wait:.0f} s"
+        self._ctx.events.emit("warning", message=f"{message}; does another machine use this wallet?")
+
     async def join(self, weight: int, *, stateless: bool) -> bool:
         """Ask for the next epoch; whether that is on chain. A refusal that waiting cannot cure is raised."""
+        while not await self.turn(self._ctx.feed.run):
+            if self._ctx.feed.run.state not in JOINABLE:
+                return False
+        self._last = self._ctx.clock.monotonic()
+        self._pause = min(max(2 * self._pause, _FIRST_PAUSE), _LONGEST_PAUSE)
         try:
             return await persist(
                 self._ctx.clock,

@@ -125,6 +125,7 @@ class Member:
         if ended is None:
             return
         self._weight = rounds.weight or self._weight
+        self._enrolment.completed()
         if not ended.pending_pause:
             await self._join(ended)
         await Cooldown(self._ctx, self._share, replica, self._keeper, self.slot).live(ended)
@@ -151,7 +152,7 @@ class Member:
             return
         if in_epoch and between:
             return  # the members are newer than the run: an epoch has begun that we are about to see
-        if (await self._newest()).seq != run.seq:
+        if not await self._enrolment.turn(run) or (await self._newest()).seq != run.seq:
             return  # what we decided on is past
         if in_epoch:
             self._forget_replica()  # an epoch goes on without us, and we hold up the others until we say so

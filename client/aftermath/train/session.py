@@ -36,6 +36,7 @@ from aftermath.train.archive import Archive, Hub
 from aftermath.train.context import Context
 from aftermath.train.feed import RunFeed
 from aftermath.train.interrupts import CLOSE_SECONDS, Interrupts
+from aftermath.train.lock import lock_directory, only_process
 from aftermath.train.member import Member
 from aftermath.train.origin import Origin
 from aftermath.train.outfit import check_tier, data_of, schema_of
@@ -120,7 +121,17 @@ async def _ports(settings: TrainSettings, events: Events) -> AsyncIterator[Membe
     secret = identity_secret(settings.run_id, wallet, settings.identity_secret_key_path)
     async with contextlib.AsyncExitStack() as stack:
         pool = await stack.enter_async_context(open_pool(settings, patience=_START_PATIENCE))
-        chain = await stack.enter_async_context(_chain(settings, pool, wallet))
+        chain = _chain(settings, pool, wallet)
+        stack.enter_context(
+            only_process(
+                lock_directory(),
+                cluster=await pool.genesis(),
+                program=str(chain.program_id),
+                run_id=settings.run_id,
+                wallet=str(wallet.pubkey),
+            )
+        )
+        await stack.enter_async_context(chain)
         transport = await _open_transport(settings, secret, here=pool.is_local)
         stack.push_async_callback(_close, transport)
         yield await _member(settings, events, pool, chain, transport, secret)
