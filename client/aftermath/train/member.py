@@ -10,10 +10,10 @@ import asyncio
 
 from aftermath.p2p.transport import Announcement, TransportError
 from aftermath.run import bitmap
-from aftermath.run.accounts import Members, Run, Slot
+from aftermath.run.accounts import Members, Model, Run, Slot
 from aftermath.run.commitment import Commitment, Ready, decode_announcement
 from aftermath.run.errors import BadAnnouncement, ChainUnavailable
-from aftermath.run.state import MemberState, RunState
+from aftermath.run.state import MemberState, ModelSource, RunState
 from aftermath.train.archive import Archive, Keeper
 from aftermath.train.collect import LINGER
 from aftermath.train.context import Context, Desync
@@ -115,6 +115,7 @@ class Member:
         self._results.begin(run.epoch)
         self._readiness.forget_before(run.epoch)
         model = await self._ctx.chain.model()
+        self._tell_what_is_lost(run, model)
         warm = WarmUp(self._ctx, self._origin, self._share, run, self.slot, self._parallel)
         self._replica = replica = await warm.obtain(self._take_replica())
         if run.cold_start:
@@ -129,6 +130,16 @@ class Member:
         if not ended.pending_pause:
             await self._join(ended)
         await Cooldown(self._ctx, self._share, replica, self._keeper, self.slot).live(ended)
+
+    def _tell_what_is_lost(self, run: Run, model: Model) -> None:
+        """Nobody may have kept the model as the run had it: the epoch then starts from an older one."""
+        kept = max(model.checkpoint_step, 1)  # the first step of a run is 1
+        if run.model_source is ModelSource.CHECKPOINT and kept < run.step:
+            self._ctx.events.emit(
+                "warning",
+                message=f"the model starts from step {kept}; the run had reached step {run.step}: {run.step - kept} "
+                "steps are not in it",
+            )
 
     def _take_replica(self) -> Replica | None:
         """The replica, which this member then no longer counts on: if it is of no use, its memory is free."""

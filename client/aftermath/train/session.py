@@ -36,6 +36,7 @@ from aftermath.train.archive import Archive, Hub
 from aftermath.train.context import Context
 from aftermath.train.feed import RunFeed
 from aftermath.train.interrupts import CLOSE_SECONDS, Interrupts
+from aftermath.train.keeping import check_directory, check_hub, keeping_advice
 from aftermath.train.lock import lock_directory, only_process
 from aftermath.train.member import Member
 from aftermath.train.origin import Origin
@@ -117,6 +118,7 @@ async def _life(settings: TrainSettings, events: Events, interrupts: Interrupts)
 @contextlib.asynccontextmanager
 async def _ports(settings: TrainSettings, events: Events) -> AsyncIterator[Member]:
     """Open chain and transport, check that we fit the run, and hand out the member."""
+    check_hub(settings)
     wallet = load_wallet(settings.wallet_private_key_path)
     secret = identity_secret(settings.run_id, wallet, settings.identity_secret_key_path)
     async with contextlib.AsyncExitStack() as stack:
@@ -187,6 +189,9 @@ async def _member(
     compute = ThreadWorker("replica")
     schema = await compute(lambda: schema_of(model, settings.run_id))
     check_tier(settings.matformer_tier, schema, settings.run_id)
+    check_directory(settings, schema)
+    if advice := keeping_advice(settings):
+        events.emit("warning", message=advice)
     origin = Origin(
         schema,
         settings.matformer_tier,

@@ -1,0 +1,80 @@
+"""Whether this member can keep the checkpoints it was asked to keep: found out before it joins, not after an epoch.
+
+Choices: what needs no chain is checked first; the directory is tried by writing into it, since permissions alone do not
+tell; there must be room for two checkpoints, because a new one is complete before an old one goes.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+
+from aftermath.model.schema import Schema
+from aftermath.train.outfit import Unsuitable
+from aftermath.train.settings import TrainSettings
+
+_WORD = "[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
+_REPO = re.compile(f"{_WORD}/{_WORD}")
+_BYTES = 4  # of a parameter in a checkpoint
+_AT_ONCE = 2
+
+
+def check_hub(settings: TrainSettings) -> None:
+    """Raises Unsuitable if checkpoints cannot go to the Hub repository that is named."""
+    if settings.hub_repo is None:
+        return
+    if not _REPO.fullmatch(settings.hub_repo):
+        raise Unsuitable(
+            f"--hub-repo {settings.hub_repo!r} is not the name of a repository",
+            "it is OWNER/NAME, for example --hub-repo ada/my-model",
+        )
+    if not settings.matformer_tier and settings.hub_token is None:
+        raise Unsuitable(
+            f"--hub-repo {settings.hub_repo} needs a token to write to it",
+            "set the variable HF_TOKEN to a Hugging Face token that may write; one is made in the settings of the "
+            "account, on huggingface.co",
+        )
+
+
+def check_directory(settings: TrainSettings, schema: Schema) -> None:
+    """Make --checkpoint-dir and try it. Raises Unsuitable if it cannot be written or has no room for checkpoints."""
+    if settings.checkpoint_dir is None or settings.matformer_tier:
+        return
+    directory = settings.checkpoint_dir.absolute()
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory) as probe:
+            probe.write(b"checkpoint")
+        free = shutil.disk_usage(directory).free
+    except OSError as error:
+        raise Unsuitable(
+            f"--checkpoint-dir {directory}: {error.strerror}", "name a directory that you may write to"
+        ) from error
+    needed = _AT_ONCE * _BYTES * schema.parameters()
+    if free <= needed:
+        raise Unsuitable(
+            f"--checkpoint-dir {directory}: {_size(free)} are free, and {_AT_ONCE} checkpoints of this model take "
+            f"{_size(needed)}",
+            "make room, or name a directory on another disk",
+        )
+
+
+def keeping_advice(settings: TrainSettings) -> str | None:
+    """What the user may not have meant about checkpoints, in a sentence."""
+    keeps = settings.checkpoint_dir is not None or settings.hub_repo is not None
+    if keeps and settings.matformer_tier:
+        return (
+            "only members of tier 0 write checkpoints: --checkpoint-dir and --hub-repo have no effect with "
+            f"--matformer-tier {settings.matformer_tier}"
+        )
+    if not keeps and not settings.matformer_tier:
+        return (
+            "this member keeps no checkpoints, so the model lives only in the run's members unless another member of "
+            "tier 0 keeps it: --checkpoint-dir or --hub-repo"
+        )
+    return None
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

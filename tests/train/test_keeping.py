@@ -1,0 +1,114 @@
+"""What is asked of a member that shall keep checkpoints, before it joins anything."""
+
+from __future__ import annotations
+
+import os
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from aftermath.model.schema import Schema
+from aftermath.run.errors import AftermathError
+from aftermath.train import keeping
+from aftermath.train.keeping import check_directory, check_hub, keeping_advice
+from aftermath.train.settings import TrainSettings
+from train.simulated import Simulation, play
+
+Usage = namedtuple("Usage", "total used free")
+
+
+def settings(**options: object) -> TrainSettings:
+    return TrainSettings.model_validate({"run_id": "r", **options})
+
+
+@pytest.fixture(scope="module")
+def schema(tmp_path_factory: pytest.TempPathFactory) -> Schema:
+    async def story(_: Simulation) -> None: ...
+
+    return play(tmp_path_factory.mktemp("schema") / "run", story).schema
+
+
+@pytest.mark.parametrize("name", ["model", "a/b/c", "/model", "ada/", "-a/b", "a b/c", "https://hf.co/a/b", ""])
+def test_a_repository_is_an_owner_and_a_name(name: str) -> None:
+    with pytest.raises(AftermathError, match="is not the name of a repository") as caught:
+        check_hub(settings(hub_repo=name, hub_token="hf_x"))
+    assert "OWNER/NAME" in caught.value.fix
+
+
+def test_a_repository_without_a_token_is_refused_with_the_way_to_give_one() -> None:
+    with pytest.raises(AftermathError, match="needs a token") as caught:
+        check_hub(settings(hub_repo="ada/model-1.b"))
+    assert "HF_TOKEN" in caught.value.fix
+    check_hub(settings(hub_repo="ada/model-1.b", hub_token="hf_x"))
+    check_hub(settings())
+
+
+def test_the_directory_is_made_and_nothing_is_left_in_it(tmp_path: Path, schema: Schema) -> None:
+    check_directory(settings(checkpoint_dir=tmp_path / "new/er"), schema)
+    assert list((tmp_path / "new/er").iterdir()) == []
+
+
+def test_a_directory_that_cannot_be_is_named_whole(
+    tmp_path: Path, schema: Schema, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(AftermathError, match=f"--checkpoint-dir {tmp_path}/file/kept: Not a directory"):
+        check_directory(settings(checkpoint_dir="file/kept"), schema)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_directory_of_somebody_else_is_refused(tmp_path: Path, schema: Schema) -> None:
+    (tmp_path / "theirs").mkdir(mode=0o500)
+    with pytest.raises(AftermathError, match="Permission denied"):
+        check_directory(settings(checkpoint_dir=tmp_path / "theirs"), schema)
+
+
+def test_there_must_be_room_for_two_checkpoints(
+    tmp_path: Path, schema: Schema, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed = 8 * schema.parameters()
+    asked = settings(checkpoint_dir=tmp_path)
+    monkeypatch.setattr(keeping.shutil, "disk_usage", lambda _: Usage(0, 0, needed))
+    with pytest.raises(AftermathError, match=f"--checkpoint-dir {tmp_path}: .* are free, and 2 checkpoints") as caught:
+        check_directory(asked, schema)
+    assert "make room" in caught.value.fix
+    monkeypatch.setattr(keeping.shutil, "disk_usage", lambda _: Usage(0, 0, needed + 1))
+    check_directory(asked, schema)
+
+
+def test_other_tiers_keep_nothing_and_are_told(tmp_path: Path, schema: Schema) -> None:
+    asked = settings(checkpoint_dir=tmp_path / "never", hub_repo="ada/model", matformer_tier=1)
+    check_hub(asked)
+    check_directory(asked, schema)
+    assert not (tmp_path / "never").exists()
+    assert "only members of tier 0" in (keeping_advice(asked) or "")
+
+
+def test_a_whole_model_that_nobody_keeps_is_pointed_out() -> None:
+    assert "lives only in the run's members" in (keeping_advice(settings()) or "")
+    assert keeping_advice(settings(checkpoint_dir="kept")) is None
+    assert keeping_advice(settings(hub_repo="ada/model")) is None
+    assert keeping_advice(settings(matformer_tier=1)) is None
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_members_say_what_an_older_checkpoint_lacks(tmp_path: Path, keeps: bool) -> None:
+    """Everybody dies after the first epoch: what was trained is in the checkpoint, or it is lost and that is said."""
+
+    async def story(sim: Simulation) -> None:
+        sim.keeps = keeps
+        players = [sim.add(tier) for tier in (0, 1, 2)]
+        await sim.until(lambda run: run.epoch == 1)
+        for player in players:
+            await sim.kill(player)
+        for player in players:
+            player.events.clear()
+            sim.start(player)
+        await sim.until(lambda run: all(player.saw("model") for player in players))
+
+    sim = play(tmp_path, story)
+    lost = f"starts from step 1; the run had reached step {sim.run.step}: {sim.run.step - 1} steps are not in it"
+    for player in sim.players:
+        assert any(lost in event["message"] for event in player.saw("warning")) is not keeps, player.saw("warning")
