@@ -129,7 +129,7 @@ def train(run: Scenario, world: Recorder) -> None:
     first = run.run.rounds[0]
     shares = assignment.assign(first, run.members, run.run.config.verification_percent)
     saw = [
-        bitmap.from_slots(slot for place, slot in enumerate(shares) if place % 2 == 0 or (place + witness) % 3 == 0)
+        bitmap.from_slots(slot for place, slot in enumerate(shares) if place % 2 == 0 or (place + witness) % 4 == 0)
         for witness in range(MAX_WITNESSES)
     ]
     world.label = "witness (half the shares missing, all disagree)"
@@ -160,13 +160,15 @@ def everyone_attests(run: Scenario, participation: Sequence[int] = (), indices: 
 
 
 def judge(run: Scenario) -> None:
-    roles = committee.roles(run.run.current, run.run.config.verification_percent)
-    slots = run.members.slots
-    verifiers = [slot for slot, role in roles.items() if role is Committee.VERIFIER]
-    shares = assignment.assign(run.run.current, run.members, run.run.config.verification_percent)
+    """A verifier of the round before finds that somebody's result is not what the data gives."""
+    before = run.run.round(run.run.current.height - 1)
+    assert before is not None
+    percent, slots = run.run.config.verification_percent, run.members.slots
+    verifiers = [slot for slot, role in committee.roles(before, percent).items() if role is Committee.VERIFIER]
+    shares = assignment.assign(before, run.members, percent)
     target = next(slot for slot, share in shares.items() if share.len)
     sender, mismatch = run.index_of(slots[verifiers[0]].signer), len(verifiers) > 1  # one vote alone would eject
-    run.by(sender, "verify", verifiers[0], run.run.current.height, target, mismatch)
+    run.by(sender, "verify", verifiers[0], before.height, target, mismatch)
 
 
 def finish(run: Scenario, world: Recorder) -> None:
