@@ -95,3 +95,15 @@ def test_a_member_that_lost_its_place_is_back_soon(tmp_path: Path) -> None:
         assert players[2].saw("joined")[1]["t"] - noticed < 2
 
     play(tmp_path, story)
+
+
+def test_whoever_comes_late_says_once_that_it_waits(tmp_path: Path) -> None:
+    async def story(sim: Simulation) -> None:
+        early = [sim.add(tier) for tier in (0, 1, 2)]
+        await sim.until_round(1)
+        late = sim.add(1)
+        await sim.until_finished()
+        assert [e["epoch"] for e in late.saw("waiting")] == [1]
+        assert not any(player.saw("waiting") for player in early)
+
+    play(tmp_path, story)

@@ -1,7 +1,10 @@
-"""What a session opens: peers are looked for on this machine when the chain is on it, unless told otherwise."""
+"""What a session opens: peers are looked for on this machine when the chain is on it, unless told otherwise; and the
+views of its progress.
+"""
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -25,3 +28,16 @@ async def test_peers_of_a_local_chain_are_found_in_a_directory(tmp_path: Path, d
 def found(directory: Path) -> int:
     """How many peers have announced themselves in the directory."""
     return len(list(directory.glob("*.json")))
+
+
+def test_a_line_of_a_piped_log_is_one_line_whatever_its_length(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with contextlib.ExitStack() as stack:
+        events = session.events_of(TrainSettings(run_id="long"), stack)
+        events.emit("warning", message="word " * 100 + "end")
+        events.emit("left")
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.endswith("word end")
+    assert second.endswith("left the run")

@@ -192,6 +192,8 @@ class Member:
         members = await self._ctx.chain.members()
         self.slot = members.find(self._ctx.chain.wallet)
         self._ctx.events.emit("joined", slot=self.slot, tier=self._ctx.tier, weight=self._weight, epoch=run.epoch)
+        if self._replica is None and run.state is not RunState.WAITING_FOR_MEMBERS:
+            self._ctx.events.emit("waiting", epoch=run.epoch + 1)
 
     # --- peers --------------------------------------------------------------------------------------------------
 

@@ -85,7 +85,7 @@ def events_of(settings: TrainSettings, stack: contextlib.ExitStack) -> Events:
     if settings.logs == "json":
         sinks.append(JsonLines(sys.stdout))
     elif settings.logs == "console":
-        sinks.append(ConsoleLines(Console()))
+        sinks.append(ConsoleLines(Console(soft_wrap=not sys.stdout.isatty())))  # a pipe has no width to wrap at
     else:
         sinks.append(stack.enter_context(TerminalView(settings.run_id, settings.matformer_tier)))
     if settings.write_log:
