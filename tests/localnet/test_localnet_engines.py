@@ -33,7 +33,10 @@ def answers(url: str) -> bool:
 
 @pytest.mark.parametrize("engine", ["embedded", pytest.param("validator", marks=[needs_validator, pytest.mark.slow])])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_it_cleanly(engine: str, number: signal.Signals) -> None:
+def test_a_signal_ends_it_cleanly(
+    engine: str, number: signal.Signals, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     process, rpc, ws = start("--engine", engine)
     assert answers(rpc)
     assert int(ws.rpartition(":")[2]) == int(rpc.rpartition(":")[2]) + 1
@@ -43,6 +46,7 @@ def test_a_signal_ends_it_cleanly(engine: str, number: signal.Signals) -> None:
     assert out == ""
     assert "Traceback" not in err
     assert not answers(rpc)
+    assert not list(tmp_path.glob("aftermath-*"))
 
 
 @needs_validator

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import sys
 import urllib.request
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from aftermath.demo.plan import CORPUS_BYTES, MODEL, Commands, DemoFailed, Places, call
 from aftermath.demo.processes import Process, wait_for
+from aftermath.localnet.ports import free_ports
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -48,22 +48,9 @@ def write_config(places: Places, template: Path) -> None:
     places.config.write_text(text)
 
 
-def free_port() -> int:
-    """A port whose successor is free as well: Solana's websocket is the RPC's port plus one."""
-    while True:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port = int(first.getsockname()[1])
-            try:
-                second.bind(("127.0.0.1", port + 1))
-            except (OSError, OverflowError):
-                continue
-            return port
-
-
 def start_chain(places: Places, engine: str) -> tuple[Process, Commands]:
     """The local network, ready to answer."""
-    port = free_port()
+    port = free_ports("127.0.0.1", 2)  # Solana's websocket is at the RPC's port plus one
     rpc = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "aftermath.cli.main", "localnet", "--engine", engine]
     chain = Process("localnet", [*command, "--port", str(port), "--ledger", str(places.ledger)], places.log("localnet"))

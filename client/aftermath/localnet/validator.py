@@ -82,6 +82,7 @@ class RunningValidator:
         self._ledger = config.ledger or Path(self._scratch.name if self._scratch else "")
         self._log_path = self._ledger.with_name(f"{self._ledger.name}.log")
         self._process: asyncio.subprocess.Process | None = None
+        self._opened = False
 
     @property
     def rpc_url(self) -> str:
@@ -112,6 +113,7 @@ class RunningValidator:
             await self._until_healthy(session)
             for key, lamports in config.airdrops:
                 await self._provide(session, key, lamports)
+        self._opened = True
 
     def _arguments(self, config: LocalnetConfig) -> list[str]:
         first = free_ports(self._host, OTHER_PORTS)
@@ -171,6 +173,8 @@ class RunningValidator:
                 await process.wait()
         if self._scratch is not None:
             self._scratch.cleanup()
+            if self._opened:  # else an error has just named the log
+                self._log_path.unlink(missing_ok=True)
 
 
 def _die_with_parent() -> None:
