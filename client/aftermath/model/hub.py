@@ -5,7 +5,9 @@ Decided
   model's config before the first weight is asked for. One commit is used throughout, also if the branch moves.
 - A tier's own files are taken by the manifest when it can serve the tier; under `auto` an unusable one means the full
   checkpoint. Their digests are verified.
-- Every request has a deadline (10 s without a byte), and every failure is a sentence that says what to do.
+- What the listing says is hostile too: strange names are not there, sizes are compared again after the download.
+- A request ends after 10 s without a byte and a download when it is slower than any member could use; every failure
+  is a sentence that says what to do.
 """
 
 from __future__ import annotations
@@ -14,13 +16,15 @@ import errno
 import glob
 import json
 import logging
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 
-from huggingface_hub import HfApi, hf_hub_download, snapshot_download
+from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.constants import HF_HUB_CACHE
 from huggingface_hub.errors import (
     GatedRepoError,
@@ -32,6 +36,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from aftermath.model.config import LlamaConfig, stored_tier
+from aftermath.model.deadline import within
 from aftermath.model.documents import COMPANIONS, INDEX_FILE, MAX_CONFIG_BYTES, CheckpointError, Strategy, hf_config
 from aftermath.model.manifest import (
     MANIFEST_FILE,
@@ -46,6 +51,7 @@ from aftermath.model.manifest import (
 from aftermath.run.errors import AftermathError
 
 TIMEOUT_SECONDS = 10.0
+PATIENCE_SECONDS, SLOWEST = 60.0, 100_000  # a download may take so long, and longer by so many bytes per second
 MAX_SMALL_BYTES = 64 << 20  # a tokenizer or an index
 _OFFLINE = "Check this machine's internet connection, or use a Local checkpoint."
 
@@ -54,7 +60,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Repository:
-    """One commit of a repository: its files and their sizes."""
+    """One commit of a repository: its files and their sizes, negative where the listing gives none."""
 
     name: str
     commit: str
@@ -65,19 +71,7 @@ class _Repository:
 
     def fetch(self, path: str, limit: int) -> Path:
         """One small file."""
-        self._limited([path], limit)
-        with asking(self.name):
-            return Path(
-                hf_hub_download(
-                    self.name,
-                    path,
-                    revision=self.commit,
-                    cache_dir=self.cache,
-                    etag_timeout=TIMEOUT_SECONDS,
-                    token=self.token,
-                    endpoint=self.endpoint,
-                )
-            )
+        return self.fetch_all([path], limit) / path
 
     def fetch_all(self, paths: Sequence[str], limit: int) -> Path:
         """These files and no others; returns the snapshot's root. Finished files are not fetched again."""
@@ -89,24 +83,32 @@ class _Repository:
                 f"{self.name} takes {need:,} bytes and the disk of {self.cache} has {free:,} free",
                 "Free some space, or set HF_HOME to another disk.",
             )
+        call = partial(
+            snapshot_download,
+            self.name,
+            revision=self.commit,
+            allow_patterns=[glob.escape(path) for path in paths],
+            cache_dir=self.cache,
+            etag_timeout=TIMEOUT_SECONDS,
+            token=self.token,
+            endpoint=self.endpoint,
+            max_workers=4,
+        )
         with asking(self.name):
-            return Path(
-                snapshot_download(
-                    self.name,
-                    revision=self.commit,
-                    allow_patterns=[glob.escape(path) for path in paths],
-                    cache_dir=self.cache,
-                    etag_timeout=TIMEOUT_SECONDS,
-                    token=self.token,
-                    endpoint=self.endpoint,
-                    max_workers=4,
-                )
-            )
+            root = Path(within(PATIENCE_SECONDS + need / SLOWEST, call, _too_slow(self.name)))
+            found = {path: (root / path).stat().st_size for path in paths}
+        for path, size in found.items():
+            if size != self.sizes[path]:
+                raise CheckpointError(f"{self.name}/{path} has {size:,} bytes, its listing said {self.sizes[path]:,}")
+        return root
 
     def _limited(self, paths: Sequence[str], limit: int) -> int:
         absent = [path for path in paths if path not in self.sizes]
         if absent:
             raise CheckpointError(f"{self.name} has no file {absent[0]}", "Name a repository with a Llama checkpoint.")
+        unknown = [path for path in paths if self.sizes[path] < 0]
+        if unknown:
+            raise CheckpointError(f"{self.name} does not say how large {unknown[0]} is")
         need = sum(self.sizes[path] for path in paths)
         if need > limit:
             raise CheckpointError(f"{self.name} lists {need:,} bytes for {paths[0]}, at most {limit:,} are expected")
@@ -169,12 +171,29 @@ def _open(
     repo: str, revision: str | None, cache_dir: Path | None, token: str | None, endpoint: str | None
 ) -> _Repository:
     disable_progress_bars()
+    api = HfApi(endpoint=endpoint, token=token)
+    call = partial(api.model_info, repo, revision=revision or None, files_metadata=True, timeout=TIMEOUT_SECONDS)
     with asking(repo, revision):
-        info = HfApi(endpoint=endpoint, token=token).model_info(
-            repo, revision=revision or None, files_metadata=True, timeout=TIMEOUT_SECONDS
-        )
-    sizes = {file.rfilename: file.size or 0 for file in info.siblings or []}
+        info = within(PATIENCE_SECONDS, call, _too_slow(repo))
+    if not re.fullmatch("[0-9a-f]{40}", str(info.sha)):
+        raise CheckpointError(f"the Hub named no commit of {repo}", "Try again later.")
+    sizes = {
+        file.rfilename: file.size if isinstance(file.size, int) else -1
+        for file in info.siblings or []
+        if _is_plain(file.rfilename)
+    }
     return _Repository(repo, str(info.sha), sizes, token, endpoint, Path(cache_dir or HF_HUB_CACHE))
+
+
+def _is_plain(path: object) -> bool:
+    """Whether a listed path is one that stays below the repository's root on every system."""
+    if not isinstance(path, str) or not path or "\\" in path or "\0" in path or ":" in path:
+        return False
+    return all(part not in ("", ".", "..") for part in path.split("/"))
+
+
+def _too_slow(repo: str) -> CheckpointError:
+    return CheckpointError(f"the Hub is too slow with {repo}", "Try again later, or use a Local checkpoint.")
 
 
 def _download_tier(source: _Repository, manifests: Sequence[str], tier: int) -> Path:

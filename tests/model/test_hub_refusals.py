@@ -1,0 +1,148 @@
+"""What the Hub may do wrong, or a repository on purpose: each is one sentence, and nothing strange is fetched."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aftermath.model import hub
+from aftermath.model.documents import CheckpointError
+from aftermath.model.hub import download, upload
+from aftermath.model.resolve import resolve
+from aftermath.run.accounts import Checkpoint
+from aftermath.run.state import CheckpointKind
+from model.hub_server import CONFIG, Fetch, Hub, Storage, right, serving
+
+
+@pytest.mark.parametrize("strategy", ["auto", "sliced"])
+def test_weights_that_differ_from_the_digest_are_refused(fetch: Fetch, server: Hub, strategy: Any) -> None:
+    data = server.repos["me/model"]["m-tier1/model.safetensors"]
+    server.repos["me/model"]["m-tier1/model.safetensors"] = data[:-1] + bytes([data[-1] ^ 1])
+    with pytest.raises(CheckpointError, match="SHA-256 differs"):
+        fetch(tier=1, strategy=strategy)
+
+
+def test_an_oversized_listing_is_refused_before_fetching(fetch: Fetch, server: Hub) -> None:
+    server.claimed["model.safetensors"] = 1 << 30
+    with pytest.raises(CheckpointError, match=r"lists 1,073,741,824 bytes .* at most"):
+        fetch()
+    assert "model.safetensors" not in server.fetched
+    server.claimed["config.json"] = 1 << 30
+    with pytest.raises(CheckpointError, match="at most 1,048,576"):
+        fetch()
+
+
+def test_a_full_disk_is_said_before_fetching(fetch: Fetch, server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = hub.shutil.disk_usage("/")
+    monkeypatch.setattr(hub.shutil, "disk_usage", lambda _: usage._replace(free=10))
+    with pytest.raises(CheckpointError, match="has 10 free"):
+        fetch()
+    assert "model.safetensors" not in server.fetched
+
+
+@pytest.mark.parametrize(
+    ("repo_name", "revision", "says"),
+    [
+        ("me/nothing", "", "no Hub repository me/nothing, or it is private[\\s\\S]*HF_TOKEN"),
+        ("me/model", "v9", "no revision v9"),
+        ("not a name", "", "owner/name"),
+    ],
+)
+def test_wrong_names_are_sentences(fetch: Fetch, repo_name: str, revision: str, says: str) -> None:
+    with pytest.raises(CheckpointError, match=says):
+        fetch(repo_name, revision)
+
+
+@pytest.mark.parametrize(
+    ("status", "says"), [(403, "answered 403[\\s\\S]*HF_TOKEN"), (418, "answered 418[\\s\\S]*again later")]
+)
+def test_refusals_of_the_hub_are_sentences(fetch: Fetch, server: Hub, status: int, says: str) -> None:
+    server.status = status
+    with pytest.raises(CheckpointError, match=says):
+        fetch()
+
+
+def test_an_unreachable_hub_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"cannot be reached[\s\S]*internet connection"):
+        download("me/model", None, tier=0, strategy="auto", cache_dir=tmp_path, endpoint="http://127.0.0.1:9")
+
+
+def test_a_repository_without_a_model_is_a_sentence(fetch: Fetch, server: Hub) -> None:
+    server.repos["me/empty"] = {"README.md": b""}
+    with pytest.raises(CheckpointError, match=r"no file config\.json"):
+        fetch("me/empty")
+    server.repos["me/empty"] = {"config.json": server.repos["me/model"]["config.json"]}
+    with pytest.raises(CheckpointError, match=r"no \.safetensors"):
+        fetch("me/empty")
+
+
+def test_a_push_without_rights_says_which_token_is_needed(server: Hub, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"no token[\s\S]*HF_TOKEN"):
+        upload(tmp_path, "me/model", token=None, message="x", endpoint=server.endpoint)
+    server.status = 403
+    with pytest.raises(CheckpointError, match=r"403[\s\S]*HF_TOKEN"):
+        upload(tmp_path, "me/model", token="hf_x", message="x", endpoint=server.endpoint)
+
+
+@pytest.mark.parametrize("kind", [CheckpointKind.NONE, CheckpointKind.DUMMY])
+def test_a_run_without_weights_says_what_its_owner_has_to_do(kind: CheckpointKind) -> None:
+    with pytest.raises(CheckpointError, match=r"no checkpoint with weights[\s\S]*update-config"):
+        resolve(Checkpoint(kind, "x", ""))
+
+
+# --- on purpose ------------------------------------------------------------------------------------------------------
+
+
+def test_shards_that_the_index_seeks_elsewhere_are_not_there(fetch: Fetch, server: Hub) -> None:
+    files = server.repos["me/model"]
+    names = dict.fromkeys(CONFIG.parameter_shapes(), "../../evil.safetensors")
+    files["model.safetensors.index.json"] = json.dumps({"weight_map": names}).encode()
+    files["../../evil.safetensors"] = files["model.safetensors"]
+    with pytest.raises(CheckpointError, match=r"no file \.\./\.\./evil"):
+        fetch()
+    assert "../../evil.safetensors" not in server.fetched
+
+
+@pytest.mark.parametrize("size", [None, -(1 << 40), "12"])
+def test_a_listing_without_a_size_is_refused_before_fetching(fetch: Fetch, server: Hub, size: object) -> None:
+    server.claimed["model.safetensors"] = size
+    with pytest.raises(CheckpointError, match=r"does not say how large model\.safetensors is"):
+        fetch()
+    assert "model.safetensors" not in server.fetched
+
+
+def test_a_file_that_is_larger_than_listed_is_refused_before_it_is_read(fetch: Fetch, server: Hub) -> None:
+    server.claimed["config.json"] = 1
+    with pytest.raises(CheckpointError, match=r"config\.json has [\d,]+ bytes, its listing said 1"):
+        fetch()
+
+
+@pytest.mark.parametrize("commit", ["../../../../x", "", "A" * 40, "main"])
+def test_a_commit_that_is_none_is_refused(fetch: Fetch, server: Hub, commit: str) -> None:
+    server.commit = commit
+    with pytest.raises(CheckpointError, match="named no commit of me/model"):
+        fetch()
+    assert server.fetched == []
+
+
+def test_a_file_that_comes_a_byte_at_a_time_is_given_up(
+    fetch: Fetch, server: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "PATIENCE_SECONDS", 1.0)
+    server.trickling = True
+    began = time.monotonic()
+    with pytest.raises(CheckpointError, match=r"too slow with me/model[\s\S]*again later"):
+        fetch()
+    assert time.monotonic() - began < 5
+
+
+def test_the_token_stays_with_the_hub_when_a_file_is_elsewhere(fetch: Fetch, server: Hub) -> None:
+    server.private.add("me/model")
+    fetch.options["token"] = "hf_x"
+    server.elsewhere = Storage()
+    with serving(server.elsewhere):
+        assert right(fetch(), 0)
+    assert len(server.elsewhere.heard) >= 3
+    assert not any("authorization" in headers for headers in server.elsewhere.heard)
