@@ -1,33 +1,34 @@
-"""Fetching one blob from several holders: ranges, resume, blame.
+"""Fetching one blob from several holders: ranges, resume, helpers, blame.
 
 Decisions: a small blob is one range, a large one many, pulled by one worker per holder. A holder that dies or stalls
 hands its unread rest to the others, so no byte that arrived is asked for twice. An idle worker takes half of the
-longest rest. The digest is checked at the end; if it is wrong and one holder gave everything, it is the liar, else
-holders are asked one at a time and whoever's bytes differ from the verified blob is blamed.
+longest rest. Where all who are waited for are silent, or too slow for the deadline, one more holder is asked beside
+them; what they let us wait is counted in ticks, so that a pause of our own is nobody's fault. The digest is checked
+at the end; if it is wrong and one holder gave everything, it is the liar, else holders are asked one at a time and
+whoever's bytes differ from the verified blob is blamed.
 """
 
 import asyncio
 import logging
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import iroh
 from blake3 import blake3
 
+from aftermath.p2p.attempt import LEAST_PROGRESS, STRIPE_FROM, Attempt, Pull
 from aftermath.p2p.blobs import PIECE, THREADED_HASH
 from aftermath.p2p.link import Link
 from aftermath.p2p.links import Links
-from aftermath.p2p.pace import PATIENCE_S, Pace
+from aftermath.p2p.pace import Pace
 from aftermath.p2p.transport import BlobRejected, BlobUnavailable, PeerUnreachable, short
 from aftermath.p2p.wire import BlobRequest, ProtocolViolation, Reply, Status, cause, frame_of, read_message
 
-STRIPE_FROM = 8 << 20
-RANGE = 4 << 20
-WORTH_STEALING = 2 << 20
 MOST_HOLDERS = 8
 STRIKES = 3
-LEAST_PROGRESS = 32768
+PARTS_OF_DEADLINE = 3
+"""A holder is waited for at most this part of the deadline, and a range should take no more of what is left."""
+TICK_S = 0.2
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 2.0
 
@@ -42,98 +43,56 @@ class HolderLied(Exception):
     """A holder stated something about the blob that is false; it is not asked again for it."""
 
 
-@dataclass(eq=False)
-class Span:
-    """Bytes [position, end) still to come; `end` shrinks when another worker takes the tail."""
-
-    position: int
-    end: int
-
-
-@dataclass
-class Attempt:
-    """A blob being filled. `origin` notes who gave which bytes."""
-
-    size: int
-    buffer: bytearray
-    todo: deque[Span]
-    active: dict[bytes, Span] = field(default_factory=dict)
-    origin: list[tuple[bytes, int, int]] = field(default_factory=list)
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @classmethod
-    def of(cls, size: int) -> "Attempt":
-        """An empty one; large blobs are cut into ranges."""
-        step = RANGE if size >= STRIPE_FROM else size
-        spans = deque(Span(start, min(start + step, size)) for start in range(0, size, step))
-        return cls(size, bytearray(size), spans)
-
-    @property
-    def complete(self) -> bool:
-        """True when every byte arrived."""
-        return not self.todo and not self.active
-
-    def take(self, holder: bytes) -> Span | None:
-        """Work for an idle worker: the next range, or half of the longest rest; None if there is nothing now."""
-        if self.todo:
-            span = self.todo.popleft()
-        else:
-            longest = max(self.active.values(), key=lambda one: one.end - one.position, default=None)
-            if longest is None or longest.end - longest.position < WORTH_STEALING:
-                return None
-            middle = (longest.position + longest.end) // 2
-            span = Span(middle, longest.end)
-            longest.end = middle
-        self.active[holder] = span
-        return span
-
-    def release(self, holder: bytes, start: int) -> None:
-        """Note what a worker brought since `start` and put what it did not bring back."""
-        span = self.active.pop(holder)
-        if span.position > start:
-            self.origin.append((holder, start, span.position))
-        if span.position < span.end:
-            self.todo.appendleft(span)
-        self.changed.set()
-        self.changed = asyncio.Event()
+class HolderLacks(Exception):
+    """A holder does not have the blob, which is an honest answer; asked again later it may."""
 
 
 class Fetch:
     """One call of `Transport.fetch`."""
 
-    def __init__(self, links: Links, pace: Pace, digest: bytes, size: int) -> None:
+    def __init__(self, links: Links, pace: Pace, digest: bytes, size: int, deadline_s: float) -> None:
         self._links = links
         self._pace = pace
         self._digest = digest
         self._size = size
+        self._deadline_s = deadline_s
+        self._ends = pace.clock() + deadline_s
+        self._waited: dict[bytes, float] = {}
         self._strikes: Counter[bytes] = Counter()
         self._liars: set[bytes] = set()
         self._troubles: dict[bytes, str] = {}
         self._suspects: list[tuple[bytes, int, int, bytes]] = []
 
-    async def run(self, holders: Sequence[bytes], deadline_s: float) -> bytes:
-        """Fetch and verify within the deadline."""
+    async def run(self, holders: Sequence[bytes]) -> bytes:
+        """Fetch and verify within the deadline; see `Transport.fetch` for what it raises."""
         try:
-            async with asyncio.timeout(deadline_s):
+            async with asyncio.timeout(self._deadline_s):
                 return await self._persist(holders)
         except TimeoutError as error:
-            raise BlobUnavailable(f"{self._name()} did not arrive within {deadline_s:.1f} s{self._why()}") from error
+            for holder in self._waited:
+                self._pace.failed(holder)
+            raise BlobUnavailable(
+                f"{self._name()} did not arrive within {self._deadline_s:.1f} s{self._why()}"
+            ) from error
 
     async def _persist(self, holders: Sequence[bytes]) -> bytes:
         """Pass over the holders again and again, keeping what arrived, until verified or nobody is left to ask."""
         attempt = Attempt.of(self._size)
-        pause, turn, alone = FIRST_PAUSE_S, 0, False
+        pause, alone, turns = FIRST_PAUSE_S, False, Counter[bytes]()
         while True:
             asked = self._askable(holders)
             before = len(attempt.origin)
-            await self._pass(attempt, [asked[turn % len(asked)]] if alone else asked)
+            if alone:
+                asked = [min(asked, key=lambda one: turns[one])]
+                turns[asked[0]] += 1
+            await self._pass(attempt, asked)
             if attempt.complete:
                 if await self._verified(attempt):
                     return bytes(attempt.buffer)
                 alone = alone or len({holder for holder, _, _ in attempt.origin}) > 1
                 attempt = Attempt.of(self._size)
             elif alone:
-                attempt, turn = Attempt.of(self._size), turn + 1
+                attempt = Attempt.of(self._size)
                 await asyncio.sleep(FIRST_PAUSE_S)
             elif len(attempt.origin) == before:
                 await asyncio.sleep(pause)
@@ -143,7 +102,7 @@ class Fetch:
         """Holders worth asking, best first; BlobRejected or BlobUnavailable if none is left."""
         left = [one for one in holders if one not in self._liars and self._strikes[one] < STRIKES]
         if left:
-            return self._pace.ranked(left, self._links.live())
+            return self._pace.ranked(left, self._links.live(), self._size)
         if self._liars and self._liars >= set(holders):
             raise BlobRejected(f"{self._name()}: every holder lied about it{self._why()}", "get it from others")
         raise BlobUnavailable(f"{self._name()}: no holder is left to ask{self._why()}")
@@ -153,36 +112,73 @@ class Fetch:
         width = min(len(asked), MOST_HOLDERS) if self._size >= STRIPE_FROM else 1
         standby = deque(asked)
         running: set[asyncio.Task[None]] = set()
+        self._waited.clear()
         try:
             while not attempt.complete:
                 while standby and len(running) < width:
                     running.add(asyncio.create_task(self._work(attempt, standby.popleft())))
                 if not running:
                     return
-                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                done, running = await asyncio.wait(running, timeout=TICK_S, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     task.result()
+                if not done and self._need_help(attempt):
+                    width = min(len(running) + 1, MOST_HOLDERS)
         finally:
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
 
+    def _need_help(self, attempt: Attempt) -> bool:
+        """Count a tick of waiting; True if none who is waited for will bring the rest in time."""
+        hopeless = 0
+        for holder in self._waited:
+            self._waited[holder] += TICK_S
+            pull = attempt.active.get(holder)
+            silent = self._waited[holder] >= min(self._pace.hedge(holder), self._patience(holder))
+            slow = pull is not None and self._too_slow(pull)
+            if pull is not None:
+                pull.silent, pull.slow = silent, slow
+            if silent or slow:
+                self._pace.late(holder)
+            hopeless += silent or slow
+        if hopeless:
+            attempt.stir()
+        return 0 < hopeless == len(self._waited)
+
+    def _too_slow(self, pull: Pull) -> bool:
+        """True if, at the pace so far, the range would take more than its part of the time left."""
+        now = self._pace.clock()
+        spent, brought = now - pull.began, pull.position - pull.start
+        if spent < self._pace.hedge(pull.holder) or not brought:
+            return False
+        return pull.span.rest * spent / brought > (self._ends - now) / PARTS_OF_DEADLINE
+
+    def _patience(self, holder: bytes) -> float:
+        """Seconds without progress after which a holder is given up."""
+        return min(self._pace.patience(holder), self._deadline_s / PARTS_OF_DEADLINE)
+
     async def _work(self, attempt: Attempt, holder: bytes) -> None:
         """Pull ranges from one holder until the blob is full or the holder fails; the failure is noted."""
         try:
             while not attempt.complete:
-                link = await self._links.get(holder, PATIENCE_S)
-                span = attempt.take(holder)
-                if span is None:
+                self._waited[holder] = 0.0
+                link = await self._links.get(holder, self._patience(holder))
+                pull = attempt.take(holder, self._pace.clock())
+                if pull is None:
+                    del self._waited[holder]
                     await attempt.changed.wait()
                     continue
-                start = span.position
+                self._pace.events["retries"] += pull.joined
                 try:
-                    await self._pull(attempt, link, span)
+                    await self._pull(attempt, link, pull)
                 finally:
-                    attempt.release(holder, start)
+                    attempt.release(pull)
         except HolderLied as lie:
             self._condemn(holder, str(lie))
+        except HolderLacks as answer:
+            self._strikes[holder] += 1
+            self._troubles[holder] = str(answer)
         except PeerUnreachable as error:
             self._fault(holder, str(error), strike=False)
         except iroh.IrohError as error:
@@ -190,45 +186,49 @@ class Fetch:
         except (HolderFailed, ProtocolViolation) as error:
             self._fault(holder, str(error), strike=True)
         except TimeoutError:
-            self._fault(holder, f"no progress for {self._pace.patience(holder):.1f} s", strike=True)
+            self._fault(holder, f"no progress for {self._patience(holder):.1f} s", strike=True)
+        self._waited.pop(holder, None)
 
-    async def _pull(self, attempt: Attempt, link: Link, span: Span) -> None:
+    async def _pull(self, attempt: Attempt, link: Link, pull: Pull) -> None:
         """Ask one holder for one range and read it into the buffer, as far as it gets."""
-        began, start, asked_end = self._pace.clock(), span.position, span.end
-        async with asyncio.timeout(self._pace.patience(link.peer)):
+        patience = self._patience(pull.holder)
+        async with asyncio.timeout(patience):
             stream = await link.connection.open_bi()
-            request = BlobRequest(self._digest, start, asked_end - start)
+            request = BlobRequest(self._digest, pull.start, pull.asked_end - pull.start)
             await stream.send().write_all(frame_of(request))
             await stream.send().finish()
             reply = await read_message(stream.recv(), Reply)
         self._check(reply)
-        while span.position < span.end:
-            async with asyncio.timeout(self._pace.patience(link.peer)):
-                await self._progress(attempt, stream.recv(), span, asked_end)
-        if span.end < asked_end:
+        more = True
+        while more:
+            async with asyncio.timeout(patience):
+                more = await self._progress(attempt, stream.recv(), pull)
+        if pull.position < pull.asked_end:
             await stream.recv().stop(0)
-        self._pace.delivered(link.peer, span.position - start, self._pace.clock() - began)
+        if pull.leads:
+            self._pace.delivered(link.peer, pull.position - pull.start, self._pace.clock() - pull.began)
 
     def _check(self, reply: Reply) -> None:
         """Refuse a holder before the first byte if what it says about the blob cannot be."""
         if reply.status == Status.MISSING:
-            raise HolderFailed("does not have it (any more)")
+            raise HolderLacks("does not have it (any more)")
         if reply.size != self._size:
             raise HolderLied(f"states {reply.size} bytes")
         if reply.status != Status.OK:
             raise HolderFailed("refused to send it")
 
-    async def _progress(self, attempt: Attempt, stream: iroh.RecvStream, span: Span, asked_end: int) -> None:
-        """Read at least LEAST_PROGRESS bytes, so that a trickle does not count as progress."""
-        goal = span.position + LEAST_PROGRESS
-        while span.position < min(goal, span.end):
-            chunk = await stream.read(min(PIECE, asked_end - span.position))
+    async def _progress(self, attempt: Attempt, stream: iroh.RecvStream, pull: Pull) -> bool:
+        """Read at least LEAST_PROGRESS bytes, so that a trickle is no progress; False if no more are wanted."""
+        goal = pull.position + LEAST_PROGRESS
+        while pull.position < goal:
+            chunk = await stream.read(min(PIECE, pull.asked_end - pull.position))
             if not chunk:
-                raise HolderFailed(f"ended early at byte {span.position}")
+                raise HolderFailed(f"ended early at byte {pull.position}")
             self._pace.received["blob"] += len(chunk)
-            fits = max(0, min(len(chunk), span.end - span.position))
-            attempt.buffer[span.position : span.position + fits] = chunk if fits == len(chunk) else chunk[:fits]
-            span.position += fits
+            self._waited[pull.holder] = 0.0
+            if not attempt.put(pull, chunk):
+                return False
+        return True
 
     async def _verified(self, attempt: Attempt) -> bool:
         """Check the digest; if it is wrong note who is to blame, or who may be."""

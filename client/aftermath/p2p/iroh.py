@@ -103,7 +103,7 @@ class IrohTransport:
         others = [one for one in holders if one != self.node_id]
         if not others:
             raise BlobUnavailable(f"blob {digest.hex()[:10]} ({size} bytes): no holder was named")
-        blob = await Fetch(self._links, self._pace, digest, size).run(others, deadline_s)
+        blob = await Fetch(self._links, self._pace, digest, size, deadline_s).run(others)
         if keep:
             self._store.keep(digest, blob)
         return blob

@@ -1,6 +1,11 @@
 """What was measured: bytes by kind, events, and each peer's bandwidth, round trip and failures.
 
 Everything that has to guess a time limit or an order of peers asks here, so the guesses follow the measurements.
+
+Decisions: callers rotate their holders to spread load, so their order stands except against evidence. Evidence is a
+failure (asked last for LAST_S), several in a row (not asked at all while others are left) and a measured bandwidth at
+which this blob would take noticeably longer than from the fastest. A holder not measured for STALE_S keeps its place:
+its turn comes, and then it is measured, or has failed. Not holding a blob is an answer, and no evidence.
 """
 
 from collections import Counter
@@ -10,10 +15,17 @@ from dataclasses import dataclass, field
 from aftermath.p2p.transport import KINDS, Kind, PeerStats, TransportStats
 
 PATIENCE_S = 5.0
-"""Least time a silent peer is given before another is asked."""
+"""Least time a silent peer is given before it is given up."""
+HEDGE_S = 1.0
+"""Least time a silent peer is given before another is asked beside it."""
+LONGEST_PATIENCE_S = 20.0
+"""Most time, whatever round trips are measured: a peer can make its own as long as it likes."""
 PATIENCE_ROUND_TRIPS = 20
 SMOOTHING = 0.3
 MIN_SAMPLE = 65536
+NOTICEABLE_S = 0.5
+STALE_S = 60.0
+LAST_S = 30.0
 FAILURES_TO_EXCLUDE = 3
 EXCLUDED_S = 30.0
 BLAMED_S = 600.0
@@ -24,8 +36,10 @@ class PeerPace:
     """Measurements of one peer."""
 
     bandwidth: float | None = None
+    measured_at: float = float("-inf")
     rtt: float | None = None
     failures: int = 0
+    last_until: float = float("-inf")
     excluded_until: float = float("-inf")
 
 
@@ -45,46 +59,69 @@ class Pace:
 
     def patience(self, node_id: bytes) -> float:
         """Seconds without progress after which this peer is given up."""
-        return max(PATIENCE_S, PATIENCE_ROUND_TRIPS * (self.peer(node_id).rtt or 0.0))
+        return min(max(PATIENCE_S, self._round_trips(node_id)), LONGEST_PATIENCE_S)
+
+    def hedge(self, node_id: bytes) -> float:
+        """Seconds of silence after which another is asked beside this peer."""
+        return min(max(HEDGE_S, self._round_trips(node_id)), PATIENCE_S)
+
+    def _round_trips(self, node_id: bytes) -> float:
+        return PATIENCE_ROUND_TRIPS * (self.peer(node_id).rtt or 0.0)
 
     def delivered(self, node_id: bytes, count: int, seconds: float) -> None:
         """Note that a peer delivered `count` bytes of a blob in `seconds`."""
         pace = self.peer(node_id)
-        pace.failures = 0
+        pace.failures, pace.last_until = 0, float("-inf")
         if count < MIN_SAMPLE or seconds <= 0:
             return
         measured = count / seconds
         pace.bandwidth = (
             measured if pace.bandwidth is None else pace.bandwidth + SMOOTHING * (measured - pace.bandwidth)
         )
+        pace.measured_at = self.clock()
+
+    def late(self, node_id: bytes) -> None:
+        """Note that a peer lets us wait; it is asked last for a while, unless it delivers after all."""
+        self.peer(node_id).last_until = self.clock() + LAST_S
 
     def failed(self, node_id: bytes) -> None:
-        """Note a failure; after several in a row the peer is asked last for a while."""
+        """Note a failure; the peer is asked last for a while, after several in a row not at all if others are left."""
+        self.late(node_id)
         pace = self.peer(node_id)
         pace.failures += 1
         if pace.failures >= FAILURES_TO_EXCLUDE:
             pace.excluded_until = self.clock() + EXCLUDED_S
 
     def blamed(self, node_id: bytes) -> None:
-        """Note a proven lie; the peer is asked last for long."""
+        """Note a proven lie; the peer is not asked for long if others are left."""
         pace = self.peer(node_id)
         pace.failures += FAILURES_TO_EXCLUDE
         pace.excluded_until = self.clock() + BLAMED_S
 
-    def ranked(self, holders: Iterable[bytes], connected: frozenset[bytes]) -> list[bytes]:
-        """Holders in the order to ask them: not excluded, connected, never measured, fast; the id breaks ties.
+    def ranked(self, holders: Iterable[bytes], connected: frozenset[bytes], size: int) -> list[bytes]:
+        """Holders in the order to ask them for `size` bytes: connected, did not fail lately, not noticeably slower.
 
-        Excluded holders are left out as long as others remain.
+        The slower ones follow fastest first; among equals the order of `holders` stands. Excluded ones are left out
+        as long as others remain.
         """
         now = self.clock()
-        unique = sorted(set(holders))
+        unique = list(dict.fromkeys(holders))
         usable = [one for one in unique if self.peer(one).excluded_until <= now] or unique
+        seconds = {one: self._expected(one, size, now) for one in usable}
+        quick = NOTICEABLE_S + min((known for known in seconds.values() if known is not None), default=0.0)
 
-        def order(node_id: bytes) -> tuple[bool, float]:
-            bandwidth = self.peer(node_id).bandwidth
-            return node_id not in connected, float("-inf") if bandwidth is None else -bandwidth
+        def order(node_id: bytes) -> tuple[bool, bool, float]:
+            expected = seconds[node_id] or 0.0
+            last = self.peer(node_id).last_until > now
+            return node_id not in connected, last, expected if expected > quick else 0.0
 
         return sorted(usable, key=order)
+
+    def _expected(self, node_id: bytes, size: int, now: float) -> float | None:
+        """Seconds in which this peer should deliver `size` bytes; None if not measured lately."""
+        pace = self.peer(node_id)
+        known = pace.bandwidth is not None and now - pace.measured_at < STALE_S
+        return size / pace.bandwidth if known and pace.bandwidth else None
 
     def snapshot(self, connected: frozenset[bytes], known: Sequence[bytes]) -> TransportStats:
         """The counters as the interface shows them."""

@@ -99,7 +99,7 @@ class TransportStats:
     violations: int
     """Connections closed because the peer broke the protocol."""
     retries: int
-    """Pieces of blobs asked for again after a holder failed."""
+    """Pieces of blobs asked for again because a holder failed or was silent."""
     rejected: int
     """Lies about blobs (size or hash) that were caught."""
     peers: Mapping[bytes, PeerStats]
@@ -141,6 +141,7 @@ class Transport(Protocol):
     ) -> bytes:
         """Get the blob of exactly `size` bytes from any of `holders`, verified against its BLAKE3 `digest`.
 
+        Those that deliver are asked in the order given, so rotate it to spread load; who failed lately is asked last.
         With `keep` it is served onwards. Raises BlobUnavailable (nobody delivered within `deadline_s`) or
         BlobRejected (all that answered lied).
         """

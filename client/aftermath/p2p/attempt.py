@@ -1,0 +1,140 @@
+"""A blob that is being filled: which bytes are missing, who is bringing them, and who brought those that are here.
+
+Decisions: the blob is cut into spans, and a span's bytes arrive in order. A span normally has one pull. One that
+brings nothing is not waited for: another pull joins the span where it stands, and whichever first brings a byte that
+is still missing leads from there on. A pull that lost the lead is out, so every byte is written once, each pull gave
+one run of bytes, and what can be blamed on whom stays exact.
+"""
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass, field
+
+STRIPE_FROM = 8 << 20
+RANGE = 4 << 20
+WORTH_STEALING = 2 << 20
+LEAST_PROGRESS = 32768
+
+
+@dataclass(eq=False)
+class Span:
+    """Bytes [position, end) still to come; `end` shrinks when another worker takes the tail."""
+
+    position: int
+    end: int
+    lead: "Pull | None" = None
+
+    @property
+    def rest(self) -> int:
+        """Bytes still missing."""
+        return self.end - self.position
+
+
+@dataclass(eq=False)
+class Pull:
+    """One holder's work on a span. `position` is the next byte it reads; it gave the bytes [given_from, given_to).
+
+    `joined`: others were at the span already; `silent` and `slow`: what the last tick found.
+    """
+
+    holder: bytes
+    span: Span
+    start: int
+    asked_end: int
+    began: float
+    position: int
+    given_from: int
+    given_to: int
+    joined: bool
+    led: bool = False
+    silent: bool = False
+    slow: bool = False
+
+    @property
+    def leads(self) -> bool:
+        """True while the bytes it brings count."""
+        return self.span.lead is self
+
+
+@dataclass
+class Attempt:
+    """`origin` notes who gave which bytes; `changed` is set when an idle worker may find something to do."""
+
+    size: int
+    buffer: bytearray
+    todo: deque[Span]
+    active: dict[bytes, Pull] = field(default_factory=dict)
+    origin: list[tuple[bytes, int, int]] = field(default_factory=list)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @classmethod
+    def of(cls, size: int) -> "Attempt":
+        """An empty one; large blobs are cut into ranges."""
+        step = RANGE if size >= STRIPE_FROM else size
+        spans = deque(Span(start, min(start + step, size)) for start in range(0, size, step))
+        return cls(size, bytearray(size), spans)
+
+    @property
+    def complete(self) -> bool:
+        """True when every byte arrived."""
+        return not self.todo and not any(pull.span.rest for pull in self.active.values())
+
+    def take(self, holder: bytes, now: float) -> Pull | None:
+        """Work for an idle worker: the next range, the rest of a silent one, half of the longest rest, or nothing."""
+        if self.todo:
+            return self._begin(holder, self.todo.popleft(), now)
+        spans = list(dict.fromkeys(pull.span for pull in self.active.values() if pull.span.rest))
+        stalled = [span for span in spans if all(pull.silent for pull in self._on(span))]
+        if stalled:
+            return self._begin(holder, max(stalled, key=lambda one: one.rest), now)
+        longest = max(spans, key=lambda one: one.rest, default=None)
+        if longest is None or longest.rest < self._worth_stealing(longest):
+            return None
+        middle = (longest.position + longest.end) // 2
+        tail = Span(middle, longest.end)
+        longest.end = middle
+        return self._begin(holder, tail, now)
+
+    def _on(self, span: Span) -> list[Pull]:
+        return [pull for pull in self.active.values() if pull.span is span]
+
+    def _worth_stealing(self, span: Span) -> int:
+        """The least rest of which to take half: little of those that will not make it, much of others."""
+        hopeless = all(pull.silent or pull.slow for pull in self._on(span))
+        return 2 * LEAST_PROGRESS if hopeless else WORTH_STEALING
+
+    def _begin(self, holder: bytes, span: Span, now: float) -> Pull:
+        at = span.position
+        pull = Pull(holder, span, at, span.end, now, at, at, at, joined=bool(self._on(span)))
+        self.active[holder] = pull
+        return pull
+
+    def put(self, pull: Pull, chunk: bytes) -> bool:
+        """Take the next bytes of a pull, as far as they are still missing; False if it has nothing more to bring."""
+        span, at = pull.span, pull.position
+        pull.position += len(chunk)
+        pull.silent = False
+        if pull.led and not pull.leads:
+            return False
+        end = min(pull.position, span.end)
+        if end > span.position:
+            if not pull.leads:
+                span.lead, pull.led, pull.given_from = pull, True, span.position
+            whole = span.position == at and end == pull.position
+            self.buffer[span.position : end] = chunk if whole else chunk[span.position - at : end - at]
+            span.position = pull.given_to = end
+        return span.rest > 0
+
+    def release(self, pull: Pull) -> None:
+        """Note what a pull brought and put what nobody is bringing back."""
+        del self.active[pull.holder]
+        if pull.led:
+            self.origin.append((pull.holder, pull.given_from, pull.given_to))
+        if pull.span.rest and not self._on(pull.span):
+            self.todo.appendleft(pull.span)
+        self.stir()
+
+    def stir(self) -> None:
+        """Wake idle workers."""
+        self.changed.set()
+        self.changed = asyncio.Event()

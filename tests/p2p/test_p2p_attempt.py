@@ -1,0 +1,75 @@
+"""A blob filled by many: every byte is written once and noted as its giver's, whoever joins, stalls or dies."""
+
+import random
+
+import pytest
+
+from aftermath.p2p import attempt
+from aftermath.p2p.attempt import Attempt, Pull
+
+HOLDERS = [bytes([number]) * 32 for number in range(4)]
+
+
+def of_holder(holder: bytes, start: int, length: int) -> bytes:
+    """What a holder sends: its own number, so that the buffer shows who gave which byte."""
+    del start
+    return holder[:1] * length
+
+
+@pytest.mark.parametrize("size", [1, 1000, 20_000])
+@pytest.mark.parametrize("seed", range(40))
+def test_any_order_of_joining_and_dying_fills_it_and_notes_the_givers(monkeypatch, size, seed):
+    monkeypatch.setattr(attempt, "STRIPE_FROM", 10_000)
+    monkeypatch.setattr(attempt, "RANGE", 3_000)
+    monkeypatch.setattr(attempt, "WORTH_STEALING", 700)
+    monkeypatch.setattr(attempt, "LEAST_PROGRESS", 50)
+    rng = random.Random(seed)
+    filled = Attempt.of(size)
+    pulls: dict[bytes, Pull] = {}
+    begun = 0
+    while not filled.complete:
+        holder = rng.choice(HOLDERS)
+        pull = pulls.get(holder)
+        if pull is None:
+            pull = filled.take(holder, 0.0)
+            if pull is not None:
+                pulls[holder] = pull
+                begun += 1
+        elif rng.random() < 0.2:
+            pull.silent, pull.slow = rng.random() < 0.5, rng.random() < 0.5
+        elif rng.random() < 0.1:
+            filled.release(pulls.pop(holder))
+        else:
+            length = rng.randint(1, min(400, pull.asked_end - pull.position))
+            if not filled.put(pull, of_holder(holder, pull.position, length)):
+                filled.release(pulls.pop(holder))
+    for pull in pulls.values():
+        filled.release(pull)
+    assert sum(end - start for _, start, end in filled.origin) == size
+    assert len(filled.origin) <= begun
+    assert all(filled.buffer[start:end] == holder[:1] * (end - start) for holder, start, end in filled.origin)
+    assert filled.complete
+    assert not filled.todo
+
+
+def test_who_joins_a_silent_pull_leads_once_it_brings_something_new():
+    slow, quick, third = HOLDERS[:3]
+    filled = Attempt.of(10)
+    first = filled.take(slow, 0.0)
+    assert first is not None
+    filled.put(first, b"aa")
+    assert filled.take(quick, 0.0) is None, "a pull that brings bytes is left alone"
+    first.silent = True
+    second = filled.take(quick, 0.0)
+    assert second is not None
+    assert second.start == 2
+    assert filled.take(third, 0.0) is None, "one helper at a time"
+    assert filled.put(first, b"a"), "the first still leads"
+    assert filled.put(second, b"b"), "what is there already is passed over"
+    assert filled.put(second, b"bbb")
+    assert not filled.put(first, b"a"), "the first has lost the lead for good"
+    filled.release(first)
+    assert not filled.put(second, b"bbbb")
+    filled.release(second)
+    assert bytes(filled.buffer) == b"aaabbbbbbb"
+    assert filled.origin == [(slow, 0, 3), (quick, 3, 10)]

@@ -1,0 +1,81 @@
+"""The order in which holders are asked, and how long they are waited for."""
+
+import pytest
+
+from aftermath.p2p import pace
+from aftermath.p2p.pace import Pace
+
+MIB = 1 << 20
+A, B, C, D, E = (bytes([number]) * 32 for number in range(5))
+ALL = frozenset({A, B, C, D, E})
+
+
+@pytest.fixture
+def now() -> list[float]:
+    return [0.0]
+
+
+@pytest.fixture
+def measured(now: list[float]) -> Pace:
+    return Pace(lambda: now[0])
+
+
+def test_the_callers_order_stands_among_equals(measured):
+    measured.delivered(B, 4 * MIB, 0.1)
+    measured.delivered(C, 4 * MIB, 0.2)
+    assert measured.ranked([C, A, B, C], ALL, 4 * MIB) == [C, A, B]
+    assert measured.ranked([A, B, C], ALL, 4 * MIB) == [A, B, C]
+
+
+def test_connected_ones_come_first(measured):
+    assert measured.ranked([A, B, C], frozenset({C}), 1) == [C, A, B]
+
+
+def test_who_is_noticeably_slower_for_this_size_comes_later_fastest_first(measured):
+    measured.delivered(A, MIB, 4.0)
+    measured.delivered(B, MIB, 2.0)
+    measured.delivered(C, MIB, 0.1)
+    assert measured.ranked([A, B, C, D], ALL, 4 * MIB) == [C, D, B, A]
+    assert measured.ranked([A, B, C, D], ALL, 1000) == [A, B, C, D]
+
+
+def test_an_unmeasured_holder_has_its_turn_until_it_is_measured(measured, now):
+    measured.delivered(B, MIB, 0.1)
+    assert measured.ranked([A, B], ALL, MIB) == [A, B]
+    measured.delivered(A, MIB, 5.0)
+    assert measured.ranked([A, B], ALL, MIB) == [B, A]
+    now[0] += pace.STALE_S
+    assert measured.ranked([A, B], ALL, MIB) == [A, B]
+
+
+def test_one_failure_sends_a_holder_to_the_end_until_it_delivers(measured, now):
+    measured.failed(A)
+    assert measured.ranked([A, B], ALL, 1) == [B, A]
+    measured.delivered(A, 1, 0.1)
+    assert measured.ranked([A, B], ALL, 1) == [A, B]
+    measured.late(A)
+    assert measured.ranked([A, B], ALL, 1) == [B, A]
+    assert measured.peer(A).failures == 0
+    now[0] += pace.LAST_S
+    assert measured.ranked([A, B], ALL, 1) == [A, B]
+
+
+def test_several_failures_exclude_a_holder_while_others_are_left(measured, now):
+    for _ in range(pace.FAILURES_TO_EXCLUDE):
+        measured.failed(A)
+    assert measured.ranked([A, B], ALL, 1) == [B]
+    assert measured.ranked([A], ALL, 1) == [A]
+    now[0] += pace.EXCLUDED_S
+    assert A in measured.ranked([A, B], ALL, 1)
+    measured.blamed(B)
+    measured.delivered(B, MIB, 0.1)
+    now[0] += pace.BLAMED_S - 1
+    assert measured.ranked([A, B], ALL, 1) == [A], "a delivery does not undo a lie"
+
+
+def test_patience_follows_the_round_trip_within_limits(measured):
+    assert (measured.hedge(A), measured.patience(A)) == (pace.HEDGE_S, pace.PATIENCE_S)
+    measured.peer(A).rtt = 0.3
+    assert (measured.hedge(A), measured.patience(A)) == (pace.PATIENCE_S, 0.3 * pace.PATIENCE_ROUND_TRIPS)
+    measured.peer(A).rtt = 1000.0
+    assert (measured.hedge(A), measured.patience(A)) == (pace.PATIENCE_S, pace.LONGEST_PATIENCE_S)

@@ -1,0 +1,172 @@
+"""Holders that are silent, slow or hold nothing: what they cost a fetch, and the fetches after it."""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import pytest
+from blake3 import blake3
+
+from aftermath.p2p import pace
+from aftermath.p2p.iroh import IrohTransport
+from aftermath.p2p.transport import BlobUnavailable
+from aftermath.p2p.wire import Reply, Status, frame_of
+from p2p.nodes import Answer, Rogue, blob_of, content, identity, join, stalling, until
+
+MIB = 1 << 20
+
+
+@dataclass
+class Trio:
+    """A fetching node, two honest holders, and a rogue whose id is the lowest of all."""
+
+    node: IrohTransport
+    honest: list[IrohTransport]
+    cheat: Rogue
+
+    @property
+    def holders(self) -> list[bytes]:
+        """The rogue first."""
+        return [self.cheat.node_id, *(one.node_id for one in self.honest)]
+
+    def publish(self, data: bytes) -> bytes:
+        """Let both honest holders serve `data`."""
+        (digest,) = {one.publish(data) for one in self.honest}
+        return digest
+
+    async def fetch(self, data: bytes, deadline_s: float) -> bool:
+        """Publish `data` at the honest holders and fetch it, the rogue being named first; True if it arrives."""
+        return await self.node.fetch(self.publish(data), len(data), self.holders, deadline_s) == data
+
+
+@pytest.fixture
+def trio(opened, rogue) -> Callable[[Answer], Awaitable[Trio]]:
+    async def build(answer: Answer) -> Trio:
+        lowest, *others = sorted((1, 2, 3, 4), key=identity)
+        nodes = [await opened(seed) for seed in others]
+        cheat = await rogue(lowest)
+        join(nodes, cheat.node_id)
+        await cheat.dial(nodes[0], answer)
+        await until(lambda: len(nodes[0].reachable()) == 3)
+        return Trio(nodes[0], nodes[1:], cheat)
+
+    return build
+
+
+async def mute(request, stream) -> None:
+    await asyncio.Event().wait()
+
+
+def trickling(data: bytes, piece: int) -> Answer:
+    """Sends `piece` bytes every tenth of a second."""
+
+    async def answer(request, stream) -> None:
+        await stream.send().write_all(frame_of(Reply(Status.OK, len(data))))
+        for start in range(request.offset, request.offset + request.length, piece):
+            await stream.send().write_all(data[start : min(start + piece, request.offset + request.length)])
+            await asyncio.sleep(0.1)
+        await stream.send().finish()
+
+    return answer
+
+
+async def test_a_mute_holder_is_waited_for_once_and_then_asked_last(trio):
+    three = await trio(mute)
+    for seed in range(12):
+        assert await three.fetch(content(MIB, seed), 6)
+    assert 1 <= len(three.cheat.asked) <= 2
+    assert three.node.stats().rejected == 0
+
+
+async def test_fetches_at_once_all_get_past_a_mute_holder(trio):
+    three = await trio(mute)
+    assert all(await asyncio.gather(*(three.fetch(content(MIB, seed), 30) for seed in range(12))))
+    assert three.node.stats().peers[three.cheat.node_id].failures == 0, "nobody waited until it was given up"
+
+
+async def test_rotated_orders_spread_the_load(mesh):
+    node, *holders = await mesh(1, 2, 3, 4)
+    ids = [one.node_id for one in holders]
+    for seed in range(12):
+        data = content(4 * MIB, seed)
+        (digest,) = {one.publish(data) for one in holders}
+        turn = seed % 3
+        assert await node.fetch(digest, len(data), ids[turn:] + ids[:turn], 30) == data
+    assert all(one.stats().sent["blob"] >= 2 * 4 * MIB for one in holders)
+
+
+async def test_not_holding_a_blob_is_no_failure(mesh):
+    node, lacking, holding = await mesh(1, 2, 3)
+    holders = [lacking.node_id, holding.node_id]
+    for number in range(pace.FAILURES_TO_EXCLUDE + 1):
+        data = b"%d" % number
+        assert await node.fetch(holding.publish(data), len(data), holders, 10) == data
+    assert node.stats().peers[lacking.node_id].failures == 0
+    digest = lacking.publish(b"both")
+    holding.publish(b"both")
+    assert await node.fetch(digest, 4, holders, 10) == b"both"
+    assert lacking.stats().sent["blob"] == 4, "it is asked in its turn"
+
+
+async def test_who_is_waited_for_at_the_deadline_is_asked_last(trio):
+    data = content(16 * MIB)
+    three = await trio(trickling(data, 65536))
+    with pytest.raises(BlobUnavailable, match="did not arrive"):
+        await three.node.fetch(blake3(data).digest(), len(data), [three.cheat.node_id], 3)
+    assert three.node.stats().peers[three.cheat.node_id].failures >= 1
+    asked = len(three.cheat.asked)
+    assert await three.fetch(content(MIB), 30)
+    assert len(three.cheat.asked) == asked
+
+
+async def test_a_holder_too_slow_for_the_deadline_gets_help(trio):
+    data = content(MIB)
+    three = await trio(trickling(data, 2048))  # 50 s for all of it
+    assert await three.fetch(data, 20)
+    assert three.node.stats().received["blob"] < MIB + 65536, "what is taken over is not sent twice"
+
+
+async def test_a_silent_part_of_a_large_blob_is_taken_over_without_patience(trio, monkeypatch):
+    monkeypatch.setattr(pace, "PATIENCE_S", 100.0)
+    monkeypatch.setattr(pace, "LONGEST_PATIENCE_S", 100.0)
+    monkeypatch.setattr(pace.Pace, "hedge", lambda self, holder: 1.0)
+    data = content(16 * MIB)
+    three = await trio(stalling(data, MIB))
+    async with asyncio.timeout(60):
+        assert await three.fetch(data, 400)
+    assert three.cheat.asked
+
+
+async def test_a_late_answer_still_counts(trio):
+    """A second holder is asked beside the first; the first, not the second, then delivers."""
+    data, helper_asked, over = content(MIB), asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    async def late(request, stream) -> None:
+        await helper_asked.wait()
+        await blob_of(data)(request, stream)
+
+    def never(offset: int, length: int) -> bytes:
+        loop.call_soon_threadsafe(helper_asked.set)
+        over.wait(60)
+        return data[offset : offset + length]
+
+    three = await trio(late)
+    for one in three.honest:
+        one.publish_source(blake3(data).digest(), len(data), never)
+    try:
+        assert await three.node.fetch(blake3(data).digest(), len(data), three.holders, 30) == data
+    finally:
+        over.set()
+    assert sum(one.stats().sent["blob"] for one in three.honest) == 0
+
+
+async def test_a_lie_before_the_silence_spoils_nothing(trio):
+    data = content(MIB)
+    three = await trio(stalling(bytes(MIB), 100_000))
+    assert await three.fetch(data, 30)
+    stats = three.node.stats()
+    assert stats.rejected == 1
+    assert stats.peers[three.cheat.node_id].failures >= pace.FAILURES_TO_EXCLUDE
+    assert all(stats.peers[one.node_id].failures == 0 for one in three.honest)
