@@ -233,3 +233,51 @@ def test_a_level_that_nobody_held_is_open_to_a_late_tier_0(tmp_path: Path, tiers
     assert len(late.saw("applied")) == 6
     assert sim.model.checkpoint_step == 13
     sim.check()
+
+
+def test_a_member_that_is_away_at_the_end_of_an_epoch_still_finishes_it(tmp_path: Path) -> None:
+    """When it is back, the others have declared other weights: its rounds are those of the members as they were."""
+
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1, 2)]
+        await sim.until_round(4)
+        away = players[2].chain
+        assert away is not None
+        await asyncio.sleep(1)
+        away.down = True
+        await sim.until(lambda run: {slot.weight for slot in sim.members.slots[:3]} == {60, 90})
+        assert sim.run.state is RunState.WAITING_FOR_MEMBERS
+        away.down = False
+        await sim.until_finished()
+
+    sim = play(tmp_path, story)
+    late = sim.players[2]
+    assert not late.saw("warning")
+    assert [e["height"] for e in late.saw("applied", epoch=0)] == [0, 1, 2, 3, 4, 5]
+    assert late.saw("model")[1]["source"] == "its own replica"
+    assert sim.check() == 42
+
+
+def test_results_that_nobody_has_any_more_are_not_waited_for_once_the_epoch_is_over(tmp_path: Path) -> None:
+    """The run cannot begin another epoch without the member that waits, so it must not wait for ever."""
+
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1, 2)]
+        await sim.until_round(4)
+        away = players[2]
+        assert away.chain is not None
+        await asyncio.sleep(1)
+        away.chain.down = True
+        sim.network.cut(players[0].id, away.id)
+        sim.network.cut(players[1].id, away.id)
+        await sim.until(lambda run: run.state is RunState.WAITING_FOR_MEMBERS and sim.members.pending.bit_count() == 2)
+        for player in players[:2]:
+            await sim.kill(player)
+            sim.start(player)
+        sim.network.mend()
+        away.chain.down = False
+        await sim.until_finished()
+
+    sim = play(tmp_path, story)
+    assert any("could not be had" in e["message"] for e in sim.players[2].saw("warning"))
+    assert sim.compare(sim.players) > 0

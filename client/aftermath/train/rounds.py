@@ -3,7 +3,8 @@
 Round r: apply the results of r-2 that a quorum attested; report who did not deliver; train our share, encode it,
 announce it; witness. Results of r-1 and r arrive meanwhile. A member that is late trains the newest round, not the
 ones it missed; it applies every round, in order, or gives up the epoch. Whatever enters the arithmetic (learning rate,
-cold start) is read once, when the epoch begins: a member that applies the last round late must get the same bits.
+cold start) or the shares (weights, tiers) is read once, when the epoch begins: a member that applies the last round
+late must get the same bits, although the others have declared anew by then.
 """
 
 from __future__ import annotations
@@ -11,17 +12,17 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any
 
 import torch
 
-from aftermath.optim.codec import decode_level
+from aftermath.optim.codec import Votes, decode_level
 from aftermath.optim.distro import NonFiniteGradient
 from aftermath.run import bitmap
-from aftermath.run.accounts import STORED_ROUNDS, Model, Round, Run
+from aftermath.run.accounts import STORED_ROUNDS, Members, Model, Round, Run
 from aftermath.run.commitment import Commitment, LevelPayload, SequenceInterval, encode_announcement
-from aftermath.run.consensus import consensus
+from aftermath.run.consensus import Fingerprint, consensus
 from aftermath.run.errors import ChainRefused
 from aftermath.run.schedules import round_learning_rate
 from aftermath.run.state import RunState
@@ -33,6 +34,7 @@ from aftermath.train.plan import RoundPlan, plan_round
 from aftermath.train.replica import Cancelled, Replica, Trained, weight_of
 from aftermath.train.results import Results
 from aftermath.train.traffic import report_traffic
+from aftermath.train.wait import first_of
 from aftermath.train.witness import WitnessDuty
 
 TRAINING = (RunState.ROUND_TRAIN, RunState.ROUND_WITNESS)
@@ -55,6 +57,7 @@ class Rounds:
         self._ctx, self._results, self._share = context, results, share
         self._replica, self._began, self._model, self._slot = replica, began, model, slot
         self._epoch = began.epoch
+        self._members: Members | None = None
         self._collector = Collector(context, results, began.epoch)
         self._applied = -1  # height of the newest round whose results are in the replica
         self._height = -1
@@ -139,13 +142,14 @@ class Rounds:
 
     async def _open_plans(self, run: Run) -> None:
         """Plan every round the chain still stores and this member has not seen, oldest first."""
-        members = await self._ctx.chain.members()
+        if self._members is None:
+            self._members = await self._ctx.chain.members()
         newest = run.current.height
         for height in range(max(0, newest - STORED_ROUNDS + 1), newest + 1):
             header = run.round(height)
             if header is not None and self._results.plan(height) is None:
                 percent = self._began.config.verification_percent
-                self._results.open(plan_round(self._began.run_id, self._epoch, header, members, percent))
+                self._results.open(plan_round(self._began.run_id, self._epoch, header, self._members, percent))
 
     # --- applying -----------------------------------------------------------------------------------------------
 
@@ -167,7 +171,7 @@ class Rounds:
         except ChainRefused as error:
             raise Desync(str(error)) from error
         accepted = consensus(attesting, attestations, done.roster)
-        votes = await self._collector.collect(done.height, attesting.seed, accepted)
+        votes = await self._votes(done.height, attesting.seed, accepted)
         waited = self._ctx.clock.monotonic() - started
         lr = round_learning_rate(self._began, self._model, done.step)
         self._share.withdraw()
@@ -184,6 +188,24 @@ class Rounds:
             seconds=self._ctx.clock.monotonic() - started - waited,
             hashes=hashes,
         )
+
+    async def _votes(self, height: int, seed: int, accepted: Mapping[int, Fingerprint]) -> dict[int, list[Votes]]:
+        """The votes of a round, per level. Desync if they are not here a round's time after the epoch has ended.
+
+        The next epoch may wait for this member, and then the chain never says that it is too late.
+        """
+        found: list[dict[int, list[Votes]]] = []
+
+        async def collect() -> None:
+            found.append(await self._collector.collect(height, seed, accepted))
+
+        async def give_up() -> None:
+            await self._ctx.feed.until(lambda now: now.epoch != self._epoch)
+            await self._ctx.clock.sleep(self._began.config.max_round_train_time)
+            raise Desync(f"the epoch is over and results of round {height} could not be had from any peer")
+
+        await first_of(collect(), give_up())
+        return found[0]
 
     def _sequences(self, height: int, slots: Iterable[int]) -> list[list[int]]:
         """What the results of these slots were trained on: [start, stop) of each range of sequences."""
