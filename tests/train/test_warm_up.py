@@ -76,10 +76,14 @@ class Joiner:
         """Member `slot`, of tier `slot`, offers these weights."""
         ModelShare(self.desk.transports[slot]).offer(snapshot(init_weights(CONFIG, seed, slot), SCHEMA, slot, step))
 
-    async def obtain(self) -> Replica:
+    async def obtain(self, seed: int | None = None) -> Replica:
+        """Go through the warm-up, with a replica (and its snapshot) of these weights if any."""
         origin = Origin(SCHEMA, 1, "auto", torch.device("cpu"), 4, lambda: 0.0)
-        share = ModelShare(self.desk.transports[0])
-        return await WarmUp(self._context, origin, share, self.run, 0, 4).obtain(None)
+        share, replica = ModelShare(self.desk.transports[0]), None
+        if seed is not None:
+            share.offer(snapshot(init_weights(CONFIG, seed, 1), SCHEMA, 1, STEP))
+            replica = origin.replica(init_weights(CONFIG, seed, 1))
+        return await WarmUp(self._context, origin, share, self.run, 0, 4).obtain(replica)
 
     def said(self, kind: str, what: str) -> list[str]:
         return [event[what] for event in self.desk.events if event["kind"] == kind]
@@ -153,6 +157,38 @@ def test_an_attested_level_that_has_not_changed_may_come_from_an_older_snapshot(
         joiner = Joiner(tmp_path, attested=0b110)
         joiner.offer(1, ATTESTED, step=STEP - 6)
         assert (await joiner.obtain()).hashes() == {1: _hash(ATTESTED, 1), 2: _hash(ATTESTED, 2)}
+
+    run_virtual(story())
+
+
+@pytest.mark.parametrize(("theirs", "source"), [(ATTESTED, "its own replica"), (OTHER, "peers and the checkpoint")])
+def test_a_replica_with_a_level_nobody_attested_is_kept_only_if_all_hold_the_same(
+    tmp_path: Path, theirs: int, source: str
+) -> None:
+    """The other holder of that level answers only after some seconds."""
+
+    async def story() -> None:
+        joiner = Joiner(tmp_path, attested=0b010)
+        joiner.offer(1, ATTESTED)
+
+        async def answer() -> None:
+            await joiner.desk.context.clock.sleep(4)
+            joiner.offer(2, theirs)
+
+        answering = asyncio.ensure_future(answer())
+        replica = await joiner.obtain(ATTESTED)
+        await answering
+        assert joiner.said("model", "source") == [source]
+        assert replica.hashes() == {1: _hash(ATTESTED, 1), 2: _hash(theirs if theirs == ATTESTED else DURABLE, 2)}
+
+    run_virtual(story())
+
+
+def test_a_replica_that_differs_from_the_attested_hash_is_given_up(tmp_path: Path) -> None:
+    async def story() -> None:
+        joiner = Joiner(tmp_path, attested=0b110)
+        joiner.offer(1, ATTESTED)
+        assert (await joiner.obtain(OTHER)).hashes() == {1: _hash(ATTESTED, 1), 2: _hash(ATTESTED, 2)}
 
     run_virtual(story())
 

@@ -83,10 +83,15 @@ class WarmUp:
         own = self._share.manifest
         if self._run.model_source is not ModelSource.PEERS or own is None or own.step != self._run.step:
             return False
-        offers = await self._offers()
+        while (offers := await self._offers()).silent and self._patient():
+            await self._ctx.clock.sleep(_RETRY)
         return all(len(self._contents(level, offers)) == 1 for level in unknown)
 
     # --- from peers ---------------------------------------------------------------------------------------------
+
+    def _patient(self) -> bool:
+        """Whether members of the last epoch that have not answered are still waited for."""
+        return self._ctx.clock.monotonic() < self._started + _SILENCE
 
     async def _offers(self) -> Offers:
         """What the members of the last epoch offer, this one apart."""
@@ -109,7 +114,7 @@ class WarmUp:
         offers = await self._offers()
         remaining = self._run.state_started_at + self._run.config.warmup_time - self._ctx.chain.now()
         fetcher = LevelFetcher(self._ctx, self._parallel, float(max(10, remaining)))
-        waiting = bool(offers.silent) and self._ctx.clock.monotonic() < self._started + _SILENCE
+        waiting = bool(offers.silent) and self._patient()
         for level in sorted(self._lacking, reverse=True):
             if waiting and self._expected(level) is None:
                 continue  # whether all agree is known once all have answered
