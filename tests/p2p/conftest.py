@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from aftermath.p2p import pace
 from aftermath.p2p.iroh import IrohTransport, open_iroh
 from p2p.nodes import Rogue, join, secret, until
 
@@ -56,3 +57,16 @@ async def rogue() -> AsyncIterator[Callable[..., Awaitable[Rogue]]]:
     yield open_one
     for one in rogues:
         await one.close()
+
+
+@pytest.fixture
+def no_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask nobody beside a holder before it is given up, so that a slow machine changes no count."""
+    monkeypatch.setattr(pace.Pace, "hedge", lambda self, holder: pace.LONGEST_PATIENCE_S)
+
+
+@pytest.fixture
+def endless_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give no holder up before a third of the deadline, so that only help can save a fetch."""
+    monkeypatch.setattr(pace.Pace, "patience", lambda self, holder: 1e6)
+    monkeypatch.setattr(pace.Pace, "hedge", lambda self, holder: 1.0)

@@ -16,12 +16,6 @@ LARGE = 24 << 20
 
 
 @pytest.fixture
-def no_help(monkeypatch) -> None:
-    """Ask nobody beside a holder before it is given up, so that a slow machine changes no count."""
-    monkeypatch.setattr(pace.Pace, "hedge", lambda self, holder: pace.LONGEST_PATIENCE_S)
-
-
-@pytest.fixture
 def honest_and_rogue(opened, rogue):
     """A fetching node, an honest holder of `data`, and a rogue that answers its own way and is asked first."""
 

@@ -71,17 +71,18 @@ def trickling(data: bytes, piece: int) -> Answer:
     return answer
 
 
-async def test_a_mute_holder_is_waited_for_once_and_then_asked_last(trio):
+async def test_a_mute_holder_is_waited_for_once_and_then_asked_last(endless_patience, trio):
     three = await trio(mute)
     for seed in range(12):
-        assert await three.fetch(content(MIB, seed), 6)
-    assert 1 <= len(three.cheat.asked) <= 2
+        assert await three.fetch(content(MIB, seed), 60)
+    assert 1 <= len(three.cheat.asked) <= 6, "on a slow machine the others may seem silent too"
+    assert three.node.stats().peers[three.cheat.node_id].failures == 0, "nobody waited until it was given up"
     assert three.node.stats().rejected == 0
 
 
-async def test_fetches_at_once_all_get_past_a_mute_holder(trio):
+async def test_fetches_at_once_all_get_past_a_mute_holder(endless_patience, trio):
     three = await trio(mute)
-    assert all(await asyncio.gather(*(three.fetch(content(MIB, seed), 30) for seed in range(12))))
+    assert all(await asyncio.gather(*(three.fetch(content(MIB, seed), 200) for seed in range(12))))
     assert three.node.stats().peers[three.cheat.node_id].failures == 0, "nobody waited until it was given up"
 
 
@@ -109,11 +110,11 @@ async def test_not_holding_a_blob_is_no_failure(mesh):
     assert lacking.stats().sent["blob"] == 4, "it is asked in its turn"
 
 
-async def test_who_is_waited_for_at_the_deadline_is_asked_last(trio):
+async def test_who_is_waited_for_at_the_deadline_is_asked_last(no_help, trio):
     data = content(16 * MIB)
     three = await trio(trickling(data, 65536))
-    with pytest.raises(BlobUnavailable, match="did not arrive"):
-        await three.node.fetch(blake3(data).digest(), len(data), [three.cheat.node_id], 3)
+    with pytest.raises(BlobUnavailable):
+        await three.node.fetch(blake3(data).digest(), len(data), [three.cheat.node_id], 4)
     assert three.node.stats().peers[three.cheat.node_id].failures >= 1
     asked = len(three.cheat.asked)
     assert await three.fetch(content(MIB), 30)
@@ -127,14 +128,11 @@ async def test_a_holder_too_slow_for_the_deadline_gets_help(trio):
     assert three.node.stats().received["blob"] < MIB + 65536, "what is taken over is not sent twice"
 
 
-async def test_a_silent_part_of_a_large_blob_is_taken_over_without_patience(trio, monkeypatch):
-    monkeypatch.setattr(pace, "PATIENCE_S", 100.0)
-    monkeypatch.setattr(pace, "LONGEST_PATIENCE_S", 100.0)
-    monkeypatch.setattr(pace.Pace, "hedge", lambda self, holder: 1.0)
+async def test_a_silent_part_of_a_large_blob_is_taken_over_without_patience(endless_patience, trio):
     data = content(16 * MIB)
     three = await trio(stalling(data, MIB))
-    async with asyncio.timeout(60):
-        assert await three.fetch(data, 400)
+    assert await three.fetch(data, 200)
+    assert three.node.stats().peers[three.cheat.node_id].failures == 0, "nobody waited until it was given up"
     assert three.cheat.asked
 
 
