@@ -1,11 +1,12 @@
 """Requests: the reply, or an error that says what went wrong, within the deadline."""
 
 import asyncio
+import logging
 import time
 
 import pytest
 
-from aftermath.p2p.transport import MAX_REQUEST, PeerUnreachable, RequestFailed
+from aftermath.p2p.transport import MAX_REQUEST, PeerUnreachable, RequestFailed, RequestRefused, short
 from aftermath.p2p.wire import Reply, Status, frame_of
 
 
@@ -43,9 +44,42 @@ async def test_what_the_peer_cannot_answer_is_said(mesh, caplog):
         await second.request(first.node_id, "broken", b"", 10, 5)
     assert "secret" not in str(caught.value)
     assert "a secret detail" in caplog.text
+    assert "Traceback" not in caplog.text
     with pytest.raises(RequestFailed, match="larger than we accept"):
         await second.request(first.node_id, "double", b"", 31, 5)
     assert await second.request(first.node_id, "double", b"", 32, 5)
+
+
+async def test_a_refusal_is_an_ordinary_answer(mesh, caplog):
+    first, second = await mesh(1, 2)
+
+    async def none_now(peer: bytes, body: bytes) -> bytes:
+        raise RequestRefused("what we lack is our business")
+
+    first.handle("scarce", none_now)
+    with pytest.raises(RequestRefused, match=f"{short(first.node_id)} refused the request: 'scarce'") as caught:
+        await second.request(first.node_id, "scarce", b"", 10, 5)
+    assert "our business" not in str(caught.value)
+    assert second.stats().peers[first.node_id].failures == 0
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+async def test_a_failing_handler_is_logged_once_for_each_topic_and_peer(mesh, caplog):
+    first, *askers = await mesh(1, 2, 3)
+
+    async def broken(peer: bytes, body: bytes) -> bytes:
+        raise ValueError("two\nlines \x1b[31m" + "long " * 1000)
+
+    for topic in ("one", "two"):
+        first.handle(topic, broken)
+    for _ in range(3):
+        for asker in askers:
+            for topic in ("one", "two"):
+                with pytest.raises(RequestFailed, match="failed to answer"):
+                    await asker.request(first.node_id, topic, b"", 10, 5)
+    lines = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(lines) == len(set(lines)) == 4
+    assert all(line.isprintable() and len(line) < 400 for line in lines)
 
 
 async def test_a_slow_handler_ends_at_the_deadline(mesh):

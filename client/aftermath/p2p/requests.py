@@ -10,10 +10,11 @@ import logging
 import iroh
 
 from aftermath.p2p.blobs import BlobStore
+from aftermath.p2p.complaints import Complaints
 from aftermath.p2p.link import Link
 from aftermath.p2p.links import Links
 from aftermath.p2p.pace import Pace
-from aftermath.p2p.transport import MAX_REQUEST, Handler, PeerUnreachable, RequestFailed, short
+from aftermath.p2p.transport import MAX_REQUEST, Handler, PeerUnreachable, RequestFailed, RequestRefused, short
 from aftermath.p2p.wire import (
     MAX_TOPIC,
     BlobRequest,
@@ -47,6 +48,7 @@ class Requests:
     def __init__(self, store: BlobStore, pace: Pace) -> None:
         self._store = store
         self._pace = pace
+        self._complaints = Complaints(log)
         self._handlers: dict[str, Handler] = {}
 
     def handle(self, topic: str, handler: Handler) -> None:
@@ -90,7 +92,8 @@ class Requests:
         self._pace.sent["request"] += len(header) + len(body)
         reply = await read_message(stream.recv(), Reply)
         if reply.status != Status.OK:
-            raise RequestFailed(f"peer {short(link.peer)} {_TROUBLE[reply.status]}: {topic!r}")
+            kind = RequestRefused if reply.status == Status.REFUSED else RequestFailed
+            raise kind(f"peer {short(link.peer)} {_TROUBLE[reply.status]}: {topic!r}")
         if reply.size > max_reply:
             await stream.recv().stop(0)
             raise RequestFailed(f"peer {short(link.peer)} would send {reply.size} bytes on {topic!r}, over {max_reply}")
@@ -130,8 +133,8 @@ class Requests:
             link.violated(violation)
         except (iroh.IrohError, TimeoutError) as error:
             log.debug("a stream of peer %s ended: %s", short(link.peer), cause(error))
-        except Exception:
-            log.exception("answering peer %s failed", short(link.peer))
+        except Exception as error:
+            self._complaints.about("answering", link.peer, error)
 
     async def _answer_call(self, peer: bytes, request: CallRequest, stream: iroh.BiStream) -> None:
         """Read the body, run the handler, send its reply."""
@@ -153,7 +156,9 @@ class Requests:
         try:
             async with asyncio.timeout(min(request.deadline_ms / 1000, LONGEST_HANDLER_S)):
                 reply = await handler(peer, body)
-        except Exception:
-            log.exception("answering %r of peer %s failed", request.topic, short(peer))
+        except RequestRefused:
+            return Status.REFUSED, b""
+        except Exception as error:
+            self._complaints.about(f"answering {request.topic!r} to", peer, error)
             return Status.FAILED, b""
         return (Status.OK, reply) if len(reply) <= request.max_reply else (Status.TOO_LARGE, b"")

@@ -38,6 +38,10 @@ class RequestFailed(PeerUnreachable):
     """The peer was reached but gave no usable reply: no such topic, handler failed, or reply too large."""
 
 
+class RequestRefused(RequestFailed):
+    """The peer has no answer to give now. A handler raises it to say so; the asker is told "refused", not why."""
+
+
 class BlobUnavailable(TransportError):
     """No holder delivered the blob in time."""
 
@@ -149,11 +153,16 @@ class Transport(Protocol):
     async def request(self, peer: bytes, topic: str, body: bytes, max_reply: int, deadline_s: float) -> bytes:
         """Ask one peer and return its reply of at most `max_reply` bytes.
 
-        Raises PeerUnreachable, or its subclass RequestFailed if the peer answered but not usably.
+        Raises PeerUnreachable, its subclass RequestFailed if the peer answered but not usably, or RequestFailed's
+        subclass RequestRefused if it would not.
         """
 
     def handle(self, topic: str, handler: Handler) -> None:
-        """Answer requests on `topic`; a handler that raises is reported to the peer as failed, without details."""
+        """Answer requests on `topic`.
+
+        A handler that has no answer raises RequestRefused. Whatever else it raises is logged, once for each peer, and
+        reported to the peer as failed, without details.
+        """
 
     def reachable(self) -> frozenset[bytes]:
         """Members with a live connection."""

@@ -8,11 +8,13 @@ connection is cut hear nothing of each other until it is mended, and then get ea
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
 from blake3 import blake3
 
+from aftermath.p2p.complaints import Complaints
 from aftermath.p2p.transport import (
     KINDS,
     MAX_ANNOUNCEMENT,
@@ -24,12 +26,14 @@ from aftermath.p2p.transport import (
     PeerUnreachable,
     ReadRange,
     RequestFailed,
+    RequestRefused,
     TransportStats,
     short,
 )
 
 _REPLAYED = 64
 _REFUSED_AFTER = 1.0  # seconds until a silent peer counts as unreachable
+_log = logging.getLogger(__name__)
 
 
 class SimNetwork:
@@ -85,6 +89,7 @@ class SimTransport:
         self._members: frozenset[bytes] = frozenset()
         self._blobs: dict[bytes, bytes] = {}
         self._handlers: dict[str, Handler] = {}
+        self._complaints = Complaints(_log)
         self._inbox: asyncio.Queue[Announcement | None] = asyncio.Queue()
         self._sent_last: deque[bytes] = deque(maxlen=_REPLAYED)
         self._heard: set[tuple[bytes, bytes]] = set()
@@ -190,8 +195,11 @@ class SimTransport:
         handler = other._handlers.get(topic)
         try:
             reply = await handler(self.node_id, body) if handler is not None else None
+        except RequestRefused:
+            raise RequestRefused(f"peer {short(peer)} refused the request: {topic!r}") from None
         except Exception as error:  # a handler's failure is the peer's business, as over the wire
-            raise RequestFailed(f"peer {short(peer)} failed") from error
+            other._complaints.about(f"answering {topic!r} to", self.node_id, error)
+            raise RequestFailed(f"peer {short(peer)} failed to answer: {topic!r}") from None
         if reply is None or len(reply) > max_reply:
             raise RequestFailed(f"peer {short(peer)} gave no usable reply on {topic}")
         self._sent["request"] += len(body)

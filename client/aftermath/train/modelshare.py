@@ -20,11 +20,10 @@ from torch import Tensor
 
 from aftermath.model.schema import Schema, Segment
 from aftermath.model.segments import SegmentError, level_hash, segment_bytes, write_segment
-from aftermath.p2p.transport import Transport, TransportError
+from aftermath.p2p.transport import RequestRefused, Transport, TransportError
 from aftermath.train.context import Context
 
 TOPIC = "model"
-MAX_MANIFEST = 4 << 20  # bytes; 32 for each segment, so room for 100,000 of them
 _DIGEST = 32
 
 
@@ -73,7 +72,7 @@ class ModelShare:
     async def _answer(self, peer: bytes, body: bytes) -> bytes:
         del peer, body
         if self.manifest is None:
-            raise LookupError("no snapshot is offered now")
+            raise RequestRefused("no snapshot is offered now")
         return msgspec.msgpack.encode(self.manifest)
 
     def offer(self, taken: Snapshot) -> None:
@@ -133,9 +132,14 @@ async def ask_offers(transport: Transport, schema: Schema, peers: Sequence[bytes
 
 async def _ask(transport: Transport, schema: Schema, peer: bytes, deadline_s: float) -> Manifest | None:
     try:
-        return checked(await transport.request(peer, TOPIC, b"", MAX_MANIFEST, deadline_s), schema)
+        return checked(await transport.request(peer, TOPIC, b"", manifest_limit(schema), deadline_s), schema)
     except TransportError:
         return None
+
+
+def manifest_limit(schema: Schema) -> int:
+    """Bytes that a manifest of this schema needs at most; every peer of a run may send as many at once."""
+    return 64 + sum(16 + 2 * _DIGEST * len(schema.of_level(level)) for level in range(schema.levels))
 
 
 def checked(reply: bytes, schema: Schema) -> Manifest | None:

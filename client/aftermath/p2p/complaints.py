@@ -1,0 +1,27 @@
+"""Complaints: troubles that peers can cause at will are logged in one line, once for each thing and peer.
+
+Decisions: the text of an error may hold what a stranger sent, so it is escaped and cut; no traceback.
+"""
+
+import logging
+
+from aftermath.p2p.transport import short
+
+MOST = 1024
+LONGEST = 200
+
+
+class Complaints:
+    """What was complained about already; after MOST different complaints nothing is logged any more."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+        self._made: set[tuple[str, bytes]] = set()
+
+    def about(self, doing: str, peer: bytes, error: Exception) -> None:
+        """Log that `doing`, on behalf of `peer`, failed; only the first time."""
+        if (doing, peer) in self._made or len(self._made) >= MOST:
+            return
+        self._made.add((doing, peer))
+        why = f"{type(error).__name__}: {ascii(str(error))[1:-1]}"[:LONGEST]
+        self._log.warning("%s peer %s failed (said once): %s", doing, short(peer), why)

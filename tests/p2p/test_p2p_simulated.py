@@ -1,0 +1,49 @@
+"""The simulated network keeps the promises of the real one."""
+
+import logging
+
+import pytest
+
+from aftermath.p2p.transport import PeerUnreachable, RequestFailed, RequestRefused
+from aftermath.sim.clock import run_virtual
+from aftermath.sim.network import SimNetwork, SimTransport
+
+ONE, TWO = bytes([1]) * 32, bytes([2]) * 32
+
+
+def pair() -> tuple[SimTransport, SimTransport]:
+    network = SimNetwork()
+    first, second = network.open(ONE), network.open(TWO)
+    first.set_members([TWO])
+    second.set_members([ONE])
+    return first, second
+
+
+async def ask(asker: SimTransport, topic: str, expected: type[PeerUnreachable], says: str) -> None:
+    with pytest.raises(expected, match=says) as caught:
+        await asker.request(ONE, topic, b"", 10, 5)
+    assert type(caught.value) is expected
+    assert "secret" not in str(caught.value)
+
+
+def test_a_refusal_is_an_ordinary_answer_and_a_failure_is_logged_once(caplog):
+    async def story() -> None:
+        first, second = pair()
+
+        async def none_now(peer: bytes, body: bytes) -> bytes:
+            raise RequestRefused("a secret")
+
+        async def broken(peer: bytes, body: bytes) -> bytes:
+            raise ValueError("a detail")
+
+        first.handle("scarce", none_now)
+        first.handle("broken", broken)
+        for _ in range(3):
+            await ask(second, "scarce", RequestRefused, "refused the request")
+            await ask(second, "broken", RequestFailed, "failed to answer")
+            await ask(second, "absent", RequestFailed, "no usable reply")
+
+    run_virtual(story())
+    lines = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(lines) == 1
+    assert "a detail" in lines[0]
