@@ -30,7 +30,7 @@ async def place(request: pytest.FixtureRequest) -> AsyncIterator[Place]:
 
 @pytest.fixture
 async def embedded() -> AsyncIterator[Place]:
-    """For faults in between, where the engine behind does not matter."""
+    """For what no engine answers differently: faults made in between, and refusals before anything is sent."""
     wallet = Wallet(Keypair())
     network = await EmbeddedEngine().start(network_config(wallet))
     try:

@@ -59,47 +59,47 @@ async def test_refusals_carry_the_programs_name_and_sentence(place: Place) -> No
     assert coordinator.sender.spend.transactions == spent, "a refused transaction is not sent and costs nothing"
 
 
-async def test_a_stranger_may_not_change_the_run(embedded: Place) -> None:
-    await embedded.configured_run("mine")
+async def test_a_stranger_may_not_change_the_run(place: Place) -> None:
+    await place.configured_run("mine")
     stranger = Wallet(Keypair())
-    await ensure_funds(embedded.pool, stranger.pubkey, 1_000_000_000)
+    await ensure_funds(place.pool, stranger.pubkey, 1_000_000_000)
     with pytest.raises(ChainRefused, match="main authority") as caught:
-        await Coordinator(embedded.pool, stranger).set_paused("mine", False)
+        await Coordinator(place.pool, stranger).set_paused("mine", False)
     assert caught.value.name == "NotMainAuthority"
 
 
-async def test_a_run_cannot_be_created_twice(embedded: Place) -> None:
-    await embedded.coordinator.create_run("twice")
+async def test_a_run_cannot_be_created_twice(place: Place) -> None:
+    await place.coordinator.create_run("twice")
     with pytest.raises(ChainRefused):
-        await embedded.coordinator.create_run("twice")
+        await place.coordinator.create_run("twice")
 
 
-async def test_no_funds_says_how_much_is_missing(embedded: Place) -> None:
+async def test_no_funds_says_how_much_is_missing(place: Place) -> None:
     poor = Wallet(Keypair())
     with pytest.raises(ChainRefused, match=r"holds 0 SOL but needs .* are missing") as caught:
-        await Coordinator(embedded.pool, poor).create_run("r")
+        await Coordinator(place.pool, poor).create_run("r")
     assert caught.value.name == "InsufficientFunds"
     assert str(poor.pubkey) in caught.value.fix
-    await ensure_funds(embedded.pool, poor.pubkey, 1)
-    held = await balance(embedded.pool, poor.pubkey)
-    sender = Coordinator(embedded.pool, poor).sender
+    await ensure_funds(place.pool, poor.pubkey, 1)
+    held = await balance(place.pool, poor.pubkey)
+    sender = Coordinator(place.pool, poor).sender
     gift = TransferParams(from_pubkey=poor.pubkey, to_pubkey=Pubkey.new_unique(), lamports=held * 2)
     with pytest.raises(ChainRefused, match="10 SOL but needs 20"):
         await sender.send([transfer(gift)])
 
 
-async def test_money_is_given_on_a_local_network_only(embedded: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_money_is_given_on_a_local_network_only(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     poor = Keypair().pubkey()
     monkeypatch.setattr(Endpoint, "is_loopback", False)
     with pytest.raises(ChainRefused, match="3 SOL are missing"):
-        await ensure_funds(embedded.pool, poor, 3_000_000_000)
+        await ensure_funds(place.pool, poor, 3_000_000_000)
     monkeypatch.undo()
-    assert await ensure_funds(embedded.pool, poor, 3_000_000_000) >= 3_000_000_000
+    assert await ensure_funds(place.pool, poor, 3_000_000_000) >= 3_000_000_000
 
 
-async def test_a_wrong_program_id_says_so(embedded: Place) -> None:
+async def test_a_wrong_program_id_says_so(place: Place) -> None:
     nowhere = Keypair().pubkey()
-    coordinator = Coordinator(embedded.pool, embedded.wallet, program_id=nowhere)
+    coordinator = Coordinator(place.pool, place.wallet, program_id=nowhere)
     with pytest.raises(ChainError, match=f"there is no program {nowhere}"):
         await coordinator.run("r")
     with pytest.raises(ChainRefused) as caught:
@@ -122,23 +122,23 @@ async def test_reading_needs_no_wallet_and_sending_does(embedded: Place) -> None
         await reader.tick("seen")
 
 
-async def test_equal_instructions_are_two_transactions(embedded: Place) -> None:
-    coordinator = await embedded.configured_run("same")
+async def test_equal_instructions_are_two_transactions(place: Place) -> None:
+    coordinator = await place.configured_run("same")
     before = (await coordinator.run("same")).seq
     await asyncio.gather(*(coordinator.set_future_epoch_rates("same", earning=1, slashing=None) for _ in range(8)))
     assert (await coordinator.run("same")).seq == before + 8
     assert coordinator.sender.spend.lamports == coordinator.sender.spend.transactions * 5000
 
 
-async def test_packing_keeps_order_and_fits(embedded: Place) -> None:
-    coordinator = embedded.coordinator
+async def test_packing_keeps_order_and_fits(place: Place) -> None:
+    coordinator = place.coordinator
     instructions = coordinator.creation("packed") + [
         coordinator.ix.update("packed", config=config_table(), model=model_table()),
         *(coordinator.ix.set_future_epoch_rates("packed", earning=i, slashing=i) for i in range(60)),
     ]
-    groups = pack(embedded.wallet, instructions)
+    groups = pack(place.wallet, instructions)
     assert [i for group in groups for i in group] == instructions
-    assert all(transaction_size(embedded.wallet, group) <= 1232 for group in groups)
+    assert all(transaction_size(place.wallet, group) <= 1232 for group in groups)
     assert len(groups) < 8
     assert len(await coordinator.sender.send_packed(instructions)) == len(groups)
     assert (await coordinator.run("packed")).future_earning_rate == 59
@@ -173,19 +173,19 @@ async def test_authorizations_are_created_delegated_and_closed(place: Place) -> 
     assert caught.value.name == "StillActive"
 
 
-async def test_priority_fees_stay_within_the_users_limit(embedded: Place) -> None:
-    run = run_addresses(embedded.coordinator.program_id, "fees").run
-    rich = Coordinator(embedded.pool, embedded.wallet, max_priority_fee=1000)
+async def test_priority_fees_stay_within_the_users_limit(place: Place) -> None:
+    run = run_addresses(place.coordinator.program_id, "fees").run
+    rich = Coordinator(place.pool, place.wallet, max_priority_fee=1000)
     await rich.create_run("fees")
     spend = rich.sender.spend
     assert 5000 * spend.transactions <= spend.lamports <= spend.transactions * (5000 + 1400)
-    assert await embedded.coordinator.run("fees")
+    assert await place.coordinator.run("fees")
     assert run
 
 
-async def test_a_fallback_sends_when_the_primary_is_down(embedded: Place) -> None:
-    where = [endpoint("http://127.0.0.1:9"), endpoint(embedded.network.rpc_url, embedded.network.ws_url)]
+async def test_a_fallback_sends_when_the_primary_is_down(place: Place) -> None:
+    where = [endpoint("http://127.0.0.1:9"), endpoint(place.network.rpc_url, place.network.ws_url)]
     async with RpcPool(where) as pool:
-        coordinator = Coordinator(pool, embedded.wallet)
+        coordinator = Coordinator(pool, place.wallet)
         await coordinator.create_run("through")
         assert (await coordinator.run("through")).state is RunState.UNINITIALIZED

@@ -69,8 +69,8 @@ class Interrupted(Exception):
     pass
 
 
-async def test_an_interrupted_deployment_goes_on_where_it_was(embedded: Place, tmp_path: Path) -> None:
-    key, sender, elf = Keypair(), sender_of(embedded), AUTHORIZER_SO.read_bytes()
+async def test_an_interrupted_deployment_goes_on_where_it_was(place: Place, tmp_path: Path) -> None:
+    key, sender, elf = Keypair(), sender_of(place), AUTHORIZER_SO.read_bytes()
 
     def interrupt(done: int, of: int) -> None:
         raise Interrupted
@@ -81,14 +81,14 @@ async def test_an_interrupted_deployment_goes_on_where_it_was(embedded: Place, t
     buffer = load_wallet(tmp_path / name).pubkey
     for at in range(0, len(elf) // 2, 900):
         part = elf[at : min(at + 900, len(elf) // 2)]
-        await sender.send([loader.write(buffer, embedded.wallet.pubkey, at, part)])
+        await sender.send([loader.write(buffer, place.wallet.pubkey, at, part)])
     before = sender.spend.transactions
     told: list[int] = []
     done = await deploy_program(sender, AUTHORIZER_SO, key, cache=tmp_path, progress=lambda a, _: told.append(a))
     assert done.action == "deployed"
     assert len(elf) * 2 // 5 < told[0] < len(elf) * 3 // 5, "what is in the buffer is not written again"
     assert sender.spend.transactions - before < len(elf) * 3 // 5 // 900 + 3
-    assert await bytes_of(embedded, done) == elf
+    assert await bytes_of(place, done) == elf
 
 
 async def test_another_wallets_program_is_not_upgraded(embedded: Place, tmp_path: Path) -> None:

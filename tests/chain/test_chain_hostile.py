@@ -109,7 +109,7 @@ def test_chain_time_is_the_best_lower_bound() -> None:
         clock.observe_sysvar(b"short")
 
 
-async def test_lost_replies_never_make_a_transaction_twice(embedded: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_lost_replies_never_make_a_transaction_twice(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that answers one call in three with 429 or 503, half of these after having done the work."""
     monkeypatch.setattr(rpc, "BACKOFF_FIRST", 0.005)
     monkeypatch.setattr(confirm, "RESEND_SECONDS", 0.2)
@@ -119,10 +119,10 @@ async def test_lost_replies_never_make_a_transaction_twice(embedded: Place, monk
         roll = chance.random()
         return None if roll > 0.2 else web.Response(status=429 if roll > 0.1 else 503)
 
-    coordinator = await embedded.configured_run("once")
+    coordinator = await place.configured_run("once")
     seq = (await coordinator.run("once")).seq
-    async with meddling(embedded.network.rpc_url, fail, fail) as url, RpcPool([endpoint(url)]) as pool:
-        through = Coordinator(pool, embedded.wallet)
+    async with meddling(place.network.rpc_url, fail, fail) as url, RpcPool([endpoint(url)]) as pool:
+        through = Coordinator(pool, place.wallet)
         for rate in range(10):
             await through.set_future_epoch_rates("once", earning=rate, slashing=None)
         assert through.sender.spend.transactions == 10
@@ -165,13 +165,13 @@ async def test_a_transaction_that_never_lands_is_told(embedded: Place, monkeypat
     assert (await coordinator.run("never")).future_earning_rate == 0
 
 
-async def test_a_lagging_node_is_not_believed_and_the_fallback_is(embedded: Place) -> None:
+async def test_a_lagging_node_is_not_believed_and_the_fallback_is(place: Place) -> None:
     """The node knows only an old slot: it refuses later minContextSlots as real nodes do, and else answers the old
     state.
     """
-    coordinator = await embedded.configured_run("lag")
+    coordinator = await place.configured_run("lag")
     address = run_addresses(coordinator.program_id, "lag").run
-    old_slot, old = await fetch(embedded.pool, address)
+    old_slot, old = await fetch(place.pool, address)
     assert old is not None
     refusals = 0
 
@@ -185,16 +185,16 @@ async def test_a_lagging_node_is_not_believed_and_the_fallback_is(embedded: Plac
         value = account_json(old.data, owner=str(old.owner))
         return answer({"context": {"slot": old_slot}, "value": [value, None]})
 
-    async with meddling(embedded.network.rpc_url, lag) as url:
-        ws = embedded.network.ws_url
-        where = [Endpoint(url, ws), Endpoint(embedded.network.rpc_url, ws)]
+    async with meddling(place.network.rpc_url, lag) as url:
+        ws = place.network.ws_url
+        where = [Endpoint(url, ws), Endpoint(place.network.rpc_url, ws)]
         async with RpcPool(where) as pool:
             watcher = RunWatcher(pool, address, coordinator.program_id, silence=0.1)
             await watcher.start()
             try:
                 # a later slot than the one the lagging node knows
                 async with asyncio.timeout(10):
-                    while (await fetch(embedded.pool, address))[0] == old_slot:
+                    while (await fetch(place.pool, address))[0] == old_slot:
                         await asyncio.sleep(0.05)
                 await coordinator.set_future_epoch_rates("lag", earning=7, slashing=None)
                 async with asyncio.timeout(5):

@@ -121,9 +121,9 @@ async def witness(member: SolanaMember, run: Run) -> None:
     assert caught.value.name in ("StaleHeight", "WrongState", "DuplicateWitness", "NotElected")
 
 
-async def test_joining_is_refused_by_name(embedded: Place) -> None:
-    await embedded.open_run(RUN)
-    async with member_of(embedded) as member:
+async def test_joining_is_refused_by_name(place: Place) -> None:
+    await place.open_run(RUN)
+    async with member_of(place) as member:
         for changes, name in (
             ({"schema_hash": bytes(32)}, "SchemaMismatch"),
             ({"tier": 2}, "TierOutOfRange"),
@@ -135,27 +135,27 @@ async def test_joining_is_refused_by_name(embedded: Place) -> None:
             assert caught.value.name == name
 
 
-async def test_a_wallet_nobody_admitted_is_told_whom_to_ask(embedded: Place) -> None:
-    coordinator = await embedded.configured_run(RUN)
+async def test_a_wallet_nobody_admitted_is_told_whom_to_ask(place: Place) -> None:
+    coordinator = await place.configured_run(RUN)
     await coordinator.set_paused(RUN, False)
-    async with member_of(embedded) as member:
+    async with member_of(place) as member:
         with pytest.raises(ChainRefused, match="not admitted") as caught:
             await join(member)
     assert caught.value.name == "NotAuthorized"
-    assert str(embedded.wallet.pubkey) in caught.value.fix
+    assert str(place.wallet.pubkey) in caught.value.fix
 
 
-async def test_an_unknown_run_is_told_at_the_start(embedded: Place) -> None:
+async def test_an_unknown_run_is_told_at_the_start(place: Place) -> None:
     with pytest.raises(ChainError, match="there is no run 'nowhere'"):
-        async with member_of(embedded, run_id="nowhere"):
+        async with member_of(place, run_id="nowhere"):
             pass
 
 
 async def test_model_and_members_are_read_again_only_when_they_changed(
-    embedded: Place, monkeypatch: pytest.MonkeyPatch
+    place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await embedded.open_run(RUN)
-    async with member_of(embedded) as member:
+    await place.open_run(RUN)
+    async with member_of(place) as member:
         reads: list[object] = []
         read = member._read
 
@@ -175,14 +175,14 @@ async def test_model_and_members_are_read_again_only_when_they_changed(
 
 
 async def test_calls_give_up_after_seconds_and_reads_wait_out_the_outage(
-    embedded: Place, monkeypatch: pytest.MonkeyPatch
+    place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Round logic must not hang on a call; only what a member cannot go on without waits."""
     monkeypatch.setattr(chain_member, "CALL_PATIENCE", 0.5)
-    await embedded.open_run(RUN)
-    async with proxy(embedded.rpc_port) as http, proxy(embedded.ws_port) as ws:
+    await place.open_run(RUN)
+    async with proxy(place.rpc_port) as http, proxy(place.ws_port) as ws:
         where = Endpoint(f"http://127.0.0.1:{http.port}", f"ws://127.0.0.1:{ws.port}")
-        async with RpcPool([where], attempt=1.0) as pool, member_of(embedded, pool) as member:
+        async with RpcPool([where], attempt=1.0) as pool, member_of(place, pool) as member:
             await http.close()
             await ws.close()
             reading = asyncio.create_task(member.members())
@@ -195,11 +195,11 @@ async def test_calls_give_up_after_seconds_and_reads_wait_out_the_outage(
             assert (await asyncio.wait_for(reading, 30)).pending == 0
 
 
-async def test_transactions_survive_an_outage(embedded: Place) -> None:
-    await embedded.open_run(RUN)
-    async with proxy(embedded.rpc_port) as http, proxy(embedded.ws_port) as ws:
+async def test_transactions_survive_an_outage(place: Place) -> None:
+    await place.open_run(RUN)
+    async with proxy(place.rpc_port) as http, proxy(place.ws_port) as ws:
         where = Endpoint(f"http://127.0.0.1:{http.port}", f"ws://127.0.0.1:{ws.port}")
-        async with RpcPool([where], attempt=1.0) as pool, member_of(embedded, pool) as member:
+        async with RpcPool([where], attempt=1.0) as pool, member_of(place, pool) as member:
             await http.close()
             await ws.close()
             joining = asyncio.create_task(join(member))

@@ -137,10 +137,10 @@ async def proxied(place: Place) -> AsyncIterator[tuple[Proxy, Proxy, Endpoint]]:
 
 
 @pytest.mark.parametrize("fault", ["cut", "black hole"])
-async def test_the_node_goes_away_for_some_seconds_in_mid_run(embedded: Place, fault: str) -> None:
-    coordinator = await embedded.configured_run(RUN)
+async def test_the_node_goes_away_for_some_seconds_in_mid_run(place: Place, fault: str) -> None:
+    coordinator = await place.configured_run(RUN)
     async with (
-        proxied(embedded) as (http, ws, where),
+        proxied(place) as (http, ws, where),
         RpcPool([where], attempt=0.5) as pool,
         watching(pool, coordinator, silence=0.3) as watcher,
     ):
@@ -159,11 +159,11 @@ async def test_the_node_goes_away_for_some_seconds_in_mid_run(embedded: Place, f
         await seen(watcher, newest, 10)
 
 
-async def test_the_fallback_takes_over_and_pushes_go_on(embedded: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_fallback_takes_over_and_pushes_go_on(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rpc, "LEAVE_SECONDS", 0.5)
-    coordinator = await embedded.configured_run(RUN)
-    async with proxied(embedded) as (http, ws, where):
-        fallback = endpoint(embedded.network.rpc_url, embedded.network.ws_url)
+    coordinator = await place.configured_run(RUN)
+    async with proxied(place) as (http, ws, where):
+        fallback = endpoint(place.network.rpc_url, place.network.ws_url)
         async with RpcPool([where, fallback]) as pool, watching(pool, coordinator, silence=60) as watcher:
             await http.close()
             await ws.close()
@@ -201,9 +201,9 @@ async def test_down_for_good_ends_the_updates_with_the_reason(embedded: Place, m
             await seen(watcher, 1 << 60, 10)
 
 
-async def test_a_closed_run_ends_the_updates(embedded: Place) -> None:
-    coordinator = await embedded.configured_run(RUN)
-    async with watching(embedded.pool, coordinator) as watcher:
+async def test_a_closed_run_ends_the_updates(place: Place) -> None:
+    coordinator = await place.configured_run(RUN)
+    async with watching(place.pool, coordinator) as watcher:
         await coordinator.close_run(RUN)
         with pytest.raises(ChainError, match="no such run"):
             await seen(watcher, 1 << 60, 10)
@@ -214,10 +214,10 @@ async def test_a_run_that_never_was_is_told_at_the_start(embedded: Place) -> Non
         await watcher_of(embedded.pool, embedded.coordinator).start()
 
 
-async def test_an_older_state_never_replaces_a_newer_one(embedded: Place) -> None:
-    coordinator = await embedded.configured_run(RUN)
-    async with watching(embedded.pool, coordinator, silence=60) as watcher:
-        _, old = await subscription.fetch_many(embedded.pool, [run_addresses(coordinator.program_id, RUN).run])
+async def test_an_older_state_never_replaces_a_newer_one(place: Place) -> None:
+    coordinator = await place.configured_run(RUN)
+    async with watching(place.pool, coordinator, silence=60) as watcher:
+        _, old = await subscription.fetch_many(place.pool, [run_addresses(coordinator.program_id, RUN).run])
         newest = await change(coordinator, 3)
         await seen(watcher, newest, 5)
         assert old[0] is not None
