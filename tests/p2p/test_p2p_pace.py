@@ -56,7 +56,7 @@ def test_one_failure_sends_a_holder_to_the_end_until_it_delivers(measured, now):
     measured.late(A)
     assert measured.ranked([A, B], ALL, 1) == [B, A]
     assert measured.peer(A).failures == 0
-    now[0] += pace.LAST_S
+    now[0] += pace.FAILURE_S
     assert measured.ranked([A, B], ALL, 1) == [A, B]
 
 
@@ -65,7 +65,7 @@ def test_several_failures_exclude_a_holder_while_others_are_left(measured, now):
         measured.failed(A)
     assert measured.ranked([A, B], ALL, 1) == [B]
     assert measured.ranked([A], ALL, 1) == [A]
-    now[0] += pace.EXCLUDED_S
+    now[0] += pace.FAILURE_S
     assert A in measured.ranked([A, B], ALL, 1)
     measured.blamed(B)
     measured.delivered(B, MIB, 0.1)

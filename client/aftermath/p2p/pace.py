@@ -3,9 +3,9 @@
 Everything that has to guess a time limit or an order of peers asks here, so the guesses follow the measurements.
 
 Decisions: callers rotate their holders to spread load, so their order stands except against evidence. Evidence is a
-failure (asked last for LAST_S), several in a row (not asked at all while others are left) and a measured bandwidth at
-which this blob would take noticeably longer than from the fastest. A holder not measured for STALE_S keeps its place:
-its turn comes, and then it is measured, or has failed. Not holding a blob is an answer, and no evidence.
+failure (asked last for FAILURE_S), several in a row (not asked at all while others are left) and a measured bandwidth
+at which this blob would take noticeably longer than from the fastest. A holder not measured for STALE_S keeps its
+place: its turn comes, and then it is measured, or has failed. Not holding a blob is an answer, and no evidence.
 """
 
 from collections import Counter
@@ -25,9 +25,8 @@ SMOOTHING = 0.3
 MIN_SAMPLE = 65536
 NOTICEABLE_S = 0.5
 STALE_S = 60.0
-LAST_S = 30.0
+FAILURE_S = 30.0
 FAILURES_TO_EXCLUDE = 3
-EXCLUDED_S = 30.0
 BLAMED_S = 600.0
 
 
@@ -82,7 +81,7 @@ class Pace:
 
     def late(self, node_id: bytes) -> None:
         """Note that a peer lets us wait; it is asked last for a while, unless it delivers after all."""
-        self.peer(node_id).last_until = self.clock() + LAST_S
+        self.peer(node_id).last_until = self.clock() + FAILURE_S
 
     def failed(self, node_id: bytes) -> None:
         """Note a failure; the peer is asked last for a while, after several in a row not at all if others are left."""
@@ -90,7 +89,7 @@ class Pace:
         pace = self.peer(node_id)
         pace.failures += 1
         if pace.failures >= FAILURES_TO_EXCLUDE:
-            pace.excluded_until = self.clock() + EXCLUDED_S
+            pace.excluded_until = self.clock() + FAILURE_S
 
     def blamed(self, node_id: bytes) -> None:
         """Note a proven lie; the peer is not asked for long if others are left."""

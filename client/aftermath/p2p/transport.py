@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from aftermath.run.commitment import MAX_ANNOUNCEMENT_BYTES
 from aftermath.run.errors import AftermathError
 
-MAX_ANNOUNCEMENT = 4096
-"""Largest announcement in bytes."""
+MAX_ANNOUNCEMENT = MAX_ANNOUNCEMENT_BYTES
+"""Largest announcement in bytes: what the rules of a run let a member say at once."""
 
 MAX_REQUEST = 1 << 20
 """Largest body of a request in bytes; larger things are blobs."""
