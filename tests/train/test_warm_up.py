@@ -21,14 +21,12 @@ from aftermath.run.state import CheckpointKind, ModelSource, RunState
 from aftermath.sim.clock import run_virtual
 from aftermath.train.context import Desync
 from aftermath.train.feed import RunFeed
-from aftermath.train.modelshare import ModelShare, segment_size, snapshot
+from aftermath.train.modelshare import ModelShare, snapshot
 from aftermath.train.origin import Origin
 from aftermath.train.replica import Replica
 from aftermath.train.warmup import WarmUp
 from run import builders
 from train.desk import SCHEMA, Desk, three_members
-from train.saboteurs import offer_garbage
-from train.simulated import Simulation, play
 from train.tiny import CONFIG
 
 STEP = 7
@@ -215,59 +213,28 @@ def test_a_checkpoint_that_is_not_the_attested_one_is_never_used(tmp_path: Path,
     run_virtual(story())
 
 
-# --- whole members ----------------------------------------------------------------------------------------------------
+def test_a_source_that_never_ends_is_left_when_the_rounds_cannot_be_caught_up_with(tmp_path: Path) -> None:
+    async def story() -> None:
+        joiner = Joiner(tmp_path, attested=0b110)
+        joiner.offer(1, ATTESTED)
+        clock = joiner.desk.context.clock
 
+        async def fetch(*_: object, **__: object) -> bytes:
+            await clock.sleep(1e6)
+            return b""
 
-@pytest.mark.parametrize(("fill", "fetched"), [(0.25, 2), (float("nan"), 1)])
-def test_a_joiner_survives_peers_that_offer_garbage_and_outnumber_the_honest(
-    tmp_path: Path, fill: float, fetched: int
-) -> None:
-    """Two of three offer the same garbage as the run's own step, so theirs is asked for first.
+        joiner.desk.transports[0].fetch = fetch  # type: ignore[method-assign]
 
-    Only the hash tells finite garbage, once all of it is here: `fetched` models were.
-    """
+        async def go_on() -> None:
+            for height in range(5):
+                await clock.sleep(20)
+                now = replace(joiner.run, seq=height + 1, state=RunState.ROUND_TRAIN)
+                await joiner.feed.put(replace(now, rounds=(builders.header(0b111, height=height), *now.rounds[1:])))
 
-    async def story(sim: Simulation) -> None:
-        players = [sim.add(0) for _ in range(3)]
-        for liar in players[:2]:
-            offer_garbage(sim, liar, fill)
-        await sim.until_round(3)
-        sim.add(0)
-        await sim.until(lambda run: run.epoch == 2)
+        going = asyncio.ensure_future(go_on())
+        with pytest.raises(Desync, match="the epoch went on before the model was here"):
+            await joiner.obtain()
+        assert clock.monotonic() == 100
+        await going
 
-    sim = play(tmp_path, story)
-    joiner = sim.players[3]
-    assert [e["source"] for e in joiner.saw("model")] == ["peers"]
-    assert sim.check() > 0
-    assert joiner.transport is not None
-    model = sum(segment_size(segment) for level in range(3) for segment in sim.schema.of_level(level))
-    assert joiner.transport.stats().received["blob"] > fetched * model
-
-
-def test_an_altered_checkpoint_is_refused_until_it_is_put_right(tmp_path: Path) -> None:
-    """All have died, so the run goes back to the file whose content the members attested; one bit of it differs."""
-
-    async def story(sim: Simulation) -> None:
-        players = [sim.add(tier) for tier in (0, 1, 2)]
-        await sim.until_round(3, epoch=1)
-        for player in players:
-            await sim.kill(player)
-        file = Path(sim.model.checkpoint.repo) / "model.safetensors"
-        good = file.read_bytes()
-        file.write_bytes(good[:-2] + bytes([good[-2] ^ 1]) + good[-1:])
-        died = sim.now
-        for player in players:
-            sim.start(player)
-        await sim.until(lambda run: run.epoch == 3)
-        sim.look_after()
-        for player in players:
-            assert player.alive
-            assert [e["source"] for e in player.saw("model") if e["t"] > died] == []
-            assert any("is not the one the members attested" in e["message"] for e in player.saw("warning"))
-        file.write_bytes(good)
-        await sim.until_finished()
-        for player in players:
-            assert next(e["source"] for e in player.saw("model") if e["t"] > died) == "the checkpoint"
-
-    sim = play(tmp_path, story, total_steps=24)
-    assert sim.compare(sim.players) > 0
+    run_virtual(story())

@@ -18,7 +18,7 @@ from aftermath.model.documents import CheckpointError
 from aftermath.model.levels import SchemaError
 from aftermath.model.segments import SegmentError, level_hash, segment_bytes, write_segment
 from aftermath.run import bitmap
-from aftermath.run.accounts import Run
+from aftermath.run.accounts import STORED_ROUNDS, Run
 from aftermath.run.state import ModelSource, RunState
 from aftermath.train.context import Context, Desync
 from aftermath.train.modelshare import LevelFetcher, ModelShare, ModelUnavailable, Offer, Offers, ask_offers
@@ -40,6 +40,7 @@ class WarmUp:
         self._slot, self._parallel = slot, parallel
         self._weights: dict[str, Tensor] = {}
         self._lacking = set(context.levels)
+        self._source = ""
         self._started = context.clock.monotonic()
 
     async def obtain(self, replica: Replica | None) -> Replica:
@@ -48,19 +49,31 @@ class WarmUp:
             self._ctx.events.emit("model", source="its own replica", step=self._run.step)
             return replica
         del replica
-        source = await self._load()
-        self._ctx.events.emit("model", source=source, step=self._run.step)
+        await first_of(self._load(), self._give_up())
+        self._ctx.events.emit("model", source=self._source, step=self._run.step)
         return await self._ctx.compute(lambda: self._origin.replica(self._weights))
 
-    async def _load(self) -> str:
-        """Try until all levels are here; where they came from."""
+    async def _give_up(self) -> None:
+        """Raise Desync once a replica would be of no use, although a source may still be delivering it, if slowly."""
+
+        def too_late(now: Run) -> bool:
+            ended = now.epoch != self._run.epoch or now.state is RunState.COOLDOWN
+            return ended or now.current.height >= STORED_ROUNDS  # rounds to catch up with are no longer stored
+
+        await self._ctx.feed.until(too_late)
+        raise Desync("the epoch went on before the model was here")
+
+    async def _load(self) -> None:
+        """Try until all levels are here. Raises Desync if that fails and the warm-up is over."""
         pause = _RETRY
         while True:
             try:
                 if self._run.model_source is ModelSource.PEERS:
-                    return await self._from_peers()
-                await self._from_durable(self._lacking)
-                return "the checkpoint"
+                    self._source = await self._from_peers()
+                else:
+                    await self._from_durable(self._lacking)
+                    self._source = "the checkpoint"
+                return
             except (ModelUnavailable, CheckpointError, ModelConfigError, SchemaError, SegmentError, OSError) as error:
                 self._ctx.events.emit("warning", message=f"the model is not to be had yet: {error}")
             if warmup_over(self._run, self._ctx.feed.run):
