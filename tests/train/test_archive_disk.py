@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import tempfile
 from pathlib import Path
 
@@ -35,6 +36,10 @@ def _in(place: Path) -> list[str]:
 def test_without_a_directory_nothing_stays_on_the_disk(
     tmp_path: Path, repository: Repository, temporary: Path, fails: bool
 ) -> None:
+    """Not even of a process that was killed before."""
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    (temporary / f"aftermath-checkpoint-{dead.pid}-x" / "sim-step1").mkdir(parents=True)
     if fails:
         repository.before = raising(RuntimeError("no"))
 
