@@ -65,6 +65,7 @@ def test_a_vanished_or_changed_entry_is_written_again(directory):
         b'{"addresses": ["[127.0.0.1]:80"]}',
         b'{"addresses": ["127.0.0.1"]}',
         b'{"addresses": ["127.0.0.1:80"], "relay": "file:///etc/passwd"}',
+        b'{"addresses": ["127.0.0.1:80"], "relay": "http://[::1"}',
         b'{"addresses": [' + b'"127.0.0.1:80",' * 16 + b'"127.0.0.1:80"]}',
         b'{"addresses": ["127.0.0.1:80"], "pad": "' + b"x" * discovery.MAX_FILE + b'"}',
         b"\xff\xfe",
@@ -81,6 +82,16 @@ def test_random_bytes_never_raise(tmp_path_factory, data):
     made.prepare()
     (made.path / f"{ME.hex()}.json").write_bytes(data)
     assert made.read(ME) is None
+
+
+def test_what_could_not_be_written_leaves_nothing_behind(directory, monkeypatch):
+    def full(source, target):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(discovery.os, "replace", full)
+    with pytest.raises(DiscoveryFailed, match="No space left"):
+        directory.write(HERE)
+    assert list(directory.path.iterdir()) == []
 
 
 def test_links_and_pipes_are_not_followed(directory):

@@ -23,6 +23,8 @@ REPLAY = 64
 OUTBOX = 256
 INBOX = 4096
 REMEMBERED = 1024
+REMEMBERED_SENDERS = 512
+"""Twice the members a run can have; those that spoke last."""
 RATE = 100.0
 BURST = 300.0
 WRITE_S = 30.0
@@ -166,7 +168,9 @@ class Announcer:
 
     def _is_new(self, sender: bytes, data: bytes) -> bool:
         """Remember an announcement; False if this sender's was delivered before."""
-        seen = self._seen.setdefault(sender, {})
+        seen = self._seen[sender] = self._seen.pop(sender, {})
+        if len(self._seen) > REMEMBERED_SENDERS:
+            del self._seen[next(iter(self._seen))]
         digest = blake3(data).digest()
         if digest in seen:
             return False

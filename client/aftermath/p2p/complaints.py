@@ -5,10 +5,9 @@ Decisions: the text of an error may hold what a stranger sent, so it is escaped 
 
 import logging
 
-from aftermath.p2p.transport import short
+from aftermath.p2p.transport import escaped, short
 
 MOST = 1024
-LONGEST = 200
 
 
 class Complaints:
@@ -23,5 +22,5 @@ class Complaints:
         if (doing, peer) in self._made or len(self._made) >= MOST:
             return
         self._made.add((doing, peer))
-        why = f"{type(error).__name__}: {ascii(str(error))[1:-1]}"[:LONGEST]
+        why = f"{type(error).__name__}: {escaped(str(error))}"
         self._log.warning("%s peer %s failed (said once): %s", doing, short(peer), why)

@@ -66,9 +66,13 @@ class LocalDirectory:
         try:
             self.path.mkdir(mode=0o700, exist_ok=True)
             descriptor, name = tempfile.mkstemp(dir=self.path, prefix=".")  # created 0600
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(msgspec.json.encode(whereabouts))
-            os.replace(name, target)
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(msgspec.json.encode(whereabouts))
+                os.replace(name, target)
+            except OSError:
+                os.unlink(name)
+                raise
         except OSError as error:
             raise DiscoveryFailed(
                 f"cannot write {target}: {error.strerror}; peers here cannot find us",
@@ -97,16 +101,16 @@ class LocalDirectory:
                 if hasattr(os, "getuid") and info.st_uid != os.getuid():
                     return None
                 found = msgspec.json.decode(file.read(MAX_FILE), type=Whereabouts)
+            return found if _believable(found) else None
         except (OSError, ValueError):
             return None
-        return found if _believable(found) else None
 
     def _file(self, node_id: bytes) -> Path:
         return self.path / f"{node_id.hex()}.json"
 
 
 def _believable(found: Whereabouts) -> bool:
-    """True if all that an entry names are addresses."""
+    """True if all that an entry names are addresses; ValueError for some that are none."""
     if len(found.addresses) > MAX_ADDRESSES or not (found.addresses or found.relay):
         return False
     if found.relay is not None and urlsplit(found.relay).scheme not in ("https", "http"):

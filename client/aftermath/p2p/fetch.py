@@ -112,11 +112,13 @@ class Fetch:
         width = min(len(asked), MOST_HOLDERS) if self._size >= STRIPE_FROM else 1
         standby = deque(asked)
         running: set[asyncio.Task[None]] = set()
+        begun: list[asyncio.Task[None]] = []
         self._waited.clear()
         try:
             while not attempt.complete:
                 while standby and len(running) < width:
-                    running.add(asyncio.create_task(self._work(attempt, standby.popleft())))
+                    begun.append(asyncio.create_task(self._work(attempt, standby.popleft())))
+                    running.add(begun[-1])
                 if not running:
                     return
                 done, running = await asyncio.wait(running, timeout=TICK_S, return_when=asyncio.FIRST_COMPLETED)
@@ -125,9 +127,9 @@ class Fetch:
                 if not done and self._need_help(attempt):
                     width = min(len(running) + 1, MOST_HOLDERS)
         finally:
-            for task in running:
+            for task in begun:
                 task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
+            await asyncio.gather(*begun, return_exceptions=True)
 
     def _need_help(self, attempt: Attempt) -> bool:
         """Count a tick of waiting; True if none who is waited for will bring the rest in time."""

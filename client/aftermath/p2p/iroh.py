@@ -159,13 +159,18 @@ class IrohTransport:
         return iroh.EndpointAddr(iroh.EndpointId.from_bytes(peer), found.relay, list(found.addresses))
 
     async def _refresh(self, directory: LocalDirectory) -> None:
-        """Keep our entry in the directory present and true."""
+        """Keep our entry in the directory present and true; a trouble is said when it begins."""
+        said = ""
         while True:
             await asyncio.sleep(REFRESH_S)
+            trouble = ""
             try:
                 directory.refresh(whereabouts(self._endpoint))
-            except DiscoveryFailed as error:
-                log.warning("%s", error)
+            except (DiscoveryFailed, iroh.IrohError) as error:
+                trouble = cause(error)
+            if trouble and trouble != said:
+                log.warning("%s", trouble)
+            said = trouble
 
 
 def whereabouts(endpoint: iroh.Endpoint) -> Whereabouts:

@@ -14,7 +14,7 @@ from typing import Any
 
 import iroh
 
-from aftermath.p2p.transport import PeerUnreachable, short
+from aftermath.p2p.transport import PeerUnreachable, escaped, short
 from aftermath.p2p.wire import Code, Hello, ProtocolViolation, cause, frame_of, read_message
 
 SILENT_PROBES = 4
@@ -70,6 +70,12 @@ class Link:
         return None if milliseconds is None else milliseconds / 1000
 
 
+def close_reason(connection: iroh.Connection) -> str | None:
+    """Why a connection closed, in words that the peer may have chosen; None while it is open."""
+    reason = connection.close_reason()
+    return None if reason is None else escaped(reason)
+
+
 def close_connection(connection: iroh.Connection, code: Code, reason: str) -> None:
     """Close a connection, telling the peer why; closing twice is harmless."""
     connection.close(int(code), reason.encode())
@@ -83,7 +89,7 @@ async def greet(connection: iroh.Connection, instance: bytes) -> bytes:
         await stream.send().finish()
         return (await read_message(stream.recv(), Hello)).instance
     except iroh.IrohError as error:
-        raise PeerUnreachable(connection.close_reason() or cause(error)) from error
+        raise PeerUnreachable(close_reason(connection) or cause(error)) from error
 
 
 async def hear_greeting(connection: iroh.Connection) -> tuple[bytes, iroh.SendStream]:

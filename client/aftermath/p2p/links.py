@@ -1,30 +1,33 @@
 """The table of connections: who may connect, who dials whom and when again, which of two connections stays.
 
 Decisions: every pair of members keeps one connection. The smaller id dials at once, the larger after a short grace,
-so that one side behind a NAT suffices. Failed dials back off exponentially with a jitter derived from both ids, so a
-whole run coming back does not dial in step, and a test is repeatable. Someone who needs a peer now shortens its wait.
+so that one side behind a NAT suffices. Whatever one connection or one stranger causes, the others are kept.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 import iroh
-from blake3 import blake3
 
-from aftermath.p2p.link import Link, answer_greeting, close_connection, greet, hear_greeting, run_link
+from aftermath.p2p.link import (
+    Link,
+    answer_greeting,
+    close_connection,
+    close_reason,
+    greet,
+    hear_greeting,
+    run_link,
+)
 from aftermath.p2p.pace import Pace
-from aftermath.p2p.transport import PeerUnreachable, short
+from aftermath.p2p.seat import SHORTEST_PAUSE_S, Seat, backoff
+from aftermath.p2p.transport import PeerUnreachable, TransportError, short
 from aftermath.p2p.wire import ALPN, Code, ProtocolViolation, cause
 
 DIAL_S = 10.0
 HANDSHAKE_S = 10.0
 GRACE_S = 1.0
-FIRST_PAUSE_S = 0.25
-LONGEST_PAUSE_S = 10.0
-SHORTEST_PAUSE_S = 0.1
 STABLE_S = 10.0
 BARRED_S = 10.0
 PROBE_S = 2.0
@@ -34,18 +37,6 @@ MAX_HANDSHAKES = 64
 log = logging.getLogger(__name__)
 Services = Callable[[Link], list[Coroutine[Any, Any, None]]]
 Locate = Callable[[bytes], iroh.EndpointAddr | None]
-
-
-@dataclass(eq=False)
-class Seat:
-    """One member's place in the table."""
-
-    link: Link | None = None
-    up: asyncio.Event = field(default_factory=asyncio.Event)
-    stir: asyncio.Event = field(default_factory=asyncio.Event)
-    trouble: str = "it has not answered a dial yet"
-    barred_until: float = float("-inf")
-    keeper: asyncio.Task[None] | None = None
 
 
 class Links:
@@ -63,6 +54,7 @@ class Links:
         self._seats: dict[bytes, Seat] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._handshakes = 0
+        self._closed = False
         self._spawn(self._accept())
         self._spawn(self._watch())
 
@@ -84,7 +76,12 @@ class Links:
         return frozenset(peer for peer, seat in self._seats.items() if seat.link is not None)
 
     async def get(self, peer: bytes, wait_s: float) -> Link:
-        """The link to a member, waiting up to `wait_s` for it to come up; PeerUnreachable says what stands against."""
+        """The link to a member, waiting up to `wait_s` for it to come up.
+
+        Raises PeerUnreachable, which says what stands against it, or TransportError if we are closed.
+        """
+        if self._closed:
+            raise TransportError("the transport is closed")
         seat = self._seats.get(peer)
         if seat is None:
             raise PeerUnreachable(f"peer {short(peer)} is not a member of this run")
@@ -104,7 +101,9 @@ class Links:
 
     async def close(self) -> None:
         """Close every connection and stop dialling and accepting."""
+        self._closed = True
         for seat in self._seats.values():
+            seat.up.set()
             if seat.link is not None:
                 seat.link.close(Code.SHUTDOWN, "shutting down")
         tasks = list(self._tasks)
@@ -137,9 +136,9 @@ class Links:
                 await link.gone.wait()
                 attempt = 0 if self._pace.clock() - link.opened_at > STABLE_S else attempt + 1
             if peer < self._me:
-                await self._pause(seat, GRACE_S)
+                await seat.pause(GRACE_S)
             if attempt:
-                await self._pause(seat, self._backoff(peer, attempt))
+                await seat.pause(backoff(self._me, peer, attempt))
             if seat.link is not None:
                 continue
             try:
@@ -150,23 +149,6 @@ class Links:
             except Exception:
                 log.exception("dialling peer %s failed", short(peer))
                 attempt += 1
-
-    async def _pause(self, seat: Seat, delay_s: float) -> None:
-        """Wait, less if the link comes up or someone needs it, but never so short that dials become a storm."""
-        await asyncio.sleep(min(SHORTEST_PAUSE_S, delay_s))
-        if seat.link is None and not seat.stir.is_set():
-            try:
-                async with asyncio.timeout(max(0.0, delay_s - SHORTEST_PAUSE_S)):
-                    await seat.stir.wait()
-            except TimeoutError:
-                pass
-        seat.stir.clear()
-
-    def _backoff(self, peer: bytes, attempt: int) -> float:
-        """Seconds to wait before dial number `attempt`: doubling, times 0.5 to 1.5 by a hash of pair and attempt."""
-        digest = blake3(self._me + peer + attempt.to_bytes(8, "big")).digest(4)
-        jitter = 0.5 + int.from_bytes(digest, "big") / 2**32
-        return float(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(attempt - 1, 16)) * jitter)
 
     async def _dial(self, peer: bytes) -> None:
         """Connect and greet; PeerUnreachable with the cause."""
@@ -191,16 +173,15 @@ class Links:
         while True:
             try:
                 incoming = await self._endpoint.accept_next()
-            except iroh.IrohError as error:
-                log.warning("accepting a connection failed: %s", cause(error))
+                if incoming is None:
+                    return
+                if self._handshakes < MAX_HANDSHAKES:
+                    self._spawn(self._welcome(incoming))
+                else:
+                    await incoming.refuse()
+            except Exception as error:  # whatever a stranger causes, others must be able to connect
+                log.debug("accepting a connection failed: %s", cause(error))
                 await asyncio.sleep(SHORTEST_PAUSE_S)
-                continue
-            if incoming is None:
-                return
-            if self._handshakes >= MAX_HANDSHAKES:
-                await incoming.refuse()
-                continue
-            self._spawn(self._welcome(incoming))
 
     async def _welcome(self, incoming: iroh.Incoming) -> None:
         """Let a member in, tell anyone else why not."""
@@ -210,8 +191,9 @@ class Links:
             async with asyncio.timeout(HANDSHAKE_S):
                 connection = await (await incoming.accept()).connect()
                 await self._receive(connection)
-        except (iroh.IrohError, ProtocolViolation, TimeoutError) as error:
-            log.debug("an incoming connection failed: %s", cause(error))
+        except Exception as error:  # costs this connection only
+            known = isinstance(error, (iroh.IrohError, ProtocolViolation, TimeoutError))
+            log.log(logging.DEBUG if known else logging.WARNING, "an incoming connection failed: %s", cause(error))
             if connection is not None:
                 close_connection(connection, Code.VIOLATION, "no greeting")
         finally:
@@ -271,7 +253,7 @@ class Links:
                 seat.barred_until = self._pace.clock() + BARRED_S
             if seat.link is link:
                 seat.link = None
-                seat.trouble = link.connection.close_reason() or "the connection was lost"
+                seat.trouble = close_reason(link.connection) or "the connection was lost"
                 seat.up.clear()
             link.gone.set()
 
@@ -280,8 +262,14 @@ class Links:
         while True:
             await asyncio.sleep(PROBE_S)
             for peer, seat in list(self._seats.items()):
-                if seat.link is None:
-                    continue
-                self._pace.peer(peer).rtt = seat.link.rtt()
-                if not seat.link.pulse():
-                    seat.link.close(Code.SILENT, "nothing heard for too long")
+                if seat.link is not None:
+                    self._probe(peer, seat.link)
+
+    def _probe(self, peer: bytes, link: Link) -> None:
+        """Take one link's pulse."""
+        try:
+            self._pace.peer(peer).rtt = link.rtt()
+            if not link.pulse():
+                link.close(Code.SILENT, "nothing heard for too long")
+        except Exception as error:  # the other links must go on being watched
+            log.debug("link to %s: %s", short(peer), cause(error))

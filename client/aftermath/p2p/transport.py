@@ -178,3 +178,8 @@ class Transport(Protocol):
 def short(node_id: bytes) -> str:
     """A peer's name in messages: the first ten hex digits of its id."""
     return node_id.hex()[:10]
+
+
+def escaped(text: str) -> str:
+    """What a stranger wrote, fit for a log line or a terminal: printable ASCII, at most 200 characters."""
+    return ascii(text)[1:-1][:200]

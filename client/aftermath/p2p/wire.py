@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import iroh
 import msgspec
 
-from aftermath.p2p.transport import MAX_ANNOUNCEMENT, MAX_REQUEST
+from aftermath.p2p.transport import MAX_ANNOUNCEMENT, MAX_REQUEST, escaped
 
 ALPN = b"aftermath/1"
 MAX_HEADER = 512
@@ -171,6 +171,8 @@ def cause(error: BaseException) -> str:
     text = error.message()
     reason = _REASON.search(text)
     if reason:
-        return f"it closed the connection: {reason.group(1)}" if reason.group(1) else "it closed the connection"
+        return (
+            f"it closed the connection: {escaped(reason.group(1))}" if reason.group(1) else "it closed the connection"
+        )
     line = [part.strip() for part in text.splitlines() if part.strip()][-1]
     return re.sub(r"\s*\(/[^)]*\)", "", line)

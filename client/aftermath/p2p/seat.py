@@ -1,0 +1,46 @@
+"""One member's place in the table of connections, and when it is dialled again.
+
+Decisions: failed dials back off exponentially with a jitter derived from both ids, so a whole run coming back does
+not dial in step, and a test is repeatable. Someone who needs a peer now shortens its wait.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from blake3 import blake3
+
+from aftermath.p2p.link import Link
+
+FIRST_PAUSE_S = 0.25
+LONGEST_PAUSE_S = 10.0
+SHORTEST_PAUSE_S = 0.1
+
+
+@dataclass(eq=False)
+class Seat:
+    """`stir` is set by someone who needs the peer now; `trouble` says why it is not connected."""
+
+    link: Link | None = None
+    up: asyncio.Event = field(default_factory=asyncio.Event)
+    stir: asyncio.Event = field(default_factory=asyncio.Event)
+    trouble: str = "it has not answered a dial yet"
+    barred_until: float = float("-inf")
+    keeper: asyncio.Task[None] | None = None
+
+    async def pause(self, delay_s: float) -> None:
+        """Wait, less if the link comes up or someone needs it, but never so short that dials become a storm."""
+        await asyncio.sleep(min(SHORTEST_PAUSE_S, delay_s))
+        if self.link is None and not self.stir.is_set():
+            try:
+                async with asyncio.timeout(max(0.0, delay_s - SHORTEST_PAUSE_S)):
+                    await self.stir.wait()
+            except TimeoutError:
+                pass
+        self.stir.clear()
+
+
+def backoff(me: bytes, peer: bytes, attempt: int) -> float:
+    """Seconds to wait before dial number `attempt`: doubling, times 0.5 to 1.5 by a hash of pair and attempt."""
+    digest = blake3(me + peer + attempt.to_bytes(8, "big")).digest(4)
+    jitter = 0.5 + int.from_bytes(digest, "big") / 2**32
+    return float(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(attempt - 1, 16)) * jitter)
