@@ -155,7 +155,7 @@ def train(run: Scenario, world: Recorder) -> None:
 def everyone_attests(run: Scenario, participation: Sequence[int] = (), indices: Sequence[int] | None = None) -> None:
     height = run.run.current.height
     for place, index in enumerate(run.elected() if indices is None else indices):
-        if run.run.current.height == height and run.run.state in (RunState.ROUND_TRAIN, RunState.ROUND_WITNESS):
+        if run.run.current.height == height and run.run.state.training:
             run.witness(index, participation[place] if participation else None)
 
 

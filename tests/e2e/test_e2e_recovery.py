@@ -8,7 +8,7 @@ import pytest
 
 from aftermath.model.store import saved_steps
 from aftermath.run.state import RunState
-from e2e.company import TRAINING, Company
+from e2e.company import Company
 from e2e.diary import applied_sequences
 from e2e.material import Material
 
@@ -34,7 +34,7 @@ def test_all_gone_and_back_from_the_durable_checkpoint(company: Company, materia
     marks = [player.diary.mark() for player in players]
     for player in players:
         company.start(player)
-    back = company.until_run(lambda run: run.state in TRAINING, "they train again")
+    back = company.until_run(lambda run: run.state.training, "they train again")
     assert (back.start_step, back.level_hashes) == (dead.step, model.checkpoint_hashes)
     company.until_run(lambda run: run.state is RunState.FINISHED, "the run finishes")
     assert [player.process.wait() for player in players] == [0, 0, 0]
@@ -53,7 +53,7 @@ def test_all_gone_and_back_from_the_durable_checkpoint(company: Company, materia
 def test_members_survive_a_chain_that_is_gone_for_a_while(company: Company, material: Material) -> None:
     company.configure(material.config(company.place, rounds_per_epoch=15, total_steps=30))
     players = company.start_three()
-    before = company.until_run(lambda run: run.state in TRAINING and run.current.height >= 3, "rounds go on")
+    before = company.until_run(lambda run: run.state.training and run.current.height >= 3, "rounds go on")
     company.network.go_down()
     down_until = time.monotonic() + DOWN_SECONDS
     try:

@@ -62,11 +62,18 @@ def test_a_saved_checkpoint_comes_back_bit_for_bit(tmp_path: Path) -> None:
 def test_only_the_newest_steps_of_this_run_and_what_is_needed_remain(tmp_path: Path) -> None:
     keep(tmp_path, 3, run_id="other")
     places = {step: keep(tmp_path, step) for step in (2, 9, 10, 11)}
-    prune(tmp_path, "run", 2, {places[2].resolve()})
+    prune(tmp_path, "run", 11, 2, {places[2].resolve()})
     assert [path.name for path in saved_steps(tmp_path, "run")] == ["run-step2", "run-step10", "run-step11"]
-    prune(tmp_path, "run", 2, ())
+    prune(tmp_path, "run", 11, 2, ())
     assert [path.name for path in saved_steps(tmp_path, "run")] == ["run-step10", "run-step11"]
     assert [path.name for path in saved_steps(tmp_path, "other")] == ["other-step3"]
+
+
+def test_steps_of_a_past_that_was_left_go_first(tmp_path: Path) -> None:
+    for step in (40, 80, 120, 50, 60):
+        keep(tmp_path, step)
+    prune(tmp_path, "run", 60, 2, ())
+    assert [path.name for path in saved_steps(tmp_path, "run")] == ["run-step50", "run-step60"]
 
 
 def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from solders.pubkey import Pubkey
 
 from aftermath.run import bitmap, committee, views
 from aftermath.run.accounts import Members, Model, Run
-from aftermath.run.state import RunState
 from programs.harness import AUTHORIZER, PROGRAM, Outcome, World, address, authorization_address, build
 
 SCHEMA = bytes(range(1, 33))
@@ -192,7 +191,7 @@ class Scenario:
 
     def finish_rounds(self) -> "Scenario":
         """Everybody elected attests every round until the cooldown begins."""
-        while self.run.state in (RunState.ROUND_TRAIN, RunState.ROUND_WITNESS):
+        while self.run.state.training:
             self.everyone_witnesses()
         return self
 

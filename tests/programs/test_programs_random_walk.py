@@ -11,7 +11,6 @@ from aftermath.run.state import MemberState, RunState
 from programs.harness import World
 from programs.scenario import Scenario
 
-TRAINING = (RunState.ROUND_TRAIN, RunState.ROUND_WITNESS)
 PERCENT = 20
 
 
@@ -31,7 +30,7 @@ class Walk:
     def settle(self, before: Run, after: Run) -> None:
         """If a round closed, books the previous round's attested shares."""
         closing = before.current
-        closed = before.state in TRAINING and (after.current.height != closing.height or after.state not in TRAINING)
+        closed = before.state.training and (after.current.height != closing.height or not after.state.training)
         previous = before.round(closing.height - 1) if closed else None
         if previous is None:
             return
@@ -46,7 +45,7 @@ class Walk:
         rng, run = self.rng, self.run
         state, index = run.run, rng.randrange(9)
         choice = rng.random()
-        if choice < 0.85 and state.state in TRAINING:
+        if choice < 0.85 and state.state.training:
             previous = state.round(state.current.height - 1)
             roster = previous.roster if previous else 0
             silent = sum(1 << slot for slot in bitmap.slots(roster) if slot % 4 == state.epoch % 5)
@@ -76,7 +75,7 @@ class Walk:
         assert after.seq - before.seq in (0, 1)
         if after.epoch != before.epoch:
             self.epochs += 1
-        if after.state not in TRAINING:
+        if not after.state.training:
             self.check(after)
 
     def check(self, state: Run) -> None:

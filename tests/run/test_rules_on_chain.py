@@ -91,7 +91,7 @@ def test_a_whole_epoch_of_failures_leaves_the_backlog_that_the_model_predicts(ch
     chain.configure(SEED, min_clients=3, init_min_clients=6, witness_nodes=3, verification_percent=20)
     chain.begin(members)
     predicted, before_shares = Backlog(), None
-    while chain.run.state in (RunState.ROUND_TRAIN, RunState.ROUND_WITNESS):
+    while chain.run.state.training:
         run = chain.run
         round_, before = run.current, run.round(run.current.height - 1)
         if round_.batch:

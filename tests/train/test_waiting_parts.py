@@ -194,6 +194,11 @@ async def test_a_workers_error_is_the_callers() -> None:
     assert await worker(lambda: 1) == 1
 
 
+async def test_a_job_that_stops_an_iteration_is_an_error_and_no_end_of_waiting() -> None:
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        await ThreadWorker("test")(lambda: next(iter(())))
+
+
 async def test_a_job_cancelled_before_it_began_never_runs() -> None:
     worker, gate, ran = ThreadWorker("test"), threading.Event(), []
     first = asyncio.ensure_future(worker(gate.wait))

@@ -51,9 +51,15 @@ def save(
     return target
 
 
-def prune(directory: Path, run_id: str, keep_steps: int, needed: Collection[Path]) -> None:
-    """Remove the run's checkpoints but the newest `keep_steps` (at least 1) and those that are `needed` (resolved)."""
-    for old in saved_steps(directory, run_id)[:-keep_steps]:
+def prune(directory: Path, run_id: str, step: int, keep_steps: int, needed: Collection[Path]) -> None:
+    """Remove the run's checkpoints but the newest `keep_steps` (at least 1) and those that are `needed` (resolved).
+
+    `step` is where the run is now. Checkpoints beyond it are of a past that its owner has left by going back: they
+    count as older than all others.
+    """
+    steps = saved_steps(directory, run_id)
+    left = [path for path in steps if _step(path) > step]
+    for old in (left + [path for path in steps if _step(path) <= step])[:-keep_steps]:
         if old.resolve() not in needed:
             shutil.rmtree(old, ignore_errors=True)
 
@@ -70,9 +76,12 @@ def sweep() -> None:
 
 def saved_steps(directory: Path, run_id: str) -> list[Path]:
     """The run's checkpoints in a directory, oldest step first."""
-    pattern = re.compile(re.escape(_stem(run_id)) + r"-step(\d{1,12})")
-    found = [(int(match[1]), path) for path in directory.glob("*") if (match := pattern.fullmatch(path.name))]
-    return [path for _, path in sorted(found)]
+    pattern = re.compile(re.escape(_stem(run_id)) + r"-step\d{1,12}")
+    return sorted((path for path in directory.glob("*") if pattern.fullmatch(path.name)), key=_step)
+
+
+def _step(path: Path) -> int:
+    return int(path.name.rpartition("-step")[2])
 
 
 def read_companions(directory: Path) -> dict[str, bytes]:

@@ -6,7 +6,9 @@ from enum import IntEnum
 
 
 class RunState(IntEnum):
-    """Where a run is in its life. Halted: no clock runs and the owner may edit; active: an epoch is being trained."""
+    """Where a run is in its life. Halted: no clock runs and the owner may edit; training: rounds go by; active: from
+    the first round to the end of the cooldown.
+    """
 
     UNINITIALIZED = 0
     WAITING_FOR_MEMBERS = 1
@@ -22,8 +24,12 @@ class RunState(IntEnum):
         return self in (RunState.UNINITIALIZED, RunState.FINISHED, RunState.PAUSED)
 
     @property
+    def training(self) -> bool:
+        return self in (RunState.ROUND_TRAIN, RunState.ROUND_WITNESS)
+
+    @property
     def active(self) -> bool:
-        return self in (RunState.ROUND_TRAIN, RunState.ROUND_WITNESS, RunState.COOLDOWN)
+        return self.training or self is RunState.COOLDOWN
 
 
 class MemberState(IntEnum):

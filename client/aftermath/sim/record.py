@@ -16,7 +16,6 @@ from aftermath.run.assignment import assign, sequences
 from aftermath.run.state import MemberState, RunState
 
 Ranges = list[list[int]]
-_TRAINING = (RunState.ROUND_TRAIN, RunState.ROUND_WITNESS)
 
 
 class Broken(AssertionError):
@@ -39,7 +38,7 @@ class Record:
         """Take in the accounts after a transaction."""
         if self._before is not None:
             old, old_members = self._before
-            if old.state in _TRAINING and (run.state is RunState.COOLDOWN or run.current.height != old.current.height):
+            if old.state.training and (run.state is RunState.COOLDOWN or run.current.height != old.current.height):
                 self._close(run, old.current.height, old_members)
             for slot in bitmap.slots(members.mask(MemberState.DROPPED) & ~old_members.mask(MemberState.DROPPED)):
                 self.dropped.append((run.epoch, slot))

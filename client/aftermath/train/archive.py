@@ -140,7 +140,7 @@ class Keeper:
             return
         named = Path((await self._ctx.chain.model()).checkpoint.repo)
         needed = {named, *(kept.place for kept in (newest, self._sending, self._next) if kept is not None)}
-        await self._ctx.compute(lambda: prune(directory, newest.run.run_id, keep, needed))
+        await self._ctx.compute(lambda: prune(directory, newest.run.run_id, newest.run.step, keep, needed))
 
     # --- the Hub ------------------------------------------------------------------------------------------------
 

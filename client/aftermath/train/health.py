@@ -11,12 +11,11 @@ from aftermath.run.accounts import Members, Run
 from aftermath.run.consensus import left_out
 from aftermath.run.deadlines import TICK_STEP, tick_order
 from aftermath.run.errors import ChainRefused
-from aftermath.run.state import MemberState, RunState
+from aftermath.run.state import MemberState
 from aftermath.train.context import Context
 from aftermath.train.persist import fulfil
 from aftermath.train.ports import Chain
 
-_TRAINING = (RunState.ROUND_TRAIN, RunState.ROUND_WITNESS)
 _DONE = frozenset({"NotUnhealthy", "WrongState", "StaleHeight", "SlotMismatch", "NotAMember"})
 
 
@@ -51,7 +50,7 @@ async def report_undelivered(context: Context, run: Run, slot: int) -> None:
 
     def current() -> bool:
         now = context.feed.run
-        return now.epoch == run.epoch and now.state in _TRAINING and now.current.height == run.current.height
+        return now.epoch == run.epoch and now.state.training and now.current.height == run.current.height
 
     if not missing or not current():
         return

@@ -24,7 +24,7 @@ from aftermath.train.origin import Origin
 from aftermath.train.ready import Readiness, announce_ready
 from aftermath.train.replica import Replica
 from aftermath.train.results import Results
-from aftermath.train.rounds import TRAINING, Rounds
+from aftermath.train.rounds import Rounds
 from aftermath.train.ticker import Ticker
 from aftermath.train.warmup import WarmUp
 
@@ -106,7 +106,7 @@ class Member:
         if self.slot is None or not bitmap.contains(run.current.roster, self.slot):
             return False
         me = members.slots[self.slot]
-        early = run.state in TRAINING and run.current.height <= 1 and self._replica is not None
+        early = run.state.training and run.current.height <= 1 and self._replica is not None
         return (run.state is RunState.WARMUP or early) and me.state is MemberState.HEALTHY and self._known_as_is(me)
 
     async def _epoch(self, run: Run) -> None:

@@ -37,7 +37,6 @@ from aftermath.train.traffic import report_traffic
 from aftermath.train.wait import first_of
 from aftermath.train.witness import WitnessDuty
 
-TRAINING = (RunState.ROUND_TRAIN, RunState.ROUND_WITNESS)
 _NOT_RUNNING = (RunState.WAITING_FOR_MEMBERS, RunState.PAUSED, RunState.FINISHED)
 
 
@@ -78,7 +77,7 @@ class Rounds:
                     await self._open_plans(run)
                     await self._apply_through(run, run.current.height - 1)
                     return run
-                if run.epoch != self._epoch or run.state not in TRAINING:
+                if run.epoch != self._epoch or not run.state.training:
                     raise Desync("the epoch went on without this member")
                 await self._round(run)
         finally:
@@ -87,7 +86,7 @@ class Rounds:
             await asyncio.gather(*self._duties, return_exceptions=True)
 
     def _something_to_do(self, run: Run) -> bool:
-        if run.epoch == self._epoch and run.state in TRAINING:
+        if run.epoch == self._epoch and run.state.training:
             return run.current.height > self._height
         return not self._same_warmup(run)
 
@@ -245,7 +244,7 @@ class Rounds:
         """A result is still of use in the next round, not after."""
         latest = plan.header.height + 1
         await self._ctx.feed.until(
-            lambda run: run.epoch != plan.epoch or run.state not in TRAINING or run.current.height > latest
+            lambda run: run.epoch != plan.epoch or not run.state.training or run.current.height > latest
         )
         cancelled.set()
 

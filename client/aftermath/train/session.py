@@ -34,6 +34,7 @@ from aftermath.run.accounts import Model
 from aftermath.run.errors import AftermathError, ChainError
 from aftermath.train.archive import Archive, Hub
 from aftermath.train.context import Context
+from aftermath.train.ending import known
 from aftermath.train.feed import RunFeed
 from aftermath.train.interrupts import CLOSE_SECONDS, Interrupts
 from aftermath.train.keeping import check_directory, check_hub, keeping_advice
@@ -70,10 +71,9 @@ def run_member(settings: TrainSettings) -> int:
     try:
         with contextlib.ExitStack() as stack:
             runner.run(_session(settings, events_of(settings, stack)))
-    except (AftermathError, ValueError) as error:
+    except AftermathError as error:
         status = 1
-        sentence, fix = (error.message, error.fix) if isinstance(error, AftermathError) else (str(error), "")
-        print(f"error: {sentence}" + (f"\nfix: {fix}" if fix else ""), file=sys.stderr)
+        print(f"error: {error.message}" + (f"\nfix: {error.fix}" if error.fix else ""), file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)  # a computation may still hold its thread; nothing of it is wanted any more
@@ -101,9 +101,11 @@ async def _session(settings: TrainSettings, events: Events) -> None:
     interrupts = Interrupts()
     try:
         await interrupts.run(_life(settings, events, interrupts))
-    except (AftermathError, ValueError) as error:
-        events.emit("error", message=str(error))
-        raise
+    except Exception as error:
+        if (failure := known(error, settings)) is None:
+            raise
+        events.emit("error", message=str(failure))
+        raise failure from error
 
 
 async def _life(settings: TrainSettings, events: Events, interrupts: Interrupts) -> None:

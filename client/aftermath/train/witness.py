@@ -45,7 +45,7 @@ class WitnessDuty:
 
     def _over(self) -> bool:
         run = self._ctx.feed.run
-        training = run.state in (RunState.ROUND_TRAIN, RunState.ROUND_WITNESS)
+        training = run.state.training
         return run.epoch != self._plan.epoch or not training or run.current.height != self._plan.header.height
 
     async def attend(self) -> None:

@@ -30,10 +30,14 @@ class ThreadWorker:
             future, function = self._jobs.get()
             if future.cancelled():
                 continue
+            result: Any = None
+            error: BaseException | None = None
             try:
-                result, error = function(), None
+                result = function()
+            except StopIteration as caught:  # a future does not take it
+                error = RuntimeError(f"a job raised {caught!r}")
             except BaseException as caught:
-                result, error = None, caught
+                error = caught
             try:
                 future.get_loop().call_soon_threadsafe(_settle, future, result, error)
             except RuntimeError:

@@ -1,0 +1,39 @@
+"""A member's end is a sentence, also where torch has no good one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from aftermath.run.errors import AftermathError
+from aftermath.train.ending import OutOfMemory, known
+from aftermath.train.settings import TrainSettings
+
+SETTINGS = TrainSettings(run_id="demo", matformer_tier=1, micro_batch_size=16)
+
+
+def test_our_own_failures_stay_as_they_are() -> None:
+    error = AftermathError("it broke", "mend it")
+    assert known(error, SETTINGS) is error
+    assert str(known(ValueError("--device foo: no"), SETTINGS)) == "--device foo: no"
+
+
+def _more_than_there_is() -> None:
+    torch.empty(1 << 60)
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError(), None])
+def test_too_little_memory_names_the_two_ways_out(error: Exception | None) -> None:
+    if error is None:
+        with pytest.raises(RuntimeError) as caught:
+            _more_than_there_is()
+        error = caught.value
+    found = known(error, SETTINGS)
+    assert isinstance(found, OutOfMemory)
+    assert "tier 1 with 16 sequences" in found.message
+    assert "--micro-batch-size" in found.fix
+    assert "--matformer-tier" in found.fix
+
+
+def test_what_nobody_should_meet_is_not_explained_away() -> None:
+    assert known(RuntimeError("shapes do not match"), SETTINGS) is None
