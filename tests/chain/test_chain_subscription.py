@@ -187,6 +187,22 @@ async def test_down_at_the_start_says_so(embedded: Place) -> None:
             await watcher_of(pool, coordinator).start()
 
 
+async def test_a_start_that_is_cancelled_leaves_nothing_behind(embedded: Place) -> None:
+    coordinator = await embedded.configured_run(RUN)
+    async with proxied(embedded) as (_, ws, where), RpcPool([where]) as pool:
+        ws.black_hole()
+        starting = asyncio.create_task(watcher_of(pool, coordinator).start())
+        await asyncio.wait_for(_until(lambda: _following() > 0), 5)
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        assert _following() == 0
+
+
+def _following() -> int:
+    return sum("AccountSocket" in repr(task.get_coro()) for task in asyncio.all_tasks())
+
+
 async def test_down_for_good_ends_the_updates_with_the_reason(embedded: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subscription, "POLL_PATIENCE", 0.3)
     coordinator = await embedded.configured_run(RUN)

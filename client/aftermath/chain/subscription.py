@@ -84,11 +84,11 @@ class RunWatcher:
         """
         self._spawn(self._socket.run())
         try:
-            async with asyncio.timeout(SUBSCRIBE_SECONDS):
-                await self._socket.ready.wait()
-        except TimeoutError:
-            log.info("the websocket is not ready yet, reading the run by polling")
-        try:
+            try:
+                async with asyncio.timeout(SUBSCRIBE_SECONDS):
+                    await self._socket.ready.wait()
+            except TimeoutError:
+                log.info("the websocket is not ready yet, reading the run by polling")
             await self.refresh()
         except BaseException:
             await self.close()
