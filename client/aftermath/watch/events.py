@@ -87,6 +87,7 @@ _SENTENCES: dict[str, str] = {
     "model": "model ready from {source} at step {step}",
     "trained": "step {step}  loss {loss:.4f}  {tokens_per_sec:,.0f} tokens/s",
     "applied": "step {step}: applied {results} results",
+    "waiting": "waits for the next epoch",
     "dropped": "members {slots} did not deliver and are dropped",
     "checkpoint": "checkpoint of step {step} at {path}",
     "left": "left the run",
