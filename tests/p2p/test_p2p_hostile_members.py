@@ -6,11 +6,12 @@ import time
 import pytest
 from blake3 import blake3
 
-from aftermath.p2p import announce, links
+from aftermath.p2p import announce, links, requests
 from aftermath.p2p.announce import Announcer
 from aftermath.p2p.link import Link, close_reason
 from aftermath.p2p.pace import Pace
-from aftermath.p2p.transport import TransportError
+from aftermath.p2p.transport import PeerUnreachable, TransportError
+from aftermath.p2p.wire import BlobRequest, Reply, Status, frame_of, read_message
 from p2p.nodes import identity, join, until
 
 
@@ -86,3 +87,41 @@ def test_what_is_remembered_of_senders_is_bounded(monkeypatch):
     assert announcer._is_new(b"three", b"x")
     assert not announcer._is_new(b"one", b"x"), "who spoke last is remembered"
     assert announcer._is_new(b"two", b"x")
+
+
+async def test_empty_streams_are_taken_no_faster_than_messages(opened, rogue, monkeypatch):
+    monkeypatch.setattr(announce, "BURST", 5.0)
+    node, cheat = await opened(1), await rogue(2)
+    node.set_members([cheat.node_id])
+    connection = await cheat.dial(node)
+    for _ in range(50):
+        await (await connection.open_uni()).finish()
+    await until(lambda: node.stats().throttled > 0)
+
+
+async def test_requests_are_answered_no_faster_than_allowed(opened, rogue, monkeypatch):
+    monkeypatch.setattr(requests, "RATE", 50.0)
+    monkeypatch.setattr(requests, "BURST", 5.0)
+    node, cheat = await opened(1), await rogue(2)
+    node.set_members([cheat.node_id])
+    connection = await cheat.dial(node)
+    began = time.monotonic()
+    streams = [await connection.open_bi() for _ in range(30)]
+    for stream in streams:
+        await stream.send().write_all(frame_of(BlobRequest(bytes(32), 0, 1)))
+    for stream in streams:
+        assert (await read_message(stream.recv(), Reply)).status == Status.MISSING
+    assert time.monotonic() - began >= 25 / 50 * 0.9
+    assert node.stats().throttled > 0
+
+
+async def test_a_member_that_connects_again_and_again_is_refused_after_a_while(opened, rogue, monkeypatch):
+    monkeypatch.setattr(links, "ARRIVALS_RATE", 1e-3)
+    monkeypatch.setattr(links, "ARRIVALS_BURST", 3.0)
+    node, cheat = await opened(1), await rogue(2)
+    node.set_members([cheat.node_id])
+    for _ in range(3):
+        await cheat.dial(node)
+    with pytest.raises(PeerUnreachable, match="connecting too often"):
+        await cheat.dial(node)
+    assert node.stats().refused == 1

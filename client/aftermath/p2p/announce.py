@@ -2,18 +2,20 @@
 
 Decisions: one unidirectional stream per connection carries them in order. Each peer has its own bounded queue, so a
 slow one loses its oldest messages and delays nobody else. The last REPLAY own messages open every connection; the
-receiver remembers what it delivered per sender and drops repeats. A peer that floods is read no faster than RATE.
+receiver remembers what it delivered per sender and drops repeats. A peer that floods, with messages or with streams,
+is read no faster than RATE.
 """
 
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from weakref import WeakSet
 
 import iroh
 from blake3 import blake3
 
+from aftermath.p2p.bucket import Bucket
 from aftermath.p2p.link import Link
 from aftermath.p2p.pace import Pace
 from aftermath.p2p.transport import MAX_ANNOUNCEMENT, Announcement
@@ -53,22 +55,6 @@ class Outbox:
         batch = b"".join(frame(message) for message in self._queue)
         self._queue.clear()
         return batch
-
-
-class Bucket:
-    """Token bucket: BURST at once, RATE a second."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._tokens = BURST
-        self._at = clock()
-
-    def take(self) -> float:
-        """Take one token; the seconds to wait until it is paid for."""
-        now = self._clock()
-        self._tokens = min(BURST, self._tokens + (now - self._at) * RATE) - 1
-        self._at = now
-        return max(0.0, -self._tokens / RATE)
 
 
 class Subscription(AsyncIterator[Announcement]):
@@ -147,9 +133,10 @@ class Announcer:
 
     async def read(self, link: Link) -> None:
         """Service of a link: receive announcements, one stream at a time."""
-        bucket = Bucket(self._pace.clock)
+        bucket = Bucket(self._pace.clock, RATE, BURST)
         while True:
             stream = await link.connection.accept_uni()
+            await self._pace.throttle(bucket)
             with contextlib.suppress(iroh.IrohError):  # the stream ended; if the connection did, accept_uni says so
                 while True:
                     await self._receive(link.peer, await read_frame(stream, MAX_ANNOUNCEMENT), bucket)
@@ -157,10 +144,7 @@ class Announcer:
     async def _receive(self, sender: bytes, data: bytes, bucket: Bucket) -> None:
         """Count, throttle, de-duplicate and deliver one announcement."""
         self._pace.received["announce"] += len(data) + 4
-        wait = bucket.take()
-        if wait:
-            self._pace.events["throttled"] += 1
-            await asyncio.sleep(wait)
+        await self._pace.throttle(bucket)
         if self._is_new(sender, data):
             self._deliver(Announcement(sender, data))
         else:

@@ -2,7 +2,8 @@
 
 A blob is bytes named by their BLAKE3 digest: kept here (`publish`), or produced piece by piece by its owner
 (`publish_source`), so that a model is served without a second copy in memory. Nothing is evicted: who publishes
-retracts. Ranges go out in pieces, each with a deadline, so a reader that stops reading costs one stream for seconds.
+retracts. Ranges go out in pieces, each with a deadline, so a reader that stops reading costs one stream for a while.
+It is long, because a member with a thin uplink serves many at once, and a piece cut off would count against it.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ from aftermath.p2p.transport import ReadRange
 from aftermath.p2p.wire import BlobRequest, Code, Reply, Status, frame_of
 
 PIECE = 1 << 20
-PIECE_S = 20.0
+PIECE_S = 120.0
 THREADED_HASH = 1 << 20
 
 

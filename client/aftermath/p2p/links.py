@@ -11,6 +11,7 @@ from typing import Any
 
 import iroh
 
+from aftermath.p2p.bucket import Bucket
 from aftermath.p2p.link import (
     Link,
     answer_greeting,
@@ -33,6 +34,8 @@ BARRED_S = 10.0
 PROBE_S = 2.0
 LINGER_S = 2.0
 MAX_HANDSHAKES = 64
+ARRIVALS_RATE = 0.5
+ARRIVALS_BURST = 10.0
 
 log = logging.getLogger(__name__)
 Services = Callable[[Link], list[Coroutine[Any, Any, None]]]
@@ -64,7 +67,7 @@ class Links:
         for peer in [one for one in self._seats if one not in wanted]:
             self._evict(peer)
         for peer in sorted(wanted - self._seats.keys()):
-            seat = self._seats[peer] = Seat()
+            seat = self._seats[peer] = Seat(Bucket(self._pace.clock, ARRIVALS_RATE, ARRIVALS_BURST))
             seat.keeper = self._spawn(self._keep(peer, seat))
 
     def members(self) -> list[bytes]:
@@ -203,10 +206,10 @@ class Links:
         """Check who connected, greet it, and offer the link."""
         peer = bytes(connection.remote_id().to_bytes())
         seat = self._seats.get(peer)
-        if seat is None or seat.barred_until > self._pace.clock():
+        objection = self._objection(seat)
+        if seat is None or objection:
             self._pace.events["refused"] += 1
-            reason = "not a member of this run" if seat is None else "barred for breaking the protocol"
-            close_connection(connection, Code.NOT_A_MEMBER, reason)
+            close_connection(connection, Code.NOT_A_MEMBER, objection)
             return
         instance, stream = await hear_greeting(connection)
         link = Link(peer, connection, peer, instance, self._pace.clock())
@@ -215,6 +218,14 @@ class Links:
             return
         await answer_greeting(stream, self._instance)
         self._offer(link)
+
+    def _objection(self, seat: Seat | None) -> str:
+        """Why whoever has this seat may not connect now, or nothing."""
+        if seat is None:
+            return "not a member of this run"
+        if seat.barred_until > self._pace.clock():
+            return "barred for breaking the protocol"
+        return "" if seat.arrivals.spare() else "connecting too often"
 
     # --- the table ------------------------------------------------------------------------------------------------
 

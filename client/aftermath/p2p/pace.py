@@ -8,10 +8,12 @@ at which this blob would take noticeably longer than from the fastest. A holder 
 place: its turn comes, and then it is measured, or has failed. Not holding a blob is an answer, and no evidence.
 """
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from aftermath.p2p.bucket import Bucket
 from aftermath.p2p.transport import KINDS, Kind, PeerStats, TransportStats
 
 PATIENCE_S = 5.0
@@ -55,6 +57,13 @@ class Pace:
     def peer(self, node_id: bytes) -> PeerPace:
         """The measurements of one peer, empty at first."""
         return self.peers.setdefault(node_id, PeerPace())
+
+    async def throttle(self, bucket: Bucket) -> None:
+        """Take a token, waiting until it is paid for."""
+        wait = bucket.take()
+        if wait:
+            self.events["throttled"] += 1
+            await asyncio.sleep(wait)
 
     def patience(self, node_id: bytes) -> float:
         """Seconds without progress after which this peer is given up."""

@@ -1,7 +1,8 @@
 """Requests: small calls to one peer, and the dispatch of everything a peer asks of us (calls and blob ranges).
 
 Decisions: each call is one bidirectional stream; sizes are stated before the bytes, so nothing oversized is read. A
-peer has at most STREAMS of its streams served at a time, the rest wait unaccepted (QUIC's own limit stops more).
+peer has at most STREAMS of its streams served at a time, and no more than RATE a second; the rest wait unaccepted
+(QUIC's own limit stops more).
 """
 
 import asyncio
@@ -10,6 +11,7 @@ import logging
 import iroh
 
 from aftermath.p2p.blobs import BlobStore
+from aftermath.p2p.bucket import Bucket
 from aftermath.p2p.complaints import Complaints
 from aftermath.p2p.link import Link
 from aftermath.p2p.links import Links
@@ -29,6 +31,8 @@ from aftermath.p2p.wire import (
 )
 
 STREAMS = 16
+RATE = 200.0
+BURST = 1000.0
 HEADER_S = 10.0
 LONGEST_HANDLER_S = 120.0
 
@@ -106,11 +110,13 @@ class Requests:
     async def serve(self, link: Link) -> None:
         """Service of a link: answer what the peer asks, at most STREAMS at a time."""
         free = asyncio.Semaphore(STREAMS)
+        bucket = Bucket(self._pace.clock, RATE, BURST)
         tasks: set[asyncio.Task[None]] = set()
         try:
             while True:
                 await free.acquire()
                 stream = await link.connection.accept_bi()
+                await self._pace.throttle(bucket)
                 task = asyncio.create_task(self._answer(link, stream))
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from blake3 import blake3
 
+from aftermath.p2p.bucket import Bucket
 from aftermath.p2p.link import Link
 
 FIRST_PAUSE_S = 0.25
@@ -18,8 +19,12 @@ SHORTEST_PAUSE_S = 0.1
 
 @dataclass(eq=False)
 class Seat:
-    """`stir` is set by someone who needs the peer now; `trouble` says why it is not connected."""
+    """`arrivals` limits how often the peer may connect: each time, our last announcements go out again.
 
+    `stir` is set by someone who needs the peer now; `trouble` says why it is not connected.
+    """
+
+    arrivals: Bucket
     link: Link | None = None
     up: asyncio.Event = field(default_factory=asyncio.Event)
     stir: asyncio.Event = field(default_factory=asyncio.Event)

@@ -14,7 +14,7 @@ from aftermath.run.errors import AftermathError
 MAX_ANNOUNCEMENT = MAX_ANNOUNCEMENT_BYTES
 """Largest announcement in bytes: what the rules of a run let a member say at once."""
 
-MAX_REQUEST = 1 << 20
+MAX_REQUEST = 1 << 16
 """Largest body of a request in bytes; larger things are blobs."""
 
 Kind = Literal["announce", "blob", "request"]
@@ -92,7 +92,7 @@ class TransportStats:
     connects: int
     """Connections established, in either direction."""
     refused: int
-    """Connections refused because the peer is no member."""
+    """Connections refused because the peer is no member, broke the protocol, or connects too often."""
     disconnects: int
     """Connections lost or closed after they were established."""
     dropped: int
@@ -100,7 +100,7 @@ class TransportStats:
     duplicates: int
     """Announcements received again and not delivered again."""
     throttled: int
-    """Times an announcing peer was made to wait by the rate limit."""
+    """Times a peer that announces or asks was made to wait by a rate limit."""
     violations: int
     """Connections closed because the peer broke the protocol."""
     retries: int

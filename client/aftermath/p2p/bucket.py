@@ -1,0 +1,33 @@
+"""Token bucket: how often a peer may do something that costs us."""
+
+from collections.abc import Callable
+
+
+class Bucket:
+    """`burst` at once, `rate` a second; `clock` returns seconds."""
+
+    def __init__(self, clock: Callable[[], float], rate: float, burst: float) -> None:
+        self._clock = clock
+        self._rate = rate
+        self._burst = burst
+        self._tokens = burst
+        self._at = clock()
+
+    def _refill(self) -> None:
+        now = self._clock()
+        self._tokens = min(self._burst, self._tokens + (now - self._at) * self._rate)
+        self._at = now
+
+    def take(self) -> float:
+        """Take one token; the seconds to wait until it is paid for."""
+        self._refill()
+        self._tokens -= 1
+        return max(0.0, -self._tokens / self._rate)
+
+    def spare(self) -> bool:
+        """Take one token if there is one; False if not."""
+        self._refill()
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
