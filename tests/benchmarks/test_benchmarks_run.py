@@ -1,0 +1,31 @@
+"""The benchmarks still measure what the code does now. How fast it is, they say; nothing here depends on it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("line", "figures"),
+    [
+        (("localnet.py", "--transactions", "200"), ("http_per_second", "ratio", "ratio_ledger")),
+        (("p2p.py",), ("blob_mb_per_s", "ratio_to_tcp", "announcement_round_trip_ms")),
+        (("round.py", "--members", "3"), ("rounds", "overhead_ms", "overhead_to_training")),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else None,
+)
+def test_a_benchmark_gives_its_figures(line: tuple[str, ...], figures: tuple[str, ...]) -> None:
+    script, *arguments = line
+    command = [sys.executable, ROOT / "benchmarks" / script, *arguments, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert all(found[figure] for figure in figures), found
