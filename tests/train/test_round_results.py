@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from aftermath.p2p.transport import RequestRefused
 from aftermath.run.commitment import LevelPayload, SequenceInterval, encode_announcement
 from aftermath.sim.clock import run_virtual
 from aftermath.train.collect import Collector
@@ -203,7 +204,7 @@ def test_questions_of_peers_are_answered_and_nonsense_is_not() -> None:
         ]
         assert msgspec.msgpack.decode(await ask(b"", msgspec.msgpack.encode((77, [1])))) == []
         for nonsense in (b"", b"\xff", msgspec.msgpack.encode("what"), msgspec.msgpack.encode((1, "2"))):
-            with pytest.raises(msgspec.MsgspecError):
+            with pytest.raises(RequestRefused):
                 await ask(b"", nonsense)
 
     run_virtual(story())

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from aftermath.optim.codec import BadPayload, Votes, decode_level
-from aftermath.p2p.transport import TransportError
+from aftermath.p2p.transport import RequestRefused, TransportError
 from aftermath.run.accounts import STORED_ROUNDS
 from aftermath.run.commitment import Commitment
 from aftermath.train.context import Context
@@ -238,7 +238,10 @@ class Results:
     async def _answer(self, peer: bytes, body: bytes) -> bytes:
         """The announcements of a round by the slots asked for, as they were signed."""
         del peer
-        height, slots = msgspec.msgpack.decode(body, type=tuple[int, list[int]])
+        try:
+            height, slots = msgspec.msgpack.decode(body, type=tuple[int, list[int]])
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise RequestRefused("a height and slots are expected") from error
         found = self._found.get(height, {})
         return msgspec.msgpack.encode([c.raw for slot in sorted(set(slots)) for c in found.get(slot, [])])
 
