@@ -18,6 +18,7 @@ import msgspec
 from blake3 import blake3
 from torch import Tensor
 
+from aftermath.chain.together import every
 from aftermath.model.schema import Schema, Segment
 from aftermath.model.segments import SegmentError, level_hash, segment_bytes, write_segment
 from aftermath.p2p.transport import RequestRefused, Transport, TransportError
@@ -185,13 +186,7 @@ class LevelFetcher:
 
     async def _take(self, level: int, offer: Offer, params: Mapping[str, Tensor]) -> None:
         segments = enumerate(self._ctx.schema.of_level(level))
-        tasks = [asyncio.create_task(self._take_one(offer, i, segment, params)) for i, segment in segments]
-        try:
-            await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await every(self._take_one(offer, index, segment, params) for index, segment in segments)
 
     async def _take_one(self, offer: Offer, index: int, segment: Segment, params: Mapping[str, Tensor]) -> None:
         turn = index % len(offer.holders)
