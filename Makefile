@@ -12,12 +12,13 @@ env: $(STAMP)
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "aftermath needs Python 3.11 or newer: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
+	@echo "making $(VENV): PyTorch and some more are downloaded, which takes minutes"
 	@if command -v uv >/dev/null; then uv venv -q --allow-existing --python $(PYTHON) $(VENV) && uv pip install -q --python $(RUN) -e '.[dev]'; \
 	else test -x $(RUN) || $(PYTHON) -m venv $(VENV); $(RUN) -m pip install -q --disable-pip-version-check -e '.[dev]'; fi
 	@touch $@
 
 demo: $(STAMP)
-	$(RUN) -m aftermath.demo --engine $(ENGINE)
+	$(RUN) -m aftermath.demo --engine $(ENGINE) $(if $(DIR),--dir "$(DIR)")
 
 # Real sockets and processes on a busy machine: a test that fails is run once more, and reported as rerun.
 PYTEST := $(RUN) -m pytest --reruns 1 -r R

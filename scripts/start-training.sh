@@ -15,4 +15,8 @@ checkpoints=runs/$2/checkpoints/member-$$
 shift 2
 cd -- "$here"
 own_wallet "$cluster" "member-$$"
-exec "$aftermath" train --rpc "$rpc" --run-id "$run_id" --checkpoint-dir "$checkpoints" "$@"
+case " $* " in
+    *" --matformer-tier "[1-9]* | *" --checkpoint-dir "*) ;;
+    *) set -- --checkpoint-dir "$checkpoints" "$@" ;;
+esac
+exec "$aftermath" train --rpc "$rpc" --run-id "$run_id" "$@"

@@ -94,6 +94,24 @@ async def test_a_silent_websocket_is_replaced_by_polling_within_two_seconds(embe
         assert mute.subscriptions >= 2, "a mute socket is dropped and made anew"
 
 
+async def test_a_websocket_that_cannot_be_had_is_told_of_and_so_is_its_return(
+    embedded: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    coordinator = await embedded.configured_run(RUN)
+    url, ws = embedded.network.rpc_url, embedded.network.ws_url
+    async with proxy(int(ws.rpartition(":")[2])) as way:
+        await way.close()
+        async with (
+            RpcPool([Endpoint(url, f"ws://127.0.0.1:{way.port}")]) as pool,
+            watching(pool, coordinator) as watcher,
+        ):
+            await asyncio.wait_for(_until(lambda: "the run is polled meanwhile" in caplog.text), 20)
+            await seen(watcher, await change(coordinator, 1), 5)
+            await way.open()
+            await asyncio.wait_for(_until(lambda: "the websocket is back" in caplog.text), 20)
+    assert caplog.text.count("the run is polled meanwhile") == 1
+
+
 async def test_a_mute_socket_is_left_for_the_next_endpoint(embedded: Place) -> None:
     coordinator = await embedded.configured_run(RUN)
     url, ws = embedded.network.rpc_url, embedded.network.ws_url

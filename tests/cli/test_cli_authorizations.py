@@ -156,6 +156,21 @@ def test_scripts_explain_themselves(name: str) -> None:
     assert f"sh scripts/{name} devnet" in done.stderr
 
 
+def test_an_unset_variable_is_noticed_though_the_words_after_it_move_up(people: dict[str, Path]) -> None:
+    words = ["localnet", people["grantee"], people["delegate1"], people["delegate2"]]
+    line = ["sh", ROOT / "scripts/join-authorization-set-delegates.sh", *words]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert f"{people['grantee']} is a file" in done.stderr
+    assert "usage:" in done.stderr
+
+
+def test_a_key_file_that_is_missing_is_called_missing(owner: Shell) -> None:
+    refused = owner("join-authorization-read", "--join-authority", "nowhere/key.json")
+    assert refused.code == 2
+    assert f"there is no key file {Path.cwd() / 'nowhere/key.json'}" in refused.err
+
+
 def test_scripts_refuse_an_unknown_cluster(tmp_path: Path) -> None:
     line = ["sh", ROOT / "scripts/join-authorization-create.sh", "elsewhere", "grantor.json", "KEY"]
     done = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path)

@@ -36,7 +36,7 @@ def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
     line = [sys.executable, "-m", "aftermath.demo", "--dir", str(tmp_path)]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert "name another with" in done.stdout.replace("\n", " ")
+    assert "make demo DIR=" in done.stdout.replace("\n", " ")
     assert precious.read_text() == "precious"
 
 

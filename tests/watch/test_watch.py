@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 from pathlib import Path
 
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from aftermath.cli.present import facts, listing
-from aftermath.watch.events import ConsoleLines
+from aftermath.watch.events import ConsoleLines, Event, Events, LogWarnings
 from aftermath.watch.plot import loss_plot
 from aftermath.watch.printable import printable
 from aftermath.watch.spark import spark
@@ -45,6 +46,22 @@ def test_names_of_runs_cannot_steer_the_terminal_of_a_command() -> None:
         assert "\x1b]" not in shown
         assert "\x1b[2J" not in shown
         assert "\u202e" not in shown
+
+
+def test_what_a_module_warns_of_is_an_event_in_one_line() -> None:
+    seen: list[Event] = []
+    log = logging.Logger("test")
+    log.addHandler(LogWarnings(Events(lambda: 1.5, [seen.append])))
+    log.info("nothing to tell")
+    log.warning("peer %s is gone", "ab")
+    try:
+        raise OSError("no way")
+    except OSError:
+        log.exception("dialling failed")
+    assert [(event["t"], event["kind"], event["message"]) for event in seen] == [
+        (1.5, "warning", "peer ab is gone"),
+        (1.5, "warning", "dialling failed: OSError: no way"),
+    ]
 
 
 def test_the_view_says_what_the_member_does_now() -> None:

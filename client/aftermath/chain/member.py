@@ -143,8 +143,8 @@ class SolanaMember:
         account = await self._read(self._addresses.witnesses, offset, length)
         return parse_witness_round(account.data, stored.attestations)
 
-    async def join(self, *, p2p: bytes, tier: int, weight: int, schema_hash: bytes, stateless: bool) -> None:
-        """Ask for a place in the next epoch. Raises ChainRefused `NotAuthorized` when nobody admitted this wallet."""
+    async def authorization(self) -> Pubkey:
+        """The account that admits this wallet to the run. Raises ChainRefused `NotAuthorized` when nobody did."""
         grantor = Pubkey(self._watcher.latest.join_authority)
         authorization = await self._authorizations.admitting(grantor, self._wallet.pubkey, self._authorizer)
         if authorization is None:
@@ -153,10 +153,15 @@ class SolanaMember:
                 f"wallet {self._wallet.pubkey} is not admitted to run {self._run_id!r}",
                 f"ask the run's join authority {grantor} for an authorization, or name one with --authorizer",
             )
+        return authorization.address
+
+    async def join(self, *, p2p: bytes, tier: int, weight: int, schema_hash: bytes, stateless: bool) -> None:
+        """Ask for a place in the next epoch. Raises ChainRefused, `NotAuthorized` when nobody admitted this wallet."""
+        authorization = await self.authorization()
         await self._send(
             self._coordinator.ix.join_run(
                 self._run_id,
-                authorization=authorization.address,
+                authorization=authorization,
                 p2p=p2p,
                 tier=tier,
                 weight=weight,

@@ -15,7 +15,7 @@ from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wallet import load_wallet
 from aftermath.run.errors import ChainError
 
-BASE58 = "a public key is 32 bytes in base58"
+BASE58 = "a public key, 32 bytes in base58"
 
 
 class BadOption(ChainError):
@@ -65,7 +65,7 @@ def coordinator_id(choice: ClusterChoice) -> Pubkey | None:
     try:
         return Pubkey.from_string(text)
     except ValueError:
-        raise BadOption(f"--coordinator-program-id: {text!r} is not a public key", BASE58) from None
+        raise BadOption(f"{text!r} is not a public key", f"--coordinator-program-id takes {BASE58}") from None
 
 
 def public_key(text: str) -> Pubkey:
@@ -78,4 +78,6 @@ def public_key(text: str) -> Pubkey:
         return load_wallet(path).pubkey
     if not text:  # an unset variable of a shell must not mean "everybody"
         raise BadOption("the key given is empty", "name a public key or a key file, or leave the option out")
-    raise BadOption(f"{text!r} is neither a public key nor a key file", BASE58)
+    if path.suffix or len(path.parts) > 1:
+        raise BadOption(f"there is no key file {path.absolute()}", f"check the path, or give {BASE58}")
+    raise BadOption(f"{text!r} is neither a public key nor a key file", f"give {BASE58}, or a file's path")

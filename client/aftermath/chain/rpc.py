@@ -175,8 +175,8 @@ class RpcPool:
             async with asyncio.timeout(timeout):
                 await self._verify(node, timeout)
         result = read(result_of(await node.http.ask(request, timeout)))
-        if node.failures:
-            log.info("RPC endpoint %s answers again", node.endpoint.shown)
+        if node.failures >= FAILURES_BEFORE_LEAVING:
+            log.warning("RPC endpoint %s answers again", node.endpoint.shown)
         node.failures, node.leave_until, node.leave_seconds = 0, 0.0, LEAVE_SECONDS
         return result
 

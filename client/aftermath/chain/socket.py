@@ -30,6 +30,7 @@ PING_SECONDS = 5.0
 OPEN_SECONDS = 5.0
 CLOSE_SECONDS = 0.2  # a node that does not answer must not hold up the end of a process
 BACKOFF_MAX = 5.0
+FAILURES_TO_TELL = 3  # in a row, without a push in between
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class AccountSocket:
         self._connection: ClientConnection | None = None
         self._subscription: int | None = None
         self._failures = 0
+        self._told = False
         self._next = 0
         self.ready = asyncio.Event()
         self.pushes = 0
@@ -72,7 +74,9 @@ class AccountSocket:
                 self.ready.clear()
             self._failures += 1
             self._next += 1
-            log.info("websocket %s: %s, connecting again", shown(url), reason)
+            if self._failures == FAILURES_TO_TELL:
+                self._told = True
+                log.warning("no websocket to %s (%s): the run is polled meanwhile", shown(url), reason)
             await asyncio.sleep(self._pool.backoff(self._failures, BACKOFF_MAX))
 
     async def drop(self) -> None:
@@ -114,6 +118,9 @@ class AccountSocket:
         if not isinstance(body.get("result"), int):
             raise BadReply(f"the websocket refused the subscription: {str(body.get('error'))[:200]}")
         self._subscription = body["result"]
+        if self._told:
+            self._told = False
+            log.warning("the websocket is back: changes of the run are pushed again")
         self.ready.set()
         self._on_subscribed()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -39,7 +40,11 @@ async def predownload(
         "model": str(directory),
         "tier": matformer_tier,
         "parameters": sum(tensor.numel() for tensor in weights.values()),
-        "data": model.data_location.primary,
+        "data": _on_this_machine(model.data_location.primary),
         "sequences": data_of(model, schema).sequences,
     }
     return Result(data, facts(data))
+
+
+def _on_this_machine(path: str) -> str:
+    return str(Path(path).expanduser().absolute())

@@ -87,6 +87,7 @@ async def update_config(
     data: dict[str, Any] = {
         "run_id": run_id,
         "name": model.metadata.name,
+        "description": model.metadata.description,
         "num_parameters": model.metadata.num_parameters,
         "vocab_size": model.metadata.vocab_size,
         "tiers": list(model.tier_widths),
@@ -96,7 +97,7 @@ async def update_config(
         "warnings": warnings,
         "signatures": [str(signature) for signature in signatures],
     }
-    return Result(data, facts(data))
+    return Result(data, facts({name: value for name, value in data.items() if name != "warnings"}))
 
 
 def trouble_with_data(model: Model, shape: Shape) -> str:
@@ -109,5 +110,5 @@ def trouble_with_data(model: Model, shape: Shape) -> str:
     try:
         data_of(model, shape.schema)
     except AftermathError as error:
-        return f"a member on this machine could not train: {error}"
+        return f"a member on this machine could not train: {'; '.join(filter(None, (error.message, error.fix)))}"
     return ""

@@ -38,7 +38,9 @@ class Demo:
 
     def perform(self) -> int:
         """Run it all; 0 if it went as it should."""
-        self.console.print(f"Tokenising the standard library and making a model in {self.places.root} ...")
+        self.console.print(
+            f"Tokenising the standard library and making a model in {self.places.root} ...", soft_wrap=True
+        )
         prepare_files(self.places)
         write_config(self.places, REPOSITORY / "config" / "demo" / "config.toml")
         self.processes["localnet"], self.commands = start_chain(self.places, self.engine)

@@ -40,7 +40,7 @@ def write_report(
         console.print(f"[bold]tier {tier}[/bold] continues {PROMPT!r}:", highlight=False)
         console.print(text, highlight=False, markup=False)
     console.print(table_of(story, costs))
-    console.print(f"Report, plot and logs are in {places.root}", highlight=False)
+    console.print(f"Report, plot and logs are in {places.root}", highlight=False, soft_wrap=True)
     wrong = shortcomings(story, report)
     for sentence in wrong:
         console.print(f"[red]{sentence}[/red]", highlight=False)

@@ -23,12 +23,12 @@ def claimed(root: Path) -> Iterator[None]:
     try:
         root.mkdir(parents=True, exist_ok=True)
         if not mark.exists() and any(root.iterdir()):
-            raise DemoFailed(f"{root} holds files that are not a demo's; empty it, or name another with --dir")
+            raise DemoFailed(f"{root} holds files that are not a demo's; empty it, or name another: make demo DIR=...")
         with mark.open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise DemoFailed(f"another demo works in {root}; name another directory with --dir") from None
+                raise DemoFailed(f"another demo works in {root}; name another directory: make demo DIR=...") from None
             _empty(root, mark)
             yield
     except OSError as error:

@@ -45,6 +45,7 @@ class Member:
         self._enrolment = Enrolment(context)
         self._replica: Replica | None = None
         self._members_seq = -1
+        self._waits_for = -1
         self.slot: int | None = None
 
     async def live(self) -> None:
@@ -97,6 +98,7 @@ class Member:
                     self._forget_replica()
                     await self._join(self._ctx.feed.run)
             else:
+                self._tell_of_waiting(run)
                 await self._join_if_needed(run, members)
                 await self._ctx.feed.after(run.seq)
 
@@ -140,6 +142,13 @@ class Member:
                 message=f"the model starts from step {kept}; the run had reached step {run.step}: {run.step - kept} "
                 "steps are not in it",
             )
+
+    def _tell_of_waiting(self, run: Run) -> None:
+        """Say once per epoch that it goes on without this member."""
+        late = run.state is RunState.WARMUP or run.state.active
+        if late and self.slot is not None and self._replica is None and self._waits_for != run.epoch + 1:
+            self._waits_for = run.epoch + 1
+            self._ctx.events.emit("waiting", epoch=self._waits_for)
 
     def _take_replica(self) -> Replica | None:
         """The replica, which this member then no longer counts on: if it is of no use, its memory is free."""
@@ -192,8 +201,6 @@ class Member:
         members = await self._ctx.chain.members()
         self.slot = members.find(self._ctx.chain.wallet)
         self._ctx.events.emit("joined", slot=self.slot, tier=self._ctx.tier, weight=self._weight, epoch=run.epoch)
-        if self._replica is None and run.state is not RunState.WAITING_FOR_MEMBERS:
-            self._ctx.events.emit("waiting", epoch=run.epoch + 1)
 
     # --- peers --------------------------------------------------------------------------------------------------
 

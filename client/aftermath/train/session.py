@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import sys
 import time
@@ -45,7 +46,7 @@ from aftermath.train.outfit import check_tier, data_of, schema_of
 from aftermath.train.replica import pick_device
 from aftermath.train.settings import TrainSettings
 from aftermath.train.worker import ThreadWorker
-from aftermath.watch.events import ConsoleLines, Events, JsonLines, Sink
+from aftermath.watch.events import ConsoleLines, Events, JsonLines, LogWarnings, Sink
 from aftermath.watch.terminal import TerminalView
 
 _START_PATIENCE = 20.0  # seconds a start waits for an RPC endpoint to answer
@@ -70,7 +71,9 @@ def run_member(settings: TrainSettings) -> int:
     runner = asyncio.Runner()  # never closed: that waits for threads and tasks, and the process ends here anyway
     try:
         with contextlib.ExitStack() as stack:
-            runner.run(_session(settings, events_of(settings, stack)))
+            events = events_of(settings, stack)
+            _log_to(events)
+            runner.run(_session(settings, events))
     except AftermathError as error:
         status = 1
         print(f"error: {error.message}" + (f"\nfix: {error.fix}" if error.fix else ""), file=sys.stderr)
@@ -94,6 +97,12 @@ def events_of(settings: TrainSettings, stack: contextlib.ExitStack) -> Events:
         sinks.append(JsonLines(settings.events_dir / f"{time.time_ns()}-{os.getpid()}.jsonl"))
     started = time.monotonic()
     return Events(lambda: time.monotonic() - started, sinks)
+
+
+def _log_to(events: Events) -> None:
+    ours = logging.getLogger("aftermath")
+    ours.addHandler(LogWarnings(events))
+    ours.propagate = False  # else it would be said twice, the second time into the middle of the terminal view
 
 
 async def _session(settings: TrainSettings, events: Events) -> None:
@@ -188,6 +197,7 @@ async def _member(
     secret: bytes,
 ) -> Member:
     run, model = await chain.run(), await chain.model()
+    await chain.authorization()  # who is not admitted should not wait for what follows
     compute = ThreadWorker("replica")
     schema = await compute(lambda: schema_of(model, settings.run_id))
     check_tier(settings.matformer_tier, schema, settings.run_id)

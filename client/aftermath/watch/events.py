@@ -9,6 +9,7 @@ Choices:
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import sys
@@ -49,6 +50,20 @@ class Events:
                 print(f"warning: a log could not be written and is closed: {error}", file=sys.stderr)
 
 
+class LogWarnings(logging.Handler):
+    """Makes events of what modules warn of in their loggers, so that it appears where all else does, in one line."""
+
+    def __init__(self, events: Events) -> None:
+        super().__init__(logging.WARNING)
+        self._events = events
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One `warning` event; of an exception its type and text."""
+        error = record.exc_info[1] if record.exc_info else None
+        why = f": {type(error).__name__}: {error}" if error else ""
+        self._events.emit("warning", message=f"{record.getMessage()}{why}")
+
+
 def plain(value: Any) -> Any:
     """The JSON form of a field."""
     if isinstance(value, bytes):
@@ -84,7 +99,7 @@ _SENTENCES: dict[str, str] = {
     "measuring": "run {run_id} found; measuring this machine's speed at tier {tier}",
     "joined": "joined as member {slot} with tier {tier}",
     "state": "epoch {epoch}: {state}",
-    "model": "model ready from {source} at step {step}",
+    "model": "model ready from {source}; step {step} comes next",
     "trained": "step {step}  loss {loss:.4f}  {tokens_per_sec:,.0f} tokens/s",
     "applied": "step {step}: applied {results} results",
     "waiting": "waits for the next epoch",
