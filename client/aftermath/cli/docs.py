@@ -20,7 +20,9 @@ Generated from `--help`; change the command, then run `python -m aftermath.cli.d
 Every command takes `--json` and `--help`. An error is one sentence and its fix on stderr: exit code 1, or 2 for a
 mistake in the command line. With `--json` the result is one JSON document on stdout, and an error `{"error", "fix"}`
 the last line of stderr; notes in plain words may come before it, and an option that does not exist is told in plain
-words too. `train --json` prints events instead, an error among them, and the plain sentence on stderr. Options with a name in brackets also read that environment variable."""
+words too. `train --json` prints events instead, an error among them, and the plain sentence on stderr.
+
+Options with a name in brackets also read that environment variable."""
 
 
 def page() -> str:
