@@ -1,10 +1,12 @@
-"""How tests are spread over workers: end-to-end cases start several processes each, so they all go to one worker.
+"""What holds for all tests: how they are spread over workers, and that processes they start can be interrupted.
 
-(pytest-xdist's own marker for it, `xdist_group`, does not work with pytest 9.2: it writes a field no longer read.)
+End-to-end cases start several processes each, so they all go to one worker. (pytest-xdist's own marker for it,
+`xdist_group`, does not work with pytest 9.2: it writes a field no longer read.)
 """
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,6 +15,12 @@ if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling
 
 ONE_AT_A_TIME = "tests/e2e/"
+
+
+def pytest_configure() -> None:
+    # A shell starts background jobs with SIGINT ignored, and whatever they start inherits that.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(optionalhook=True)
