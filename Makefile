@@ -26,9 +26,10 @@ PYTEST := $(RUN) -m pytest --reruns 1 -r R
 test: $(STAMP)
 	$(PYTEST) -n 2 -m "not slow"
 
-# One after the other: a validator keeps more than one core busy.
+# End to end one after the other, since a run and a validator keep more than one core busy; then the rest.
 slow: $(STAMP)
-	$(PYTEST) -m slow
+	$(PYTEST) -m slow tests/e2e
+	$(PYTEST) -m slow -n 2 --ignore tests/e2e
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff check client tests benchmarks scripts
