@@ -24,7 +24,7 @@ demo: $(STAMP)
 PYTEST := $(RUN) -m pytest --reruns 1 -r R
 
 test: $(STAMP)
-	$(PYTEST) -n 2 -m "not slow"
+	$(PYTEST) -n 3 -m "not slow"
 
 # End to end one after the other, since a run and a validator keep more than one core busy; then the rest.
 slow: $(STAMP)
