@@ -18,12 +18,11 @@ from xprocess import XProcess
 from aftermath.chain.wallet import create_wallet
 from aftermath.cli.main import app
 from aftermath.run.accounts import Members, Model, Run, Slot
-from aftermath.run.state import MemberState, RunState
+from aftermath.run.state import MemberState
 from e2e.diary import Diary, applied_sequences, compare_replicas
 from e2e.network import Network
 from e2e.processes import CONSOLE, PATIENCE, Running, until
 
-TRAINING = (RunState.ROUND_TRAIN, RunState.ROUND_WITNESS)
 _run_numbers = itertools.count(1)
 _POISED = Path(__file__).with_name("poised.py")
 
@@ -157,7 +156,7 @@ class Company:
 
     def until_early_in_an_epoch(self) -> Run:
         """Wait for the beginning of an epoch's rounds, with most of them still to come."""
-        return self.until_run(lambda run: run.state in TRAINING and 2 <= run.current.height <= 6, "an epoch begins")
+        return self.until_run(lambda run: run.state.training and 2 <= run.current.height <= 6, "an epoch begins")
 
     def situation(self) -> str:
         """The run and the last words of its members, for the report of a failure."""

@@ -9,7 +9,7 @@ import pytest
 from xprocess import XProcess
 
 from aftermath.run.state import MemberState, RunState
-from e2e.company import TRAINING, Company, Player
+from e2e.company import Company, Player
 from e2e.material import Material
 from e2e.network import Network
 
@@ -50,7 +50,7 @@ def test_late_joiner_takes_the_model_from_its_peers(crew: Company) -> None:
     begin()
     joined = crew.until(lambda: late.diary.saw("joined"), "it joins")[0]
     assert joined["epoch"] == epoch
-    assert late.diary.saw("state")[0]["state"] in {state.name for state in TRAINING}
+    assert late.diary.saw("state")[0]["state"] in {state.name for state in RunState if state.training}
     crew.until_trains(late, 0, results=3)
     assert [(event["source"]) for event in late.diary.saw("model")] == ["peers"]
     applied = late.diary.saw("applied")

@@ -47,6 +47,11 @@ async def test_first_of_leaves_no_task_behind() -> None:
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
+async def test_first_of_returns_what_came_first_and_of_two_at_once_the_earlier() -> None:
+    assert await first_of(asyncio.sleep(3600, "late"), asyncio.sleep(0, "soon")) == "soon"
+    assert await first_of(asyncio.sleep(0, "one"), asyncio.sleep(0, "two")) == "one"
+
+
 async def test_first_of_raises_what_came_first_and_cancels_the_rest() -> None:
     async def fails() -> None:
         raise LookupError("first")

@@ -178,16 +178,15 @@ class Keeper:
 
     async def _push(self, hub: Hub, kept: _Kept) -> str:
         """Upload within LONGEST_UPLOAD seconds; the commit. Raises CheckpointError, or what the upload raises."""
-        commits: list[str] = []
 
-        async def push() -> None:
-            commits.append(await self._ctx.upload(lambda: hub.upload(kept.place, message)))
+        async def push() -> str | None:
+            return await self._ctx.upload(lambda: hub.upload(kept.place, message))
 
         message = f"{kept.run.run_id} step {kept.run.step}"
-        await first_of(push(), self._ctx.clock.sleep(LONGEST_UPLOAD))
-        if not commits:
+        commit = await first_of(push(), self._ctx.clock.sleep(LONGEST_UPLOAD))
+        if commit is None:
             raise CheckpointError(f"it took longer than {LONGEST_UPLOAD:.0f} s and is given up")
-        return commits[0]
+        return commit
 
     # --- the chain ----------------------------------------------------------------------------------------------
 

@@ -11,18 +11,10 @@ import asyncio
 
 from aftermath.run.accounts import Run
 from aftermath.run.errors import ChainRefused
-from aftermath.run.state import RunState
 from aftermath.train.context import Context
 from aftermath.train.persist import persist
 from aftermath.train.wait import first_of
 
-JOINABLE = (
-    RunState.WAITING_FOR_MEMBERS,
-    RunState.WARMUP,
-    RunState.ROUND_TRAIN,
-    RunState.ROUND_WITNESS,
-    RunState.COOLDOWN,
-)
 _FULL_PAUSE = 10.0  # seconds between tries to get into a run whose places are all taken
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 64.0  # seconds between two joins without an epoch in between
 _SUSPICIOUS = 4.0  # seconds of pause, from which on the user is told
@@ -65,7 +57,7 @@ class Enrolment:
     async def join(self, weight: int, *, stateless: bool) -> bool:
         """Ask for the next epoch; whether that is on chain. A refusal that waiting cannot cure is raised."""
         while not await self.turn(self._ctx.feed.run):
-            if self._ctx.feed.run.state not in JOINABLE:
+            if self._ctx.feed.run.state.halted:
                 return False
         self._last = self._ctx.clock.monotonic()
         self._pause = min(max(2 * self._pause, _FIRST_PAUSE), _LONGEST_PAUSE)
@@ -73,7 +65,7 @@ class Enrolment:
             return await persist(
                 self._ctx.clock,
                 lambda: self._send(weight, stateless),
-                wanted=lambda: self._ctx.feed.run.state in JOINABLE,
+                wanted=lambda: not self._ctx.feed.run.state.halted,
                 done_if=frozenset({"RunHalted"}),
             )
         except ChainRefused as error:

@@ -6,8 +6,6 @@ that falls out of an epoch says so on chain and joins the next one.
 
 from __future__ import annotations
 
-import asyncio
-
 from aftermath.p2p.transport import Announcement, TransportError
 from aftermath.run import bitmap
 from aftermath.run.accounts import Members, Model, Run, Slot
@@ -18,7 +16,7 @@ from aftermath.train.archive import Archive, Keeper
 from aftermath.train.collect import LINGER
 from aftermath.train.context import Context, Desync
 from aftermath.train.cooldown import Cooldown
-from aftermath.train.enrolment import JOINABLE, Enrolment
+from aftermath.train.enrolment import Enrolment
 from aftermath.train.modelshare import ModelShare
 from aftermath.train.origin import Origin
 from aftermath.train.ready import Readiness, announce_ready
@@ -26,6 +24,7 @@ from aftermath.train.replica import Replica
 from aftermath.train.results import Results
 from aftermath.train.rounds import Rounds
 from aftermath.train.ticker import Ticker
+from aftermath.train.wait import first_of
 from aftermath.train.warmup import WarmUp
 
 _WEIGHT_DRIFT = 1.25  # a declared throughput is corrected when it is off by more than this factor
@@ -50,22 +49,15 @@ class Member:
 
     async def live(self) -> None:
         """Take part until the run is finished; cancelled from outside to stop earlier (see `leave`)."""
-        tasks = [
-            asyncio.ensure_future(self._epochs()),
-            asyncio.ensure_future(self._ctx.feed.follow(self._ctx.chain)),
-            asyncio.ensure_future(Ticker(self._ctx.chain, self._ctx.feed, self._ctx.clock).run()),
-            asyncio.ensure_future(self._listen()),
-            asyncio.ensure_future(self._follow_members()),
-        ]
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in tasks:
-                if task.done():
-                    task.result()
+            await first_of(
+                self._epochs(),
+                self._ctx.feed.follow(self._ctx.chain),
+                Ticker(self._ctx.chain, self._ctx.feed, self._ctx.clock).run(),
+                self._listen(),
+                self._follow_members(),
+            )
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
             await self._keeper.close()
             self._results.close()
             self._share.withdraw()
@@ -163,7 +155,7 @@ class Member:
 
     async def _join_if_needed(self, run: Run, members: Members) -> None:
         """Ask for the next epoch, unless that is already on chain as we want it."""
-        if run.state not in JOINABLE:
+        if run.state.halted:
             return
         me = members.slots[self.slot] if self.slot is not None else None
         between = run.state is RunState.WAITING_FOR_MEMBERS

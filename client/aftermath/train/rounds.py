@@ -13,7 +13,7 @@ import asyncio
 import math
 import threading
 from collections.abc import Coroutine, Iterable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -193,18 +193,13 @@ class Rounds:
 
         The next epoch may wait for this member, and then the chain never says that it is too late.
         """
-        found: list[dict[int, list[Votes]]] = []
 
-        async def collect() -> None:
-            found.append(await self._collector.collect(height, seed, accepted))
-
-        async def give_up() -> None:
+        async def give_up() -> NoReturn:
             await self._ctx.feed.until(lambda now: now.epoch != self._epoch)
             await self._ctx.clock.sleep(self._began.config.max_round_train_time)
             raise Desync(f"the epoch is over and results of round {height} could not be had from any peer")
 
-        await first_of(collect(), give_up())
-        return found[0]
+        return await first_of(self._collector.collect(height, seed, accepted), give_up())
 
     def _sequences(self, height: int, slots: Iterable[int]) -> list[list[int]]:
         """What the results of these slots were trained on: [start, stop) of each range of sequences."""

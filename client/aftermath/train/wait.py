@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
-async def first_of(*waits: Coroutine[Any, Any, Any]) -> None:
-    """Return as soon as one of the coroutines is done; cancel the others. An exception of the first is raised."""
+async def first_of(*waits: Coroutine[Any, Any, T]) -> T:
+    """What the first coroutine that is done returns or raises; the others are cancelled.
+
+    Of several that are done at once an error goes before a result, and otherwise the earlier argument wins.
+    """
     tasks = [asyncio.ensure_future(wait) for wait in waits]
     try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        results = [task.result() for task in tasks if task.done()]
+        return results[0]
     finally:
         for task in tasks:
             task.cancel()

@@ -11,6 +11,8 @@ Choices:
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 from torch import Tensor
 
 from aftermath.model.config import ModelConfigError
@@ -40,7 +42,6 @@ class WarmUp:
         self._slot, self._parallel = slot, parallel
         self._weights: dict[str, Tensor] = {}
         self._lacking = set(context.levels)
-        self._source = ""
         self._started = context.clock.monotonic()
 
     async def obtain(self, replica: Replica | None) -> Replica:
@@ -49,11 +50,11 @@ class WarmUp:
             self._ctx.events.emit("model", source="its own replica", step=self._run.step)
             return replica
         del replica
-        await first_of(self._load(), self._give_up())
-        self._ctx.events.emit("model", source=self._source, step=self._run.step)
+        source = await first_of(self._load(), self._give_up())
+        self._ctx.events.emit("model", source=source, step=self._run.step)
         return await self._ctx.compute(lambda: self._origin.replica(self._weights))
 
-    async def _give_up(self) -> None:
+    async def _give_up(self) -> NoReturn:
         """Raise Desync once a replica would be of no use, although a source may still be delivering it, if slowly."""
 
         def too_late(now: Run) -> bool:
@@ -63,17 +64,15 @@ class WarmUp:
         await self._ctx.feed.until(too_late)
         raise Desync("the epoch went on before the model was here")
 
-    async def _load(self) -> None:
-        """Try until all levels are here. Raises Desync if that fails and the warm-up is over."""
+    async def _load(self) -> str:
+        """Try until all levels are here; where they came from. Raises Desync if that fails and the warm-up is over."""
         pause = _RETRY
         while True:
             try:
                 if self._run.model_source is ModelSource.PEERS:
-                    self._source = await self._from_peers()
-                else:
-                    await self._from_durable(self._lacking)
-                    self._source = "the checkpoint"
-                return
+                    return await self._from_peers()
+                await self._from_durable(self._lacking)
+                return "the checkpoint"
             except (ModelUnavailable, CheckpointError, ModelConfigError, SchemaError, SegmentError, OSError) as error:
                 self._ctx.events.emit("warning", message=f"the model is not to be had yet: {error}")
             if warmup_over(self._run, self._ctx.feed.run):
