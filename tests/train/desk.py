@@ -15,13 +15,13 @@ from aftermath.run.commitment import Commitment, LevelPayload, SequenceInterval,
 from aftermath.run.state import RunState
 from aftermath.sim.clock import InlineWorker, VirtualClock
 from aftermath.sim.network import SimNetwork, SimTransport
+from aftermath.sim.tiny import CONFIG
 from aftermath.train.context import Context
 from aftermath.train.feed import RunFeed
 from aftermath.train.plan import RoundPlan, plan_round
 from aftermath.train.results import Results
 from aftermath.watch.events import Event, Events
 from run import builders
-from train.tiny import CONFIG
 
 SCHEMA: Schema = build_schema(
     CONFIG.to_hf(), tiers=3, topk=4, chunk=8, quantize_1bit=True, decay=0.999, weight_decay=0.0, clip=None

@@ -11,9 +11,9 @@ from aftermath.model.checkpoint import load
 from aftermath.model.documents import CheckpointError
 from aftermath.model.segments import level_hash
 from aftermath.run.state import CheckpointKind, RunState
+from aftermath.sim.simulation import Player, Simulation, play
 from aftermath.train.archive import LONGEST_UPLOAD
 from train.repository import Repository, raising
-from train.simulated import Player, Simulation, play
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from aftermath.run.state import CheckpointKind, RunState
+from aftermath.sim.simulation import Simulation, play
 from aftermath.train import archive
 from train.repository import Repository, raising
-from train.simulated import Simulation, play
 
 
 @pytest.fixture

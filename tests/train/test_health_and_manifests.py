@@ -13,11 +13,11 @@ from aftermath.model.initial import init_weights
 from aftermath.run import bitmap
 from aftermath.run.accounts import Run
 from aftermath.run.state import MemberState, RunState
+from aftermath.sim.tiny import CONFIG
 from aftermath.train.health import unseen
 from aftermath.train.modelshare import Manifest, checked, segment_size, snapshot
 from run import builders
 from train.desk import SCHEMA, header_of, run_at, three_members
-from train.tiny import CONFIG
 
 # --- health -----------------------------------------------------------------------------------------------------------
 

@@ -10,10 +10,10 @@ import pytest
 
 from aftermath.model.schema import Schema
 from aftermath.run.errors import AftermathError
+from aftermath.sim.simulation import Simulation, play
 from aftermath.train import keeping
 from aftermath.train.keeping import check_directory, check_hub, keeping_advice
 from aftermath.train.settings import TrainSettings
-from train.simulated import Simulation, play
 
 Usage = namedtuple("Usage", "total used free")
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from aftermath.run.state import RunState
+from aftermath.sim.simulation import Player, Simulation, play
 from aftermath.watch.events import Event
-from train.simulated import Player, Simulation, play
 
 TIERS = (0, 0, 0, 1, 1, 2, 2, 2)
 

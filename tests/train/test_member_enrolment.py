@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from train.simulated import Player, Simulation, play
+from aftermath.sim.simulation import Player, Simulation, play
 
 LATENCY = 1.0  # virtual seconds to the chain, and as many back
 

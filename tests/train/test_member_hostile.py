@@ -14,7 +14,7 @@ from aftermath.run.commitment import Commitment, LevelPayload, Ready, SequenceIn
 from aftermath.run.consensus import unpack_fingerprints
 from aftermath.run.state import RunState
 from aftermath.sim.network import SimTransport
-from train.saboteurs import (
+from aftermath.sim.saboteurs import (
     Lie,
     garbage_in,
     nan_in,
@@ -23,7 +23,7 @@ from train.saboteurs import (
     sign,
     tell_all,
 )
-from train.simulated import Player, Simulation, play
+from aftermath.sim.simulation import Player, Simulation, play
 
 ROUND_SECONDS = 15  # of the run's rules
 

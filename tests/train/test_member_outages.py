@@ -10,7 +10,7 @@ import pytest
 from aftermath.run.committee import quorum, witnesses
 from aftermath.run.errors import ChainUnavailable
 from aftermath.run.state import RunState
-from train.simulated import Simulation, play
+from aftermath.sim.simulation import Simulation, play
 
 
 def test_one_member_without_rpc_for_twenty_seconds_returns_next_epoch(tmp_path: Path) -> None:

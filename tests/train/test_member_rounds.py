@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from aftermath.run.state import RunState
+from aftermath.sim.simulation import Player, Simulation, play
 from aftermath.train.replica import Replica, Trained
-from train.simulated import Player, Simulation, play
 
 
 def _replica(player: Player) -> Replica:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from aftermath.run.state import RunState
-from train.simulated import Simulation, play
+from aftermath.sim.simulation import Simulation, play
 
 
 def test_three_tiers_train_to_the_end(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import torch
 from aftermath.model.segments import level_hash
 from aftermath.p2p.transport import RequestRefused
 from aftermath.sim.clock import run_virtual
+from aftermath.sim.tiny import CONFIG
 from aftermath.train.modelshare import (
     TOPIC,
     LevelFetcher,
@@ -22,7 +23,6 @@ from aftermath.train.modelshare import (
     snapshot,
 )
 from train.desk import SCHEMA, Desk, p2p_of
-from train.tiny import CONFIG
 
 PEERS = (p2p_of(1), p2p_of(2))
 STEP = 7

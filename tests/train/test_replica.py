@@ -10,9 +10,9 @@ import torch
 from aftermath.model.initial import init_weights
 from aftermath.optim.codec import decode_level
 from aftermath.optim.distro import NonFiniteGradient
+from aftermath.sim.tiny import CONFIG
 from aftermath.train.replica import Cancelled, Replica, pick_device, weight_of
 from train.desk import SCHEMA
-from train.tiny import CONFIG
 
 SEQUENCES = torch.arange(6 * 16).mul(7).remainder(64).view(6, 16)  # [sequences, tokens]
 

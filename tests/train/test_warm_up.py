@@ -19,6 +19,7 @@ from aftermath.model.store import write_checkpoint
 from aftermath.run.accounts import Checkpoint
 from aftermath.run.state import CheckpointKind, ModelSource, RunState
 from aftermath.sim.clock import run_virtual
+from aftermath.sim.tiny import CONFIG
 from aftermath.train.context import Desync
 from aftermath.train.feed import RunFeed
 from aftermath.train.modelshare import ModelShare, snapshot
@@ -27,7 +28,6 @@ from aftermath.train.replica import Replica
 from aftermath.train.warmup import WarmUp
 from run import builders
 from train.desk import SCHEMA, Desk, three_members
-from train.tiny import CONFIG
 
 STEP = 7
 ATTESTED, OTHER, DURABLE = 1, 2, 3  # seeds of weights: of the run's model, of another, of the one on the disk

@@ -9,10 +9,10 @@ import numpy as np
 
 from aftermath.run.commitment import Commitment, LevelPayload, decode_announcement, encode_announcement
 from aftermath.sim.network import SimTransport
+from aftermath.sim.simulation import Player, Simulation
 from aftermath.train.modelshare import TOPIC as MODEL_TOPIC
 from aftermath.train.modelshare import Manifest, segment_size
 from aftermath.train.results import TOPIC as COMMITMENTS_TOPIC
-from train.simulated import Player, Simulation
 
 Lie = Callable[[Commitment, SimTransport], Awaitable[None]]
 
@@ -102,4 +102,4 @@ def offer_garbage(sim: Simulation, player: Player, fill: float) -> None:
         return msgspec.msgpack.encode(Manifest(sim.run.attested_step, levels))
 
     transport.handle(MODEL_TOPIC, answer)
-    transport.handle = lambda topic, handler: None  # type: ignore[method-assign,assignment]
+    transport.handle = lambda topic, handler: None  # type: ignore[method-assign]

@@ -32,13 +32,13 @@ from aftermath.sim.chain import SimChain, SimMember
 from aftermath.sim.clock import InlineWorker, VirtualClock, run_virtual
 from aftermath.sim.network import SimNetwork, SimTransport
 from aftermath.sim.record import Record
+from aftermath.sim.tiny import CONFIG, RULES, RUN_ID
 from aftermath.train.archive import Archive, Hub
 from aftermath.train.context import Context
 from aftermath.train.feed import RunFeed
 from aftermath.train.member import Member
 from aftermath.train.origin import Origin
 from aftermath.watch.events import Event, Events
-from train.tiny import CONFIG, RULES, RUN_ID
 
 
 @dataclass
@@ -60,6 +60,9 @@ class Player:
     @property
     def id(self) -> bytes:
         return bytes(self.identity.pubkey())
+
+    def note(self, event: Event) -> None:
+        self.events.append(event)
 
     @property
     def alive(self) -> bool:
@@ -156,7 +159,7 @@ class Simulation:
             transport=player.transport,
             feed=RunFeed(self.run),
             clock=clock,
-            events=Events(clock.monotonic, [player.events.append]),
+            events=Events(clock.monotonic, [player.note]),
             compute=player.compute,
             decode=InlineWorker(0.01),
             upload=InlineWorker(self.upload_seconds),
@@ -208,7 +211,7 @@ class Simulation:
     async def until_finished(self) -> None:
         """Wait for the end of the run, and for every member to see it and go home."""
         await self.until(lambda run: run.state is RunState.FINISHED)
-        await asyncio.wait_for(asyncio.gather(*(player.task for player in self.players if player.alive)), 60)
+        await asyncio.wait_for(asyncio.gather(*(p.task for p in self.players if p.task is not None and p.alive)), 60)
 
     def look_after(self) -> None:
         """Raise what a member died of."""
