@@ -79,7 +79,7 @@ def test_rpc_down_for_good_ends_members_with_a_sentence(tmp_path: Path) -> None:
         assert sim.now > 600
         for end in ends:
             assert isinstance(end, ChainUnavailable)
-            assert "no simulated RPC endpoint answered" in str(end)
+            assert "no Solana RPC endpoint answered" in str(end)
         left_behind = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         assert not left_behind
         for player in players:

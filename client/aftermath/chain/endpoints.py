@@ -15,7 +15,6 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit, urlunsplit
 
 import httpx
-from solana.rpc.providers.async_http import AsyncHTTPProvider
 
 from aftermath.run.errors import ChainError
 
@@ -96,11 +95,11 @@ def _derived(http: str) -> str:
     return urlunsplit((scheme, host + port, parts.path, parts.query, ""))
 
 
-class HttpNode(AsyncHTTPProvider):
-    """solana-py's HTTP provider, reading at most MAX_REPLY bytes of a reply and giving it as checked JSON."""
+class HttpNode:
+    """An RPC node over HTTP: reads at most MAX_REPLY bytes of a reply and gives it as checked JSON."""
 
-    def __init__(self, url: str) -> None:
-        super().__init__(url, timeout=30.0)
+    def __init__(self, url: str, session: httpx.AsyncClient) -> None:
+        self.endpoint_uri, self.session = url, session
 
     async def ask(self, request: Request, timeout: float) -> Any:
         """The reply's JSON object (with `result` or `error`) within `timeout` seconds.
@@ -109,7 +108,7 @@ class HttpNode(AsyncHTTPProvider):
         JSON-RPC.
         """
         received = bytearray()
-        url, body, headers = str(self.endpoint_uri), request.to_json(), {"Content-Type": "application/json"}
+        url, body, headers = self.endpoint_uri, request.to_json(), {"Content-Type": "application/json"}
         async with (
             asyncio.timeout(timeout),
             self.session.stream("POST", url, content=body, headers=headers) as response,
@@ -123,6 +122,10 @@ class HttpNode(AsyncHTTPProvider):
         if not isinstance(reply, dict) or ("result" not in reply and "error" not in reply):
             raise ValueError("reply is not JSON-RPC")
         return reply
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self.session.aclose()
 
 
 def parse_json(text: str | bytes | bytearray) -> Any:

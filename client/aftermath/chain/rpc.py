@@ -26,6 +26,7 @@ from aftermath.chain.failures import (
     result_of,
     retryable,
 )
+from aftermath.chain.wire import Internet, Wire
 from aftermath.run.errors import ChainError, ChainUnavailable
 
 log = logging.getLogger(__name__)
@@ -65,17 +66,24 @@ class _Cluster:
 
 class RpcPool:
     """Calls that survive the loss of a node. `patience`: seconds for which a call that gets no answer is tried again;
-    `attempt`: seconds for one try.
+    `attempt`: seconds for one try; `wire`: what carries the calls (the machine's network).
     """
 
     def __init__(
-        self, endpoints: Sequence[Endpoint], *, patience: float = 20.0, attempt: float = 5.0, seed: int = 0
+        self,
+        endpoints: Sequence[Endpoint],
+        *,
+        patience: float = 20.0,
+        attempt: float = 5.0,
+        seed: int = 0,
+        wire: Wire | None = None,
     ) -> None:
         if not 1 <= len(endpoints) <= MAX_ENDPOINTS:
             raise ChainError(
                 f"{len(endpoints)} RPC endpoints given", f"give one, and up to {MAX_ENDPOINTS - 1} fallbacks"
             )
-        self._nodes = [_Node(e, HttpNode(e.http)) for e in endpoints]
+        self.wire = wire or Internet()
+        self._nodes = [_Node(e, HttpNode(e.http, self.wire.http())) for e in endpoints]
         self._random = random.Random(seed)
         self._cluster = _Cluster()
         self.patience = patience

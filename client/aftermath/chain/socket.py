@@ -14,21 +14,17 @@ from solders.account_decoder import UiAccountEncoding
 from solders.pubkey import Pubkey
 from solders.rpc.config import RpcAccountInfoConfig
 from solders.rpc.requests import AccountSubscribe
-from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import WebSocketException
 
 from aftermath.chain.accounts import COMMITMENT, AccountData, parse_reply
 from aftermath.chain.endpoints import describe, parse_json, shown
 from aftermath.chain.failures import BadReply
 from aftermath.chain.rpc import RpcPool
+from aftermath.chain.wire import OPEN_SECONDS, Connection
 from aftermath.run.errors import ChainError
 
 log = logging.getLogger(__name__)
 
-MAX_MESSAGE = 1 << 20
-PING_SECONDS = 5.0
-OPEN_SECONDS = 5.0
-CLOSE_SECONDS = 0.2  # a node that does not answer must not hold up the end of a process
 BACKOFF_MAX = 5.0
 FAILURES_TO_TELL = 3  # in a row, without a push in between
 
@@ -52,7 +48,7 @@ class AccountSocket:
         self._address = address
         self._on_push = on_push
         self._on_subscribed = on_subscribed
-        self._connection: ClientConnection | None = None
+        self._connection: Connection | None = None
         self._subscription: int | None = None
         self._failures = 0
         self._told = False
@@ -86,14 +82,7 @@ class AccountSocket:
 
     async def _listen(self, url: str) -> None:
         config = RpcAccountInfoConfig(UiAccountEncoding.Base64Zstd, None, COMMITMENT)
-        async with connect(
-            url,
-            max_size=MAX_MESSAGE,
-            open_timeout=OPEN_SECONDS,
-            ping_interval=PING_SECONDS,
-            ping_timeout=PING_SECONDS,
-            close_timeout=CLOSE_SECONDS,
-        ) as connection:
+        async with self._pool.wire.websocket(url) as connection:
             self._connection, self._subscription = connection, None
             await connection.send(AccountSubscribe(self._address, config, 1).to_json())
             async with asyncio.timeout(OPEN_SECONDS):

@@ -21,7 +21,7 @@ from aftermath.localnet.errors import (
     RpcError,
 )
 from aftermath.localnet.rpc import check_call, failure
-from aftermath.localnet.subscriptions import Subscriptions
+from aftermath.localnet.subscriptions import Outbox, Subscriptions
 
 log = logging.getLogger(__name__)
 
@@ -32,12 +32,60 @@ MAX_SUBSCRIPTIONS = 1_000
 PING_SECONDS = 30.0
 
 
+class Calls:
+    """What one connection asks for, whatever carries its messages."""
+
+    def __init__(self, subscriptions: Subscriptions, outbox: Outbox) -> None:
+        self._subscriptions, self._outbox = subscriptions, outbox
+        self._methods = subscriptions.methods()
+
+    def answer(self, data: str | bytes) -> None:
+        """Take in one message; replies and, from then on, notifications go to the outbox."""
+        try:
+            request = msgspec.json.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            self._reply(failure(None, RpcError(PARSE_ERROR, "Parse error")))
+            return
+        if isinstance(request, list) and request:
+            for one in request:
+                self._call(one)
+        else:
+            self._call(request)
+
+    def _call(self, request: Any) -> None:
+        call = check_call(request)
+        if isinstance(call, RpcError):
+            self._reply(failure(None, call))
+            return
+        name, params, call_id = call
+        try:
+            result = self._run(name, params)
+        except RpcError as error:
+            self._reply(failure(call_id, error))
+            return
+        self._reply({"jsonrpc": "2.0", "result": result, "id": call_id})
+        if name == "signatureSubscribe":
+            self._subscriptions.catch_up(result)
+
+    def _run(self, name: str, params: Any) -> Any:
+        method = self._methods.get(name)
+        if method is None:
+            raise RpcError(METHOD_NOT_FOUND, "Method not found")
+        opens = name.endswith("Subscribe")
+        if opens and self._subscriptions.count(self._outbox) >= MAX_SUBSCRIPTIONS:
+            raise RpcError(INVALID_REQUEST, f"A connection may hold {MAX_SUBSCRIPTIONS} subscriptions")
+        return method(params, self._outbox)
+
+    def _reply(self, body: dict[str, Any]) -> None:
+        self._outbox.put(msgspec.json.encode(body).decode())
+
+
 class Connection:
     """Serves one client until it goes or lags. An `Outbox` of its subscriptions."""
 
     def __init__(self, subscriptions: Subscriptions) -> None:
         self._subscriptions = subscriptions
-        self._methods = subscriptions.methods()
+        self._calls = Calls(subscriptions, self)
         self._socket = web.WebSocketResponse(max_msg_size=MAX_MESSAGE_BYTES, heartbeat=PING_SECONDS, compress=False)
         self._queue: asyncio.Queue[str] = asyncio.Queue(MAX_BACKLOG)
         self._queued_bytes = 0
@@ -87,46 +135,7 @@ class Connection:
         async for message in self._socket:
             if message.type not in (WSMsgType.TEXT, WSMsgType.BINARY):
                 return
-            self._answer(message.data)
-
-    def _answer(self, data: str | bytes) -> None:
-        try:
-            request = msgspec.json.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            self._reply(failure(None, RpcError(PARSE_ERROR, "Parse error")))
-            return
-        if isinstance(request, list) and request:
-            for one in request:
-                self._call(one)
-        else:
-            self._call(request)
-
-    def _call(self, request: Any) -> None:
-        call = check_call(request)
-        if isinstance(call, RpcError):
-            self._reply(failure(None, call))
-            return
-        name, params, call_id = call
-        try:
-            result = self._run(name, params)
-        except RpcError as error:
-            self._reply(failure(call_id, error))
-            return
-        self._reply({"jsonrpc": "2.0", "result": result, "id": call_id})
-        if name == "signatureSubscribe":
-            self._subscriptions.catch_up(result)
-
-    def _run(self, name: str, params: Any) -> Any:
-        method = self._methods.get(name)
-        if method is None:
-            raise RpcError(METHOD_NOT_FOUND, "Method not found")
-        opens = name.endswith("Subscribe")
-        if opens and self._subscriptions.count(self) >= MAX_SUBSCRIPTIONS:
-            raise RpcError(INVALID_REQUEST, f"A connection may hold {MAX_SUBSCRIPTIONS} subscriptions")
-        return method(params, self)
-
-    def _reply(self, body: dict[str, Any]) -> None:
-        self.put(msgspec.json.encode(body).decode())
+            self._calls.answer(message.data)
 
     async def close(self) -> None:
         await self._socket.close(code=WSCloseCode.GOING_AWAY, message=b"the localnet is stopping")

@@ -1,51 +1,39 @@
-"""The chain under simulation: the real programs in LiteSVM on virtual time, and each member's road to it.
+"""The chain under simulation: the real programs in LiteSVM behind real JSON-RPC, and each member's client of it.
 
-Choices: every transaction takes `latency` seconds to arrive and every change is seen `latency` seconds later. Chain
-time is the loop's time on top of a fixed start, in whole seconds, as a validator's Clock is. A road that is down
-behaves as `chain.member` does: reads wait for it to come back and give up after minutes, writes give up after seconds,
-and a reply may be lost after the transaction has landed.
+A member's client is the real one (`chain.member`) on a simulated road (`road`). The owner, who only sets the stage,
+executes directly and at once.
 """
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
-import struct
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from solders.account import Account
-from solders.clock import Clock
+from solders.compute_budget import set_compute_unit_limit
 from solders.instruction import Instruction
 from solders.keypair import Keypair
-from solders.litesvm import LiteSVM
 from solders.message import Message
 from solders.pubkey import Pubkey
-from solders.rent import Rent
-from solders.transaction import Transaction
-from solders.transaction_metadata import FailedTransactionMetadata
-from solders.transaction_status import InstructionErrorCustom, TransactionErrorInstructionError
+from solders.transaction import VersionedTransaction
 
-from aftermath.chain.addresses import EVERYONE, SLOT_HASHES, authorization_address, run_addresses
-from aftermath.chain.instructions import CoordinatorInstructions, witness_metadata
-from aftermath.chain.programs import authorizer_program, coordinator_program
-from aftermath.chain.spend import ChainSpend
+from aftermath.chain.failures import TransactionFailed
+from aftermath.chain.member import SolanaMember
+from aftermath.chain.programs import authorizer_program, coordinator_program, error_tables
+from aftermath.chain.refusals import refused
+from aftermath.chain.rpc import RpcPool
+from aftermath.chain.wallet import Wallet
+from aftermath.localnet.bank import Executed
+from aftermath.localnet.runtime import SYSTEM_ID
 from aftermath.programs import AUTHORIZER_SO, COORDINATOR_SO
-from aftermath.run.accounts import Attestation, Members, Model, Round, Run
-from aftermath.run.errors import ChainRefused, ChainUnavailable
-from aftermath.run.views import (
-    parse_members,
-    parse_model,
-    parse_run,
-    parse_witness_round,
-    witness_round_range,
-)
+from aftermath.run.errors import ChainRefused
+from aftermath.sim.node import SimNode
+from aftermath.sim.road import Road
 
-START = 1_800_000_000  # unix time at virtual second 0
-SLOTS_PER_SECOND = 2.5
-FEE = 5000  # lamports per signature
-LOOK_AGAIN = 0.25  # seconds between tries to reach a chain that is down
-READ_PATIENCE, WRITE_PATIENCE = 600.0, 5.0  # seconds
+PATIENCE = 20.0  # seconds, as `train` has it
+_MOST_UNITS = 1_400_000
+_RICH = 10**12  # lamports
 
 T = TypeVar("T")
 
@@ -53,194 +41,98 @@ T = TypeVar("T")
 class SimChain:
     """The cluster."""
 
-    def __init__(self, latency: float = 0.05) -> None:
+    def __init__(self, latency: float = 0.02) -> None:
         self.latency = latency
-        self.down = False
-        """Nobody reaches the chain."""
         self.observers: list[Callable[[], None]] = []
         """Called after every transaction that succeeded."""
-        self.changed = asyncio.Event()
-        self._views: dict[tuple[Pubkey, Callable[[bytes], Any]], tuple[bytes, Any]] = {}
-        self._svm = LiteSVM()
-        self._svm.set_rent(Rent(6960, 1.0, 50))
         self.coordinator, self.authorizer = coordinator_program(), authorizer_program()
-        self._svm.add_program_from_file(self.coordinator.id, COORDINATOR_SO)
-        self._svm.add_program_from_file(self.authorizer.id, AUTHORIZER_SO)
+        programs = [(self.coordinator.id, COORDINATOR_SO), (self.authorizer.id, AUTHORIZER_SO)]
+        self.node = SimNode(programs)
+        self.node.bank.listeners.append(self)
+        self.roads: list[Road] = []
+        self._errors = error_tables(self.coordinator, self.authorizer)
+        self._down = False
+        self._sent = 0
+        self._views: dict[tuple[Pubkey, Callable[[bytes], Any]], Any] = {}
 
-    def now(self) -> int:
-        return START + int(asyncio.get_running_loop().time())
+    @property
+    def down(self) -> bool:
+        """Whether nobody reaches the chain."""
+        return self._down
+
+    @down.setter
+    def down(self, down: bool) -> None:
+        self._down = down
+        for road in self.roads:
+            road.broken()
 
     def fund(self, key: Pubkey) -> None:
-        self._svm.airdrop(key, 10**12)
+        self.node.bank.store([(key, Account(_RICH, b"", SYSTEM_ID, False))])
 
     def send(self, instructions: Sequence[Instruction], signer: Keypair) -> None:
         """Execute at once. Raises ChainRefused with the program's error name."""
-        self._tell_time()
-        self._svm.expire_blockhash()
-        message = Message.new_with_blockhash(list(instructions), signer.pubkey(), self._svm.latest_blockhash())
-        result = self._svm.send_transaction(Transaction([signer], message, self._svm.latest_blockhash()))
-        if isinstance(result, FailedTransactionMetadata):
-            raise self._refusal(result)
-        for observer in self.observers:
-            observer()
-        self.changed.set()
-        self.changed = asyncio.Event()
+        bank = self.node.bank
+        bank.tick()
+        self._sent += 1
+        limited = [set_compute_unit_limit(_MOST_UNITS - self._sent), *instructions]  # two equal ones are two
+        message = Message.new_with_blockhash(limited, signer.pubkey(), bank.slots.latest)
+        transaction = VersionedTransaction(message, [signer])
+        outcome = bank.simulate(transaction)
+        if outcome.error is not None:
+            raise refused(TransactionFailed(outcome.error, outcome.meta.logs()), limited, self._errors)
+        executed = bank.execute(transaction, bytes(transaction))
+        assert isinstance(executed, Executed)
+        bank.publish(executed)
 
     def view(self, key: Pubkey, parse: Callable[[bytes], T]) -> T:
         """An account, parsed again only when it has changed."""
-        data = self.data(key)
-        before = self._views.get((key, parse))
-        if before is None or before[0] != data:
-            before = self._views[key, parse] = data, parse(data)
-        found: T = before[1]
+        if (key, parse) not in self._views:
+            self._views[key, parse] = parse(self.data(key))
+        found: T = self._views[key, parse]
         return found
 
     def data(self, key: Pubkey) -> bytes:
-        account = self._svm.get_account(key)
+        account = self.node.bank.account(key)
         if account is None:
             raise ChainRefused("AccountNotFound", f"account {key} does not exist")
         return bytes(account.data)
 
-    def _tell_time(self) -> None:
-        slot = 1 + int(asyncio.get_running_loop().time() * SLOTS_PER_SECOND)
-        self._svm.set_clock(Clock(slot, 0, 0, 0, self.now()))
-        newest = struct.pack("<QQ", 1, slot - 1) + hashlib.sha256(struct.pack("<Q", slot - 1)).digest()
-        owner = Pubkey.from_string("Sysvar1111111111111111111111111111111111111")
-        self._svm.set_account(SLOT_HASHES, Account(10**9, newest.ljust(20_488, b"\0"), owner, False))
+    def on_slot(self, slot: int, parent: int) -> None:
+        """A `localnet.bank.Listener`; slots are nothing to it."""
 
-    def _refusal(self, result: FailedTransactionMetadata) -> ChainRefused:
-        error = result.err()
-        if isinstance(error, TransactionErrorInstructionError) and isinstance(error.err, InstructionErrorCustom):
-            known = {**self.authorizer.errors, **self.coordinator.errors}.get(error.err.code)
-            if known is not None:
-                return ChainRefused(known.name, known.message)
-        return ChainRefused("Failed", f"{error}: {result.meta().logs()}")
+    def on_transaction(self, executed: Executed) -> None:
+        changed = {key for key, _ in executed.outcome.after}
+        self._views = {place: found for place, found in self._views.items() if place[0] not in changed}
+        if executed.landed.error is None:
+            for observer in self.observers:
+                observer()
 
 
-class SimMember:
-    """One member's chain (`train.ports.Chain`)."""
+class SimMember(SolanaMember):
+    """One member's chain: the real client on its simulated road."""
 
-    def __init__(self, chain: SimChain, keypair: Keypair, run_id: str) -> None:
-        self._chain, self._key, self._run_id = chain, keypair, run_id
-        self._ix = CoordinatorInstructions(chain.coordinator, keypair.pubkey())
-        self._at = run_addresses(chain.coordinator.id, run_id)
-        self._sent = 0
-        self.down = False
-        """Whether this member alone does not reach the chain."""
-        self.replies_lost = 0
-        """How many of the next transactions land without this member being told."""
+    def __init__(self, chain: SimChain, keypair: Keypair, run_id: str, nodes: int = 1) -> None:
+        seed = int.from_bytes(hashlib.sha256(bytes(keypair.pubkey())).digest()[:8])
+        self.road = Road(chain, seed, nodes)
+        self.pool = RpcPool(self.road.endpoints, patience=PATIENCE, seed=seed, wire=self.road)
+        chain.roads.append(self.road)
         chain.fund(keypair.pubkey())
+        super().__init__(self.pool, Wallet(keypair), run_id, client_version="")
 
     @property
-    def wallet(self) -> bytes:
-        return bytes(self._key.pubkey())
+    def down(self) -> bool:
+        """Whether this member alone does not reach the chain."""
+        return self.road.down
+
+    @down.setter
+    def down(self, down: bool) -> None:
+        self.road.down = down
 
     @property
-    def spent(self) -> ChainSpend:
-        return ChainSpend(self._sent, self._sent * FEE, 0)
+    def replies_lost(self) -> int:
+        """How many of the next transactions land without this member being told."""
+        return self.road.replies_lost
 
-    def now(self) -> int:
-        return self._chain.now()
-
-    # --- reading ------------------------------------------------------------------------------------------------
-
-    async def _reach(self, patience: float) -> None:
-        """Return once the chain can be reached. ChainUnavailable if it cannot be within `patience` seconds."""
-        end = asyncio.get_running_loop().time() + patience
-        while self.down or self._chain.down:
-            if asyncio.get_running_loop().time() >= end:
-                raise ChainUnavailable(f"no simulated RPC endpoint answered for {patience:.0f} s")
-            await asyncio.sleep(LOOK_AGAIN)
-
-    async def updates(self) -> AsyncIterator[Run]:
-        last = -1
-        while True:
-            changed = self._chain.changed
-            await self._reach(READ_PATIENCE)
-            if (run := self._chain.view(self._at.run, parse_run)).seq != last:
-                last = run.seq
-                yield run
-                continue
-            await changed.wait()
-            await asyncio.sleep(self._chain.latency)
-
-    async def run(self, *, fresh: bool = False) -> Run:
-        await self._reach(WRITE_PATIENCE if fresh else READ_PATIENCE)
-        return self._chain.view(self._at.run, parse_run)
-
-    async def model(self) -> Model:
-        await self._reach(READ_PATIENCE)
-        return self._chain.view(self._at.model, parse_model)
-
-    async def members(self) -> Members:
-        await self._reach(READ_PATIENCE)
-        return self._chain.view(self._at.members, parse_members)
-
-    async def attestations(self, round: Round) -> tuple[Attestation, ...]:
-        run = await self.run()
-        ring, stored = run.ring(round.height), run.round(round.height)
-        if ring is None or stored is None or stored.seed != round.seed:
-            raise ChainRefused("RoundNotStored", f"round {round.height} is no longer stored on chain")
-        offset, length = witness_round_range(ring, stored.attestations)
-        data = self._chain.data(self._at.witnesses)[offset : offset + length]
-        return parse_witness_round(data, stored.attestations)
-
-    # --- writing ------------------------------------------------------------------------------------------------
-
-    async def _send(self, instruction: Instruction) -> None:
-        await asyncio.sleep(self._chain.latency)
-        await self._reach(WRITE_PATIENCE)
-        self._chain.send([instruction], self._key)
-        self._sent += 1
-        await asyncio.sleep(self._chain.latency)
-        if self.replies_lost:
-            self.replies_lost -= 1
-            raise ChainUnavailable("the reply of the simulated RPC was lost")
-
-    async def join(self, *, p2p: bytes, tier: int, weight: int, schema_hash: bytes, stateless: bool) -> None:
-        authority = Pubkey((await self.run()).join_authority)
-        await self._send(
-            self._ix.join_run(
-                self._run_id,
-                authorization=authorization_address(self._chain.authorizer.id, authority, EVERYONE),
-                p2p=p2p,
-                tier=tier,
-                weight=weight,
-                schema_hash=schema_hash,
-                client_version="",
-                stateless=stateless,
-            )
-        )
-
-    async def leave(self) -> None:
-        await self._send(self._ix.leave_run(self._run_id))
-
-    async def tick(self) -> None:
-        await self._send(self._ix.tick(self._run_id))
-
-    async def warmup_witness(self, slot: int) -> None:
-        await self._send(self._ix.warmup_witness(self._run_id, slot))
-
-    async def witness(
-        self,
-        slot: int,
-        height: int,
-        participation: int,
-        fingerprints: bytes,
-        *,
-        step: int,
-        loss: float,
-        tokens_per_sec: float,
-        bytes_per_sec: float,
-    ) -> None:
-        metadata = witness_metadata(step, loss, tokens_per_sec, bytes_per_sec)
-        await self._send(self._ix.witness(self._run_id, slot, height, participation, fingerprints, metadata))
-
-    async def attest(self, slot: int, hashes: Mapping[int, bytes]) -> None:
-        await self._send(self._ix.attest(self._run_id, slot, hashes))
-
-    async def health_check(self, dropped: int) -> None:
-        await self._send(self._ix.health_check(self._run_id, dropped))
-
-    async def checkpoint(self, kind: int, repo: str, revision: str, hashes: Sequence[bytes]) -> None:
-        await self._send(self._ix.checkpoint(self._run_id, kind=kind, repo=repo, revision=revision, hashes=hashes))
+    @replies_lost.setter
+    def replies_lost(self, count: int) -> None:
+        self.road.replies_lost = count

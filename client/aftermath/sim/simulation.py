@@ -173,7 +173,7 @@ class Simulation:
         directory = self.place / "kept" / player.name if player.tier == 0 and self.keeps else None
         archive = Archive(directory, self.hub if player.tier == 0 else None, 3, {})
         player.member = Member(context, origin, archive, weight=round(60 / player.seconds), parallel=4)
-        player.task = asyncio.ensure_future(player.member.live())
+        player.task = asyncio.ensure_future(_live(player.chain, player.member))
 
     async def kill(self, player: Player) -> None:
         """kill -9."""
@@ -248,6 +248,12 @@ class Simulation:
         for player in self.players:
             if player.alive:
                 await self._end(player)
+
+
+async def _live(chain: SimMember, member: Member) -> None:
+    """What `train` does between opening its ports and closing them."""
+    async with chain:
+        await member.live()
 
 
 def _key(name: str) -> Keypair:
