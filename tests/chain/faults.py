@@ -78,24 +78,28 @@ async def proxy(target: int) -> AsyncIterator[Proxy]:
 
 
 class FaultyNode:
-    """A websocket that confirms subscriptions, answers pings, and never notifies: it sends `after` in place of that."""
+    """A websocket that confirms subscriptions, answers pings, and never notifies: it sends `after` in place of that.
 
-    def __init__(self, after: str | None) -> None:
+    `confirmation` replaces parts of what it confirms with.
+    """
+
+    def __init__(self, after: str | None, confirmation: dict[str, Any]) -> None:
         self.subscriptions = 0
         self.url = ""
-        self._after = after
+        self._after, self._confirmation = after, confirmation
 
     async def handle(self, connection: ServerConnection) -> None:
         async for message in connection:
             self.subscriptions += 1
-            await connection.send(json.dumps({"jsonrpc": "2.0", "id": json.loads(message)["id"], "result": 3}))
+            confirmed = {"jsonrpc": "2.0", "id": json.loads(message)["id"], "result": 3, **self._confirmation}
+            await connection.send(json.dumps(confirmed))
             if self._after is not None:
                 await connection.send(self._after)
 
 
 @asynccontextmanager
-async def faulty_websocket(after: str | None = None) -> AsyncIterator[FaultyNode]:
-    node = FaultyNode(after)
+async def faulty_websocket(after: str | None = None, **confirmation: Any) -> AsyncIterator[FaultyNode]:
+    node = FaultyNode(after, confirmation)
     async with serve(node.handle, "127.0.0.1", 0) as server:
         node.url = f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         yield node
@@ -129,9 +133,10 @@ async def meddling(target: str, before: Hook, after: Hook | None = None) -> Asyn
     await runner.cleanup()
 
 
-def answer_error(code: int, message: str = "no") -> web.Response:
-    return web.json_response({"jsonrpc": "2.0", "id": 0, "error": {"code": code, "message": message}})
+def answer_error(asked: dict[str, Any], code: int, message: str = "no", data: Any = None) -> web.Response:
+    error = {"code": code, "message": message, "data": data}
+    return web.json_response({"jsonrpc": "2.0", "id": asked["id"], "error": error})
 
 
-def answer(result: Any) -> web.Response:
-    return web.json_response({"jsonrpc": "2.0", "id": 0, "result": result})
+def answer(asked: dict[str, Any], result: Any) -> web.Response:
+    return web.json_response({"jsonrpc": "2.0", "id": asked["id"], "result": result})

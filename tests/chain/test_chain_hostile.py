@@ -137,9 +137,9 @@ async def test_an_expired_transaction_is_built_anew(embedded: Place, monkeypatch
     async def swallow(body: dict[str, Any]) -> web.StreamResponse | None:
         if body["method"] == "sendTransaction" and len(set(swallowed)) < 2 and body["params"][0] not in swallowed[:1]:
             swallowed.append(body["params"][0])
-            return answer("1" * 64)
+            return answer(body, "1" * 64)
         if body["method"] == "getBlockHeight":
-            return answer(1 << 40)
+            return answer(body, 1 << 40)
         return None
 
     coordinator = await embedded.configured_run("late")
@@ -155,8 +155,8 @@ async def test_a_transaction_that_never_lands_is_told(embedded: Place, monkeypat
 
     async def swallow(body: dict[str, Any]) -> web.StreamResponse | None:
         if body["method"] == "sendTransaction":
-            return answer("1" * 64)
-        return answer(1 << 40) if body["method"] == "getBlockHeight" else None
+            return answer(body, "1" * 64)
+        return answer(body, 1 << 40) if body["method"] == "getBlockHeight" else None
 
     coordinator = await embedded.configured_run("never")
     async with meddling(embedded.network.rpc_url, swallow) as url, RpcPool([endpoint(url)]) as pool:
@@ -181,9 +181,9 @@ async def test_a_lagging_node_is_not_believed_and_the_fallback_is(place: Place) 
             return None
         if (body["params"][1].get("minContextSlot") or 0) > old_slot:
             refusals += 1
-            return answer_error(-32016, "Minimum context slot has not been reached")
+            return answer_error(body, -32016, "Minimum context slot has not been reached")
         value = account_json(old.data, owner=str(old.owner))
-        return answer({"context": {"slot": old_slot}, "value": [value, None]})
+        return answer(body, {"context": {"slot": old_slot}, "value": [value, None]})
 
     async with meddling(place.network.rpc_url, lag) as url:
         ws = place.network.ws_url
@@ -213,7 +213,7 @@ async def test_a_lagging_node_is_not_believed_and_the_fallback_is(place: Place) 
 )
 async def test_nonsense_results_are_told(embedded: Place, nonsense: Any) -> None:
     async def lie(body: dict[str, Any]) -> web.StreamResponse | None:
-        return answer(nonsense) if body["method"] in ("getAccountInfo", "simulateTransaction") else None
+        return answer(body, nonsense) if body["method"] in ("getAccountInfo", "simulateTransaction") else None
 
     async with meddling(embedded.network.rpc_url, lie) as url, RpcPool([endpoint(url)], patience=0.3) as pool:
         with pytest.raises(ChainUnavailable, match="the RPC node sent"):
@@ -230,7 +230,7 @@ async def test_a_faucet_that_gives_nothing_is_a_wallet_without_funds(
     monkeypatch.setattr(funds, "ASK_PATIENCE", 0.5)
 
     async def refuse(body: dict[str, Any]) -> web.StreamResponse | None:
-        return answer_error(code) if body["method"] == "requestAirdrop" else None
+        return answer_error(body, code) if body["method"] == "requestAirdrop" else None
 
     async with meddling(embedded.network.rpc_url, refuse) as url, RpcPool([endpoint(url)]) as pool:
         with pytest.raises(ChainRefused) as caught:
@@ -245,7 +245,7 @@ async def test_nothing_of_a_call_that_failed_goes_on_in_the_background(embedded:
             await asyncio.sleep(60)
         if body["method"] == "getLatestBlockhash":
             await simulating.wait()
-            return answer_error(-32602)
+            return answer_error(body, -32602)
         return None
 
     simulating = asyncio.Event()

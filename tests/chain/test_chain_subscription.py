@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from aftermath.chain.rpc import RpcPool
 from aftermath.chain.subscription import RunWatcher
 from aftermath.run.accounts import Run
 from aftermath.run.errors import ChainError, ChainUnavailable
-from chain.faults import Proxy, faulty_websocket, proxy
+from chain.faults import FaultyNode, Proxy, faulty_websocket, proxy
 from chain.networks import Place
 
 RUN = "followed"
@@ -127,14 +128,29 @@ async def test_a_mute_socket_is_left_for_the_next_endpoint(embedded: Place) -> N
             await seen(watcher, await change(coordinator, rate), 5)
 
 
-@pytest.mark.parametrize(
-    "nonsense", ["[" * 100_000, '{"id": 1, "error": ' + "[" * 900 + "]" * 900 + "}", "{", "7", '{"id": 1}']
-)
+NONSENSE = ["[" * 100_000, '{"id": 1, "error": ' + "[" * 900 + "]" * 900 + "}", "{", "7", '{"id": 1}']
+
+
+@pytest.mark.parametrize("nonsense", [*NONSENSE, '{"id": 1, "result": 4}', '{"id": 7, "result": 4}'])
 async def test_a_websocket_that_sends_nonsense_is_left_for_the_next_endpoint(embedded: Place, nonsense: str) -> None:
-    coordinator = await embedded.configured_run(RUN)
-    url, ws = embedded.network.rpc_url, embedded.network.ws_url
+    async with faulty_websocket(nonsense) as faulty:
+        await _left_for_the_next(embedded, faulty)
+
+
+@pytest.mark.parametrize(
+    "confirmation", [{"id": 0}, {"id": 2}, {"id": "1"}, {"id": None}, {"id": True}, {"result": True}, {"result": "3"}]
+)
+async def test_a_subscription_is_confirmed_by_the_reply_to_it_alone(
+    embedded: Place, confirmation: dict[str, Any]
+) -> None:
+    async with faulty_websocket(**confirmation) as faulty:
+        await _left_for_the_next(embedded, faulty)
+
+
+async def _left_for_the_next(place: Place, faulty: FaultyNode) -> None:
+    coordinator = await place.configured_run(RUN)
+    url, ws = place.network.rpc_url, place.network.ws_url
     async with (
-        faulty_websocket(nonsense) as faulty,
         RpcPool([Endpoint(url, faulty.url), Endpoint(url, ws)]) as pool,
         watching(pool, coordinator, silence=60) as watcher,
         asyncio.timeout(20),

@@ -100,15 +100,18 @@ class HttpNode:
 
     def __init__(self, url: str, session: httpx.AsyncClient) -> None:
         self.endpoint_uri, self.session = url, session
+        self._asked = 0
 
-    async def ask(self, request: Request, timeout: float) -> Any:
+    async def ask(self, request: Request, timeout: float) -> dict[str, Any]:
         """The reply's JSON object (with `result` or `error`) within `timeout` seconds.
 
-        Raises TimeoutError, httpx.HTTPError (status codes included), or ValueError when the reply is too long or not
-        JSON-RPC.
+        Raises TimeoutError, httpx.HTTPError (status codes included), or ValueError when the reply is too long, not
+        JSON-RPC, or the reply to another request.
         """
         received = bytearray()
-        url, body, headers = self.endpoint_uri, request.to_json(), {"Content-Type": "application/json"}
+        self._asked += 1
+        asked = self._asked
+        url, body, headers = self.endpoint_uri, numbered(request, asked), {"Content-Type": "application/json"}
         async with (
             asyncio.timeout(timeout),
             self.session.stream("POST", url, content=body, headers=headers) as response,
@@ -118,14 +121,29 @@ class HttpNode:
                 received += part
                 if len(received) > MAX_REPLY:
                     raise ValueError(f"reply of more than {MAX_REPLY} bytes")
-        reply = parse_json(received)
-        if not isinstance(reply, dict) or ("result" not in reply and "error" not in reply):
-            raise ValueError("reply is not JSON-RPC")
-        return reply
+        return reply_to(asked, parse_json(received))
 
     async def close(self) -> None:
         """Close the connections."""
         await self.session.aclose()
+
+
+def numbered(request: Request, number: int) -> str:
+    """The request's JSON with `number` as its id, by which its reply is known."""
+    return json.dumps({**json.loads(request.to_json()), "id": number})
+
+
+def reply_to(number: int, reply: Any) -> dict[str, Any]:
+    """`reply`, if it is one to request `number`. ValueError for anything else.
+
+    Only an error may come without an id: what stands before a node (a rate limiter) has not read the request.
+    """
+    if not isinstance(reply, dict) or ("result" not in reply and "error" not in reply):
+        raise ValueError("reply is not JSON-RPC")
+    of = reply.get("id")
+    if (of is None and reply.get("error") is None) or (of is not None and (type(of) is not int or of != number)):
+        raise ValueError("reply to another request")
+    return reply
 
 
 def parse_json(text: str | bytes | bytearray) -> Any:

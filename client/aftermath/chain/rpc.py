@@ -2,8 +2,8 @@
 
 Decided: a node that fails twice in a row is left for the next one and tried again after a pause that doubles (10 s
 to 60 s), by one call at a time, so that the primary is returned to without stalling the others; between tries the
-wait grows exponentially with seeded jitter; every await has a deadline; and a node of another cluster (genesis hash)
-is never used.
+wait grows exponentially with seeded jitter; every await has a deadline; a reply that cannot be read is the node's
+failure, whatever is wrong with it; and a node of another cluster (genesis hash) is never used.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from solders.hash import Hash, ParseHashError
 from solders.rpc.requests import GetGenesisHash
 
 from aftermath.chain.endpoints import Endpoint, HttpNode, Request, describe
 from aftermath.chain.failures import (
     BadReply,
+    RpcError,
     RpcRejected,
     TransactionFailed,
     result_of,
@@ -114,14 +116,14 @@ class RpcPool:
             try:
                 async with asyncio.timeout(self.attempt):
                     await self._verify(node, self.attempt)
-            except ChainError:
+            except WrongCluster:
                 raise
             except Exception as error:
                 log.warning("RPC endpoint %s does not answer (%s)", node.endpoint.shown, describe(error))
 
     async def genesis(self) -> str:
         """The cluster's genesis hash (base58)."""
-        return await self.call(GetGenesisHash(), str)
+        return await self.call(GetGenesisHash(), genesis_hash)
 
     async def call(
         self,
@@ -182,7 +184,7 @@ class RpcPool:
         if not node.verified:
             async with asyncio.timeout(timeout):
                 await self._verify(node, timeout)
-        result = read(result_of(await node.http.ask(request, timeout)))
+        result = _understood(await node.http.ask(request, timeout), read)
         if node.failures >= FAILURES_BEFORE_LEAVING:
             log.warning("RPC endpoint %s answers again", node.endpoint.shown)
         node.failures, node.leave_until, node.leave_seconds = 0, 0.0, LEAVE_SECONDS
@@ -193,7 +195,7 @@ class RpcPool:
         async with node.lock:
             if node.verified:
                 return
-            genesis = str(result_of(await node.http.ask(GetGenesisHash(), timeout)))
+            genesis = _understood(await node.http.ask(GetGenesisHash(), timeout), genesis_hash)
             self._cluster.genesis = self._cluster.genesis or genesis
             if genesis != self._cluster.genesis:
                 raise WrongCluster(
@@ -233,3 +235,21 @@ class RpcPool:
             f"no Solana RPC endpoint answered for {patience:.0f} s: {tried}",
             "check that it runs (a local network: aftermath-solana localnet), or pass another --rpc, or --rpc-2 too",
         )
+
+
+def genesis_hash(value: Any) -> str:
+    """The hash that a node calls its cluster's first (base58 of 32 bytes); BadReply for anything else."""
+    try:
+        return str(Hash.from_string(value))
+    except (TypeError, ValueError, ParseHashError) as error:
+        raise BadReply("the RPC node sent something else than a genesis hash") from error
+
+
+def _understood(reply: dict[str, Any], read: Callable[[Any], T]) -> T:
+    """The `result` of a reply, as `read` understands it. BadReply if it cannot be read, whatever the reason."""
+    try:
+        return read(result_of(reply))
+    except (ChainError, RpcError, TransactionFailed):
+        raise
+    except Exception as error:
+        raise BadReply(f"the RPC node sent a reply that cannot be read ({type(error).__name__})") from error

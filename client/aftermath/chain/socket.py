@@ -14,10 +14,9 @@ from solders.account_decoder import UiAccountEncoding
 from solders.pubkey import Pubkey
 from solders.rpc.config import RpcAccountInfoConfig
 from solders.rpc.requests import AccountSubscribe
-from websockets.exceptions import WebSocketException
 
 from aftermath.chain.accounts import COMMITMENT, AccountData, parse_reply
-from aftermath.chain.endpoints import describe, parse_json, shown
+from aftermath.chain.endpoints import describe, numbered, parse_json, reply_to, shown
 from aftermath.chain.failures import BadReply
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wire import OPEN_SECONDS, Connection
@@ -50,6 +49,7 @@ class AccountSocket:
         self._on_subscribed = on_subscribed
         self._connection: Connection | None = None
         self._subscription: int | None = None
+        self._asked = 0
         self._failures = 0
         self._told = False
         self._next = 0
@@ -64,7 +64,7 @@ class AccountSocket:
             try:
                 await self._listen(url)
                 reason = "closed"
-            except (OSError, TimeoutError, WebSocketException, BadReply) as error:
+            except Exception as error:  # whatever a node sends costs its connection, and the run is polled meanwhile
                 reason = describe(error)
             finally:
                 self.ready.clear()
@@ -84,7 +84,8 @@ class AccountSocket:
         config = RpcAccountInfoConfig(UiAccountEncoding.Base64Zstd, None, COMMITMENT)
         async with self._pool.wire.websocket(url) as connection:
             self._connection, self._subscription = connection, None
-            await connection.send(AccountSubscribe(self._address, config, 1).to_json())
+            self._asked += 1
+            await connection.send(numbered(AccountSubscribe(self._address, config), self._asked))
             async with asyncio.timeout(OPEN_SECONDS):
                 while self._subscription is None:
                     self._handle(await connection.recv())
@@ -98,15 +99,21 @@ class AccountSocket:
             raise BadReply("the websocket sent something that is not JSON") from error
         if not isinstance(body, dict):
             raise BadReply("the websocket sent something that is not JSON-RPC")
-        if body.get("id") == 1:
-            self._confirm(body)
-        elif body.get("method") == "accountNotification" and self._subscription is not None:
+        if body.get("method") == "accountNotification" and self._subscription is not None:
             self._notify(body.get("params"), len(message.encode() if isinstance(message, str) else message))
+        elif "method" not in body:
+            self._confirm(body)
 
     def _confirm(self, body: dict[str, Any]) -> None:
-        if not isinstance(body.get("result"), int):
+        try:
+            result = reply_to(self._asked, body).get("result")
+        except ValueError as error:
+            raise BadReply(f"the websocket sent a {error}") from error
+        if self._subscription is not None:
+            raise BadReply("the websocket answered a request twice")
+        if type(result) is not int:
             raise BadReply(f"the websocket refused the subscription: {str(body.get('error'))[:200]}")
-        self._subscription = body["result"]
+        self._subscription = result
         if self._told:
             self._told = False
             log.warning("the websocket is back: changes of the run are pushed again")
