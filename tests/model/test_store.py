@@ -76,12 +76,30 @@ def test_steps_of_a_past_that_was_left_go_first(tmp_path: Path) -> None:
     assert [path.name for path in saved_steps(tmp_path, "run")] == ["run-step50", "run-step60"]
 
 
-def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
-    keep(tmp_path, 5, seed=1)
-    place = keep(tmp_path, 5, seed=2)
-    expected = init_weights(CONFIG, 2)
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in load(place, 0).items())
+def test_saving_a_step_again_changes_nothing(tmp_path: Path) -> None:
+    place = keep(tmp_path, 5, seed=1)
+    (place / "matformer_manifest.json").write_text("made by an export since")
+    before = _contents(place)
+    assert keep(tmp_path, 5, seed=1) == place
+    assert _contents(place) == before
     assert [path.name for path in tmp_path.iterdir()] == ["run-step5"]
+
+
+@pytest.mark.parametrize("missing", [None, "model.safetensors", "config.json"])
+def test_another_model_of_a_step_is_refused_and_changes_nothing(tmp_path: Path, missing: str | None) -> None:
+    """The chain may name the directory: whatever is in it stays, whole or not."""
+    place = keep(tmp_path, 5, seed=1)
+    if missing is not None:
+        (place / missing).unlink()
+    before = _contents(place)
+    with pytest.raises(CheckpointError, match=r"run-step5 holds another model of that name, and stays as it is\nMove"):
+        keep(tmp_path, 5, seed=2)
+    assert _contents(place) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["run-step5"]
+
+
+def _contents(place: Path) -> dict[str, tuple[bytes, int]]:
+    return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in place.iterdir()}
 
 
 @pytest.mark.parametrize("run_id", ["../../evil", "a/b", "..", "\0x", "ü"])
@@ -129,7 +147,7 @@ def test_a_place_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
 def test_a_killed_save_leaves_no_checkpoint_and_is_cleaned_up(tmp_path: Path) -> None:
     child = os.fork()
     if child == 0:
-        publish(tmp_path / "run-step1", lambda _: os.kill(os.getpid(), signal.SIGKILL))
+        publish(tmp_path / "run-step1", lambda _: os.kill(os.getpid(), signal.SIGKILL), replaces=False)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     assert [path.name[:9] for path in tmp_path.iterdir()] == [".partial-"]
     assert saved_steps(tmp_path, "run") == []
@@ -162,14 +180,14 @@ def test_scratch_of_dead_processes_is_swept_and_nothing_else(tmp_path: Path, mon
 
 
 def test_a_failed_fill_leaves_the_older_directory(tmp_path: Path) -> None:
-    publish(tmp_path / "x", lambda place: (place / "a").write_text("1"))
+    publish(tmp_path / "x", lambda place: (place / "a").write_text("1"), replaces=True)
 
     def fail(place: Path) -> None:
         (place / "a").write_text("2")
         raise RuntimeError("interrupted")
 
     with pytest.raises(RuntimeError):
-        publish(tmp_path / "x", fail)
+        publish(tmp_path / "x", fail, replaces=True)
     assert (tmp_path / "x" / "a").read_text() == "1"
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 

@@ -255,6 +255,7 @@ def test_a_member_that_is_away_at_the_end_of_an_epoch_still_finishes_it(tmp_path
     assert not late.saw("warning")
     assert [e["height"] for e in late.saw("applied", epoch=0)] == [0, 1, 2, 3, 4, 5]
     assert late.saw("model")[1]["source"] == "its own replica"
+    assert [e["epoch"] for e in late.saw("cooldown")] == [0, 1]
     assert sim.check() == 42
 
 

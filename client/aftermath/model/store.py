@@ -5,11 +5,14 @@ Decided
   tier-0 replica can write one. A crash or a full disk leaves earlier checkpoints as they were.
 - What a killed process left behind (`.partial-...`) is removed by the next save into the same directory; its scratch
   directories are removed by `sweep`.
+- A step's directory is never replaced: the chain may name it, and then it is all that the run can go back to. Saving
+  the same model again changes nothing; another model of that step is refused.
 """
 
 from __future__ import annotations
 
 import errno
+import filecmp
 import json
 import os
 import re
@@ -27,6 +30,7 @@ from aftermath.model.config import LlamaConfig
 from aftermath.model.documents import COMPANIONS, CheckpointError, read_limited
 
 MAX_COMPANION_BYTES = 64 << 20
+_MODEL = ("model.safetensors", "config.json")
 _PARTIAL, _SCRATCH = ".partial-", "aftermath-checkpoint-"  # followed by the process's id
 
 
@@ -41,13 +45,13 @@ def save(
 ) -> Path:
     """Write the full model's checkpoint of a step and return its directory.
 
-    `companions` are the tokenizer's files (see `read_companions`). Raises CheckpointError; earlier checkpoints are
-    then untouched.
+    `companions` are the tokenizer's files (see `read_companions`). Raises CheckpointError, also if there is another
+    model under that name; earlier checkpoints are then untouched.
     """
     target = directory / f"{_stem(run_id)}-step{step}"
     with writing(directory):
         _remove_leftovers(directory, _PARTIAL)
-    write_checkpoint(target, params, config, tier=0, companions=companions)
+    write_checkpoint(target, params, config, tier=0, companions=companions, replaces=False)
     return target
 
 
@@ -95,9 +99,15 @@ def read_companions(directory: Path) -> dict[str, bytes]:
 
 
 def write_checkpoint(
-    target: Path, params: Mapping[str, Tensor], config: LlamaConfig, *, tier: int, companions: Mapping[str, bytes]
+    target: Path,
+    params: Mapping[str, Tensor],
+    config: LlamaConfig,
+    *,
+    tier: int,
+    companions: Mapping[str, bytes],
+    replaces: bool = True,
 ) -> None:
-    """Write a tier's Hugging Face directory (tier 0: the full model) to `target`, replacing one of that name."""
+    """Write a tier's Hugging Face directory (tier 0: the full model) to `target`; see `publish` for `replaces`."""
     expected = config.parameter_shapes(tier)
     if {name: tuple(tensor.shape) for name, tensor in params.items()} != expected:
         raise CheckpointError(f"these tensors are not the tier {tier} replica that {target} should hold")
@@ -105,19 +115,22 @@ def write_checkpoint(
     need = sum(tensor.nbytes for tensor in weights.values()) + sum(map(len, companions.values())) + (1 << 20)
 
     def fill(place: Path) -> None:
-        save_file(weights, place / "model.safetensors", metadata={"format": "pt"})
-        (place / "config.json").write_text(json.dumps(config.to_hf(tier), indent=2, sort_keys=True) + "\n")
+        save_file(weights, place / _MODEL[0], metadata={"format": "pt"})
+        (place / _MODEL[1]).write_text(json.dumps(config.to_hf(tier), indent=2, sort_keys=True) + "\n")
         for name in COMPANIONS:
             if name in companions:
                 (place / name).write_bytes(companions[name])
 
     with writing(target.parent):
         _require_space(target.parent, need)
-        publish(target, fill)
+        publish(target, fill, replaces=replaces)
 
 
-def publish(target: Path, fill: Callable[[Path], None]) -> None:
-    """Fill a new directory beside `target`, force it to disk and give it the name; an older `target` is replaced."""
+def publish(target: Path, fill: Callable[[Path], None], *, replaces: bool) -> None:
+    """Fill a new directory beside `target`, force it to disk and give it the name.
+
+    An older `target` is replaced, or, without `replaces`, stays: CheckpointError if it does not hold the same model.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
     place = Path(tempfile.mkdtemp(prefix=f"{_PARTIAL}{os.getpid()}-", dir=target.parent))
     try:
@@ -127,7 +140,9 @@ def publish(target: Path, fill: Callable[[Path], None]) -> None:
             path.chmod(0o644)
             _sync(path)
         _sync(place)
-        if target.exists():
+        if not replaces:
+            _give_name(place, target)
+        elif target.exists():
             older = Path(tempfile.mkdtemp(prefix=f"{_PARTIAL}{os.getpid()}-", dir=target.parent))
             target.rename(older / "older")
             place.rename(target)
@@ -137,6 +152,21 @@ def publish(target: Path, fill: Callable[[Path], None]) -> None:
         _sync(target.parent)
     finally:
         shutil.rmtree(place, ignore_errors=True)
+
+
+def _give_name(place: Path, target: Path) -> None:
+    """Rename `place`, unless there is a `target` with the same model; CheckpointError if it holds another one."""
+    try:
+        place.rename(target)  # refused if there is something in `target`, whoever put it there meanwhile
+    except OSError:
+        if not target.exists():
+            raise
+        _, different, unreadable = filecmp.cmpfiles(place, target, _MODEL, shallow=False)
+        if different or unreadable:
+            raise CheckpointError(
+                f"{target} holds another model of that name, and stays as it is",
+                "Move it away if the run no longer needs it, or keep checkpoints in another directory.",
+            ) from None
 
 
 @contextmanager

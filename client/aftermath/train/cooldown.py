@@ -28,7 +28,7 @@ class Cooldown:
         self._keeper, self._slot = keeper, slot
 
     async def live(self, run: Run) -> None:
-        """Go through cooldown; returns when the run has left it."""
+        """Go through the cooldown of the epoch that `run` ended; returns when the chain has left it."""
         hashes = await self._ctx.compute(self._replica.hashes)
         self._ctx.events.emit("cooldown", epoch=run.epoch, step=run.step, hashes=hashes)
         await self._attest(run, hashes)

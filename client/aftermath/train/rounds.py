@@ -13,6 +13,7 @@ import asyncio
 import math
 import threading
 from collections.abc import Coroutine, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
@@ -66,6 +67,7 @@ class Rounds:
     async def live(self) -> Run | None:
         """Go through the rounds until cooldown; returns the run then, or None if warm-up was given up.
 
+        For a member that finishes late the chain counts the next epoch already: what is returned has this one's number.
         Raises Desync if this member falls out.
         """
         try:
@@ -76,8 +78,8 @@ class Rounds:
                 if self._ended(run):
                     await self._open_plans(run)
                     await self._apply_through(run, run.current.height - 1)
-                    return run
-                if run.epoch != self._epoch or not run.state.training:
+                    return replace(run, epoch=self._epoch)
+                if not self._goes_on(run):
                     raise Desync("the epoch went on without this member")
                 await self._round(run)
         finally:
@@ -86,22 +88,31 @@ class Rounds:
             await asyncio.gather(*self._duties, return_exceptions=True)
 
     def _something_to_do(self, run: Run) -> bool:
-        if run.epoch == self._epoch and run.state.training:
+        if self._goes_on(run):
             return run.current.height > self._height
-        return not self._same_warmup(run)
+        return not (self._still_ours(run) and run.state is RunState.WARMUP)
 
-    def _same_warmup(self, run: Run) -> bool:
-        started = self._began.current if self._began.state is RunState.WARMUP else None
-        same_seed = started is None or run.current.seed == started.seed
-        return run.epoch == self._epoch and run.state is RunState.WARMUP and same_seed
+    def _still_ours(self, run: Run) -> bool:
+        """Whether what the chain stores is of the epoch that began for this member.
+
+        Every warm-up begins at another second and clears the rounds. One that is given up leaves the epoch its number.
+        """
+        return run.epoch_started_at == self._began.epoch_started_at
+
+    def _goes_on(self, run: Run) -> bool:
+        return self._still_ours(run) and run.epoch == self._epoch and run.state.training
 
     def _given_up(self, run: Run) -> bool:
-        """Warm-up was abandoned or paused (the epoch keeps its number then) before a round was seen."""
-        before = self._height < 0 and run.epoch == self._epoch
-        return before and run.state in (RunState.WARMUP, *_NOT_RUNNING)
+        """Before a round was seen, warm-up was abandoned or paused, or has begun anew."""
+        if self._height >= 0 or run.epoch != self._epoch:
+            return False
+        return not self._still_ours(run) or run.state in (RunState.WARMUP, *_NOT_RUNNING)
 
     def _ended(self, run: Run) -> bool:
         """Cooldown, or just after it: the chain still stores the last rounds until the next warm-up."""
+        last = run.current
+        if not self._still_ours(run) or run.step != last.step + (last.batch > 0):
+            return False  # the last: the owner has set the run to another step since
         just_after = run.epoch == self._epoch + 1 and run.state in _NOT_RUNNING
         return just_after or (run.epoch == self._epoch and run.state is RunState.COOLDOWN)
 

@@ -178,5 +178,5 @@ class WarmUp:
 
 def warmup_over(started: Run, now: Run) -> bool:
     """Whether the warm-up that was seen in `started` is over; one that is tried again is another."""
-    again = started.state is RunState.WARMUP and now.current.seed != started.current.seed
+    again = now.epoch_started_at != started.epoch_started_at
     return now.epoch != started.epoch or now.state is not RunState.WARMUP or again
