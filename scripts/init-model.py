@@ -87,6 +87,7 @@ def _config(arguments: argparse.Namespace) -> LlamaConfig:
             "max_position_embeddings": arguments.context,
             "rms_norm_eps": 1e-5,
             "tie_word_embeddings": arguments.tied,
+            "bos_token_id": None,
             "eos_token_id": VOCAB_SIZE - 1 if own else None,
         }
     )

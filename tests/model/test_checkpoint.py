@@ -245,9 +245,40 @@ def test_weights_that_do_not_fit_the_config_are_named(full: Path, change: Any, s
 
 def test_redundant_tensors_of_other_exporters_are_passed_over(full: Path) -> None:
     edit(full / "config.json", tie_word_embeddings=True)
-    extra = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4)}
+    extra = {
+        "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4),
+        "lm_head.weight": PARAMS["model.embed_tokens.weight"].clone(),
+    }
     save_file(PARAMS | extra, full / "model.safetensors")
     assert load(full, 0).keys() == PARAMS.keys() - {"lm_head.weight"}
+
+
+@pytest.mark.parametrize("tier", [0, 1])
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_tied_head_that_is_not_the_embedding_is_refused(full: Path, tier: int, sharded: bool) -> None:
+    edit(full / "config.json", tie_word_embeddings=True)
+    head = PARAMS["model.embed_tokens.weight"].clone()
+    head[-1, -1] += 1e-3
+    save_file(PARAMS | {"lm_head.weight": head}, full / "model.safetensors")
+    if sharded:
+        shard(full)
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight differs from the embedding.*tie_word_embeddings"):
+        load(full, tier)
+
+
+def test_a_head_of_another_shape_is_refused_though_tied(full: Path) -> None:
+    edit(full / "config.json", tie_word_embeddings=True)
+    save_file(PARAMS | {"lm_head.weight": torch.zeros(33, 16)}, full / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"F32 \(33, 16\), config.json says \(32, 16\)"):
+        load(full, 0)
+
+
+def test_a_whole_file_counts_where_an_older_index_lies_beside_it(full: Path) -> None:
+    shard(full)
+    for stale in full.glob("model-*.safetensors"):
+        save_file({name: tensor + 1 for name, tensor in load_file(stale).items()}, stale)
+    save_file(PARAMS, full / "model.safetensors")
+    assert same(load(full, 0), 0)
 
 
 @pytest.mark.parametrize("cut", [3, 100, 4000])
@@ -260,6 +291,7 @@ def test_a_truncated_weights_file_is_a_sentence(full: Path, cut: int) -> None:
 
 @pytest.mark.parametrize("name", ["../m/model.safetensors", "/etc/x.safetensors", "weights.bin"])
 def test_an_index_cannot_lead_out_of_its_directory(full: Path, name: str) -> None:
+    (full / "model.safetensors").unlink()
     (full / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"model.norm.weight": name}}))
     with pytest.raises(CheckpointError, match="outside its directory"):
         load(full, 0)

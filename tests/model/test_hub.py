@@ -24,6 +24,14 @@ def test_the_full_model_is_fetched_without_other_files(fetch: Fetch, server: Hub
     assert sorted(server.fetched) == ["config.json", "model.safetensors", "tokenizer.json"]
 
 
+def test_a_whole_file_counts_where_an_older_index_lies_beside_it(fetch: Fetch, server: Hub) -> None:
+    files = server.repos["me/model"]
+    names = dict.fromkeys(CONFIG.parameter_shapes(), "old.safetensors")
+    files |= {"model.safetensors.index.json": json.dumps({"weight_map": names}).encode(), "old.safetensors": b"old"}
+    assert right(fetch(), 0)
+    assert "old.safetensors" not in server.fetched
+
+
 @pytest.mark.parametrize("strategy", ["auto", "sliced"])
 def test_a_tier_fetches_only_its_own_and_common_files(fetch: Fetch, server: Hub, strategy: Any) -> None:
     place = fetch(tier=2, strategy=strategy)

@@ -99,7 +99,7 @@ def test_shards_that_the_index_seeks_elsewhere_are_not_there(fetch: Fetch, serve
     files = server.repos["me/model"]
     names = dict.fromkeys(CONFIG.parameter_shapes(), "../../evil.safetensors")
     files["model.safetensors.index.json"] = json.dumps({"weight_map": names}).encode()
-    files["../../evil.safetensors"] = files["model.safetensors"]
+    files["../../evil.safetensors"] = files.pop("model.safetensors")
     with pytest.raises(CheckpointError, match=r"no file \.\./\.\./evil"):
         fetch()
     assert "../../evil.safetensors" not in server.fetched

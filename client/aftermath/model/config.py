@@ -1,13 +1,19 @@
 """The shape of a Llama with a MatFormer FFN: what its `config.json` may say, and the tensors that follow from it.
 
-Decided: a `LlamaConfig` always describes tier 0 (the full model); which tier a directory stores is a separate fact,
-`stored_tier`. Keys that would change the function and that we do not compute are refused, never ignored. No torch here.
+Decided
+- A `LlamaConfig` always describes tier 0 (the full model); which tier a directory stores is a separate fact,
+  `stored_tier`.
+- What a key means, and what holds when it is absent, is what `LlamaForCausalLM` of transformers 5 makes of it. Keys by
+  which that computes something else than `model.llama` are refused by name; all others change nothing and pass.
+- Token ids (one or several that end a text, the one that pads) change no function: they are kept and written back.
+
+No torch here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -21,6 +27,16 @@ ELASTIC_DIMS: dict[str, Literal[0, 1]] = {
     "mlp.up_proj.weight": 0,
     "mlp.down_proj.weight": 1,
 }
+# Keys that transformers reads for a Llama as well, and that make it another function whatever they say.
+_OTHER_FUNCTIONS = (
+    "quantization_config",
+    "compression_config",
+    "per_layer_config",
+    "sliding_window",
+    "attention_chunk_size",
+)
+_TOKEN_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
+TokenId = Annotated[int, Field(ge=0, lt=1 << 32)]
 
 
 class ModelConfigError(AftermathError):
@@ -44,8 +60,9 @@ class LlamaConfig(BaseModel):
     rope_theta: float = Field(10000.0, ge=1, le=1e12)
     tie_word_embeddings: bool = False
     initializer_range: float = Field(0.02, gt=0, le=1)
-    bos_token_id: int | None = Field(None, ge=0)
-    eos_token_id: int | None = Field(None, ge=0)
+    bos_token_id: TokenId | None = 1
+    eos_token_id: TokenId | tuple[TokenId, ...] | None = 2
+    pad_token_id: int | None = Field(None, ge=-1, lt=1 << 32)  # some write -1 for none
 
     @model_validator(mode="after")
     def _heads_fit(self) -> Self:
@@ -66,12 +83,12 @@ class LlamaConfig(BaseModel):
         """
         _refuse_other_functions(hf_config)
         _, width = stored_tier(hf_config)
-        known = {key: hf_config[key] for key in cls.model_fields if hf_config.get(key) is not None}
+        tokens = {key: hf_config[key] for key in _TOKEN_KEYS if key in hf_config}  # null says that there is none
+        known = {key: hf_config[key] for key in cls.model_fields if hf_config.get(key) is not None} | tokens
         known["intermediate_size"] = width
         known.setdefault("num_key_value_heads", known.get("num_attention_heads"))
-        rope = hf_config.get("rope_parameters")
-        if isinstance(rope, Mapping) and rope.get("rope_theta") is not None:
-            known["rope_theta"] = rope["rope_theta"]
+        if (theta := _rope_theta(hf_config)) is not None:
+            known["rope_theta"] = theta
         heads, hidden = known.get("num_attention_heads"), known.get("hidden_size")
         if "head_dim" not in known and isinstance(heads, int) and isinstance(hidden, int) and heads > 0:
             if hidden % heads:
@@ -79,8 +96,8 @@ class LlamaConfig(BaseModel):
                     f"config.json: hidden_size {hidden} is not a multiple of {heads} attention heads"
                 )
             known["head_dim"] = hidden // heads
-        if isinstance(known.get("eos_token_id"), list):  # some models list several end tokens; the first ends a text
-            known["eos_token_id"] = (known["eos_token_id"] or [None])[0]
+        if isinstance(known.get("eos_token_id"), list):
+            known["eos_token_id"] = tuple(known["eos_token_id"])
         try:
             return cls.model_validate(known)
         except ValidationError as error:
@@ -88,7 +105,9 @@ class LlamaConfig(BaseModel):
 
     def to_hf(self, tier: int = 0) -> dict[str, Any]:
         """The `config.json` of this model's tier, with both matformer keys; loads in any Hugging Face client."""
+        ends = list(self.eos_token_id) if isinstance(self.eos_token_id, tuple) else self.eos_token_id
         return self.model_dump() | {
+            "eos_token_id": ends,
             "architectures": ["LlamaForCausalLM"],
             "model_type": "llama",
             "hidden_act": "silu",
@@ -99,6 +118,13 @@ class LlamaConfig(BaseModel):
             "matformer_tier": tier,
             "matformer_base_intermediate_size": self.intermediate_size,
         }
+
+    @property
+    def end_tokens(self) -> tuple[int, ...]:
+        """The tokens any of which ends a text."""
+        if isinstance(self.eos_token_id, tuple):
+            return self.eos_token_id
+        return () if self.eos_token_id is None else (self.eos_token_id,)
 
     def width(self, tier: int) -> int:
         """FFN hidden units of a tier, `intermediate_size / 2^tier`. Raises WidthNotDivisible."""
@@ -192,28 +218,69 @@ def _positive_int(hf_config: Mapping[str, Any], key: str) -> int | None:
 
 
 def _refuse_other_functions(hf_config: Mapping[str, Any]) -> None:
-    """Raise unless the file describes the function that `model.llama` computes."""
-    if hf_config.get("model_type", "llama") != "llama":
+    """Raise if `LlamaForCausalLM` would compute, or train, another function of this file than `model.llama` does."""
+    if hf_config.get("model_type") not in (None, "llama"):
         raise ModelConfigError(
             f"config.json: model_type {hf_config['model_type']!r} is not supported", "Use a Llama checkpoint."
         )
-    rope = hf_config.get("rope_parameters") or hf_config.get("rope_scaling") or {}
-    rope_type = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, Mapping) else rope
-    for key, value, wanted in (
-        ("hidden_act", hf_config.get("hidden_act", "silu"), "silu"),
-        ("attention_bias", bool(hf_config.get("attention_bias", False)), False),
-        ("mlp_bias", bool(hf_config.get("mlp_bias", False)), False),
-        ("rope type", rope_type, "default"),
+    for key, default, allowed in (
+        ("hidden_act", "silu", ("silu", "swish")),
+        ("attention_bias", False, (False,)),
+        ("mlp_bias", False, (False,)),
+        ("attention_dropout", 0.0, (0.0,)),
+        ("partial_rotary_factor", 1.0, (1.0,)),
     ):
-        if value != wanted:
+        value = default if hf_config.get(key) is None else hf_config[key]
+        if value not in allowed:
+            raise _unsupported(key, value, allowed[0])
+    if not hf_config.get("is_causal", True):
+        raise _unsupported("is_causal", hf_config["is_causal"], True)
+    kinds = hf_config.get("layer_types") or []
+    if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
+        raise _unsupported("layer_types", kinds, "full_attention")
+    for key in _OTHER_FUNCTIONS:
+        if hf_config.get(key):
             raise ModelConfigError(
-                f"config.json: {key} {value!r} is not supported", f"This client computes {key} {wanted!r} only."
+                f"config.json: {key} is not supported",
+                f"Use a checkpoint of plain weights, with layers all alike that see the whole text; or remove {key} if "
+                "the model was trained without it.",
             )
 
 
+def _rope_theta(hf_config: Mapping[str, Any]) -> Any:
+    """The base of the rotary positions as the file states it, None where it does not.
+
+    Raises ModelConfigError for positions that are scaled, and for two tables that contradict each other.
+    """
+    tables = {key: hf_config[key] for key in ("rope_scaling", "rope_parameters") if hf_config.get(key)}
+    bases = {}
+    for key, table in tables.items():
+        if not isinstance(table, Mapping) or any(isinstance(value, Mapping) for value in table.values()):
+            raise ModelConfigError(f"config.json: {key} is not one table of numbers", "Use a plain Llama.")
+        kind = table.get("rope_type", table.get("type", "default"))
+        if kind != "default":
+            raise _unsupported(f"{key} of type", kind, "default")
+        if table.get("partial_rotary_factor") not in (None, 1):
+            raise _unsupported(f"{key}.partial_rotary_factor", table["partial_rotary_factor"], 1.0)
+        bases[key] = table.get("rope_theta", hf_config.get("rope_theta", 10000.0))
+    if len(bases) == 2 and bases["rope_scaling"] != bases["rope_parameters"]:
+        raise ModelConfigError(
+            f"config.json: rope_theta is {bases['rope_parameters']!r} by rope_parameters and "
+            f"{bases['rope_scaling']!r} by rope_scaling",
+            "Leave one of the two tables in the file.",
+        )
+    return next(iter(bases.values()), hf_config.get("rope_theta"))
+
+
+def _unsupported(key: str, value: object, wanted: object) -> ModelConfigError:
+    return ModelConfigError(
+        f"config.json: {key} {value!r} is not supported", f"This client computes {key} {wanted!r} only."
+    )
+
+
 def _sentence(error: ValidationError) -> str:
-    parts = []
+    said: dict[str, str] = {}
     for problem in error.errors():
-        key = ".".join(str(part) for part in problem["loc"])
-        parts.append(f"{key}: {problem['msg']}" if key else problem["msg"].removeprefix("Value error, "))
-    return "; ".join(parts)
+        key = str(problem["loc"][0]) if problem["loc"] else ""
+        said.setdefault(key, f"{key}: {problem['msg']}" if key else problem["msg"].removeprefix("Value error, "))
+    return "; ".join(said.values())

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from aftermath.run.errors import AftermathError
 
 MAX_CONFIG_BYTES = 1 << 20
-INDEX_FILE = "model.safetensors.index.json"
+WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 # Files that travel with the weights (the seed's list) when a checkpoint has them.
 COMPANIONS = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
 

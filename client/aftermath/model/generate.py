@@ -18,9 +18,8 @@ def generate(
     temperature: float = 0.0,
     seed: int = 0,
     vocab_size: int | None = None,
-    stop: int | None = None,
 ) -> list[int]:
-    """The prompt's continuation, at most `new_tokens` ids, ending before `stop`.
+    """The prompt's continuation, at most `new_tokens` ids, ending before any of the tokens that end a text.
 
     Temperature 0 takes the likeliest token, otherwise tokens are drawn from softmax(logits / temperature) with a
     generator of this seed. Ids at or above `vocab_size` (rows that only pad the embedding) are never chosen.
@@ -38,7 +37,7 @@ def generate(
             choice = int(torch.multinomial(torch.softmax(logits / temperature, 0), 1, generator=generator))
         else:
             choice = int(logits.argmax())
-        if choice == stop:
+        if choice in model.config.end_tokens:
             break
         ids.append(choice)
     return ids[len(prompt) :]

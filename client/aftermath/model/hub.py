@@ -37,7 +37,15 @@ from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from aftermath.model.config import LlamaConfig, stored_tier
 from aftermath.model.deadline import within
-from aftermath.model.documents import COMPANIONS, INDEX_FILE, MAX_CONFIG_BYTES, CheckpointError, Strategy, hf_config
+from aftermath.model.documents import (
+    COMPANIONS,
+    INDEX_FILE,
+    MAX_CONFIG_BYTES,
+    WEIGHTS_FILE,
+    CheckpointError,
+    Strategy,
+    hf_config,
+)
 from aftermath.model.manifest import (
     MANIFEST_FILE,
     MAX_MANIFEST_BYTES,
@@ -230,8 +238,10 @@ def _download_full(source: _Repository, base: str) -> Path:
     """The whole checkpoint in folder `base` of the repository: one model, its tokenizer, nothing else."""
     folder = PurePosixPath(base)
     config, stored = _config(source, str(folder / "config.json"))
-    index = str(folder / INDEX_FILE)
-    if index in source.sizes:
+    index, whole = str(folder / INDEX_FILE), str(folder / WEIGHTS_FILE)
+    if whole in source.sizes:
+        weights = [whole]
+    elif index in source.sizes:
         shards = _indexed(source.fetch(index, MAX_SMALL_BYTES))
         weights = [str(folder / name) for name in shards]
     else:

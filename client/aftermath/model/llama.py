@@ -130,7 +130,8 @@ class FeedForward(nn.Module):
 def rotary(config: LlamaConfig, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Cosine and sine [T, K] of RoPE (arXiv 2104.09864) in Hugging Face's half-split layout."""
     half = torch.arange(0, config.head_dim, 2, device=device, dtype=torch.float32) / config.head_dim  # [K/2]
-    angles = torch.outer(torch.arange(length, device=device, dtype=torch.float32), config.rope_theta**-half)  # [T, K/2]
+    frequencies = 1.0 / config.rope_theta**half  # the same roundings as transformers, which long texts would show
+    angles = torch.outer(torch.arange(length, device=device, dtype=torch.float32), frequencies)  # [T, K/2]
     angles = torch.cat((angles, angles), dim=-1)  # [T, K]
     return angles.cos(), angles.sin()
 

@@ -27,7 +27,7 @@ MAX_JSON_BYTES = 16 << 20
 INDEX_BYTES = 2
 
 # Keys of the model's config that change no tensor and no gradient, and therefore are not part of the schema.
-_NOT_IN_SCHEMA = {"initializer_range", "bos_token_id", "eos_token_id", "max_position_embeddings"}
+_NOT_IN_SCHEMA = {"initializer_range", "bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings"}
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,9 @@
 """Weights in safetensors files, one or many shards, read lazily: only the rows or columns that a tier holds.
 
 Decided: what the files say is hostile until it matches the config: names, shapes and types are compared before a value
-is read, and every value must be finite. All arithmetic is fp32, so half-precision files are widened here.
+is read, and every value must be finite. All arithmetic is fp32, so half-precision files are widened here. Where
+`model.safetensors` and an index lie together the single file counts, as in transformers. A tied output head that the
+files hold as well must equal the embedding: versions of transformers differ in which of two they take.
 """
 
 from __future__ import annotations
@@ -16,9 +18,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from aftermath.model.config import LlamaConfig, elastic_dim
-from aftermath.model.documents import INDEX_FILE, CheckpointError, read_limited
+from aftermath.model.documents import INDEX_FILE, WEIGHTS_FILE, CheckpointError, read_limited
 
 MAX_INDEX_BYTES = 64 << 20
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _FLOATS = {"F32", "F16", "BF16", "F64"}
 
 
@@ -27,8 +30,10 @@ class _Index(msgspec.Struct):
 
 
 def weight_files(directory: Path) -> tuple[Path, ...]:
-    """The safetensors files of a checkpoint directory: those its index names, or all of them when it has none."""
-    index = directory / INDEX_FILE
+    """The safetensors files of a checkpoint directory: the whole one, or those its index names, or all there are."""
+    whole, index = directory / WEIGHTS_FILE, directory / INDEX_FILE
+    if whole.is_file():
+        return (whole,)
     if index.is_file():
         names = sorted(set(_read_index(index).weight_map.values()))
         strange = [name for name in names if Path(name).name != name or not name.endswith(".safetensors")]
@@ -58,32 +63,37 @@ def read_weights(files: Sequence[Path], config: LlamaConfig, *, stored: int, tie
     Raises CheckpointError when a tensor is missing, unknown, of another shape or type, or not finite everywhere.
     """
     there, wanted = config.parameter_shapes(stored), config.parameter_shapes(tier)
+    needed, head = there.keys(), {_HEAD: there[_EMBEDDING]}  # a tied head may be there as well
+    there, wanted = head | there, head | wanted
     params: dict[str, Tensor] = {}
     for path in files:
         try:
             with safe_open(path, framework="pt") as file:
-                for name in _known(file.keys(), there, config, path):
+                for name in _known(file.keys(), there, path):
                     if name in params:
                         raise CheckpointError(f"{path}: {name} is also in another shard")
                     params[name] = _read(file, name, there[name], wanted[name], path)
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{path} is damaged: {error}", "Copy or download the checkpoint again.") from None
-    missing = sorted(there.keys() - params.keys())
+    missing = sorted(needed - params.keys())
     if missing:
-        hint = (
-            "Set tie_word_embeddings in config.json if the output head is tied." if "lm_head.weight" in missing else ""
-        )
+        hint = "Set tie_word_embeddings in config.json if the output head is tied." if _HEAD in missing else ""
         raise CheckpointError(f"{files[0].parent} lacks {len(missing)} tensors, first {missing[0]}", hint)
+    if _HEAD not in needed and not torch.equal(params.pop(_HEAD, params[_EMBEDDING]), params[_EMBEDDING]):
+        raise CheckpointError(
+            f"{files[0].parent}: {_HEAD} differs from the embedding, and config.json says tie_word_embeddings",
+            "Set tie_word_embeddings to false if the head counts; remove it from the file if it is left over.",
+        )
     return params
 
 
-def _known(names: Iterable[str], there: Mapping[str, object], config: LlamaConfig, path: Path) -> list[str]:
+def _known(names: Iterable[str], there: Mapping[str, object], path: Path) -> list[str]:
     """The names that are parameters; redundant ones some exporters write are passed over, strange ones refused."""
     known = []
     for name in names:
         if name in there:
             known.append(name)
-        elif not (name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tie_word_embeddings)):
+        elif not name.endswith("rotary_emb.inv_freq"):
             raise CheckpointError(f"{path} holds {name!r}, which is not part of this model", "Use a plain Llama.")
     return known
 

@@ -1,0 +1,89 @@
+"""Records logits of transformers' Llama, to which the tests compare this client's.
+
+It needs transformers 5 and torch, which need not be in the project's environment. Run it where both are:
+`cd tests && PYTHONPATH=../client python -m model.record_logits`. The weights are `init_weights` of seed 1, the same
+bits everywhere, so that only configurations, tokens and logits are stored.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from aftermath.model.config import LlamaConfig
+from aftermath.model.initial import init_weights
+from aftermath.model.store import write_checkpoint
+
+LOGITS = Path(__file__).with_name("logits.json")
+SEED, LENGTH, KEPT = 1, 96, 6
+PLAIN: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-5,
+    "initializer_range": 0.5,
+}
+BASE = {"rope_type": "default", "rope_theta": 5e5}
+CHANGES: dict[str, dict[str, Any]] = {
+    "grouped heads": {},
+    "one key head": {"num_key_value_heads": 1},
+    "key heads not given": {"num_key_value_heads": None},
+    "wide heads": {"head_dim": 24},
+    "odd vocabulary": {"vocab_size": 67},
+    "tied": {"tie_word_embeddings": True},
+    "swish": {"hidden_act": "swish"},
+    "coarse norms": {"rms_norm_eps": 1e-3},
+    "rope base": {"rope_theta": 500000},
+    "rope table": {"rope_parameters": BASE},
+    "rope table over its own key": {"rope_parameters": BASE, "rope_theta": 1e4},
+    "rope table without a base": {"rope_parameters": {"rope_type": "default"}, "rope_theta": 7e4},
+    "older rope table": {"rope_scaling": {"type": "default"}, "rope_theta": 2e4},
+    "two rope tables that agree": {"rope_scaling": BASE, "rope_parameters": BASE},
+    "keys that change nothing": {
+        "pretraining_tp": 2,
+        "torch_dtype": "bfloat16",
+        "logits_scaling": 3.0,
+        "pad_token_id": 3,
+    },
+}
+
+
+def document(change: dict[str, Any]) -> dict[str, Any]:
+    """A whole config.json; keys of None are left out."""
+    return {key: value for key, value in (PLAIN | change).items() if value is not None}
+
+
+def tokens(vocab_size: int) -> torch.Tensor:
+    """Token ids [1, LENGTH] that every version of torch gives."""
+    return ((torch.arange(LENGTH) * 37 + 11) % vocab_size)[None]
+
+
+def main() -> None:
+    """Write the logits of the last position for every configuration."""
+    from transformers import LlamaForCausalLM  # type: ignore[import-not-found]
+
+    recorded = {}
+    for name, change in CHANGES.items():
+        with tempfile.TemporaryDirectory() as place:
+            config = LlamaConfig.from_hf(document(change))
+            write_checkpoint(Path(place) / "m", init_weights(config, SEED), config, tier=0, companions={})
+            (Path(place) / "m" / "config.json").write_text(json.dumps(document(change)))
+            model = LlamaForCausalLM.from_pretrained(Path(place) / "m", dtype=torch.float32).eval()
+            with torch.no_grad():
+                logits = model(tokens(config.vocab_size)).logits[0, -1, :KEPT]
+            recorded[name] = [round(value, 5) for value in logits.tolist()]
+    lines = (f"{json.dumps(name)}: {json.dumps(logits)}" for name, logits in recorded.items())
+    LOGITS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""What a `config.json` says is computed, or refused by the key's name; what changes no function is kept."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from aftermath.model.checkpoint import load_config
+from aftermath.model.config import LlamaConfig, ModelConfigError
+from aftermath.model.initial import init_weights
+from aftermath.model.llama import Llama
+from aftermath.model.store import write_checkpoint
+from model.record_logits import CHANGES, KEPT, LOGITS, PLAIN, SEED, document, tokens
+
+torch.set_num_threads(1)
+
+RECORDED = json.loads(LOGITS.read_text())
+SCALED = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+DEFAULT = {"rope_type": "default"}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_logits_are_those_of_transformers(name: str) -> None:
+    config = LlamaConfig.from_hf(document(CHANGES[name]))
+    model = Llama.of(config, 0, init_weights(config, SEED))
+    with torch.no_grad():
+        logits = model(tokens(config.vocab_size))[0, -1, :KEPT]
+    torch.testing.assert_close(logits, torch.tensor(RECORDED[name]), rtol=1e-4, atol=1e-4)
+
+
+def test_the_recorded_logits_tell_functions_apart() -> None:
+    alike = {"grouped heads", "swish", "keys that change nothing"}
+    bases = {"rope base", "rope table", "rope table over its own key", "two rope tables that agree"}
+    for name, logits in RECORDED.items():
+        group = next((group for group in (alike, bases) if name in group), {name})
+        equal = {other for other, theirs in RECORDED.items() if theirs == pytest.approx(logits, abs=1e-3)}
+        assert equal == group, name
+
+
+@pytest.mark.parametrize(
+    ("keys", "names"),
+    [
+        ({"rope_scaling": SCALED}, "rope_scaling of type 'llama3'"),
+        ({"rope_parameters": SCALED}, "rope_parameters of type 'llama3'"),
+        ({"rope_parameters": DEFAULT, "rope_scaling": SCALED}, "rope_scaling of type 'llama3'"),
+        ({"rope_parameters": SCALED, "rope_scaling": DEFAULT}, "rope_parameters of type 'llama3'"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling of type 'linear'"),
+        ({"rope_scaling": {"type": "default", "rope_type": "yarn"}}, "rope_scaling of type 'yarn'"),
+        ({"rope_scaling": "linear"}, "rope_scaling is not one table"),
+        ({"rope_parameters": {"full_attention": DEFAULT}}, "rope_parameters is not one table"),
+        ({"rope_parameters": DEFAULT | {"rope_theta": 5e5}, "rope_scaling": DEFAULT}, "rope_theta is 500000.0 by"),
+        ({"rope_parameters": DEFAULT | {"partial_rotary_factor": 0.5}}, "rope_parameters.partial_rotary_factor 0.5"),
+        ({"partial_rotary_factor": 0.25}, "partial_rotary_factor 0.25"),
+        ({"is_causal": False}, "is_causal False"),
+        ({"is_causal": None}, "is_causal None"),
+        ({"attention_dropout": 0.1}, "attention_dropout 0.1"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
+        ({"layer_types": "full_attention"}, "layer_types"),
+        ({"sliding_window": 4096}, "sliding_window"),
+        ({"attention_chunk_size": 128}, "attention_chunk_size"),
+        ({"per_layer_config": {"1": {"intermediate_size": 8}}}, "per_layer_config"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        ({"attention_bias": "false"}, "attention_bias 'false'"),
+        ({"eos_token_id": [3, -1]}, "eos_token_id: "),
+        ({"eos_token_id": "3"}, "eos_token_id: "),
+    ],
+)
+def test_a_key_that_gives_another_function_is_refused_by_name(keys: dict[str, Any], names: str) -> None:
+    with pytest.raises(ModelConfigError) as caught:
+        LlamaConfig.from_hf(PLAIN | keys)
+    assert caught.value.message.startswith(f"config.json: {names}")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("rope_scaling", None),
+        ("rope_parameters", {}),
+        ("quantization_config", None),
+        ("sliding_window", None),
+        ("attention_dropout", 0),
+        ("layer_types", ["full_attention"] * 3),
+        ("is_causal", True),
+        ("partial_rotary_factor", 1.0),
+    ],
+)
+def test_a_key_that_asks_for_nothing_else_passes(key: str, value: object) -> None:
+    assert LlamaConfig.from_hf(PLAIN | {key: value}) == LlamaConfig.from_hf(PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("keys", "written"),
+    [
+        ({"eos_token_id": [5, 9, 7]}, {"eos_token_id": [5, 9, 7]}),
+        ({"eos_token_id": [5]}, {"eos_token_id": [5]}),
+        ({"eos_token_id": 5}, {"eos_token_id": 5}),
+        ({"eos_token_id": None, "bos_token_id": None}, {"eos_token_id": None, "bos_token_id": None}),
+        ({}, {"eos_token_id": 2, "bos_token_id": 1, "pad_token_id": None}),  # what transformers takes for a Llama
+        ({"pad_token_id": 0, "bos_token_id": 3}, {"pad_token_id": 0, "bos_token_id": 3}),
+        ({"pad_token_id": -1}, {"pad_token_id": -1}),
+    ],
+)
+def test_token_ids_survive_loading_and_saving(tmp_path: Path, keys: dict[str, Any], written: dict[str, Any]) -> None:
+    config = LlamaConfig.from_hf(PLAIN | keys)
+    write_checkpoint(tmp_path / "m", init_weights(config, 0), config, tier=0, companions={})
+    saved = json.loads((tmp_path / "m" / "config.json").read_text())
+    assert {key: saved[key] for key in written} == written
+    assert load_config(tmp_path / "m") == config
+
+
+def test_every_end_token_counts() -> None:
+    ends = {"a": [5, 9], "b": 5, "c": None, "d": []}
+    found = {name: LlamaConfig.from_hf(PLAIN | {"eos_token_id": end}).end_tokens for name, end in ends.items()}
+    assert found == {"a": (5, 9), "b": (5,), "c": (), "d": ()}
