@@ -1,40 +1,38 @@
 #!/usr/bin/env python3
-"""Export the tiers of a full checkpoint: `<src>-tier<t>` directories and a manifest with SHA-256 digests.
+"""Export the tiers of a full checkpoint: `<name>-tier<t>` directories and a manifest with SHA-256 digests.
 
-Example: python scripts/export-tiers.py --src checkpoints/my-model --tiers 1 2
+They lie beside the checkpoint, or with a copy of it in the directory that --out names. A member removes its older
+checkpoints, so those of a run (`<run>-step<n>`) are exported elsewhere only.
+
+Example: python scripts/export-tiers.py --src models/my-model --tiers 1 2
+         python scripts/export-tiers.py --src runs/mine/checkpoints/mine-step120 --tiers 1 2 --out exported
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from aftermath.cli.present import Result
+from aftermath.cli.script import Arguments, run
 from aftermath.model.export import export_tiers
-from aftermath.model.manifest import MANIFEST_FILE
-from aftermath.run.errors import AftermathError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Read the arguments, export, say what was written. Returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Arguments(__file__, __doc__)
     parser.add_argument("--src", type=Path, required=True, help="the full checkpoint")
     parser.add_argument("--tiers", type=int, nargs="+", required=True, help="tiers to export, for example 1 2")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    arguments = parser.parse_args(argv)
-    try:
-        written = export_tiers(arguments.src, arguments.tiers)
-    except AftermathError as error:
-        print(error, file=sys.stderr)
-        return 1
-    manifest = arguments.src / MANIFEST_FILE
-    if arguments.json:
-        print(json.dumps({"tiers": [str(path) for path in written], "manifest": str(manifest)}))
-    else:
-        print("\n".join(["Wrote", *(f"  {path}" for path in written), f"  {manifest}"]))
-    return 0
+    parser.add_argument("--out", type=Path, help="directory to export to; without it the one that --src lies in")
+    return run(parser, _export, argv)
+
+
+def _export(arguments: argparse.Namespace) -> Result:
+    exported = export_tiers(arguments.src, arguments.tiers, arguments.out)
+    data = {"tiers": [str(path) for path in exported.tiers], "manifest": str(exported.manifest)}
+    return Result(data, "\n".join(["Wrote", *(f"  {path}" for path in (*data["tiers"], data["manifest"]))]))
 
 
 if __name__ == "__main__":

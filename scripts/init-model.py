@@ -14,41 +14,38 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from aftermath.cli.present import Result
+from aftermath.cli.script import Arguments, run
 from aftermath.data.bytelevel import END_TOKEN, VOCAB_SIZE, byte_tokenizer
 from aftermath.model.config import LlamaConfig
 from aftermath.model.documents import CheckpointError
 from aftermath.model.initial import init_weights
 from aftermath.model.store import write_checkpoint
-from aftermath.run.errors import AftermathError
 
 ROW_MULTIPLE = 64  # embedding rows are rounded up to this, so that blocks of results are 64 x 64 (257 is prime)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Read the arguments, write the checkpoint, say what it is. Returns the exit status."""
-    arguments = _parser().parse_args(argv)
-    try:
-        config = _config(arguments)
-        if (arguments.out / "config.json").exists():
-            raise CheckpointError(f"{arguments.out} already holds a checkpoint", "Remove it or name another directory.")
-        config.width(arguments.tiers - 1)
-        params = init_weights(config, arguments.seed)
-        write_checkpoint(arguments.out, params, config, tier=0, companions=_companions(arguments.tokenizer))
-    except AftermathError as error:
-        print(error, file=sys.stderr)
-        return 1
+    return run(_parser(), _create, argv)
+
+
+def _create(arguments: argparse.Namespace) -> Result:
+    config = _config(arguments)
+    if (arguments.out / "config.json").exists():
+        raise CheckpointError(f"{arguments.out} already holds a checkpoint", "Remove it or name another directory.")
+    config.width(arguments.tiers - 1)
+    params = init_weights(config, arguments.seed)
+    write_checkpoint(arguments.out, params, config, tier=0, companions=_companions(arguments.tokenizer))
     count = sum(math.prod(shape) for shape in config.parameter_shapes().values())
     tiers = {k: sum(map(math.prod, config.parameter_shapes(k).values())) for k in range(arguments.tiers)}
-    if arguments.json:
-        print(json.dumps({"out": str(arguments.out), "parameters": count, "tiers": tiers, "vocab": config.vocab_size}))
-    else:
-        print(f"{count:,} parameters in {arguments.out}")
-        print("by tier: " + ", ".join(f"{tier}: {size:,}" for tier, size in tiers.items()))
-    return 0
+    data = {"out": str(arguments.out), "parameters": count, "tiers": tiers, "vocab": config.vocab_size}
+    by_tier = ", ".join(f"{tier}: {size:,}" for tier, size in tiers.items())
+    return Result(data, f"{count:,} parameters in {arguments.out}\nby tier: {by_tier}")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def _parser() -> Arguments:
+    parser = Arguments(__file__, __doc__)
     parser.add_argument("--out", type=Path, required=True, help="directory to write")
     for name, default, meaning in (
         ("hidden", 128, "hidden size"),
@@ -68,14 +65,16 @@ def _parser() -> argparse.ArgumentParser:
         parser.add_argument(f"--{name}", type=int, default=default, help=f"{meaning} (default {default})")
     parser.add_argument("--tied", action="store_true", help="share input and output embeddings")
     parser.add_argument("--tokenizer", type=Path, help="tokenizer.json to carry; without it one token per byte")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
     return parser
 
 
 def _config(arguments: argparse.Namespace) -> LlamaConfig:
     own = arguments.tokenizer is None
     if own and arguments.vocab < VOCAB_SIZE:
-        raise CheckpointError(f"--vocab {arguments.vocab} is less than the {VOCAB_SIZE} tokens of the byte tokenizer")
+        raise CheckpointError(
+            f"--vocab {arguments.vocab} is less than the {VOCAB_SIZE} tokens of the byte tokenizer",
+            f"Give at least {VOCAB_SIZE}, or another --tokenizer.",
+        )
     return LlamaConfig.from_hf(
         {
             "vocab_size": -(-arguments.vocab // ROW_MULTIPLE) * ROW_MULTIPLE,
@@ -98,7 +97,7 @@ def _companions(tokenizer: Path | None) -> dict[str, bytes]:
         try:
             return {"tokenizer.json": tokenizer.read_bytes()}
         except OSError as error:
-            raise CheckpointError(f"cannot read {tokenizer}: {error.strerror}") from None
+            raise CheckpointError(f"cannot read {tokenizer}: {error.strerror}", "Name a tokenizer.json.") from None
     names = {"eos_token": END_TOKEN, "tokenizer_class": "PreTrainedTokenizerFast", "add_prefix_space": False}
     return {
         "tokenizer.json": byte_tokenizer().to_str().encode(),

@@ -109,7 +109,7 @@ def test_an_optimizer_without_results_is_refused(created: Shell, run_id: str, ma
     config.write_text(head + "[model.LLM.optimizer.AdamW]\nbetas = [0.9, 0.95]\nweight_decay = 0.1\neps = 1e-8\n")
     refused = created("update-config", "--run-id", run_id, "--config-path", config).error
     assert "AdamW is not supported" in refused["error"]
-    assert "[model.LLM.optimizer.Distro]" in refused["fix"]
+    assert "use [model.LLM.optimizer.Distro]" in refused["error"]
 
 
 def test_texts_change_alone(configured: Shell, run_id: str) -> None:

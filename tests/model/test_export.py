@@ -14,9 +14,11 @@ from aftermath.model.checkpoint import load, load_config
 from aftermath.model.config import WidthNotDivisible
 from aftermath.model.documents import CheckpointError
 from aftermath.model.export import export_tiers
-from aftermath.model.manifest import MANIFEST_FILE
+from aftermath.model.initial import init_weights
+from aftermath.model.manifest import MANIFEST_FILE, file_sha256
 from aftermath.model.schema import build_schema
 from aftermath.model.segments import segment_bytes, write_segment
+from aftermath.model.store import prune, save
 
 torch.set_num_threads(1)
 
@@ -98,6 +100,49 @@ def test_a_width_that_does_not_divide_is_refused_before_writing(made: Path) -> N
     assert not made.with_name("m-tier7").exists()
 
 
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    """A run's checkpoint, as a member of tier 0 keeps it."""
+    status, _, errors = run("init-model.py", "--out", str(tmp_path / "kept" / "run-step40"), *INIT)
+    assert status == 0, errors
+    return tmp_path / "kept" / "run-step40"
+
+
+@pytest.mark.parametrize("out", [None, "kept", "kept/run-step40", "kept/run-step40/tiers"])
+def test_nothing_is_exported_to_where_a_member_tidies(kept: Path, tmp_path: Path, out: str | None) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(CheckpointError, match=r"its member removes[\s\S]*--out"):
+        export_tiers(kept, [1], None if out is None else tmp_path / out)
+    (tmp_path / "link").symlink_to(kept)
+    with pytest.raises(CheckpointError, match="its member removes"):
+        export_tiers(tmp_path / "link", [1])
+    (tmp_path / "link").unlink()
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_an_export_outlives_the_runs_checkpoint(kept: Path, tmp_path: Path) -> None:
+    expected = {tier: load(kept, tier, "universal") for tier in range(3)}
+    out = tmp_path / "out"
+    status, output, errors = run(
+        "export-tiers.py", "--src", str(kept), "--tiers", "2", "1", "--out", str(out), "--json"
+    )
+    assert status == 0, errors
+    assert json.loads(output)["manifest"] == str(out / "run-step40" / MANIFEST_FILE)
+    assert sorted(path.name for path in kept.parent.iterdir()) == ["run-step40"]
+    assert not (kept / MANIFEST_FILE).exists()
+    config = load_config(kept)
+    for step in (41, 42):
+        save(kept.parent, init_weights(config, step), config, run_id="run", step=step, companions={})
+    prune(kept.parent, "run", 42, 1, ())
+    assert not kept.exists()
+    for tier, strategy in ((0, "universal"), (1, "sliced"), (2, "sliced"), (2, "universal")):
+        loaded = load(out / "run-step40", tier, strategy)  # type: ignore[arg-type]
+        assert all(torch.equal(tensor, expected[tier][name]) for name, tensor in loaded.items())
+    manifest = json.loads((out / "run-step40" / MANIFEST_FILE).read_text())
+    for name, digest in manifest["sha256"].items():
+        assert file_sha256(out / "run-step40" / name) == digest
+
+
 @pytest.mark.parametrize(
     ("script", "arguments", "says"),
     [
@@ -106,13 +151,52 @@ def test_a_width_that_does_not_divide_is_refused_before_writing(made: Path) -> N
         ("init-model.py", ["--heads", "3"], "not a multiple"),
         ("init-model.py", ["--tokenizer", "/nowhere"], "cannot read /nowhere"),
         ("export-tiers.py", [], "no checkpoint"),
+        ("tokenise.py", ["--input", "/nowhere"], "there is no folder /nowhere"),
+        ("tokenise.py", ["--tokenizer", "/nowhere"], "cannot read the tokenizer /nowhere"),
     ],
 )
-def test_the_scripts_turn_errors_into_sentences(tmp_path: Path, script: str, arguments: list[str], says: str) -> None:
-    place = ["--out", str(tmp_path / "x")] if script == "init-model.py" else ["--src", str(tmp_path), "--tiers", "1"]
-    status, _, errors = run(script, *place, *arguments)
-    assert status == 1
+def test_the_scripts_say_errors_as_the_commands_do(
+    tmp_path: Path, script: str, arguments: list[str], says: str
+) -> None:
+    place = {
+        "init-model.py": ["--out", str(tmp_path / "x")],
+        "export-tiers.py": ["--src", str(tmp_path), "--tiers", "1"],
+        "tokenise.py": ["--output", str(tmp_path / "x")],
+    }[script]
+    status, output, errors = run(script, *place, *arguments)
+    assert (status, output) == (1, "")
+    assert errors.startswith("error: ")
     assert says in errors
+    assert "\nfix: " in errors
+    status, output, errors = run(script, *place, *arguments, "--json")
+    assert (status, output) == (1, "")
+    said = json.loads(errors)
+    assert says in said["error"] + said["fix"]
+    assert said["fix"]
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments"),
+    [
+        ("init-model.py", []),
+        ("init-model.py", ["--out", "x", "--layers", "many"]),
+        ("export-tiers.py", ["--src", "x"]),
+        ("tokenise.py", ["--output", "x", "--token-bytes", "3"]),
+        ("tokenise.py", ["--output", "x", "--speed", "3"]),
+    ],
+)
+def test_arguments_that_mean_nothing_are_said_in_the_same_form(script: str, arguments: list[str]) -> None:
+    status, output, errors = run(script, *arguments)
+    assert (status, output) == (2, "")
+    assert errors.startswith("error: ")
+    assert f"\nfix: see: python scripts/{script} --help\n" in errors
+
+
+def test_a_place_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    status, _, errors = run("tokenise.py", "--output", str(tmp_path / "file" / "in"), "--budget-bytes", "60000")
+    assert status == 1
+    assert errors.startswith("error: cannot write ")
 
 
 def test_init_does_not_overwrite(made: Path) -> None:

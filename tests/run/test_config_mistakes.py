@@ -10,7 +10,7 @@ import pytest
 from aftermath.run.config import load_config, parse_config
 from aftermath.run.config_rules import program_errors
 from aftermath.run.errors import ConfigError
-from run.config_cases import CHECKPOINT, RULES, changed, without
+from run.config_cases import CHECKPOINT, RULES, SEED, changed, without
 
 
 def refusal(text: str) -> str:
@@ -91,6 +91,16 @@ def test_a_file_that_is_no_config_is_refused(tmp_path: Path, content: bytes, sai
     path = tmp_path / "config.toml"
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=said):
+        load_config(path)
+
+
+@pytest.mark.parametrize("ends", ["\n", "\r\n"])
+def test_a_file_with_a_byte_order_mark_is_read_with_its_own_lines(tmp_path: Path, ends: str) -> None:
+    path = tmp_path / "config.toml"
+    path.write_bytes(b"\xef\xbb\xbf" + SEED.replace("\n", ends).encode())
+    assert load_config(path).to_chain() == parse_config(SEED, "config.toml").to_chain()
+    path.write_bytes(b"\xef\xbb\xbf" + changed((r"^min_clients = 1", "min_clients = 0")).replace("\n", ends).encode())
+    with pytest.raises(ConfigError, match=rf"{path}:24: min_clients"):
         load_config(path)
 
 

@@ -1,18 +1,26 @@
-"""The run's schema, from the config file and the checkpoint it names, before anything is on chain."""
+"""The run's schema, from the config file and the checkpoint it names, before anything is on chain.
+
+Decided here: what the program takes and this client's members would not do, or not as the file says, is refused with
+the file's lines, all of it at once.
+"""
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from aftermath.cli.present import CommandError
 from aftermath.model.agreed import agreed_schema
+from aftermath.model.config import LlamaConfig, stored_tier
 from aftermath.model.resolve import load_hf_config
 from aftermath.model.schema import Schema
 from aftermath.run.accounts import Checkpoint, Optimizer
 from aftermath.run.config import RunConfig
+from aftermath.run.config_errors import Mistake
 from aftermath.run.state import CheckpointKind, OptimizerKind
+
+_LLM = ("model", "LLM")
 
 
 @dataclass(frozen=True)
@@ -39,18 +47,55 @@ class Shape:
 def shape_of(config: RunConfig) -> Shape:
     """The schema of the run this file describes.
 
-    Raises CommandError when the file asks for an optimizer without results to share, and the model room's errors
-    when the checkpoint cannot be read or its model cannot be cut into the tiers.
+    Raises ConfigError for what members would not do as the file says, and the model room's errors when the checkpoint
+    cannot be read or its model cannot be cut into the tiers.
     """
-    if config.llm.optimizer.Distro is None:
-        raise CommandError(
-            "the optimizer AdamW is not supported: members exchange results with DisTrO only",
-            "replace [model.LLM.optimizer.AdamW] in the config by [model.LLM.optimizer.Distro]",
-        )
     place = config.llm.checkpoint.to_chain()
-    checkpoint = Checkpoint(CheckpointKind(place["kind"]), place["repo"], place["revision"])
+    document = load_hf_config(Checkpoint(CheckpointKind(place["kind"]), place["repo"], place["revision"]))
+    if mistakes := [*_not_done(config), *_not_fitting(config, document)]:
+        raise config.refused(mistakes)
     optimizer = _as_read(config.llm.optimizer.to_chain())
-    return Shape(agreed_schema(load_hf_config(checkpoint), config.llm.matformer.tiers, optimizer))
+    return Shape(agreed_schema(document, config.llm.matformer.tiers, optimizer))
+
+
+def _not_done(config: RunConfig) -> Iterator[Mistake]:
+    """What no member of this client does."""
+    if percent := config.config.verification_percent:
+        yield (
+            ("config", "verification_percent"),
+            f"verification_percent = {percent}: no client recomputes results yet, so verifiers would stand idle; use 0",
+        )
+    if config.llm.data_type != "Pretraining":
+        yield (
+            (*_LLM, "data_type"),
+            f'data_type = "{config.llm.data_type}": members train on every token alike; use "Pretraining"',
+        )
+    if config.llm.max_seq_len < 2:
+        yield (*_LLM, "max_seq_len"), "max_seq_len = 1: a sequence of one token leaves nothing to predict; use more"
+    if config.llm.optimizer.Distro is None:
+        yield (
+            (*_LLM, "optimizer", "AdamW"),
+            "the optimizer AdamW is not supported: members exchange results with DisTrO only; "
+            "use [model.LLM.optimizer.Distro]",
+        )
+
+
+def _not_fitting(config: RunConfig, document: Mapping[str, Any]) -> Iterator[Mistake]:
+    """Where the file and the checkpoint's config.json, `document`, do not go together."""
+    stored, _ = stored_tier(document)
+    if stored:
+        place = config.llm.checkpoint.to_chain()
+        yield (
+            (*_LLM, "checkpoint", CheckpointKind(place["kind"]).name.title()),
+            f"checkpoint {place['repo']} is a slice of tier {stored}, without what tier 0 holds; use the full one",
+        )
+    positions = LlamaConfig.from_hf(document).max_position_embeddings
+    if config.llm.max_seq_len > positions:
+        yield (
+            (*_LLM, "max_seq_len"),
+            f"max_seq_len = {config.llm.max_seq_len}: the model is made for {positions} tokens "
+            f"(max_position_embeddings in its config.json); use at most {positions}",
+        )
 
 
 def _as_read(values: dict[str, Any]) -> Optimizer:

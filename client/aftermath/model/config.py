@@ -93,7 +93,8 @@ class LlamaConfig(BaseModel):
         if "head_dim" not in known and isinstance(heads, int) and isinstance(hidden, int) and heads > 0:
             if hidden % heads:
                 raise ModelConfigError(
-                    f"config.json: hidden_size {hidden} is not a multiple of {heads} attention heads"
+                    f"config.json: hidden_size {hidden} is not a multiple of {heads} attention heads",
+                    "Choose a number of heads that divides it.",
                 )
             known["head_dim"] = hidden // heads
         if isinstance(known.get("eos_token_id"), list):
@@ -101,7 +102,9 @@ class LlamaConfig(BaseModel):
         try:
             return cls.model_validate(known)
         except ValidationError as error:
-            raise ModelConfigError(f"config.json: {_sentence(error)}") from None
+            raise ModelConfigError(
+                f"config.json: {_sentence(error)}", "Correct it, or use another checkpoint."
+            ) from None
 
     def to_hf(self, tier: int = 0) -> dict[str, Any]:
         """The `config.json` of this model's tier, with both matformer keys; loads in any Hugging Face client."""

@@ -1,26 +1,40 @@
 """Exporting tiers: one sliced directory per tier beside the full checkpoint, and the manifest that describes them.
 
-Decided: slices are written first and the manifest last, so a manifest never promises what is not there.
+Decided
+- Slices are written first and the manifest last, so a manifest never promises what is not there.
+- The checkpoints of a run are removed when they are old, with all that lies in them: their tiers are exported to
+  another place, together with a copy of the checkpoint. Its weights are linked where the disk allows, not copied.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from aftermath.model.checkpoint import load, load_config
-from aftermath.model.config import stored_tier
-from aftermath.model.documents import COMPANIONS, CheckpointError, hf_config
+from aftermath.model.config import LlamaConfig, stored_tier
+from aftermath.model.documents import COMPANIONS, INDEX_FILE, CheckpointError, hf_config
 from aftermath.model.manifest import MANIFEST_FILE, TierFiles, encode_manifest, file_sha256
-from aftermath.model.store import read_companions, write_checkpoint, writing
+from aftermath.model.store import is_saved_step, publish, read_companions, write_checkpoint, writing
 from aftermath.model.weights import weight_files
 
 
-def export_tiers(source: Path, tiers: Sequence[int]) -> list[Path]:
-    """Write `<source>-tier<t>` for every tier and `matformer_manifest.json` into `source`; returns the directories.
+@dataclass(frozen=True)
+class Exported:
+    """What an export wrote."""
 
-    Raises CheckpointError, ModelConfigError or WidthNotDivisible; an existing export of the same tier is replaced.
+    tiers: list[Path]
+    manifest: Path
+
+
+def export_tiers(source: Path, tiers: Sequence[int], out: Path | None = None) -> Exported:
+    """Write `<name>-tier<t>` for every tier and `matformer_manifest.json` into `<name>`, which is `source` itself.
+
+    With `out`, all of it goes to that directory, and `<name>` there is a copy of `source`. An existing export is
+    replaced. Raises CheckpointError, ModelConfigError or WidthNotDivisible.
     """
     source = source.absolute()
     config = load_config(source)
@@ -29,24 +43,65 @@ def export_tiers(source: Path, tiers: Sequence[int]) -> list[Path]:
         raise CheckpointError(f"{source} is itself a slice of tier {stored}", "Export from the full checkpoint.")
     wanted = sorted(set(tiers))
     if not wanted or wanted[0] < 1:
-        raise CheckpointError("tiers to export start at 1; tier 0 is the full checkpoint itself")
+        raise CheckpointError(
+            "tiers to export start at 1; tier 0 is the full checkpoint itself", "Name them, for example: --tiers 1 2"
+        )
     config.width(wanted[-1])
-    places = [source.with_name(f"{source.name}-tier{tier}") for tier in wanted]
+    base = (source.parent if out is None else out.absolute()) / source.name
+    _refuse_removable(source, base)
+    places = [base.with_name(f"{base.name}-tier{tier}") for tier in wanted]
     companions = read_companions(source)
     for tier, place in zip(wanted, places, strict=True):
         params = load(source, tier, "universal")
         write_checkpoint(place, params, config, tier=tier, companions=companions)
+    if base != source:
+        _copy(source, base)
+    return Exported(places, _describe(config, base, dict(zip([0, *wanted], [base, *places], strict=True))))
+
+
+def _refuse_removable(source: Path, base: Path) -> None:
+    """Raise if the export would lie in a run's checkpoint, or among the checkpoints that a member tidies."""
+    origin, place = source.resolve(), base.parent.resolve()
+    beside = is_saved_step(origin) and (base == source or place == origin.parent)
+    inside = any(is_saved_step(path) and (path / "config.json").is_file() for path in (place, *place.parents))
+    if beside or inside:
+        raise CheckpointError(
+            f"{origin if beside else place} is a checkpoint of a run, which its member removes when it is old",
+            "Name a directory of its own for the export: --out DIRECTORY",
+        )
+
+
+def _copy(source: Path, base: Path) -> None:
+    """The full checkpoint's files, without an older manifest."""
+    weights = weight_files(source)
+    small = [source / name for name in ("config.json", INDEX_FILE, *COMPANIONS) if (source / name).is_file()]
+
+    def fill(place: Path) -> None:
+        for path in small:
+            shutil.copyfile(path, place / path.name)
+        for path in weights:
+            try:
+                os.link(path.resolve(), place / path.name)
+            except OSError:
+                shutil.copyfile(path, place / path.name)
+
+    with writing(base.parent):
+        publish(base, fill)
+
+
+def _describe(config: LlamaConfig, base: Path, places: dict[int, Path]) -> Path:
+    """Write the manifest of the tiers in these directories; returns its path."""
     entries: list[TierFiles] = []
     digests: dict[str, str] = {}
-    for tier, place in zip([0, *wanted], [source, *places], strict=True):
+    for tier, place in places.items():
         files = [place / "config.json", *weight_files(place)]
         listed = {path.name if tier == 0 else f"../{place.name}/{path.name}": path for path in files}
         entries.append(TierFiles(tier, list(listed), config.width(tier)))
         digests |= {name: file_sha256(path) for name, path in listed.items()}
-    common = [name for name in COMPANIONS if name in companions]
-    digests |= {name: file_sha256(source / name) for name in common}
-    partial = source / (MANIFEST_FILE + ".partial")
-    with writing(source):
+    common = [name for name in COMPANIONS if (base / name).is_file()]
+    digests |= {name: file_sha256(base / name) for name in common}
+    partial, manifest = base / (MANIFEST_FILE + ".partial"), base / MANIFEST_FILE
+    with writing(base):
         partial.write_bytes(encode_manifest(config.intermediate_size, entries, common, digests))
-        os.replace(partial, source / MANIFEST_FILE)
-    return places
+        os.replace(partial, manifest)
+    return manifest

@@ -84,6 +84,11 @@ def saved_steps(directory: Path, run_id: str) -> list[Path]:
     return sorted((path for path in directory.glob("*") if pattern.fullmatch(path.name)), key=_step)
 
 
+def is_saved_step(path: Path) -> bool:
+    """Whether a directory bears the name of some run's checkpoint."""
+    return re.fullmatch(r".+-step\d{1,12}", path.name) is not None
+
+
 def _step(path: Path) -> int:
     return int(path.name.rpartition("-step")[2])
 

@@ -10,7 +10,7 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, PrivateAttr, ValidationError
 
 from aftermath.run import config_errors, config_rules
 from aftermath.run.accounts import MAX_LEVELS
@@ -90,6 +90,8 @@ class RunConfig(Table):
 
     config: RunRules
     model: ModelTable
+    _source: str = PrivateAttr("config")
+    _text: str = PrivateAttr("")
 
     @property
     def llm(self) -> Llm:
@@ -101,13 +103,17 @@ class RunConfig(Table):
         rules = self.config.model_dump() | {"max_seq_len": self.llm.max_seq_len}
         return {"config": rules, "model": self.llm.to_chain()}
 
+    def refused(self, mistakes: list[config_errors.Mistake]) -> ConfigError:
+        """The error that shows these mistakes with the lines of the file."""
+        return _refused(self._source, self._text, mistakes)
+
 
 def load_config(path: Path) -> RunConfig:
     """Read and check a config file. Raises ConfigError."""
     try:
         if path.stat().st_size > MAX_CONFIG_BYTES:
             raise ConfigError(f"{path} is larger than {MAX_CONFIG_BYTES} bytes, which no run config is")
-        text = path.read_bytes().decode("utf-8")
+        text = path.read_bytes().decode("utf-8-sig")  # editors on Windows begin a file with a byte-order mark
     except OSError as error:
         raise ConfigError(f"cannot read the config file {path}: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -130,9 +136,10 @@ def parse_config(text: str, source: str) -> RunConfig:
         raise _refused(source, text, config_errors.sentences(error, RunConfig)) from None
     if broken := config_rules.broken(config.to_chain()):
         raise _refused(source, text, broken)
+    config._source, config._text = source, text
     return config
 
 
-def _refused(source: str, text: str, mistakes: list[tuple[tuple[str, ...], str]]) -> ConfigError:
+def _refused(source: str, text: str, mistakes: list[config_errors.Mistake]) -> ConfigError:
     lines = config_errors.line_numbers(text)
     return ConfigError("\n".join(f"{source}:{config_errors.line_of(lines, path)}: {said}" for path, said in mistakes))

@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 Path = tuple[str, ...]
+Mistake = tuple[Path, str]
 _HEADER = re.compile(r"^\s*\[+\s*([^\[\]]+?)\s*\]+")
 _KEY = re.compile(r"""^\s*((?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"|'[^']*'))*)\s*=""")
 _PART = re.compile(r"""[\w-]+|"[^"]*"|'[^']*'""")
@@ -55,7 +56,7 @@ def line_of(lines: dict[Path, int], path: Sequence[str | int]) -> int:
     return 1
 
 
-def sentences(error: ValidationError, root: type[BaseModel]) -> list[tuple[Path, str]]:
+def sentences(error: ValidationError, root: type[BaseModel]) -> list[Mistake]:
     """One (key path, sentence) per mistake that pydantic found; unknown keys first, since a typo is often the cause."""
     mistakes = sorted(error.errors(include_url=False), key=lambda item: item["type"] != "extra_forbidden")
     return [(tuple(map(str, item["loc"])), _sentence(item, root)) for item in mistakes]

@@ -17,9 +17,9 @@ from typing import Any
 from aftermath.programs import COORDINATOR_IDL
 from aftermath.run.accounts import MAX_WITNESSES
 from aftermath.run.bitmap import MAX_MEMBERS
+from aftermath.run.config_errors import Mistake, Path
 from aftermath.run.state import CheckpointKind, DataKind, OptimizerKind, ScheduleKind
 
-Path = tuple[str, ...]
 _Broken = Iterator[tuple[str, Path, Any]]
 
 MAX_TIME = 30 * 24 * 60 * 60
@@ -41,7 +41,7 @@ def program_errors() -> dict[str, str]:
     return {error["name"]: error["msg"] for error in json.loads(COORDINATOR_IDL.read_text())["errors"]}
 
 
-def broken(update: Mapping[str, Any]) -> list[tuple[Path, str]]:
+def broken(update: Mapping[str, Any]) -> list[Mistake]:
     """(key path, sentence) of every rule that the `config` and `model` of an update break, in the program's order."""
     found = [*_config(update["config"]), *_model(update["config"], update["model"])]
     sentences = program_errors()

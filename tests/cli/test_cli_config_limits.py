@@ -1,0 +1,76 @@
+"""What the program takes and members would not do is refused with the config's line, before anything is sent."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cli.cli_runs import Shell
+from cli.conftest import ROOT
+
+
+def configure(owner: Shell, config: Path, text: str) -> str:
+    """What `update-config` refuses in this config."""
+    config.write_text(text)
+    return owner("update-config", "--run-id", "nowhere", "--config-path", config).error["error"]
+
+
+def line_of(text: str, part: str) -> int:
+    (found,) = [number for number, line in enumerate(text.splitlines(), 1) if part in line]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "says"),
+    [
+        ("max_seq_len = 64", "max_seq_len = 2049", "2049: the model is made for 2048 tokens"),
+        ("max_seq_len = 64", "max_seq_len = 1", "nothing to predict"),
+        ('data_type = "Pretraining"', 'data_type = "Finetuning"', 'use "Pretraining"'),
+        ("rounds_per_epoch = 16", "rounds_per_epoch = 16\nverification_percent = 50", "no client recomputes"),
+    ],
+)
+def test_what_members_do_not_do_is_refused(
+    owner: Shell, material: Path, tmp_path: Path, right: str, wrong: str, says: str
+) -> None:
+    text = (material / "config.toml").read_text()
+    assert right in text
+    text = text.replace(right, wrong)
+    wrong = wrong.splitlines()[-1]
+    found = configure(owner, tmp_path / "config.toml", text)
+    assert found.startswith(f"{tmp_path / 'config.toml'}:{line_of(text, wrong)}: {wrong}: ")
+    assert says in found
+
+
+@pytest.mark.parametrize("form", ["Local = {place}", "Local = {{ path = {place} }}"])
+def test_a_slice_is_no_checkpoint_for_a_run(owner: Shell, material: Path, tmp_path: Path, form: str) -> None:
+    slices = [sys.executable, ROOT / "scripts/export-tiers.py", "--src", material / "model", "--tiers", "1"]
+    subprocess.run([*slices, "--out", tmp_path / "slices"], check=True, capture_output=True)
+    place = tmp_path / "slices" / "model-tier1"
+    assert (place / "config.json").is_file()
+    text = (material / "config.toml").read_text()
+    text = text.replace(f"Local = {json.dumps(str(material / 'model'))}", form.format(place=json.dumps(str(place))))
+    found = configure(owner, tmp_path / "config.toml", text)
+    assert found.startswith(
+        f"{tmp_path / 'config.toml'}:{line_of(text, str(place))}: checkpoint {place} is a slice of tier 1"
+    )
+
+
+def test_every_limit_is_reported_at_once(owner: Shell, material: Path, tmp_path: Path) -> None:
+    text = (material / "config.toml").read_text()
+    for right, wrong in (("max_seq_len = 64", "max_seq_len = 4096"), ('"Pretraining"', '"Finetuning"')):
+        text = text.replace(right, wrong)
+    assert len(configure(owner, tmp_path / "config.toml", text).splitlines()) == 2
+
+
+def test_what_the_model_allows_is_accepted(owner: Shell, run_id: str, material: Path, tmp_path: Path) -> None:
+    assert owner("create-run", "--run-id", run_id).code == 0
+    config = tmp_path / "config.toml"
+    config.write_bytes(
+        b"\xef\xbb\xbf" + (material / "config.toml").read_bytes().replace(b"max_seq_len = 64", b"max_seq_len = 2048")
+    )
+    assert owner("update-config", "--run-id", run_id, "--config-path", config).code == 0
+    assert owner("json-dump-run", "--run-id", run_id).data["model"]["max_seq_len"] == 2048
