@@ -82,9 +82,24 @@ async def rpc(url: str, method: str, *params: Any) -> dict[str, Any]:
     return answer
 
 
+async def health(url: str) -> str:
+    """What GET /health says."""
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/health") as response:
+        return await response.text()
+
+
 async def post(url: str, body: Any) -> Any:
     async with aiohttp.ClientSession() as session, session.post(url, json=body) as response:
         return await response.json()
+
+
+def blank_account(payer: Keypair, key: Keypair, size: int) -> Instruction:
+    """A new account of `size` zero bytes, with lamports to spare."""
+    return create_account(
+        CreateAccountParams(
+            from_pubkey=payer.pubkey(), to_pubkey=key.pubkey(), lamports=SOL, space=size, owner=PRELOADED_ID
+        )
+    )
 
 
 def memo(program: Pubkey, text: bytes) -> Instruction:

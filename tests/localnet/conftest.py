@@ -15,6 +15,7 @@ from solders.keypair import Keypair
 from solders.litesvm import LiteSVM
 
 from aftermath.localnet import validator_binary
+from aftermath.localnet.ledger import COMPACT_BYTES
 from localnet.chainwork import MEMO_ID, PRELOADED_ID, Urls, fund
 
 
@@ -28,10 +29,24 @@ def memo_so(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def start(*arguments: str) -> tuple[subprocess.Popen[str], str, str]:
+Started = tuple[subprocess.Popen[str], str, str]
+
+
+def start(*arguments: str) -> Started:
     """A localnet process and its two URLs."""
-    command = [sys.executable, "-m", "aftermath.localnet", "--rpc-port", "0", *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return spawn("-m", "aftermath.localnet", "--rpc-port", "0", *arguments)
+
+
+def start_odd(
+    ledger: Path, *, wall_seconds: float = 0, slot_ms: int = 400, compact_bytes: int = COMPACT_BYTES
+) -> Started:
+    """A localnet process (see `odd_network`) and its two URLs."""
+    script = Path(__file__).with_name("odd_network.py")
+    return spawn(str(script), str(ledger), str(wall_seconds), str(slot_ms), str(compact_bytes))
+
+
+def spawn(*arguments: str) -> Started:
+    process = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     line = process.stdout.readline()
     ready = re.fullmatch(r"localnet ready rpc=(\S+) ws=(\S+)\n", line)

@@ -12,20 +12,22 @@ from hypothesis import strategies as st
 
 from aftermath.localnet.errors import LedgerError
 from aftermath.localnet.journal import Journal, frame, read_records
-from aftermath.localnet.records import Mark, Record, Stored
+from aftermath.localnet.records import Head, Mark, Record, Stored
+
+HEAD = Head(bytes(32), 7)
 
 records = st.lists(
     st.builds(Mark, st.integers(0, 2**63)) | st.builds(Stored, st.binary(max_size=40), st.binary(max_size=200)),
-    min_size=1,
+    min_size=0,
     max_size=8,
 )
 
 
 def written(folder: str, content: list[Record]) -> Path:
     path = Path(folder) / "journal"
-    journal = Journal(path)
+    journal = Journal(path, HEAD)
     journal.append(content[:1])
-    journal.append(content[1:], sync=False)
+    journal.append(content[1:])
     journal.close()
     assert journal.size == path.stat().st_size
     return path
@@ -37,6 +39,7 @@ def test_a_cut_anywhere_keeps_the_whole_records_before_it(content: list[Record],
     logging.disable(logging.WARNING)
     with tempfile.TemporaryDirectory() as folder:
         path = written(folder, content)
+        content = [HEAD, *content]
         whole = path.read_bytes()
         cut = data.draw(st.integers(0, len(whole)))
         path.write_bytes(whole[:cut])
@@ -66,5 +69,5 @@ def test_zeros_after_the_end_are_what_a_power_cut_leaves(tmp_path: Path) -> None
     size = path.stat().st_size
     with open(path, "ab") as file:
         file.write(bytes(100))
-    assert list(read_records(path, repair=True)) == [Mark(1), Mark(2)]
+    assert list(read_records(path, repair=True)) == [HEAD, Mark(1), Mark(2)]
     assert path.stat().st_size == size

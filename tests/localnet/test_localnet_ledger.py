@@ -7,11 +7,14 @@ import logging
 import os
 import resource
 import signal
+import struct
 import sys
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 from solana.exceptions import SolanaRpcException
 from solana.rpc.async_api import AsyncClient
@@ -21,6 +24,8 @@ from solders.pubkey import Pubkey
 from solders.signature import Signature
 
 from aftermath.localnet import LedgerError, LocalnetConfig, VirtualTime, serve
+from aftermath.localnet.journal import Journal, read_records
+from aftermath.localnet.records import Entry, Head, Mark
 from localnet.chainwork import SOL, deploy, fund, memo, move, recent, send, sign, transfer_new
 from localnet.conftest import start
 
@@ -168,7 +173,7 @@ async def test_a_damaged_record_stops_the_start(tmp_path: Path) -> None:
     data = bytearray(journal.read_bytes())
     data[100] ^= 1
     journal.write_bytes(data)
-    with pytest.raises(LedgerError, match=r"journal-000000 is damaged at byte 0\."):
+    with pytest.raises(LedgerError, match=r"journal-000000 is damaged at byte 49\."):
         await serve(LocalnetConfig(rpc_port=0, ledger=tmp_path))
     data[100] ^= 1
     journal.write_bytes(data)
@@ -181,6 +186,62 @@ async def test_a_damaged_snapshot_stops_the_start(tmp_path: Path) -> None:
     snapshot.write_bytes(snapshot.read_bytes()[:-30])
     with pytest.raises(LedgerError, match="damaged"):
         await serve(LocalnetConfig(rpc_port=0, ledger=tmp_path))
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def without_records(folder: Path) -> None:
+    (folder / "journal-000000").write_bytes(b"")
+
+
+def without_the_journal(folder: Path) -> None:
+    (folder / "journal-000000").unlink()
+
+
+def of_another_chain(folder: Path) -> None:
+    journal = Journal(folder / "journal-000000", Head(bytes(32), 0))
+    journal.append([Mark(1000)])
+    journal.close()
+
+
+def that_does_not_follow(folder: Path) -> None:
+    path = folder / "journal-000000"
+    head, *records = read_records(path, repair=False)
+    landed = next(one.landed for one in records if isinstance(one, Entry))
+    assert isinstance(head, Head)
+    journal = Journal(path, head)
+    journal.append([Entry(landed, [(bytes(32), [(0, b"of an account that is not there")])])])
+    journal.close()
+
+
+def of_the_first_format(folder: Path) -> None:
+    """As the first release wrote it: eras are pairs, journals have no head."""
+    chain = [4, 1, bytes(32), [[1, 1_700_000_000.0]], 5, 3]
+    payload = msgspec.msgpack.encode(chain)
+    prefix = struct.pack("<II", len(payload), zlib.crc32(payload))
+    (folder / "snapshot-000000").write_bytes(prefix + struct.pack("<I", zlib.crc32(prefix)) + payload)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (without_records, "journal-000000 is not a journal of this chain, or was cut off at its start"),
+        (without_the_journal, "journal-000000 is missing"),
+        (of_another_chain, "journal-000000 is not a journal of this chain"),
+        (that_does_not_follow, "journal-000000 does not follow from its snapshot"),
+        (of_the_first_format, "has format 1; this version writes format 2"),
+    ],
+)
+async def test_a_ledger_that_does_not_fit_together(tmp_path: Path, spoil: Callable[[Path], None], said: str) -> None:
+    await grown(tmp_path, 1)
+    spoil(tmp_path)
+    before = files(tmp_path)
+    with pytest.raises(LedgerError, match=said) as caught:
+        await serve(LocalnetConfig(rpc_port=0, ledger=tmp_path))
+    assert "--ledger" in caught.value.fix
+    assert files(tmp_path) == before
 
 
 async def test_two_networks_cannot_share_a_ledger(tmp_path: Path) -> None:

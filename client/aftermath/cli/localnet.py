@@ -104,5 +104,5 @@ def clear(ledger: Path | None) -> None:
         strange = [name for name in names if name.partition("-")[0] not in EMBEDDED_FILES]
         if strange:
             raise CommandError(f"{directory} holds {strange[0]}, which no ledger does: it is left alone", "delete it")
-        Ledger(directory, 0).close()  # raises when another localnet uses it
+        Ledger(directory).close()  # raises when another localnet uses it
     shutil.rmtree(directory)

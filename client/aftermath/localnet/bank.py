@@ -18,9 +18,10 @@ from solders.pubkey import Pubkey
 from solders.signature import Signature
 from solders.transaction import VersionedTransaction
 
+from aftermath.localnet.delta import change
 from aftermath.localnet.fees import RecentFees
 from aftermath.localnet.history import History, keys_of
-from aftermath.localnet.records import Chain, Entry, Landed, Stored
+from aftermath.localnet.records import FORMAT, Chain, Entry, Landed, Stored
 from aftermath.localnet.runtime import AccountState, Outcome, Runtime
 from aftermath.localnet.slots import MAX_PROCESSING_AGE, SLOTS_PER_EPOCH, Slots
 from aftermath.localnet.timing import TimeSource
@@ -34,7 +35,8 @@ class Executed:
     outcome: Outcome
 
     def entry(self) -> Entry:
-        return Entry(self.landed, [(bytes(k), bytes(a) if a is not None else None) for k, a in self.outcome.after])
+        both = zip(self.outcome.before, self.outcome.after, strict=True)
+        return Entry(self.landed, [(bytes(key), change(old, new)) for (key, old), (_, new) in both if old != new])
 
 
 class Listener(Protocol):
@@ -82,7 +84,7 @@ class Bank:
     def _set_sysvars(self) -> None:
         slot = self.slot
         epoch = slot // SLOTS_PER_EPOCH
-        start = self.slots.unix_time(epoch * SLOTS_PER_EPOCH) or self.slots.eras[0][1]
+        start = self.slots.unix_time(epoch * SLOTS_PER_EPOCH) or self.slots.eras[0].time
         now = self.slots.unix_time(slot) or start
         clock = Clock(slot, int(start), epoch, epoch + 1, int(now))
         self._runtime.set_clock(clock, self.slots.slot_hashes_account())
@@ -169,7 +171,7 @@ class Bank:
                 self._recent_order.append((landed.slot, landed.signature))
 
     def chain(self) -> Chain:
-        return Chain(1, bytes(self.slots.genesis), list(self.slots.eras), self.slot, self.transactions)
+        return Chain(FORMAT, bytes(self.slots.genesis), list(self.slots.eras), self.slot, self.transactions)
 
     def stored(self) -> Iterator[Stored]:
         for key in self._owners:

@@ -29,7 +29,7 @@ Waiting = tuple[VersionedTransaction, bytes, "asyncio.Future[Any]"]
 
 
 class Committer:
-    """The only way by which transactions change the bank."""
+    """The only way by which transactions change the bank; as its first listener it marks slots before they are seen."""
 
     def __init__(self, bank: Bank, ledger: Ledger | None) -> None:
         self._bank = bank
@@ -37,6 +37,7 @@ class Committer:
         self._waiting: list[Waiting] = []
         self._marked = bank.slot
         self._gather = 0.0
+        bank.listeners.append(self)
 
     async def submit(self, tx: VersionedTransaction, wire: bytes) -> Any:
         """Execute a signed, sanitised transaction; None once it has landed, else the error (JSON) for which it did
@@ -87,15 +88,25 @@ class Committer:
         if self._ledger is not None and self._ledger.wants_compaction:
             self._ledger.compact(self._bank.chain(), self._bank.stored())
 
-    def mark_slot(self) -> None:
+    @property
+    def trouble(self) -> str | None:
+        """Why nothing can be kept now, None when it can."""
+        return self._ledger.trouble if self._ledger is not None else None
+
+    def on_slot(self, slot: int, parent: int) -> None:
         """Note in the journal that the chain got this far, every `MARK_SLOTS` slots."""
-        if self._ledger is None or self._bank.slot < self._marked + MARK_SLOTS:
+        if self._ledger is None or slot < self._marked + MARK_SLOTS:
             return
-        self._marked = self._bank.slot
+        troubled = self.trouble
         try:
-            self._ledger.append([Mark(self._marked)], sync=False)
+            self._ledger.append([Mark(slot)])
+            self._marked = slot
         except LedgerError as error:
-            log.warning("slot not marked: %s", error.message)
+            if troubled is None:
+                log.warning("slot not marked: %s", error.message)
+
+    def on_transaction(self, executed: Executed) -> None:
+        """Kept already."""
 
 
 def _fail(done: asyncio.Future[Any], error: RpcError) -> None:

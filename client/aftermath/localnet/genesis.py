@@ -20,11 +20,12 @@ from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
 from aftermath.localnet.bank import Bank
-from aftermath.localnet.history import HISTORY_LIMIT, History
+from aftermath.localnet.history import History
 from aftermath.localnet.ledger import MARK_SLOTS, Ledger, Recovered
 from aftermath.localnet.loader import elf_of, is_upgradeable, preloaded, program_data_address, read_program
+from aftermath.localnet.records import Era
 from aftermath.localnet.runtime import SYSTEM_ID, minimum_balance
-from aftermath.localnet.slots import Slots
+from aftermath.localnet.slots import Slots, time_of
 from aftermath.localnet.timing import TimeSource
 
 log = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ def open_chain(
 ) -> tuple[Bank, Ledger | None]:
     """The bank, ready to serve, and its ledger when there is a directory. Raises `LocalnetError`."""
     elves = [(key, read_program(path)) for key, path in programs]
-    ledger = None if directory is None else Ledger(directory, HISTORY_LIMIT)
+    ledger = None if directory is None else Ledger(directory)
     try:
         recovered = None if ledger is None else ledger.recover()
         bank = _new(time, slot_ms) if recovered is None else _continued(recovered, time, slot_ms)
@@ -59,18 +60,19 @@ def open_chain(
 
 def _new(time: TimeSource, slot_ms: int) -> Bank:
     genesis = Hash(os.urandom(32))
-    bank = Bank(time, Slots(genesis, slot_ms, [(FIRST_SLOT, time.now())]), History())
+    now = time.now()
+    bank = Bank(time, Slots(genesis, [Era(FIRST_SLOT, now, slot_ms)], now), History())
     bank.store([(faucet_of(genesis).pubkey(), Account(FAUCET_LAMPORTS, b"", SYSTEM_ID, False))])
     return bank
 
 
 def _continued(recovered: Recovered, time: TimeSource, slot_ms: int) -> Bank:
-    chain = recovered.chain
-    genesis = Hash(chain.genesis)
-    before = Slots(genesis, slot_ms, chain.eras).unix_time(chain.slot) or 0.0
-    eras = [*chain.eras, (chain.slot + MARK_SLOTS + 1, max(before, time.now()))]
-    bank = Bank(time, Slots(genesis, slot_ms, eras), History(), chain.transactions)
-    bank.store([(Pubkey(key), Account.from_bytes(data)) for key, data in recovered.accounts.items()])
+    """The chain goes on after the last slot that anybody can have seen, and not before the time of that slot."""
+    chain, now = recovered.chain, time.now()
+    first = chain.slot + MARK_SLOTS + 1
+    eras = [*chain.eras, Era(first, max(time_of(chain.eras, first) or 0.0, now), slot_ms)]
+    bank = Bank(time, Slots(Hash(chain.genesis), eras, now), History(), chain.transactions)
+    bank.store([(Pubkey(key), Account.from_bytes(bytes(data))) for key, data in recovered.accounts.items()])
     bank.recall(recovered.history)
     log.info("ledger: slot %d, %d accounts", bank.slot, len(recovered.accounts))
     return bank

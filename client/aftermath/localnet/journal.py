@@ -8,6 +8,7 @@ anywhere else is an error, because dropping acknowledged transactions silently i
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import struct
@@ -18,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from aftermath.localnet.errors import LedgerError
-from aftermath.localnet.records import Record, decode, encode
+from aftermath.localnet.records import Head, Record, decode, encode
 
 log = logging.getLogger(__name__)
 
@@ -34,19 +35,28 @@ def frame(record: Record) -> bytes:
 
 
 class Journal:
-    """A file open for appending. Raises `LedgerError` when the disk refuses; nothing is then added."""
+    """A new file open for appending. Raises `LedgerError` when the disk refuses; nothing is then added.
 
-    def __init__(self, path: Path) -> None:
+    `trouble` is what the disk said to the last block, None when it took it.
+    """
+
+    def __init__(self, path: Path, head: Head) -> None:
         self.path = path
+        self.size = 0
+        self.trouble: str | None = None
+        self._broken = False
         try:
-            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            self.size = os.fstat(self._file).st_size
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
         except OSError as error:
             raise _refused(path, error) from None
-        self._broken = False
+        try:
+            self.append([head])
+        except LedgerError:
+            self.discard()
+            raise
 
-    def append(self, records: Iterable[Record], sync: bool = True) -> None:
-        """Write `records` as one block; with `sync` they are on the disk when this returns."""
+    def append(self, records: Iterable[Record]) -> None:
+        """Write `records` as one block; they are on the disk when this returns."""
         if self._broken:
             raise LedgerError(
                 f"The journal {self.path} failed earlier.", "Free or repair the disk and restart the localnet."
@@ -54,12 +64,13 @@ class Journal:
         block = b"".join(frame(record) for record in records)
         try:
             self._write(block)
-            if sync:
-                os.fdatasync(self._file)
+            os.fdatasync(self._file)
         except OSError as error:
             self._cut_back()
+            self.trouble = error.strerror
             raise _refused(self.path, error) from None
         self.size += len(block)
+        self.trouble = None
 
     def _write(self, block: bytes) -> None:
         view = memoryview(block)
@@ -74,6 +85,17 @@ class Journal:
 
     def close(self) -> None:
         os.close(self._file)
+
+    def discard(self) -> None:
+        """Close a journal that nothing was acknowledged in, and remove it."""
+        self.close()
+        remove(self.path)
+
+
+def remove(path: Path) -> None:
+    """Delete a file that is of no more use; one that cannot be deleted does no harm."""
+    with contextlib.suppress(OSError):
+        path.unlink()
 
 
 def read_records(path: Path, repair: bool) -> Iterator[Record]:

@@ -49,7 +49,6 @@ class Reading:
 
     def methods(self) -> dict[str, Method]:
         return {
-            "getHealth": lambda params: "ok",
             "getVersion": lambda params: {"solana-core": API_VERSION, "feature-set": FEATURE_SET},
             "getGenesisHash": lambda params: str(self._bank.slots.genesis),
             "getSlot": self._number(lambda: self._bank.slot),

@@ -1,7 +1,7 @@
 """What the ledger stores, as msgspec arrays: landed transactions with their effects, slot marks, and a snapshot's
 parts.
 
-Decided: effects (the accounts a transaction left) are stored and not re-computed, so that recovery does not depend
+Decided: effects (how a transaction left its accounts) are stored and not re-computed, so that recovery does not depend
 on re-execution giving the same result under a newer runtime.
 """
 
@@ -12,7 +12,9 @@ from typing import Any
 import msgspec
 from solders.signature import Signature
 
-FORMAT = 1
+from aftermath.localnet.delta import Change
+
+FORMAT = 2
 
 
 class Landed(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=1):
@@ -38,10 +40,10 @@ class Landed(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=1):
 
 
 class Entry(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=2):
-    """A journal entry: the transaction and (key, bincode account or None when gone) of every account it could write."""
+    """A journal entry: the transaction and (key, change) of every account that it changed."""
 
     landed: Landed
-    writes: list[tuple[bytes, bytes | None]]
+    changes: list[tuple[bytes, Change]]
 
 
 class Mark(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=3):
@@ -50,12 +52,20 @@ class Mark(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=3):
     slot: int
 
 
+class Era(msgspec.Struct, array_like=True, frozen=True):
+    """A stretch of slots of one length, between two starts of the server: its first slot, and when that began."""
+
+    first: int
+    time: float
+    slot_ms: int = 0
+
+
 class Chain(msgspec.Struct, array_like=True, tag=4):
-    """First record of a snapshot. `eras` are (first slot, unix time) pairs; `journal` is the first journal after it."""
+    """First record of a snapshot: the chain's identity, and where it is."""
 
     format: int
     genesis: bytes
-    eras: list[tuple[int, float]]
+    eras: list[Era]
     slot: int
     transactions: int
 
@@ -73,7 +83,14 @@ class End(msgspec.Struct, array_like=True, frozen=True, tag=6):
     accounts: int
 
 
-Record = Landed | Entry | Mark | Chain | Stored | End
+class Head(msgspec.Struct, array_like=True, frozen=True, tag=7):
+    """First record of a journal: the chain it belongs to, and the snapshot it goes on from."""
+
+    genesis: bytes
+    number: int
+
+
+Record = Landed | Entry | Mark | Chain | Stored | End | Head
 
 encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(Record).decode

@@ -18,6 +18,7 @@ from aftermath.localnet.commit import Committer
 from aftermath.localnet.config import LocalnetConfig
 from aftermath.localnet.errors import LocalnetError, RpcError
 from aftermath.localnet.genesis import faucet_of, open_chain
+from aftermath.localnet.health import Health
 from aftermath.localnet.ledger import Ledger
 from aftermath.localnet.ports import free_ports
 from aftermath.localnet.pubsub import Connection
@@ -44,9 +45,10 @@ class RunningLocalnet:
         self._ledger = ledger
         self._committer = Committer(bank, ledger)
         self._subscriptions = Subscriptions(bank)
+        self._health = Health(bank, self._committer)
         reading = Reading(bank)
         self._sending = Sending(bank, self._committer, reading, faucet_of(bank.slots.genesis))
-        self._rpc = Rpc(bank, {**reading.methods(), **self._sending.methods()})
+        self._rpc = Rpc(bank, {**reading.methods(), **self._sending.methods(), **self._health.methods()})
         self._connections: set[Connection] = set()
         self._runner: web.ServerRunner | None = None
         self._clockwork: asyncio.Task[None] | None = None
@@ -67,6 +69,7 @@ class RunningLocalnet:
         self._runner = runner
         await self._bind(runner, config)
         self._clockwork = asyncio.create_task(self._keep_time())
+        self._health.watch(self._clockwork)
         for key, lamports in config.airdrops:
             missing = lamports - self.bank.balance(key)
             if missing > 0:
@@ -94,13 +97,12 @@ class RunningLocalnet:
         while True:
             await self.time.sleep(self.bank.slots.seconds_to_next(self.time.now()))
             self.bank.tick()
-            self._committer.mark_slot()
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.headers.get("Upgrade", "").lower() == "websocket":
             return await self._subscribe(request)
         if request.method == "GET" and request.path == "/health":
-            return web.Response(text="ok")
+            return web.Response(text=self._health.word())
         if request.method != "POST":
             return web.Response(status=405, text="Used HTTP Method is not allowed. POST is required\n")
         if request.content_type != JSON:

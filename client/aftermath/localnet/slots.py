@@ -2,7 +2,9 @@
 
 Decided: one slot every `slot_ms`, idle or not. The hash of slot s is SHA-256(genesis hash || s), so nothing about
 idle slots has to be stored and recent blockhashes stay valid across a restart. A blockhash is good for 150 slots, as
-in agave (MAX_PROCESSING_AGE). The height of a block equals its slot: no slot is skipped.
+in agave (MAX_PROCESSING_AGE). The height of a block equals its slot: no slot is skipped. Slots count from the reading
+of the time source at the start, and chain time from where the ledger left it: a machine whose clock was set back
+between two starts goes on, and neither slots nor chain time ever run backwards.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ import struct
 
 from solders.hash import Hash
 
+from aftermath.localnet.records import Era
+
 MAX_PROCESSING_AGE = 150
 MAX_SLOT_HASHES = 512
 SLOTS_PER_EPOCH = 432_000
@@ -20,16 +24,15 @@ SLOT_HASHES_BYTES = 8 + MAX_SLOT_HASHES * 40
 
 
 class Slots:
-    """Where the chain is. An era is a stretch of slots between two starts of the server: (first slot, its unix
-    time).
-    """
+    """Where the chain is. `started` is what the time source read when the last of `eras` began."""
 
-    def __init__(self, genesis: Hash, slot_ms: int, eras: list[tuple[int, float]]) -> None:
+    def __init__(self, genesis: Hash, eras: list[Era], started: float) -> None:
         self.genesis = genesis
-        self.slot_seconds = slot_ms / 1000
-        self._slot_us = slot_ms * 1000
         self.eras = eras
-        self.current = eras[-1][0]
+        self.current = eras[-1].first
+        self._first = eras[-1].first
+        self._slot_us = eras[-1].slot_ms * 1000
+        self._started = started
         self._ages: dict[Hash, int] = {}
         self._entries: list[bytes] = []
         self._register(max(0, self.current - MAX_SLOT_HASHES), self.current)
@@ -45,20 +48,21 @@ class Slots:
         return self.blockhash(self.current - 1)
 
     def slot_at(self, now: float) -> int:
-        first, start = self.eras[-1]
-        return max(self.current, first + round((now - start) * 1e6) // self._slot_us)
+        return max(self.current, self._due(now))
+
+    def behind(self, now: float) -> int:
+        """How many slots must be due before the next one comes, because the time source went back; else 0."""
+        return max(0, self.current - self._due(now))
+
+    def _due(self, now: float) -> int:
+        return self._first + round((now - self._started) * 1e6) // self._slot_us
 
     def unix_time(self, slot: int) -> float | None:
         """When `slot` began, or None for a slot before the ledger's first."""
-        era = bisect.bisect_right([first for first, _ in self.eras], slot) - 1
-        if era < 0:
-            return None
-        first, start = self.eras[era]
-        return start + (slot - first) * self.slot_seconds
+        return time_of(self.eras, slot)
 
     def seconds_to_next(self, now: float) -> float:
-        first, start = self.eras[-1]
-        return max(0.0, start + (self.current + 1 - first) * self.slot_seconds - now)
+        return max(0.0, self._started + (self.current + 1 - self._first) * self._slot_us / 1e6 - now)
 
     def advance(self, slot: int) -> None:
         self._register(max(self.current, slot - MAX_SLOT_HASHES), slot)
@@ -86,3 +90,12 @@ class Slots:
         """
         data = struct.pack("<Q", len(self._entries)) + b"".join(reversed(self._entries))
         return data.ljust(SLOT_HASHES_BYTES, b"\0")
+
+
+def time_of(eras: list[Era], slot: int) -> float | None:
+    """When `slot` began, or None for a slot before the first era."""
+    index = bisect.bisect_right([era.first for era in eras], slot) - 1
+    if index < 0:
+        return None
+    era = eras[index]
+    return era.time + (slot - era.first) * era.slot_ms / 1000

@@ -1,8 +1,8 @@
 """What a local network's slots and its Clock sysvar follow.
 
 Decided: the slot is a function of the time source, not of how often a loop ran, so a virtual clock needs no
-cooperation from the event loop. Real time is the wall clock read once plus a monotonic clock, so chain time never
-runs backwards.
+cooperation from the event loop. Real time is the wall clock read once plus a monotonic clock, so setting the machine's
+clock does not reach a network that runs.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 import heapq
 import itertools
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 
@@ -23,10 +24,10 @@ class TimeSource(Protocol):
 
 
 class RealTime:
-    """The machine's clock."""
+    """The machine's clock. `wall` is read once, at the start."""
 
-    def __init__(self) -> None:
-        self._origin = time.time() - time.monotonic()
+    def __init__(self, wall: Callable[[], float] = time.time) -> None:
+        self._origin = wall() - time.monotonic()
 
     def now(self) -> float:
         return self._origin + time.monotonic()

@@ -1,0 +1,76 @@
+"""Traffic of a real run on the embedded network: one member that witnesses every round, in virtual time."""
+
+from __future__ import annotations
+
+from solders.keypair import Keypair
+from solders.pubkey import Pubkey
+
+from aftermath.chain.addresses import EVERYONE, authorization_address
+from aftermath.chain.coordinator import Coordinator
+from aftermath.chain.endpoints import endpoint
+from aftermath.chain.instructions import witness_metadata
+from aftermath.chain.rpc import RpcPool
+from aftermath.chain.wallet import Wallet
+from aftermath.localnet import RunningLocalnet, VirtualTime
+from aftermath.programs import AUTHORIZER_ID
+from aftermath.run.accounts import Run
+from aftermath.run.consensus import pack_fingerprints
+from aftermath.run.state import RunState
+from chain.networks import SCHEMA_HASH, Place
+
+RUN = "traffic"
+
+
+class LoneMember:
+    """Owner and only member of a run; every step is a transaction over HTTP."""
+
+    def __init__(self, network: RunningLocalnet, time: VirtualTime, wallet: Wallet) -> None:
+        self._time = time
+        self._pool = RpcPool([endpoint(network.rpc_url, network.ws_url)])
+        self._place = Place(network, self._pool, wallet)
+        self.coordinator = Coordinator(self._pool, wallet)
+
+    async def open(self, rounds: int) -> None:
+        """A run of epochs of `rounds` rounds that this wallet has joined."""
+        await self._place.open_run(RUN, rounds_per_epoch=rounds, total_steps=10_000)
+        own = self._place.wallet.pubkey
+        await self.coordinator.transact(
+            self.coordinator.ix.join_run(
+                RUN,
+                authorization=authorization_address(Pubkey.from_string(AUTHORIZER_ID), own, EVERYONE),
+                p2p=bytes(Keypair().pubkey()),
+                tier=0,
+                weight=1,
+                schema_hash=SCHEMA_HASH,
+                client_version="",
+                stateless=True,
+            )
+        )
+
+    async def reach_rounds(self) -> Run:
+        """Go on until the first round of the epoch."""
+        while not (run := await self.coordinator.run(RUN)).state.training:
+            self._time.advance(2)
+            if run.state is RunState.WARMUP:
+                await self.coordinator.transact(self.coordinator.ix.warmup_witness(RUN, 0))
+            else:
+                await self.coordinator.tick(RUN)
+        return run
+
+    async def witness(self) -> Run:
+        """One round: its attestation, and the tick that ends it."""
+        run = await self.coordinator.run(RUN)
+        now, before = run.current, run.round(run.current.height - 1)
+        seen = before.roster if before is not None and before.batch else 0
+        fingerprints = (
+            pack_fingerprints({0: bytes(31) + b"\1"}, before.roster, now.seed) if before and seen else bytes(320)
+        )
+        metadata = witness_metadata(now.step, 1.0, 1.0, 1.0)
+        await self.coordinator.transact(self.coordinator.ix.witness(RUN, 0, now.height, seen, fingerprints, metadata))
+        self._time.advance(3)
+        if (await self.coordinator.run(RUN)).state is RunState.ROUND_WITNESS:
+            await self.coordinator.tick(RUN)
+        return await self.coordinator.run(RUN)
+
+    async def close(self) -> None:
+        await self._pool.close()
