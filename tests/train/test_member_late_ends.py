@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from aftermath.run.state import ModelSource, RunState
-from train.simulated import Player, Simulation, play
+from aftermath.sim.simulation import Player, Simulation, play
 
 
 async def _asleep_in_round(sim: Simulation, player: Player, height: int) -> None:
