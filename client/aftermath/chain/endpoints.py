@@ -16,6 +16,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import httpx
 
+from aftermath.run.bounded import json_value
 from aftermath.run.errors import ChainError
 
 MAX_REPLY = 64 << 20
@@ -121,7 +122,7 @@ class HttpNode:
                 received += part
                 if len(received) > MAX_REPLY:
                     raise ValueError(f"reply of more than {MAX_REPLY} bytes")
-        return reply_to(asked, parse_json(received))
+        return reply_to(asked, json_value(received))
 
     async def close(self) -> None:
         """Close the connections."""
@@ -144,14 +145,6 @@ def reply_to(number: int, reply: Any) -> dict[str, Any]:
     if (of is None and reply.get("error") is None) or (of is not None and (type(of) is not int or of != number)):
         raise ValueError("reply to another request")
     return reply
-
-
-def parse_json(text: str | bytes | bytearray) -> Any:
-    """What a node sent, as JSON. Raises ValueError for anything else, also for JSON nested too deeply to read."""
-    try:
-        return json.loads(text)
-    except RecursionError as error:
-        raise ValueError("JSON that is nested too deeply") from error
 
 
 def describe(error: BaseException) -> str:

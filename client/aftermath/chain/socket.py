@@ -16,10 +16,11 @@ from solders.rpc.config import RpcAccountInfoConfig
 from solders.rpc.requests import AccountSubscribe
 
 from aftermath.chain.accounts import COMMITMENT, AccountData, parse_reply
-from aftermath.chain.endpoints import describe, numbered, parse_json, reply_to, shown
+from aftermath.chain.endpoints import describe, numbered, reply_to, shown
 from aftermath.chain.failures import BadReply
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wire import OPEN_SECONDS, Connection
+from aftermath.run.bounded import Malformed, json_value
 from aftermath.run.errors import ChainError
 
 log = logging.getLogger(__name__)
@@ -94,8 +95,8 @@ class AccountSocket:
 
     def _handle(self, message: str | bytes) -> None:
         try:
-            body = parse_json(message)
-        except ValueError as error:
+            body = json_value(message)
+        except Malformed as error:
             raise BadReply("the websocket sent something that is not JSON") from error
         if not isinstance(body, dict):
             raise BadReply("the websocket sent something that is not JSON-RPC")

@@ -9,7 +9,6 @@ store. No secret is ever printed, logged or part of a repr or of an error.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
 import stat
@@ -19,6 +18,7 @@ from pathlib import Path
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
+from aftermath.run.bounded import json_value
 from aftermath.run.errors import ChainError
 
 log = logging.getLogger(__name__)
@@ -169,7 +169,7 @@ def _parse_keypair(text: str, source: str) -> Keypair:
     """JSON array of 64 (keypair) or 32 (seed) bytes, or base58 of either. The error never quotes the text."""
     text = text.strip()
     try:
-        raw = bytes(json.loads(text)) if text.startswith("[") else _base58(text)
+        raw = bytes(json_value(text)) if text.startswith("[") else _base58(text)
         if len(raw) == 32:
             return Keypair.from_seed(raw)
         keypair = Keypair.from_bytes(raw)

@@ -22,6 +22,7 @@ from aftermath.localnet.errors import (
 )
 from aftermath.localnet.rpc import check_call, failure
 from aftermath.localnet.subscriptions import Outbox, Subscriptions
+from aftermath.run.bounded import Malformed, json_value
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +43,8 @@ class Calls:
     def answer(self, data: str | bytes) -> None:
         """Take in one message; replies and, from then on, notifications go to the outbox."""
         try:
-            request = msgspec.json.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            request = json_value(data)
+        except Malformed:
             self._reply(failure(None, RpcError(PARSE_ERROR, "Parse error")))
             return
         if isinstance(request, list) and request:

@@ -21,6 +21,7 @@ from aftermath.localnet.errors import (
     PARSE_ERROR,
     RpcError,
 )
+from aftermath.run.bounded import Malformed, json_value
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +29,6 @@ MAX_BATCH = 1000
 
 Handler = Callable[[Any], Any | Awaitable[Any]]
 
-_decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
 
 
@@ -42,8 +42,8 @@ class Rpc:
     async def answer(self, body: bytes) -> bytes:
         """The response body; empty when nothing is to be answered (notifications)."""
         try:
-            request = _decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            request = json_value(body)
+        except Malformed:
             return _encode(failure(None, RpcError(PARSE_ERROR, "Parse error")))
         self._bank.tick()
         if not isinstance(request, list):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
+
+from aftermath.run.bounded import Malformed, json_as, json_value
 from aftermath.run.errors import AftermathError
 
 MAX_CONFIG_BYTES = 1 << 20
+MAX_INDEX_BYTES = 64 << 20
 WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 # Files that travel with the weights (the seed's list) when a checkpoint has them.
 COMPANIONS = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
@@ -28,12 +31,25 @@ def hf_config(path: Path) -> dict[str, Any]:
             "Name a directory with config.json and .safetensors; scripts/init-model.py makes one.",
         )
     try:
-        document = json.loads(read_limited(path, MAX_CONFIG_BYTES))
-    except (ValueError, RecursionError) as error:
+        document = json_value(read_limited(path, MAX_CONFIG_BYTES))
+    except Malformed as error:
         raise CheckpointError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(document, dict):
         raise CheckpointError(f"{path} is not a JSON object")
     return document
+
+
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
+
+
+def read_index(path: Path) -> list[str]:
+    """The weight files that the index at `path` names, each once. Raises CheckpointError."""
+    try:
+        index: _Index = json_as(read_limited(path, MAX_INDEX_BYTES), _Index)
+    except Malformed as error:
+        raise CheckpointError(f"{path} is not a safetensors index: {error}") from None
+    return sorted(set(index.weight_map.values()))
 
 
 def read_limited(path: Path, limit: int) -> bytes:

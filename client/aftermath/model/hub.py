@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import errno
 import glob
-import json
 import logging
 import re
 import shutil
@@ -45,6 +44,7 @@ from aftermath.model.documents import (
     CheckpointError,
     Strategy,
     hf_config,
+    read_index,
 )
 from aftermath.model.manifest import (
     MANIFEST_FILE,
@@ -242,7 +242,7 @@ def _download_full(source: _Repository, base: str) -> Path:
     if whole in source.sizes:
         weights = [whole]
     elif index in source.sizes:
-        shards = _indexed(source.fetch(index, MAX_SMALL_BYTES))
+        shards = read_index(source.fetch(index, MAX_SMALL_BYTES))
         weights = [str(folder / name) for name in shards]
     else:
         weights = [
@@ -259,13 +259,6 @@ def _download_full(source: _Repository, base: str) -> Path:
 def _config(source: _Repository, path: str) -> tuple[LlamaConfig, int]:
     document = hf_config(source.fetch(path, MAX_CONFIG_BYTES))
     return LlamaConfig.from_hf(document), stored_tier(document)[0]
-
-
-def _indexed(path: Path) -> list[str]:
-    try:
-        return sorted({str(name) for name in json.loads(path.read_bytes())["weight_map"].values()})
-    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
-        raise CheckpointError(f"{path.name} is not a safetensors index") from None
 
 
 def _expected(config: LlamaConfig, stored: int) -> int:

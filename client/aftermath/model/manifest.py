@@ -16,6 +16,7 @@ import msgspec
 
 from aftermath.model.config import MAX_TIERS
 from aftermath.model.documents import CheckpointError
+from aftermath.run.bounded import Malformed, json_as
 
 MANIFEST_FILE = "matformer_manifest.json"
 MAX_MANIFEST_BYTES = 4 << 20
@@ -63,8 +64,8 @@ def parse_manifest(data: bytes) -> Manifest:
     if len(data) > MAX_MANIFEST_BYTES:
         raise ManifestUnusable(f"the manifest is larger than {MAX_MANIFEST_BYTES} bytes")
     try:
-        manifest = msgspec.json.decode(data, type=Manifest)
-    except (msgspec.MsgspecError, RecursionError) as error:
+        manifest: Manifest = json_as(data, Manifest)
+    except Malformed as error:
         raise ManifestUnusable(f"the manifest is not valid: {error}") from None
     if manifest.schema_version != 1:
         raise ManifestUnusable(f"the manifest has version {manifest.schema_version}, this client reads 1")

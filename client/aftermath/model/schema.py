@@ -21,6 +21,7 @@ import msgspec
 
 from aftermath.model.config import MAX_TIERS, LlamaConfig, check_divisible
 from aftermath.model.levels import SchemaError, Segment, cut
+from aftermath.run.bounded import Malformed, json_as
 
 SCHEMA_VERSION = 1
 MAX_JSON_BYTES = 16 << 20
@@ -130,8 +131,8 @@ class Schema:
         if len(data) > max_bytes:
             raise SchemaError(f"a schema of {len(data)} bytes exceeds the limit of {max_bytes}")
         try:
-            document = msgspec.json.decode(data, type=_Document)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            document: _Document = json_as(data, _Document)
+        except Malformed as error:
             raise SchemaError(f"not a schema: {error}") from None
         given = document.optimizer
         model = document.model | {key: _decimal(document.model.get(key), key) for key in ("rms_norm_eps", "rope_theta")}

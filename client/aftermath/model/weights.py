@@ -12,21 +12,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from aftermath.model.config import LlamaConfig, elastic_dim
-from aftermath.model.documents import INDEX_FILE, WEIGHTS_FILE, CheckpointError, read_limited
+from aftermath.model.documents import INDEX_FILE, WEIGHTS_FILE, CheckpointError, read_index
 
-MAX_INDEX_BYTES = 64 << 20
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _FLOATS = {"F32", "F16", "BF16", "F64"}
-
-
-class _Index(msgspec.Struct):
-    weight_map: dict[str, str]
 
 
 def weight_files(directory: Path) -> tuple[Path, ...]:
@@ -35,7 +29,7 @@ def weight_files(directory: Path) -> tuple[Path, ...]:
     if whole.is_file():
         return (whole,)
     if index.is_file():
-        names = sorted(set(_read_index(index).weight_map.values()))
+        names = read_index(index)
         strange = [name for name in names if Path(name).name != name or not name.endswith(".safetensors")]
         if strange:
             raise CheckpointError(f"{index} names a file outside its directory: {strange[0]!r}")
@@ -48,13 +42,6 @@ def weight_files(directory: Path) -> tuple[Path, ...]:
     if not files:
         raise CheckpointError(f"{directory} holds no .safetensors file", "Only safetensors weights are read.")
     return files
-
-
-def _read_index(path: Path) -> _Index:
-    try:
-        return msgspec.json.decode(read_limited(path, MAX_INDEX_BYTES), type=_Index)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not a safetensors index: {error}") from None
 
 
 def read_weights(files: Sequence[Path], config: LlamaConfig, *, stored: int, tier: int) -> dict[str, Tensor]:

@@ -17,10 +17,16 @@ class Complaints:
         self._log = log
         self._made: set[tuple[str, bytes]] = set()
 
+    def new(self, doing: str, peer: bytes) -> bool:
+        """Whether this is the first complaint about `doing` on behalf of `peer`; later it is not."""
+        if (doing, peer) in self._made or len(self._made) >= MOST:
+            return False
+        self._made.add((doing, peer))
+        return True
+
     def about(self, doing: str, peer: bytes, error: Exception) -> None:
         """Log that `doing`, on behalf of `peer`, failed; only the first time."""
-        if (doing, peer) in self._made or len(self._made) >= MOST:
+        if not self.new(doing, peer):
             return
-        self._made.add((doing, peer))
         why = f"{type(error).__name__}: {escaped(str(error))}"
         self._log.warning("%s peer %s failed (said once): %s", doing, short(peer), why)

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from aftermath.p2p.transport import DiscoveryFailed
+from aftermath.run.bounded import json_as
 
 MAX_FILE = 4096
 MAX_ADDRESSES = 16
@@ -100,7 +101,7 @@ class LocalDirectory:
                     return None
                 if hasattr(os, "getuid") and info.st_uid != os.getuid():
                     return None
-                found = msgspec.json.decode(file.read(MAX_FILE), type=Whereabouts)
+                found: Whereabouts = json_as(file.read(MAX_FILE), Whereabouts)
             return found if _believable(found) else None
         except (OSError, ValueError):
             return None

@@ -17,6 +17,7 @@ import iroh
 import msgspec
 
 from aftermath.p2p.transport import MAX_ANNOUNCEMENT, MAX_REQUEST, escaped
+from aftermath.run.bounded import Malformed, msgpack_as
 
 ALPN = b"aftermath/1"
 MAX_HEADER = 512
@@ -129,8 +130,8 @@ async def read_request(stream: iroh.RecvStream) -> Request:
 def decode(data: bytes, kind: type[T]) -> T:
     """Decode and check one structured frame."""
     try:
-        message = msgspec.msgpack.decode(data, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        message: T = msgpack_as(data, kind)
+    except Malformed as error:
         raise ProtocolViolation(f"an undecodable {kind!r}: {error}") from error
     problem = _problem(message)
     if problem:

@@ -1,10 +1,11 @@
 """What members tell each other in a round: signed, canonical, small, and refused unless every field is in range.
 
-Decided: an announcement is msgpack of [body, signature]; the body is a tagged msgspec struct whose encoding is unique
-(a decoded body must encode to the same bytes, so nobody can re-spell a signed one). The p2p key signs a domain prefix
-and the body. The *commitment*, whose fingerprint witnesses put on chain, is the sha256 of a domain prefix and the
-committed fields alone: run, place in the run, signer, data, schema and the BLAKE3 and size of each level's payload.
-Loss and speed are signed but not committed: they are hearsay for people.
+Decided: an announcement is the sender's p2p key, its signature and the body, so that the signature is checked before
+anything is parsed; what is signed is a domain prefix and the body, which names the sender too. The body is msgpack of a
+tagged msgspec struct, an array of its fields whose encoding is unique (a decoded body must encode to the same bytes, so
+nobody can re-spell a signed one). The *commitment*, whose fingerprint witnesses put on chain, is the sha256 of a domain
+prefix and the committed fields alone: run, place in the run, signer, data, schema and the BLAKE3 and size of each
+level's payload. Loss and speed are signed but not committed: they are hearsay for people.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ from solders.pubkey import Pubkey
 from solders.signature import Signature
 
 from aftermath.run.accounts import MAX_LEVELS
+from aftermath.run.bounded import Malformed, msgpack_as
 from aftermath.run.errors import BadAnnouncement
 
 MAX_ANNOUNCEMENT_BYTES = 4096
 _COMMIT_DOMAIN = b"aftermath commitment 1\x00"
-_SIGN_DOMAIN = b"aftermath announcement 1\x00"
+_SIGN_DOMAIN = b"aftermath announcement 2\x00"
+_KEY, _SIGNED = 32, 32 + 64  # where the signature begins, and the body
 
 U8 = Annotated[int, Meta(ge=0, le=0xFF)]
 U32 = Annotated[int, Meta(ge=0, le=0xFFFF_FFFF)]
@@ -51,7 +54,7 @@ class SequenceInterval(NamedTuple):
     stop: SequenceIndex
 
 
-class Commitment(msgspec.Struct, frozen=True, kw_only=True, tag="commitment", forbid_unknown_fields=True):
+class Commitment(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=1, forbid_unknown_fields=True):
     """`signer` (a wallet) trained these sequences in round `height` of `epoch` and serves the result from
     `sender` (its p2p key).
     """
@@ -91,7 +94,7 @@ class Commitment(msgspec.Struct, frozen=True, kw_only=True, tag="commitment", fo
         )
 
 
-class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready", forbid_unknown_fields=True):
+class Ready(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=2, forbid_unknown_fields=True):
     """`signer` has the model of `epoch` loaded and can train."""
 
     sender: Bytes32
@@ -117,14 +120,7 @@ class _Committed(msgspec.Struct, frozen=True, array_like=True):
     levels: tuple[tuple[int, bytes, int], ...]
 
 
-class _Envelope(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    body: bytes
-    signature: Annotated[bytes, Meta(min_length=64, max_length=64)]
-
-
 _encoder = msgspec.msgpack.Encoder()
-_envelope_decoder = msgspec.msgpack.Decoder(_Envelope)
-_body_decoder: msgspec.msgpack.Decoder[Announcement] = msgspec.msgpack.Decoder(Announcement)
 
 
 def commitment(
@@ -170,34 +166,31 @@ def encode_announcement(announcement: Announcement, secret: bytes) -> bytes:
         raise BadAnnouncement("the p2p secret does not belong to the announcement's sender")
     body = _encoder.encode(announcement)
     _parse_body(body)
-    envelope = _Envelope(body=body, signature=bytes(keypair.sign_message(_SIGN_DOMAIN + body)))
-    return _encoder.encode(envelope)
+    return announcement.sender + bytes(keypair.sign_message(_SIGN_DOMAIN + body)) + body
 
 
 def decode_announcement(data: bytes) -> Announcement:
-    """Check size, types, ranges, canonical form and signature, in this order. Raises BadAnnouncement.
+    """Check size, signature, types, ranges and canonical form, in this order. Raises BadAnnouncement.
 
     Whether `sender` is a member, and whether the fields fit the round, is for the caller, who knows the run.
     """
-    if len(data) > MAX_ANNOUNCEMENT_BYTES:
-        raise BadAnnouncement(f"an announcement is at most {MAX_ANNOUNCEMENT_BYTES} bytes, this one has {len(data)}")
-    try:
-        envelope = _envelope_decoder.decode(data)
-    except (msgspec.MsgspecError, ValueError) as error:
-        raise BadAnnouncement(f"not an announcement: {error}") from None
-    announcement = _parse_body(envelope.body)
-    if _encoder.encode(envelope) != data:
-        raise BadAnnouncement("an announcement must be in canonical form")
-    signature = Signature.from_bytes(envelope.signature)
-    if not signature.verify(Pubkey.from_bytes(announcement.sender), _SIGN_DOMAIN + envelope.body):
+    if not _SIGNED < len(data) <= MAX_ANNOUNCEMENT_BYTES:
+        raise BadAnnouncement(
+            f"an announcement has {_SIGNED + 1} to {MAX_ANNOUNCEMENT_BYTES} bytes, this one has {len(data)}"
+        )
+    sender, signature, body = data[:_KEY], data[_KEY:_SIGNED], data[_SIGNED:]
+    if not Signature.from_bytes(signature).verify(Pubkey.from_bytes(sender), _SIGN_DOMAIN + body):
         raise BadAnnouncement("the announcement is not signed by the key it names")
+    announcement = _parse_body(body)
+    if announcement.sender != sender:
+        raise BadAnnouncement("the announcement is signed by another key than its sender's")
     return announcement
 
 
 def _parse_body(body: bytes) -> Announcement:
     try:
-        announcement = _body_decoder.decode(body)
-    except (msgspec.MsgspecError, ValueError) as error:
+        announcement: Announcement = msgpack_as(body, Announcement)
+    except Malformed as error:
         raise BadAnnouncement(f"not an announcement: {error}") from None
     if isinstance(announcement, Commitment):
         _check_commitment(announcement)

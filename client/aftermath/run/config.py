@@ -6,7 +6,6 @@ sentence, so that a run's owner reads the same words before a fee is paid as aft
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,6 +13,7 @@ from pydantic import Field, PrivateAttr, ValidationError
 
 from aftermath.run import config_errors, config_rules
 from aftermath.run.accounts import MAX_LEVELS
+from aftermath.run.bounded import Malformed, toml_value
 from aftermath.run.config_sources import Checkpoint, DataLocation
 from aftermath.run.config_tables import U8, U16, U32, U64, Table
 from aftermath.run.config_training import LearningRate, Optimizer
@@ -127,8 +127,8 @@ def parse_config(text: str, source: str) -> RunConfig:
     Raises ConfigError with every mistake that was found.
     """
     try:
-        tables = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        tables = toml_value(text)
+    except Malformed as error:
         raise ConfigError(f"{source} is not valid TOML: {error}") from None
     try:
         config = RunConfig.model_validate(tables)

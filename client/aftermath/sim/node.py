@@ -22,6 +22,7 @@ from aftermath.localnet.genesis import FIRST_SLOT, faucet_of
 from aftermath.localnet.history import History
 from aftermath.localnet.loader import preloaded, read_program
 from aftermath.localnet.reading import Reading
+from aftermath.localnet.records import Era
 from aftermath.localnet.rpc import Rpc
 from aftermath.localnet.runtime import minimum_balance
 from aftermath.localnet.sending import Sending
@@ -80,7 +81,7 @@ class SimNode:
     """What answers at any address of the cluster."""
 
     def __init__(self, programs: list[tuple[Pubkey, Path]]) -> None:
-        self.bank = Bank(LoopTime(), Slots(_GENESIS, SLOT_MS, [(FIRST_SLOT, START)]), History())
+        self.bank = Bank(LoopTime(), Slots(_GENESIS, [Era(FIRST_SLOT, START, SLOT_MS)], START), History())
         for program, path in programs:
             self.bank.store(preloaded(program, read_program(path), minimum_balance))
         self.subscriptions = Subscriptions(self.bank)

@@ -7,13 +7,16 @@ what they say is worth as much as an announcement, since it carries its author's
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Collection, Mapping
 
 import msgspec
 
 from aftermath.optim.codec import Votes
+from aftermath.p2p.complaints import Complaints
 from aftermath.p2p.transport import TransportError
 from aftermath.run.accounts import STORED_ROUNDS, Run
+from aftermath.run.bounded import Malformed, msgpack_as
 from aftermath.run.commitment import Commitment, decode_announcement
 from aftermath.run.consensus import Fingerprint, matches
 from aftermath.run.errors import BadAnnouncement
@@ -25,6 +28,7 @@ LINGER = 3.0  # seconds for which members of a run that has stopped still serve 
 ASK_EVERY = 1.0  # seconds between questions to peers about a commitment that is missing
 _ASKED_AT_ONCE = 3
 _REPLY_SECONDS, _MAX_REPLY = 2.0, 1 << 20
+_log = logging.getLogger(__name__)
 
 
 class Collector:
@@ -33,6 +37,7 @@ class Collector:
     def __init__(self, context: Context, results: Results, epoch: int) -> None:
         self._ctx, self._results, self._epoch = context, results, epoch
         self._turn = 0
+        self._complaints = Complaints(_log)
 
     async def collect(self, height: int, seed: int, accepted: Mapping[int, Fingerprint]) -> dict[int, list[Votes]]:
         """The votes of the accepted results per level held, in slot order; waits until all are here.
@@ -85,18 +90,21 @@ class Collector:
         self._turn += _ASKED_AT_ONCE
         chosen = (peers[start:] + peers[:start])[:_ASKED_AT_ONCE]
         question = msgspec.msgpack.encode((height, sorted(slots)))
-        replies = await asyncio.gather(*(self._question(peer, question) for peer in chosen))
-        for raw in {raw: None for reply in replies for raw in reply[: 4 * len(slots)]}:
+        replies = await asyncio.gather(*(self._question(peer, question, 4 * len(slots)) for peer in chosen))
+        for raw, peer in {raw: p for p, reply in zip(chosen, replies, strict=True) for raw in reply}.items():
             try:
                 said = decode_announcement(raw)
+                if isinstance(said, Commitment) and said.height == height and said.slot in slots:
+                    self._results.admit(said, raw, accepted=accepted(said))
             except BadAnnouncement:
                 continue
-            if isinstance(said, Commitment) and said.height == height and said.slot in slots:
-                self._results.admit(said, raw, accepted=accepted(said))
+            except Exception as error:  # whatever is wrong with it costs this answer, not this member
+                self._complaints.about("hearing what was asked of", peer, error)
 
-    async def _question(self, peer: bytes, question: bytes) -> list[bytes]:
+    async def _question(self, peer: bytes, question: bytes, most: int) -> list[bytes]:
         try:
             reply = await self._ctx.transport.request(peer, TOPIC, question, _MAX_REPLY, _REPLY_SECONDS)
-            return msgspec.msgpack.decode(reply, type=list[bytes])
-        except (TransportError, msgspec.MsgspecError):
+            answered: list[bytes] = msgpack_as(reply, list[bytes])
+        except (TransportError, Malformed):
             return []
+        return answered[:most]

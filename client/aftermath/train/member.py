@@ -6,7 +6,10 @@ that falls out of an epoch says so on chain and joins the next one.
 
 from __future__ import annotations
 
-from aftermath.p2p.transport import Announcement, TransportError
+import logging
+
+from aftermath.p2p.complaints import Complaints
+from aftermath.p2p.transport import Announcement, TransportError, short
 from aftermath.run import bitmap
 from aftermath.run.accounts import Members, Model, Run, Slot
 from aftermath.run.commitment import Commitment, Ready, decode_announcement
@@ -29,6 +32,7 @@ from aftermath.train.warmup import WarmUp
 
 _WEIGHT_DRIFT = 1.25  # a declared throughput is corrected when it is off by more than this factor
 _LOOK_AGAIN = 1.0
+_log = logging.getLogger(__name__)
 
 
 class Member:
@@ -42,6 +46,7 @@ class Member:
         self._results = Results(context)
         self._readiness = Readiness()
         self._enrolment = Enrolment(context)
+        self._complaints = Complaints(_log)
         self._replica: Replica | None = None
         self._members_seq = -1
         self._waits_for = -1
@@ -209,14 +214,18 @@ class Member:
 
     async def _listen(self) -> None:
         async for heard in self._ctx.transport.announcements():
-            self._hear(heard)
+            try:
+                self._hear(heard)
+            except Exception as error:  # whatever is wrong with what a peer says costs that message, not this member
+                self._complaints.about("hearing", heard.sender, error)
         raise TransportError("the endpoint for peers has closed", "start the member again; it rejoins by itself")
 
     def _hear(self, heard: Announcement) -> None:
         try:
             said = decode_announcement(heard.data)
         except BadAnnouncement as error:
-            self._ctx.events.emit("refused", why=str(error))
+            if self._complaints.new("reading an announcement of", heard.sender):
+                self._ctx.events.emit("refused", peer=short(heard.sender), why=str(error))
             return
         run = self._ctx.feed.run
         if said.sender != heard.sender or said.run_id != self._ctx.run_id or not 0 <= said.epoch - run.epoch <= 1:

@@ -22,6 +22,7 @@ from aftermath.chain.together import every
 from aftermath.model.schema import Schema, Segment
 from aftermath.model.segments import SegmentError, level_hash, segment_bytes, write_segment
 from aftermath.p2p.transport import RequestRefused, Transport, TransportError
+from aftermath.run.bounded import Malformed, msgpack_as
 from aftermath.train.context import Context
 
 TOPIC = "model"
@@ -146,8 +147,8 @@ def manifest_limit(schema: Schema) -> int:
 def checked(reply: bytes, schema: Schema) -> Manifest | None:
     """The manifest in a peer's reply, if it is well formed and fits the schema."""
     try:
-        manifest = msgspec.msgpack.decode(reply, type=Manifest)
-    except (msgspec.MsgspecError, ValueError):
+        manifest: Manifest = msgpack_as(reply, Manifest)
+    except Malformed:
         return None
     fits = all(
         0 <= level < schema.levels

@@ -22,6 +22,7 @@ import msgspec
 from aftermath.optim.codec import BadPayload, Votes, decode_level
 from aftermath.p2p.transport import RequestRefused, TransportError
 from aftermath.run.accounts import STORED_ROUNDS
+from aftermath.run.bounded import Malformed, msgpack_as
 from aftermath.run.commitment import Commitment
 from aftermath.train.context import Context
 from aftermath.train.plan import RoundPlan
@@ -239,9 +240,10 @@ class Results:
         """The announcements of a round by the slots asked for, as they were signed."""
         del peer
         try:
-            height, slots = msgspec.msgpack.decode(body, type=tuple[int, list[int]])
-        except (msgspec.MsgspecError, ValueError) as error:
+            asked: tuple[int, list[int]] = msgpack_as(body, tuple[int, list[int]])
+        except Malformed as error:
             raise RequestRefused("a height and slots are expected") from error
+        height, slots = asked
         found = self._found.get(height, {})
         return msgspec.msgpack.encode([c.raw for slot in sorted(set(slots)) for c in found.get(slot, [])])
 

@@ -1,0 +1,146 @@
+"""What others wrote, as values: JSON, msgpack and TOML, bounded before anything recursive sees it.
+
+Decided: decoders recurse where a document nests, also over parts that nobody asked for, and so does whatever handles
+the value afterwards. Therefore a scan that does not recurse counts the nesting first, and of msgpack, whose arrays
+state a size before they have one, the values too. How many bytes are read at all is for the caller to limit. Anything
+that is wrong with a document is one error, `Malformed`.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from typing import Any, TypeVar
+
+import msgspec
+
+MAX_DEPTH = 32
+"""How deep a JSON or TOML document may nest. What this software reads nests less than ten deep."""
+MAX_VALUES = 1 << 16
+"""How many values a msgpack document may hold."""
+_MSGPACK_DEPTH = 8
+_SHOWN = 200
+
+# A string, closed or not, or a bracket. Possessive, so that no text takes longer than its length.
+_JSON_TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[\]{}]', re.DOTALL)
+
+# msgpack by first byte: how many bytes the value itself has (None: stated), by which its size is stated, and whether
+# that is a number of values.
+_FIXED = {0xC0: 0, 0xC2: 0, 0xC3: 0, 0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}
+_FIXED |= {0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8, 0xD4: 2, 0xD5: 3, 0xD6: 5, 0xD7: 9, 0xD8: 17}
+_SIZED = {0xC4: (1, 0), 0xC5: (2, 0), 0xC6: (4, 0), 0xC7: (1, 1), 0xC8: (2, 1), 0xC9: (4, 1)}
+_SIZED |= {0xD9: (1, 0), 0xDA: (2, 0), 0xDB: (4, 0)}
+_MANY = {0xDC: (2, 1), 0xDD: (4, 1), 0xDE: (2, 2), 0xDF: (4, 2)}
+
+T = TypeVar("T")
+
+
+class Malformed(ValueError):
+    """A document of others cannot be used; the message says why, in at most some words."""
+
+
+def json_value(data: bytes | bytearray | str) -> Any:
+    """Any JSON document. Raises Malformed."""
+    return json_as(data, Any)
+
+
+def json_as(data: bytes | bytearray | str, kind: type[T] | Any) -> T:
+    """A JSON document of this type. Raises Malformed."""
+    try:
+        raw = data.encode() if isinstance(data, str) else data
+        _check_json(raw)
+        return msgspec.json.decode(raw, type=kind)
+    except Malformed:
+        raise
+    except (msgspec.MsgspecError, ValueError, OverflowError) as error:
+        raise Malformed(str(error)[:_SHOWN]) from None
+
+
+def msgpack_as(data: bytes, kind: type[T] | Any) -> T:
+    """A msgpack document of this type. Raises Malformed."""
+    try:
+        _check_msgpack(data)
+        return msgspec.msgpack.decode(data, type=kind)
+    except Malformed:
+        raise
+    except (msgspec.MsgspecError, ValueError, OverflowError) as error:
+        raise Malformed(str(error)[:_SHOWN]) from None
+
+
+def toml_value(text: str) -> dict[str, Any]:
+    """The tables of a TOML document. Raises Malformed."""
+    try:
+        tables = tomllib.loads(text)
+    except RecursionError:
+        raise Malformed(f"it nests more than {MAX_DEPTH} deep") from None
+    except ValueError as error:
+        raise Malformed(str(error)[:_SHOWN]) from None
+    _check_nesting(tables)
+    return tables
+
+
+def _check_json(data: bytes | bytearray) -> None:
+    if data.count(b"[") + data.count(b"{") <= MAX_DEPTH:
+        return
+    depth = 0
+    for token in _JSON_TOKEN.finditer(data):
+        first = data[token.start()]
+        if first in b"[{":
+            depth += 1
+            if depth > MAX_DEPTH:
+                raise Malformed(f"it nests more than {MAX_DEPTH} deep")
+        elif first != 0x22:
+            depth -= 1
+
+
+def _check_nesting(value: Any) -> None:
+    """A dotted key of TOML nests without recursion in its parser, so the value is looked at."""
+    layer = [value]
+    for _ in range(MAX_DEPTH + 1):
+        inner = [v for v in layer if isinstance(v, dict | list)]
+        if not inner:
+            return
+        layer = [one for v in inner for one in (v.values() if isinstance(v, dict) else v)]
+    raise Malformed(f"it nests more than {MAX_DEPTH} deep")
+
+
+def _check_msgpack(data: bytes) -> None:
+    at, values, open_ = 0, 0, [1]  # how many values are still to come, in every array or map that is open
+    while open_:
+        if not open_[-1]:
+            open_.pop()
+            continue
+        open_[-1] -= 1
+        values += 1
+        if at >= len(data):
+            raise Malformed("it is cut short")
+        at, inner = _value(data, at)
+        if inner > len(data) - at or values + inner > MAX_VALUES:
+            raise Malformed("it is cut short, or holds more values than are allowed")
+        if inner:
+            open_.append(inner)
+            if len(open_) > _MSGPACK_DEPTH + 1:
+                raise Malformed(f"it nests more than {_MSGPACK_DEPTH} deep")
+    if at != len(data):
+        raise Malformed("something follows it")
+
+
+def _value(data: bytes, at: int) -> tuple[int, int]:
+    """(where the value at `at` ends, or its first inner value begins; how many inner values it has)."""
+    first = data[at]
+    at += 1
+    if first < 0x80 or first >= 0xE0:
+        return at, 0
+    if first < 0xA0:
+        return at, (first & 0xF) * (2 if first < 0x90 else 1)
+    if first < 0xC0:
+        return at + (first & 0x1F), 0
+    if first in _FIXED:
+        return at + _FIXED[first], 0
+    if first in _SIZED:
+        width, more = _SIZED[first]
+        return at + width + more + int.from_bytes(data[at : at + width], "big"), 0
+    if first in _MANY:
+        width, each = _MANY[first]
+        return at + width, each * int.from_bytes(data[at : at + width], "big")
+    raise Malformed("it is not msgpack")
