@@ -65,11 +65,16 @@ class Rogue:
         )
         return cls(await iroh.Endpoint.bind(options), identity(seed))
 
-    async def dial(self, node: IrohTransport, answer: Answer | None = None) -> iroh.Connection:
-        """Connect to `node` as a correct peer would; `answer` serves its requests, else they are left alone."""
+    async def dial(
+        self, node: IrohTransport, answer: Answer | None = None, *, instance: bytes | None = None
+    ) -> iroh.Connection:
+        """Connect to `node` as a correct peer would, one that was just started unless an `instance` is given.
+
+        `answer` serves its requests, else they are left alone.
+        """
         address = node._endpoint.addr()
         self.connection = await self.endpoint.connect(address, ALPN)
-        await greet(self.connection, os.urandom(16))
+        await greet(self.connection, instance or os.urandom(16))
         await until(lambda: self.node_id in node.reachable())
         if answer is not None:
             self.tasks.append(asyncio.create_task(self._serve(self.connection, answer)))

@@ -1,0 +1,45 @@
+"""Where an endpoint listens: the port and the interface that were asked for, and what it tells others of them."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from aftermath.p2p.iroh import open_iroh, whereabouts
+from p2p.nodes import join, secret, until
+
+
+def free_port() -> int:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
+        one.bind(("0.0.0.0", 0))
+        return int(one.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    ("host", "fixed", "interface"),
+    [(None, True, "0.0.0.0"), ("127.0.0.1", True, "127.0.0.1"), ("127.0.0.1", False, "127.0.0.1")],
+)
+async def test_it_listens_where_it_was_told(tmp_path: Path, host: str | None, fixed: bool, interface: str) -> None:
+    port = free_port() if fixed else 0
+    node = await open_iroh(
+        secret(1), bind_host=host, bind_port=port, relay="disabled", discovery="local", discovery_dir=tmp_path / "run"
+    )
+    try:
+        (bound,) = [one for one in node._endpoint.bound_sockets() if not one.startswith("[")]  # IPv6 is of no option
+        address, _, actual = bound.rpartition(":")
+        assert address == interface
+        assert int(actual) == port if fixed else int(actual) > 0
+        assert f"127.0.0.1:{actual}" in whereabouts(node._endpoint).addresses
+    finally:
+        await node.close()
+
+
+async def test_a_fixed_port_without_a_host_is_reached_from_this_machine(tmp_path: Path) -> None:
+    places = {"relay": "disabled", "discovery": "local", "discovery_dir": tmp_path / "run"}
+    nodes = [await open_iroh(secret(seed), bind_port=free_port(), **places) for seed in (1, 2)]  # type: ignore[arg-type]
+    try:
+        join(nodes)
+        await until(lambda: all(node.reachable() for node in nodes))
+    finally:
+        for node in nodes:
+            await node.close()

@@ -1,0 +1,71 @@
+"""Which of two connections of one pair stays: both sides must come to the same answer, whatever order they see."""
+
+import asyncio
+from typing import Any, cast
+
+import iroh
+import pytest
+
+from aftermath.p2p import links
+from aftermath.p2p.link import Link
+
+SMALL, LARGE = b"\x01" * 32, b"\x02" * 32
+OLD, NEW = b"o" * 16, b"n" * 16
+
+
+def link(dialer: bytes, instance: bytes = OLD) -> Link:
+    return Link(LARGE, cast(iroh.Connection, None), dialer, instance, 0.0)
+
+
+@pytest.mark.parametrize("dialer", [SMALL, LARGE], ids=["small", "large"])
+def test_a_newer_connection_by_the_same_side_replaces_the_older(dialer: bytes) -> None:
+    assert link(dialer).supersedes(link(dialer))
+
+
+def test_of_two_sides_dialling_the_smaller_ids_connection_stays_in_either_order() -> None:
+    assert link(SMALL).supersedes(link(LARGE))
+    assert not link(LARGE).supersedes(link(SMALL))
+
+
+@pytest.mark.parametrize("dialer", [SMALL, LARGE], ids=["small", "large"])
+@pytest.mark.parametrize("other", [SMALL, LARGE], ids=["small", "large"])
+def test_a_restarted_peer_replaces_whatever_was_there(dialer: bytes, other: bytes) -> None:
+    assert link(dialer, NEW).supersedes(link(other, OLD))
+
+
+async def test_a_peer_that_dials_again_is_served_on_the_new_connection_alone(
+    opened: Any, rogue: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only after crossing dials does the older one linger; here nothing is under way that both sides know of."""
+    monkeypatch.setattr(links, "LINGER_S", 1000.0)
+    node, peer = await opened(1), await rogue(2)
+    node.set_members([peer.node_id])
+    first = await peer.dial(node, instance=OLD)
+    second = await peer.dial(node, instance=OLD)
+    async with asyncio.timeout(15):
+        await first.closed()
+    assert "superseded" in (first.close_reason() or "")
+    assert second.close_reason() is None
+    assert node.reachable() == {peer.node_id}
+
+
+async def test_an_older_connection_that_the_other_side_dialled_lingers(
+    opened: Any, rogue: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests may be under way on it, from a side that has not seen the new one yet."""
+    node, peer = await opened(1), await rogue(2)
+    node.set_members([peer.node_id])
+    smaller, larger = sorted((node.node_id, peer.node_id))
+    first = await peer.dial(node, instance=OLD)
+    seat = node._links._seats[peer.node_id]
+    assert seat.link is not None
+    seat.link.dialer = larger
+    monkeypatch.setattr(links, "LINGER_S", 1000.0)
+    newer = Link(peer.node_id, seat.link.connection, smaller, OLD, 0.0)
+    node._links._retire(seat.link, newer)
+    await asyncio.sleep(0.2)
+    assert first.close_reason() is None
+    monkeypatch.setattr(links, "LINGER_S", 0.0)
+    node._links._retire(seat.link, newer)
+    async with asyncio.timeout(15):
+        await first.closed()
