@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import zstandard
 from solders.account_decoder import UiAccountEncoding, UiDataSliceConfig
@@ -23,6 +23,9 @@ from solders.rpc.requests import (
 
 from aftermath.chain.failures import BadReply
 from aftermath.chain.rpc import RpcPool
+from aftermath.run.errors import AccountError
+
+T = TypeVar("T")
 
 COMMITMENT = CommitmentLevel.Confirmed
 MAX_ACCOUNT = 10 << 20
@@ -50,9 +53,35 @@ async def fetch(
     patience: float | None = None,
 ) -> tuple[int, AccountData | None]:
     """(slot, account or None) of one account, or of `length` bytes of it from `offset`, as of `min_slot` or later."""
+    return await pool.call(_get(address, offset, length, min_slot), parse_reply, patience=patience)
+
+
+async def fetch_as(
+    pool: RpcPool,
+    address: Pubkey,
+    read: Callable[[AccountData | None], T],
+    *,
+    offset: int = 0,
+    length: int | None = None,
+    min_slot: int | None = None,
+    patience: float | None = None,
+) -> T:
+    """What `read` makes of one account (see `fetch`). An AccountError of it is the node's failure, like any reply
+    that cannot be read: for accounts that are known to be of this version.
+    """
+
+    def understood(reply: Any) -> T:
+        try:
+            return read(parse_reply(reply)[1])
+        except AccountError as error:
+            raise BadReply(f"the RPC node sent a malformed account: {error.message}") from error
+
+    return await pool.call(_get(address, offset, length, min_slot), understood, patience=patience)
+
+
+def _get(address: Pubkey, offset: int, length: int | None, min_slot: int | None) -> GetAccountInfo:
     window = None if length is None else UiDataSliceConfig(offset, length)
-    config = RpcAccountInfoConfig(UiAccountEncoding.Base64, window, COMMITMENT, min_slot)
-    return await pool.call(GetAccountInfo(address, config), parse_reply, patience=patience)
+    return GetAccountInfo(address, RpcAccountInfoConfig(UiAccountEncoding.Base64, window, COMMITMENT, min_slot))
 
 
 async def fetch_many(

@@ -11,6 +11,7 @@ import struct
 from collections import deque
 from collections.abc import Callable
 
+from aftermath.chain.failures import BadReply
 from aftermath.run.errors import ChainError
 
 OBSERVATIONS = 8
@@ -29,9 +30,9 @@ class ChainClock:
         self._offsets.append(timestamp - self._monotonic())
 
     def observe_sysvar(self, data: bytes) -> None:
-        """The bytes of the Clock sysvar that have just arrived. Raises ChainError if they are not that."""
+        """The bytes of the Clock sysvar that have just arrived. Raises BadReply if they are not that."""
         if len(data) != _CLOCK_SYSVAR.size:
-            raise ChainError(f"the Clock sysvar has {len(data)} bytes, expected {_CLOCK_SYSVAR.size}")
+            raise BadReply(f"the Clock sysvar has {len(data)} bytes, expected {_CLOCK_SYSVAR.size}")
         self.observe(_CLOCK_SYSVAR.unpack(data)[4])
 
     def now(self) -> int:

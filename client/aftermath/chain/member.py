@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import partial
+from typing import TypeVar
 
 from solders.instruction import Instruction
 from solders.pubkey import Pubkey
 
-from aftermath.chain.accounts import AccountData, fetch
+from aftermath.chain.accounts import AccountData, fetch_as
 from aftermath.chain.addresses import run_addresses
 from aftermath.chain.authorizer import Authorizer
 from aftermath.chain.coordinator import Coordinator
@@ -27,6 +29,8 @@ from aftermath.chain.wallet import Wallet
 from aftermath.run.accounts import Attestation, Members, Model, Round, Run
 from aftermath.run.errors import ChainError, ChainRefused, ChainUnavailable
 from aftermath.run.views import parse_members, parse_model, parse_witness_round, witness_round_range
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +121,7 @@ class SolanaMember:
         async with self._reading:
             key = self._watcher.latest.model_seq
             if self._model is None or self._model[0] != key:
-                self._model = key, parse_model((await self._read(self._addresses.model)).data)
+                self._model = key, await self._read(self._addresses.model, parse_model)
             return self._model[1]
 
     async def members(self) -> Members:
@@ -125,7 +129,7 @@ class SolanaMember:
         async with self._reading:
             key = self._watcher.latest.members_seq
             if self._members is None or self._members[0] != key:
-                self._members = key, parse_members((await self._read(self._addresses.members)).data)
+                self._members = key, await self._read(self._addresses.members, parse_members)
             return self._members[1]
 
     async def attestations(self, round: Round) -> tuple[Attestation, ...]:
@@ -140,8 +144,8 @@ class SolanaMember:
         if stored.attestations == 0:
             return ()
         offset, length = witness_round_range(ring, stored.attestations)
-        account = await self._read(self._addresses.witnesses, offset, length)
-        return parse_witness_round(account.data, stored.attestations)
+        read = partial(parse_witness_round, count=stored.attestations)
+        return await self._read(self._addresses.witnesses, read, offset, length)
 
     async def authorization(self) -> Pubkey:
         """The account that admits this wallet to the run. Raises ChainRefused `NotAuthorized` when nobody did."""
@@ -221,14 +225,19 @@ class SolanaMember:
         except ChainUnavailable as error:
             log.info("sent, but the effect is not visible yet: %s", error.message)
 
-    async def _read(self, address: Pubkey, offset: int = 0, length: int | None = None) -> AccountData:
+    async def _read(
+        self, address: Pubkey, parse: Callable[[bytes], T], offset: int = 0, length: int | None = None
+    ) -> T:
         """Without the chain there is nothing else to do, so this waits as long as the watcher does for it to come
         back.
         """
+
+        def read(account: AccountData | None) -> T:
+            if account is None or account.owner != self._coordinator.program_id:
+                raise ChainError(f"an account of run {self._run_id!r} is gone: the run was closed")
+            return parse(account.data)
+
         slot = self._watcher.slot or None
-        _, account = await fetch(
-            self._pool, address, offset=offset, length=length, min_slot=slot, patience=GIVE_UP_SECONDS
+        return await fetch_as(
+            self._pool, address, read, offset=offset, length=length, min_slot=slot, patience=GIVE_UP_SECONDS
         )
-        if account is None or account.owner != self._coordinator.program_id:
-            raise ChainError(f"an account of run {self._run_id!r} is gone: the run was closed")
-        return account

@@ -22,7 +22,7 @@ from aftermath.chain.failures import BadReply
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.socket import AccountSocket, Push
 from aftermath.run.accounts import Run
-from aftermath.run.errors import AccountError, ChainError, ChainUnavailable
+from aftermath.run.errors import AccountError, AftermathError, ChainError, ChainUnavailable
 from aftermath.run.views import parse_run
 
 log = logging.getLogger(__name__)
@@ -61,6 +61,7 @@ class RunWatcher:
         self._tasks: list[asyncio.Task[None]] = []
         self._contact = 0.0
         self._unpushed = 0
+        self._said = ""
         self.slot = 0
         self.polls = 0
         self.clock = ChainClock(lambda: asyncio.get_running_loop().time())
@@ -156,7 +157,7 @@ class RunWatcher:
                 self._end(error)
             return
         except (BadReply, AccountError) as error:
-            log.warning("an RPC node sent a run that cannot be read: %s", error.message)
+            self._unreadable("an RPC node", error)
             return
         missed = self.latest.seq > seq and self._heard() == pushes and self._socket.ready.is_set()
         self._unpushed = self._unpushed + 1 if missed else self._unpushed
@@ -181,12 +182,19 @@ class RunWatcher:
                 return
             self._accept(push.slot, push.account)
         except AccountError as error:
-            log.warning("a websocket sent a run that cannot be read: %s", error.message)
+            self._unreadable("a websocket", error)
             self._poll_now.set()
+
+    def _unreadable(self, who: str, error: AftermathError) -> None:
+        """Say it when it begins, or begins to be something else."""
+        if error.message != self._said:
+            log.warning("%s sent a run that cannot be read: %s", who, error.message)
+        self._said = error.message
 
     def _accept(self, slot: int, account: AccountData) -> None:
         """Take the state if it is newer than the last one, and wake the readers."""
         run = parse_run(account.data)
+        self._said = ""
         self._contact = asyncio.get_running_loop().time()
         before = self._latest
         if before is not None and run.seq <= before.seq:
