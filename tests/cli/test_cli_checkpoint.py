@@ -50,7 +50,7 @@ def test_checkpoint_of_the_attested_model(owner: Shell, run_id: str, material: P
 
     recorded = owner("checkpoint", "--run-id", run_id, "--path", material / "model").data
     assert recorded["repo"] == str(material / "model")
-    assert recorded["step"] == run.attested_step > 1
+    assert recorded["step"] == run.attested_step - 1 > 0  # the chain counts the step that comes next
     member = owner("json-dump-user", "--run-id", run_id, "--address", owner.wallet).data["member"]
     assert member["points"] == 90
     mended = owner("checkpoint", "--run-id", run_id, "--path", material / "model").data

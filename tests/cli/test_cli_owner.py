@@ -127,6 +127,19 @@ def test_restart_from_step_skips_the_data_of_the_steps_before(configured: Shell,
     assert configured("update-config", "--run-id", run_id, "--restart-from-step", 11).code == 0
     run = configured("json-dump-run", "--run-id", run_id).data["run"]
     assert (run["step"], run["data_index"]) == (11, 10 * 12)
+    assert step_shown(configured, run_id) == 10  # step 11 comes next
+
+
+def test_before_training_no_step_is_shown(configured: Shell, run_id: str) -> None:
+    assert step_shown(configured, run_id) == 0
+    configured("set-paused", "--run-id", run_id, "--resume")
+    assert step_shown(configured, run_id) == 0
+
+
+def step_shown(shell: Shell, run_id: str) -> int:
+    """What `list-runs` says."""
+    [step] = [found["step"] for found in shell("list-runs").data if found["run_id"] == run_id]
+    return int(step)
 
 
 def test_switch_to_hub_takes_the_model_from_the_checkpoint(configured: Shell, run_id: str) -> None:

@@ -40,7 +40,7 @@ def test_all_gone_and_back_from_the_durable_checkpoint(company: Company, materia
     assert [player.process.wait() for player in players] == [0, 0, 0]
     # The dead still stood in line for this epoch: it may begin before the last of them is back, who sits it out.
     first = [event for player, mark in zip(players, marks, strict=True) for event in player.diary.saw("model", mark)]
-    sources = [event["source"] for event in first if event["step"] == dead.step]
+    sources = [event["source"] for event in first if event["step"] == dead.trained_steps]
     assert sources in (["the checkpoint"] * 2, ["the checkpoint"] * 3)
     steps = list(range(1, STEPS + 1))
     whole = [player for player in players if [event["step"] for event in player.diary.saw("applied")] == steps]

@@ -37,15 +37,15 @@ def test_an_upload_goes_on_beside_the_next_epoch(tmp_path: Path, repository: Rep
         await sim.until(lambda run: run.epoch == 1 and run.state is RunState.ROUND_TRAIN)
         assert sim.model.checkpoint_step == 0
         await sim.until(lambda run: sim.model.checkpoint_step == 7 and run.state is RunState.ROUND_TRAIN)
-        assert (sim.model.checkpoint.kind, sim.model.checkpoint.revision) == (CheckpointKind.HUB, "sim-step-7")
+        assert (sim.model.checkpoint.kind, sim.model.checkpoint.revision) == (CheckpointKind.HUB, "sim-step-6")
         await sim.until_finished()
 
     sim = play(tmp_path / "run", story)
     assert sim.check() == 42
     assert len(sim.players[0].saw("applied")) == 12
     assert not _warned(sim.players[0])
-    assert (sim.model.checkpoint_step, sim.model.checkpoint.revision) == (13, "sim-step-13")  # although the run is over
-    weights = load(repository.place / "sim-step-13", 0)
+    assert (sim.model.checkpoint_step, sim.model.checkpoint.revision) == (13, "sim-step-12")  # although the run is over
+    weights = load(repository.place / "sim-step-12", 0)
     assert [level_hash(weights, sim.schema, level) for level in range(3)] == list(sim.run.level_hashes)
 
 
@@ -65,11 +65,11 @@ def test_of_those_that_wait_for_a_long_upload_the_newest_is_uploaded_next(
 
     sim = play(tmp_path / "run", story, total_steps=24)
     assert sim.check() == 84
-    assert repository.commits == ["sim-step-19", "sim-step-25", "sim-step-7"]
-    assert sim.model.checkpoint.repo == str(sim.place / "kept" / "m0" / "sim-step25")
+    assert repository.commits == ["sim-step-18", "sim-step-24", "sim-step-6"]
+    assert sim.model.checkpoint.repo == str(sim.place / "kept" / "m0" / "sim-step24")
     told = _warned(sim.players[0])
-    assert told[0] == "step 13 is not uploaded: an earlier upload took so long that it is outdated"
-    assert told[1] == "the chain does not name team/model@sim-step-7 of step 7: a later epoch has ended meanwhile"
+    assert told[0] == "step 12 is not uploaded: an earlier upload took so long that it is outdated"
+    assert told[1] == "the chain does not name team/model@sim-step-6 of step 6: a later epoch has ended meanwhile"
     assert len(told) == 4
 
 
@@ -85,8 +85,8 @@ def test_an_upload_that_never_ends_is_given_up_and_its_directory_named(tmp_path:
     sim = play(tmp_path / "run", story)
     assert sim.check() == 42
     assert not repository.sources
-    assert _warned(sim.players[0])[0] == "step 7 was not uploaded: it took longer than 3600 s and is given up"
-    assert sim.model.checkpoint.repo == str(sim.place / "kept" / "m0" / "sim-step13")
+    assert _warned(sim.players[0])[0] == "step 6 was not uploaded: it took longer than 3600 s and is given up"
+    assert sim.model.checkpoint.repo == str(sim.place / "kept" / "m0" / "sim-step12")
 
 
 @pytest.mark.parametrize("error", [CheckpointError("the Hub answered 403", "Set HF_TOKEN."), RuntimeError("a bug")])
@@ -99,9 +99,9 @@ def test_a_hub_that_refuses_costs_only_the_upload(tmp_path: Path, repository: Re
 
     sim = play(tmp_path / "run", story)
     assert sim.check() == 42
-    assert _warned(sim.players[0]) == [f"step {step} was not uploaded: {error}" for step in (7, 13)]
-    assert sorted(path.name for path in (sim.place / "kept" / "m0").iterdir()) == ["sim-step13", "sim-step7"]
-    assert sim.model.checkpoint.repo == str(sim.place / "kept" / "m0" / "sim-step13")
+    assert _warned(sim.players[0]) == [f"step {step} was not uploaded: {error}" for step in (6, 12)]
+    assert sorted(path.name for path in (sim.place / "kept" / "m0").iterdir()) == ["sim-step12", "sim-step6"]
+    assert sim.model.checkpoint.repo == str(sim.place / "kept" / "m0" / "sim-step12")
 
 
 def test_an_upload_that_loses_to_a_directory_is_a_warning(tmp_path: Path, repository: Repository) -> None:
@@ -117,7 +117,7 @@ def test_an_upload_that_loses_to_a_directory_is_a_warning(tmp_path: Path, reposi
     assert _warned(sim.players[0]) == [
         f"the chain does not name team/model@sim-step-{step} of step {step}: "
         f"it names {other / f'sim-step{step}'} of step {step} already"
-        for step in (7, 13)
+        for step in (6, 12)
     ]
     assert not _warned(sim.players[3])
 
@@ -137,7 +137,7 @@ def test_a_directory_does_not_replace_what_others_can_reach(tmp_path: Path, repo
     sim = play(tmp_path / "run", story, total_steps=24)
     assert sim.check(dropped=[sim.players[0]]) > 0
     late = sim.players[3]
-    assert [event["step"] for event in late.saw("checkpoint")][-1] == 25
+    assert [event["step"] for event in late.saw("checkpoint")][-1] == 24
     assert (sim.model.checkpoint.kind, sim.model.checkpoint_step) == (CheckpointKind.HUB, 7)
 
 
@@ -150,7 +150,7 @@ def test_a_lost_reply_is_no_reason_to_warn(tmp_path: Path, repository: Repositor
 
     sim = play(tmp_path / "run", story)
     assert sim.check() == 42
-    assert sim.model.checkpoint.revision == "sim-step-13"
+    assert sim.model.checkpoint.revision == "sim-step-12"
     assert not _warned(sim.players[0])
 
 
@@ -168,5 +168,5 @@ def test_whatever_goes_wrong_in_the_background_is_a_warning(tmp_path: Path, repo
     sim = play(tmp_path / "run", story)
     assert sim.check() == 42
     assert _warned(sim.players[0]) == [
-        f"the chain was not told of the checkpoint of step {step}: nobody expected this" for step in (7, 13)
+        f"the chain was not told of the checkpoint of step {step}: nobody expected this" for step in (6, 12)
     ]

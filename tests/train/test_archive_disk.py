@@ -91,26 +91,26 @@ def test_a_save_that_fails_in_an_unexpected_way_is_a_warning(
     sim = play(tmp_path / "run", story)
     assert sim.check() == 42
     told = [event["message"] for event in sim.players[0].saw("warning")]
-    assert told == [f"no checkpoint of step {step} was kept: CUDA error: out of memory" for step in (7, 13)]
+    assert told == [f"no checkpoint of step {step} was kept: CUDA error: out of memory" for step in (6, 12)]
     assert not _in(temporary)
 
 
 def test_old_steps_go_but_not_the_one_on_its_way_to_the_hub(tmp_path: Path, repository: Repository) -> None:
-    """Three are kept; step 7 is being uploaded all the time and 31 waits, after 13, 19 and 25 did."""
+    """Three are kept; step 6 is being uploaded all the time and 30 waits, after 12, 18 and 24 did."""
 
     async def story(sim: Simulation) -> None:
         sim.hub, sim.upload_seconds = repository.hub, 500.0
         for tier in (0, 1, 2):
             sim.add(tier)
         await sim.until(lambda run: run.epoch == 5 and run.state is RunState.ROUND_TRAIN)
-        assert _in(sim.place / "kept" / "m0") == ["sim-step19", "sim-step25", "sim-step31", "sim-step7"]
+        assert _in(sim.place / "kept" / "m0") == ["sim-step18", "sim-step24", "sim-step30", "sim-step6"]
 
     sim = play(tmp_path / "run", story, total_steps=48)
     assert sim.compare(sim.players) > 0
 
 
 def test_old_steps_go_but_not_the_one_the_chain_names(tmp_path: Path) -> None:
-    """From step 13 on the chain cannot be told of checkpoints."""
+    """From step 12 on the chain cannot be told of checkpoints."""
 
     async def story(sim: Simulation) -> None:
         for tier in (0, 1, 2):
@@ -118,7 +118,7 @@ def test_old_steps_go_but_not_the_one_the_chain_names(tmp_path: Path) -> None:
         await sim.until(lambda run: run.epoch == 1 and run.state is RunState.ROUND_TRAIN)
         named = sim.model.checkpoint
         assert named.kind is CheckpointKind.LOCAL
-        assert named.repo == str(sim.place / "kept" / "m0" / "sim-step7")
+        assert named.repo == str(sim.place / "kept" / "m0" / "sim-step6")
         chain = sim.players[0].chain
         assert chain is not None
 
@@ -127,7 +127,7 @@ def test_old_steps_go_but_not_the_one_the_chain_names(tmp_path: Path) -> None:
 
         chain.checkpoint = checkpoint  # type: ignore[method-assign]
         await sim.until(lambda run: run.epoch == 5 and run.state is RunState.ROUND_TRAIN)
-        assert _in(sim.place / "kept" / "m0") == ["sim-step19", "sim-step25", "sim-step31", "sim-step7"]
+        assert _in(sim.place / "kept" / "m0") == ["sim-step18", "sim-step24", "sim-step30", "sim-step6"]
         assert sim.model.checkpoint == named
 
     sim = play(tmp_path / "run", story, total_steps=48)

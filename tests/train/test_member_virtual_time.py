@@ -138,7 +138,7 @@ def test_all_die_and_return_to_the_durable_checkpoint(tmp_path: Path) -> None:
             assert player.saw("model")[-1]["source"] == "the checkpoint"
         durable = sim.model
         assert durable.checkpoint_step == 7
-        assert durable.checkpoint.repo == str(sim.place / "kept" / "m0" / "sim-step7")
+        assert durable.checkpoint.repo == str(sim.place / "kept" / "m0" / "sim-step6")
         assert durable.checkpoint_hashes == sim.run.level_hashes
         assert durable.checkpoint_hashes[0].hex() == players[0].saw("cooldown")[0]["hashes"]["0"]
         await sim.until_finished()

@@ -36,7 +36,7 @@ async def checkpoint(
     It must hold exactly the model that the members attested at the end of the last epoch.
     """
     from aftermath.cli.connection import sign_in
-    from aftermath.run.accounts import Checkpoint
+    from aftermath.run.accounts import Checkpoint, steps_before
     from aftermath.run.state import CheckpointKind
 
     if (repo is None) == (path is None):
@@ -58,7 +58,7 @@ async def checkpoint(
         "kind": model.checkpoint.kind.name.lower(),
         "repo": model.checkpoint.repo,
         "revision": model.checkpoint.revision,
-        "step": model.checkpoint_step,
+        "step": steps_before(model.checkpoint_step),
         "signature": str(signature),
     }
     return Result(data, facts(data))
@@ -69,6 +69,7 @@ def attested_hashes(run: Run, model: Model, place: Checkpoint) -> list[bytes]:
     from aftermath.model.checkpoint import load
     from aftermath.model.resolve import resolve
     from aftermath.model.segments import level_hash
+    from aftermath.run.accounts import steps_before
     from aftermath.train.outfit import schema_of
 
     if run.levels_attested != (1 << run.levels) - 1:
@@ -82,7 +83,7 @@ def attested_hashes(run: Run, model: Model, place: Checkpoint) -> list[bytes]:
     different = [level for level in range(schema.levels) if hashes[level] != run.level_hashes[level]]
     if different:
         raise CommandError(
-            f"{place.repo} is not the model that the members attested at step {run.attested_step}: "
+            f"{place.repo} is not the model that the members attested at step {steps_before(run.attested_step)}: "
             f"level {different[0]} differs",
             "name the checkpoint that a tier-0 member wrote at that step",
         )

@@ -23,7 +23,7 @@ async def list_runs(options: ClusterOptions) -> Result:
             "name": model.metadata.name,
             "state": plain(run.state),
             "epoch": run.epoch,
-            "step": run.step,
+            "step": run.trained_steps,
             "total_steps": run.config.total_steps,
             "members": run.current.clients,
             "tiers": model.tiers,

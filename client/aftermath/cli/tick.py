@@ -51,6 +51,6 @@ async def tick(
         "signatures": landed,
         "state": state,
         "epoch": run.epoch,
-        "step": run.step,
+        "step": run.trained_steps,
     }
     return Result(data, f"{len(landed)} of {tried} ticks changed run {run_id}, which is now {state}")

@@ -92,7 +92,7 @@ async def update_config(
         "vocab_size": model.metadata.vocab_size,
         "tiers": list(model.tier_widths),
         "schema_hash": model.schema_hash.hex(),
-        "step": run.step,
+        "step": run.trained_steps,
         "total_steps": run.config.total_steps,
         "warnings": warnings,
         "signatures": [str(signature) for signature in signatures],

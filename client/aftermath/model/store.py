@@ -1,8 +1,8 @@
 """Writing checkpoints: a directory appears under its name only when every byte of it is on disk.
 
 Decided
-- A run's checkpoint of step n is `<run id>-step<n>`, an ordinary Hugging Face directory of the full model; only a
-  tier-0 replica can write one. A crash or a full disk leaves earlier checkpoints as they were.
+- A run's checkpoint of step n, with n steps trained, is `<run id>-step<n>`, an ordinary Hugging Face directory of the
+  full model; only a tier-0 replica can write one. A crash or a full disk leaves earlier checkpoints as they were.
 - What a killed process left behind (`.partial-...`) is removed by the next save into the same directory; its scratch
   directories are removed by `sweep`.
 - A step's directory is never replaced: the chain may name it, and then it is all that the run can go back to. Saving

@@ -2,7 +2,8 @@
 
 Decided: bitmaps are `int` masks (see `bitmap`), public keys and hashes are 32 `bytes`, strings are decoded, `f64`
 values that travel as their bits are floats under the name without `_bits`, and per-level arrays are cut to the levels
-that exist.
+that exist. The program's step counters name the step that comes next; people are told how many are trained
+(`steps_before`): step 120 is the 120th, and a model or checkpoint of step 120 has 120 steps in it.
 """
 
 from __future__ import annotations
@@ -27,6 +28,11 @@ MAX_LEVELS = 8
 MAX_VERDICTS = 32
 FINGERPRINT_BYTES = 320
 BACKLOG = 8
+
+
+def steps_before(step: int) -> int:
+    """How many steps are trained when the program's counter says `step`; the first step is 1, and 0 is no step."""
+    return max(step - 1, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +137,10 @@ class Run:
     @property
     def halted(self) -> bool:
         return self.state.halted
+
+    @property
+    def trained_steps(self) -> int:
+        return steps_before(self.step)
 
     @property
     def current(self) -> Round:

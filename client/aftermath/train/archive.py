@@ -19,7 +19,7 @@ from pathlib import Path
 
 from aftermath.model.documents import CheckpointError
 from aftermath.model.store import prune, save, scratch, sweep
-from aftermath.run.accounts import Checkpoint, Run
+from aftermath.run.accounts import Checkpoint, Run, steps_before
 from aftermath.run.errors import ChainRefused
 from aftermath.run.state import CheckpointKind, RunState
 from aftermath.train.context import Context
@@ -86,7 +86,7 @@ class Keeper:
         if kept is None:
             return
         if self._archive.directory is not None:
-            self._ctx.events.emit("checkpoint", step=run.step, path=str(kept.place))
+            self._ctx.events.emit("checkpoint", step=run.trained_steps, path=str(kept.place))
         late = self._sending is not None
         if self._archive.hub is not None:
             self._line_up(self._archive.hub, kept)
@@ -122,7 +122,7 @@ class Keeper:
             place = await self._ctx.compute(lambda: self._write(directory, run, replica))
             return _Kept(place, run, hashes, temporary)
         except Exception as error:
-            self._warn(f"no checkpoint of step {run.step} was kept: {error}")
+            self._warn(f"no checkpoint of step {run.trained_steps} was kept: {error}")
             return None
         finally:
             if temporary is not None and place is None:
@@ -130,7 +130,9 @@ class Keeper:
 
     def _write(self, directory: Path, run: Run, replica: Replica) -> Path:
         config, companions = self._ctx.schema.config, self._archive.companions
-        place = save(directory, replica.params, config, run_id=run.run_id, step=run.step, companions=companions)
+        place = save(
+            directory, replica.params, config, run_id=run.run_id, step=run.trained_steps, companions=companions
+        )
         return place.resolve()
 
     async def _prune(self, newest: _Kept) -> None:
@@ -140,14 +142,15 @@ class Keeper:
             return
         named = Path((await self._ctx.chain.model()).checkpoint.repo)
         needed = {named, *(kept.place for kept in (newest, self._sending, self._next) if kept is not None)}
-        await self._ctx.compute(lambda: prune(directory, newest.run.run_id, newest.run.step, keep, needed))
+        await self._ctx.compute(lambda: prune(directory, newest.run.run_id, newest.run.trained_steps, keep, needed))
 
     # --- the Hub ------------------------------------------------------------------------------------------------
 
     def _line_up(self, hub: Hub, kept: _Kept) -> None:
         """Have a checkpoint uploaded in the background, next after the one under way."""
         if (skipped := self._next) is not None:
-            self._warn(f"step {skipped.run.step} is not uploaded: an earlier upload took so long that it is outdated")
+            step = skipped.run.trained_steps
+            self._warn(f"step {step} is not uploaded: an earlier upload took so long that it is outdated")
             skipped.release()
         self._next = kept
         if self._uploading is None or self._uploading.done():
@@ -160,13 +163,13 @@ class Keeper:
             try:
                 await self._upload(hub, kept)
             except Exception as error:  # nobody awaits this task, so it has to be told here
-                self._warn(f"the chain was not told of the checkpoint of step {kept.run.step}: {error}")
+                self._warn(f"the chain was not told of the checkpoint of step {kept.run.trained_steps}: {error}")
             finally:
                 self._sending = None
                 kept.release()
 
     async def _upload(self, hub: Hub, kept: _Kept) -> None:
-        step = kept.run.step
+        step = kept.run.trained_steps
         try:
             commit = await self._push(hub, kept)
         except Exception as error:
@@ -182,7 +185,7 @@ class Keeper:
         async def push() -> str | None:
             return await self._ctx.upload(lambda: hub.upload(kept.place, message))
 
-        message = f"{kept.run.run_id} step {kept.run.step}"
+        message = f"{kept.run.run_id} step {kept.run.trained_steps}"
         commit = await first_of(push(), self._ctx.clock.sleep(LONGEST_UPLOAD))
         if commit is None:
             raise CheckpointError(f"it took longer than {LONGEST_UPLOAD:.0f} s and is given up")
@@ -205,9 +208,9 @@ class Keeper:
         if model.checkpoint == place or (newer >= 0 and place.kind is CheckpointKind.LOCAL):
             return  # our reply was lost, or somebody else's directory was first and is as good
         if newer == 0:
-            refusal = f"it names {model.checkpoint.repo} of step {model.checkpoint_step} already"
+            refusal = f"it names {model.checkpoint.repo} of step {steps_before(model.checkpoint_step)} already"
         what = f"{place.repo}@{place.revision}" if place.revision else place.repo
-        self._warn(f"the chain does not name {what} of step {kept.run.step}: {refusal}")
+        self._warn(f"the chain does not name {what} of step {kept.run.trained_steps}: {refusal}")
 
     async def _offer(self, place: Checkpoint, kept: _Kept) -> str | None:
         """Name a checkpoint as soon as all levels are attested; why that could not be done, or None."""
@@ -237,5 +240,5 @@ def _past(ended: Run, now: Run) -> str | None:
     if now.epoch > ended.epoch and not _all_attested(now):
         return "the epoch ended before its members had attested all levels"
     if _all_attested(now) and now.attested_step != ended.step:
-        return f"the members attested step {now.attested_step}"
+        return f"the members attested step {steps_before(now.attested_step)}"
     return None

@@ -30,7 +30,7 @@ class Cooldown:
     async def live(self, run: Run) -> None:
         """Go through the cooldown of the epoch that `run` ended; returns when the chain has left it."""
         hashes = await self._ctx.compute(self._replica.hashes)
-        self._ctx.events.emit("cooldown", epoch=run.epoch, step=run.step, hashes=hashes)
+        self._ctx.events.emit("cooldown", epoch=run.epoch, step=run.trained_steps, hashes=hashes)
         await self._attest(run, hashes)
         replica, schema, tier = self._replica, self._ctx.schema, self._ctx.tier
         self._share.offer(await self._ctx.compute(lambda: snapshot(replica.params, schema, tier, run.step)))

@@ -11,7 +11,7 @@ import logging
 from aftermath.p2p.complaints import Complaints
 from aftermath.p2p.transport import Announcement, TransportError, short
 from aftermath.run import bitmap
-from aftermath.run.accounts import Members, Model, Run, Slot
+from aftermath.run.accounts import Members, Model, Run, Slot, steps_before
 from aftermath.run.commitment import Commitment, Ready, decode_announcement
 from aftermath.run.errors import BadAnnouncement, ChainUnavailable
 from aftermath.run.state import MemberState, ModelSource, RunState
@@ -82,7 +82,7 @@ class Member:
                 last = run.state
                 self._ctx.events.emit("state", epoch=run.epoch, state=run.state.name)
             if run.state is RunState.FINISHED:
-                self._ctx.events.emit("finished", step=run.step)
+                self._ctx.events.emit("finished", step=run.trained_steps)
                 await self._ctx.clock.sleep(LINGER if self._replica is not None else 0.0)
                 await self._keeper.settle()
                 return
@@ -132,11 +132,11 @@ class Member:
 
     def _tell_what_is_lost(self, run: Run, model: Model) -> None:
         """Nobody may have kept the model as the run had it: the epoch then starts from an older one."""
-        kept = max(model.checkpoint_step, 1)  # the first step of a run is 1
-        if run.model_source is ModelSource.CHECKPOINT and kept < run.step:
+        kept, reached = steps_before(model.checkpoint_step), run.trained_steps
+        if run.model_source is ModelSource.CHECKPOINT and kept < reached:
             self._ctx.events.emit(
                 "warning",
-                message=f"the model starts from step {kept}; the run had reached step {run.step}: {run.step - kept} "
+                message=f"the model starts from step {kept}; the run had reached step {reached}: {reached - kept} "
                 "steps are not in it",
             )
 

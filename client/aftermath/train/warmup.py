@@ -47,11 +47,11 @@ class WarmUp:
     async def obtain(self, replica: Replica | None) -> Replica:
         """A replica of the model this epoch starts from. Raises Desync if warm-up ends before there is one."""
         if replica is not None and await self._is_current(replica):
-            self._ctx.events.emit("model", source="its own replica", step=self._run.step)
+            self._ctx.events.emit("model", source="its own replica", step=self._run.trained_steps)
             return replica
         del replica
         source = await first_of(self._load(), self._give_up())
-        self._ctx.events.emit("model", source=source, step=self._run.step)
+        self._ctx.events.emit("model", source=source, step=self._run.trained_steps)
         return await self._ctx.compute(lambda: self._origin.replica(self._weights))
 
     async def _give_up(self) -> NoReturn:
