@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,17 @@ def test_unknown_run(owner: Shell) -> None:
     assert done.returncode == 1
     assert "there is no run 'nowhere'" in done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_the_live_picture_into_a_pipe_is_lines_from_the_start(owner: Shell, tmp_path: Path) -> None:
+    done = train(owner, "--run-id", "nowhere", "--logs", "tui", "--events-dir", tmp_path / "events")
+    assert done.returncode == 1
+    first = done.stdout.splitlines()[0]
+    assert "run nowhere, tier 0, wallet " in first
+    assert f"{datetime.now(UTC):%Y-}" in first
+    assert "\x1b" not in done.stdout
+    [events] = (tmp_path / "events").iterdir()
+    assert [json.loads(line)["kind"] for line in events.read_text().splitlines()] == ["started", "error"]
 
 
 def test_run_that_is_not_configured(owner: Shell, run_id: str) -> None:

@@ -1,19 +1,15 @@
-"""The demo keeps to itself: its directory, its variables, and what it shows where there is no terminal."""
+"""The demo keeps to itself: its directory and its variables."""
 
 from __future__ import annotations
 
-import io
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from aftermath.demo.plan import DemoFailed, environment
 from aftermath.demo.room import claimed
-from aftermath.demo.story import MemberStory, Story
-from aftermath.demo.view import LINE_EVERY, Screen
 
 
 def test_a_directory_is_emptied_for_the_next_demo(tmp_path: Path) -> None:
@@ -61,26 +57,3 @@ def test_the_users_own_runs_do_not_steer_the_demo(monkeypatch: pytest.MonkeyPatc
         assert name not in environment()
     monkeypatch.setenv("LANG", "C")
     assert environment()["LANG"] == "C"
-
-
-def test_into_a_pipe_it_says_a_line_now_and_then() -> None:
-    out = io.StringIO()
-    story = Story([MemberStory("member-0", 0)])
-    with Screen(Console(file=out, width=80), "title") as screen:
-        for elapsed in (0.0, 1.0, LINE_EVERY, LINE_EVERY + 1):
-            screen.show(story, "nothing happens", elapsed)
-    lines = out.getvalue().splitlines()
-    assert len(lines) == 2
-    assert all("no loss yet" in line and "member-0: starting" in line and "nothing happens" in line for line in lines)
-
-
-def test_the_picture_fits_an_ordinary_terminal() -> None:
-    out = io.StringIO()
-    member = MemberStory("member-0", 0, "epoch 2: waiting for members", 120, 2.1234, 12_345.0)
-    member.sources.append("the checkpoint")
-    member.traffic.append({"sent": 1_234_567})
-    with Screen(Console(file=out, width=80, force_terminal=True, color_system=None), "title") as screen:
-        screen.show(Story([member]), "nothing happens", 1.0)
-    shown = out.getvalue()
-    for text in ("member-0", "epoch 2:", "members", "2.1234", "12,345", "1,235 kB", "checkpoint"):
-        assert text in shown

@@ -20,10 +20,14 @@ class Session:
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self.interrupts = Interrupts()
+        self.told = 0
+        self.interrupts = Interrupts(self.tell)
         self.working, self.leaving = asyncio.Event(), asyncio.Event()
         self.allowed = 0.0
         self.left = False
+
+    def tell(self) -> None:
+        self.told += 1
 
     async def live(self) -> None:
         self.working.set()
@@ -51,6 +55,7 @@ async def test_leaving_is_not_cut_short_by_a_second_signal(signals: list[signal.
     session = Session(0.3)
     await asyncio.wait_for(session.interrupted(*signals), 10)
     assert session.left
+    assert session.told == 1, "at the first signal, and only then"
     assert 0 < session.allowed <= interrupts.EXIT_SECONDS - interrupts.CLOSE_SECONDS
 
 

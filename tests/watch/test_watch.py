@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import io
 import logging
+from datetime import UTC, datetime
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
 from aftermath.cli.present import facts, listing
-from aftermath.watch.events import ConsoleLines, Event, Events, LogWarnings
+from aftermath.watch.console import ConsoleLines
+from aftermath.watch.events import Event, Events, LogWarnings
 from aftermath.watch.plot import loss_plot
 from aftermath.watch.printable import printable
-from aftermath.watch.spark import spark
+from aftermath.watch.spark import course, spark
 from aftermath.watch.terminal import TerminalView
 
 EVIL = "a[/b]\x1b[2J\x1b]0;owned\x07\u202egpj.exe\r"
+NOON = datetime(2026, 11, 21, 12, 0, 0, 250_000, tzinfo=UTC)
 
 
 @given(st.text())
@@ -64,43 +68,16 @@ def test_what_a_module_warns_of_is_an_event_in_one_line() -> None:
     ]
 
 
-def test_the_view_says_what_the_member_does_now() -> None:
-    view = TerminalView("demo", 1)
-    seen = []
-    for event in (
-        {"t": 1.0, "kind": "state", "epoch": 3, "state": "WARMUP"},
-        {"t": 2.0, "kind": "round", "epoch": 3, "height": 7, "step": 90},
-        {"t": 3.0, "kind": "witnessed", "height": 6, "held": 3, "sent": True, "seconds": 0.1},
-        {"t": 4.0, "kind": "trained", "epoch": 3, "height": 7, "step": 90, "loss": 2.0, "tokens_per_sec": 1.0},
-        {"t": 5.0, "kind": "cooldown", "epoch": 3, "step": 91, "hashes": {}},
-    ):
-        view(event)
-        seen.append(_drawn(view._picture()))
-    phases = ("warmup", "round 7: training", "round 7: training", "round 7: sharing", "cooldown")
-    assert all(
-        f"epoch 3{':' if words in ('warmup', 'cooldown') else ''} {words}" in shown
-        for words, shown in zip(phases, seen, strict=True)
-    )
-
-
 def test_nor_that_of_a_member() -> None:
     out = io.StringIO()
-    lines = ConsoleLines(Console(file=out, width=200))
+    lines = ConsoleLines(Console(file=out, width=200), lambda: NOON)
     lines({"t": 1.0, "kind": "warning", "message": f"{EVIL}\nand its fix"})
     assert "a[/b]" in out.getvalue()
     assert "\x1b" not in out.getvalue()
-    view = TerminalView(EVIL, 1)
-    for event in (
-        {"t": 1.0, "kind": "state", "epoch": 0, "state": "ROUND_TRAIN"},
-        {"t": 2.0, "kind": "trained", "epoch": 0, "height": 1, "step": 3, "loss": 2.5, "tokens_per_sec": 10.0},
-        {"t": 3.0, "kind": "trained", "epoch": 0, "height": 1, "step": 4, "loss": None, "tokens_per_sec": 10.0},
-        {"t": 4.0, "kind": "warning", "message": EVIL},
-    ):
-        view(event)
-    shown = _drawn(view._picture())
-    assert "epoch 0 round 1: sharing" in shown
-    assert "2.5000" in shown
-    assert "a[/b]" in shown
+    view = TerminalView(Console(file=out), EVIL, 1, lambda: 5.0)
+    view({"t": 4.0, "kind": "warning", "message": EVIL})
+    shown = _drawn(view)
+    assert shown.count("a[/b]") == 2
     assert "\x1b]" not in shown
 
 
@@ -108,7 +85,23 @@ def test_a_spark_line_has_its_ends_at_the_lowest_and_highest() -> None:
     assert spark([]) == ""
     assert spark([1.0]) == "▁"
     assert spark([3.0, 1.0, 2.0]) == "█▁▅"
-    assert len(spark(list(map(float, range(100))))) == 60
+
+
+@pytest.mark.parametrize("width", [60, 76, 196])
+@pytest.mark.parametrize("steps", [2, 7, 120, 5000])
+def test_a_course_says_what_it_draws(steps: int, width: int) -> None:
+    """The labels are the values of the first and the last bar, whatever is left out between them."""
+    curve = [(step, 6.0 - 3.0 * step / steps) for step in range(1, steps + 1)]
+    shown = course(curve, width)
+    assert len(shown) <= width
+    assert shown.startswith(f"loss, steps 1 to {steps}:  {curve[0][1]:.3f} █")
+    assert shown.endswith(f"▁ {curve[-1][1]:.3f}")
+    assert len(shown) == width or shown.count("▁") + sum(shown.count(bar) for bar in "▂▃▄▅▆▇█") == steps
+
+
+def test_a_course_of_one_step_or_none() -> None:
+    assert course([], 70) == "no loss yet"
+    assert course([(4, 2.5)], 70) == "loss at step 4: 2.500"
 
 
 def test_the_plot_is_a_picture(tmp_path: Path) -> None:

@@ -79,6 +79,7 @@ class Demo:
                 screen.show(self.story, self.caption(killed_at, revived), self.elapsed())
                 time.sleep(0.2)
             self.read()
+            screen.show(self.story, "the run is finished", self.elapsed())
         if killed_at is None:
             raise DemoFailed("the run ended before half of it was seen")
 
@@ -102,12 +103,16 @@ class Demo:
             raise DemoFailed(f"the run did not finish within {LIMIT_SECONDS:.0f} s; see {self.places.root / 'logs'}")
 
     def caption(self, killed_at: float | None, revived: bool) -> str:
-        name = self.story.members[KILLED].name
+        """What happens now to the member that dies, and what comes next."""
+        victim = self.story.members[KILLED]
         if killed_at is None:
-            return f"{name} will be killed half way"
-        return f"{name} was killed at {killed_at:.0f} s" + (
-            " and is back; it takes the model from its peers" if revived else ""
-        )
+            return f"{victim.name} will be killed after step {KILL_AT_STEP}, and come back"
+        dead = f"{victim.name} was killed (kill -9) at {killed_at:.0f} s"
+        if not revived:
+            return f"{dead}; the others go on and train its share too"
+        if victim.returned is None:
+            return f"{dead} and is started again; it joins the next epoch, with the model from its peers"
+        return f"{dead}, came back, and trains again since step {victim.returned}"
 
     def close(self) -> None:
         for process in reversed(list(self.processes.values())):

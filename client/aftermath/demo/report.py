@@ -12,6 +12,7 @@ from rich.table import Table
 from solders.pubkey import Pubkey
 
 from aftermath.chain.addresses import run_addresses
+from aftermath.demo.closing import closing
 from aftermath.demo.ledger import Costs, costs_of
 from aftermath.demo.plan import KILLED, RUN_ID, TIERS, Commands, DemoFailed
 from aftermath.demo.story import Story
@@ -40,7 +41,8 @@ def write_report(
         console.print(f"[bold]tier {tier}[/bold] continues {PROMPT!r}:", highlight=False)
         console.print(text, highlight=False, markup=False)
     console.print(table_of(story, costs))
-    console.print(f"Report, plot and logs are in {places.root}", highlight=False, soft_wrap=True)
+    for sentence in closing(story, report, places, story.members[KILLED]):
+        console.print(sentence, highlight=False, soft_wrap=True, markup=False)
     wrong = shortcomings(story, report)
     for sentence in wrong:
         console.print(f"[red]{sentence}[/red]", highlight=False)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from aftermath.watch.phase import phase
+from aftermath.watch.progress import Progress
 
 
 @dataclass
@@ -26,7 +27,10 @@ class MemberStory:
     traffic: list[dict[str, Any]] = field(default_factory=list)
     """The last traffic report of every process of this member."""
     rounds: set[int] = field(default_factory=set)
+    returned: int | None = None
+    """The first step that a later process of this member trained."""
     warnings: list[str] = field(default_factory=list)
+    progress: Progress = field(default_factory=Progress)
 
     def total(self, kind: str) -> float:
         """A counter summed over this member's processes."""
@@ -68,6 +72,7 @@ class Story:
     def _take(self, member: MemberStory, event: dict[str, Any], now: float) -> None:
         kind = event["kind"]
         member.state = phase(event) or member.state
+        member.progress.take(event)
         if kind == "joined":
             member.slot = event["slot"]
         elif kind == "model":
@@ -86,6 +91,8 @@ class Story:
     def _trained(self, member: MemberStory, event: dict[str, Any], now: float) -> None:
         member.loss, member.tokens_per_sec = event["loss"], event["tokens_per_sec"]
         member.rounds.add(event["step"])
+        if member.returned is None and len(member.traffic) > 1:
+            member.returned = event["step"]
         self.losses[event["step"]][member.name] = (event["loss"], event["tokens"])
         if self.first_loss_at is None:
             self.first_loss_at = now
@@ -96,6 +103,24 @@ class Story:
     def steps(self) -> int:
         """The newest step anybody trained."""
         return max(self.losses, default=0)
+
+    @property
+    def progress(self) -> Progress:
+        """How far the run is, as the member knows it that has seen most of it."""
+        return max((member.progress for member in self.members), key=lambda progress: progress.step)
+
+    def tier_losses(self, last: int) -> dict[int, float]:
+        """The mean loss of every tier, over its newest `last` steps."""
+        found: dict[int, list[tuple[float, int]]] = defaultdict(list)
+        tiers = {member.name: member.tier for member in self.members}
+        for _, shares in sorted(self.losses.items()):
+            for name, share in shares.items():
+                found[tiers[name]].append(share)
+        means = {}
+        for tier, parts in found.items():
+            newest = parts[-last:]
+            means[tier] = sum(loss * count for loss, count in newest) / sum(count for _, count in newest)
+        return means
 
     def loss_curve(self) -> list[tuple[int, float]]:
         """(step, loss over all tokens of the step)."""

@@ -1,4 +1,7 @@
-"""The demo's live picture: one row per member, the loss so far, what happens now. Into a pipe, a line now and then."""
+"""The demo's live picture: one row per member, how far the run is, its loss, what happens now.
+
+Where nothing can be drawn over (a pipe, a dumb terminal) it is a line now and then.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,11 @@ from rich.table import Table
 from rich.text import Text
 
 from aftermath.demo.story import Story
-from aftermath.watch.spark import spark
+from aftermath.watch.spark import course
+from aftermath.watch.terminal import redraws
 
-LINE_EVERY = 10.0  # seconds between two lines into a pipe
+LINE_EVERY = 10.0  # seconds between two lines where there is no picture
+_FRAME = 4  # columns of the panel's border and padding
 
 
 class Screen:
@@ -23,7 +28,7 @@ class Screen:
 
     def __init__(self, console: Console, title: str) -> None:
         self._console, self._title = console, title
-        self._live = Live(console=console, refresh_per_second=4) if console.is_terminal else None
+        self._live = Live(console=console, refresh_per_second=4) if redraws(console) else None
         self._line_at = 0.0
 
     def __enter__(self) -> Self:
@@ -40,7 +45,7 @@ class Screen:
     def show(self, story: Story, now: str, elapsed: float) -> None:
         """Bring the picture up to date, or say a line if it is time for one. `elapsed` is in seconds."""
         if self._live:
-            self._live.update(picture(story, self._title, now, elapsed))
+            self._live.update(picture(story, self._title, now, elapsed, self._console.width))
         elif elapsed >= self._line_at:
             self._line_at = elapsed + LINE_EVERY
             self._console.print(line(story, now, elapsed), soft_wrap=True, highlight=False, markup=False)
@@ -50,12 +55,13 @@ def line(story: Story, now: str, elapsed: float) -> str:
     """The story in one line."""
     curve = story.loss_curve()
     loss = f"loss {curve[-1][1]:.3f}" if curve else "no loss yet"
+    run = story.progress.words()
     states = ", ".join(f"{member.name}: {member.state}" for member in story.members)
-    return f"{elapsed:6.1f} s  step {story.steps:3}  {loss}  {states}; {now}"
+    return f"{elapsed:6.1f} s  {run}  {loss}  {states}; {now}"
 
 
-def picture(story: Story, title: str, now: str, elapsed: float) -> RenderableType:
-    """What to show at this moment."""
+def picture(story: Story, title: str, now: str, elapsed: float, width: int) -> RenderableType:
+    """What to show at this moment, in so many columns."""
     table = Table(expand=True, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for column in ("member", "tier", "round state", "step", "loss", "tok/s", "sent", "model from"):
         right = column in ("tier", "step", "loss", "tok/s", "sent")
@@ -73,6 +79,5 @@ def picture(story: Story, title: str, now: str, elapsed: float) -> RenderableTyp
             member.sources[-1].split()[-1] if member.sources else "",
         )
     curve = story.loss_curve()
-    losses = [loss for _, loss in curve]
-    course = f"loss {losses[0]:.3f} {spark(losses)} {losses[-1]:.3f}" if losses else "no loss yet"
-    return Panel(Group(table, Text(course), Text(now, style="bold")), title=f"{title}   {elapsed:5.1f} s")
+    lines = (Text(story.progress.words()), Text(course(curve, width - _FRAME)), Text(now, style="bold"))
+    return Panel(Group(table, *lines), title=f"{title}   {elapsed:5.1f} s")

@@ -109,7 +109,7 @@ class Keeper:
             self._next = None
 
     def _warn(self, message: str) -> None:
-        self._ctx.events.emit("warning", message=message)
+        self._ctx.events.emit("warning", message=message, until="checkpoint")
 
     # --- the disk -----------------------------------------------------------------------------------------------
 

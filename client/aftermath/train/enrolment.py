@@ -52,7 +52,7 @@ class Enrolment:
             return
         self._told = self._last
         message = f"the place in the run was lost again, asking for it in {wait:.0f} s"
-        self._ctx.events.emit("warning", message=f"{message}; does another machine use this wallet?")
+        self._ctx.events.emit("warning", message=f"{message}; does another machine use this wallet?", until="trained")
 
     async def join(self, weight: int, *, stateless: bool) -> bool:
         """Ask for the next epoch; whether that is on chain. A refusal that waiting cannot cure is raised."""
@@ -71,7 +71,7 @@ class Enrolment:
         except ChainRefused as error:
             if error.name != "MembersFull":
                 raise
-            self._ctx.events.emit("warning", message=str(error))
+            self._ctx.events.emit("warning", message=str(error), until="joined")
             await self._ctx.clock.sleep(_FULL_PAUSE)
             return False
 

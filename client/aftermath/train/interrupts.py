@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 EXIT_SECONDS = 1.7  # of the two that are promised; the rest is for the process to end
@@ -16,9 +16,10 @@ CLOSE_SECONDS = 0.4  # of these, for closing connections
 
 
 class Interrupts:
-    """What signals do to one piece of work."""
+    """What signals do to one piece of work; `told` is called at the first."""
 
-    def __init__(self) -> None:
+    def __init__(self, told: Callable[[], None] = lambda: None) -> None:
+        self._told = told
         self._work: asyncio.Future[None] | None = None
         self._signals = 0
         self._end = 0.0
@@ -54,6 +55,7 @@ class Interrupts:
         loop = asyncio.get_running_loop()
         self._signals += 1
         if self._signals == 1:
+            self._told()
             self._end = loop.time() + EXIT_SECONDS
             loop.call_at(self._end, self._over.set)
             if self._work is not None:

@@ -80,7 +80,7 @@ class Member:
             run = self._ctx.feed.run
             if run.state is not last:
                 last = run.state
-                self._ctx.events.emit("state", epoch=run.epoch, state=run.state.name)
+                self._tell_state(run)
             if run.state is RunState.FINISHED:
                 self._ctx.events.emit("finished", step=run.trained_steps)
                 await self._ctx.clock.sleep(LINGER if self._replica is not None else 0.0)
@@ -91,7 +91,9 @@ class Member:
                 try:
                     await self._epoch(run)
                 except Desync as reason:
-                    self._ctx.events.emit("warning", message=f"out of this epoch: {reason}; joining the next one")
+                    self._ctx.events.emit(
+                        "warning", message=f"out of this epoch: {reason}; joining the next one", until="trained"
+                    )
                     self._forget_replica()
                     await self._join(self._ctx.feed.run)
             else:
@@ -129,6 +131,16 @@ class Member:
         if not ended.pending_pause:
             await self._join(ended)
         await Cooldown(self._ctx, self._share, replica, self._keeper, self.slot).live(ended)
+
+    def _tell_state(self, run: Run) -> None:
+        self._ctx.events.emit(
+            "state",
+            epoch=run.epoch,
+            state=run.state.name,
+            step=run.trained_steps,
+            total_steps=run.config.total_steps,
+            since=run.state_started_at,
+        )
 
     def _tell_what_is_lost(self, run: Run, model: Model) -> None:
         """Nobody may have kept the model as the run had it: the epoch then starts from an older one."""

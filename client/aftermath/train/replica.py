@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +23,8 @@ from aftermath.model.segments import level_hash
 from aftermath.optim.clip import clip_gradients
 from aftermath.optim.codec import Votes
 from aftermath.optim.distro import Distro
+
+_SHORTEST_PASS = 32  # tokens
 
 
 class Cancelled(Exception):
@@ -98,16 +100,25 @@ class Replica:
             total += loss.item()
         return total
 
-    def measure_weight(self, seq_len: int) -> int:
-        """This machine's throughput in sequences per minute (1..65535), from micro-batches of the first tokens."""
+    def measure_weight(self, seq_len: int, seconds: float) -> int:
+        """This machine's throughput in sequences per minute (1..65535), from passes over the first tokens.
+
+        The first pass is short and each next one twice as long, up to a micro-batch (twice: the first also warms
+        caches), unless it would end after `seconds`: then the last one that did not has to do.
+        """
         batch = torch.arange(self._micro * seq_len, device=self._device).remainder_(self.model.config.vocab_size)
-        best = float("inf")
-        for _ in range(2):
+        began = self._stopwatch()
+        done, best = 0, float("inf")  # tokens of the longest passes so far, and the time of the fastest of them
+        for count, length in _passes(self._micro, seq_len):
             started = self._stopwatch()
-            self._accumulate(batch.view(self._micro, seq_len), threading.Event())
-            best = min(best, self._stopwatch() - started)
+            if done and started - began + best * (count * length / done) > seconds:
+                break
+            self._accumulate(batch[: count * length].view(count, length), threading.Event())
+            took = self._stopwatch() - started
+            best = min(best, took) if count * length == done else took
+            done = count * length
         self.model.zero_grad(set_to_none=True)
-        return weight_of(self._micro, best)
+        return weight_of(done / seq_len, best)
 
     def apply(self, results: Mapping[int, Sequence[Votes]], lr: float) -> None:
         """Apply one round's accepted results (per level, in slot order) at its learning rate; exact."""
@@ -118,7 +129,21 @@ class Replica:
         return {level: level_hash(self.params, self.schema, level) for level in self.levels}
 
 
-def weight_of(sequences: int, seconds: float) -> int:
+def _passes(micro: int, seq_len: int) -> Iterator[tuple[int, int]]:
+    """The (sequences, tokens of each) of the passes that measure a machine; the last is a whole micro-batch."""
+    length = min(_SHORTEST_PASS, seq_len)
+    while length < seq_len:
+        yield 1, length
+        length = min(2 * length, seq_len)
+    count = 1
+    while count < micro:
+        yield count, seq_len
+        count = min(2 * count, micro)
+    yield micro, seq_len
+    yield micro, seq_len
+
+
+def weight_of(sequences: float, seconds: float) -> int:
     """Sequences per minute as a member declares it when it joins."""
     return max(1, min(65535, round(60 * sequences / max(seconds, 1e-6))))
 

@@ -136,7 +136,8 @@ class Rounds:
         plan = self._results.plan(self._height)
         if plan is None:
             raise Desync("the chain has moved on")
-        self._ctx.events.emit("round", epoch=self._epoch, height=self._height, step=plan.header.step)
+        since = run.state_started_at
+        self._ctx.events.emit("round", epoch=self._epoch, height=self._height, step=plan.header.step, since=since)
         duty = WitnessDuty(self._ctx, self._results, self._slot, plan)
         self._start(duty.attend())
         self._start(duty.inquire(self._collector))

@@ -1,7 +1,7 @@
 """One `aftermath-solana train` process, from settings to exit status: opens the ports, runs the member, closes them.
 
-The real clock and sockets live here and nowhere else in the room. Ctrl-C (or SIGTERM) leaves the run on chain and ends
-the process within two seconds (`interrupts`); a failure is one sentence.
+The real clock, the date and sockets live here and nowhere else in the room. Ctrl-C (or SIGTERM) leaves the run on chain
+and ends the process within two seconds (`interrupts`); a failure is one sentence.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
@@ -45,9 +46,11 @@ from aftermath.train.origin import Origin
 from aftermath.train.outfit import check_tier, data_of, schema_of
 from aftermath.train.replica import pick_device
 from aftermath.train.settings import TrainSettings
+from aftermath.train.speed import measured_weight
 from aftermath.train.worker import ThreadWorker
-from aftermath.watch.events import ConsoleLines, Events, JsonLines, LogWarnings, Sink
-from aftermath.watch.terminal import TerminalView
+from aftermath.watch.console import ConsoleLines
+from aftermath.watch.events import Events, JsonLines, LogWarnings, Sink
+from aftermath.watch.terminal import TerminalView, redraws
 
 _START_PATIENCE = 20.0  # seconds a start waits for an RPC endpoint to answer
 _FEES_IN_HAND = 5_000_000  # lamports: a thousand transactions
@@ -70,10 +73,12 @@ def run_member(settings: TrainSettings) -> int:
     status = 0
     runner = asyncio.Runner()  # never closed: that waits for threads and tasks, and the process ends here anyway
     try:
+        wallet = load_wallet(settings.wallet_private_key_path)
         with contextlib.ExitStack() as stack:
             events = events_of(settings, stack)
+            _introduce(settings, wallet, events)
             _log_to(events)
-            runner.run(_session(settings, events))
+            runner.run(_session(settings, wallet, events))
     except AftermathError as error:
         status = 1
         print(f"error: {error.message}" + (f"\nfix: {error.fix}" if error.fix else ""), file=sys.stderr)
@@ -83,20 +88,41 @@ def run_member(settings: TrainSettings) -> int:
 
 
 def events_of(settings: TrainSettings, stack: contextlib.ExitStack) -> Events:
-    """The sinks the settings ask for."""
+    """The sinks the settings ask for; lines instead of the live picture where nothing can be drawn over."""
+    started = time.monotonic()
+
+    def elapsed() -> float:
+        return time.monotonic() - started
+
+    console = Console(soft_wrap=not sys.stdout.isatty())  # a pipe has no width to wrap at
     sinks: list[Sink] = []
     if settings.logs == "json":
-        sinks.append(JsonLines(sys.stdout))
-    elif settings.logs == "console":
-        sinks.append(ConsoleLines(Console(soft_wrap=not sys.stdout.isatty())))  # a pipe has no width to wrap at
+        sinks.append(JsonLines(sys.stdout, _date))
+    elif settings.logs == "tui" and redraws(console):
+        view = TerminalView(console, settings.run_id, settings.matformer_tier, elapsed)
+        sinks.append(stack.enter_context(view))
     else:
-        sinks.append(stack.enter_context(TerminalView(settings.run_id, settings.matformer_tier)))
+        sinks.append(ConsoleLines(console, _date))
     if settings.write_log:
-        sinks.append(JsonLines(settings.write_log))
+        sinks.append(JsonLines(settings.write_log, _date))
     if settings.events_dir:
-        sinks.append(JsonLines(settings.events_dir / f"{time.time_ns()}-{os.getpid()}.jsonl"))
-    started = time.monotonic()
-    return Events(lambda: time.monotonic() - started, sinks)
+        sinks.append(JsonLines(settings.events_dir / f"{time.time_ns()}-{os.getpid()}.jsonl", _date))
+    return Events(elapsed, sinks)
+
+
+def _date() -> datetime:
+    return datetime.now(UTC)
+
+
+def _introduce(settings: TrainSettings, wallet: Wallet, events: Events) -> None:
+    """The first event: a log says by itself what it is the log of."""
+    events.emit(
+        "started",
+        run_id=settings.run_id,
+        tier=settings.matformer_tier,
+        wallet=str(wallet.pubkey),
+        version=__version__,
+    )
 
 
 def _log_to(events: Events) -> None:
@@ -105,11 +131,11 @@ def _log_to(events: Events) -> None:
     ours.propagate = False  # else it would be said twice, the second time into the middle of the terminal view
 
 
-async def _session(settings: TrainSettings, events: Events) -> None:
+async def _session(settings: TrainSettings, wallet: Wallet, events: Events) -> None:
     """Live as a member until the run is finished or a signal comes; raises what made that impossible."""
-    interrupts = Interrupts()
+    interrupts = Interrupts(lambda: events.emit("leaving"))
     try:
-        await interrupts.run(_life(settings, events, interrupts))
+        await interrupts.run(_life(settings, wallet, events, interrupts))
     except Exception as error:
         if (failure := known(error, settings)) is None:
             raise
@@ -117,20 +143,25 @@ async def _session(settings: TrainSettings, events: Events) -> None:
         raise failure from error
 
 
-async def _life(settings: TrainSettings, events: Events, interrupts: Interrupts) -> None:
-    async with _ports(settings, events) as member:
+async def _life(settings: TrainSettings, wallet: Wallet, events: Events, interrupts: Interrupts) -> None:
+    async with _ports(settings, wallet, events) as member:
         try:
             await member.live()
         finally:
-            with contextlib.suppress(ChainError, TimeoutError):
-                await asyncio.wait_for(member.leave(), interrupts.leaving())
+            await _leave(member, events, interrupts.leaving())
+
+
+async def _leave(member: Member, events: Events, seconds: float) -> None:
+    try:
+        await asyncio.wait_for(member.leave(), seconds)
+    except (ChainError, TimeoutError):
+        events.emit("warning", message="the chain could not be told that this member leaves: the others will drop it")
 
 
 @contextlib.asynccontextmanager
-async def _ports(settings: TrainSettings, events: Events) -> AsyncIterator[Member]:
+async def _ports(settings: TrainSettings, wallet: Wallet, events: Events) -> AsyncIterator[Member]:
     """Open chain and transport, check that we fit the run, and hand out the member."""
     check_hub(settings)
-    wallet = load_wallet(settings.wallet_private_key_path)
     secret = identity_secret(settings.run_id, wallet, settings.identity_secret_key_path)
     async with contextlib.AsyncExitStack() as stack:
         pool = await stack.enter_async_context(open_pool(settings, patience=_START_PATIENCE))
@@ -229,14 +260,13 @@ async def _member(
         hash_replicas=settings.events_dir is not None,
     )
     await ensure_funds(pool, Pubkey(chain.wallet), _FEES_IN_HAND)
-    events.emit("measuring", run_id=settings.run_id, tier=settings.matformer_tier)
-    weight = await compute(lambda: origin.measure_weight(model.max_seq_len))
     archive = Archive(
         settings.checkpoint_dir,
         _hub(settings),
         settings.keep_steps if settings.delete_old_steps else None,
         await compute(lambda: _companions(settings, model)),
     )
+    weight = await measured_weight(context, origin, model.max_seq_len)
     return Member(context, origin, archive, weight=weight, parallel=settings.max_concurrent_parameter_requests)
 
 

@@ -70,6 +70,8 @@ class TrainSettings(BaseModel):
     delete_old_steps: bool = Field(True, description="Delete older checkpoints of this run from the directory.")
     keep_steps: int = Field(3, ge=1, description="How many checkpoints to keep in the directory.")
 
-    logs: Literal["tui", "console", "json"] = Field("console", description="How progress is shown.")
+    logs: Literal["tui", "console", "json"] = Field(
+        "console", description="How progress is shown; tui falls back to console where there is no terminal."
+    )
     write_log: Path | None = Field(None, description="Also append JSON lines to this file.")
     events_dir: Path | None = Field(None, description="Directory that receives this member's events as JSON lines.")

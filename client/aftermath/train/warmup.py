@@ -74,7 +74,7 @@ class WarmUp:
                 await self._from_durable(self._lacking)
                 return "the checkpoint"
             except (ModelUnavailable, CheckpointError, ModelConfigError, SchemaError, SegmentError, OSError) as error:
-                self._ctx.events.emit("warning", message=f"the model is not to be had yet: {error}")
+                self._ctx.events.emit("warning", message=f"the model is not to be had yet: {error}", until="model")
             if warmup_over(self._run, self._ctx.feed.run):
                 raise Desync("warm-up ended before the model was here")
             await first_of(self._ctx.feed.after(self._ctx.feed.run.seq), self._ctx.clock.sleep(pause))
@@ -134,7 +134,7 @@ class WarmUp:
                 await fetcher.fetch(level, self._choice(level, offers), self._weights, self._expected(level))
                 self._lacking.discard(level)
             except ModelUnavailable as error:
-                self._ctx.events.emit("warning", message=str(error))
+                self._ctx.events.emit("warning", message=str(error), until="model")
         if self._lacking and waiting:
             raise ModelUnavailable("not all members of the last epoch have answered")
         if not self._lacking:

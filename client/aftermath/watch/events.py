@@ -2,6 +2,9 @@
 
 Choices:
 - an event is a flat JSON object with `t` (seconds of the member's clock), `kind` and plain fields; bytes travel as hex;
+- the first event of a process is `started`: which run, wallet, client version and tier all that follows is about;
+- the date enters where an event leaves us, in a sink: nothing that decides knows it, and virtual time stays exact;
+- a `warning` may name in `until` the kind of event that makes it outdated;
 - a sink that fails (full disk, closed pipe) is dropped with one warning and never stops training;
 - no sink blocks: files are line-buffered, the console prints a line.
 """
@@ -14,15 +17,13 @@ import math
 import os
 import sys
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
-from rich.console import Console
-from rich.markup import escape
-
-from aftermath.watch.printable import printable
-
 Event = dict[str, Any]
+Wall = Callable[[], datetime]
+"""The date and time of the machine, with its time zone."""
 
 
 class Sink(Protocol):
@@ -78,9 +79,10 @@ def plain(value: Any) -> Any:
 
 
 class JsonLines:
-    """Appends events to a file or stream as JSON lines."""
+    """Appends events to a file or stream as JSON lines, each with the date at which it was written (`at`)."""
 
-    def __init__(self, target: Path | TextIO) -> None:
+    def __init__(self, target: Path | TextIO, wall: Wall) -> None:
+        self._wall = wall
         if isinstance(target, Path):
             target.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -89,39 +91,6 @@ class JsonLines:
             self._stream = target
 
     def __call__(self, event: Event) -> None:
-        self._stream.write(json.dumps(event, separators=(",", ":")) + "\n")
+        dated = {"at": self._wall().isoformat(timespec="milliseconds"), **event}
+        self._stream.write(json.dumps(dated, separators=(",", ":")) + "\n")
         self._stream.flush()
-
-
-# Events a person wants to read on the console, with the words for them. An error ends the process, which then says it
-# on stderr.
-_SENTENCES: dict[str, str] = {
-    "measuring": "run {run_id} found; measuring this machine's speed at tier {tier}",
-    "joined": "joined as member {slot} with tier {tier}",
-    "state": "epoch {epoch}: {state}",
-    "model": "model ready from {source}; step {step} comes next",
-    "trained": "step {step}  loss {loss:.4f}  {tokens_per_sec:,.0f} tokens/s",
-    "applied": "step {step}: applied {results} results",
-    "waiting": "waits for the next epoch",
-    "dropped": "members {slots} did not deliver and are dropped",
-    "checkpoint": "checkpoint of step {step} at {path}",
-    "left": "left the run",
-    "finished": "the run is finished",
-    "warning": "[yellow]{message}[/yellow]",
-}
-
-
-class ConsoleLines:
-    """One line of text for each event a person wants to read."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-
-    def __call__(self, event: Event) -> None:
-        sentence = _SENTENCES.get(event["kind"])
-        if sentence is None:
-            return
-        fields = {name: escape(printable(v, keep="\n")) if isinstance(v, str) else v for name, v in event.items()}
-        if fields.get("loss", 0.0) is None:
-            fields["loss"] = math.nan
-        self._console.print(f"[dim]{event['t']:9.2f}s[/dim]  " + sentence.format_map(fields), highlight=False)

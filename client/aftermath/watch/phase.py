@@ -6,14 +6,27 @@ from aftermath.watch.events import Event
 
 _ROUND = "epoch {epoch} round {height}: "
 _PHASES = {
+    "started": "looking for the run",
+    "measuring": "measuring this machine's speed",
+    "measured": "joining",
     "state": "epoch {epoch}: {state}",
     "round": _ROUND + "training",
     "trained": _ROUND + "sharing",
     "cooldown": "epoch {epoch}: cooldown",
+    "leaving": "leaving the run",
+    "left": "left the run",
+    "finished": "the run is finished",
 }
 
 
 def phase(event: Event) -> str | None:
     """The member's phase after this event; None if the event does not change it."""
     words = _PHASES.get(event["kind"])
-    return words.format(**event).lower().replace("_", " ") if words else None
+    if words is None:
+        return None
+    return words.format_map(event | {"state": state_words(str(event.get("state", "")))})
+
+
+def state_words(name: str) -> str:
+    """The name of a state of the run as a person reads it."""
+    return name.lower().replace("_", " ").replace("warmup", "warm-up")

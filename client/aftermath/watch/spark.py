@@ -1,4 +1,4 @@
-"""A row of numbers as a line of bars."""
+"""A row of numbers as a line of bars, and a loss curve as a line that says what it draws."""
 
 from __future__ import annotations
 
@@ -7,11 +7,26 @@ from collections.abc import Sequence
 _BARS = "▁▂▃▄▅▆▇█"
 
 
-def spark(values: Sequence[float], width: int = 60) -> str:
-    """The last `width` values as bars; the lowest and the highest of them are the ends of the scale."""
-    shown = values[-width:]
-    if not shown:
+def spark(values: Sequence[float]) -> str:
+    """One bar per value; the lowest and the highest of them are the ends of the scale."""
+    if not values:
         return ""
-    low = min(shown)
-    scale = (max(shown) - low) or 1.0
-    return "".join(_BARS[round((value - low) / scale * (len(_BARS) - 1))] for value in shown)
+    low = min(values)
+    scale = (max(values) - low) or 1.0
+    return "".join(_BARS[round((value - low) / scale * (len(_BARS) - 1))] for value in values)
+
+
+def course(curve: Sequence[tuple[int, float]], width: int) -> str:
+    """A loss curve of (step, loss) in a line of `width` characters: which steps, the first loss, bars, the last loss.
+
+    Points that have no room are left out evenly; the first and the last are always drawn, and are what the ends say.
+    """
+    if not curve:
+        return "no loss yet"
+    (first, begin), (last, end) = curve[0], curve[-1]
+    if first == last:
+        return f"loss at step {first}: {end:.3f}"
+    left, right = f"loss, steps {first} to {last}:  {begin:.3f} ", f" {end:.3f}"
+    room = max(2, min(len(curve), width - len(left) - len(right)))
+    drawn = [curve[index * (len(curve) - 1) // (room - 1)][1] for index in range(room)]
+    return left + spark(drawn) + right

@@ -1,12 +1,19 @@
-"""The terminal view of one member: what it does now, its loss, its traffic, and the last things it said."""
+"""The live picture of one member in a terminal: what it does now, how far the run is, its loss, and what is wrong.
+
+Decided: every line has its place from the start, so that the eye finds it again; the picture never is taller than the
+terminal; a warning stays until an event says that it is outdated, or for some minutes if none ever will.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
-from rich.console import Group
+from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
@@ -15,21 +22,40 @@ from rich.text import Text
 from aftermath.watch.events import Event
 from aftermath.watch.phase import phase
 from aftermath.watch.printable import printable
-from aftermath.watch.spark import spark
+from aftermath.watch.progress import Progress, span
+from aftermath.watch.spark import course
 
-_LINES = 8
-_LOSSES = 60
+_FACTS = ("now", "run", "speed", "peers", "traffic", "chain")
+_LOSSES = 1000
+_MOST = 20  # warnings kept
+_STALE = 300.0  # seconds after which a warning that nothing else outdates is taken down
+_FRAME = 4  # columns of the panel's border and padding
+
+
+def redraws(console: Console) -> bool:
+    """Whether a picture can be drawn over there; a pipe cannot, even where FORCE_COLOR makes rich take it for more."""
+    return console.file.isatty() and console.is_terminal and not console.is_dumb_terminal
+
+
+@dataclass
+class _Warning:
+    message: str
+    at: float
+    until: str | None
+    times: int = 1
 
 
 class TerminalView:
-    """A sink that keeps a panel up to date; use as a context manager."""
+    """A sink that keeps a picture up to date; use as a context manager. `elapsed`: seconds since the start."""
 
-    def __init__(self, run_id: str, tier: int) -> None:
-        self._title = f"run {run_id}, tier {tier}"
-        self._facts: dict[str, Any] = {"state": "starting"}
-        self._losses: deque[float] = deque(maxlen=_LOSSES)
-        self._said: deque[str] = deque(maxlen=_LINES)
-        self._live = Live(self._picture(), refresh_per_second=4)
+    def __init__(self, console: Console, run_id: str, tier: int, elapsed: Callable[[], float]) -> None:
+        self._title, self._elapsed = f"run {run_id}, tier {tier}", elapsed
+        self._facts = dict.fromkeys(_FACTS, "-") | {"now": "starting"}
+        self._progress = Progress()
+        self._losses: deque[tuple[int, float]] = deque(maxlen=_LOSSES)
+        self._warnings: dict[str, _Warning] = {}
+        self._drawing = threading.Lock()  # the picture is drawn on a thread of its own
+        self._live = Live(self, console=console, refresh_per_second=4)
 
     def __enter__(self) -> Self:
         self._live.__enter__()
@@ -41,25 +67,60 @@ class TerminalView:
         self._live.__exit__(kind, error, trace)
 
     def __call__(self, event: Event) -> None:
+        with self._drawing:
+            self._take(event)
+
+    def _take(self, event: Event) -> None:
         kind = event["kind"]
+        self._progress.take(event)
+        self._warnings = {text: said for text, said in self._warnings.items() if said.until != kind}
         if now := phase(event):
-            self._facts["state"] = now
+            self._facts["now"] = now
+        if self._progress.total:
+            self._facts["run"] = self._progress.words()
         if kind == "trained":
-            self._facts |= {"step": event["step"], "tokens/s": f"{event['tokens_per_sec']:,.0f}"}
+            self._facts["speed"] = f"{event['tokens_per_sec']:,.0f} tokens/s"
             if event["loss"] is not None:
-                self._losses.append(event["loss"])
+                self._losses.append((event["step"], event["loss"]))
+        elif kind == "measured":
+            self._facts["speed"] = f"about {event['weight']:,} sequences a minute"
         elif kind == "traffic":
-            self._facts["peers"] = event["peers"]
-            self._facts["sent / received"] = f"{event['sent'] / 1e6:.2f} / {event['received'] / 1e6:.2f} MB"
-            self._facts["transactions"] = f"{event['transactions']} ({event['lamports']:,} lamports)"
+            self._facts["peers"] = f"{event['peers']} in reach"
+            sent, received = (f"{event[name] / 1e6:.2f} MB" for name in ("sent", "received"))
+            self._facts["traffic"] = f"{sent} sent, {received} received"
+            self._facts["chain"] = f"{event['transactions']:,} transactions, {event['lamports']:,} lamports"
         elif "message" in event:
             message = printable(event["message"], keep="\n")
-            self._said.append(f"{event['t']:8.1f}s  {message}")
-        self._live.update(self._picture())
+            before = self._warnings.pop(message, None)
+            times = before.times + 1 if before else 1
+            self._warnings[message] = _Warning(message, event["t"], event.get("until"), times)
+            for outdated in list(self._warnings)[:-_MOST]:
+                del self._warnings[outdated]
 
-    def _picture(self) -> Panel:
-        table = Table.grid(padding=(0, 2))
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        with self._drawing:
+            yield self._picture(console, options.max_width - _FRAME, console.height)
+
+    def _picture(self, console: Console, width: int, height: int) -> Panel:
+        facts = Table.grid(padding=(0, 2))
         for name, value in self._facts.items():
-            table.add_row(name, str(value))
-        loss = f"loss {spark(list(self._losses))} {self._losses[-1]:.4f}" if self._losses else "no loss yet"
-        return Panel(Group(table, Text(loss), *(Text(line) for line in self._said)), title=Text(printable(self._title)))
+            facts.add_row(name, Text(value, no_wrap=True, overflow="ellipsis"))
+        loss = Text(course(self._losses, width), no_wrap=True, overflow="ellipsis")
+        warnings = self._lines(console, width, height - len(self._facts) - 4)  # the border, the loss, a last line
+        title = Text(printable(self._title))
+        return Panel(Group(facts, loss, *warnings), title=title, subtitle=f"{span(self._elapsed())} since the start")
+
+    def _lines(self, console: Console, width: int, room: int) -> list[Text]:
+        """The warnings that are not outdated, the newest last, as many as have room."""
+        now = self._elapsed()
+        shown: list[Text] = []
+        for said in reversed(self._warnings.values()):
+            age = now - said.at
+            if said.until is None and age > _STALE:
+                continue
+            when = f"{span(max(age, 0))} ago" + (f", {said.times} times" if said.times > 1 else "")
+            lines = list(Text(f"{when}: {said.message}", style="yellow").wrap(console, max(width, 1)))
+            if len(lines) > room:
+                return shown or lines[:room]
+            shown, room = lines + shown, room - len(lines)
+        return shown

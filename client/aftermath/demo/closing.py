@@ -1,0 +1,38 @@
+"""How the demo ends: what happened, in plain sentences, each from what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from aftermath.demo.plan import RUN_ID, Places
+from aftermath.demo.story import MemberStory, Story
+
+_LAST = 10  # steps over which a tier's last loss is taken
+
+
+def closing(story: Story, report: Mapping[str, Any], places: Places, killed: MemberStory) -> list[str]:
+    """The sentences; what the demo promised and did not do is said elsewhere."""
+    first, last = report["loss_first"], report["loss_last"]
+    tiers = ", ".join(f"tier {tier} {loss:.3f}" for tier, loss in sorted(story.tier_losses(_LAST).items()))
+    sentences = [
+        f"{len(story.members)} members trained {report['rounds']} steps together in {report['wall_seconds']:.0f} s; "
+        f"the loss went from {first:.3f} to {last:.3f} nats per token.",
+        f"Each tier's own loss, mean of its last {_LAST} steps: {tiers}.",
+    ]
+    if report["replicas_identical"]:
+        sentences.append(
+            f"The replicas are identical: {report['checks_of_replicas']} times two members held the same level of the "
+            "model after the same step, and every time they held the same bits."
+        )
+    if killed.returned is not None:
+        sentences.append(
+            f"{killed.name} was killed with kill -9, came back with the model from {killed.sources[-1]}, and has "
+            f"trained again since step {killed.returned}."
+        )
+    sentences += [
+        f"On chain that took {report['transactions']:,} transactions, for {report['lamports']:,} lamports.",
+        f"In {places.root}: demo-report.json (these figures), loss.png (the loss), checkpoints/{RUN_ID}-step"
+        f"{report['rounds']} (the model), events/ and logs/ (what every process saw and said).",
+    ]
+    return sentences

@@ -1,0 +1,36 @@
+"""How fast this machine is, found out before it joins: its share of a round is in proportion to that.
+
+Choices: it is said what is measured and how long that can take; a machine that has not finished by then joins with the
+smallest share, since a share that it does in time says more than any measurement.
+"""
+
+from __future__ import annotations
+
+from aftermath.train.context import Context
+from aftermath.train.origin import Origin
+from aftermath.train.wait import first_of
+
+PATIENCE = 60.0
+"""Seconds after which a member joins without knowing its speed."""
+_SLOWEST = 1
+
+
+async def measured_weight(context: Context, origin: Origin, seq_len: int) -> int:
+    """This machine's throughput in sequences per minute, as a member declares it."""
+    context.events.emit("measuring", tier=context.tier, parameters=origin.parameters, limit=PATIENCE)
+    started = context.clock.monotonic()
+
+    async def measure() -> int | None:
+        return await context.compute(lambda: origin.measure_weight(seq_len))
+
+    weight = await first_of(measure(), context.clock.sleep(PATIENCE))
+    if weight is None:
+        context.events.emit(
+            "warning",
+            message=f"this machine's speed is not known after {PATIENCE:.0f} s: it asks for the smallest share; "
+            "a higher --matformer-tier is a smaller model",
+            until="state",
+        )
+    weight = weight or _SLOWEST
+    context.events.emit("measured", weight=weight, seconds=context.clock.monotonic() - started)
+    return weight

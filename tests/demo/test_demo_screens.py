@@ -1,0 +1,147 @@
+"""What the demo shows: its picture, its lines where there is no terminal, and the sentences it ends with."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from aftermath.demo.__main__ import Demo
+from aftermath.demo.closing import closing
+from aftermath.demo.ledger import Costs
+from aftermath.demo.plan import KILLED, TIERS, Places
+from aftermath.demo.report import findings
+from aftermath.demo.story import MemberStory, Story
+from aftermath.demo.view import LINE_EVERY, Screen, line, picture
+
+TOTAL = 120
+
+
+def story_of(steps: int, *, back_at: int | None = None) -> Story:
+    """A run of which so many steps are trained; the member that is killed is back in a second process from one on."""
+    story = Story([MemberStory(f"member-{tier}", tier) for tier in TIERS])
+    for member in story.members:
+        member.traffic.append({})
+        say(story, member, "state", epoch=0, state="WARMUP", step=0, total_steps=TOTAL, since=0)
+        say(story, member, "model", source="the checkpoint", step=0)
+    for step in range(1, steps + 1):
+        for member in story.members:
+            if member.tier == TIERS[KILLED] and back_at is not None and step == back_at:
+                member.traffic.append({})
+                say(story, member, "model", source="peers", step=step - 1)
+            train(story, member, step)
+    return story
+
+
+def say(story: Story, member: MemberStory, kind: str, **fields: Any) -> None:
+    story._take(member, {"t": 0.0, "kind": kind, **fields}, 1.0)
+
+
+def train(story: Story, member: MemberStory, step: int) -> None:
+    height = (step - 1) % 40
+    loss = 6.0 - step / 40 + member.tier / 10
+    say(story, member, "round", epoch=0, height=height, step=step, since=step // 2)
+    say(
+        story,
+        member,
+        "trained",
+        epoch=0,
+        height=height,
+        step=step,
+        loss=loss,
+        tokens=100,
+        tokens_per_sec=12_345.0,
+    )
+    hashes = {str(level): f"{step}-{level}" for level in range(member.tier, len(TIERS))}
+    say(story, member, "applied", step=step, hashes=hashes)
+    say(story, member, "traffic", sent=1e4 * step, push_bytes_max=700)
+
+
+def drawn(story: Story, width: int, height: int) -> list[str]:
+    console = Console(
+        file=io.StringIO(), width=width, height=height, force_terminal=True, color_system=None, record=True
+    )
+    console.print(picture(story, "aftermath on embedded", "member-1 was killed", 12.3, width))
+    lines = console.export_text().splitlines()
+    assert len(lines) < height
+    assert max(map(len, lines)) <= width
+    return lines
+
+
+@pytest.mark.parametrize("size", [(80, 24), (200, 50)])
+def test_the_picture_before_the_first_step(size: tuple[int, int]) -> None:
+    shown = "\n".join(drawn(Story([MemberStory(f"member-{tier}", tier) for tier in TIERS]), *size))
+    for text in ("member-0", "member-2", "starting", "no step yet", "no loss yet", "member-1 was killed"):
+        assert text in shown
+
+
+@pytest.mark.parametrize("size", [(80, 24), (200, 50)])
+def test_the_picture_says_how_far_the_run_is_and_labels_what_it_draws(size: tuple[int, int]) -> None:
+    lines = drawn(story_of(40), *size)
+    assert any("step 39 of 120, 42 s left" in line for line in lines)
+    [loss] = [line.strip("│ ") for line in lines if "loss, steps" in line]
+    assert loss.startswith("loss, steps 1 to 40:  6.075 █")
+    assert loss.endswith("▁ 5.100")
+    rows = [line for line in lines if "member-" in line and "12,345" in line]
+    assert [row.split()[1] for row in rows] == ["member-0", "member-1", "member-2"]
+    for text in ("epoch 0 round", "39: sharing", "5.2000", "400 kB", "checkpoint"):
+        assert text in "\n".join(lines)
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_without_a_terminal_to_draw_in_it_says_a_line_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    """A pipe, or a dumb terminal."""
+    monkeypatch.setenv("TERM", "dumb" if terminal else "xterm")
+    out = io.StringIO()
+    story = Story([MemberStory("member-0", 0)])
+    with Screen(Console(file=out, width=80, force_terminal=terminal), "title") as screen:
+        for elapsed in (0.0, 1.0, LINE_EVERY, LINE_EVERY + 1):
+            screen.show(story, "nothing happens", elapsed)
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 2
+    assert all("no loss yet" in line and "member-0: starting" in line and "nothing happens" in line for line in lines)
+
+
+def test_a_line_says_how_far_the_run_is() -> None:
+    shown = line(story_of(40), "all is well", 33.3)
+    assert shown.startswith("  33.3 s  step 39 of 120, 42 s left  loss 5.100  member-0: epoch 0 round 39: sharing, ")
+    assert shown.endswith("; all is well")
+
+
+def test_what_becomes_of_the_killed_member_is_said_up_to_its_return() -> None:
+    demo = Demo(Places(Path("nowhere")), "embedded", Console(file=io.StringIO()))
+    assert demo.caption(None, False) == "member-1 will be killed after step 60, and come back"
+    assert demo.caption(30.0, False).endswith("(kill -9) at 30 s; the others go on and train its share too")
+    assert demo.caption(30.0, True).endswith("it joins the next epoch, with the model from its peers")
+    demo.story = story_of(90, back_at=81)
+    assert demo.caption(30.0, True).endswith("came back, and trains again since step 81")
+
+
+def test_it_ends_with_what_happened_in_plain_sentences() -> None:
+    story = story_of(TOTAL, back_at=81)
+    report = findings(story, Costs(391, 1_955_000), 75.04, 2.0)
+    said = closing(story, report, Places(Path("/runs/demo")), story.members[KILLED])
+    checks = report["checks_of_replicas"]
+    assert checks == 3 * TOTAL
+    assert said == [
+        "3 members trained 120 steps together in 75 s; the loss went from 6.075 to 3.100 nats per token.",
+        "Each tier's own loss, mean of its last 10 steps: tier 0 3.112, tier 1 3.212, tier 2 3.312.",
+        f"The replicas are identical: {checks} times two members held the same level of the model after the same step, "
+        "and every time they held the same bits.",
+        "member-1 was killed with kill -9, came back with the model from peers, and has trained again since step 81.",
+        "On chain that took 391 transactions, for 1,955,000 lamports.",
+        "In /runs/demo: demo-report.json (these figures), loss.png (the loss), checkpoints/demo-step120 (the model), "
+        "events/ and logs/ (what every process saw and said).",
+    ]
+
+
+def test_what_differs_is_not_called_identical() -> None:
+    story = story_of(TOTAL)
+    say(story, story.members[2], "applied", step=7, hashes={"2": "another"})
+    said = closing(story, findings(story, Costs(1, 1), 1.0, 0.0), Places(Path("/x")), story.members[KILLED])
+    assert not any("identical" in sentence or "came back" in sentence for sentence in said)

@@ -1,0 +1,94 @@
+"""What a session leaves behind for later: event files that say what they are about, dated, and how a member goes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aftermath import __version__
+from aftermath.chain.wallet import create_wallet
+from aftermath.train import session
+from aftermath.train.settings import TrainSettings
+from train.simulated import Simulation, play
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_every_event_file_begins_with_what_it_is_about_and_every_event_is_dated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wallet = create_wallet(tmp_path / "wallet.json")
+    settings = TrainSettings(
+        run_id="demo",
+        matformer_tier=2,
+        logs="json",
+        write_log=tmp_path / "log.jsonl",
+        events_dir=tmp_path / "events",
+    )
+    before = datetime.now(UTC)
+    for _ in range(2):
+        with contextlib.ExitStack() as stack:
+            events = session.events_of(settings, stack)
+            session._introduce(settings, wallet, events)
+            events.emit("trained", step=1, loss=2.0)
+    after = datetime.now(UTC)
+    files = sorted((tmp_path / "events").iterdir())
+    assert len(files) == 2, "one for each process"
+    (tmp_path / "printed.jsonl").write_text(capsys.readouterr().out)
+    for path in (*files, tmp_path / "log.jsonl", tmp_path / "printed.jsonl"):
+        first, *others = lines_of(path)
+        about = {"kind": "started", "run_id": "demo", "tier": 2, "wallet": str(wallet.pubkey), "version": __version__}
+        assert about.items() <= first.items()
+        assert {line["kind"] for line in others} <= {"started", "trained"}
+        for line in (first, *others):
+            at = datetime.fromisoformat(line["at"])
+            assert before - timedelta(seconds=1) <= at <= after + timedelta(seconds=1)
+            assert 0 <= line["t"] < 60
+
+
+def test_virtual_members_know_no_date(tmp_path: Path) -> None:
+    """The date is the sinks' alone: what a member says is the same in every run on virtual time."""
+
+    async def story(sim: Simulation) -> None:
+        for tier in (0, 1, 2):
+            sim.add(tier)
+        await sim.until_finished()
+
+    told = []
+    for place in (tmp_path / "one", tmp_path / "two"):
+        sim = play(place, story, total_steps=6)
+        assert sim.check() > 0
+        told.append([[event for event in player.events if event["kind"] != "checkpoint"] for player in sim.players])
+        assert all("at" not in event for player in sim.players for event in player.events)
+    assert told[0] == told[1]
+
+
+# --- going ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reachable", [True, False])
+def test_a_member_that_goes_says_whether_the_run_knows(tmp_path: Path, reachable: bool) -> None:
+    said: list[str] = []
+
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1, 2)]
+        await sim.until_round(2)
+        going = players[2]
+        assert going.chain is not None
+        assert going.member is not None
+        await sim._end(going)
+        going.chain.down = not reachable
+        before = len(going.events)
+        await session._leave(going.member, going.member._ctx.events, 1.3)
+        said.extend(event.get("message", event["kind"]) for event in going.events[before:])
+
+    play(tmp_path, story)
+    not_told = "the chain could not be told that this member leaves: the others will drop it"
+    assert said == (["left"] if reachable else [not_told])
