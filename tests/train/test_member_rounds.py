@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from aftermath.run.state import RunState
 from aftermath.sim.simulation import Player, Simulation, play
 from aftermath.train.replica import Replica, Trained
@@ -112,10 +114,54 @@ def test_training_that_is_too_late_for_its_round_is_given_up(tmp_path: Path) -> 
 
     sim = play(tmp_path, story, warmup_time=200, max_round_train_time=5)
     slow = sim.players[2]
-    assert slow.saw("warning")[0]["message"] == "round 0 was given up: the run is ahead"
+    given_up, too_slow = (event["message"] for event in slow.saw("warning")[:2])
+    assert given_up == "round 0 was given up: the run is ahead"
+    assert "too slow for its share of the rounds: 3 sequences were not done after 16 s" in too_slow
+    assert "a round lasts 5 s at most" in too_slow
     assert not slow.saw("trained")
+    # 3 sequences in 16 seconds are at most 11 a minute: so much it declares when it joins again, having fallen out.
+    assert [event["weight"] for event in slow.saw("joined")][:2] == [60, 11]
     assert sim.run.lost_sequences == 0
     assert sim.check(dropped=[slow]) > 0
+
+
+@pytest.mark.parametrize("witnesses", [0, 1])
+def test_a_member_alone_and_too_slow_is_told_once_per_epoch(tmp_path: Path, witnesses: int) -> None:
+    """A share takes 40 seconds and a round 15 at most: nothing it trains counts, and nobody is there to drop it."""
+
+    async def story(sim: Simulation) -> None:
+        alone = sim.add(0)
+        _slow_down(alone, 20.0)
+        await sim.until(lambda run: run.epoch == 2)
+
+    sim = play(
+        tmp_path, story, min_clients=1, init_min_clients=1, witness_nodes=witnesses, warmup_time=200, total_steps=60
+    )
+    [alone] = sim.players
+    told = [event for event in alone.saw("warning") if "too slow" in event["message"]]
+    assert len(told) == 2, "one for each epoch"
+    for event in told:
+        assert "9 sequences were not done after 40 s; a round lasts 15 s at most" in event["message"]
+        for way_out in ("--matformer-tier", "--threads", "--micro-batch-size", "max_round_train_time"):
+            assert way_out in event["message"]
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(3.0, False), (7.0, True)])
+def test_all_of_a_rounds_own_work_counts(tmp_path: Path, seconds: float, told: bool) -> None:
+    """Two pieces of work are the share's, two the apply's with its hashes; a round lasts 15 seconds at most."""
+
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1, 2)]
+        _slow_down(players[2], seconds)
+        await sim.until(lambda run: run.epoch == 1)
+
+    sim = play(tmp_path, story, warmup_time=200)
+    slow = sim.players[2]
+    assert slow.saw("trained")
+    said = [e["message"] for player in sim.players for e in player.saw("warning") if "too slow" in e["message"]]
+    assert bool(said) is told
+    assert not told or "3 sequences took 14 s and applying a round's results 14 s; a round lasts 15 s" in said[0]
+    assert sim.check(dropped=[slow] if told else []) > 0
 
 
 def test_a_snapshot_is_withdrawn_at_the_first_apply_of_the_next_epoch(tmp_path: Path) -> None:

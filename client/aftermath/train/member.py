@@ -123,10 +123,12 @@ class Member:
             await self._ctx.compute(replica.distro.reset)
         await announce_ready(self._ctx, self._readiness, run, self.slot)
         rounds = Rounds(self._ctx, self._results, self._share, replica, run, model, self.slot)
-        ended = await rounds.live()
+        try:
+            ended = await rounds.live()
+        finally:
+            self._weight = rounds.time.weight or self._weight  # also of a member that fell out for being too slow
         if ended is None:
             return
-        self._weight = rounds.weight or self._weight
         self._enrolment.completed()
         if not ended.pending_pause:
             await self._join(ended)

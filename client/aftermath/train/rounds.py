@@ -32,8 +32,9 @@ from aftermath.train.context import Context, Desync
 from aftermath.train.health import report_undelivered
 from aftermath.train.modelshare import ModelShare
 from aftermath.train.plan import RoundPlan, plan_round
-from aftermath.train.replica import Cancelled, Replica, Trained, weight_of
+from aftermath.train.replica import Cancelled, Replica, Trained
 from aftermath.train.results import Results
+from aftermath.train.sharetime import ShareTime
 from aftermath.train.traffic import report_traffic
 from aftermath.train.wait import first_of
 from aftermath.train.witness import WitnessDuty
@@ -59,10 +60,10 @@ class Rounds:
         self._epoch = began.epoch
         self._members: Members | None = None
         self._collector = Collector(context, results, began.epoch)
+        self.time = ShareTime(context, began.config.max_round_train_time)
         self._applied = -1  # height of the newest round whose results are in the replica
         self._height = -1
         self._duties: set[asyncio.Task[None]] = set()
-        self.weight: int | None = None
 
     async def live(self) -> Run | None:
         """Go through the rounds until cooldown; returns the run then, or None if warm-up was given up.
@@ -188,6 +189,8 @@ class Rounds:
         self._share.withdraw()
         await self._ctx.compute(lambda: self._replica.apply(votes, lr))
         hashes = await self._ctx.compute(self._replica.hashes) if self._ctx.hash_replicas else {}
+        seconds = self._ctx.clock.monotonic() - started - waited
+        self.time.applied(seconds)
         self._ctx.events.emit(
             "applied",
             epoch=self._epoch,
@@ -196,7 +199,7 @@ class Rounds:
             results=len(accepted),
             sequences=self._sequences(done.height, accepted),
             waited=waited,
-            seconds=self._ctx.clock.monotonic() - started - waited,
+            seconds=seconds,
             hashes=hashes,
         )
 
@@ -234,6 +237,7 @@ class Rounds:
             trained = await self._ctx.compute(lambda: self._replica.train(sequences, lr, ahead, cancelled))
         except Cancelled:
             self._ctx.events.emit("warning", message=f"round {plan.header.height} was given up: the run is ahead")
+            self.time.took(len(indices), self._ctx.clock.monotonic() - started, done=False)
             return None
         except NonFiniteGradient as error:
             self._ctx.events.emit("warning", message=f"step {plan.header.step} is left out: {error}")
@@ -241,7 +245,7 @@ class Rounds:
         finally:
             watch.cancel()
             cancelled.set()  # if we were cancelled ourselves, the worker thread stops at its next micro-batch
-        self.weight = weight_of(len(indices), self._ctx.clock.monotonic() - started)
+        self.time.took(len(indices), self._ctx.clock.monotonic() - started, done=True)
         if math.isfinite(trained.loss):
             return trained
         self._ctx.events.emit("warning", message=f"step {plan.header.step} is left out: its loss is {trained.loss}")

@@ -1,0 +1,43 @@
+"""How long a member's shares take, and telling it when its machine is too slow for the run.
+
+Choices: what counts is the member's own work of a round, applying and training, against the time a round has at most;
+it is said once per epoch, at the first share that took longer, because the next epoch may deal out smaller ones.
+"""
+
+from __future__ import annotations
+
+from aftermath.train.context import Context
+from aftermath.train.replica import weight_of
+
+
+class ShareTime:
+    """Watches one member's shares of one epoch; `limit` is `max_round_train_time`."""
+
+    def __init__(self, context: Context, limit: float) -> None:
+        self._ctx, self._limit = context, limit
+        self._applying = 0.0
+        self._told = False
+        self.weight: int | None = None
+        """Sequences per minute, once a share has shown them; of one that was given up, at most so many."""
+
+    def applied(self, seconds: float) -> None:
+        """Applying the results of a round took that long, waiting for them apart."""
+        self._applying = seconds
+
+    def took(self, sequences: int, seconds: float, *, done: bool) -> None:
+        """A share of so many sequences took that long, or was given up after it (`done` is false then)."""
+        self.weight = weight_of(sequences, seconds)
+        if self._applying + seconds <= self._limit or self._told:
+            return
+        self._told = True
+        took = f"took {seconds:.0f} s" if done else f"were not done after {seconds:.0f} s"
+        if self._applying >= 1:
+            took += f" and applying a round's results {self._applying:.0f} s"
+        self._ctx.events.emit(
+            "warning",
+            message=f"this machine is too slow for its share of the rounds: {sequences} sequences {took}; "
+            f"a round lasts {self._limit:.0f} s at most, so the work comes too late. What helps: a smaller model (a "
+            "higher --matformer-tier), more --threads, a smaller --micro-batch-size; or the owner of the run gives "
+            "rounds more time (max_round_train_time)",
+            until="state",
+        )
