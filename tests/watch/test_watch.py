@@ -81,6 +81,46 @@ def test_nor_that_of_a_member() -> None:
     assert "\x1b]" not in shown
 
 
+def test_a_log_of_lines_reads_from_the_first_to_the_last() -> None:
+    out = io.StringIO()
+    lines = ConsoleLines(Console(file=out, width=200), lambda: NOON)
+    events: list[Event] = [
+        {"kind": "started", "run_id": "demo", "tier": 1, "wallet": "Wal1et", "version": "0.1.0"},
+        {"kind": "measuring", "tier": 1, "parameters": 672_896, "limit": 60.0},
+        {"kind": "measured", "weight": 1_579, "seconds": 1.2},
+        {"kind": "joined", "slot": 0, "tier": 1, "weight": 1_579, "epoch": 0},
+        {"kind": "state", "epoch": 0, "state": "WAITING_FOR_MEMBERS", "step": 0, "total_steps": 120, "since": 5},
+        {"kind": "round", "epoch": 0, "height": 0, "step": 1, "since": 6},
+        {"kind": "model", "source": "the checkpoint", "step": 0},
+        {"kind": "trained", "epoch": 0, "height": 0, "step": 1, "loss": 5.75, "tokens_per_sec": 3678.4},
+        {"kind": "trained", "epoch": 0, "height": 1, "step": 2, "loss": None, "tokens_per_sec": 3678.4},
+        {"kind": "applied", "epoch": 0, "height": 0, "step": 1, "results": 1},
+        {"kind": "applied", "epoch": 0, "height": 1, "step": 2, "results": 3},
+        {"kind": "checkpoint", "step": 120, "path": "/kept/demo-step120"},
+        {"kind": "leaving"},
+        {"kind": "left"},
+        {"kind": "finished", "step": 120},
+    ]
+    for event in events:
+        lines({"t": 1.0} | event)
+    assert [line.split("s  ", 1)[1] for line in out.getvalue().splitlines()] == [
+        "2026-11-21 12:00:00 UTC: run demo, tier 1, wallet Wal1et, aftermath 0.1.0",
+        "measuring how fast this machine trains tier 1 (672,896 parameters): some seconds, 60 at most",
+        "this machine trains about 1,579 sequences a minute",
+        "joined as member 0 with tier 1",
+        "epoch 0: waiting for members; step 0 of 120",
+        "the model is here, from the checkpoint; the run is at step 0",
+        "step 1  loss 5.7500  3,678 tokens/s",
+        "step 2  loss nan  3,678 tokens/s",
+        "step 1: applied 1 result",
+        "step 2: applied 3 results",
+        "checkpoint of step 120 at /kept/demo-step120",
+        "stopping",
+        "left the run",
+        "the run is finished: 120 steps",
+    ]
+
+
 def test_a_spark_line_has_its_ends_at_the_lowest_and_highest() -> None:
     assert spark([]) == ""
     assert spark([1.0]) == "▁"

@@ -41,7 +41,8 @@ class Watched:
         assert len(lines) <= self.console.height - 1, "the last line of a terminal belongs to its cursor"
         assert max(map(len, lines)) <= self.console.width
         assert "run demo, tier 1" in lines[0]
-        return [line.strip("│ ").rstrip() for line in lines[1:-1]]
+        assert lines[-1].strip() == "", "^C is echoed on the last line"
+        return [line.strip("│ ").rstrip() for line in lines[1:-2]]
 
     def fact(self, name: str) -> str:
         [line] = [line for line in self.lines() if line.split(" ")[0] == name]
@@ -123,7 +124,7 @@ def test_the_phases_follow_the_events() -> None:
             "epoch 3 round 7: sharing",
         ),
         ("cooldown", {"epoch": 3, "step": 91, "hashes": {}}, "epoch 3: cooldown"),
-        ("leaving", {}, "leaving the run"),
+        ("leaving", {}, "stopping"),
         ("left", {}, "left the run"),
     ]
     for kind, fields, now in steps:

@@ -80,4 +80,5 @@ def picture(story: Story, title: str, now: str, elapsed: float, width: int) -> R
         )
     curve = story.loss_curve()
     lines = (Text(story.progress.words()), Text(course(curve, width - _FRAME)), Text(now, style="bold"))
-    return Panel(Group(table, *lines), title=f"{title}   {elapsed:5.1f} s")
+    panel = Panel(Group(table, *lines), title=f"{title}   {elapsed:5.1f} s")
+    return Group(panel, Text())  # the terminal echoes ^C on the last line; at the picture's end it would shift it

@@ -23,13 +23,13 @@ _SENTENCES: dict[str, str] = {
     "measured": "this machine trains about {weight:,} sequences a minute",
     "joined": "joined as member {slot} with tier {tier}",
     "state": "epoch {epoch}: {state}; {progress}",
-    "model": "the model is here, from {source}, with {step} steps in it",
+    "model": "the model is here, from {source}; the run is at step {step}",
     "trained": "step {step}  loss {loss:.4f}  {tokens_per_sec:,.0f} tokens/s",
-    "applied": "step {step}: applied {results} results",
+    "applied": "step {step}: applied {results}",
     "waiting": "waits for the next epoch",
     "dropped": "members {slots} did not deliver and are dropped",
     "checkpoint": "checkpoint of step {step} at {path}",
-    "leaving": "stopping, and leaving the run",
+    "leaving": "stopping",
     "left": "left the run",
     "finished": "the run is finished: {step} steps",
     "warning": "[yellow]{message}[/yellow]",
@@ -53,6 +53,8 @@ class ConsoleLines:
             fields["loss"] = math.nan
         if event["kind"] == "state":
             fields |= {"state": state_words(event["state"]), "progress": self._progress.words()}
+        elif event["kind"] == "applied":
+            fields["results"] = f"{event['results']} result{'' if event['results'] == 1 else 's'}"
         elif event["kind"] == "started":
             fields["date"] = f"{self._wall():%Y-%m-%d %H:%M:%S %Z}"
         self._console.print(f"[dim]{event['t']:9.2f}s[/dim]  " + sentence.format_map(fields), highlight=False)

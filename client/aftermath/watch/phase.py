@@ -13,7 +13,7 @@ _PHASES = {
     "round": _ROUND + "training",
     "trained": _ROUND + "sharing",
     "cooldown": "epoch {epoch}: cooldown",
-    "leaving": "leaving the run",
+    "leaving": "stopping",
     "left": "left the run",
     "finished": "the run is finished",
 }

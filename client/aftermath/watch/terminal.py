@@ -100,13 +100,14 @@ class TerminalView:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         with self._drawing:
             yield self._picture(console, options.max_width - _FRAME, console.height)
+            yield Text()  # where the terminal echoes ^C: at the picture's end it would wrap, and shift the picture
 
     def _picture(self, console: Console, width: int, height: int) -> Panel:
         facts = Table.grid(padding=(0, 2))
         for name, value in self._facts.items():
             facts.add_row(name, Text(value, no_wrap=True, overflow="ellipsis"))
         loss = Text(course(self._losses, width), no_wrap=True, overflow="ellipsis")
-        warnings = self._lines(console, width, height - len(self._facts) - 4)  # the border, the loss, a last line
+        warnings = self._lines(console, width, height - len(self._facts) - 5)  # the border, the loss, two last lines
         title = Text(printable(self._title))
         return Panel(Group(facts, loss, *warnings), title=title, subtitle=f"{span(self._elapsed())} since the start")
 
