@@ -50,6 +50,8 @@ class SimChain:
         self.node = SimNode(programs)
         self.node.bank.listeners.append(self)
         self.roads: list[Road] = []
+        self.last_signer = b""
+        """Who paid the newest transaction."""
         self._errors = error_tables(self.coordinator, self.authorizer)
         self._down = False
         self._sent = 0
@@ -103,6 +105,7 @@ class SimChain:
     def on_transaction(self, executed: Executed) -> None:
         changed = {key for key, _ in executed.outcome.after}
         self._views = {place: found for place, found in self._views.items() if place[0] not in changed}
+        self.last_signer = bytes(executed.outcome.keys[0])
         if executed.landed.error is None:
             for observer in self.observers:
                 observer()

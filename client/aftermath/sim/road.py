@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from enum import StrEnum
 from typing import Any, Protocol
@@ -94,7 +94,11 @@ class Road(httpx.AsyncBaseTransport):
 
     @down.setter
     def down(self, down: bool) -> None:
-        self.moods = [Mood.REFUSES if down else Mood.GOOD] * len(self.moods)
+        self.set_moods([Mood.REFUSES if down else Mood.GOOD] * len(self.moods))
+
+    def set_moods(self, moods: Sequence[Mood]) -> None:
+        """From now on the nodes treat this member so."""
+        self.moods = list(moods)
         self.broken()
 
     def broken(self) -> None:

@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import tomllib
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,8 @@ from aftermath.run.views import members_account, parse_members, parse_model, par
 from aftermath.sim.chain import SimChain, SimMember
 from aftermath.sim.clock import InlineWorker, VirtualClock, run_virtual
 from aftermath.sim.network import SimNetwork, SimTransport
-from aftermath.sim.record import Record
+from aftermath.sim.record import Broken, Record
+from aftermath.sim.road import Mood
 from aftermath.sim.tiny import CONFIG, RULES, RUN_ID
 from aftermath.train.archive import Archive, Hub
 from aftermath.train.context import Context
@@ -50,6 +51,7 @@ class Player:
     key: Keypair
     identity: Keypair
     seconds: float
+    nodes: int = 1
     member: Member | None = None
     task: asyncio.Task[None] | None = None
     chain: SimMember | None = None
@@ -63,6 +65,19 @@ class Player:
 
     def note(self, event: Event) -> None:
         self.events.append(event)
+
+    @property
+    def wallet(self) -> bytes:
+        return bytes(self.key.pubkey())
+
+    @property
+    def moods(self) -> list[Mood]:
+        """How its nodes treat it."""
+        return self.chain.road.moods if self.chain is not None else [Mood.GOOD] * self.nodes
+
+    def set_moods(self, moods: Sequence[Mood]) -> None:
+        if self.chain is not None:
+            self.chain.road.set_moods(moods)
 
     @property
     def alive(self) -> bool:
@@ -139,10 +154,12 @@ class Simulation:
 
     # --- members ------------------------------------------------------------------------------------------------
 
-    def add(self, tier: int, seconds: float = 1.0) -> Player:
-        """A new member; `seconds`: virtual time of one piece of work on its replica (its share takes two)."""
+    def add(self, tier: int, seconds: float = 1.0, nodes: int = 1) -> Player:
+        """A new member; `seconds`: virtual time of one piece of work on its replica (its share takes two); `nodes`:
+        how many RPC nodes it is given.
+        """
         name = f"m{len(self.players)}"
-        player = Player(name, tier, _key(name), _key(name + " p2p"), seconds)
+        player = Player(name, tier, _key(name), _key(name + " p2p"), seconds, nodes)
         self.players.append(player)
         self.start(player)
         return player
@@ -151,7 +168,7 @@ class Simulation:
         """Start (again) with nothing in memory."""
         clock = VirtualClock()
         player.transport = self.network.open(player.id)
-        player.chain = SimMember(self.chain, player.key, RUN_ID)
+        player.chain = SimMember(self.chain, player.key, RUN_ID, player.nodes)
         player.compute = InlineWorker(player.seconds)
         context = Context(
             run_id=RUN_ID,
@@ -191,15 +208,17 @@ class Simulation:
     async def _end(self, player: Player) -> None:
         assert player.task is not None
         player.task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await player.task
+        await asyncio.wait([player.task])
+        if not player.task.cancelled():
+            player.task.result()
 
     async def until(self, wanted: Callable[[Run], bool], limit: float = 2000.0) -> Run:
         """Wait (virtually) for a state of the run; a member that fails meanwhile fails the test."""
         end = self.now + limit
         while not wanted(self.run):
             self.look_after()
-            assert self.now < end, f"never came; the run is {self.run}"
+            if self.now > end:
+                raise Broken(f"what was waited for never came; the run is {self.run}")
             await asyncio.sleep(0.1)
         return self.run
 
@@ -228,9 +247,10 @@ class Simulation:
         for player in honest:
             applied = [(e["epoch"], e["height"], e["step"], e["sequences"]) for e in player.saw("applied")]
             self.record.check_member(player.name, applied, [e["epoch"] for e in player.saw("cooldown")])
-        wallets = {bytes(player.key.pubkey()) for player in (*hostile, *dropped)}
+        wallets = {player.wallet for player in (*hostile, *dropped)}
         unjust = [(e, s) for e, s in self.record.dropped if self.members.slots[s].signer not in wallets]
-        assert not unjust, f"dropped without a reason: {unjust}"
+        if unjust:
+            raise Broken(f"dropped without a reason: {unjust}")
         return self.compare(honest)
 
     def compare(self, players: Collection[Player]) -> int:
@@ -241,7 +261,8 @@ class Simulation:
                 for level, digest in event["hashes"].items():
                     found[event["kind"], event["step"], level][player.name] = digest
         for place, hashes in found.items():
-            assert len(set(hashes.values())) == 1, f"replicas differ at {place}: {hashes}"
+            if len(set(hashes.values())) > 1:
+                raise Broken(f"replicas differ at {place}: {hashes}")
         return sum(len(hashes) - 1 for hashes in found.values())
 
     async def close(self) -> None:

@@ -1,0 +1,103 @@
+"""`python -m aftermath.sim`: play runs from seeds, print a digest of each, and say how to replay what breaks a law."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
+from pathlib import Path
+
+from aftermath.sim.seed import Verdict, try_seed
+
+SECONDS = 240.0
+_EXAMPLES = """\
+examples:
+  python -m aftermath.sim --seed 7
+      play seed 7 and print its scenario, its faults, and the digest of its events; the same seed has the same digest
+  python -m aftermath.sim --seed 7 --seconds 300 --events seven.jsonl
+      with 300 virtual seconds of faults, and what every member told in a file
+  python -m aftermath.sim --seeds 0..99 --jobs 2
+      a campaign; the exit status is 1 if any seed breaks a law, and each that does is printed with how to replay it
+"""
+
+
+def main() -> int:
+    arguments = _parser().parse_args()
+    started, verdicts = time.monotonic(), []
+    for verdict in _verdicts(arguments):
+        verdicts.append(verdict)
+        _tell(verdict, arguments.seconds, in_full=arguments.seeds is None)
+    if arguments.events is not None:
+        arguments.events.write_text("".join(json.dumps(event, default=repr) + "\n" for event in verdicts[0].events))
+    broken = [verdict.seed for verdict in verdicts if verdict.broken]
+    if arguments.seeds is not None:
+        minutes, virtual = (time.monotonic() - started) / 60, sum(verdict.virtual for verdict in verdicts) / 60
+        print(f"{len(verdicts)} seeds, {virtual:.0f} virtual minutes in {minutes:.1f} min; ", end="")
+        print(f"broken: {' '.join(map(str, sorted(broken)))}" if broken else "all laws hold")
+    return 1 if broken else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m aftermath.sim",
+        description="Play whole runs on virtual time with faults at the borders of their states, drawn from a seed, "
+        "and judge them by the laws of a run.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--seed", type=int, metavar="N", help="play this seed")
+    which.add_argument("--seeds", type=_span, metavar="A..B", help="play the seeds from A to B")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=SECONDS,
+        metavar="S",
+        help="virtual seconds in which faults are made; peace follows (default: %(default)g)",
+    )
+    parser.add_argument("--jobs", type=int, default=1, metavar="J", help="processes for --seeds (default: %(default)d)")
+    parser.add_argument(
+        "--events", type=Path, metavar="FILE", help="write what every member of --seed told, as JSON lines"
+    )
+    return parser
+
+
+def _span(text: str) -> range:
+    first, dots, last = text.partition("..")
+    if not (dots and first.isdecimal() and last.isdecimal() and int(first) <= int(last)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not A..B, for example 0..99")
+    return range(int(first), int(last) + 1)
+
+
+def _verdicts(arguments: argparse.Namespace) -> Iterator[Verdict]:
+    seeds, play = arguments.seeds or [arguments.seed], partial(try_seed, seconds=arguments.seconds)
+    if arguments.jobs < 2 or len(seeds) < 2:
+        yield from map(play, seeds)
+        return
+    with ProcessPoolExecutor(arguments.jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        for done in as_completed([pool.submit(play, seed) for seed in seeds]):
+            yield done.result()
+
+
+def _tell(verdict: Verdict, seconds: float, *, in_full: bool) -> None:
+    state = "BROKEN" if verdict.broken else "ok    "
+    print(
+        f"seed {verdict.seed:<6} {state} {verdict.digest}  {verdict.steps} steps, {len(verdict.faults)} faults, "
+        f"{verdict.virtual:.0f} s virtual, {verdict.cpu:.1f} s of CPU",
+        flush=True,
+    )
+    if in_full or verdict.broken:
+        print(f"  {verdict.scenario}")
+        print("".join(f"  {fault}\n" for fault in verdict.faults), end="")
+    if verdict.broken:
+        print(f"  broken: {verdict.broken}")
+        print(f"  replay: python -m aftermath.sim --seed {verdict.seed} --seconds {seconds:g}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

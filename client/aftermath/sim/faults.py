@@ -1,0 +1,218 @@
+"""What can befall a run: each fault is one method, lasts for some time or for some borders, and notes whom it touched.
+
+Decided: the victims are mostly those on whom something hangs at that moment: whoever has just sent a transaction, the
+only holder of a tier, an elected witness. What a fault touched excuses what follows from it for `EXCUSED` seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+
+from aftermath.run.committee import witnesses
+from aftermath.run.errors import ChainError, ChainRefused
+from aftermath.run.state import RunState
+from aftermath.sim.road import Mood
+from aftermath.sim.simulation import Player, Simulation
+
+EXCUSED = 90.0
+_LONGEST = 60.0  # virtual seconds a fault lasts at most
+_OUTAGE = 20.0  # and one for all
+_SPOILT = (Mood.HTML, Mood.CUT, Mood.TYPES, Mood.IDS, Mood.GENESIS, Mood.BEHIND, Mood.MUTE)
+_ABSENT = (Mood.REFUSES, Mood.SILENT, Mood.LIMITS, Mood.FAILS)
+
+Fault = Callable[[], Awaitable[None]]
+
+
+@dataclass
+class Window:
+    """A fault: when it began and ended, and whom it touched."""
+
+    what: str
+    names: frozenset[str]
+    start: float
+    end: float = float("inf")
+
+    def describe(self) -> str:
+        return f"{self.start:7.1f} to {self.end:7.1f} s  {self.what}: {', '.join(sorted(self.names))}"
+
+
+class Faults:
+    """All faults of one run. `borders` waits for so many changes of the run's state."""
+
+    def __init__(self, sim: Simulation, lot: random.Random, borders: Callable[[int], Awaitable[None]]) -> None:
+        self._sim, self._lot, self._borders = sim, lot, borders
+        self.windows: list[Window] = []
+        self.kinds: list[Fault] = [
+            *(self.kill, self.kill, self.kill, self.stop, self.restart, self.alone, self.alone, self.alone),
+            *(self.outage, self.cut, self.lose, self.replies, self.pause, self.pause, self.mood, self.mood),
+        ]
+
+    def excuses(self, name: str, when: float) -> bool:
+        """Whether a fault can be the reason for what happened to this member."""
+        return any(name in one.names and one.start <= when <= one.end + EXCUSED for one in self.windows)
+
+    # --- whom, and for how long ---------------------------------------------------------------------------------
+
+    def _victim(self) -> Player:
+        alive = [player for player in self._sim.players if player.alive]
+        if not alive:
+            return self._lot.choice(self._sim.players)
+        tiers = [player.tier for player in alive]
+        elected = {self._sim.members.slots[slot].signer for slot in witnesses(self._sim.run.current)}
+        groups = [
+            alive,
+            [player for player in alive if player.wallet == self._sim.chain.last_signer],
+            [player for player in alive if tiers.count(player.tier) == 1],
+            [player for player in alive if player.wallet in elected],
+        ]
+        return self._lot.choice(self._lot.choice(groups) or alive)
+
+    def _begin(self, what: str, players: Iterable[Player]) -> Window:
+        window = Window(what, frozenset(player.name for player in players), self._sim.now)
+        self.windows.append(window)
+        return window
+
+    async def _last(self, longest: float = _LONGEST) -> None:
+        """Some seconds, or until just after one of the next changes of state."""
+        if self._lot.random() < 0.4:
+            await asyncio.sleep(self._lot.uniform(0.2, min(15.0, longest)))
+            return
+        count, after = self._lot.randint(1, 4), self._lot.uniform(0, 1.5)
+        try:
+            await asyncio.wait_for(self._borders(count), longest)
+        except TimeoutError:
+            return
+        await asyncio.sleep(after)
+
+    def _end(self, window: Window) -> None:
+        window.end = self._sim.now
+
+    def _return(self, player: Player) -> None:
+        if not player.alive and self._sim.run.state is not RunState.FINISHED:
+            self._sim.start(player)
+
+    # --- members ------------------------------------------------------------------------------------------------
+
+    async def kill(self) -> None:
+        player = self._victim()
+        window = self._begin("kill", [player])
+        if player.alive:
+            await self._sim.kill(player)
+        await self._last()
+        self._return(player)
+        self._end(window)
+
+    async def stop(self) -> None:
+        player = self._victim()
+        window = self._begin("stop", [player])
+        if player.alive:
+            await self._sim.stop(player)
+        await self._last()
+        self._return(player)
+        self._end(window)
+
+    async def restart(self) -> None:
+        """Dead and back at once."""
+        player = self._victim()
+        window = self._begin("restart", [player])
+        if player.alive:
+            await self._sim.kill(player)
+        self._return(player)
+        self._end(window)
+
+    # --- the chain ----------------------------------------------------------------------------------------------
+
+    async def alone(self) -> None:
+        """One member does not reach the chain."""
+        player = self._victim()
+        window = self._begin("alone", [player])
+        await self._under(player, [Mood.REFUSES] * len(player.moods))
+        self._end(window)
+
+    async def mood(self) -> None:
+        """One of a member's nodes is sick: absent first, often, so that it is asked for its cluster again."""
+        player = self._victim()
+        window = self._begin("mood", [player])
+        index = self._lot.randrange(len(player.moods))
+        for mood in (*self._lot.sample(_ABSENT, self._lot.randint(0, 1)), self._lot.choice(_SPOILT)):
+            moods = list(player.moods)
+            moods[index] = mood
+            window.what = f"{window.what} {mood}"
+            await self._under(player, moods)
+        self._end(window)
+
+    async def _under(self, player: Player, moods: list[Mood]) -> None:
+        player.set_moods(moods)
+        try:
+            await self._last()
+        finally:
+            player.set_moods([Mood.GOOD] * len(moods))
+
+    async def outage(self) -> None:
+        window = self._begin("outage", self._sim.players)
+        self._sim.chain.down = True
+        await self._last(_OUTAGE)
+        self._sim.chain.down = False
+        self._end(window)
+
+    async def replies(self) -> None:
+        player = self._victim()
+        window = self._begin("replies", [player])
+        if player.chain is not None:
+            player.chain.replies_lost = self._lot.randint(1, 4)
+        self._end(window)
+
+    async def pause(self) -> None:
+        """The owner pauses, and resumes some time after the run has halted."""
+        window = self._begin("pause", self._sim.players)
+        try:
+            self._sim.pause(True)
+        except ChainRefused:
+            self._end(window)  # paused already, or finished
+            return
+        await self._last()
+        self.resume()
+        self._end(window)
+
+    def resume(self) -> None:
+        if self._sim.run.state is RunState.PAUSED or self._sim.run.pending_pause:
+            try:
+                self._sim.pause(False)
+            except ChainError:
+                return
+
+    # --- the network --------------------------------------------------------------------------------------------
+
+    async def cut(self) -> None:
+        one = self._victim()
+        others = [player for player in self._sim.players if player is not one]
+        window = self._begin("cut", self._sim.players)
+        for other in self._lot.sample(others, self._lot.randint(1, len(others))):
+            self._sim.network.cut(one.id, other.id)
+        await self._last()
+        self._sim.network.mend()
+        self._end(window)
+
+    async def lose(self) -> None:
+        window = self._begin("lose", self._sim.players)
+        lot, share = random.Random(self._lot.random()), self._lot.choice((0.2, 0.5, 0.9))
+        self._sim.network.loses = lambda sender, receiver: lot.random() < share
+        await self._last()
+        self._sim.network.loses = lambda sender, receiver: False
+        self._end(window)
+
+    def calm(self) -> None:
+        """Undo everything and have everybody back."""
+        self._sim.chain.down = False
+        self._sim.network.mend()
+        self._sim.network.loses = lambda sender, receiver: False
+        for player in self._sim.players:
+            player.set_moods([Mood.GOOD] * len(player.moods))
+        self.resume()
+        for player in self._sim.players:
+            self._return(player)
+        for window in self.windows:
+            window.end = min(window.end, self._sim.now)
