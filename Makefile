@@ -6,7 +6,7 @@ VENV := .venv
 STAMP := $(VENV)/.installed
 RUN := $(VENV)/bin/python
 
-.PHONY: demo test slow lint programs programs-check docs clean env
+.PHONY: demo test slow lint programs programs-check docs measure clean env
 
 env: $(STAMP)
 
@@ -37,8 +37,14 @@ lint: $(STAMP)
 	$(VENV)/bin/mypy
 	@if command -v cargo >/dev/null; then cargo fmt --all -- --check && cargo clippy --quiet --all-targets -- -D warnings; else echo "no cargo here: Rust lints skipped"; fi
 
+# The pages that are made from something else: commands from their help, figures from benchmarks/measured.
 docs: $(STAMP)
 	$(RUN) -m aftermath.cli.docs docs/commands.md
+	$(RUN) benchmarks/quote.py README.md docs/*.md
+
+# Measures anew what the documentation quotes; `make docs` afterwards.
+measure: $(STAMP)
+	$(RUN) benchmarks/measure.py
 
 # The seed's recipes: set a run up on a local network or on devnet, then train in it.
 setup-solana-localnet-test-run setup-solana-localnet-light-test-run \

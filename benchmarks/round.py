@@ -120,17 +120,21 @@ def milliseconds(seconds: list[float]) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--members", type=int, nargs="+", default=[3, 8], help="sizes to measure (default 3 8)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object per size")
+    parser.add_argument("--json", action="store_true", help="print one JSON object, by size")
     chosen = parser.parse_args()
+    report = {}
     for members in chosen.members:
         place = Path(tempfile.mkdtemp(prefix="aftermath-round-"))
         try:
-            found = measure(members, place)
+            found = report[str(members)] = measure(members, place)
         except DemoFailed as failure:
             print(f"error: {failure}\nlogs: {place}", file=sys.stderr)
             return 1
         shutil.rmtree(place)
-        print(json.dumps(found) if chosen.json else "\n".join(f"{name:24} {value}" for name, value in found.items()))
+        if not chosen.json:
+            print("\n".join(f"{name:24} {value}" for name, value in found.items()))
+    if chosen.json:
+        print(json.dumps(report))
     return 0
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,8 @@ ROOT = Path(__file__).parents[2]
     [
         (("localnet.py", "--transactions", "200"), ("http_per_second", "ratio", "ratio_ledger")),
         (("p2p.py",), ("blob_mb_per_s", "ratio_to_tcp", "announcement_round_trip_ms")),
-        (("round.py", "--members", "3"), ("rounds", "overhead_ms", "overhead_to_training")),
+        (("round.py", "--members", "3"), ("3.rounds", "3.overhead_ms", "3.overhead_to_training")),
+        (("sizes.py",), ("light.parameters", "test.bytes_held")),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else None,
 )
@@ -28,4 +31,4 @@ def test_a_benchmark_gives_its_figures(line: tuple[str, ...], figures: tuple[str
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert all(found[figure] for figure in figures), found
+    assert all(reduce(getitem, figure.split("."), found) for figure in figures), found

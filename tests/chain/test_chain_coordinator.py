@@ -18,7 +18,7 @@ from aftermath.chain.funds import ensure_funds
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.sender import pack, transaction_size
 from aftermath.chain.wallet import Wallet
-from aftermath.run.errors import ChainError, ChainRefused
+from aftermath.run.errors import ChainError, ChainRefused, UsageError
 from aftermath.run.state import RunState
 from chain.networks import Place, config_table, model_table
 
@@ -63,7 +63,7 @@ async def test_a_stranger_may_not_change_the_run(place: Place) -> None:
     await place.configured_run("mine")
     stranger = Wallet(Keypair())
     await ensure_funds(place.pool, stranger.pubkey, 1_000_000_000)
-    with pytest.raises(ChainRefused, match="main authority") as caught:
+    with pytest.raises(ChainRefused, match="run mine belongs to another wallet") as caught:
         await Coordinator(place.pool, stranger).set_paused("mine", False)
     assert caught.value.name == "NotMainAuthority"
 
@@ -110,7 +110,7 @@ async def test_a_wrong_program_id_says_so(place: Place) -> None:
 
 @pytest.mark.parametrize("run_id", ["", "x" * 33, "a\0b"])
 async def test_impossible_run_ids_are_refused_before_sending(embedded: Place, run_id: str) -> None:
-    with pytest.raises(ChainError, match="1 to 32 bytes"):
+    with pytest.raises(UsageError, match="1 to 32 bytes"):
         await embedded.coordinator.run(run_id)
 
 

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from solders.keypair import Keypair
 
-from aftermath.chain.options import BadOption, ClusterChoice, coordinator_id, open_pool, public_key
-from aftermath.chain.wallet import create_wallet
+from aftermath.chain.options import ClusterChoice, coordinator_id, open_pool, public_key
+from aftermath.chain.wallet import WalletError, create_wallet
 from aftermath.cli.options import ClusterOptions
+from aftermath.run.errors import UsageError
 from aftermath.train.settings import TrainSettings
 
 KEY = str(Keypair().pubkey())
@@ -23,7 +24,7 @@ def choices(**options: str) -> list[ClusterChoice]:
 @pytest.mark.parametrize("number", [2, 3])
 def test_a_websocket_without_its_node_names_both_options(number: int) -> None:
     for choice in choices(**{f"ws_rpc_{number}": "ws://127.0.0.1:1"}):
-        with pytest.raises(BadOption, match=f"--ws-rpc-{number} was given without --rpc-{number}"):
+        with pytest.raises(UsageError, match=f"--ws-rpc-{number} was given without --rpc-{number}"):
             open_pool(choice, patience=1)
 
 
@@ -45,7 +46,7 @@ def test_a_coordinator_is_named_by_its_key() -> None:
     for choice in choices():
         assert coordinator_id(choice) is None
     for choice in choices(coordinator_program_id="nonsense"):
-        with pytest.raises(BadOption, match="'nonsense' is not a public key\n--coordinator-program-id takes"):
+        with pytest.raises(UsageError, match="'nonsense' is not a public key\n--coordinator-program-id takes"):
             coordinator_id(choice)
 
 
@@ -53,6 +54,8 @@ def test_a_key_is_given_itself_or_by_its_file(tmp_path: Path) -> None:
     wallet = create_wallet(tmp_path / "key.json")
     assert str(public_key(KEY)) == KEY
     assert public_key(str(tmp_path / "key.json")) == wallet.pubkey
-    for nothing in ("", "nonsense", str(tmp_path / "missing.json")):
-        with pytest.raises(BadOption):
+    for nothing in ("", "nonsense"):
+        with pytest.raises(UsageError):
             public_key(nothing)
+    with pytest.raises(WalletError, match="there is no key file"):
+        public_key(str(tmp_path / "missing.json"))

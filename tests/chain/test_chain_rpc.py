@@ -19,7 +19,7 @@ from aftermath.chain.accounts import whole
 from aftermath.chain.endpoints import Endpoint, endpoint, shown
 from aftermath.chain.failures import RpcRejected, TransactionFailed
 from aftermath.chain.rpc import RpcPool, WrongCluster
-from aftermath.run.errors import ChainError, ChainUnavailable
+from aftermath.run.errors import ChainError, ChainUnavailable, UsageError
 from chain.faults import answer, answer_error
 
 Answer = Callable[[dict[str, Any]], Awaitable[web.Response]]
@@ -373,9 +373,11 @@ def test_the_websocket_address_follows_from_the_http_one(http: str, ws: str) -> 
     assert endpoint(http, "ws://other:1") == Endpoint(http, "ws://other:1")
 
 
-@pytest.mark.parametrize("bad", ["", "localhost:8899", "ftp://x", "http://", "http://x:99999", "http://x:0"])
+@pytest.mark.parametrize(
+    "bad", ["", "localhost:8899", "ftp://x", "http://", "http://x:99999", "http://x:0", "http://[::1"]
+)
 def test_addresses_that_are_none_are_refused(bad: str) -> None:
-    with pytest.raises(ChainError, match="not an RPC address"):
+    with pytest.raises(UsageError, match="not an RPC address"):
         endpoint(bad)
 
 

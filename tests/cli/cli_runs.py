@@ -30,8 +30,20 @@ class Outcome:
     def error(self) -> dict[str, str]:
         """The JSON object on stderr of a command that failed."""
         assert self.code == 1, (self.code, self.out)
+        return self.told
+
+    @property
+    def mistake(self) -> dict[str, str]:
+        """The same of a command line that could not be meant."""
+        assert self.code == 2, (self.code, self.out)
+        return self.told
+
+    @property
+    def told(self) -> dict[str, str]:
+        """The last line of stderr, which is what `--json` makes of an error."""
         found = json.loads(self.err.strip().splitlines()[-1])
         assert set(found) == {"error", "fix"}
+        assert found["error"]
         return found
 
 

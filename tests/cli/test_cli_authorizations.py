@@ -167,7 +167,7 @@ def test_an_unset_variable_is_noticed_though_the_words_after_it_move_up(people: 
 
 def test_a_key_file_that_is_missing_is_called_missing(owner: Shell) -> None:
     refused = owner("join-authorization-read", "--join-authority", "nowhere/key.json")
-    assert refused.code == 2
+    assert refused.code == 1
     assert f"there is no key file {Path.cwd() / 'nowhere/key.json'}" in refused.err
 
 

@@ -58,18 +58,22 @@ def test_a_program_id_that_is_no_key(owner: Shell) -> None:
 
 
 def test_a_run_id_that_is_too_long(owner: Shell) -> None:
-    assert "1 to 32 bytes" in owner("create-run", "--run-id", "x" * 33).error["fix"]
+    assert "1 to 32 bytes" in owner("create-run", "--run-id", "x" * 33).mistake["fix"]
 
 
 def test_a_run_of_somebody_else(owner: Shell, run: str, tmp_path: Path) -> None:
     invoke("show-identity", "--create", "-w", tmp_path / "other.json")
     other = Shell(owner.rpc, tmp_path / "other.json")
-    assert refusal("NotMainAuthority") in other("set-paused", "--run-id", run, "resume").error["error"]
+    refused = other("set-paused", "--run-id", run, "resume").error
+    assert refused["error"] == f"run {run} belongs to another wallet"
+    assert "-w FILE" in refused["fix"]
     assert "belongs to another wallet" in other("create-run", "--run-id", run).error["error"]
 
 
 def test_resume_before_the_configuration(owner: Shell, run: str) -> None:
-    assert owner("set-paused", "--run-id", run, "resume").error["error"] == refusal("ConfigMissing")
+    refused = owner("set-paused", "--run-id", run, "resume").error
+    assert refused["error"] == f"run {run} is not configured yet"
+    assert f"update-config --run-id {run}" in refused["fix"]
 
 
 def test_no_funds_says_how_much_is_missing(owner: Shell, run_id: str) -> None:
@@ -161,7 +165,7 @@ def test_missing_wallet(rpc: str) -> None:
     assert "show-identity --create" in found.err
 
 
-@pytest.mark.parametrize("content", ["", "[1, 2, 3]", "not a key", "[" + "1," * 63 + "1]"])
+@pytest.mark.parametrize("content", ["", "[1, 2, 3]", "not a key", "[" + "1," * 63 + "1]", "[" * 4000])
 def test_broken_wallet_is_named_and_never_quoted(rpc: str, tmp_path: Path, content: str) -> None:
     path = tmp_path / "broken.json"
     path.write_text(content)
@@ -169,6 +173,14 @@ def test_broken_wallet_is_named_and_never_quoted(rpc: str, tmp_path: Path, conte
     assert found.code == 1
     assert str(path) in found.err
     assert not content or content not in found.err
+
+
+def test_nobody_is_told_to_change_the_mode_of_a_file_that_is_no_key(rpc: str, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("not a key")
+    (tmp_path / "notes.txt").chmod(0o644)
+    found = invoke("create-run", "--rpc", rpc, "--run-id", "x", "-w", tmp_path / "notes.txt")
+    assert "is not a Solana private key" in found.err
+    assert "chmod" not in found.err
 
 
 def test_wallet_from_the_environment(rpc: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,9 +219,11 @@ def test_a_fallback_answers_when_the_first_does_not(owner: Shell) -> None:
     assert Shell("http://127.0.0.1:9", owner.wallet)("list-runs", "--rpc-2", owner.rpc).code == 0
 
 
-@pytest.mark.parametrize("address", ["localhost:8899", "ftp://localhost", "http://", "http://localhost:0"])
+@pytest.mark.parametrize(
+    "address", ["localhost:8899", "ftp://localhost", "http://", "http://localhost:0", "http://[::1"]
+)
 def test_an_rpc_address_that_is_none(owner: Shell, address: str) -> None:
-    assert "is not an RPC address" in Shell(address, owner.wallet)("list-runs").error["error"]
+    assert "is not an RPC address" in Shell(address, owner.wallet)("list-runs").mistake["error"]
 
 
 def test_a_websocket_without_its_fallback(owner: Shell) -> None:

@@ -23,7 +23,7 @@ def test_help_of_every_command_has_an_example_and_json(command_name: str) -> Non
     shown = invoke(command_name, "--help")
     assert shown.code == 0
     text = "\n".join(line.rstrip() for line in shown.out.splitlines())
-    assert f"Example:\n\n aftermath-solana {command_name}" in text
+    assert f"Example:\n  aftermath-solana {command_name}" in text
     assert "--json" in shown.out
 
 

@@ -175,7 +175,7 @@ def test_pause_and_resume(configured: Shell, run_id: str) -> None:
     assert resumed["state"] == "waiting_for_members"
     assert "set-paused" in configured("update-config", "--run-id", run_id, "--name", "No").error["fix"]
     assert configured("set-paused", "--run-id", run_id).data["state"] == "paused"
-    assert "halted already" in configured("set-paused", "--run-id", run_id, "pause").error["error"]
+    assert "cannot be paused" in configured("set-paused", "--run-id", run_id, "pause").error["error"]
 
 
 def test_what_the_program_refuses_comes_with_the_command_that_mends_it(
@@ -185,10 +185,13 @@ def test_what_the_program_refuses_comes_with_the_command_that_mends_it(
     stranger = tmp_path / "stranger.json"
     create_wallet(stranger)
     fix = Shell(created.rpc, stranger)("update-config", "--run-id", run_id, "--name", "Mine").error["fix"]
-    assert fix == "name its key file: -w FILE"
+    assert fix == "sign with its owner's key: -w FILE"
     assert created("update-config", "--run-id", run_id, "--config-path", material / "config.toml").code == 0
     assert created("set-paused", "--run-id", run_id, "resume").code == 0
-    assert "tick --run-id" in created("close-run", "--run-id", run_id).error["fix"]
+    running = created("close-run", "--run-id", run_id).error
+    assert running["error"] == f"run {run_id} is not paused"
+    for command in (f"set-paused --run-id {run_id} pause", f"tick --run-id {run_id}"):
+        assert command in running["fix"]
 
 
 def test_rates_and_ticks(configured: Shell, run_id: str) -> None:

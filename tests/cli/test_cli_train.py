@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from aftermath.cli.present import UsageError
 from aftermath.cli.train import build_settings, settings_options
 from aftermath.train.settings import TrainSettings
 from cli.cli_runs import Shell
@@ -36,11 +35,6 @@ def test_the_hub_token_comes_from_the_environment_and_is_not_shown(monkeypatch: 
     assert settings.hub_token is not None
     assert settings.hub_token.get_secret_value() == "hf_secret"
     assert "hf_secret" not in repr(settings)
-
-
-def test_a_run_id_that_is_too_long_names_its_option() -> None:
-    with pytest.raises(UsageError, match="--run-id"):
-        build_settings(run_id="x" * 33)
 
 
 def test_unknown_run(owner: Shell) -> None:

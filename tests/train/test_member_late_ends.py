@@ -40,7 +40,7 @@ def test_rounds_that_another_warm_up_has_cleared_were_not_gone_through(tmp_path:
             if end == "paused and resumed":
                 sim.pause(False)
         _awake(players[0])
-        await asyncio.sleep(1)
+        await sim.until(lambda run: bool(players[0].saw("warning")), limit=60)
         assert players[0].saw("warning")[-1]["message"].startswith("out of this epoch: the epoch went on")
         if end == "paused":
             sim.pause(False)

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from train.simulated import Simulation, play
 
 from aftermath import __version__
 from aftermath.chain.wallet import create_wallet
 from aftermath.train import session
 from aftermath.train.settings import TrainSettings
-from train.simulated import Simulation, play
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from train.tiny import CONFIG
 
 from aftermath.model.config import LlamaConfig
 from aftermath.sim.clock import InlineWorker, run_virtual
@@ -14,7 +15,6 @@ from aftermath.train.origin import Origin
 from aftermath.train.replica import Replica
 from aftermath.train.speed import measured_weight
 from train.desk import SCHEMA, Desk
-from train.tiny import CONFIG
 
 MICRO, SEQ_LEN = 8, 2048
 CLOCK = {"now": 0.0}

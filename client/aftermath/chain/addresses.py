@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
 from solders.pubkey import Pubkey
 
-from aftermath.run.errors import ChainError
+from aftermath.run.errors import UsageError
 
 RUN_ID_BYTES = 32
 CLOCK = Pubkey.from_string("SysvarC1ock11111111111111111111111111111111")
@@ -15,6 +16,9 @@ SLOT_HASHES = Pubkey.from_string("SysvarS1otHashes111111111111111111111111111")
 JOIN_SCOPE = b"CoordinatorJoinRun"
 EVERYONE = Pubkey.default()
 """As grantee: the authorization admits any wallet."""
+
+_RUN_IDS: dict[Pubkey, str] = {}
+"""An address does not show the id it is made from, and people know a run by its id."""
 
 
 @dataclass(frozen=True)
@@ -29,12 +33,28 @@ class RunAddresses:
 
 @cache
 def run_addresses(program: Pubkey, run_id: str) -> RunAddresses:
-    """The accounts of `run_id`. Raises ChainError when the id cannot be a run's (1 to 32 bytes, no zero byte)."""
-    seed = run_id.encode()
-    if not 1 <= len(seed) <= RUN_ID_BYTES or 0 in seed:
-        raise ChainError(f"{run_id!r} cannot be a run id", f"a run id has 1 to {RUN_ID_BYTES} bytes and no zero byte")
+    """The accounts of `run_id`. Raises UsageError as `run_seed`."""
+    seed = run_seed(run_id)
     names = (b"run", b"model", b"members", b"witnesses")
-    return RunAddresses(*(Pubkey.find_program_address([name, seed], program)[0] for name in names))
+    found = RunAddresses(*(Pubkey.find_program_address([name, seed], program)[0] for name in names))
+    _RUN_IDS[found.run] = run_id
+    return found
+
+
+def run_seed(run_id: str) -> bytes:
+    """The bytes of a run's id. Raises UsageError when it cannot be one."""
+    try:
+        seed = run_id.encode()
+    except UnicodeEncodeError:  # bytes of a terminal that are no text
+        seed = b""
+    if not 1 <= len(seed) <= RUN_ID_BYTES or 0 in seed:
+        raise UsageError(f"{run_id!r} cannot be a run id", f"a run id has 1 to {RUN_ID_BYTES} bytes and no zero byte")
+    return seed
+
+
+def run_id_among(accounts: Iterable[Pubkey]) -> str | None:
+    """The id of the run whose account is one of these, if this process has asked for that run."""
+    return next((_RUN_IDS[account] for account in accounts if account in _RUN_IDS), None)
 
 
 @cache

@@ -185,8 +185,8 @@ class Coordinator:
                     "check --rpc and --coordinator-program-id, or deploy it: aftermath-solana deploy",
                 )
             raise ChainError(
-                f"there is no run {run_id!r} of program {self.program_id} on this cluster",
-                "check the run id, --rpc and the program id; aftermath-solana list-runs shows what is there",
+                f"there is no run {run_id!r} on this cluster",
+                "check the run id and --rpc; aftermath-solana list-runs shows what is there",
             )
         if account.owner != self.program_id:
             raise ChainError(f"the account of run {run_id!r} is owned by {account.owner}, not by {self.program_id}")

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit, urlunsplit
 import httpx
 
 from aftermath.run.bounded import json_value
-from aftermath.run.errors import ChainError
+from aftermath.run.errors import UsageError
 
 MAX_REPLY = 64 << 20
 
@@ -72,19 +72,19 @@ def endpoint(http: str, ws: str | None = None) -> Endpoint:
     """Check the addresses and derive the websocket one when it is not given.
 
     Derivation as in the Solana CLI: with an explicit port the websocket is on the next port, otherwise on the same
-    host and path. Raises ChainError on an address that is not http(s):// or ws(s)://.
+    host and path. Raises UsageError on an address that is not http(s):// or ws(s)://.
     """
     return Endpoint(_checked(http, ("http", "https")), _checked(ws, ("ws", "wss")) if ws else _derived(http))
 
 
 def _checked(url: str, schemes: tuple[str, str]) -> str:
-    parts = urlsplit(url)
     try:
+        parts = urlsplit(url)
         valid = parts.scheme in schemes and bool(parts.hostname) and parts.port != 0
     except ValueError:
         valid = False
     if not valid:
-        raise ChainError(f"{url!r} is not an RPC address", f"it must look like {schemes[0]}://host:port")
+        raise UsageError(f"{url!r} is not an RPC address", f"it must look like {schemes[0]}://host:port")
     return url
 
 

@@ -12,14 +12,10 @@ from solders.pubkey import Pubkey
 
 from aftermath.chain.endpoints import endpoint
 from aftermath.chain.rpc import RpcPool
-from aftermath.chain.wallet import load_wallet
-from aftermath.run.errors import ChainError
+from aftermath.chain.wallet import WalletError, load_wallet
+from aftermath.run.errors import UsageError
 
 BASE58 = "a public key, 32 bytes in base58"
-
-
-class BadOption(ChainError):
-    """An option's value, or a combination of options, means nothing."""
 
 
 class ClusterChoice(Protocol):
@@ -44,7 +40,7 @@ class ClusterChoice(Protocol):
 def open_pool(choice: ClusterChoice, *, patience: float) -> RpcPool:
     """The RPC service these options name; `patience` in seconds (see `RpcPool`).
 
-    Raises BadOption for a websocket without its node, ChainError for an address that is none.
+    Raises UsageError for a websocket without its node, and for an address that is none.
     """
     pairs = (
         (choice.rpc, choice.ws_rpc, "--ws-rpc"),
@@ -53,23 +49,23 @@ def open_pool(choice: ClusterChoice, *, patience: float) -> RpcPool:
     )
     for http, ws, flag in pairs:
         if ws and not http:
-            raise BadOption(f"{flag} was given without {flag.replace('ws-', '')}", "give both, or neither")
+            raise UsageError(f"{flag} was given without {flag.replace('ws-', '')}", "give both, or neither")
     return RpcPool([endpoint(http, ws) for http, ws, _ in pairs if http], patience=patience)
 
 
 def coordinator_id(choice: ClusterChoice) -> Pubkey | None:
-    """The coordinator these options name, None for the packaged one. Raises BadOption."""
+    """The coordinator these options name, None for the packaged one. Raises UsageError."""
     text = choice.coordinator_program_id
     if text is None:
         return None
     try:
         return Pubkey.from_string(text)
     except ValueError:
-        raise BadOption(f"{text!r} is not a public key", f"--coordinator-program-id takes {BASE58}") from None
+        raise UsageError(f"{text!r} is not a public key", f"--coordinator-program-id takes {BASE58}") from None
 
 
 def public_key(text: str) -> Pubkey:
-    """The key this text is, or the one in the key file it names. Raises BadOption, or WalletError for a bad file."""
+    """The key this text is, or the one in the key file it names. Raises UsageError, or WalletError for a bad file."""
     try:
         return Pubkey.from_string(text)
     except ValueError:
@@ -77,7 +73,7 @@ def public_key(text: str) -> Pubkey:
     if path.is_file():
         return load_wallet(path).pubkey
     if not text:  # an unset variable of a shell must not mean "everybody"
-        raise BadOption("the key given is empty", "name a public key or a key file, or leave the option out")
+        raise UsageError("the key given is empty", "name a public key or a key file, or leave the option out")
     if path.suffix or len(path.parts) > 1:
-        raise BadOption(f"there is no key file {path.absolute()}", f"check the path, or give {BASE58}")
-    raise BadOption(f"{text!r} is neither a public key nor a key file", f"give {BASE58}, or a file's path")
+        raise WalletError(f"there is no key file {path.absolute()}", f"check the path, or give {BASE58}")
+    raise UsageError(f"{text!r} is neither a public key nor a key file", f"give {BASE58}, or a file's path")

@@ -1,10 +1,13 @@
-"""Turns the cluster's error for a transaction into a sentence: the program's own words, or what is missing and how
-to get it.
+"""Turns the cluster's error for a transaction into a sentence and a fix.
+
+Decided: what a person can cause and mend is told in words for people, with the command and the run's own id; the rest
+in the program's words, which speak to programmers.
 """
 
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 
 from anchorpy.error import LangErrorMessage
@@ -13,6 +16,7 @@ from solders.pubkey import Pubkey
 from solders.system_program import ID as SYSTEM_PROGRAM
 
 from aftermath.chain.accounts import LAMPORTS_PER_SOL
+from aftermath.chain.addresses import run_id_among
 from aftermath.chain.failures import TransactionFailed
 from aftermath.chain.idl import ProgramError
 from aftermath.run.errors import ChainRefused
@@ -29,16 +33,61 @@ _ANCHOR_2 = {
     2040: ("ConstraintDuplicateMutableAccount", "The same account was given for two roles, one of them writable"),
 }
 
-_CONFIGURE = "aftermath-solana update-config --run-id RUN --config-path FILE"
-# Commands for what the program can only describe.
-_FIXES = {
-    "NotHalted": "aftermath-solana set-paused --run-id RUN pause; a run that no member is left to end is moved on by: "
-    "aftermath-solana tick --run-id RUN",
-    "RunHalted": "its owner resumes it: aftermath-solana set-paused --run-id RUN resume",
+_CONFIGURE = (
+    "{run} is not configured yet",
+    "its owner configures it: aftermath-solana update-config {flag} --config-path FILE",
+)
+_TOLD = {
+    "NotMainAuthority": ("{run} belongs to another wallet", "sign with its owner's key: -w FILE"),
+    "NotHalted": (
+        "{run} is not paused",
+        "pause it, and wait until its epoch has ended: aftermath-solana set-paused {flag} pause; "
+        "a run that all members have left is moved on by: aftermath-solana tick {flag}",
+    ),
+    "RunHalted": ("{run} is not running", "its owner starts or resumes it: aftermath-solana set-paused {flag} resume"),
+    "RunFinished": ("{run} is finished and cannot change any more", "make another one: aftermath-solana create-run"),
+    "AlreadyHalted": ("{run} is not running, so it cannot be paused", ""),
+    "NotPaused": ("{run} is neither new nor paused, so it cannot be resumed", ""),
     "ConfigMissing": _CONFIGURE,
     "ModelMissing": _CONFIGURE,
     "SchemaMissing": _CONFIGURE,
-    "NotMainAuthority": "name its key file: -w FILE",
+    "NotAuthorized": (
+        "this wallet is not admitted to {run}",
+        "ask the run's join authority; a delegate names the key that admits it: --authorizer KEY",
+    ),
+    "SchemaMismatch": (
+        "this member's model is not the one that {run} is configured for",
+        "restore the config.json of the run's checkpoint, or let the owner run update-config again",
+    ),
+    "P2pKeyTaken": (
+        "another member of {run} has the same peer identity",
+        "leave --identity-secret-key-path out, or name another file",
+    ),
+    "MembersFull": ("all places of {run} are taken", "try again when an epoch has ended"),
+    "NotAMember": ("this wallet is not a member of {run}", "join it: aftermath-solana train {flag}"),
+    "NotAllowedToCheckpoint": (
+        "this wallet may not name a checkpoint of {run}",
+        "its owner may, and tier-0 members that finished its last epoch: -w FILE",
+    ),
+    "CheckpointMismatch": (
+        "that is not the model which the members of {run} attested",
+        "wait for the end of the epoch, and name the checkpoint that a tier-0 member wrote then",
+    ),
+    "CheckpointNotNewer": ("{run} has a checkpoint of this step already, or a later one", ""),
+    "CheckpointPlaceRefused": (
+        "this wallet may name a Hub repository only as the checkpoint of {run}",
+        "say --repo OWNER/NAME; a directory is for the owner, or for runs whose checkpoint is one",
+    ),
+    "NotGrantor": ("this authorization was given by another wallet", "sign with the join authority's key: -w FILE"),
+    "NotGrantee": ("this authorization was given to another wallet", "sign with the authorized key: -w FILE"),
+    "TooManyDelegates": (
+        "an authorization has at most 64 delegates",
+        "replace those there are: add --delegates-clear, and name all that are to stay",
+    ),
+    "ClosedTooEarly": (
+        "the authorization names delegates: it is invalid from now on, and can be closed for its rent in 30 days",
+        "call the same command then",
+    ),
 }
 
 Errors = Mapping[Pubkey, Mapping[int, ProgramError]]
@@ -78,17 +127,25 @@ def refused(failure: TransactionFailed, instructions: Sequence[Instruction], err
         return ChainRefused(failure.kind, f"the cluster refused the transaction: {failure.kind}")
     program = instructions[found[0]].program_id
     if failure.custom is not None:
-        return _custom(failure.custom, program, errors.get(program, {}))
+        run_id = run_id_among(meta.pubkey for meta in instructions[found[0]].accounts)
+        return _custom(failure.custom, program, errors.get(program, {}), run_id)
     detail = found[1] if isinstance(found[1], str) else str(next(iter(found[1]), "")) if found[1] else "unknown"
     if detail in _NO_PROGRAM:
         return _not_deployed(program)
     said = next((line for line in reversed(failure.logs) if not _FRAME.match(line)), "").removeprefix("Program log: ")
-    return ChainRefused(detail, f"program {program} failed: {detail}" + (f" ({said})" if said else ""))
+    return ChainRefused(
+        detail,
+        f"program {program} failed: {detail}" + (f" ({said})" if said else ""),
+        "check that it is the one you mean: --rpc, --coordinator-program-id",
+    )
 
 
-def _custom(code: int, program: Pubkey, errors: Mapping[int, ProgramError]) -> ChainRefused:
+def _custom(code: int, program: Pubkey, errors: Mapping[int, ProgramError], run_id: str | None) -> ChainRefused:
     if code in errors:
-        return ChainRefused(errors[code].name, errors[code].message, _FIXES.get(errors[code].name, ""))
+        name = errors[code].name
+        words = {"run": f"run {run_id}" if run_id else "the run", "flag": f"--run-id {shlex.quote(run_id or 'RUN')}"}
+        sentence, fix = _TOLD.get(name, (errors[code].message, ""))
+        return ChainRefused(name, sentence.format(**words), fix.format(**words))
     if framework := _framework(code):
         name, message = framework
         return ChainRefused(name, f"program {program}: {message} ({name})")

@@ -122,7 +122,9 @@ def identity_secret(
     env = os.environ if env is None else env
     if path is not None:
         made = f"32 random bytes are one: head -c 32 /dev/urandom > {path}; chmod 600 {path}"
-        return _parse_identity(_read_key_file(path.expanduser(), made), str(path))
+        secret = _parse_identity(_read_key_file(path.expanduser(), made), str(path))
+        _warn_if_others_read(path.expanduser())
+        return secret
     if raw := env.get(IDENTITY_VARIABLE):
         return _parse_identity(raw.encode(), IDENTITY_VARIABLE)
     return hashlib.sha256(b"aftermath p2p" + run_id.encode() + wallet.keypair.secret()).digest()
@@ -139,18 +141,20 @@ def _from_file(path: Path) -> Wallet:
 
 
 def _keypair(path: Path, how_made: str, *, private: bool) -> Keypair:
-    raw = _read_key_file(path, how_made, private=private)
+    raw = _read_key_file(path, how_made)
     try:
         text = raw.decode("ascii")
     except UnicodeDecodeError:
         raise WalletError(f"{path} is not a Solana key file", "it must hold a JSON array of 64 numbers") from None
-    return _parse_keypair(text, str(path))
+    keypair = _parse_keypair(text, str(path))
+    if private:
+        _warn_if_others_read(path)
+    return keypair
 
 
-def _read_key_file(path: Path, how_made: str, *, private: bool = True) -> bytes:
+def _read_key_file(path: Path, how_made: str) -> bytes:
     try:
         with path.open("rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
             raw = file.read(MAX_KEY_FILE + 1)
     except FileNotFoundError as error:
         raise WalletError(f"there is no key file {path.absolute()}", f"check the path; {how_made}") from error
@@ -160,9 +164,13 @@ def _read_key_file(path: Path, how_made: str, *, private: bool = True) -> bytes:
         ) from error
     if len(raw) > MAX_KEY_FILE:
         raise WalletError(f"{path} is too long to be a key file")
-    if private and mode & (stat.S_IRWXG | stat.S_IRWXO):
-        log.warning("the key file %s can be read by other users; fix it: chmod 600 %s", path, path)
     return raw
+
+
+def _warn_if_others_read(path: Path) -> None:
+    """Only for what has turned out to be a key: the advice would harm another file."""
+    if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        log.warning("the key file %s can be read by other users; fix it: chmod 600 %s", path, path)
 
 
 def _parse_keypair(text: str, source: str) -> Keypair:
@@ -175,7 +183,7 @@ def _parse_keypair(text: str, source: str) -> Keypair:
         keypair = Keypair.from_bytes(raw)
         if bytes(Keypair.from_seed(raw[:32]).pubkey()) != raw[32:]:
             raise ValueError
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         raise WalletError(
             f"{source} is not a Solana private key", "it must be a JSON array of 64 numbers, or base58"
         ) from None

@@ -46,15 +46,15 @@ async def can_join(
     """
     from solders.pubkey import Pubkey
 
-    from aftermath.cli.connection import connect, public_key
+    from aftermath.chain.options import public_key
+    from aftermath.cli.connection import connect
 
     user = public_key(address)
+    delegate_of = public_key(authorizer) if authorizer is not None else None
     async with connect(options) as chain:
         run, model, members = await chain.coordinator.snapshot(run_id)
         grantor = Pubkey.from_bytes(run.join_authority)
-        found = await chain.authorizer.admitting(
-            grantor, user, public_key(authorizer) if authorizer is not None else None
-        )
+        found = await chain.authorizer.admitting(grantor, user, delegate_of)
         penniless = not chain.pool.is_local and not await chain.balance(user)  # `train` asks a local network for SOL
     reasons = obstacles(run, members, bytes(user), authorized=found is not None)
     if penniless:

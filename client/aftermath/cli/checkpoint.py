@@ -14,7 +14,8 @@ import typer
 
 from aftermath.cli.command import command
 from aftermath.cli.options import RunId, SigningOptions
-from aftermath.cli.present import CommandError, Result, UsageError, facts
+from aftermath.cli.present import CommandError, Result, facts
+from aftermath.run.errors import UsageError
 
 if TYPE_CHECKING:
     from aftermath.run.accounts import Checkpoint, Model, Run

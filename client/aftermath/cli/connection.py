@@ -6,21 +6,20 @@ everywhere else the error says how much is missing.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from solders.pubkey import Pubkey
 
-from aftermath.chain import options
 from aftermath.chain.accounts import balance
 from aftermath.chain.authorizer import Authorizer
 from aftermath.chain.coordinator import Coordinator
+from aftermath.chain.options import coordinator_id, open_pool
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.sender import Sender
 from aftermath.chain.wallet import Wallet, load_wallet
 from aftermath.cli.options import ClusterOptions, SigningOptions
-from aftermath.cli.present import UsageError
 from aftermath.run.errors import ChainRefused
 
 PATIENCE_SECONDS = 10.0
@@ -78,20 +77,4 @@ async def sign_in(choice: SigningOptions) -> AsyncIterator[SignedCluster]:
 
 
 def _chosen(choice: ClusterOptions) -> tuple[RpcPool, Pubkey | None]:
-    with _usage():
-        return options.open_pool(choice, patience=PATIENCE_SECONDS), options.coordinator_id(choice)
-
-
-def public_key(text: str) -> Pubkey:
-    """The key this text is, or the one in the key file it names. Raises UsageError, or WalletError for a bad file."""
-    with _usage():
-        return options.public_key(text)
-
-
-@contextmanager
-def _usage() -> Iterator[None]:
-    """Report what is wrong with an option as every command does."""
-    try:
-        yield
-    except options.BadOption as error:
-        raise UsageError(error.message, error.fix) from None
+    return open_pool(choice, patience=PATIENCE_SECONDS), coordinator_id(choice)

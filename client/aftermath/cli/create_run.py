@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aftermath.cli.command import command
-from aftermath.cli.options import RunId, SigningOptions
+from aftermath.cli.options import CLIENT_VERSION, DESCRIPTION, SHOWN_NAME, RunId, SigningOptions
 from aftermath.cli.present import CommandError, Result, facts
 
 if TYPE_CHECKING:
@@ -28,11 +28,9 @@ if TYPE_CHECKING:
 async def create_run(
     options: SigningOptions,
     run_id: RunId,
-    name: Annotated[str, typer.Option(help="A name for people, at most 64 bytes.")] = "",
-    description: Annotated[str, typer.Option(help="A description for people, at most 280 bytes.")] = "",
-    client_version: Annotated[
-        str, typer.Option(help="The only client version that may join; without it, any version.")
-    ] = "",
+    name: Annotated[str, SHOWN_NAME] = "",
+    description: Annotated[str, DESCRIPTION] = "",
+    client_version: Annotated[str, CLIENT_VERSION] = "",
     join_authority: Annotated[
         str | None,
         typer.Option(help="Who decides who may join: a public key, or its key file; without it, everybody may join."),
@@ -44,11 +42,13 @@ async def create_run(
     until it grants authorizations with join-authorization-create.
     """
     from aftermath.chain.addresses import run_addresses
-    from aftermath.cli.connection import public_key, sign_in
+    from aftermath.chain.options import public_key
+    from aftermath.cli.connection import sign_in
 
+    named = public_key(join_authority) if join_authority is not None else None
     async with sign_in(options) as chain:
         own = chain.wallet.pubkey
-        authority = public_key(join_authority) if join_authority is not None else own
+        authority = named or own
         before = await chain.balance(own)
         texts = {"name": name, "description": description, "num_parameters": 0, "vocab_size": 0}
         steps = await remaining(chain, run_id, texts, authority, client_version)

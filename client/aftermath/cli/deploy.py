@@ -10,7 +10,8 @@ import typer
 
 from aftermath.cli.command import command
 from aftermath.cli.options import SigningOptions
-from aftermath.cli.present import CommandError, Result, UsageError, listing, note
+from aftermath.cli.present import CommandError, Result, listing, note
+from aftermath.run.errors import UsageError
 
 if TYPE_CHECKING:
     from solders.keypair import Keypair

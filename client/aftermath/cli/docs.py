@@ -6,21 +6,30 @@ Decided here: the page is generated, never edited, so that an option is explaine
 from __future__ import annotations
 
 import sys
-from enum import Enum
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
+from aftermath.cli.describe import meaning, names
+from aftermath.cli.help import example
 from aftermath.cli.main import INDEX, find, load
 
 PREFACE = """# Commands
 
 Generated from `--help`; change the command, then run `python -m aftermath.cli.docs docs/commands.md`.
 
-Every command takes `--json` and `--help`. An error is one sentence and its fix on stderr: exit code 1, or 2 for a
-mistake in the command line. With `--json` the result is one JSON document on stdout, and an error `{"error", "fix"}`
-the last line of stderr; notes in plain words may come before it, and an option that does not exist is told in plain
-words too. `train --json` prints events instead, an error among them, and the plain sentence on stderr.
+`aftermath-solana`, or `python -m aftermath` where it is not in the path. Every command takes `--json`, and `--help` or
+`-h`. With `--json` the result is one JSON document on stdout; `train --json` prints events instead.
+
+An error is a sentence and, where there is something to do, its fix: on stderr as `error: …` and `fix: …`, with `--json`
+as one object `{"error", "fix"}` in the last line of stderr. Notes in plain words may come before it.
+
+| exit code | meaning |
+|---|---|
+| 0 | done; for `train` also: left with Ctrl-C; for `can-join`: it may |
+| 1 | understood, but not done: a file, a network, a run or the program was in the way; for `can-join`: it may not |
+| 2 | a mistake in the command line: a command, option or value that means nothing, or one that is missing |
+| 130 | ended by Ctrl-C |
 
 Options with a name in brackets also read that environment variable."""
 
@@ -38,42 +47,16 @@ def section(name: str) -> str:
     """One command: what it does, an example, its options."""
     loaded = load(name)
     text = "\n".join(line.strip() for line in (loaded.help or "").strip().splitlines())
-    example = (loaded.epilog or "").removeprefix("Example:").strip()
     kinds = find(name).entry.__annotations__
     shown = [parameter for parameter in loaded.params if parameter.name not in ("help", "json_output")]
-    rows = [row(parameter, choices(kinds[parameter.name])) for parameter in shown]
+    rows = [row(parameter, kinds[parameter.name]) for parameter in shown]
     table = "\n".join(["| option | meaning |", "|---|---|", *rows])
-    return f"### {name}\n\n{text}\n\n```sh\n{example}\n```\n\n{table}"
+    return f"### {name}\n\n{text}\n\n```sh\n{example(loaded)}\n```\n\n{table}"
 
 
-def choices(kind: Any) -> list[str]:
-    """The words an option takes, if its type lists them."""
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        return [str(member.value) for member in kind]
-    if get_origin(kind) is Literal:
-        return [str(word) for word in get_args(kind)]
-    return [word for inner in get_args(kind) for word in choices(inner)]
-
-
-def row(parameter: Any, words: list[str]) -> str:
+def row(parameter: Any, kind: Any) -> str:
     """One option or argument as a line of the table."""
-    names = [f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts)]
-    if parameter.param_type_name == "argument":
-        names = [f"`{parameter.name}`"]
-    meaning = [(getattr(parameter, "help", "") or "").rstrip()]
-    if words:
-        meaning.append("One of " + ", ".join(f"`{word}`" for word in words) + ".")
-    if parameter.required:
-        meaning.append("Required.")
-    elif not (parameter.default is None or parameter.default is False or parameter.default == ()):
-        meaning.append(f"Default `{_shown(parameter.default)}`.")
-    if parameter.envvar:
-        meaning.append(f"[`{parameter.envvar}`]")
-    return f"| {', '.join(names)} | {' '.join(meaning)} |"
-
-
-def _shown(default: object) -> str:
-    return str(default).lower() if isinstance(default, bool) else str(default)
+    return f"| {', '.join(f'`{name}`' for name in names(parameter))} | {meaning(parameter, kind, '`')} |"
 
 
 def main() -> None:

@@ -27,8 +27,9 @@ async def join_authorization_create(
     The wallet is the join authority. An authorization that was withdrawn is made valid again.
     """
     from aftermath.chain.addresses import EVERYONE
+    from aftermath.chain.options import public_key
     from aftermath.cli.authorization import described, granting, present
-    from aftermath.cli.connection import public_key, sign_in
+    from aftermath.cli.connection import sign_in
 
     grantee = public_key(authorizer) if authorizer is not None else EVERYONE
     async with sign_in(options) as chain:

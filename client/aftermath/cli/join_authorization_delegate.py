@@ -8,7 +8,8 @@ import typer
 
 from aftermath.cli.command import command
 from aftermath.cli.options import SigningOptions
-from aftermath.cli.present import Result, UsageError, facts
+from aftermath.cli.present import Result, facts
+from aftermath.run.errors import UsageError
 
 
 @command(
@@ -33,8 +34,9 @@ async def join_authorization_delegate(
 
     The wallet is the authorized key (grantee).
     """
+    from aftermath.chain.options import public_key
     from aftermath.cli.authorization import described, present
-    from aftermath.cli.connection import public_key, sign_in
+    from aftermath.cli.connection import sign_in
 
     if not delegates_clear and not delegates_added:
         raise UsageError("nothing to change was given", "pass --delegates-added KEY or --delegates-clear")

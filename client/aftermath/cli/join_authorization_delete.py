@@ -27,8 +27,9 @@ async def join_authorization_delete(
     It is invalid at once. Its rent comes back when it is closed; one with delegates can be closed 30 days later.
     """
     from aftermath.chain.addresses import EVERYONE
+    from aftermath.chain.options import public_key
     from aftermath.cli.authorization import present
-    from aftermath.cli.connection import public_key, sign_in
+    from aftermath.cli.connection import sign_in
     from aftermath.run.errors import ChainRefused
 
     grantee = public_key(authorizer) if authorizer is not None else EVERYONE

@@ -26,8 +26,9 @@ async def join_authorization_read(
 ) -> Result:
     """Show an authorization and its delegates."""
     from aftermath.chain.addresses import EVERYONE
+    from aftermath.chain.options import public_key
     from aftermath.cli.authorization import described, present
-    from aftermath.cli.connection import connect, public_key
+    from aftermath.cli.connection import connect
 
     grantor, grantee = public_key(join_authority), public_key(authorizer) if authorizer is not None else EVERYONE
     async with connect(options) as chain:

@@ -20,7 +20,8 @@ async def json_dump_user(
     address: Annotated[str, typer.Option("--address", help="The wallet: a public key, or a key file that holds it.")],
 ) -> Result:
     """Print everything a run knows of one wallet, as JSON."""
-    from aftermath.cli.connection import connect, public_key
+    from aftermath.chain.options import public_key
+    from aftermath.cli.connection import connect
     from aftermath.cli.dump import member
 
     key = public_key(address)
@@ -28,6 +29,8 @@ async def json_dump_user(
         members = await chain.coordinator.members(run_id)
     index = members.find(bytes(key))
     if index is None:
-        raise CommandError(f"{key} is not a member of run {run_id}", "see who is: aftermath-solana json-dump-run")
+        raise CommandError(
+            f"{key} is not a member of run {run_id}", f"see who is: aftermath-solana json-dump-run --run-id {run_id}"
+        )
     data = {"run_id": run_id, "member": member(index, members.slots[index])}
     return Result(data, Text(json.dumps(data, indent=2)))

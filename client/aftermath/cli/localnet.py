@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from aftermath.cli.command import command
-from aftermath.cli.present import CommandError, Result, UsageError, show
+from aftermath.cli.present import CommandError, Result, show
+from aftermath.run.errors import UsageError
 
 if TYPE_CHECKING:
     from aftermath.localnet import Network
@@ -103,6 +104,9 @@ def clear(ledger: Path | None) -> None:
         names = sorted(entry.name for entry in directory.iterdir())
         strange = [name for name in names if name.partition("-")[0] not in EMBEDDED_FILES]
         if strange:
-            raise CommandError(f"{directory} holds {strange[0]}, which no ledger does: it is left alone", "delete it")
+            raise CommandError(
+                f"{directory} holds {strange[0]}, which no ledger does: it is left alone",
+                "name the ledger's directory, or another one",
+            )
         Ledger(directory).close()  # raises when another localnet uses it
     shutil.rmtree(directory)

@@ -6,14 +6,24 @@ libraries it does not show; a test holds the summaries and the commands' own doc
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import pairwise
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from aftermath import __version__
+from aftermath.cli.describe import kind_of
+from aftermath.cli.help import command_page, index_page
+from aftermath.cli.present import reporting
+from aftermath.cli.usage import ParserError, explained, unknown_command
+from aftermath.run.errors import UsageError
+
+HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 
 OWN, MEMBER, LOOK, JOIN, NETWORK = (
     "Own a run",
@@ -65,34 +75,76 @@ def find(name: str) -> Any:
 def load(name: str) -> TyperCommand:
     """Import the command's module and build the command."""
     found = find(name)
-    holder = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
-    holder.command(name, epilog=f"Example:\n\n{found.example}")(found.entry)
+    holder = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    declare = holder.command(name, cls=OneCommand, epilog=f"Example:\n\n{found.example}", context_settings=HELP_NAMES)
+    declare(found.entry)
     built = typer.main.get_command(holder)
     assert isinstance(built, TyperCommand)
     return built
 
 
+class OneCommand(TyperCommand):
+    """A command whose help page is ours, and that takes no empty text for a path."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse, but for an unset variable of a shell: the empty path would be the current directory."""
+        kinds = find(str(self.name)).entry.__annotations__
+        paths = {name for option in self.params if kind_of(kinds.get(option.name)) is Path for name in option.opts}
+        for flag, value in (*pairwise(args), *(word.split("=", 1) for word in args if "=" in word)):
+            if flag in paths and not value:
+                raise UsageError(f"the path given for {flag} is empty", "name a file, or leave the option out")
+        return super().parse_args(ctx, args)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the page."""
+        formatter.write(command_page(ctx.command_path, self, find(str(self.name)).entry.__annotations__))
+
+
 class LazyCommands(TyperGroup):
-    """Lists commands from the index, and loads the one that is called."""
+    """Lists commands from the index, loads the one that is called, and tells every mistake in one form."""
 
     def __init__(self, **options: Any) -> None:
-        index = {
-            name: TyperCommand(name, help=entry.summary, rich_help_panel=entry.panel) for name, entry in INDEX.items()
-        }
+        index = {name: TyperCommand(name, help=entry.summary) for name, entry in INDEX.items()}
         super().__init__(**{**options, "commands": index})
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """The called command itself."""
-        name, found, rest = super().resolve_command(ctx, args)
-        return (name, load(name), rest) if name and found else (name, found, rest)
+        if args[0] in INDEX:
+            return args[0], load(args[0]), args[1:]
+        if ctx.resilient_parsing:  # a shell that completes a word that is not finished
+            return None, None, args
+        raise unknown_command(args[0], INDEX)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the page."""
+        formatter.write(index_page(self, INDEX))
+
+    def main(self, *given: Any, **named: Any) -> Any:
+        """Run a command line (`args`, else the process's own) and end the process with its exit code."""
+        args = given[0] if given else named.get("args")
+        words = list(sys.argv[1:] if args is None else args) or ["--help"]
+        try:
+            with reporting(as_json="--json" in words):
+                code = self._run(words)
+        except typer.Exit as ending:
+            code = ending.exit_code
+        sys.exit(code)
+
+    def _run(self, words: list[str]) -> int:
+        try:
+            ended = super().main(words, "aftermath-solana", standalone_mode=False)
+        except ParserError as error:
+            called = next((word for word in words if word in INDEX), None)
+            raise explained(error, called, find(called).entry.__annotations__ if called else {}) from None
+        return ended if isinstance(ended, int) else 0
 
 
 app = typer.Typer(
     name="aftermath-solana",
     cls=LazyCommands,
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
+    context_settings=HELP_NAMES,
     epilog="Options that name a cluster, a wallet or a run also read an environment variable: --run-id reads RUN_ID.",
 )
 

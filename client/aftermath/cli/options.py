@@ -6,24 +6,60 @@ wallet key is never an argument, only a file's path or `RAW_WALLET_PRIVATE_KEY`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from aftermath.run.errors import UsageError
+
 DEFAULT_RPC = "http://127.0.0.1:8899"
+U32_MAX, U64_MAX = (1 << 32) - 1, (1 << 64) - 1  # what the program's counters hold
 CLUSTER = "Cluster"
 WALLET = "Wallet"
 
 
-def shared(*flags: str, text: str, panel: str | None = None, least: int | None = None) -> object:
+def shared(
+    *flags: str,
+    text: str,
+    panel: str | None = None,
+    least: int | None = None,
+    check: Callable[[str | None], str | None] | None = None,
+) -> object:
     """An option that also reads the environment variable of its first flag in capitals."""
     variable = flags[0].removeprefix("--").replace("-", "_").upper()
-    return typer.Option(*flags, envvar=variable, show_envvar=False, help=text, rich_help_panel=panel, min=least)
+    return typer.Option(
+        *flags, envvar=variable, show_envvar=False, help=text, rich_help_panel=panel, min=least, callback=check
+    )
 
 
-RunId = Annotated[str, shared("--run-id", text="The run's name, at most 32 bytes.")]
+def checked_run_id(run_id: str | None) -> str | None:
+    """A run's id as it is. Raises UsageError when it cannot be one."""
+    from aftermath.chain.addresses import run_seed
+
+    if run_id is not None:
+        run_seed(run_id)
+    return run_id
+
+
+def at_most(limit: int, text: str) -> object:
+    """An option for a text of so many bytes, which the program has room for."""
+
+    def check(parameter: typer.CallbackParam, value: str | None) -> str | None:
+        size = len((value or "").encode(errors="replace"))
+        if size > limit:
+            raise UsageError(f"{parameter.opts[0]} has {size} bytes", f"shorten it to at most {limit} bytes")
+        return value
+
+    return typer.Option(help=f"{text}, at most {limit} bytes.", callback=check)
+
+
+RunId = Annotated[str, shared("--run-id", text="The run's name, at most 32 bytes.", check=checked_run_id)]
+SHOWN_NAME = at_most(64, "A name for people")
+DESCRIPTION = at_most(280, "A description for people")
+CLIENT_VERSION = at_most(96, "The only client version that may join; empty lets any version join")
 Authorizer = Annotated[
     str | None, shared("--authorizer", text="Key (grantee) whose authorization admits the wallet as a delegate.")
 ]

@@ -1,8 +1,9 @@
 """How results and errors look to a person and to a script.
 
 Decided here: a result is one JSON document on stdout with `--json`, else a rich rendering; an error is one sentence and
-its fix on stderr (one JSON object with `--json`) and exit code 1. Nobody sees a traceback: the unexpected one goes to a
-file only its owner can read, and the message names that file.
+its fix on stderr (one JSON object with `--json`), and the exit code says who has to mend it: 2 for the command line, 1
+for everything else. Nobody sees a traceback: the unexpected one goes to a file only its owner can read, and the message
+names that file.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from aftermath.run.errors import AftermathError
+from aftermath.run.errors import AftermathError, UsageError
 from aftermath.watch.printable import printable
 
 EXIT_KNOWN = 1
@@ -45,10 +46,6 @@ class Result:
 
 class CommandError(AftermathError):
     """A command cannot do what was asked, for a reason the command itself found."""
-
-
-class UsageError(AftermathError):
-    """An option's value, or a combination of options, means nothing."""
 
 
 def show(result: Result, *, as_json: bool) -> None:
@@ -99,12 +96,12 @@ def reporting(*, as_json: bool) -> Iterator[None]:
     """Turn every error of the block into its sentence and an exit code (`typer.Exit`)."""
     try:
         yield
-    except (typer.Exit, typer.Abort, typer.BadParameter):
+    except typer.Exit:
         raise
     except AftermathError as error:
         _fail(error.message, error.fix, EXIT_USAGE if isinstance(error, UsageError) else EXIT_KNOWN, as_json=as_json)
     except KeyboardInterrupt:
-        note("Interrupted.")
+        note("interrupted")
         raise typer.Exit(EXIT_INTERRUPTED) from None
     except BrokenPipeError:
         # The reader of our output went away (`| head`): nothing is wrong, and there is nowhere to say more.
@@ -113,7 +110,7 @@ def reporting(*, as_json: bool) -> Iterator[None]:
     except OSError as error:
         if error.filename is None:
             _fail_unexpected(error, as_json=as_json)
-        _fail(f"{error.strerror}: {error.filename}.", "Check the path and its permissions.", as_json=as_json)
+        _fail(f"{error.strerror}: {error.filename}", "check the path and its permissions", as_json=as_json)
     except Exception as error:
         _fail_unexpected(error, as_json=as_json)
 
@@ -131,8 +128,8 @@ def _fail(sentence: str, fix: str, code: int = EXIT_KNOWN, *, as_json: bool) -> 
 
 def _fail_unexpected(error: Exception, *, as_json: bool) -> NoReturn:
     path = _write_traceback(error)
-    sentence = f"Something unexpected went wrong ({type(error).__name__})."
-    _fail(sentence, f"The details are in {path}; please report them.", as_json=as_json)
+    sentence = f"something unexpected went wrong ({type(error).__name__})"
+    _fail(sentence, f"the details are in {path}; please report them", as_json=as_json)
 
 
 def _write_traceback(error: Exception) -> Path:

@@ -10,7 +10,8 @@ from typing import NoReturn
 
 import typer
 
-from aftermath.cli.present import Result, UsageError, reporting, show
+from aftermath.cli.present import Result, reporting, show
+from aftermath.run.errors import UsageError
 
 
 class Arguments(argparse.ArgumentParser):

@@ -7,10 +7,9 @@ from typing import Annotated
 import typer
 
 from aftermath.cli.command import command
-from aftermath.cli.options import RunId, SigningOptions
-from aftermath.cli.present import Result, UsageError, facts
-
-U64 = (1 << 64) - 1
+from aftermath.cli.options import U64_MAX, RunId, SigningOptions
+from aftermath.cli.present import Result, facts
+from aftermath.run.errors import UsageError
 
 
 @command(
@@ -21,10 +20,10 @@ async def set_future_epoch_rates(
     options: SigningOptions,
     run_id: RunId,
     earning_rate_total_shared: Annotated[
-        int | None, typer.Option(min=0, max=U64, help="Points that the members who finish an epoch share.")
+        int | None, typer.Option(min=0, max=U64_MAX, help="Points that the members who finish an epoch share.")
     ] = None,
     slashing_rate_per_client: Annotated[
-        int | None, typer.Option(min=0, max=U64, help="Points that an ejected member loses.")
+        int | None, typer.Option(min=0, max=U64_MAX, help="Points that an ejected member loses.")
     ] = None,
 ) -> Result:
     """Set the points that members earn and lose from the next epoch on."""

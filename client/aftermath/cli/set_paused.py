@@ -9,7 +9,8 @@ import typer
 
 from aftermath.cli.command import command
 from aftermath.cli.options import RunId, SigningOptions
-from aftermath.cli.present import Result, UsageError
+from aftermath.cli.present import Result
+from aftermath.run.errors import UsageError
 
 
 class Action(StrEnum):

@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 
 from aftermath.cli.command import command
-from aftermath.cli.options import WalletOptions, shared
-from aftermath.cli.present import Result, UsageError, facts
+from aftermath.cli.options import WalletOptions, checked_run_id, shared
+from aftermath.cli.present import Result, facts
+from aftermath.run.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,8 @@ class IdentityOptions(WalletOptions):
 def show_identity(
     options: IdentityOptions,
     run_id: Annotated[
-        str | None, shared("--run-id", text="Also show the peer identity the wallet has in this run.")
+        str | None,
+        shared("--run-id", text="Also show the peer identity the wallet has in this run.", check=checked_run_id),
     ] = None,
     create: Annotated[
         bool, typer.Option("--create", help="First make the wallet's key file, readable by you only.")

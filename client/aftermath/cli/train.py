@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import inspect
 import os
-from typing import Annotated, Any
+import sys
+from typing import Annotated, Any, NoReturn
 
 import typer
-from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from aftermath.cli.command import OptionGroup, command, keyword
-from aftermath.cli.present import Result, UsageError
+from aftermath.cli.options import checked_run_id
+from aftermath.cli.present import reporting
 from aftermath.train.settings import TrainSettings
 
 ENVIRONMENT_ONLY = {"hub_token": "HF_TOKEN"}
@@ -40,7 +41,7 @@ def _flags(name: str, field: FieldInfo) -> tuple[str, ...]:
 
 
 def settings_options() -> list[inspect.Parameter]:
-    """One option per field of `TrainSettings`; its environment variable is the field's name in capitals."""
+    """One option per field of `TrainSettings`, with its limits; its environment variable is its name in capitals."""
     options = []
     for name, field in TrainSettings.model_fields.items():
         if name in ENVIRONMENT_ONLY:
@@ -51,21 +52,24 @@ def settings_options() -> list[inspect.Parameter]:
             envvar=name.upper(),
             show_envvar=False,
             rich_help_panel=_panel(name),
+            callback=checked_run_id if name == "run_id" else None,
+            min=_limit(field, "ge"),
+            max=_limit(field, "le"),
         )
         default = ... if field.is_required() else field.default
         options.append(keyword(name, Annotated[field.annotation, option], default))
     return options
 
 
+def _limit(field: FieldInfo, side: str) -> Any:
+    """The least (ge) or the most (le) that the field may be, None if there is none."""
+    return next((getattr(limit, side) for limit in field.metadata if hasattr(limit, side)), None)
+
+
 def build_settings(**given: Any) -> TrainSettings:
-    """Settings from parsed options and the environment's secrets; a value out of range is an error naming its flag."""
+    """Settings from parsed options, which are within their limits, and the environment's secrets."""
     secrets = {name: os.environ[variable] for name, variable in ENVIRONMENT_ONLY.items() if os.environ.get(variable)}
-    try:
-        return TrainSettings.model_validate(given | secrets)
-    except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
-        flag = "--" + str(first["loc"][0]).replace("_", "-") if first["loc"] else "options"
-        raise UsageError(f"{flag}: {first['msg']}.") from None
+    return TrainSettings.model_validate(given | secrets)
 
 
 @command(
@@ -75,8 +79,10 @@ def build_settings(**given: Any) -> TrainSettings:
 )
 def train(
     settings: TrainSettings,
-    json_output: Annotated[bool, typer.Option("--json", help="The same as --logs json.", show_default=False)] = False,
-) -> Result:
+    json_output: Annotated[
+        bool, typer.Option("--json", help="Events as JSON lines (--logs json), and an error as JSON.")
+    ] = False,
+) -> NoReturn:
     """Join a run and train until it ends.
 
     Trains this member's share of every round with the tier of the model that fits its memory, and exchanges results
@@ -84,4 +90,12 @@ def train(
     """
     from aftermath.train.session import run_member
 
-    return Result(None, None, run_member(settings.model_copy(update={"logs": "json"}) if json_output else settings))
+    code = 0
+    try:
+        with reporting(as_json=json_output):
+            run_member(settings.model_copy(update={"logs": "json"}) if json_output else settings)
+    except typer.Exit as ending:
+        code = ending.exit_code
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # a computation may still hold its thread; nothing of it is wanted any more

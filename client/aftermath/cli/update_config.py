@@ -14,24 +14,26 @@ from typing import Annotated, Any
 import typer
 
 from aftermath.cli.command import command
-from aftermath.cli.options import RunId, SigningOptions
-from aftermath.cli.present import Result, UsageError, facts, note
+from aftermath.cli.options import CLIENT_VERSION, DESCRIPTION, SHOWN_NAME, U32_MAX, U64_MAX, RunId, SigningOptions
+from aftermath.cli.present import Result, facts, note
 from aftermath.cli.schema import Shape
 from aftermath.run.accounts import Model
-from aftermath.run.errors import AftermathError
+from aftermath.run.errors import AftermathError, UsageError
 
 
 @dataclass(frozen=True)
 class ShownOptions:
     """What the run says about itself to people."""
 
-    name: Annotated[str | None, typer.Option(help="A name for people, at most 64 bytes.")] = None
-    description: Annotated[str | None, typer.Option(help="A description, at most 280 bytes.")] = None
+    name: Annotated[str | None, SHOWN_NAME] = None
+    description: Annotated[str | None, DESCRIPTION] = None
     num_parameters: Annotated[
-        int | None, typer.Option(min=0, help="Shown to people; by default what the checkpoint's config gives.")
+        int | None,
+        typer.Option(min=0, max=U64_MAX, help="Shown to people; by default what the checkpoint's config gives."),
     ] = None
     vocab_size: Annotated[
-        int | None, typer.Option(min=0, help="Shown to people; by default what the checkpoint's config gives.")
+        int | None,
+        typer.Option(min=0, max=U64_MAX, help="Shown to people; by default what the checkpoint's config gives."),
     ] = None
 
 
@@ -45,15 +47,13 @@ async def update_config(
     *,
     config_path: Annotated[Path | None, typer.Option(help="The run's config.toml.")] = None,
     restart_from_step: Annotated[
-        int | None, typer.Option(min=1, help="Continue at this step, and at the data that comes then.")
+        int | None, typer.Option(min=1, max=U32_MAX, help="Continue at this step, and at the data that comes then.")
     ] = None,
     switch_to_hub: Annotated[
         bool, typer.Option("--switch-to-hub", help="Start the next epoch from the durable checkpoint, not from peers.")
     ] = False,
     shown: ShownOptions,
-    client_version: Annotated[
-        str | None, typer.Option(help="The only client version that may join; empty lets any version join.")
-    ] = None,
+    client_version: Annotated[str | None, CLIENT_VERSION] = None,
 ) -> Result:
     """Set or change a run's configuration.
 

@@ -86,7 +86,7 @@ def _copy(source: Path, base: Path) -> None:
                 shutil.copyfile(path, place / path.name)
 
     with writing(base.parent):
-        publish(base, fill)
+        publish(base, fill, replaces=True)
 
 
 def _describe(config: LlamaConfig, base: Path, places: dict[int, Path]) -> Path:

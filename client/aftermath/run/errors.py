@@ -19,6 +19,10 @@ class AftermathError(Exception):
         return f"{self.message}\n{self.fix}" if self.fix else self.message
 
 
+class UsageError(AftermathError):
+    """A command line that cannot be meant: an option's value, or a combination of options, means nothing."""
+
+
 class ChainError(AftermathError):
     """Something between this member and the coordinator program failed."""
 

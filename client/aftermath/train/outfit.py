@@ -24,7 +24,10 @@ class Unsuitable(AftermathError):
 def schema_of(model: Model, run_id: str) -> Schema:
     """The run's schema, from its checkpoint's config.json and its settings, checked against the chain's hash."""
     if not any(model.schema_hash):
-        raise Unsuitable(f"run {run_id} is not configured yet", "its owner has to run: aftermath-solana update-config")
+        raise Unsuitable(
+            f"run {run_id} is not configured yet",
+            f"its owner configures it: aftermath-solana update-config --run-id {run_id} --config-path FILE",
+        )
     if model.architecture != _HF_LLAMA:
         raise Unsuitable(f"run {run_id} trains an architecture this client does not have; it has HfLlama")
     if model.optimizer.kind is not OptimizerKind.DISTRO:

@@ -1,4 +1,4 @@
-"""One `aftermath-solana train` process, from settings to exit status: opens the ports, runs the member, closes them.
+"""One `aftermath-solana train` process, from its settings to its end: opens the ports, runs the member, closes them.
 
 The real clock, the date and sockets live here and nowhere else in the room. Ctrl-C (or SIGTERM) leaves the run on chain
 and ends the process within two seconds (`interrupts`); a failure is one sentence.
@@ -33,7 +33,7 @@ from aftermath.model.store import read_companions
 from aftermath.p2p.discovery import local_discovery_dir
 from aftermath.p2p.iroh import IrohTransport, open_iroh
 from aftermath.run.accounts import Model
-from aftermath.run.errors import AftermathError, ChainError
+from aftermath.run.errors import ChainError
 from aftermath.train.archive import Archive, Hub
 from aftermath.train.context import Context
 from aftermath.train.ending import known
@@ -66,25 +66,19 @@ class RealClock:
         await asyncio.sleep(seconds)
 
 
-def run_member(settings: TrainSettings) -> int:
-    """Take part in a run until it is finished or the user stops; the process's exit status."""
+def run_member(settings: TrainSettings) -> None:
+    """Take part in a run until it is finished or the user stops. Raises what made that impossible; a computation may
+    still hold its thread, so the process should be ended at once.
+    """
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    status = 0
     runner = asyncio.Runner()  # never closed: that waits for threads and tasks, and the process ends here anyway
-    try:
-        wallet = load_wallet(settings.wallet_private_key_path)
-        with contextlib.ExitStack() as stack:
-            events = events_of(settings, stack)
-            _introduce(settings, wallet, events)
-            _log_to(events)
-            runner.run(_session(settings, wallet, events))
-    except AftermathError as error:
-        status = 1
-        print(f"error: {error.message}" + (f"\nfix: {error.fix}" if error.fix else ""), file=sys.stderr)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)  # a computation may still hold its thread; nothing of it is wanted any more
+    wallet = load_wallet(settings.wallet_private_key_path)
+    with contextlib.ExitStack() as stack:
+        events = events_of(settings, stack)
+        _introduce(settings, wallet, events)
+        _log_to(events)
+        runner.run(_session(settings, wallet, events))
 
 
 def events_of(settings: TrainSettings, stack: contextlib.ExitStack) -> Events:
@@ -162,10 +156,20 @@ async def _leave(member: Member, events: Events, seconds: float) -> None:
 async def _ports(settings: TrainSettings, wallet: Wallet, events: Events) -> AsyncIterator[Member]:
     """Open chain and transport, check that we fit the run, and hand out the member."""
     check_hub(settings)
+    pool, program_id = open_pool(settings, patience=_START_PATIENCE), coordinator_id(settings)
+    authorizer = public_key(settings.authorizer) if settings.authorizer is not None else None
     secret = identity_secret(settings.run_id, wallet, settings.identity_secret_key_path)
+    chain = SolanaMember(
+        pool,
+        wallet,
+        settings.run_id,
+        client_version=__version__,
+        authorizer=authorizer,
+        program_id=program_id,
+        max_priority_fee=settings.max_priority_fee,
+    )
     async with contextlib.AsyncExitStack() as stack:
-        pool = await stack.enter_async_context(open_pool(settings, patience=_START_PATIENCE))
-        chain = _chain(settings, pool, wallet)
+        await stack.enter_async_context(pool)
         stack.enter_context(
             only_process(
                 lock_directory(),
@@ -179,18 +183,6 @@ async def _ports(settings: TrainSettings, wallet: Wallet, events: Events) -> Asy
         transport = await _open_transport(settings, secret, here=pool.is_local)
         stack.push_async_callback(_close, transport)
         yield await _member(settings, events, pool, chain, transport, secret)
-
-
-def _chain(settings: TrainSettings, pool: RpcPool, wallet: Wallet) -> SolanaMember:
-    return SolanaMember(
-        pool,
-        wallet,
-        settings.run_id,
-        client_version=__version__,
-        authorizer=public_key(settings.authorizer) if settings.authorizer is not None else None,
-        program_id=coordinator_id(settings),
-        max_priority_fee=settings.max_priority_fee,
-    )
 
 
 async def _close(transport: IrohTransport) -> None:

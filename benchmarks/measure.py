@@ -1,0 +1,84 @@
+"""Runs the benchmarks and keeps what they measured, for the documentation to quote.
+
+    python benchmarks/measure.py            all of them: a quarter of an hour on two cores
+    python benchmarks/measure.py demo p2p   only these
+    make docs                               afterwards: the pages then quote the new figures
+
+`benchmarks/measured/NAME.json` holds the command that measured, the machine, and the benchmark's own JSON. A benchmark
+that fails leaves its file as it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+MEASURED = ROOT / "benchmarks" / "measured"
+COMMANDS = {
+    "sizes": "python benchmarks/sizes.py --json",
+    "chain": "python benchmarks/chain.py --json",
+    "distro": "python benchmarks/distro.py --json",
+    "localnet": "python benchmarks/localnet.py --json",
+    "p2p": "python benchmarks/p2p.py --json",
+    "round": "python benchmarks/round.py --members 3 8 --json",
+    "demo": "python -m aftermath.demo --engine embedded",
+}
+"""What is run for each file. Every one prints one JSON object, but the demo, which leaves a report."""
+
+
+def main() -> int:
+    """Measure what was asked for; 1 if any of it failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"default: {' '.join(COMMANDS)}")
+    names = parser.parse_args().names or list(COMMANDS)
+    if unknown := sorted(set(names) - set(COMMANDS)):
+        parser.error(f"there is no benchmark {unknown[0]}; there are {', '.join(COMMANDS)}")
+    failed = [name for name in names if not keep(name)]
+    return 1 if failed else 0
+
+
+def keep(name: str) -> bool:
+    """Run one and write its file; whether that went well."""
+    load = os.getloadavg()[0]
+    print(f"{name}: {COMMANDS[name]}", file=sys.stderr, flush=True)
+    figures = report_of_demo() if name == "demo" else printed_by(COMMANDS[name])
+    if figures is None:
+        print(f"error: {name} failed; its file stays as it was", file=sys.stderr)
+        return False
+    kept = {
+        "command": COMMANDS[name],
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPU cores",
+        "load_before": round(load, 2),  # 0 is an idle machine; more makes speeds lower bounds
+        "figures": figures,
+    }
+    MEASURED.mkdir(exist_ok=True)
+    (MEASURED / f"{name}.json").write_text(json.dumps(kept, indent=1) + "\n")
+    return True
+
+
+def printed_by(line: str) -> Any:
+    """The JSON that a benchmark prints, None if it fails."""
+    done = subprocess.run([sys.executable, *shlex.split(line)[1:]], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    return json.loads(done.stdout) if done.returncode == 0 else None
+
+
+def report_of_demo() -> Any:
+    """The report of a demo in a folder of its own, None if it fails."""
+    with tempfile.TemporaryDirectory(prefix="aftermath-demo-") as folder:
+        place = Path(folder) / "demo"
+        line = [sys.executable, *shlex.split(COMMANDS["demo"])[1:], "--dir", str(place)]
+        done = subprocess.run(line, cwd=ROOT, stdout=sys.stderr)
+        return json.loads((place / "demo-report.json").read_text()) if done.returncode == 0 else None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,117 @@
+"""Puts the measured figures into the pages that quote them; `make docs` calls it.
+
+    python benchmarks/quote.py README.md docs/*.md
+
+A quoted figure stands between two comments, which a reader of the page does not see:
+
+    in <!-- demo.rounds -->120<!-- / --> rounds          demo.rounds of benchmarks/measured/demo.json
+    <!-- sizes.test.bytes_held.0 /1e9 .1f -->15.5<!-- / -->   divided, and formatted as Python does
+
+The first comment says where the figure is: the file, the way through its JSON, then, if wanted, a factor (`/N` or
+`*N`) and a format. A block is a whole report, or a table that `BLOCKS` renders, between `<!-- block: NAME -->` and
+`<!-- /block -->`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+MEASURED = Path(__file__).resolve().parent / "measured"
+QUOTE = re.compile(r"<!-- ([a-z0-9]+(?:\.[\w+]+)+)((?: [*/][\d.e]+)?)((?: [,.\w]+)?) -->(.*?)<!-- / -->")
+BLOCK = re.compile(r"<!-- block: (\w+) -->\n(.*?)<!-- /block -->", re.DOTALL)
+LIST = re.compile(r"\[\s+([^\]]*?)\s+\]")
+
+
+class BadQuote(Exception):
+    """A page names a figure that there is not."""
+
+
+def figures(name: str) -> Any:
+    """What the benchmark of this name measured last."""
+    try:
+        return json.loads((MEASURED / f"{name}.json").read_text())["figures"]
+    except OSError:
+        raise BadQuote(f"there is no benchmarks/measured/{name}.json") from None
+
+
+def value_at(path: str) -> Any:
+    """The figure at FILE.KEY.KEY…; a number among the keys counts in a list."""
+    name, *keys = path.split(".")
+    found = figures(name)
+    for key in keys:
+        try:
+            found = found[int(key)] if isinstance(found, list) else found[key]
+        except (KeyError, IndexError, ValueError, TypeError):
+            raise BadQuote(f"benchmarks/measured/{name}.json has no {path}") from None
+    return found
+
+
+def figure(path: str, factor: str = "", form: str = "") -> str:
+    """The figure as it is printed. Whole numbers get separators unless a format is given."""
+    value = value_at(path)
+    if not isinstance(value, int | float):
+        raise BadQuote(f"{path} is no number")
+    if factor := factor.strip():
+        number = float(factor[1:])
+        value = value * number if factor[0] == "*" else value / number
+    return format(value, form.strip() or ("," if isinstance(value, int) else ""))
+
+
+def report_of_demo() -> str:
+    """The demo's report as its file has it."""
+    text = LIST.sub(lambda match: f"[{' '.join(match[1].split())}]", json.dumps(figures("demo"), indent=1))
+    return f"```json\n{text}\n```\n"
+
+
+def table_of_units() -> str:
+    """Compute units by instruction and number of members."""
+    measured = figures("chain")
+    units: Mapping[str, list[int | None]] = measured["compute_units"]
+    sizes = measured["members"]
+    heads = ["instruction", f"{sizes[0]} members", *map(str, sizes[1:])]
+    lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
+    for name, counts in units.items():
+        shown = [f"{count:,}" if count is not None else "" for count in counts]
+        word, _, more = name.partition(" ")
+        lines.append(f"| `{word}`{f' {more}' if more else ''} | {' | '.join(shown)} |")
+    return "\n".join(lines) + "\n"
+
+
+BLOCKS: dict[str, Callable[[], str]] = {"demo": report_of_demo, "units": table_of_units}
+
+
+def quoted(text: str) -> str:
+    """The page with every quoted figure as it was measured last. Raises BadQuote."""
+
+    def block(match: re.Match[str]) -> str:
+        if match[1] not in BLOCKS:
+            raise BadQuote(f"there is no block {match[1]!r}; there are {', '.join(BLOCKS)}")
+        return f"<!-- block: {match[1]} -->\n{BLOCKS[match[1]]()}<!-- /block -->"
+
+    text = BLOCK.sub(block, text)
+    return QUOTE.sub(lambda m: f"<!-- {m[1]}{m[2]}{m[3]} -->{figure(m[1], m[2], m[3])}<!-- / -->", text)
+
+
+def main() -> int:
+    """Rewrite the pages named."""
+    for name in sys.argv[1:]:
+        page = Path(name)
+        text = page.read_text()
+        try:
+            new = quoted(text)
+        except BadQuote as error:
+            print(f"error: {page}: {error}\nfix: python benchmarks/measure.py NAME, or mend the page", file=sys.stderr)
+            return 1
+        if new != text:
+            page.write_text(new)
+            print(f"{page}: figures brought up to date")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,5 @@
+"""`python -m aftermath` is `aftermath-solana`, also where that is not in the path."""
+
+from aftermath.cli.main import main
+
+main()

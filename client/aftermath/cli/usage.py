@@ -1,0 +1,82 @@
+"""What is wrong with a command line, in the words and the form of every other error.
+
+Decided here: the parser's own sentences are replaced, because they name Python's types and look different in every
+version of it; a value that came from the environment is called by its variable, which is where it must be mended.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import typer
+
+from aftermath.cli.describe import bounds, choices, kind_of
+from aftermath.run.errors import UsageError
+
+ParserError: type[Exception] = typer.BadParameter.__mro__[1]
+"""Every mistake that the parser finds; typer exports no name for it."""
+
+_SUPERFLUOUS = re.compile(r"unexpected extra arguments?(?:\(s\))? \((.+)\)")
+
+
+def unknown_command(name: str, known: Iterable[str]) -> UsageError:
+    """The error for a command that does not exist."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    hint = f"did you mean {close[0]}? " if close else ""
+    return UsageError(f"there is no command {name!r}", f"{hint}aftermath-solana --help lists the commands")
+
+
+def explained(error: Any, command: str | None, kinds: Mapping[str, Any]) -> UsageError:
+    """The parser's error as ours; `kinds` are the types of the command's options."""
+    more = f"aftermath-solana {command} --help" if command else "aftermath-solana --help"
+    parameter, option = getattr(error, "param", None), getattr(error, "option_name", None)
+    if parameter is not None:
+        name = _called(parameter, error.ctx)
+        if type(error).__name__ == "MissingParameter":
+            return UsageError(f"{name} is missing", f"{_how_given(parameter)}; {more} explains it")
+        return UsageError(f"{name} must be {wanted(parameter, kinds.get(parameter.name))}", f"{more} explains it")
+    if option is not None and hasattr(error, "possibilities"):
+        close = difflib.get_close_matches(option, error.possibilities or (), n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        return UsageError(f"there is no option {option}", f"{hint}{more} lists the options")
+    if option is not None:
+        needs = "requires" in error.message
+        return UsageError(f"{option} {'needs a value' if needs else 'takes no value'}", f"{more} explains it")
+    if superfluous := _SUPERFLUOUS.search(error.message):
+        return UsageError(f"{superfluous[1]!r} is not expected here", f"{more} shows what is")
+    return UsageError(error.format_message().rstrip("."), f"{more} shows what is expected")
+
+
+def wanted(parameter: Any, kind: Any) -> str:
+    """What a value of this option has to be."""
+    if words := choices(kind):
+        return "one of " + ", ".join(words)
+    number = kind_of(kind)
+    if number in (int, float):
+        least, most = bounds(parameter)
+        sort = "a whole number" if number is int else "a number"
+        if least is not None and most is not None:
+            return f"{sort} from {least} to {most}"
+        if least is not None:
+            return f"{sort} of at least {least}"
+        return sort
+    return "something else"
+
+
+def _called(parameter: Any, context: Any) -> str:
+    """The option as it was given: by its flag, its variable, or its place."""
+    if parameter.param_type_name == "argument":
+        return str(parameter.name)
+    source = context.get_parameter_source(parameter.name) if context is not None else None
+    if source is not None and source.name == "ENVIRONMENT":
+        return f"the variable {parameter.envvar}"
+    return str(parameter.opts[0])
+
+
+def _how_given(parameter: Any) -> str:
+    if parameter.param_type_name == "argument":
+        return f"say {parameter.name}"
+    return f"pass {parameter.opts[0]}" + (f", or set {parameter.envvar}" if parameter.envvar else "")

@@ -1,0 +1,118 @@
+"""A mistake in a command line reads like every other error, in words or as JSON, and ends with 2; others end with 1."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from aftermath.cli.main import INDEX, load
+from cli.cli_runs import Outcome, invoke
+
+MISTAKES = [
+    ("creat-run", "there is no command 'creat-run'", "did you mean create-run?"),
+    ("--nonsense", "there is no option --nonsense", "aftermath-solana --help"),
+    ("tick --cont 3", "there is no option --cont", "did you mean --count? aftermath-solana tick --help"),
+    ("tick", "--run-id is missing", "pass --run-id, or set RUN_ID"),
+    ("tick --run-id", "--run-id needs a value", "aftermath-solana tick --help"),
+    ("tick --run-id x --count many", "--count must be a whole number of at least 1", "tick --help"),
+    ("tick --run-id x --count 0", "--count must be a whole number of at least 1", "tick --help"),
+    ("tick --run-id x twice", "'twice' is not expected here", "tick --help"),
+    ("train --run-id x --keep-steps 0", "--keep-steps must be a whole number of at least 1", "train --help"),
+    ("train --run-id x --matformer-tier 9", "--matformer-tier must be a whole number from 0 to 7", "train --help"),
+    ("train --run-id x --bind-p2p-port 70000", "--bind-p2p-port must be a whole number from 0 to 65535", "train"),
+    ("train --run-id x --iroh-relay psyche", "--iroh-relay must be one of auto, disabled, n0", "train --help"),
+    ("train --run-id x --delete-old-steps=yes", "--delete-old-steps takes no value", "train --help"),
+    ("train --run-id " + "x" * 33, "cannot be a run id", "1 to 32 bytes"),
+    ("create-run --run-id x --name " + "n" * 65, "--name has 65 bytes", "at most 64 bytes"),
+    ("update-config --run-id x --description " + "é" * 141, "--description has 282 bytes", "at most 280 bytes"),
+    ("update-config --run-id x --config-path=", "the path given for --config-path is empty", "leave the option out"),
+    (
+        "update-config --run-id x --num-parameters 1" + "0" * 20,
+        "--num-parameters must be a whole number from 0",
+        "help",
+    ),
+    ("update-config --run-id x --restart-from-step 5000000000", "--restart-from-step must be a whole", "help"),
+    ("set-paused --run-id x halt", "action must be one of pause, resume", "set-paused --help"),
+    ("localnet --engine fast", "--engine must be one of embedded, validator", "localnet --help"),
+    ("localnet --port -1", "--port must be a whole number from 0 to 65534", "localnet --help"),
+]
+
+
+@pytest.mark.parametrize(("line", "sentence", "fix"), MISTAKES, ids=[mistake[0][:40] for mistake in MISTAKES])
+def test_every_mistake_has_one_form(line: str, sentence: str, fix: str) -> None:
+    said = invoke(*line.split()).err.splitlines()
+    assert said[0].startswith("error: ")
+    assert said[1].startswith("fix: ")
+    assert len(said) == 2
+    first, *rest = line.split()
+    told = invoke(first, "--json", *rest).mistake
+    assert sentence in told["error"]
+    assert sentence in said[0]
+    assert fix in told["fix"]
+
+
+def test_a_value_from_the_environment_is_called_by_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAX_PRIORITY_FEE", "plenty")
+    told = invoke("tick", "--run-id", "x", "--json").mistake
+    assert told["error"] == "the variable MAX_PRIORITY_FEE must be a whole number of at least 0"
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        ("train", "--authorizer"),
+        ("can-join", "--authorizer"),
+        ("join-authorization-read", "--authorizer"),
+        ("train", "--coordinator-program-id"),
+        ("can-join", "--coordinator-program-id"),
+    ],
+)
+def test_a_bad_key_is_the_same_mistake_everywhere(command: str, option: str, tmp_path: os.PathLike[str]) -> None:
+    """`train` looks at its options before it looks for a network or a wallet, as all commands do."""
+    needed = {"can-join": ["--run-id", "x", "--address", "1" * 32], "train": ["--run-id", "x"]}
+    line = [
+        command,
+        *needed.get(command, ["--join-authority", "1" * 32]),
+        option,
+        "nonsense",
+        "--rpc",
+        "http://127.0.0.1:9",
+    ]
+    done = process(*line, "--json")
+    assert "nonsense" in done.mistake["error"]
+
+
+def process(*line: str) -> Outcome:
+    """A process of its own, since `train` ends its process; started as the module."""
+    done = subprocess.run([sys.executable, "-m", "aftermath", *line], capture_output=True, text=True, timeout=120)
+    assert "Traceback" not in done.stderr
+    return Outcome(done.returncode, done.stdout, done.stderr)
+
+
+def test_the_module_is_the_command() -> None:
+    assert process("-h").out == invoke("--help").out
+    assert "Train one language model together" in process().out
+
+
+@pytest.mark.parametrize("columns", ["80", "50"])
+def test_help_cuts_no_name_and_fits_the_terminal(
+    command_name: str, columns: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    page = invoke(command_name, "-h").out
+    assert page == invoke(command_name, "--help").out
+    options, _, example = page.partition("Example:")
+    names = {name for option in load(command_name).params for name in (*option.opts, *option.secondary_opts)}
+    assert names - {"action"} <= set(options.replace(",", " ").split())
+    assert max(map(len, options.splitlines())) <= int(columns)
+    assert f"aftermath-solana {command_name}" in example
+
+
+def test_the_index_shows_every_command_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    page = invoke("-h").out
+    assert set(INDEX) <= set(page.split())
+    assert max(map(len, page.splitlines())) <= 80
