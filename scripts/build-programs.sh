@@ -21,7 +21,7 @@ programs=(coordinator authorizer)
 linker_version=0.2.6
 
 require() {
-  command -v "$1" >/dev/null || { echo "error: $1 is missing: $2" >&2; exit 1; }
+  command -v "$1" >/dev/null || { printf 'error: %s is missing\nfix: %s\n' "$1" "$2" >&2; exit 1; }
 }
 
 install_compiler() {
@@ -32,7 +32,8 @@ install_compiler() {
   [ "$(id -u)" = 0 ] || sudo=sudo
   $sudo apt-get update -qq
   $sudo apt-get install -y -qq --no-install-recommends rustc-web cargo-web rust-web-src llvm-22-dev >/dev/null ||
-    { echo "error: enable bookworm-security in the apt sources; it carries rustc-web and LLVM 22" >&2; exit 1; }
+    { printf 'error: rustc-web and LLVM 22 could not be installed\nfix: %s\n' \
+      "enable bookworm-security in the apt sources, which carries them" >&2; exit 1; }
 }
 
 install_linker() {
@@ -45,7 +46,8 @@ install_linker() {
 # What is compiled, and nothing else, at the fixed path. Only the owner may write there.
 stage_sources() {
   mkdir -m 700 "$stage" 2>/dev/null || [ -O "$stage" ] ||
-    { echo "error: $stage belongs to somebody else: the programs are built there, and nowhere else" >&2; exit 1; }
+    { printf 'error: %s belongs to somebody else, and the programs are built there and nowhere else\nfix: %s\n' \
+      "$stage" "let its owner remove it" >&2; exit 1; }
   exec 9>"$stage/.lock"
   flock 9 # one build at a time
   rm -rf "${stage:?}"/*
@@ -127,5 +129,6 @@ for program in "${programs[@]}"; do
   fi
   (cd "$built" && sha256sum "$program.so" "$program.json")
 done
-[ "$status" = 0 ] || echo "error: the committed programs are not those of these sources: run scripts/build-programs.sh" >&2
+[ "$status" = 0 ] ||
+  printf 'error: the committed programs are not those of these sources\nfix: run scripts/build-programs.sh\n' >&2
 exit "$status"

@@ -1,4 +1,11 @@
-# Sourced by the scripts beside it: finds the console script and turns a cluster's name into its RPC address.
+# Sourced by the scripts beside it: finds the console script, turns a cluster's name into its RPC address, and sees to
+# a wallet.
+
+# fail STATUS SENTENCE FIX: the form of every error.
+fail() {
+    printf 'error: %s\nfix: %s\n' "$2" "$3" >&2
+    exit "$1"
+}
 
 here=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
 if [ -x "$here/.venv/bin/aftermath-solana" ]; then
@@ -6,8 +13,7 @@ if [ -x "$here/.venv/bin/aftermath-solana" ]; then
 elif command -v aftermath-solana >/dev/null 2>&1; then
     aftermath=aftermath-solana
 else
-    echo "error: aftermath-solana is not installed; run 'make env' first" >&2
-    exit 1
+    fail 1 "aftermath-solana is not installed" "make env"
 fi
 
 # cluster_rpc localnet|devnet|mainnet|URL: prints the RPC address.
@@ -19,19 +25,23 @@ cluster_rpc() {
         mainnet | mainnet-beta) echo https://api.mainnet-beta.solana.com ;;
         http://* | https://*) echo "$1" ;;
         *)
-            echo "error: '$1' is not a cluster; use localnet, devnet, testnet, mainnet or an http(s) address" >&2
-            exit 2
+            fail 2 "'$1' is not a cluster" "say localnet, devnet, testnet, mainnet or an http(s) address"
             ;;
     esac
 }
 
-# own_wallet CLUSTER NAME: on a local network, where money is free, makes a wallet unless one is given.
+# own_wallet CLUSTER NAME: on a local network, where money is free, makes a wallet unless one is given; elsewhere it
+# must be there, and what names it here is a variable.
 own_wallet() {
-    if [ "$1" = localnet ] && [ -z "${WALLET_PRIVATE_KEY_PATH:-}" ] && [ -z "${RAW_WALLET_PRIVATE_KEY:-}" ]; then
-        WALLET_PRIVATE_KEY_PATH=$here/runs/wallets/$2.json
-        export WALLET_PRIVATE_KEY_PATH
-        if [ ! -f "$WALLET_PRIVATE_KEY_PATH" ]; then
-            "$aftermath" show-identity --wallet-private-key-path "$WALLET_PRIVATE_KEY_PATH" --create
-        fi
+    [ -z "${WALLET_PRIVATE_KEY_PATH:-}" ] && [ -z "${RAW_WALLET_PRIVATE_KEY:-}" ] || return 0
+    if [ "$1" != localnet ]; then
+        [ ! -f "$HOME/.config/solana/id.json" ] || return 0
+        fail 1 "no wallet was given" "make one with '$aftermath show-identity --create -w wallet.json', send it SOL, \
+and name it by its absolute path in the variable WALLET_PRIVATE_KEY_PATH"
+    fi
+    WALLET_PRIVATE_KEY_PATH=$here/runs/wallets/$2.json
+    export WALLET_PRIVATE_KEY_PATH
+    if [ ! -f "$WALLET_PRIVATE_KEY_PATH" ]; then
+        "$aftermath" show-identity --wallet-private-key-path "$WALLET_PRIVATE_KEY_PATH" --create
     fi
 }

@@ -10,6 +10,7 @@ fi
 rpc=$(cluster_rpc "$1")
 variant=$2
 run_id=${RUN_ID:-$variant}
+own_wallet "$1" owner
 cd -- "$here"
 python=$(dirname -- "$aftermath")/python
 [ -x "$python" ] || python=python3
@@ -24,8 +25,6 @@ fi
 # shellcheck disable=SC2086
 [ -f "runs/$variant/model/config.json" ] || "$python" scripts/init-model.py --out "runs/$variant/model" $shape
 [ -d "runs/$variant/tokens" ] || "$python" scripts/tokenise.py --output "runs/$variant/tokens"
-own_wallet "$1" owner
-
 "$aftermath" deploy --rpc "$rpc"
 if found=$("$aftermath" json-dump-run --rpc "$rpc" --run-id "$run_id" 2>/dev/null); then
     case $found in

@@ -13,8 +13,8 @@ cluster=$1
 run_id=${RUN_ID:-$2}
 checkpoints=runs/$2/checkpoints/member-$$
 shift 2
-cd -- "$here"
 own_wallet "$cluster" "member-$$"
+cd -- "$here"
 case " $* " in
     *" --matformer-tier "[1-9]* | *" --checkpoint-dir "*) ;;
     *) set -- --checkpoint-dir "$checkpoints" "$@" ;;

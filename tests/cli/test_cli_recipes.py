@@ -68,6 +68,23 @@ def test_the_light_recipe(project: Path, variables: dict[str, str], rpc: str, ru
 
 
 @pytest.mark.parametrize("name", ["setup-run.sh", "start-training.sh"])
+def test_a_recipe_without_a_wallet_names_the_variable_that_it_reads(
+    project: Path, variables: dict[str, str], name: str, tmp_path: Path
+) -> None:
+    """On devnet, before anything is made or asked for; a wallet named so is taken."""
+    here = {key: value for key, value in variables.items() if key != "RPC"}
+    done = script(project, name, "devnet", "light", env=here)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: no wallet was given\nfix: ")
+    assert "WALLET_PRIVATE_KEY_PATH" in done.stderr
+    assert "RAW_WALLET" not in done.stderr
+    assert not (project / "runs").exists()
+    missing = here | {"WALLET_PRIVATE_KEY_PATH": str(tmp_path / "none.json")}
+    taken = script(project, "start-training.sh", "http://127.0.0.1:9", "light", env=missing)
+    assert f"there is no key file {tmp_path / 'none.json'}" in taken.stderr
+
+
+@pytest.mark.parametrize("name", ["setup-run.sh", "start-training.sh"])
 def test_recipes_explain_themselves(project: Path, variables: dict[str, str], name: str) -> None:
     for arguments in ((), ("localnet",), ("localnet", "heavy")):
         done = script(project, name, *arguments, env=variables)

@@ -24,6 +24,7 @@ from aftermath.run.errors import ChainError
 log = logging.getLogger(__name__)
 
 WALLET_VARIABLE = "RAW_WALLET_PRIVATE_KEY"
+PATH_VARIABLE = "WALLET_PRIVATE_KEY_PATH"  # of the option; this module does not read it
 IDENTITY_VARIABLE = "RAW_IDENTITY_SECRET_KEY"
 DEFAULT_PATH = Path("~/.config/solana/id.json")
 MAX_KEY_FILE = 4096
@@ -73,7 +74,8 @@ def load_wallet(path: Path | None = None, env: Mapping[str, str] | None = None) 
         return _from_file(default)
     raise WalletError(
         "no wallet was given",
-        f"make one: aftermath-solana show-identity --create -w FILE; or pass -w FILE, or set {WALLET_VARIABLE}",
+        f"name its key file with -w FILE or the variable {PATH_VARIABLE}, or put the key into {WALLET_VARIABLE}; "
+        "a new one is made by: aftermath-solana show-identity --create -w FILE",
     )
 
 
