@@ -67,10 +67,12 @@ def test_a_value_from_the_environment_is_called_by_its_variable(monkeypatch: pyt
         ("can-join", "--authorizer"),
         ("join-authorization-read", "--authorizer"),
         ("train", "--coordinator-program-id"),
+        ("train", "--device"),
+        ("train", "--hub-repo"),
         ("can-join", "--coordinator-program-id"),
     ],
 )
-def test_a_bad_key_is_the_same_mistake_everywhere(command: str, option: str, tmp_path: os.PathLike[str]) -> None:
+def test_a_bad_value_is_the_same_mistake_everywhere(command: str, option: str, tmp_path: os.PathLike[str]) -> None:
     """`train` looks at its options before it looks for a network or a wallet, as all commands do."""
     needed = {"can-join": ["--run-id", "x", "--address", "1" * 32], "train": ["--run-id", "x"]}
     line = [

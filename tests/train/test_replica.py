@@ -10,7 +10,9 @@ import torch
 from aftermath.model.initial import init_weights
 from aftermath.optim.codec import decode_level
 from aftermath.optim.distro import NonFiniteGradient
+from aftermath.run.errors import UsageError
 from aftermath.sim.tiny import CONFIG
+from aftermath.train.outfit import Unsuitable
 from aftermath.train.replica import Cancelled, Replica, pick_device, weight_of
 from train.desk import SCHEMA
 
@@ -187,7 +189,7 @@ def test_a_device_that_is_here_is_picked(machine: dict[str, int], gpus: int, mps
 )
 def test_a_name_that_is_no_device_is_a_sentence_with_the_names_that_are(machine: dict[str, int], name: str) -> None:
     machine.update(gpus=8, mps=1)
-    with pytest.raises(ValueError, match=r"^--device .*: it is auto, cpu, mps, cuda or cuda:X,Y"):
+    with pytest.raises(UsageError, match=r"(?s)^--device .*it is auto, cpu, mps, cuda or cuda:X,Y"):
         pick_device(name)
 
 
@@ -195,11 +197,11 @@ def test_a_name_that_is_no_device_is_a_sentence_with_the_names_that_are(machine:
     ("name", "says"), [("cuda", "no CUDA device"), ("cuda:0", "no CUDA"), ("mps", "no MPS device")]
 )
 def test_a_device_that_is_not_here_is_a_sentence(machine: dict[str, int], name: str, says: str) -> None:
-    with pytest.raises(ValueError, match=f"{says}.*use cpu or auto"):
+    with pytest.raises(Unsuitable, match=f"(?s){says}.*use cpu or auto"):
         pick_device(name)
 
 
 def test_a_gpu_beyond_the_last_one_is_a_sentence(machine: dict[str, int]) -> None:
     machine.update(gpus=2)
-    with pytest.raises(ValueError, match=r"--device cuda:2: the CUDA devices of this machine are cuda:0 to cuda:1"):
+    with pytest.raises(Unsuitable, match=r"--device cuda:2 is not here\nthe CUDA devices here are cuda:0 to cuda:1"):
         pick_device("cuda:2")

@@ -238,5 +238,6 @@ async def _bind(secret: bytes, host: str | None, port: int, relay: Relay, discov
                 "stop the program that has it, or choose another with --bind-p2p-port (0 lets the system choose)",
             ) from error
         raise BindFailed(
-            f"cannot listen on UDP {address}: {why}", "check --bind-p2p-port and the address to listen on"
+            f"cannot listen on UDP {address}: {why}",
+            "check --bind-p2p-port and --bind-p2p-interface, which takes an address of this machine",
         ) from error

@@ -11,6 +11,7 @@ import shutil
 import tempfile
 
 from aftermath.model.schema import Schema
+from aftermath.run.errors import UsageError
 from aftermath.train.outfit import Unsuitable
 from aftermath.train.settings import TrainSettings
 
@@ -21,16 +22,16 @@ _AT_ONCE = 2
 
 
 def check_hub(settings: TrainSettings) -> None:
-    """Raises Unsuitable if checkpoints cannot go to the Hub repository that is named."""
+    """Raises UsageError or Unsuitable if checkpoints cannot go to the Hub repository that is named."""
     if settings.hub_repo is None:
         return
     if not _REPO.fullmatch(settings.hub_repo):
-        raise Unsuitable(
+        raise UsageError(
             f"--hub-repo {settings.hub_repo!r} is not the name of a repository",
             "it is OWNER/NAME, for example --hub-repo ada/my-model",
         )
     if not settings.matformer_tier and settings.hub_token is None:
-        raise Unsuitable(
+        raise UsageError(
             f"--hub-repo {settings.hub_repo} needs a token to write to it",
             "set the variable HF_TOKEN to a Hugging Face token that may write; one is made in the settings of the "
             "account, on huggingface.co",

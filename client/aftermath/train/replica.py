@@ -23,6 +23,8 @@ from aftermath.model.segments import level_hash
 from aftermath.optim.clip import clip_gradients
 from aftermath.optim.codec import Votes
 from aftermath.optim.distro import Distro
+from aftermath.run.errors import UsageError
+from aftermath.train.outfit import Unsuitable
 
 _SHORTEST_PASS = 32  # tokens
 
@@ -149,19 +151,24 @@ def weight_of(sequences: float, seconds: float) -> int:
 
 
 def pick_device(name: str) -> torch.device:
-    """The torch device for auto, cpu, mps, cuda or cuda:X,Y (the first index); ValueError if there is none of it."""
+    """The torch device for auto, cpu, mps, cuda or cuda:X,Y (the first index).
+
+    Raises UsageError for another name, Unsuitable if there is no such device here.
+    """
     named = re.fullmatch(r"auto|cpu|mps|cuda(?::(\d{1,3})(?:,\d{1,3})*)?", name)
     if named is None:
-        raise ValueError(f"--device {name}: it is auto, cpu, mps, cuda or cuda:X,Y, for example cuda:0")
+        raise UsageError(
+            f"--device {name!r} is no device", "it is auto, cpu, mps, cuda or cuda:X,Y, for example cuda:0"
+        )
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     mps = torch.backends.mps.is_available()
     if name == "auto":
         return torch.device("cuda" if gpus else "mps" if mps else "cpu")
     kind = name.partition(":")[0]
     if not {"cpu": True, "mps": mps, "cuda": gpus > 0}[kind]:
-        raise ValueError(f"--device {name}: this machine has no {kind.upper()} device; use cpu or auto")
+        raise Unsuitable(f"--device {name}: this machine has no {kind.upper()} device", "use cpu or auto")
     if named[1] is None:
         return torch.device(kind)
     if int(named[1]) >= gpus:
-        raise ValueError(f"--device {name}: the CUDA devices of this machine are cuda:0 to cuda:{gpus - 1}")
+        raise Unsuitable(f"--device {name} is not here", f"the CUDA devices here are cuda:0 to cuda:{gpus - 1}")
     return torch.device(kind, int(named[1]))

@@ -156,6 +156,7 @@ async def _leave(member: Member, events: Events, seconds: float) -> None:
 async def _ports(settings: TrainSettings, wallet: Wallet, events: Events) -> AsyncIterator[Member]:
     """Open chain and transport, check that we fit the run, and hand out the member."""
     check_hub(settings)
+    device = pick_device(settings.device)
     pool, program_id = open_pool(settings, patience=_START_PATIENCE), coordinator_id(settings)
     authorizer = public_key(settings.authorizer) if settings.authorizer is not None else None
     secret = identity_secret(settings.run_id, wallet, settings.identity_secret_key_path)
@@ -182,7 +183,7 @@ async def _ports(settings: TrainSettings, wallet: Wallet, events: Events) -> Asy
         await stack.enter_async_context(chain)
         transport = await _open_transport(settings, secret, here=pool.is_local)
         stack.push_async_callback(_close, transport)
-        yield await _member(settings, events, pool, chain, transport, secret)
+        yield await _member(settings, events, pool, chain, transport, secret, device)
 
 
 async def _close(transport: IrohTransport) -> None:
@@ -218,6 +219,7 @@ async def _member(
     chain: SolanaMember,
     transport: IrohTransport,
     secret: bytes,
+    device: torch.device,
 ) -> Member:
     run, model = await chain.run(), await chain.model()
     await chain.authorization()  # who is not admitted should not wait for what follows
@@ -231,7 +233,7 @@ async def _member(
         schema,
         settings.matformer_tier,
         settings.matformer_load_strategy,
-        pick_device(settings.device),
+        device,
         settings.micro_batch_size,
         time.monotonic,
     )
