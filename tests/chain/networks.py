@@ -131,11 +131,15 @@ class Place:
     async def open_run(self, run_id: str, **config: Any) -> Coordinator:
         """Create, configure and start a run that everybody may join."""
         coordinator = await self.configured_run(run_id, **config)
-        ix = Authorizer(self.pool).ix(self.wallet.pubkey)
-        if await Authorizer(self.pool).fetch(self.wallet.pubkey, EVERYONE) is None:
-            await coordinator.sender.send_packed([ix.create(EVERYONE), ix.grantor_update(EVERYONE, True)])
+        await self.admit_all()
         await coordinator.set_paused(run_id, False)
         return coordinator
+
+    async def admit_all(self) -> None:
+        """Let everybody join the runs of this wallet."""
+        ix = Authorizer(self.pool).ix(self.wallet.pubkey)
+        if await Authorizer(self.pool).fetch(self.wallet.pubkey, EVERYONE) is None:
+            await self.coordinator.sender.send_packed([ix.create(EVERYONE), ix.grantor_update(EVERYONE, True)])
 
 
 def network_config(*wallets: Wallet) -> LocalnetConfig:

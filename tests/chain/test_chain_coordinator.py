@@ -31,7 +31,7 @@ async def test_a_run_is_created_configured_started_and_closed(place: Place) -> N
     assert run.main_authority == place.wallet.public
     assert (model.metadata.name, model.checkpoint.repo, model.tier_widths) == ("first", "/tmp/model", (64, 32))
     assert len(members.slots) == 256
-    assert [r.run_id for r, _ in await coordinator.list_runs()] == ["first"]
+    assert [r.run_id for r, *_ in await coordinator.list_runs()] == ["first"]
     await coordinator.set_paused("first", True)
     before = await balance(place.pool, place.wallet.pubkey)
     await coordinator.close_run("first")
@@ -74,13 +74,16 @@ async def test_a_run_cannot_be_created_twice(place: Place) -> None:
         await place.coordinator.create_run("twice")
 
 
-async def test_no_funds_says_how_much_is_missing(place: Place) -> None:
+async def test_no_funds_says_how_much_is_missing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     poor = Wallet(Keypair())
+    monkeypatch.setattr(Endpoint, "is_loopback", False)
     with pytest.raises(ChainRefused, match=r"holds 0 SOL but needs .* are missing") as caught:
         await Coordinator(place.pool, poor).create_run("r")
     assert caught.value.name == "InsufficientFunds"
     assert str(poor.pubkey) in caught.value.fix
+    monkeypatch.undo()
     await ensure_funds(place.pool, poor.pubkey, 1)
+    monkeypatch.setattr(Endpoint, "is_loopback", False)
     held = await balance(place.pool, poor.pubkey)
     sender = Coordinator(place.pool, poor).sender
     gift = TransferParams(from_pubkey=poor.pubkey, to_pubkey=Pubkey.new_unique(), lamports=held * 2)

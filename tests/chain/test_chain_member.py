@@ -31,7 +31,7 @@ RUN = "members"
 async def member_of(place: Place, pool: RpcPool | None = None, run_id: str = RUN) -> AsyncIterator[SolanaMember]:
     wallet = Wallet(Keypair())
     await ensure_funds(place.pool, wallet.pubkey, 1_000_000_000)
-    async with SolanaMember(pool or place.pool, wallet, run_id, client_version="") as member:
+    async with SolanaMember(pool or place.pool, wallet, run_id, client_version="1.0.0") as member:
         yield member
 
 
@@ -210,3 +210,18 @@ async def test_transactions_survive_an_outage(place: Place) -> None:
             await asyncio.wait_for(joining, 20)
             await until(member, lambda r: r.members_seq > 0, tick=False)
             assert (await member.members()).find(member.wallet) is not None
+
+
+async def test_another_client_version_is_named(place: Place) -> None:
+    """Also when the owner asks for it while the member is on its way in."""
+    coordinator = await place.configured_run(RUN)
+    async with member_of(place) as member:
+        await member.model()
+        await coordinator.update_client_version(RUN, "2.0.0")
+        await place.admit_all()
+        await coordinator.set_paused(RUN, False)
+        await member.run(fresh=True)
+        with pytest.raises(ChainRefused, match=r"version 2\.0\.0 only, and this is version 1\.0\.0") as caught:
+            await join(member)
+        assert caught.value.name == "ClientVersionMismatch"
+        assert f"update-config --run-id {RUN} --client-version 1.0.0" in caught.value.fix

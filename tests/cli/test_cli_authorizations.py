@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wallet import create_wallet
 from cli.cli_runs import Shell, invoke
 from cli.conftest import ROOT
@@ -73,17 +72,6 @@ def test_who_cannot_join_learns_what_the_owner_has_to_do(owner: Shell, run_id: s
     assert owner("create-run", "--run-id", run_id).code == 0
     reasons = verdict(owner, run_id, people["stranger"])
     assert any("its owner configures it with update-config" in reason for reason in reasons)
-
-
-def test_an_empty_wallet_is_in_the_way_only_where_nobody_fills_it(
-    owner: Shell, run_id: str, people: dict[str, Path], material: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert owner("create-run", "--run-id", run_id).code == 0
-    assert owner("update-config", "--run-id", run_id, "--config-path", material / "config.toml").code == 0
-    assert owner("set-paused", "--run-id", run_id, "resume").code == 0
-    assert verdict(owner, run_id, people["stranger"]) == []
-    monkeypatch.setattr(RpcPool, "is_local", False)
-    assert verdict(owner, run_id, people["stranger"]) == ["the wallet has no SOL to pay fees with"]
 
 
 def test_the_seeds_permissioned_way(

@@ -22,6 +22,9 @@ from aftermath.run.errors import ChainError
 DELEGATES_AT_ONCE = 20
 """Delegates that fit one transaction beside its other parts."""
 
+BARE_BYTES, DELEGATE_BYTES = 90, 32
+"""Size of an authorization without scope and delegates, and what each delegate adds."""
+
 
 @dataclass(frozen=True)
 class Authorization:
@@ -98,6 +101,11 @@ class Authorizer:
     def ix(self, user: Pubkey) -> AuthorizerInstructions:
         """Builders that `user` signs."""
         return AuthorizerInstructions(self._program, user)
+
+    def size(self, grantor: Pubkey, grantee: Pubkey, delegates: int = 0) -> dict[Pubkey, int]:
+        """Bytes of the authorization to join with that many delegates, by its address."""
+        place = authorization_address(self._program.id, grantor, grantee)
+        return {place: BARE_BYTES + len(JOIN_SCOPE) + DELEGATE_BYTES * delegates}
 
     async def fetch(self, grantor: Pubkey, grantee: Pubkey) -> Authorization | None:
         """The authorization to join runs that `grantor` gave `grantee`, None if there is none."""

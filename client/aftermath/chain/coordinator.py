@@ -24,6 +24,7 @@ from aftermath.run.accounts import Members, Model, Run
 from aftermath.run.errors import AccountError, ChainError
 from aftermath.run.views import (
     members_account,
+    model_account,
     parse_members,
     parse_model,
     parse_run,
@@ -34,7 +35,7 @@ from aftermath.run.views import (
 TRANSITION_UNITS = 150_000
 """Compute units that closing a round or an epoch may add to an instruction (the program's own ceiling)."""
 
-READ_AT_ONCE = 100
+READ_AT_ONCE = 50  # runs, of two accounts each
 
 
 class Coordinator:
@@ -91,12 +92,15 @@ class Coordinator:
         run, model, members = [await self._present(run_id, account) for account in accounts]
         return parse_run(run.data), parse_model(model.data), parse_members(members.data)
 
-    async def list_runs(self) -> list[tuple[Run, Model]]:
-        """Every run of this program on the cluster, by run id. Runs of another program version are left out."""
+    async def list_runs(self) -> list[tuple[Run, Model, Members | None]]:
+        """Every run of this program on the cluster, by run id; without members if its creation was not finished.
+
+        Runs of another program version are left out.
+        """
         layout = run_account()
-        found = await fetch_program(self.pool, self.program_id, prefix=layout.discriminator, size=layout.size)
+        stored = await fetch_program(self.pool, self.program_id, prefix=layout.discriminator, size=layout.size)
         runs = []
-        for _, account in found:
+        for _, account in stored:
             try:
                 runs.append(parse_run(account.data))
             except AccountError:
@@ -105,9 +109,13 @@ class Coordinator:
         listed = []
         for start in range(0, len(runs), READ_AT_ONCE):
             part = runs[start : start + READ_AT_ONCE]
-            addresses = [run_addresses(self.program_id, run.run_id).model for run in part]
-            _, models = await fetch_many(self.pool, addresses)
-            listed += [(run, parse_model(m.data)) for run, m in zip(part, models, strict=True) if m is not None]
+            places = [run_addresses(self.program_id, run.run_id) for run in part]
+            _, found = await fetch_many(self.pool, [key for place in places for key in (place.model, place.members)])
+            listed += [
+                (run, parse_model(model.data), _grown(members))
+                for run, model, members in zip(part, found[::2], found[1::2], strict=True)
+                if model is not None
+            ]
         return listed
 
     def creation(
@@ -126,9 +134,21 @@ class Coordinator:
         grows = [self.ix.grow(run_id, which) for which, size in sizes.items() for _ in range(GROWTH, size, GROWTH)]
         return [first, *grows]
 
+    def sizes(self, run_id: str) -> dict[Pubkey, int]:
+        """Bytes of a run's accounts by their addresses."""
+        places = run_addresses(self.program_id, run_id)
+        return {
+            places.run: run_account().size,
+            places.model: model_account().size,
+            places.members: members_account().size,
+            places.witnesses: witnesses_account().size,
+        }
+
     async def create_run(self, run_id: str, *, join_authority: Pubkey | None = None) -> list[Signature]:
         """Create a run owned by this wallet."""
-        return await self.sender.send_packed(self.creation(run_id, join_authority=join_authority))
+        steps = self.creation(run_id, join_authority=join_authority)
+        await self.sender.afford(steps, self.sizes(run_id))
+        return await self.sender.send_packed(steps)
 
     async def update(
         self,
@@ -196,3 +216,9 @@ class Coordinator:
         if self._wallet is None:
             raise ChainError("this needs a wallet", "pass -w FILE")
         return self._wallet
+
+
+def _grown(account: AccountData | None) -> Members | None:
+    if account is None or len(account.data) < members_account().size:
+        return None
+    return parse_members(account.data)

@@ -27,7 +27,6 @@ from aftermath.chain import loader
 from aftermath.chain.accounts import AccountData, fetch, rent, whole
 from aftermath.chain.confirm import deliver_all
 from aftermath.chain.fees import transaction_fee
-from aftermath.chain.funds import ensure_funds
 from aftermath.chain.sender import MAX_TRANSACTION, Sender, transaction_size
 from aftermath.chain.together import both
 from aftermath.chain.wallet import load_wallet, write_key_file
@@ -36,6 +35,7 @@ from aftermath.run.errors import ChainError, ChainRefused, ChainUnavailable
 CACHE = Path.home() / ".cache/aftermath/deploy"
 MAX_PROGRAM = 10 << 20
 WRITE_UNITS = 10_000
+LAST_ONES = 4  # transactions after the writes, at most
 ROUNDS = 20
 SLOT_SECONDS = 60.0
 ELF = b"\x7fELF"
@@ -64,11 +64,11 @@ async def deploy_program(
     """
     elf = _read_program(program)
     standing = await _standing(sender, key.pubkey(), elf)
-    if standing is not None and standing.data[: len(elf)] == elf and not any(standing.data[len(elf) :]):
+    if _runs(standing, elf):
         return Deployment(key.pubkey(), "unchanged", len(elf), None)
-    path = cache / f"{key.pubkey()}-{hashlib.sha256(elf).hexdigest()[:16]}.json"
+    path = _buffer_path(cache, key.pubkey(), elf)
     buffer = _buffer_key(path)
-    await _fill(sender, buffer, elf, progress, new_program=standing is None)
+    await _fill(sender, buffer, elf, standing, progress)
     if standing is None:
         instructions = await _first(sender, key.pubkey(), buffer.pubkey(), len(elf))
         signature = await sender.send(instructions, signers=[key])
@@ -76,6 +76,24 @@ async def deploy_program(
         signature = await _upgrade(sender, key.pubkey(), buffer.pubkey(), standing, len(elf))
     path.unlink(missing_ok=True)
     return Deployment(key.pubkey(), "deployed" if standing is None else "upgraded", len(elf), signature)
+
+
+async def deployment_cost(sender: Sender, program: Path, key: Keypair, *, cache: Path = CACHE) -> int:
+    """Lamports that `deploy_program` will need at most, more than the accounts of an interrupted one hold already."""
+    elf = _read_program(program)
+    standing = await _standing(sender, key.pubkey(), elf)
+    if _runs(standing, elf):
+        return 0
+    path = _buffer_path(cache, key.pubkey(), elf)
+    buffer = load_wallet(path).pubkey if path.exists() else None
+    held = await _held(sender, buffer, len(elf)) if buffer is not None else None
+    chunks = -(-len(elf) // _chunk_length(sender, key.pubkey()))
+    return await _cost(sender, len(elf), 1 + chunks, standing, buffer_exists=held is not None)
+
+
+def _runs(standing: loader.Stored | None, elf: bytes) -> bool:
+    """Whether the program that is there is this one."""
+    return standing is not None and standing.data[: len(elf)] == elf and not any(standing.data[len(elf) :])
 
 
 def _read_program(path: Path) -> bytes:
@@ -101,8 +119,7 @@ async def _standing(sender: Sender, program: Pubkey, elf: bytes) -> loader.Store
     if data is None:
         raise ChainError(f"program {program} was closed; its address cannot be used again", "use a new program key")
     stored = loader.parse_programdata(data)
-    same = stored.data[: len(elf)] == elf and not any(stored.data[len(elf) :])
-    if stored.authority != sender.wallet.pubkey and not same:
+    if stored.authority != sender.wallet.pubkey and not _runs(stored, elf):
         raise ChainError(
             f"program {program} can be upgraded by {stored.authority or 'nobody'} only, not by {sender.wallet.pubkey}",
             "sign with that wallet (-w), or deploy under a new program key",
@@ -118,6 +135,10 @@ def _built_in(account: AccountData, program: Pubkey, elf: bytes) -> loader.Store
         f"the address {program} holds something of {account.owner} that cannot be upgraded",
         "a local network has the packaged programs built in; deploy under a new program key",
     )
+
+
+def _buffer_path(cache: Path, program: Pubkey, elf: bytes) -> Path:
+    return cache / f"{program}-{hashlib.sha256(elf).hexdigest()[:16]}.json"
 
 
 def _buffer_key(path: Path) -> Keypair:
@@ -166,13 +187,15 @@ async def _past(sender: Sender, slot: int) -> None:
         raise ChainUnavailable(f"the cluster did not get past slot {slot} in {SLOT_SECONDS:.0f} s") from error
 
 
-async def _fill(sender: Sender, buffer: Keypair, elf: bytes, progress: Progress | None, *, new_program: bool) -> None:
+async def _fill(
+    sender: Sender, buffer: Keypair, elf: bytes, standing: loader.Stored | None, progress: Progress | None
+) -> None:
     """Create the buffer if need be, and write until it holds `elf`."""
     wallet = sender.wallet.pubkey
     length = _chunk_length(sender, buffer.pubkey())
     chunks = [(at, elf[at : at + length]) for at in range(0, len(elf), length)]
     held = await _held(sender, buffer.pubkey(), len(elf))
-    await _fund(sender, len(elf), len(chunks), buffer_exists=held is not None, new_program=new_program)
+    await sender.ensure_funds(await _cost(sender, len(elf), 1 + len(chunks), standing, buffer_exists=held is not None))
     if held is None:
         size = loader.BUFFER_HEADER + len(elf)
         lamports = await rent(sender.pool, size)
@@ -188,6 +211,7 @@ async def _fill(sender: Sender, buffer: Keypair, elf: bytes, progress: Progress 
             progress(len(elf) - sum(len(part) for _, part in missing), len(elf))
         if not missing:
             return
+        await sender.ensure_funds(await _cost(sender, len(elf), len(missing), standing, buffer_exists=True))
         await _write(sender, buffer.pubkey(), missing)
     raise ChainUnavailable(
         f"{len(missing)} of {len(chunks)} parts of the program did not land in {ROUNDS} rounds",
@@ -219,15 +243,18 @@ async def _held(sender: Sender, buffer: Pubkey, size: int) -> bytes | None:
     return stored.data
 
 
-async def _fund(sender: Sender, size: int, chunks: int, *, buffer_exists: bool, new_program: bool) -> None:
-    """Make sure the whole deployment can be paid before it starts."""
+async def _cost(sender: Sender, size: int, writes: int, standing: loader.Stored | None, *, buffer_exists: bool) -> int:
+    """Lamports that what is left of a deployment needs: so many transactions before its last ones, and the rent of the
+    accounts it makes or makes larger.
+    """
     price = await sender.price([loader.write(sender.wallet.pubkey, sender.wallet.pubkey, 0, b"")])
-    needed = (chunks + 4) * transaction_fee(2, WRITE_UNITS, price)
+    needed = (writes + LAST_ONES) * transaction_fee(2, WRITE_UNITS, price)
     if not buffer_exists:
         needed += await rent(sender.pool, loader.BUFFER_HEADER + size)
-    if new_program:
-        needed += await rent(sender.pool, loader.PROGRAM_SIZE)
-    await ensure_funds(sender.pool, sender.wallet.pubkey, needed)
+    if standing is None:
+        return needed + await rent(sender.pool, loader.PROGRAM_SIZE)
+    longer = max(0, size - len(standing.data))
+    return needed + await rent(sender.pool, longer) - await rent(sender.pool, 0)
 
 
 def _chunk_length(sender: Sender, buffer: Pubkey) -> int:

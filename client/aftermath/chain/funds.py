@@ -1,13 +1,16 @@
-"""Money for transactions: what a wallet holds, and test money on a network of this machine."""
+"""Money for transactions: what a wallet holds, what accounts lack in rent, and test money on a network of this
+machine.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 from solders.pubkey import Pubkey
 from solders.rpc.requests import RequestAirdrop
 
-from aftermath.chain.accounts import LAMPORTS_PER_SOL, balance
+from aftermath.chain.accounts import LAMPORTS_PER_SOL, balance, fetch_many, rent
 from aftermath.chain.failures import RpcRejected
 from aftermath.chain.refusals import no_funds
 from aftermath.chain.rpc import RpcPool
@@ -16,6 +19,15 @@ from aftermath.run.errors import ChainUnavailable
 AIRDROP_LEAST = 10 * LAMPORTS_PER_SOL
 AIRDROP_SECONDS = 30.0
 ASK_PATIENCE = 5.0  # seconds in which a faucet takes a request; the node itself has answered just before
+
+
+async def rent_due(pool: RpcPool, sizes: Mapping[Pubkey, int]) -> int:
+    """Lamports that the accounts at these addresses, there or not, still need to have these many bytes."""
+    addresses = list(sizes)
+    _, accounts = await fetch_many(pool, addresses)
+    held = {address: account.lamports if account else 0 for address, account in zip(addresses, accounts, strict=True)}
+    rents = {size: await rent(pool, size) for size in set(sizes.values())}
+    return sum(max(0, rents[size] - held[address]) for address, size in sizes.items())
 
 
 async def ensure_funds(pool: RpcPool, wallet: Pubkey, lamports: int) -> int:

@@ -19,6 +19,7 @@ from solders.pubkey import Pubkey
 
 from aftermath.chain.accounts import AccountData, fetch_as
 from aftermath.chain.addresses import run_addresses
+from aftermath.chain.admission import VERSION_MISMATCH, check_version
 from aftermath.chain.authorizer import Authorizer
 from aftermath.chain.coordinator import Coordinator
 from aftermath.chain.instructions import witness_metadata
@@ -161,19 +162,23 @@ class SolanaMember:
 
     async def join(self, *, p2p: bytes, tier: int, weight: int, schema_hash: bytes, stateless: bool) -> None:
         """Ask for a place in the next epoch. Raises ChainRefused, `NotAuthorized` when nobody admitted this wallet."""
-        authorization = await self.authorization()
-        await self._send(
-            self._coordinator.ix.join_run(
-                self._run_id,
-                authorization=authorization,
-                p2p=p2p,
-                tier=tier,
-                weight=weight,
-                schema_hash=schema_hash,
-                client_version=self._client_version,
-                stateless=stateless,
-            )
+        step = self._coordinator.ix.join_run(
+            self._run_id,
+            authorization=await self.authorization(),
+            p2p=p2p,
+            tier=tier,
+            weight=weight,
+            schema_hash=schema_hash,
+            client_version=self._client_version,
+            stateless=stateless,
         )
+        try:
+            await self._send(step)
+        except ChainRefused as refusal:
+            if refusal.name == VERSION_MISMATCH:
+                model = await self._coordinator.model(self._run_id)
+                check_version(self._run_id, model.client_version, self._client_version)
+            raise
 
     async def leave(self) -> None:
         """Give up the place in the run."""

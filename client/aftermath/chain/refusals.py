@@ -113,9 +113,9 @@ def lacks_funds(failure: TransactionFailed) -> bool:
     return failure.kind in _NO_FUNDS or any(_TRANSFER.search(line) for line in failure.logs)
 
 
-def lamports_needed(failure: TransactionFailed) -> int:
-    """The transfer that failed, as the system program logged it; 0 when it did not."""
-    return max((int(m[2]) for line in failure.logs if (m := _TRANSFER.search(line))), default=0)
+def lamports_short(failure: TransactionFailed) -> int:
+    """What was missing for the transfer that failed, as the system program logged it; 0 when none did."""
+    return max((int(m[2]) - int(m[1]) for line in failure.logs if (m := _TRANSFER.search(line))), default=0)
 
 
 def refused(failure: TransactionFailed, instructions: Sequence[Instruction], errors: Errors) -> ChainRefused:

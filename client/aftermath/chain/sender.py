@@ -1,7 +1,8 @@
 """Sends instructions: measured compute limit, capped priority fee, confirmation, and a new try when the blockhash
 expires.
 
-Decided: every transaction is simulated first (that is also its preflight, so a refusal costs nothing); the limit is
+Decided: a wallet that cannot pay is given test money where the network has some (see `funds`), else the error says the
+sum. Every transaction is simulated first (that is also its preflight, so a refusal costs nothing); the limit is
 what the simulation used plus 10 % plus the `headroom` the caller knows of, because the state may advance in between
 (the last witness closes the round). Two calls with equal content must not become one transaction, so a counter is
 hidden in the compute limit.
@@ -10,7 +11,7 @@ hidden in the compute limit.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,17 +21,18 @@ from solders.hash import Hash, ParseHashError
 from solders.instruction import Instruction
 from solders.keypair import Keypair
 from solders.message import Message
+from solders.pubkey import Pubkey
 from solders.rpc.config import RpcContextConfig, RpcSimulateTransactionConfig
 from solders.rpc.requests import GetLatestBlockhash, SimulateVersionedTransaction
 from solders.signature import Signature
 from solders.transaction import VersionedTransaction
 
-from aftermath.chain.accounts import COMMITMENT, balance
+from aftermath.chain.accounts import COMMITMENT, balance, rent
 from aftermath.chain.confirm import Expired, deliver
 from aftermath.chain.failures import BadReply, TransactionFailed
 from aftermath.chain.fees import payer_and_signers, priority_price, transaction_fee
-from aftermath.chain.funds import ensure_funds
-from aftermath.chain.refusals import Errors, lacks_funds, lamports_needed, no_funds, refused
+from aftermath.chain.funds import ensure_funds, rent_due
+from aftermath.chain.refusals import Errors, lacks_funds, lamports_short, refused
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.together import both
 from aftermath.chain.wallet import Wallet
@@ -42,6 +44,7 @@ MAX_TRANSACTION = 1232
 MAX_UNITS = 1_400_000
 UNIQUE = 1_000
 BUILDS = 3
+REFILLS = 3  # a transaction of several transfers may lack money for each of them
 
 
 @dataclass
@@ -72,11 +75,14 @@ class Sender:
         Raises ChainRefused (by the program's error name; `InsufficientFunds` when the wallet cannot pay) or
         ChainUnavailable.
         """
-        try:
-            (units, price), (blockhash, height) = await both(self._measure(instructions, headroom), self.blockhash())
-            return await self._land(instructions, signers, units, price, blockhash, height)
-        except TransactionFailed as failure:
-            raise await self._explain(failure, instructions) from failure
+        for refill in range(REFILLS + 1):
+            try:
+                measured, (blockhash, height) = await both(self._measure(instructions, headroom), self.blockhash())
+                return await self._land(instructions, signers, *measured, blockhash, height)
+            except TransactionFailed as failure:
+                if refill == REFILLS or not await self._refilled(failure, instructions):
+                    raise self._refusal(failure, instructions) from failure
+        raise AssertionError("unreachable")
 
     async def send_packed(
         self, instructions: Sequence[Instruction], signers: Sequence[Keypair] = (), *, headroom: int = 0
@@ -90,9 +96,17 @@ class Sender:
             sent.append(await self.send(group, signers=[s for s in signers if s.pubkey() in needed], headroom=headroom))
         return sent
 
-    async def ensure_funds(self, lamports: int) -> int:
-        """Make sure the wallet holds at least `lamports` (see `funds.ensure_funds`)."""
-        return await ensure_funds(self.pool, self.wallet.pubkey, lamports)
+    async def afford(self, instructions: Sequence[Instruction], sizes: Mapping[Pubkey, int] | None = None) -> None:
+        """Before anything is sent: make sure the wallet can pay for all the instructions and for the rent of the
+        accounts they leave with these `sizes`, or ask for the whole sum at once (see `funds.ensure_funds`).
+        """
+        fees = [self._highest_fee(group) for group in pack(self.wallet, instructions)]
+        due = await rent_due(self.pool, sizes) if sizes else 0
+        await self.ensure_funds(sum(fees) + due)
+
+    async def ensure_funds(self, lamports: int) -> None:
+        """Make sure the wallet can spend `lamports` and stay above the rent of its own account."""
+        await ensure_funds(self.pool, self.wallet.pubkey, lamports + await rent(self.pool, 0))
 
     async def blockhash(self) -> tuple[Hash, int]:
         """(recent blockhash, last block height at which it is valid)."""
@@ -164,11 +178,26 @@ class Sender:
         prefix = [set_compute_unit_limit(units), set_compute_unit_price(price)]
         return Message.new_with_blockhash([*prefix, *instructions], self.wallet.pubkey, blockhash)
 
-    async def _explain(self, failure: TransactionFailed, instructions: Sequence[Instruction]) -> ChainError:
-        if lacks_funds(failure):
-            held = await balance(self.pool, self.wallet.pubkey)
-            fee = transaction_fee(len(payer_and_signers(self.wallet.pubkey, instructions)), MAX_UNITS, self._cap)
-            return no_funds(self.wallet.pubkey, held, lamports_needed(failure) + fee)
+    def _highest_fee(self, instructions: Sequence[Instruction]) -> int:
+        return transaction_fee(len(payer_and_signers(self.wallet.pubkey, instructions)), MAX_UNITS, self._cap)
+
+    async def _refilled(self, failure: TransactionFailed, instructions: Sequence[Instruction]) -> bool:
+        """Whether the transaction failed for want of money that the wallet has been given since.
+
+        Raises ChainRefused `InsufficientFunds` where nobody gives any.
+        """
+        if not lacks_funds(failure):
+            return False
+        held = await balance(self.pool, self.wallet.pubkey)
+        short = lamports_short(failure)
+        needed = self._highest_fee(instructions) + await rent(self.pool, 0) + (held + short if short else 0)
+        if held >= needed:
+            return False  # it is another account that lacks lamports
+        await ensure_funds(self.pool, self.wallet.pubkey, needed)
+        log.info("wallet %s was given test SOL", self.wallet.pubkey)
+        return True
+
+    def _refusal(self, failure: TransactionFailed, instructions: Sequence[Instruction]) -> ChainError:
         for log_line in failure.logs:
             log.debug("program log: %s", log_line)
         prefix = [set_compute_unit_limit(0), set_compute_unit_price(0)]

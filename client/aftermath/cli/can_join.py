@@ -1,7 +1,12 @@
-"""`can-join`: would the program let this wallet in?"""
+"""`can-join`: would `train` with this wallet be let in?
+
+Decided here: it answers from what `train` checks before it joins, with this client's version.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
@@ -10,6 +15,7 @@ from aftermath.cli.command import command
 from aftermath.cli.options import Authorizer, ClusterOptions, RunId
 from aftermath.cli.present import EXIT_KNOWN, Result
 from aftermath.run.accounts import Members, Run
+from aftermath.run.errors import ChainRefused
 from aftermath.run.state import MemberState, RunState
 
 _OWNER_CAN = {
@@ -31,6 +37,17 @@ def obstacles(run: Run, members: Members, address: bytes, *, authorized: bool) -
     return reasons
 
 
+@contextmanager
+def noting(reasons: list[str]) -> Iterator[None]:
+    """Add what a check of `train` refuses to the reasons."""
+    from aftermath.train.outfit import Unsuitable
+
+    try:
+        yield
+    except (ChainRefused, Unsuitable) as refusal:
+        reasons.append(refusal.message)
+
+
 @command("can-join", example="aftermath-solana can-join --run-id demo --address wallet.json")
 async def can_join(
     options: ClusterOptions,
@@ -42,12 +59,15 @@ async def can_join(
 ) -> Result:
     """Say whether a wallet may join a run, and why not.
 
-    Exits 0 when it may and 1 when it may not.
+    It looks at what train with this client looks at before it joins. Exits 0 when the wallet may and 1 when it may not.
     """
     from solders.pubkey import Pubkey
 
+    from aftermath import __version__
+    from aftermath.chain.admission import check_funds, check_version
     from aftermath.chain.options import public_key
     from aftermath.cli.connection import connect
+    from aftermath.train.outfit import check_model
 
     user = public_key(address)
     delegate_of = public_key(authorizer) if authorizer is not None else None
@@ -55,10 +75,14 @@ async def can_join(
         run, model, members = await chain.coordinator.snapshot(run_id)
         grantor = Pubkey.from_bytes(run.join_authority)
         found = await chain.authorizer.admitting(grantor, user, delegate_of)
-        penniless = not chain.pool.is_local and not await chain.balance(user)  # `train` asks a local network for SOL
-    reasons = obstacles(run, members, bytes(user), authorized=found is not None)
-    if penniless:
-        reasons.append("the wallet has no SOL to pay fees with")
+        reasons = obstacles(run, members, bytes(user), authorized=found is not None)
+        with noting(reasons):
+            check_version(run_id, model.client_version, __version__)
+        if run.state is not RunState.UNINITIALIZED:
+            with noting(reasons):
+                check_model(model, run_id)
+        with noting(reasons):
+            await check_funds(chain.pool, user)
     data = {
         "run_id": run_id,
         "address": str(user),
@@ -66,6 +90,7 @@ async def can_join(
         "reasons": reasons,
         "authorized_as": str(found.grantee) if found else None,
         "client_version": model.client_version,
+        "this_version": __version__,
     }
     text = f"no: {'; '.join(reasons)}" if reasons else f"yes: {user} may join run {run_id}"
     return Result(data, text, EXIT_KNOWN if reasons else 0)

@@ -18,6 +18,7 @@ async def close_run(options: SigningOptions, run_id: RunId) -> Result:
 
     async with sign_in(options) as chain:
         await chain.coordinator.run(run_id)  # says so if there is no such run
+        await chain.sender.afford([chain.coordinator.ix.close_run(run_id)])
         before = await chain.balance(chain.wallet.pubkey)
         signature = await chain.coordinator.close_run(run_id)
         returned = await chain.balance(chain.wallet.pubkey) - before

@@ -1,13 +1,12 @@
 """Opens a cluster for the length of a command, with or without a wallet.
 
-Decided here: a wallet on a local network that cannot pay is given test SOL, because there it costs nobody anything;
-everywhere else the error says how much is missing.
+Decided here: nothing is asked of a wallet until a command has something to send; what it lacks then, `Sender` sees to.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from solders.pubkey import Pubkey
@@ -20,13 +19,9 @@ from aftermath.chain.rpc import RpcPool
 from aftermath.chain.sender import Sender
 from aftermath.chain.wallet import Wallet, load_wallet
 from aftermath.cli.options import ClusterOptions, SigningOptions
-from aftermath.run.errors import ChainRefused
 
 PATIENCE_SECONDS = 10.0
 """How long a person waits for a cluster that does not answer."""
-
-ENOUGH_LAMPORTS = 2_000_000_000
-"""More than the rent of a run and its first transactions."""
 
 
 @dataclass(frozen=True)
@@ -64,15 +59,11 @@ async def connect(choice: ClusterOptions) -> AsyncIterator[Cluster]:
 
 @asynccontextmanager
 async def sign_in(choice: SigningOptions) -> AsyncIterator[SignedCluster]:
-    """The cluster these options name, with their wallet, which has test SOL afterwards if the cluster is local."""
+    """The cluster these options name, with their wallet."""
     wallet = load_wallet(choice.wallet_private_key_path)
     pool, program_id = _chosen(choice)
     async with pool:
         coordinator = Coordinator(pool, wallet, program_id=program_id, max_priority_fee=choice.max_priority_fee)
-        if pool.is_local:
-            # Loopback may be a tunnel to a cluster without a faucet; there the transaction says what is missing.
-            with suppress(ChainRefused):
-                await coordinator.sender.ensure_funds(ENOUGH_LAMPORTS)
         yield SignedCluster(pool, coordinator, Authorizer(pool), wallet)
 
 

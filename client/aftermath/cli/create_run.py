@@ -1,7 +1,8 @@
 """`create-run`: make a run's accounts, and say who may join it.
 
 Decided here: accounts, growth, texts and the authorization travel in as few transactions as fit; a creation that was
-interrupted is finished by the same command, because each step is skipped where it was done already.
+interrupted is finished by the same command, because each step is skipped where it was done already. What all of it
+costs is asked for once, before anything is sent.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ async def create_run(
     The wallet becomes its main authority. Without another join authority everybody may join; with one, nobody may
     until it grants authorizations with join-authorization-create.
     """
-    from aftermath.chain.addresses import run_addresses
+    from aftermath.chain.addresses import EVERYONE, run_addresses
     from aftermath.chain.options import public_key
     from aftermath.cli.connection import sign_in
 
@@ -49,9 +50,11 @@ async def create_run(
     async with sign_in(options) as chain:
         own = chain.wallet.pubkey
         authority = named or own
-        before = await chain.balance(own)
         texts = {"name": name, "description": description, "num_parameters": 0, "vocab_size": 0}
         steps = await remaining(chain, run_id, texts, authority, client_version)
+        opened = chain.authorizer.size(own, EVERYONE) if authority == own else {}
+        await chain.sender.afford(steps, chain.coordinator.sizes(run_id) | opened)
+        before = await chain.balance(own)
         signatures = await chain.sender.send_packed(steps)
         spent = before - await chain.balance(own)
         run = await chain.coordinator.run(run_id)

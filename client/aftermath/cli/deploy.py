@@ -41,7 +41,7 @@ async def deploy(
     What is there already is left alone, and an interrupted deployment goes on where it was. The wallet pays, and it
     alone can upgrade the programs later.
     """
-    from aftermath.chain.deploy import deploy_program
+    from aftermath.chain.deploy import deploy_program, deployment_cost
     from aftermath.cli.connection import sign_in
 
     if program_keypair and program is Which.ALL:
@@ -50,6 +50,9 @@ async def deploy(
     keys = {name: program_key(name, program_keypair or KEYS / f"{name}-keypair.json") for name in names}
     done: list[dict[str, Any]] = []
     async with sign_in(options) as chain:
+        costs = [await deployment_cost(chain.sender, shared_object(name), key) for name, key in keys.items()]
+        if any(costs):
+            await chain.sender.ensure_funds(sum(costs))
         for name, key in keys.items():
             found = await deploy_program(chain.sender, shared_object(name), key, progress=_progress(name))
             done.append(

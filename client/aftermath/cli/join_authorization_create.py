@@ -34,7 +34,10 @@ async def join_authorization_create(
     grantee = public_key(authorizer) if authorizer is not None else EVERYONE
     async with sign_in(options) as chain:
         grantor = chain.wallet.pubkey
-        signatures = await chain.sender.send_packed(await granting(chain, grantee))
+        steps = await granting(chain, grantee)
+        if steps:
+            await chain.sender.afford(steps, chain.authorizer.size(grantor, grantee))
+        signatures = await chain.sender.send_packed(steps)
         found = present(await chain.authorizer.fetch(grantor, grantee), grantor, grantee)
     data = described(found) | {"signatures": [str(signature) for signature in signatures]}
     return Result(data, facts(data))

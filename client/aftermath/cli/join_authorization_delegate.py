@@ -48,6 +48,8 @@ async def join_authorization_delegate(
         kept = () if delegates_clear else before.delegates
         new = [key for key in dict.fromkeys(added) if key not in kept]
         steps = chain.authorizer.ix(grantee).delegation(grantor, clear=delegates_clear, added=new)
+        if new or delegates_clear:
+            await chain.sender.afford(steps, chain.authorizer.size(grantor, grantee, len(kept) + len(new)))
         signatures = await chain.sender.send_packed(steps) if new or delegates_clear else []
         found = present(await chain.authorizer.fetch(grantor, grantee), grantor, grantee)
     data = described(found) | {"signatures": [str(signature) for signature in signatures]}

@@ -25,10 +25,10 @@ async def list_runs(options: ClusterOptions) -> Result:
             "epoch": run.epoch,
             "step": run.trained_steps,
             "total_steps": run.config.total_steps,
-            "members": run.current.clients,
+            "members": members.present if members else 0,
             "tiers": model.tiers,
         }
-        for run, model in runs
+        for run, model, members in runs
     ]
     text = listing(COLUMNS, [list(row.values()) for row in data]) if data else "no runs on this cluster"
     return Result(data, text)

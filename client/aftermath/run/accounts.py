@@ -283,6 +283,11 @@ class Members:
         return sum(1 << index for index, slot in enumerate(self.slots) if slot.used and slot.state == state)
 
     @property
+    def present(self) -> int:
+        """How many members take part in the running epoch or want the next one."""
+        return (self.mask(MemberState.HEALTHY) | self.pending).bit_count()
+
+    @property
     def pending(self) -> int:
         """The bitmap of the slots that want the next epoch."""
         return sum(1 << index for index, slot in enumerate(self.slots) if slot.used and slot.pending)

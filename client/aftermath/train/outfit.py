@@ -10,7 +10,7 @@ from aftermath.data.local import TokenFiles, open_tokens
 from aftermath.model.agreed import agreed_schema
 from aftermath.model.resolve import load_hf_config
 from aftermath.model.schema import Schema
-from aftermath.run.accounts import Model
+from aftermath.run.accounts import DataLocation, Model
 from aftermath.run.errors import AftermathError
 from aftermath.run.state import DataKind, OptimizerKind
 
@@ -21,8 +21,8 @@ class Unsuitable(AftermathError):
     """This client, or this choice of settings, cannot take part in the run."""
 
 
-def schema_of(model: Model, run_id: str) -> Schema:
-    """The run's schema, from its checkpoint's config.json and its settings, checked against the chain's hash."""
+def check_model(model: Model, run_id: str) -> None:
+    """Unsuitable if the run's accounts, without any download, ask for what this client does not have."""
     if not any(model.schema_hash):
         raise Unsuitable(
             f"run {run_id} is not configured yet",
@@ -32,6 +32,21 @@ def schema_of(model: Model, run_id: str) -> Schema:
         raise Unsuitable(f"run {run_id} trains an architecture this client does not have; it has HfLlama")
     if model.optimizer.kind is not OptimizerKind.DISTRO:
         raise Unsuitable(f"run {run_id} uses {model.optimizer.kind.name}; members exchange results with Distro only")
+    check_data(model.data_location)
+
+
+def check_data(location: DataLocation) -> None:
+    """Unsuitable if this client cannot read data of that kind."""
+    if location.kind is not DataKind.LOCAL:
+        raise Unsuitable(
+            f"the run's data is at a {location.kind.name} location, which this client cannot read yet",
+            "this client reads Local data: token files in a directory of every member",
+        )
+
+
+def schema_of(model: Model, run_id: str) -> Schema:
+    """The run's schema, from its checkpoint's config.json and its settings, checked against the chain's hash."""
+    check_model(model, run_id)
     schema = agreed_schema(load_hf_config(model.checkpoint), model.tiers, model.optimizer)
     if schema.hash() != model.schema_hash:
         raise Unsuitable(
@@ -54,11 +69,7 @@ def check_tier(tier: int, schema: Schema, run_id: str) -> None:
 def data_of(model: Model, schema: Schema) -> TokenFiles:
     """The run's tokens as this machine has them."""
     location = model.data_location
-    if location.kind is not DataKind.LOCAL:
-        raise Unsuitable(
-            f"the run's data is at a {location.kind.name} location, which this client cannot read yet",
-            "this client reads Local data: token files in a directory of every member",
-        )
+    check_data(location)
     return open_tokens(
         location.primary,
         location.token_bytes,

@@ -22,6 +22,7 @@ from rich.console import Console
 from solders.pubkey import Pubkey
 
 from aftermath import __version__
+from aftermath.chain.admission import FEES_IN_HAND, check_version
 from aftermath.chain.funds import ensure_funds
 from aftermath.chain.member import SolanaMember
 from aftermath.chain.options import coordinator_id, open_pool, public_key
@@ -53,7 +54,6 @@ from aftermath.watch.events import Events, JsonLines, LogWarnings, Sink
 from aftermath.watch.terminal import TerminalView, redraws
 
 _START_PATIENCE = 20.0  # seconds a start waits for an RPC endpoint to answer
-_FEES_IN_HAND = 5_000_000  # lamports: a thousand transactions
 
 
 class RealClock:
@@ -222,7 +222,10 @@ async def _member(
     device: torch.device,
 ) -> Member:
     run, model = await chain.run(), await chain.model()
-    await chain.authorization()  # who is not admitted should not wait for what follows
+    # who will not be let in should not wait for what follows
+    await chain.authorization()
+    check_version(settings.run_id, model.client_version, __version__)
+    await ensure_funds(pool, Pubkey(chain.wallet), FEES_IN_HAND)
     compute = ThreadWorker("replica")
     schema = await compute(lambda: schema_of(model, settings.run_id))
     check_tier(settings.matformer_tier, schema, settings.run_id)
@@ -253,7 +256,6 @@ async def _member(
         data=data_of(model, schema),
         hash_replicas=settings.events_dir is not None,
     )
-    await ensure_funds(pool, Pubkey(chain.wallet), _FEES_IN_HAND)
     archive = Archive(
         settings.checkpoint_dir,
         _hub(settings),

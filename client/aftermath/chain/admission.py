@@ -1,0 +1,38 @@
+"""What a member needs besides an authorization: the client version that the run asks for, and money for its fees.
+
+Decided: `train` checks these before it spends minutes on anything else, and `can-join` answers from the same checks.
+"""
+
+from __future__ import annotations
+
+from solders.pubkey import Pubkey
+
+from aftermath.chain.accounts import balance
+from aftermath.chain.refusals import no_funds
+from aftermath.chain.rpc import RpcPool
+from aftermath.run.errors import ChainRefused
+
+VERSION_MISMATCH = "ClientVersionMismatch"
+FEES_IN_HAND = 5_000_000
+"""Lamports a member shall start with: a thousand transactions."""
+
+
+def check_version(run_id: str, wanted: str, client_version: str) -> None:
+    """Raises ChainRefused `ClientVersionMismatch` when the run is not for this client; `wanted` empty: for any."""
+    if wanted in ("", client_version):
+        return
+    raise ChainRefused(
+        VERSION_MISMATCH,
+        f"run {run_id} takes clients of version {wanted} only, and this is version {client_version}",
+        f"get the source of version {wanted} and build it with make env; or its owner takes version {client_version}: "
+        f"aftermath-solana update-config --run-id {run_id} --client-version {client_version}",
+    )
+
+
+async def check_funds(pool: RpcPool, wallet: Pubkey) -> None:
+    """Raises ChainRefused `InsufficientFunds` for a wallet that `train` would refuse; it gets test SOL from a network
+    of this machine.
+    """
+    held = await balance(pool, wallet)
+    if held < FEES_IN_HAND and not pool.is_local:
+        raise no_funds(wallet, held, FEES_IN_HAND)

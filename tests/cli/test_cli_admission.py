@@ -1,0 +1,151 @@
+"""`can-join` answers as `train` does, and `list-runs` counts who is there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+import pytest
+from solders.keypair import Keypair
+from solders.pubkey import Pubkey
+from solders.rpc.requests import RequestAirdrop
+
+from aftermath import __version__
+from aftermath.chain.accounts import balance, rent
+from aftermath.chain.admission import FEES_IN_HAND
+from aftermath.chain.endpoints import endpoint
+from aftermath.chain.member import SolanaMember
+from aftermath.chain.rpc import RpcPool
+from aftermath.chain.wallet import Wallet, load_wallet
+from aftermath.run.errors import ChainRefused
+from aftermath.run.state import RunState
+from cli.cli_runs import Shell
+from cli.test_cli_authorizations import verdict
+from cli.test_cli_bad_input import ELSEWHERE
+from cli.test_cli_checkpoint import QUICK
+from cli.test_cli_train import train
+
+OTHER = "9.9.9"
+
+
+@pytest.fixture
+def waiting(owner: Shell, run_id: str, material: Path, tmp_path: Path) -> Shell:
+    """The owner of a run that waits for one member to start with, and goes on with one."""
+    text = (material / "config.toml").read_text()
+    for usual, quick in QUICK.items():
+        text = text.replace(usual, quick, 1)
+    (tmp_path / "config.toml").write_text(text.replace("init_min_clients = 1", "init_min_clients = 2"))
+    assert owner("create-run", "--run-id", run_id).code == 0
+    assert owner("update-config", "--run-id", run_id, "--config-path", tmp_path / "config.toml").code == 0
+    assert owner("set-paused", "--run-id", run_id, "resume").code == 0
+    return owner
+
+
+async def airdrop(rpc: str, key: Pubkey, lamports: int) -> None:
+    async with RpcPool([endpoint(rpc)]) as pool:
+        await pool.call(RequestAirdrop(key, lamports), str)
+        while not await balance(pool, key):
+            await asyncio.sleep(0.05)
+
+
+def test_the_client_version_as_train_says_it(waiting: Shell, run_id: str) -> None:
+    assert verdict(waiting, run_id, waiting.wallet) == []
+    assert waiting("set-paused", "--run-id", run_id, "pause").code == 0
+    assert waiting("update-config", "--run-id", run_id, "--client-version", OTHER).code == 0
+    assert waiting("set-paused", "--run-id", run_id, "resume").code == 0
+    (reason,) = verdict(waiting, run_id, waiting.wallet)
+    assert OTHER in reason
+    assert __version__ in reason
+    refused = train(waiting, "--run-id", run_id)
+    assert refused.returncode == 1
+    assert f"error: {reason}\n" in refused.stderr
+    assert f"update-config --run-id {run_id} --client-version {__version__}" in refused.stderr
+    assert waiting("set-paused", "--run-id", run_id, "pause").code == 0
+    assert waiting("update-config", "--run-id", run_id, "--client-version", __version__).code == 0
+    assert waiting("set-paused", "--run-id", run_id, "resume").code == 0
+    assert verdict(waiting, run_id, waiting.wallet) == []
+
+
+@pytest.mark.parametrize("lamports", [0, FEES_IN_HAND - 1])
+def test_a_wallet_that_train_finds_too_poor(waiting: Shell, run_id: str, tmp_path: Path, lamports: int) -> None:
+    """On a cluster that gives nothing, as one node that is not of this machine makes it."""
+    poor = Shell(waiting.rpc, tmp_path / "poor.json")
+    (tmp_path / "poor.json").write_text(Keypair().to_json())
+    (tmp_path / "poor.json").chmod(0o600)
+    if lamports:
+        asyncio.run(airdrop(waiting.rpc, load_wallet(poor.wallet).pubkey, lamports))
+    (reason,) = verdict(poor, run_id, poor.wallet, "--rpc-2", ELSEWHERE)
+    assert f"{load_wallet(poor.wallet).pubkey} holds" in reason
+    assert "needs 0.005 SOL" in reason
+    assert verdict(poor, run_id, poor.wallet) == []  # a local network gives it what is missing
+    if lamports:
+        refused = train(poor, "--run-id", run_id, "--rpc-2", ELSEWHERE)
+        assert f"error: {reason}\n" in refused.stderr
+        asyncio.run(airdrop(waiting.rpc, load_wallet(poor.wallet).pubkey, 10**6))
+        assert verdict(poor, run_id, poor.wallet, "--rpc-2", ELSEWHERE) == []
+
+
+def test_create_run_asks_once_for_all_of_it(owner: Shell, run_id: str) -> None:
+    """The authorization that lets everybody join included: with the sum it was asked for, the wallet can do it."""
+    own = load_wallet(owner.wallet).pubkey
+
+    def needed() -> int:
+        said = owner("create-run", "--run-id", run_id, "--rpc-2", ELSEWHERE).error["error"]
+        return round(float(said.split("needs ")[1].split(" SOL")[0]) * 10**9)
+
+    async def keep() -> int:
+        async with RpcPool([endpoint(owner.rpc)]) as pool:
+            return await rent(pool, 0)
+
+    whole = needed()
+    asyncio.run(airdrop(owner.rpc, own, whole - 10**6))
+    assert needed() == whole
+    assert owner("json-dump-run", "--run-id", run_id).code == 1
+    asyncio.run(airdrop(owner.rpc, own, 10**6))
+    made = owner("create-run", "--run-id", run_id, "--rpc-2", ELSEWHERE).data
+    assert 0 <= whole - made["lamports"] - asyncio.run(keep()) < 100_000
+
+
+def test_list_runs_counts_who_is_there(waiting: Shell, run_id: str) -> None:
+    """Who waits to take part, and in an epoch who has not left it."""
+
+    def listed() -> int:
+        (row,) = [row for row in waiting("list-runs").data if row["run_id"] == run_id]
+        return int(row["members"])
+
+    async def life() -> None:
+        async with RpcPool([endpoint(waiting.rpc)]) as pool, contextlib.AsyncExitStack() as stack:
+            members = [
+                await stack.enter_async_context(
+                    SolanaMember(pool, Wallet(Keypair()), run_id, client_version=__version__)
+                )
+                for _ in range(2)
+            ]
+            for count, member in enumerate(members):
+                assert await asyncio.to_thread(listed) == count
+                digest = (await member.model()).schema_hash
+                await member.join(p2p=member.wallet, tier=0, weight=1, schema_hash=digest, stateless=True)
+            assert await asyncio.to_thread(listed) == 2
+            while (await members[0].run(fresh=True)).state is not RunState.WARMUP:
+                with contextlib.suppress(ChainRefused):
+                    await members[0].tick()
+                await asyncio.sleep(0.05)
+            assert await asyncio.to_thread(listed) == 2
+            await members[1].leave()
+            assert (await members[0].run(fresh=True)).current.clients == 2
+            assert await asyncio.to_thread(listed) == 1
+
+    asyncio.run(life())
+
+
+def test_list_runs_shows_a_run_whose_creation_was_interrupted(owner: Shell, run_id: str) -> None:
+    from aftermath.cli.connection import sign_in
+    from aftermath.cli.options import SigningOptions
+
+    async def first_step_only() -> None:
+        async with sign_in(SigningOptions(rpc=owner.rpc, wallet_private_key_path=owner.wallet)) as chain:
+            await chain.sender.send(chain.coordinator.creation(run_id)[:1])
+
+    asyncio.run(first_step_only())
+    assert [row["members"] for row in owner("list-runs").data if row["run_id"] == run_id] == [0]
