@@ -82,8 +82,16 @@ def test_a_cold_start_rises_to_the_full_rate_and_stays(start: int, warmup: int, 
     factor = schedules.cold_start_factor(step, start, warmup)
     assert 0.0 <= factor <= 1.0
     assert factor <= schedules.cold_start_factor(step + 1, start, warmup)
-    assert schedules.cold_start_factor(start, start, warmup) == 0.0
-    assert schedules.cold_start_factor(start + warmup, start, warmup) == 1.0
+    assert schedules.cold_start_factor(start, start, warmup) == 1 / warmup
+    assert schedules.cold_start_factor(start + warmup - 1, start, warmup) == 1.0
+
+
+@given(st.sampled_from([LINEAR, COSINE, STABLE]), st.integers(1, 20), st.integers(1, 300))
+def test_the_first_trained_step_has_a_rate_above_zero(rule: LrSchedule, warmup: int, start: int) -> None:
+    """Its whole batch would be spent on nothing. Steps count from 1, so a warm-up from 0 begins above it."""
+    assert rule.warmup_init_lr == 0.0
+    assert schedules.learning_rate(rule, 1) > 0
+    assert schedules.learning_rate(rule, start) * schedules.cold_start_factor(start, start, warmup) > 0
 
 
 def test_only_the_epoch_after_a_cold_start_is_warmed_up(configured_model: Model) -> None:
@@ -92,5 +100,5 @@ def test_only_the_epoch_after_a_cold_start_is_warmed_up(configured_model: Model)
     full = schedules.learning_rate(configured_model.lr_schedule, 105)
     assert configured_model.cold_start_warmup_steps == 10
     assert schedules.round_learning_rate(warm, configured_model, 105) == full
-    assert schedules.round_learning_rate(cold, configured_model, 105) == full * 0.5
+    assert schedules.round_learning_rate(cold, configured_model, 105) == full * 0.6
     assert schedules.cold_start_factor(7, 7, 0) == 1.0

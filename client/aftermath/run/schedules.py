@@ -35,10 +35,13 @@ def learning_rate(schedule: LrSchedule, step: int) -> float:
 
 
 def cold_start_factor(step: int, start_step: int, warmup_steps: int) -> float:
-    """What the rate is multiplied by in the first steps after a cold start: elapsed over warm-up steps, at most 1."""
+    """What the rate is multiplied by in the first steps after a cold start.
+
+    The n-th step, counted from 1, has n / `warmup_steps`, at most 1: no step that trains data has the factor 0.
+    """
     if warmup_steps == 0:
         return 1.0
-    return min(max(step - start_step, 0), warmup_steps) / warmup_steps
+    return min(max(step - start_step + 1, 0), warmup_steps) / warmup_steps
 
 
 def round_learning_rate(run: Run, model: Model, step: int) -> float:
