@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from aftermath.optim.clip import clip_gradients
+from aftermath.optim.clip import NonFiniteGradient, clip_gradients
 
 
 def test_scales_all_tensors_together_only_when_above() -> None:
@@ -19,8 +19,23 @@ def test_scales_all_tensors_together_only_when_above() -> None:
     assert grads["a"].tolist() == [[pytest.approx(1.0, rel=1e-5)] * 3] * 3
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_norm_that_is_not_finite_changes_nothing(value: float) -> None:
-    grads = {"a": torch.ones(2), "b": torch.tensor([value])}
-    assert not math.isfinite(clip_gradients(grads, 0.1))
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_is_refused_by_name_and_changes_nothing(value: float) -> None:
+    grads = {"a": torch.ones(2), "b": torch.tensor([2.0, value])}
+    with pytest.raises(NonFiniteGradient, match="gradient of b is not finite"):
+        clip_gradients(grads, 0.1)
     assert grads["a"].tolist() == [1.0, 1.0]
+    assert grads["b"][0] == 2.0
+
+
+@pytest.mark.parametrize("value", [2e19, 4.9e20, -3.4e38])
+@pytest.mark.parametrize("count", [1, 1000])
+def test_a_norm_beyond_fp32_is_clipped_like_any_other(value: float, count: int) -> None:
+    grads = {"a": torch.full((count,), value), "b": torch.tensor([abs(value) / 4])}
+    norm = abs(value) * math.sqrt(count + 1 / 16)
+    assert clip_gradients(grads, 1.0) == pytest.approx(norm, rel=1e-5)
+    assert grads["a"][0].item() == pytest.approx(value / norm, rel=1e-5)
+    assert grads["b"].item() == pytest.approx(abs(value) / 4 / norm, rel=1e-5)
+    kept = {"a": torch.full((count,), value)}
+    clip_gradients(kept, 1e60)
+    assert kept["a"][0].item() == pytest.approx(value, rel=1e-6)

@@ -12,8 +12,9 @@ from torch import Tensor
 from aftermath.model.llama import Llama
 from aftermath.model.schema import Schema, SchemaError
 from aftermath.model.segments import SegmentError, level_hash, view
+from aftermath.optim.clip import NonFiniteGradient
 from aftermath.optim.codec import decode_level
-from aftermath.optim.distro import Distro, NonFiniteGradient
+from aftermath.optim.distro import Distro
 from aftermath.optim.transform import blocked
 from optim.optim_oracle import oracle_signs, toy_schema
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from aftermath.model.initial import init_weights
+from aftermath.optim.clip import NonFiniteGradient
 from aftermath.optim.codec import decode_level
-from aftermath.optim.distro import NonFiniteGradient
 from aftermath.run.errors import UsageError
 from aftermath.sim.tiny import CONFIG
 from aftermath.train.outfit import Unsuitable

@@ -1,7 +1,8 @@
 """Gradient clipping by the global norm.
 
-Decided: as upstream, the fp32 L2 norm over all of a member's tensors, scale max/(norm + 1e-6) when above. A norm that
-is not finite changes nothing: encoding refuses such gradients and names the tensor.
+Decided: as upstream, the fp32 L2 norm over all of a member's tensors, scale max/(norm + 1e-6) when above. Squares of
+finite gradients can exceed fp32 from about 1e19 on; then the norm is taken of the gradients times a power of two. A
+gradient that is NaN or infinite has no direction to keep, so it is refused.
 """
 
 from __future__ import annotations
@@ -12,11 +13,41 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from aftermath.run.errors import AftermathError
+
+# The largest fp32 times this is about 3e8, and the smallest gradient that can overflow the norm of 2^40 numbers is then
+# still far from vanishing when it is squared.
+_SHRINK = 2.0**-100
+
+
+class NonFiniteGradient(AftermathError):
+    """A gradient is NaN, infinite or too large to add up; nothing was learnt from it."""
+
 
 def clip_gradients(grads: Mapping[str, Tensor], max_norm: float) -> float:
-    """Scale fp32 gradients in place so that their global L2 norm is at most `max_norm` (> 0); the norm before."""
+    """Scale fp32 gradients in place so that their global L2 norm is at most `max_norm` (> 0); the norm before.
+
+    Raises NonFiniteGradient, naming the tensor and leaving all as they were, if one holds NaN or infinity.
+    """
     tensors = list(grads.values())
     norm = float(torch.nn.utils.get_total_norm(tensors))
-    if math.isfinite(norm) and norm > max_norm:
-        torch._foreach_mul_(tensors, max_norm / (norm + 1e-6))
-    return norm
+    if math.isfinite(norm):
+        if norm > max_norm:
+            torch._foreach_mul_(tensors, max_norm / (norm + 1e-6))
+        return norm
+    refuse_beyond(grads, torch.finfo(torch.float32).max)
+    torch._foreach_mul_(tensors, _SHRINK)
+    small = float(torch.nn.utils.get_total_norm(tensors))
+    torch._foreach_mul_(tensors, min(max_norm / small, 1 / _SHRINK))
+    return small / _SHRINK
+
+
+def refuse_beyond(grads: Mapping[str, Tensor], largest: float) -> None:
+    """Raises NonFiniteGradient, naming the tensor, if a number is NaN or its magnitude above `largest`."""
+    for name, gradient in grads.items():
+        low, high = (float(bound) for bound in torch.aminmax(gradient))
+        if not (low >= -largest and high <= largest):
+            raise NonFiniteGradient(
+                f"the gradient of {name} is not finite or beyond {largest:.3g}",
+                "This round's result is left out; lower the learning rate if it happens again.",
+            )

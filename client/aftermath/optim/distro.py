@@ -27,18 +27,14 @@ from torch import Tensor
 
 from aftermath.model.schema import Schema
 from aftermath.model.segments import view
+from aftermath.optim.clip import refuse_beyond
 from aftermath.optim.codec import Votes, encode_level
 from aftermath.optim.exact import signs
 from aftermath.optim.layout import LevelLayout, Part, level_layout
 from aftermath.optim.transform import UNUSED, as_blocked, blocked, forward, inverse, strongest
-from aftermath.run.errors import AftermathError
 
 _LARGEST_GRADIENT = 1e30  # beyond it delta or its transform could overflow fp32
 _BATCH = 1 << 18  # coefficients transformed at once
-
-
-class NonFiniteGradient(AftermathError):
-    """A gradient is NaN, infinite or too large to add up; nothing was changed."""
 
 
 class Distro:
@@ -90,7 +86,7 @@ class Distro:
         untouched then.
         """
         rate = _rate(lr)
-        self._check(grads)
+        refuse_beyond({name: grads[name] for name in self._params.keys() & grads.keys()}, _LARGEST_GRADIENT)
         for _, part in self._parts():
             view(grads, part.segment)
         self._decay()
@@ -132,15 +128,6 @@ class Distro:
     def _delta(self, level: int, part: Part) -> Tensor:
         """delta of one segment, [blocks, h, w]."""
         return self._deltas[level][part.group][part.first : part.first + part.segment.blocks]
-
-    def _check(self, grads: Mapping[str, Tensor]) -> None:
-        for name in self._params.keys() & grads.keys():
-            low, high = (float(bound) for bound in torch.aminmax(grads[name]))
-            if not (low >= -_LARGEST_GRADIENT and high <= _LARGEST_GRADIENT):
-                raise NonFiniteGradient(
-                    f"the gradient of {name} is not finite or beyond {_LARGEST_GRADIENT:g}",
-                    "This round's result is left out; lower the learning rate if it happens again.",
-                )
 
     def _decay(self) -> None:
         """delta <- (delta - previous result) * decay. Nothing can be subtracted twice, should encoding fail later."""

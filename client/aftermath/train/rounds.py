@@ -18,8 +18,8 @@ from typing import Any, NoReturn
 
 import torch
 
+from aftermath.optim.clip import NonFiniteGradient
 from aftermath.optim.codec import Votes, decode_level
-from aftermath.optim.distro import NonFiniteGradient
 from aftermath.run import bitmap
 from aftermath.run.accounts import STORED_ROUNDS, Members, Model, Round, Run
 from aftermath.run.commitment import Commitment, LevelPayload, SequenceInterval, encode_announcement
