@@ -1,0 +1,158 @@
+"""How many bytes of tensors a member holds at most while it trains, per tier of the two recipe models.
+
+Usage: python benchmarks/memory.py [--json]
+
+A member of the recipe (its config's sequence length and optimizer, `--micro-batch-size 1`) trains on two sequences and
+applies a round, and every tensor that PyTorch makes and drops on the way is counted. It runs on the CPU: a GPU holds
+the same tensors, and some hundred MB of its own (its context, the libraries' workspaces, fragments) that are not
+counted here. `state` is 16 bytes for each parameter the tier holds; what the peak has beyond it are activations. One
+and two layers are measured, and the peak of all of them lies on the straight line through both, since every layer
+holds the same (`layer`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from aftermath.cli.schema import shape_of
+from aftermath.data.bytelevel import VOCAB_SIZE
+from aftermath.model.config import LlamaConfig
+from aftermath.optim.codec import decode_level
+from aftermath.run.config import parse_config
+from aftermath.train.replica import Replica
+
+ROOT = Path(__file__).parents[1]
+CONFIGS = {"light": "light-config.toml", "test": "config.toml"}
+TIERS = 3
+STATE_BYTES = 16  # weight, gradient, delta and the copy during the look-ahead, in fp32
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of all storages that operations make inside the block, and the most there were at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, torch.Tensor) and leaf.device.type != "meta":
+                self._count(leaf.untyped_storage())
+        return out
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._known:
+            return
+        self._known.add(key)
+        weakref.finalize(storage, self._drop, key, size)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+
+    def _drop(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self.now -= size
+
+
+def shape_of_recipe(model: str) -> dict[str, int]:
+    """The sizes that `scripts/setup-run.sh` gives the recipe's model."""
+    recipe = (ROOT / "scripts" / "setup-run.sh").read_text()
+    found = re.search(rf'/{CONFIGS[model]}\n *shape="([^"]+)"', recipe)
+    assert found, "scripts/setup-run.sh has another form"
+    return {name: int(number) for name, number in re.findall(r"--([a-z-]+) (\d+)", found[1])}
+
+
+def peak(model: str, tier: int, layers: int) -> tuple[int, int]:
+    """(parameters, most bytes at once) of a tier of the recipe's model with so many of its layers."""
+    sizes = shape_of_recipe(model)
+    document = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": sizes["hidden"],
+        "intermediate_size": sizes["intermediate"],
+        "num_hidden_layers": layers,
+        "num_attention_heads": sizes["heads"],
+        "num_key_value_heads": sizes["kv-heads"],
+    }
+    text = (ROOT / "config" / "solana-test" / CONFIGS[model]).read_text()
+    with tempfile.TemporaryDirectory() as place:
+        (Path(place) / "config.json").write_text(json.dumps(document))
+        run = parse_config(text.replace(f'"runs/{model}/model"', json.dumps(place)), CONFIGS[model])
+        schema = shape_of(run).schema
+    config = LlamaConfig.from_hf(document)
+    tokens = torch.randint(VOCAB_SIZE, (2, run.llm.max_seq_len), generator=torch.Generator().manual_seed(0))
+    live = LiveBytes()
+    with live:
+        weights = {name: torch.randn(shape) * 0.02 for name, shape in config.parameter_shapes(tier).items()}
+        replica = Replica(
+            schema,
+            config,
+            tier,
+            weights,
+            device=torch.device("cpu"),
+            micro_batch_size=1,
+            clip_norm=1.0,
+            stopwatch=time.monotonic,
+        )
+        del weights
+        trained = replica.train(tokens, 1e-3, 1e-3, threading.Event())
+        votes = {level: [decode_level(data, schema, level)] for level, data in trained.payloads.items()}
+        replica.apply(votes, 1e-3)
+    return schema.parameters(tier), live.peak
+
+
+def of_tier(model: str, tier: int) -> dict[str, int]:
+    """The figures of one tier."""
+    (parameters, most), (more, higher) = peak(model, tier, 1), peak(model, tier, 2)
+    further = shape_of_recipe(model)["layers"] - 1
+    parameters += further * (more - parameters)
+    return {
+        "parameters": parameters,
+        "state": STATE_BYTES * parameters,
+        "peak": most + further * (higher - most),
+        "layer": higher - most,
+    }
+
+
+def measure() -> dict[str, dict[str, list[int]]]:
+    """For each model and figure the values by tier."""
+    found = {}
+    for model in CONFIGS:
+        tiers = [of_tier(model, tier) for tier in range(TIERS)]
+        found[model] = {name: [figures[name] for figures in tiers] for name in tiers[0]}
+    return found
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    as_json = parser.parse_args().json
+    found = measure()
+    if as_json:
+        print(json.dumps(found))
+        return
+    for model, figures in found.items():
+        for tier in range(TIERS):
+            state, most, layer = (figures[name][tier] / 1e9 for name in ("state", "peak", "layer"))
+            print(f"{model:6} tier {tier}: state {state:6.2f} GB, at most {most:6.2f} GB, {layer:.3f} GB of it a layer")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""What README says of a member's memory is what the code holds: counted bytes are the same on every machine."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def memory() -> ModuleType:
+    torch.set_num_threads(1)
+    spec = importlib.util.spec_from_file_location("benchmark_memory", BENCHMARKS / "memory.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_what_was_measured_is_still_so(memory: ModuleType) -> None:
+    measured = json.loads((BENCHMARKS / "measured" / "memory.json").read_text())["figures"]["light"]
+    for name, value in memory.of_tier("light", 2).items():
+        assert value == pytest.approx(measured[name][2], rel=0.02), f"run: python benchmarks/memory.py --json ({name})"
+
+
+def test_every_layer_holds_the_same(memory: ModuleType) -> None:
+    (_, one), (_, two), (_, three) = (memory.peak("light", 2, layers) for layers in (1, 2, 3))
+    assert three == one + 2 * (two - one)
+
+
+def test_bytes_are_counted_once_and_until_they_are_dropped(memory: ModuleType) -> None:
+    with memory.LiveBytes() as live:
+        first = torch.zeros(1000)
+        view = first.view(10, 100)
+        second = view + 1
+        del first, view
+        torch.zeros(2500)
+        assert live.now == second.nbytes == 4000
+    assert live.peak == 4000 + 10_000
