@@ -12,19 +12,22 @@ from solders.pubkey import Pubkey
 from solders.rpc.requests import RequestAirdrop
 
 from aftermath import __version__
-from aftermath.chain.accounts import balance, rent
+from aftermath.chain.accounts import balance
 from aftermath.chain.admission import FEES_IN_HAND
 from aftermath.chain.endpoints import endpoint
 from aftermath.chain.member import SolanaMember
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wallet import Wallet, load_wallet
+from aftermath.localnet.runtime import minimum_balance
 from aftermath.run.errors import ChainRefused
 from aftermath.run.state import RunState
 from cli.cli_runs import Shell
+from cli.conftest import ROOT
 from cli.test_cli_authorizations import verdict
 from cli.test_cli_bad_input import ELSEWHERE
 from cli.test_cli_checkpoint import QUICK
 from cli.test_cli_train import train
+from localnet.conftest import start
 
 OTHER = "9.9.9"
 
@@ -57,8 +60,9 @@ def test_the_client_version_as_train_says_it(waiting: Shell, run_id: str) -> Non
     (reason,) = verdict(waiting, run_id, waiting.wallet)
     assert OTHER in reason
     assert __version__ in reason
-    refused = train(waiting, "--run-id", run_id)
+    refused = train(waiting, "--run-id", run_id, "--logs", "json")
     assert refused.returncode == 1
+    assert "measuring" not in refused.stdout  # it is said before the minutes that this takes
     assert f"error: {reason}\n" in refused.stderr
     assert f"update-config --run-id {run_id} --client-version {__version__}" in refused.stderr
     assert waiting("set-paused", "--run-id", run_id, "pause").code == 0
@@ -94,17 +98,28 @@ def test_create_run_asks_once_for_all_of_it(owner: Shell, run_id: str) -> None:
         said = owner("create-run", "--run-id", run_id, "--rpc-2", ELSEWHERE).error["error"]
         return round(float(said.split("needs ")[1].split(" SOL")[0]) * 10**9)
 
-    async def keep() -> int:
-        async with RpcPool([endpoint(owner.rpc)]) as pool:
-            return await rent(pool, 0)
-
     whole = needed()
     asyncio.run(airdrop(owner.rpc, own, whole - 10**6))
     assert needed() == whole
     assert owner("json-dump-run", "--run-id", run_id).code == 1
     asyncio.run(airdrop(owner.rpc, own, 10**6))
     made = owner("create-run", "--run-id", run_id, "--rpc-2", ELSEWHERE).data
-    assert 0 <= whole - made["lamports"] - asyncio.run(keep()) < 100_000
+    assert 0 <= whole - made["lamports"] - minimum_balance(0) < 100_000
+
+
+def test_deploy_asks_once_for_both_programs(owner: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    process, rpc, _ = start()
+
+    def needed(*which: str) -> int:
+        said = Shell(rpc, owner.wallet)("deploy", *which, "--rpc-2", ELSEWHERE).error["error"]
+        return round(float(said.split("needs ")[1].split(" SOL")[0]) * 10**9)
+
+    keep = minimum_balance(0)
+    alone = [needed("--program", name) - keep for name in ("authorizer", "coordinator")]
+    assert needed() == sum(alone) + keep
+    process.terminate()
+    process.communicate()
 
 
 def test_list_runs_counts_who_is_there(waiting: Shell, run_id: str) -> None:

@@ -58,7 +58,7 @@ async def test_a_clock_set_back_between_two_starts(tmp_path: Path) -> None:
 
 
 async def test_slots_of_another_length_do_not_move_chain_time(tmp_path: Path) -> None:
-    clock, length = VirtualTime(START), 400
+    clock, known = VirtualTime(START), dict[int, int]()
     before = (0, 0)
     for length in (400, 60_000, 100, 400):
         running = await serve(LocalnetConfig(rpc_port=0, ledger=tmp_path, time=clock, slot_ms=length))
@@ -68,6 +68,8 @@ async def test_slots_of_another_length_do_not_move_chain_time(tmp_path: Path) ->
             assert before[1] <= now
             clock.advance(600)
             before = await reading(client)
+            known |= [(slot, now), before]
+            assert {slot: (await client.get_block_time(slot)).value for slot in known} == known
         assert before == (slot + 600_000 // length, now + 600)
         await running.close()
     assert before[1] <= clock.now() + 26 * 60  # the slots that a start skips are at most one mark's
