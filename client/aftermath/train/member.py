@@ -48,6 +48,7 @@ class Member:
         self._enrolment = Enrolment(context)
         self._complaints = Complaints(_log)
         self._replica: Replica | None = None
+        self._said_stateless = False  # since the last replica: the chain knows that this member holds none
         self._members_seq = -1
         self._waits_for = -1
         self.slot: int | None = None
@@ -119,6 +120,7 @@ class Member:
         self._tell_what_is_lost(run, model)
         warm = WarmUp(self._ctx, self._origin, self._share, run, self.slot, self._parallel)
         self._replica = replica = await warm.obtain(self._take_replica())
+        self._said_stateless = False
         if run.cold_start:
             await self._ctx.compute(replica.distro.reset)
         await announce_ready(self._ctx, self._readiness, run, self.slot)
@@ -187,7 +189,8 @@ class Member:
             return  # what we decided on is past
         if in_epoch:
             self._forget_replica()  # an epoch goes on without us, and we hold up the others until we say so
-        await self._join(run)
+        # Whoever is in line already only corrects what it declared: "stateless" would cost it an epoch begun meanwhile.
+        await self._join(run, corrects=me is not None and me.pending and not in_epoch)
 
     async def _newest(self) -> Run:
         """The run as it is now, however long that takes."""
@@ -205,10 +208,12 @@ class Member:
         drift = max(me.weight, self._weight) / max(1, min(me.weight, self._weight))
         return not self._known_as_is(me) or drift > _WEIGHT_DRIFT
 
-    async def _join(self, run: Run) -> None:
+    async def _join(self, run: Run, *, corrects: bool = False) -> None:
         """Join on chain, as stateless if there is no replica. A refusal that waiting cannot cure is raised."""
-        if not await self._enrolment.join(self._weight, stateless=self._replica is None):
+        stateless = self._replica is None and not (corrects and self._said_stateless)
+        if not await self._enrolment.join(self._weight, stateless=stateless):
             return
+        self._said_stateless |= stateless
         members = await self._ctx.chain.members()
         self.slot = members.find(self._ctx.chain.wallet)
         self._ctx.events.emit("joined", slot=self.slot, tier=self._ctx.tier, weight=self._weight, epoch=run.epoch)
