@@ -135,7 +135,7 @@ def test_it_ends_with_what_happened_in_plain_sentences() -> None:
         "and every time they held the same bits.",
         "member-1 was killed with kill -9, came back with the model from peers, and has trained again since step 81.",
         "On chain that took 391 transactions, for 1,955,000 lamports.",
-        "In /runs/demo: demo-report.json (these figures), loss.png (the loss), checkpoints/demo-step120 (the model), "
+        "In /runs/demo: demo-report.json (these figures), loss.png (the loss), checkpoints/ (the model), "
         "events/ and logs/ (what every process saw and said).",
     ]
 

@@ -104,6 +104,15 @@ def test_one_warning_longer_than_the_screen_is_cut_not_hidden() -> None:
     assert any("start word" in line for line in watched.lines())
 
 
+def test_a_terminal_too_small_for_warnings_shows_none() -> None:
+    watched = Watched(40, 11)
+    watched.start_run()
+    watched.train(1)
+    watched.train(2)
+    watched.say("warning", message="word " * 50)
+    assert [line.split(" ")[0] for line in watched.lines()] == [*FACTS, "loss,"]
+
+
 def test_the_phases_follow_the_events() -> None:
     watched = Watched()
     steps: list[tuple[str, dict[str, Any], str]] = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from aftermath.demo.plan import RUN_ID, Places
+from aftermath.demo.plan import Places
 from aftermath.demo.story import MemberStory, Story
 
 _LAST = 10  # steps over which a tier's last loss is taken
@@ -32,7 +32,7 @@ def closing(story: Story, report: Mapping[str, Any], places: Places, killed: Mem
         )
     sentences += [
         f"On chain that took {report['transactions']:,} transactions, for {report['lamports']:,} lamports.",
-        f"In {places.root}: demo-report.json (these figures), loss.png (the loss), checkpoints/{RUN_ID}-step"
-        f"{report['rounds']} (the model), events/ and logs/ (what every process saw and said).",
+        f"In {places.root}: demo-report.json (these figures), loss.png (the loss), checkpoints/ (the model), "
+        "events/ and logs/ (what every process saw and said).",
     ]
     return sentences

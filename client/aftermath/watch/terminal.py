@@ -107,7 +107,8 @@ class TerminalView:
         for name, value in self._facts.items():
             facts.add_row(name, Text(value, no_wrap=True, overflow="ellipsis"))
         loss = Text(course(self._losses, width), no_wrap=True, overflow="ellipsis")
-        warnings = self._lines(console, width, height - len(self._facts) - 5)  # the border, the loss, two last lines
+        room = max(0, height - len(self._facts) - 5)  # without the border, the loss, two last lines
+        warnings = self._lines(console, width, room)
         title = Text(printable(self._title))
         return Panel(Group(facts, loss, *warnings), title=title, subtitle=f"{span(self._elapsed())} since the start")
 
