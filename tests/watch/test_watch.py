@@ -139,6 +139,14 @@ def test_a_course_says_what_it_draws(steps: int, width: int) -> None:
     assert len(shown) == width or shown.count("▁") + sum(shown.count(bar) for bar in "▂▃▄▅▆▇█") == steps
 
 
+def test_a_course_draws_all_of_it() -> None:
+    """Half of the steps are high and half are low, and so are the bars."""
+    shown = course([(step, 6.0 if step <= 500 else 3.0) for step in range(1, 1001)], 76)
+    bars = shown.removeprefix("loss, steps 1 to 1000:  6.000 ").removesuffix(" 3.000")
+    assert abs(bars.count("█") - bars.count("▁")) <= 1
+    assert bars == "█" * bars.count("█") + "▁" * bars.count("▁")
+
+
 def test_a_course_of_one_step_or_none() -> None:
     assert course([], 70) == "no loss yet"
     assert course([(4, 2.5)], 70) == "loss at step 4: 2.500"

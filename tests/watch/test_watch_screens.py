@@ -134,7 +134,9 @@ def test_the_phases_follow_the_events() -> None:
         ),
         ("cooldown", {"epoch": 3, "step": 91, "hashes": {}}, "epoch 3: cooldown"),
         ("leaving", {}, "stopping"),
-        ("left", {}, "left the run"),
+        ("left", {"finished": False}, "left the run"),
+        ("finished", {"step": 91}, "the run is finished"),
+        ("left", {"finished": True}, "the run is finished"),
     ]
     for kind, fields, now in steps:
         watched.say(kind, **fields)

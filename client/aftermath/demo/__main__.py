@@ -73,6 +73,7 @@ class Demo:
                     self.story.marks.append((self.story.steps, f"{victim.name} killed"))
                 elif killed_at is not None and not revived and self.elapsed() > killed_at + DEAD_SECONDS:
                     self.start(victim)
+                    victim.state = "starting"
                     self.story.marks.append((self.story.steps, f"{victim.name} started again"))
                     revived = True
                 self.check(victim.name if killed_at is not None and not revived else None)

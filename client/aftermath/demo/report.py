@@ -42,7 +42,7 @@ def write_report(
         console.print(text, highlight=False, markup=False)
     console.print(table_of(story, costs))
     for sentence in closing(story, report, places, story.members[KILLED]):
-        console.print(sentence, highlight=False, soft_wrap=True, markup=False)
+        console.print(sentence, highlight=False, soft_wrap=not console.is_terminal, markup=False)
     wrong = shortcomings(story, report)
     for sentence in wrong:
         console.print(f"[red]{sentence}[/red]", highlight=False)

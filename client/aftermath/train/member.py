@@ -71,7 +71,7 @@ class Member:
     async def leave(self) -> None:
         """Tell the chain that this member goes."""
         if (self.slot is not None or self._enrolment.asked) and await self._enrolment.leave():
-            self._ctx.events.emit("left")
+            self._ctx.events.emit("left", finished=self._ctx.feed.run.state is RunState.FINISHED)
 
     # --- epochs -------------------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ _PHASES = {
 def phase(event: Event) -> str | None:
     """The member's phase after this event; None if the event does not change it."""
     words = _PHASES.get(event["kind"])
-    if words is None:
+    if words is None or event.get("finished"):  # who leaves a finished run has seen its end
         return None
     return words.format_map(event | {"state": state_words(str(event.get("state", "")))})
 
