@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 from solders.keypair import Keypair
 
+from aftermath.chain import rpc
 from aftermath.chain.endpoints import endpoint
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wallet import Wallet
@@ -38,3 +39,10 @@ async def embedded() -> AsyncIterator[Place]:
             yield Place(network, pool, wallet)
     finally:
         await network.close()
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short waits, so that a whole fail-over and return fits a second."""
+    monkeypatch.setattr(rpc, "BACKOFF_FIRST", 0.01)
+    monkeypatch.setattr(rpc, "LEAVE_SECONDS", 0.2)

@@ -5,13 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
-from aiohttp import web
-from solders.hash import Hash
 from solders.rpc.requests import GetSlot
 
 from aftermath.chain import endpoints, rpc
@@ -20,97 +15,7 @@ from aftermath.chain.endpoints import Endpoint, endpoint, shown
 from aftermath.chain.failures import RpcRejected, TransactionFailed
 from aftermath.chain.rpc import RpcPool, WrongCluster
 from aftermath.run.errors import ChainError, ChainUnavailable, UsageError
-from chain.faults import answer, answer_error
-
-Answer = Callable[[dict[str, Any]], Awaitable[web.Response]]
-
-
-def cluster(name: str) -> str:
-    """The genesis hash of a cluster that is told from others by its name."""
-    return str(Hash.hash(name.encode()))
-
-
-class Node:
-    """An HTTP node whose next answers are scripted; without a script it answers slot 7 of cluster `genesis`."""
-
-    def __init__(self, genesis: Any = cluster("the one")) -> None:
-        self.genesis = genesis
-        self.script: list[Answer] = []
-        self.always: Answer | None = None
-        self.methods: list[str] = []
-        self.url = ""
-
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        body = await request.json()
-        self.methods.append(body["method"])
-        if self.always is not None:
-            return await self.always(body)
-        if body["method"] == "getGenesisHash":
-            return answer(body, self.genesis)
-        return await self.script.pop(0)(body) if self.script else answer(body, 7)
-
-    def count(self, method: str) -> int:
-        return self.methods.count(method)
-
-
-def result(value: Any) -> Answer:
-    async def reply(body: dict[str, Any]) -> web.Response:
-        return answer(body, value)
-
-    return reply
-
-
-def error(code: int, data: Any = None) -> Answer:
-    async def reply(body: dict[str, Any]) -> web.Response:
-        return answer_error(body, code, data=data)
-
-    return reply
-
-
-def status(code: int) -> Answer:
-    async def reply(_: dict[str, Any]) -> web.Response:
-        return web.Response(status=code, text="no")
-
-    return reply
-
-
-def text(body: str) -> Answer:
-    async def reply(_: dict[str, Any]) -> web.Response:
-        return web.Response(text=body)
-
-    return reply
-
-
-async def hang(_: dict[str, Any]) -> web.Response:
-    await asyncio.sleep(3600)
-    raise AssertionError
-
-
-@asynccontextmanager
-async def serving(*nodes: Node) -> AsyncIterator[list[Endpoint]]:
-    runners = []
-    for node in nodes:
-        app = web.Application()
-        app.router.add_post("/", node.handle)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        node.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        runners.append(runner)
-    try:
-        yield [endpoint(node.url) for node in nodes]
-    finally:
-        for runner in runners:
-            await runner.cleanup()
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Short waits, so that a whole fail-over and return fits a second."""
-    monkeypatch.setattr(rpc, "BACKOFF_FIRST", 0.01)
-    monkeypatch.setattr(rpc, "LEAVE_SECONDS", 0.2)
-
+from chain.scripted import Answer, Node, cluster, error, hang, result, serving, status, text
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -254,75 +159,6 @@ async def test_a_fallback_of_another_cluster_is_refused() -> None:
         with pytest.raises(WrongCluster):
             await pool.call(GetSlot(), whole)
         assert fallback.count("getSlot") == 0
-
-
-NO_HASH = [None, 7, True, "", "cluster-one", "1" * 31, "1" * 65, [str(Hash.default())], {"hash": "x"}, "\ud800"]
-
-
-@pytest.mark.parametrize("nonsense", NO_HASH)
-async def test_a_genesis_that_is_no_hash_is_asked_for_again(nonsense: Any) -> None:
-    """At the start, where it would become the cluster's, and later, where it would be another cluster's."""
-    node = Node()
-    truth = node.genesis
-    async with serving(node) as where, RpcPool(where) as pool, asyncio.timeout(15):
-        for script in ([], [status(503)] * rpc.FAILURES_BEFORE_LEAVING):
-            node.script, node.genesis = script, nonsense
-            before = node.count("getGenesisHash")
-            asking = asyncio.create_task(pool.call(GetSlot(), whole))
-            while node.count("getGenesisHash") < before + 2:
-                assert not asking.done()
-                await asyncio.sleep(0.005)
-            node.genesis = truth
-            assert await asking == 7
-
-
-@pytest.mark.parametrize("nonsense", NO_HASH[:3])
-async def test_a_fallback_whose_genesis_is_no_hash_is_passed_over(nonsense: Any) -> None:
-    primary, liar, honest = Node(), Node(nonsense), Node()
-    async with serving(primary, liar, honest) as where, RpcPool(where) as pool:
-        await pool.check()
-        primary.always = status(503)
-        assert await pool.call(GetSlot(), whole) == 7
-    assert liar.count("getSlot") == 0
-    assert honest.count("getSlot") == 1
-
-
-@pytest.mark.parametrize("number", [0, -1, 1, 9, "2", 2.5, [2]])
-async def test_the_reply_to_another_request_is_not_taken_for_ours(number: Any) -> None:
-    async def stale(_: dict[str, Any]) -> web.Response:
-        return web.json_response({"jsonrpc": "2.0", "id": number, "result": 6})
-
-    async def foreign(_: dict[str, Any]) -> web.Response:
-        return web.json_response({"jsonrpc": "2.0", "id": number, "error": {"code": -32602, "message": "not yours"}})
-
-    node = Node()
-    async with serving(node) as where, RpcPool(where) as pool:
-        node.script = [stale, foreign, text('{"result": 6}')]
-        assert await pool.call(GetSlot(), whole) == 7
-    assert node.count("getSlot") == 4
-
-
-async def test_every_request_has_a_number_of_its_own() -> None:
-    node, numbers = Node(), []
-
-    async def note(body: dict[str, Any]) -> web.Response:
-        numbers.append(body["id"])
-        return answer(body, node.genesis if body["method"] == "getGenesisHash" else 7)
-
-    node.always = note
-    async with serving(node) as where, RpcPool(where) as pool:
-        await asyncio.gather(*(pool.call(GetSlot(), whole) for _ in range(20)))
-    assert len(set(numbers)) == 21
-
-
-async def test_a_reader_that_trips_over_a_reply_blames_the_reply() -> None:
-    def trips(value: Any) -> int:
-        return int(value["slot"].bit_length())
-
-    node = Node()
-    async with serving(node) as where, RpcPool(where) as pool:
-        node.script = [result(value) for value in (None, [], {"slot": None}, "x")] + [result({"slot": 4})]
-        assert await pool.call(GetSlot(), trips) == 3
 
 
 async def test_a_network_started_anew_at_the_same_address_is_noticed() -> None:

@@ -19,6 +19,7 @@ from typing import Any
 from blake3 import blake3
 from msgspec import msgpack
 from msgspec.structs import replace
+from solders.keypair import Keypair
 
 from aftermath.chain.wallet import identity_secret, load_wallet
 from aftermath.p2p.iroh import IrohTransport, open_iroh
@@ -37,7 +38,8 @@ from aftermath.train.settings import TrainSettings
 
 DECLARED = 20_000  # sequences per minute
 OUTSIDE = 0xFFFE  # an index that no block has
-Lie = Callable[["LyingTransport", Commitment], Iterator[Commitment]]
+Lie = Callable[["LyingTransport", Commitment], Iterator[Commitment | bytes]]
+"""Gives what is announced in place of a commitment; bytes are sent as they are."""
 
 
 class LyingTransport:
@@ -65,7 +67,12 @@ class LyingTransport:
             await self.inner.announce(data)
             return
         for forged in self._lie(self, said):
-            await self.inner.announce(encode_announcement(forged, self._secret))
+            raw = forged if isinstance(forged, bytes) else encode_announcement(forged, self._secret)
+            await self.inner.announce(raw)
+
+    def sign(self, body: bytes) -> bytes:
+        """This member's signature of any announcement's body."""
+        return bytes(Keypair.from_seed(self._secret).sign_message(b"aftermath announcement 2\x00" + body))
 
     def forge(self, said: Commitment, change: Callable[[bytes], bytes]) -> Commitment:
         """The same commitment to changed payloads, which are served."""
@@ -121,7 +128,19 @@ def another_share(transport: LyingTransport, said: Commitment) -> Iterator[Commi
             yield replace(said, slot=slot)
 
 
-LIES: dict[str, Lie] = {lie.__name__: lie for lie in (wrong_hash, oversized, not_a_number, out_of_range, another_share)}
+def nested(transport: LyingTransport, said: Commitment) -> Iterator[bytes]:
+    """No commitment, but arrays in arrays, under a field that nobody knows and bare, signed and not."""
+    del said
+    deep = b"\x91" * 1000 + b"\xc0"
+    for body in (b"\x81\xa1x" + deep, deep, b"\x92\x01" + deep):
+        yield body
+        yield msgpack.encode([body, bytes(64)])
+        yield transport.inner.node_id + transport.sign(body) + body
+
+
+LIES: dict[str, Lie] = {
+    lie.__name__: lie for lie in (wrong_hash, oversized, not_a_number, out_of_range, another_share, nested)
+}
 
 
 async def live(members: list[dict[str, Any]]) -> None:

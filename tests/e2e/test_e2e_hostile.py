@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from xprocess import XProcess
 
+from aftermath.p2p.transport import short
 from aftermath.run.accounts import Run
 from aftermath.run.bitmap import slots
 from aftermath.run.state import MemberState, RunState
@@ -26,6 +27,7 @@ LIES: dict[str, tuple[int, str]] = {
     "not_a_number": (1, "zero, too small or not finite"),
     "out_of_range": (1, "is outside a block"),
     "another_share": (2, "not what it was assigned"),
+    "nested": (2, "not signed by the key it names"),
 }
 EPOCHS = 3
 
@@ -54,7 +56,7 @@ def part(company: Company, lie: str, player: Player) -> dict[str, Any]:
 
 def test_lies_are_refused_and_the_liars_dropped(company: Company, material: Material, xprocess: XProcess) -> None:
     batch = {"global_batch_size_start": 32, "global_batch_size_end": 32}
-    rules = {"init_min_clients": 8, "rounds_per_epoch": ROUNDS, "total_steps": ROUNDS * EPOCHS}
+    rules = {"init_min_clients": 3 + len(LIES), "rounds_per_epoch": ROUNDS, "total_steps": ROUNDS * EPOCHS}
     config = material.config(company.place, one_bit=False, max_round_train_time=6, **rules, **batch)
     company.configure(config)
     liars = cast(company, xprocess)
@@ -71,8 +73,10 @@ def test_lies_are_refused_and_the_liars_dropped(company: Company, material: Mate
     place = {player.name: player.diary.saw("joined")[0]["slot"] for player in company.players}
     for lie, liar in liars.items():
         slot, why = place[liar.name], LIES[lie][1]
+        peer = short(company.members.slots[slot].p2p)
         for player in honest:
             heard = player.diary.saw("refused", slot=slot) + player.diary.saw("fetch_failed", slot=slot)
+            heard += player.diary.saw("refused", peer=peer)
             assert any(why in event["why"] for event in heard), (lie, player.name, heard)
         assert slot in dropped, f"{lie} was not dropped"
     assert not dropped & {place[player.name] for player in honest}

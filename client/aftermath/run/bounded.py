@@ -24,6 +24,10 @@ _SHOWN = 200
 # A string, closed or not, or a bracket. Possessive, so that no text takes longer than its length.
 _JSON_TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[\]{}]', re.DOTALL)
 
+# A dotted key: as deep as it has parts, and its parser takes the square of that.
+_TOML_KEY = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')"""
+_TOML_DEEP = re.compile(rf"(?:^|[\[{{,])[ \t]*+(?:{_TOML_KEY}[ \t]*+\.[ \t]*+){{{MAX_DEPTH},}}+", re.MULTILINE)
+
 # msgpack by first byte: how many bytes the value itself has (None: stated), by which its size is stated, and whether
 # that is a number of values.
 _FIXED = {0xC0: 0, 0xC2: 0, 0xC3: 0, 0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}
@@ -70,6 +74,8 @@ def msgpack_as(data: bytes, kind: type[T] | Any) -> T:
 def toml_value(text: str) -> dict[str, Any]:
     """The tables of a TOML document. Raises Malformed."""
     try:
+        if _TOML_DEEP.search(text):
+            raise RecursionError
         tables = tomllib.loads(text)
     except RecursionError:
         raise Malformed(f"it nests more than {MAX_DEPTH} deep") from None
@@ -94,7 +100,7 @@ def _check_json(data: bytes | bytearray) -> None:
 
 
 def _check_nesting(value: Any) -> None:
-    """A dotted key of TOML nests without recursion in its parser, so the value is looked at."""
+    """Tables nest without recursion in the parser of TOML, so the value is looked at."""
     layer = [value]
     for _ in range(MAX_DEPTH + 1):
         inner = [v for v in layer if isinstance(v, dict | list)]

@@ -1,0 +1,87 @@
+"""What an RPC node replies: taken only if it is the reply to our request and can be read, a genesis only if a hash."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from aiohttp import web
+from solders.hash import Hash
+from solders.rpc.requests import GetSlot
+
+from aftermath.chain import rpc
+from aftermath.chain.accounts import whole
+from aftermath.chain.rpc import RpcPool
+from chain.faults import answer
+from chain.scripted import Node, result, serving, status, text
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+NO_HASH = [None, 7, True, "", "cluster-one", "1" * 31, "1" * 65, [str(Hash.default())], {"hash": "x"}, "\ud800"]
+
+
+@pytest.mark.parametrize("nonsense", NO_HASH)
+async def test_a_genesis_that_is_no_hash_is_asked_for_again(nonsense: Any) -> None:
+    """At the start, where it would become the cluster's, and later, where it would be another cluster's."""
+    node = Node()
+    truth = node.genesis
+    async with serving(node) as where, RpcPool(where) as pool, asyncio.timeout(15):
+        for script in ([], [status(503)] * rpc.FAILURES_BEFORE_LEAVING):
+            node.script, node.genesis = script, nonsense
+            before = node.count("getGenesisHash")
+            asking = asyncio.create_task(pool.call(GetSlot(), whole))
+            while node.count("getGenesisHash") < before + 2:
+                assert not asking.done()
+                await asyncio.sleep(0.005)
+            node.genesis = truth
+            assert await asking == 7
+
+
+@pytest.mark.parametrize("nonsense", NO_HASH[:3])
+async def test_a_fallback_whose_genesis_is_no_hash_is_passed_over(nonsense: Any) -> None:
+    primary, liar, honest = Node(), Node(nonsense), Node()
+    async with serving(primary, liar, honest) as where, RpcPool(where) as pool:
+        await pool.check()
+        primary.always = status(503)
+        assert await pool.call(GetSlot(), whole) == 7
+    assert liar.count("getSlot") == 0
+    assert honest.count("getSlot") == 1
+
+
+@pytest.mark.parametrize("number", [0, -1, 1, 9, "2", 2.5, [2]])
+async def test_the_reply_to_another_request_is_not_taken_for_ours(number: Any) -> None:
+    async def stale(_: dict[str, Any]) -> web.Response:
+        return web.json_response({"jsonrpc": "2.0", "id": number, "result": 6})
+
+    async def foreign(_: dict[str, Any]) -> web.Response:
+        return web.json_response({"jsonrpc": "2.0", "id": number, "error": {"code": -32602, "message": "not yours"}})
+
+    node = Node()
+    async with serving(node) as where, RpcPool(where) as pool:
+        node.script = [stale, foreign, text('{"result": 6}')]
+        assert await pool.call(GetSlot(), whole) == 7
+    assert node.count("getSlot") == 4
+
+
+async def test_every_request_has_a_number_of_its_own() -> None:
+    node, numbers = Node(), []
+
+    async def note(body: dict[str, Any]) -> web.Response:
+        numbers.append(body["id"])
+        return answer(body, node.genesis if body["method"] == "getGenesisHash" else 7)
+
+    node.always = note
+    async with serving(node) as where, RpcPool(where) as pool:
+        await asyncio.gather(*(pool.call(GetSlot(), whole) for _ in range(20)))
+    assert len(set(numbers)) == 21
+
+
+async def test_a_reader_that_trips_over_a_reply_blames_the_reply() -> None:
+    def trips(value: Any) -> int:
+        return int(value["slot"].bit_length())
+
+    node = Node()
+    async with serving(node) as where, RpcPool(where) as pool:
+        node.script = [result(value) for value in (None, [], {"slot": None}, "x")] + [result({"slot": 4})]
+        assert await pool.call(GetSlot(), trips) == 3

@@ -1,0 +1,207 @@
+"""What a user, a checkpoint, the Hub or a ledger brings along in files, and what clients ask of the local network."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from solders.keypair import Keypair
+from train.tiny import CONFIG, RULES
+
+from aftermath.chain.wallet import IDENTITY_VARIABLE, WALLET_VARIABLE, WalletError, identity_secret, load_wallet
+from aftermath.data.bytelevel import byte_tokenizer
+from aftermath.data.local import open_tokens
+from aftermath.localnet.bank import Bank
+from aftermath.localnet.errors import LedgerError
+from aftermath.localnet.genesis import open_chain
+from aftermath.localnet.journal import frame, read_records
+from aftermath.localnet.pubsub import Connection
+from aftermath.localnet.reading import Reading
+from aftermath.localnet.records import Mark, Stored
+from aftermath.localnet.rpc import Rpc
+from aftermath.localnet.subscriptions import Subscriptions
+from aftermath.localnet.timing import VirtualTime
+from aftermath.model import manifest as manifests
+from aftermath.model.config import LlamaConfig, ModelConfigError
+from aftermath.model.documents import CheckpointError, hf_config, read_index
+from aftermath.model.initial import init_weights
+from aftermath.model.levels import SchemaError
+from aftermath.model.schema import Schema
+from aftermath.model.store import write_checkpoint
+from aftermath.model.weights import read_weights
+from aftermath.run.bounded import Malformed, json_value, msgpack_as, toml_value
+from aftermath.run.config import parse_config
+from aftermath.run.errors import AftermathError, ConfigError
+from fuzz.decoder import Decode, Decoder, now, through_file
+from train.desk import SCHEMA
+
+KEY = Keypair.from_seed(bytes(32))
+SHA = "ab" * 32
+
+
+def model_configs() -> tuple[list[bytes], Decode]:
+    plain = {k: v for k, v in CONFIG.to_hf().items() if not k.startswith("matformer")}
+    ropes = [{"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, {"eos_token_id": [1, 2]}, {}]
+    seeds = [json.dumps({**plain, **more}).encode() for more in ropes] + [json.dumps(CONFIG.to_hf(1)).encode()]
+    return seeds, through_file("config.json", lambda path: LlamaConfig.from_hf(hf_config(path)))
+
+
+def weights() -> tuple[list[bytes], Decode]:
+    tiny = LlamaConfig.from_hf({**CONFIG.to_hf(), "vocab_size": 2, "hidden_size": 4, "head_dim": 2})
+
+    def read(path: Path) -> object:
+        return read_weights([path], tiny, stored=0, tier=0)
+
+    decode = through_file("model.safetensors", read)
+    folder = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path("/tmp")
+    made = folder / f"aftermath-fuzz-weights-{id(decode)}"
+    write_checkpoint(made, init_weights(tiny, 1), tiny, tier=0, companions={})
+    return [(made / "model.safetensors").read_bytes()], decode
+
+
+def indexes() -> tuple[list[bytes], Decode]:
+    index = {"metadata": {"total_size": 5}, "weight_map": {"a": "model-00001.safetensors", "b": "x.safetensors"}}
+    return [json.dumps(index).encode()], through_file("model.safetensors.index.json", read_index)
+
+
+def tier_manifests() -> tuple[list[bytes], Decode]:
+    names = ["../m-tier1/config.json", "../m-tier1/model.safetensors"]
+    entry = manifests.TierFiles(1, names, 16)
+    seed = manifests.encode_manifest(32, [entry], ["tokenizer.json"], dict.fromkeys(names, SHA))
+
+    def read(data: bytes) -> object:
+        found = manifests.parse_manifest(data).of_tier(1)
+        local = [manifests.local_path(Path("/tmp/m"), listed, 1) for listed in found.files]
+        assert all(Path("/tmp") in path.parents and ".." not in path.parts for path in local)
+        return local, [manifests.hub_path("m/matformer_manifest.json", listed) for listed in found.files]
+
+    return [seed], read
+
+
+def journals() -> tuple[list[bytes], Decode]:
+    records = [Stored(bytes(32), b"account"), Mark(7), Mark(8)]
+    return [b"".join(map(frame, records))], through_file("journal", lambda path: list(read_records(path, repair=False)))
+
+
+def payloads_of_journals() -> tuple[list[bytes], Decode]:
+    """Records whose checksums are right, whatever is in them: a journal that somebody else wrote."""
+    from aftermath.localnet.journal import _HEADER, _PREFIX, zlib
+
+    def read(data: bytes) -> object:
+        prefix = _PREFIX.pack(len(data), zlib.crc32(data))
+        return through(prefix + zlib.crc32(prefix).to_bytes(4, "little") + data)
+
+    through = through_file("journal", lambda path: list(read_records(path, repair=True)))
+    return [frame(one)[_HEADER.size :] for one in (Stored(bytes(32), b"account"), Mark(7))], read
+
+
+def tokens() -> tuple[list[bytes], Decode]:
+    def read(path: Path) -> object:
+        opened = open_tokens(path, 2, 4, vocab_size=64)
+        return opened.read([0, opened.sequences - 1])
+
+    return [np.arange(16, dtype="<u2").tobytes()], through_file("tokens.bin", read)
+
+
+def calls() -> tuple[list[bytes], Decode]:
+    bank, _ = open_chain(None, VirtualTime(), 400, [])
+    answerer = Rpc(bank, {name: call for name, call in Reading(bank).methods().items() if name in QUICK})
+
+    def read(data: bytes) -> object:
+        answer = now(answerer.answer(data))
+        assert isinstance(answer, bytes)
+        assert b"-32603" not in answer, "a fault of ours"
+        return answer
+
+    return [*map(encoded, asked()), json.dumps([*asked()]).encode()], read
+
+
+def subscriptions() -> tuple[list[bytes], Decode]:
+    bank: Bank = open_chain(None, VirtualTime(), 400, [])[0]
+    made = Subscriptions(bank)
+    place: list[Connection] = []
+
+    def read(data: bytes) -> object:
+        if not place or place[0]._queue.qsize() > 500:
+            for old in place:
+                made.drop(old)
+            place[:] = [Connection(made)]
+        place[0]._answer(data)
+        return None
+
+    seeds = [("accountSubscribe", [str(KEY.pubkey()), {"encoding": "base64", "commitment": "confirmed"}])]
+    seeds += [("slotSubscribe", None), ("logsSubscribe", [{"mentions": [str(KEY.pubkey())]}]), ("x", [1])]
+    seeds += [("programSubscribe", [str(KEY.pubkey()), {"filters": [{"dataSize": 5}]}]), ("accountUnsubscribe", [1])]
+    return [encoded({"jsonrpc": "2.0", "id": 1, "method": m, "params": p}) for m, p in seeds], read
+
+
+QUICK = ("getAccountInfo", "getMultipleAccounts", "getBalance", "getSlot", "getSignatureStatuses", "getBlockHeight")
+
+
+def asked() -> list[dict[str, Any]]:
+    key, config = str(KEY.pubkey()), {"encoding": "base64", "dataSlice": {"offset": 0, "length": 4}, "commitment": "x"}
+    parameters: list[Any] = [[key, config], [[key], config], [key], [], [["1" * 64]], [{"minContextSlot": 1}]]
+    return [
+        {"jsonrpc": "2.0", "id": 1, "method": method, "params": given}
+        for method, given in zip(QUICK, parameters, strict=True)
+    ]
+
+
+def encoded(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
+
+def wallets() -> tuple[list[bytes], Decode]:
+    seeds = [KEY.to_json().encode(), str(KEY).encode(), str(list(bytes(32))).encode()]
+    return seeds, through_file("id.json", load_wallet)
+
+
+def wallet_variables() -> tuple[list[bytes], Decode]:
+    return wallets()[0], lambda data: load_wallet(env={WALLET_VARIABLE: data.decode("utf-8", "surrogateescape") or "x"})
+
+
+def identities() -> tuple[list[bytes], Decode]:
+    wallet = load_wallet(env={WALLET_VARIABLE: str(KEY)})
+
+    def read(data: bytes) -> object:
+        return identity_secret("run", wallet, env={IDENTITY_VARIABLE: data.decode("utf-8", "replace")})
+
+    return [b"ab" * 32], read
+
+
+def run_configs() -> tuple[list[bytes], Decode]:
+    return [RULES.encode()], lambda data: parse_config(data.decode("utf-8", "replace"), "config.toml")
+
+
+CHECKPOINT = (CheckpointError, ModelConfigError)
+BOUND = (Malformed,)
+LONG = 20_000
+FILES = [
+    Decoder("config.json", model_configs, CHECKPOINT),
+    Decoder("safetensors", weights, CHECKPOINT, LONG),
+    Decoder("safetensors index", indexes, CHECKPOINT),
+    Decoder("tier manifest", tier_manifests, CHECKPOINT),
+    Decoder("schema", lambda: ([SCHEMA.to_json()], Schema.from_json), (SchemaError, ModelConfigError), LONG),
+    Decoder("tokens", tokens, (AftermathError,), LONG),
+    Decoder("run config", run_configs, (ConfigError,), LONG),
+    Decoder("key file", wallets, (WalletError,)),
+    Decoder("key variable", wallet_variables, (WalletError,)),
+    Decoder("identity", identities, (WalletError,)),
+    Decoder("journal", journals, (LedgerError,)),
+    Decoder("journal record", payloads_of_journals, (LedgerError,)),
+    Decoder("call", calls),
+    Decoder("subscription", subscriptions),
+    Decoder("any JSON", lambda: ([encoded(asked()), byte_tokenizer().to_str().encode()[:2000]], json_value), BOUND),
+    Decoder("any msgpack", lambda: ([b"\x82\xa1a\x93\x01\x02\xc0\xa1b\xcb" + bytes(8)], any_msgpack), BOUND),
+    Decoder("any TOML", lambda: ([b'a.b = [1, {c = "x"}]\n[d]\ne = 1.5\n'], any_toml), BOUND, LONG),
+]  # fmt: skip
+
+
+def any_msgpack(data: bytes) -> object:
+    return msgpack_as(data, Any)
+
+
+def any_toml(data: bytes) -> object:
+    return toml_value(data.decode("utf-8", "replace"))

@@ -1,0 +1,92 @@
+"""What members send each other, and what they leave for each other in files."""
+
+from __future__ import annotations
+
+import msgspec
+import torch
+from train.tiny import CONFIG
+
+from aftermath.model.initial import init_weights
+from aftermath.model.segments import SegmentError, segment_bytes, write_segment
+from aftermath.optim.codec import BadPayload, decode_level
+from aftermath.p2p import discovery, wire
+from aftermath.p2p.transport import RequestRefused
+from aftermath.run import bounded, commitment
+from aftermath.run.errors import BadAnnouncement
+from aftermath.train import modelshare
+from aftermath.train.results import Results
+from fuzz.decoder import Decode, Decoder, now, through_file
+from train.desk import SCHEMA, SECRETS, Desk, commitment_of, empty_payload, p2p_of
+
+READY = commitment.Ready(sender=p2p_of(0), signer=b"w" * 32, run_id="test", epoch=2, slot=0)
+WEIGHTS = init_weights(CONFIG, 3)
+
+
+def announcements() -> tuple[list[bytes], Decode]:
+    said = [commitment_of(None, 0), READY]
+    return [commitment.encode_announcement(one, SECRETS[0]) for one in said], commitment.decode_announcement
+
+
+def signed_bodies() -> tuple[list[bytes], Decode]:
+    return [data[96:] for data in announcements()[0]], commitment._parse_body
+
+
+def frames(*messages: msgspec.Struct) -> tuple[list[bytes], Decode]:
+    kind = wire.Request if len(messages) > 1 else type(messages[0])
+    seeds = [wire.frame_of(message)[4:] for message in messages]
+    return seeds, lambda data: wire.decode(data, kind)  # type: ignore[arg-type]
+
+
+def questions() -> tuple[list[bytes], Decode]:
+    desk = Desk()
+    results: Results = desk.results
+    return [msgspec.msgpack.encode((4, [0, 1, 2]))], lambda data: now(results._answer(p2p_of(1), data))
+
+
+def answers() -> tuple[list[bytes], Decode]:
+    return [msgspec.msgpack.encode(announcements()[0])], lambda data: bounded.msgpack_as(data, list[bytes])
+
+
+def model_manifests() -> tuple[list[bytes], Decode]:
+    taken = modelshare.snapshot(WEIGHTS, SCHEMA, 0, 7)
+    return [msgspec.msgpack.encode(taken.manifest)], lambda data: modelshare.checked(data, SCHEMA)
+
+
+def payloads() -> tuple[list[bytes], Decode]:
+    return [empty_payload(2), bytes(SCHEMA.payload_bytes(2))], lambda data: decode_level(data, SCHEMA, 2)
+
+
+def model_parts() -> tuple[list[bytes], Decode]:
+    segment = SCHEMA.of_level(2)[-1]
+    params = {name: torch.clone(tensor) for name, tensor in WEIGHTS.items()}
+    return [segment_bytes(WEIGHTS, segment)], lambda data: write_segment(params, segment, data)
+
+
+def whereabouts() -> tuple[list[bytes], Decode]:
+    places = [
+        discovery.Whereabouts(("127.0.0.1:4000", "[::1]:4000")),
+        discovery.Whereabouts(("10.0.0.1:1",), "https://r.x./"),
+    ]
+
+    node = b"\x01" * 32
+    read = through_file(f"{node.hex()}.json", lambda path: discovery.LocalDirectory(path.parent, bytes(32)).read(node))
+    return [msgspec.json.encode(place) for place in places], read
+
+
+PEERS = [
+    Decoder("announcement", announcements, (BadAnnouncement,)),
+    Decoder("signed body", signed_bodies, (BadAnnouncement,)),
+    Decoder("hello", lambda: frames(wire.Hello(bytes(16))), (wire.ProtocolViolation,)),
+    Decoder("reply", lambda: frames(wire.Reply(wire.Status.OK, 5)), (wire.ProtocolViolation,)),
+    Decoder(
+        "request",
+        lambda: frames(wire.BlobRequest(bytes(32), 7, 1 << 40), wire.CallRequest("topic", 3, 9, 1000)),
+        (wire.ProtocolViolation,),
+    ),
+    Decoder("question", questions, (RequestRefused,)),
+    Decoder("answer", answers, (bounded.Malformed,)),
+    Decoder("offered model", model_manifests),
+    Decoder("result", payloads, (BadPayload,)),
+    Decoder("model part", model_parts, (SegmentError,)),
+    Decoder("whereabouts", whereabouts),
+]

@@ -1,0 +1,92 @@
+"""No bytes whatever make a decoder do anything but return, or raise what it declares.
+
+Each is given what hypothesis thinks of, and seeded changes of real messages: some thousands in every run, and a
+hundred thousand (twenty thousand, where one takes long) in the slow one.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fuzz.decoder import Decode, Decoder
+from fuzz.from_files import FILES
+from fuzz.from_nodes import NODES
+from fuzz.from_peers import PEERS
+from fuzz.mutations import mutations, nested
+
+DECODERS = [*PEERS, *NODES, *FILES]
+FEW, THINK = 2_000, 100
+LONGEST = 20_000  # a config file may make many mistakes
+every = pytest.mark.parametrize("decoder", DECODERS, ids=lambda one: one.name)
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """A warning for each of a hundred thousand inputs helps nobody."""
+    logging.disable(logging.ERROR)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def feed(decoder: Decoder, decode: Decode, data: bytes, met: Counter[str]) -> None:
+    longest = 0
+    try:
+        decode(data)
+        met["read"] += 1
+    except decoder.errors as error:
+        met[type(error).__name__] += 1
+        longest = max(longest, len(str(error)))
+    except Exception as error:
+        raise AssertionError(f"{decoder.name} raised {error!r} for {data[:300]!r}") from error
+    assert longest < LONGEST, "an error is a sentence, not what a stranger wrote"
+
+
+@every
+def test_changed_messages_are_read_or_refused(decoder: Decoder) -> None:
+    run_through(decoder, seed=1, count=FEW)
+
+
+@every
+@pytest.mark.slow
+def test_very_many_changed_messages_are_read_or_refused(decoder: Decoder) -> None:
+    run_through(decoder, seed=2, count=decoder.many)
+
+
+def run_through(decoder: Decoder, *, seed: int, count: int) -> None:
+    seeds, decode = decoder.prepare()
+    met: Counter[str] = Counter()
+    for data in seeds:
+        feed(decoder, decode, data, met)
+    assert met["read"] > 0, "what is changed was a real message"
+    for opening in (b"\x91", b"\x81\xa1x", b"[", b'{"a":', b"a = [", b"a.", b'{"id": 1, "result": ['):
+        for depth in (20, 500, 3000, 100_000):
+            feed(decoder, decode, nested(depth, opening), met)
+    chance = random.Random(seed)
+    for data in mutations(chance, seeds, count):
+        feed(decoder, decode, data, met)
+
+
+@every
+def test_anything_is_read_or_refused(decoder: Decoder) -> None:
+    seeds, decode = decoder.prepare()
+    met: Counter[str] = Counter()
+
+    @settings(deadline=None, max_examples=THINK, database=None, suppress_health_check=list(HealthCheck))
+    @given(st.binary(max_size=300) | st.text(max_size=100).map(str.encode) | pieces(seeds))
+    def anything(data: bytes) -> None:
+        feed(decoder, decode, data, met)
+
+    anything()
+
+
+def pieces(seeds: list[bytes]) -> st.SearchStrategy[bytes]:
+    """Parts of real messages, and anything in between."""
+    parts = [seed[start : start + 40] for seed in seeds for start in range(0, min(len(seed), 2000), 40)]
+    return st.lists(st.sampled_from(parts) | st.binary(max_size=8), max_size=12).map(b"".join)
