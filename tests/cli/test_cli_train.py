@@ -40,7 +40,8 @@ def test_the_hub_token_comes_from_the_environment_and_is_not_shown(monkeypatch: 
 def test_unknown_run(owner: Shell) -> None:
     done = train(owner, "--run-id", "nowhere")
     assert done.returncode == 1
-    assert "there is no run 'nowhere'" in done.stdout + done.stderr
+    assert done.stderr.startswith("error: there is no run 'nowhere'")
+    assert "\nfix: " in done.stderr
     assert "Traceback" not in done.stdout + done.stderr
 
 
@@ -53,6 +54,17 @@ def test_the_live_picture_into_a_pipe_is_lines_from_the_start(owner: Shell, tmp_
     assert "\x1b" not in done.stdout
     [events] = (tmp_path / "events").iterdir()
     assert [json.loads(line)["kind"] for line in events.read_text().splitlines()] == ["started", "error"]
+
+
+def test_json_makes_the_error_an_event_and_an_object(owner: Shell) -> None:
+    done = train(owner, "--run-id", "nowhere", "--json")
+    assert done.returncode == 1
+    told = json.loads(done.stderr.splitlines()[-1])
+    assert "there is no run 'nowhere'" in told["error"]
+    assert told["fix"]
+    event = json.loads(done.stdout.splitlines()[-1])
+    assert event["kind"] == "error"
+    assert told["error"] in event["message"]
 
 
 def test_run_that_is_not_configured(owner: Shell, run_id: str) -> None:

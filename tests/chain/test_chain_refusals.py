@@ -1,0 +1,53 @@
+"""A refusal that a person can mend is told with the run's own id and with commands that exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import pytest
+from solders.pubkey import Pubkey
+
+from aftermath.chain.addresses import run_addresses
+from aftermath.chain.failures import TransactionFailed
+from aftermath.chain.instructions import CoordinatorInstructions
+from aftermath.chain.programs import authorizer_program, coordinator_program, error_tables
+from aftermath.chain.refusals import _TOLD, refused
+from aftermath.cli.main import INDEX, load
+from aftermath.run.errors import ChainRefused
+
+COORDINATOR, AUTHORIZER = coordinator_program(), authorizer_program()
+COMMAND = re.compile(r"aftermath-solana ([^;:]+)")
+
+
+def refusal_of(name: str, run_id: str) -> ChainRefused:
+    """What a user is told when the coordinator, or else the authorizer, answers with this error."""
+    program = COORDINATOR if name in {error.name for error in COORDINATOR.errors.values()} else AUTHORIZER
+    (code,) = [code for code, error in program.errors.items() if error.name == name]
+    step = CoordinatorInstructions(COORDINATOR, Pubkey.new_unique()).tick(run_id)
+    errors = {COORDINATOR.id: program.errors}  # the authorizer's table too is looked up for the instruction at hand
+    return refused(TransactionFailed({"InstructionError": [0, {"Custom": code}]}), [step], errors)
+
+
+@pytest.mark.parametrize("name", sorted(_TOLD))
+def test_it_names_the_run_and_commands_that_exist(name: str) -> None:
+    told = refusal_of(name, "my run")
+    assert told.name == name
+    assert not re.search(r"[{}]|\bRUN\b|update\(|_update\b|set_paused", told.message + told.fix)
+    assert "the run " not in told.message
+    for line in COMMAND.findall(told.fix):
+        command, *words = shlex.split(line)
+        assert command in INDEX
+        if "--run-id" in words:
+            assert load(command).make_context(command, [*words, "-w", "x"]).params["run_id"] == "my run"
+
+
+def test_an_error_that_only_programmers_meet_keeps_the_programs_words() -> None:
+    errors = error_tables(COORDINATOR, AUTHORIZER)[COORDINATOR.id]
+    (message,) = [error.message for error in errors.values() if error.name == "BadParticipation"]
+    assert refusal_of("BadParticipation", "mine").message == message
+
+
+def test_a_run_is_known_by_its_account() -> None:
+    run_addresses(COORDINATOR.id, "other")
+    assert refusal_of("RunFinished", "mine").message.startswith("run mine ")
