@@ -173,6 +173,8 @@ class _Run:
 def test_pause_and_resume(configured: Shell, run_id: str) -> None:
     resumed = configured("set-paused", "--run-id", run_id, "resume").data
     assert resumed["state"] == "waiting_for_members"
+    ticked = invoke("tick", "--rpc", configured.rpc, "-w", configured.wallet, "--run-id", run_id, "--count", 1).out
+    assert f"run {run_id}, which is now waiting for members" in ticked
     assert "set-paused" in configured("update-config", "--run-id", run_id, "--name", "No").error["fix"]
     assert configured("set-paused", "--run-id", run_id).data["state"] == "paused"
     assert "cannot be paused" in configured("set-paused", "--run-id", run_id, "pause").error["error"]

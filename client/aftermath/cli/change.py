@@ -9,6 +9,7 @@ from typing import Any
 from solders.instruction import Instruction
 
 from aftermath.chain.instructions import CoordinatorInstructions
+from aftermath.cli.dump import in_words
 from aftermath.cli.present import CommandError
 from aftermath.cli.schema import Shape
 from aftermath.run.accounts import Config, Model, Run
@@ -54,7 +55,7 @@ class Change:
     def _refuse_unless_halted(self, run: Run) -> None:
         if not run.halted:
             raise CommandError(
-                f"run {run.run_id} is {run.state.name.lower()}; only a halted run can be changed",
+                f"run {run.run_id} is {in_words(run.state)}, and only a paused or new run can be changed",
                 f"pause it first: aftermath-solana set-paused --run-id {run.run_id} pause",
             )
 

@@ -15,6 +15,7 @@ from solders.pubkey import Pubkey
 
 from aftermath.run.accounts import Members, Model, Run, Slot
 from aftermath.run.bitmap import slots
+from aftermath.run.state import RunState
 
 KEYS = {"main_authority", "join_authority", "signer", "grantor", "grantee"}
 BITMAPS = {"roster", "attested", "finishers"}
@@ -36,6 +37,11 @@ def plain(value: object, name: str = "") -> Any:
     if name in BITMAPS | MASKS and isinstance(value, int):
         return list(slots(value))
     return value
+
+
+def in_words(state: RunState) -> str:
+    """A run's state as a sentence calls it; JSON has its name."""
+    return "not configured" if state is RunState.UNINITIALIZED else state.name.lower().replace("_", " ")
 
 
 def member(index: int, slot: Slot) -> dict[str, Any]:

@@ -32,6 +32,7 @@ async def set_paused(
     An epoch in progress is finished before the pause takes effect; resuming a new run is what starts it.
     """
     from aftermath.cli.connection import sign_in
+    from aftermath.cli.dump import in_words
 
     if resume and action is Action.PAUSE:
         raise UsageError("pause and --resume contradict each other", "say one of them")
@@ -41,7 +42,9 @@ async def set_paused(
         signature = await chain.coordinator.set_paused(run_id, paused)
         run = await chain.coordinator.run(run_id)
     state = run.state.name.lower()
-    text = f"run {run_id} is now {state}" + (" and will pause when its epoch ends" if run.pending_pause else "")
+    text = f"run {run_id} is now {in_words(run.state)}" + (
+        " and will pause when its epoch ends" if run.pending_pause else ""
+    )
     return Result(
         {"run_id": run_id, "state": state, "pending_pause": run.pending_pause, "signature": str(signature)}, text
     )

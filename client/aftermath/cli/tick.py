@@ -25,6 +25,7 @@ async def tick(
     changes nothing.
     """
     from aftermath.cli.connection import sign_in
+    from aftermath.cli.dump import in_words
     from aftermath.run.errors import ChainRefused
 
     tried, landed = 0, []
@@ -42,7 +43,7 @@ async def tick(
                 if error.name != "NothingToTick":
                     raise
                 continue
-            note(f"tick {tried}: {(await chain.coordinator.run(run_id)).state.name.lower()}")
+            note(f"tick {tried}: {in_words((await chain.coordinator.run(run_id)).state)}")
         run = await chain.coordinator.run(run_id)
     state = run.state.name.lower()
     data = {
@@ -53,4 +54,4 @@ async def tick(
         "epoch": run.epoch,
         "step": run.trained_steps,
     }
-    return Result(data, f"{len(landed)} of {tried} ticks changed run {run_id}, which is now {state}")
+    return Result(data, f"{len(landed)} of {tried} ticks changed run {run_id}, which is now {in_words(run.state)}")
