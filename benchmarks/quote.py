@@ -31,12 +31,17 @@ class BadQuote(Exception):
     """A page names a figure that there is not."""
 
 
-def figures(name: str) -> Any:
-    """What the benchmark of this name measured last."""
+def kept(name: str) -> Any:
+    """The file of the benchmark of this name: its command, the machine, and what it measured last."""
     try:
-        return json.loads((MEASURED / f"{name}.json").read_text())["figures"]
+        return json.loads((MEASURED / f"{name}.json").read_text())
     except OSError:
         raise BadQuote(f"there is no benchmarks/measured/{name}.json") from None
+
+
+def figures(name: str) -> Any:
+    """What the benchmark of this name measured last."""
+    return kept(name)["figures"]
 
 
 def value_at(path: str) -> Any:
@@ -63,9 +68,10 @@ def figure(path: str, factor: str = "", form: str = "") -> str:
 
 
 def report_of_demo() -> str:
-    """The demo's report as its file has it."""
+    """The demo's report as its file has it, and on what it was made."""
     text = LIST.sub(lambda match: f"[{' '.join(match[1].split())}]", json.dumps(figures("demo"), indent=1))
-    return f"```json\n{text}\n```\n"
+    place = f"{kept('demo')['machine']}, load {kept('demo')['load_before']} before it began"
+    return f"({place})\n\n```json\n{text}\n```\n"
 
 
 def table_of_units() -> str:
