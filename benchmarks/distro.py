@@ -28,7 +28,7 @@ from aftermath.optim.codec import Votes, decode_level
 from aftermath.optim.distro import Distro
 from aftermath.optim.exact import signs
 from aftermath.optim.layout import level_layout
-from aftermath.optim.transform import as_blocked, blocked, inverse
+from aftermath.optim.transform import cells, inverse
 
 LR = 1e-3
 TIE = 1e-12
@@ -105,8 +105,8 @@ def float_apply(params: Mapping[str, Tensor], schema: Schema, results: Mapping[i
     for level, votes in results.items():
         estimates = float_estimate(votes, schema, level, torch.float32)
         for segment, estimate in zip(schema.of_level(level), estimates, strict=True):
-            step = as_blocked(estimate.sign_(), segment)
-            blocked(view(params, segment), segment).sub_(step, alpha=LR)
+            for place, step in cells(view(params, segment), estimate.sign_(), segment):
+                place.sub_(step, alpha=LR)
 
 
 def compare_signs(schema: Schema, results: Mapping[int, Sequence[Votes]]) -> dict[str, float]:

@@ -22,8 +22,6 @@ from aftermath.model.documents import CheckpointError
 from aftermath.model.initial import init_weights
 from aftermath.model.store import write_checkpoint
 
-ROW_MULTIPLE = 64  # embedding rows are rounded up to this, so that blocks of results are 64 x 64 (257 is prime)
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Read the arguments, write the checkpoint, say what it is. Returns the exit status."""
@@ -53,11 +51,7 @@ def _parser() -> Arguments:
         ("heads", 4, "query heads"),
         ("kv-heads", 2, "key and value heads"),
         ("intermediate", 512, "FFN width of the full model"),
-        (
-            "vocab",
-            VOCAB_SIZE,
-            f"tokens of the tokenizer; embedding rows are rounded up to a multiple of {ROW_MULTIPLE}",
-        ),
+        ("vocab", VOCAB_SIZE, "tokens of the tokenizer"),
         ("context", 2048, "max_position_embeddings"),
         ("tiers", 3, "tiers that the FFN width must allow"),
         ("seed", 0, "seed of the initial weights"),
@@ -77,7 +71,7 @@ def _config(arguments: argparse.Namespace) -> LlamaConfig:
         )
     return LlamaConfig.from_hf(
         {
-            "vocab_size": -(-arguments.vocab // ROW_MULTIPLE) * ROW_MULTIPLE,
+            "vocab_size": arguments.vocab,
             "hidden_size": arguments.hidden,
             "intermediate_size": arguments.intermediate,
             "num_hidden_layers": arguments.layers,

@@ -84,6 +84,7 @@ def model_table() -> dict[str, Any]:
             "kind": 2,
             "quantize_1bit": 1,
             "compression_topk": 8,
+            "compression_topk_embeddings": 16,
             "compression_chunk": 64,
             "clip_grad_norm_bits": bits(1.0),
             "weight_decay_bits": 0,

@@ -103,6 +103,28 @@ def test_data_that_nobody_could_read_here_is_warned_about(
     assert found.data["warnings"] == []
 
 
+def test_the_bytes_of_a_round_are_said_and_large_ones_warned_about(
+    created: Shell, run_id: str, material: Path, tmp_path: Path
+) -> None:
+    change = ("update-config", "--run-id", run_id, "--config-path")
+    found = created(*change, material / "config.toml").data
+    assert found["bytes_per_round"] == [799, 595, 493]  # 29, 6 and 12 blocks on levels 2, 1 and 0, of 17 bytes each
+    assert found["warnings"] == []
+    config = tmp_path / "config.toml"
+    topk = "compression_topk = 8\n"
+    config.write_text((material / "config.toml").read_text().replace(topk, topk + "compression_topk_embeddings = 64\n"))
+    more = created(*change, config)
+    assert more.data["bytes_per_round"] == [1989, 1785, 1683]  # 10 of the blocks keep 64
+    assert more.data["schema_hash"] != found["schema_hash"]
+    dump = created("json-dump-run", "--run-id", run_id).data["model"]
+    assert (dump["optimizer"]["compression_topk_embeddings"], dump["schema_hash"]) == (64, more.data["schema_hash"])
+    config.write_text((material / "config.toml").read_text().replace("compression_chunk = 64", "compression_chunk = 8"))
+    large = created(*change, config)
+    (warning,) = large.data["warnings"]
+    assert f"sends {large.data['bytes_per_round'][0]:,} bytes in every round to every other" in warning
+    assert "raise compression_chunk" in warning
+
+
 def test_an_optimizer_without_results_is_refused(created: Shell, run_id: str, material: Path, tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
     head = (material / "config.toml").read_text().partition("[model.LLM.optimizer")[0]

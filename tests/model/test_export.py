@@ -44,7 +44,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     status, output, errors = run("init-model.py", "--out", str(out), *INIT)
     assert status == 0, errors
     report = json.loads(output)
-    assert report["vocab"] == 320
+    assert report["vocab"] == 257
     assert report["parameters"] == sum(tensor.numel() for tensor in load(out, 0).values()) == report["tiers"]["0"]
     status, output, errors = run("export-tiers.py", "--src", str(out), "--tiers", "1", "2")
     assert status == 0, errors

@@ -10,7 +10,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from aftermath.model.schema import Schema, build_schema
+from aftermath.model.schema import Schema, Segment, build_schema
 from aftermath.optim.basis import integer_basis
 from aftermath.optim.codec import Votes
 from aftermath.optim.layout import level_layout
@@ -31,6 +31,10 @@ CONFIG = {
 }
 
 
+# No edge of 8 divides any of these: vectors of 20 = 7 + 7 + 6, strips of 17 = 6 + 6 + 5 and 34 = 4 x 7 + 6, 41 rows.
+RAGGED = {"vocab_size": 41, "hidden_size": 20, "intermediate_size": 68}
+
+
 def toy_schema(**changes) -> Schema:
     """A small run of three tiers; keyword arguments change its settings or, if they name one, its model's config."""
     model = CONFIG | {key: changes.pop(key) for key in list(changes) if key in CONFIG}
@@ -44,6 +48,25 @@ def toy_schema(**changes) -> Schema:
         "clip": None,
     }
     return build_schema(model, **(settings | changes))
+
+
+def cut_blocks(tensor: np.ndarray, segment: Segment) -> np.ndarray:
+    """The blocks [n, h, w] of a segment's tensor, padded with zeros, number by number."""
+    matrix = np.atleast_2d(tensor)
+    height, width = (1, *segment.chunk)[-2:]
+    tall, wide = -(-matrix.shape[0] // height), -(-matrix.shape[1] // width)
+    blocks = np.zeros((tall * wide, height, width), matrix.dtype)
+    for row, column in np.ndindex(matrix.shape):
+        blocks[row // height * wide + column // width, row % height, column % width] = matrix[row, column]
+    return blocks
+
+
+def joined(blocks: np.ndarray, segment: Segment) -> np.ndarray:
+    """The tensor of a segment's blocks [n, h, w], number by number; padding is dropped."""
+    places = cut_blocks(np.arange(1, segment.numel + 1).reshape(segment.shape), segment)
+    out = np.empty(segment.numel, blocks.dtype)
+    out[places[places > 0] - 1] = blocks[places > 0]
+    return out.reshape(segment.shape)
 
 
 def real_basis(edge: int) -> list[list[Decimal]]:

@@ -15,8 +15,7 @@ from aftermath.model.segments import SegmentError, level_hash, view
 from aftermath.optim.clip import NonFiniteGradient
 from aftermath.optim.codec import decode_level
 from aftermath.optim.distro import Distro
-from aftermath.optim.transform import blocked
-from optim.optim_oracle import oracle_signs, toy_schema
+from optim.optim_oracle import RAGGED, cut_blocks, joined, oracle_signs, real_basis, toy_schema
 
 
 @pytest.fixture(autouse=True)
@@ -57,10 +56,11 @@ def bits(tensors: Mapping[str, Tensor]) -> dict[str, bytes]:
     return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
 
 
+@pytest.mark.parametrize("sizes", [{}, RAGGED], ids=["whole blocks", "padded blocks"])
 @pytest.mark.parametrize("one_bit", [True, False])
-def test_replicas_of_all_tiers_stay_equal(one_bit: bool) -> None:
+def test_replicas_of_all_tiers_stay_equal(one_bit: bool, sizes: dict[str, int]) -> None:
     """Members of tiers 0, 1, 2, 1; who trains and whose result counts changes from round to round."""
-    schema = toy_schema(quantize_1bit=one_bit, weight_decay=0.1)
+    schema = toy_schema(quantize_1bit=one_bit, weight_decay=0.1, topk_embeddings=9, **sizes)
     tiers = [0, 1, 2, 1]
     members = [replica(schema, tier) for tier in tiers]
     start = bits(members[0][0])
@@ -86,8 +86,9 @@ def test_replicas_of_all_tiers_stay_equal(one_bit: bool) -> None:
     assert bits(members[0][0]) != start
 
 
-def test_apply_is_the_formula_with_only_the_holders_of_a_level_counted() -> None:
-    schema = toy_schema(weight_decay=0.01)
+@pytest.mark.parametrize("sizes", [{}, RAGGED], ids=["whole blocks", "padded blocks"])
+def test_apply_is_the_formula_with_only_the_holders_of_a_level_counted(sizes: dict[str, int]) -> None:
+    schema = toy_schema(weight_decay=0.01, **sizes)
     lr = 0.0123
     params, distro = replica(schema, 0)
     before = {name: tensor.clone() for name, tensor in params.items()}
@@ -100,33 +101,34 @@ def test_apply_is_the_formula_with_only_the_holders_of_a_level_counted() -> None
     distro.apply(results, lr)
     for level, votes in results.items():
         for segment, sign in zip(schema.of_level(level), oracle_signs(votes, schema, level), strict=True):
-            old = blocked(view(before, segment), segment).numpy()
+            old = view(before, segment).numpy()
             kept = old * np.float32(1 - lr * 0.01)
-            expected = kept - np.float32(lr) * sign.reshape(kept.shape).astype(np.float32)
-            assert np.array_equal(blocked(view(params, segment), segment).numpy(), expected)
+            expected = kept - np.float32(lr) * joined(sign, segment).astype(np.float32)
+            assert np.array_equal(view(params, segment).numpy(), expected)
 
 
-def test_state_follows_the_formulas() -> None:
-    """Two rounds of delta and of the kept coefficients, written with plain float64 matrices."""
-    schema = toy_schema(quantize_1bit=False, decay=0.9)
+@pytest.mark.parametrize("sizes", [{}, RAGGED], ids=["whole blocks", "padded blocks"])
+def test_state_follows_the_formulas(sizes: dict[str, int]) -> None:
+    """Three rounds of delta and of the kept coefficients, with plain float64 matrices; padding returns to zero."""
+    schema = toy_schema(quantize_1bit=False, decay=0.9, **sizes)
     _, distro = replica(schema, 1)
     name = "model.layers.0.mlp.gate_proj.weight"
-    edge = torch.tensor(np.array([[np.cos(np.pi * (2 * x + 1) * i / 16) for x in range(8)] for i in range(8)]))
-    edge = edge / edge.norm(dim=1, keepdim=True)
     segment = next(s for s in schema.of_level(1) if s.name == name)
-    delta = torch.zeros(segment.blocks, 8, 8, dtype=torch.float64)
+    tall, wide = (torch.tensor(np.array(real_basis(edge), dtype=np.float64)) for edge in segment.chunk)
+    delta = torch.zeros(segment.blocks, *segment.chunk, dtype=torch.float64)
+    own = torch.tensor(cut_blocks(np.ones(segment.shape), segment))  # 0 in the padding
     sent = torch.zeros_like(delta)
     for step, lr in enumerate((0.5, 0.25, 0.125)):
         grads = gradients(schema, 1, step)
         data = distro.encode(grads, lr)[1]
-        new = blocked(view(grads, segment), segment).reshape(-1, 8, 8).double()
-        delta = (delta - edge.T @ sent @ edge) * 0.9 + lr * new
-        coefficients = (edge @ delta @ edge.T).flatten(1)
+        new = torch.from_numpy(cut_blocks(view(grads, segment).numpy(), segment)).double()
+        delta = (delta - tall.T @ sent @ wide) * own * 0.9 + lr * new
+        coefficients = (tall @ delta @ wide.T).flatten(1)
         best = coefficients.abs().topk(4, dim=1).indices
-        sent = torch.zeros_like(coefficients).scatter_(1, best, coefficients.gather(1, best)).view(-1, 8, 8)
+        sent = torch.zeros_like(coefficients).scatter_(1, best, coefficients.gather(1, best)).view(delta.shape)
         part = next(p for p in distro._layouts[1].parts if p.segment == segment)
         assert torch.allclose(distro._delta(1, part).double(), delta, atol=1e-5)
-        base = distro._layouts[1].groups[part.group].base + part.first * 64
+        base = distro._layouts[1].groups[part.group].base + part.first * segment.block
         votes = decode_level(data, schema, 1)
         got = torch.zeros_like(coefficients).flatten()
         mine = (votes.positions >= base) & (votes.positions < base + got.numel())

@@ -12,7 +12,7 @@ from aftermath.optim.basis import integer_basis
 from aftermath.optim.codec import Votes
 from aftermath.optim.exact import _inverse, _means, signs
 from aftermath.optim.layout import level_layout
-from optim.optim_oracle import oracle_means, oracle_signs, toy_schema
+from optim.optim_oracle import RAGGED, oracle_means, oracle_signs, toy_schema
 
 CPU = torch.device("cpu")
 
@@ -48,6 +48,14 @@ def test_equals_unbounded_integers(peers: int, density: float, one_bit: bool) ->
     schema = toy_schema(quantize_1bit=one_bit)
     for level in range(schema.levels):
         votes = random_votes(schema, level, peers, seed=peers + level, density=density)
+        assert equal(signs(votes, schema, level, CPU), oracle_signs(votes, schema, level))
+
+
+def test_equals_unbounded_integers_also_in_padded_blocks() -> None:
+    """Peers may vote on every coefficient of a padded block; it is one like any other."""
+    schema = toy_schema(**RAGGED)
+    for level in range(schema.levels):
+        votes = random_votes(schema, level, 5, seed=level, density=0.1)
         assert equal(signs(votes, schema, level, CPU), oracle_signs(votes, schema, level))
 
 
@@ -143,7 +151,7 @@ def test_signs_are_those_of_the_float_transform_except_at_near_ties() -> None:
     for part, got in zip(layout.parts, signs(votes, schema, 2, CPU), strict=True):
         group = layout.groups[part.group]
         low = group.base + part.first * group.block
-        dense = means[low : low + part.segment.numel].view(-1, group.height, group.width)
+        dense = means[low : low + part.segment.blocks * group.block].view(-1, group.height, group.width)
         tall, wide = (torch.tensor(integer_basis(e)).double() for e in (group.height, group.width))
         tall, wide = (rows / rows.norm(dim=1, keepdim=True) for rows in (tall, wide))
         sums = tall.T @ (dense @ wide)

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from aftermath.model.levels import Segment
-from aftermath.optim.transform import UNUSED, as_blocked, blocked, forward, inverse, strongest
+from aftermath.optim.transform import UNUSED, cells, forward, inverse, padding, strongest
+from optim.optim_oracle import cut_blocks
 
 
 @pytest.mark.parametrize("shape", [(5, 64, 64), (3, 1, 64), (4, 43, 29), (7, 1, 1), (2, 8, 1)])
@@ -24,16 +25,27 @@ def test_a_constant_block_has_only_the_first_coefficient() -> None:
     assert coefficients.abs().max() < 1e-5
 
 
-def test_blocks_are_views_in_row_major_order_also_of_strided_tensors() -> None:
-    segment = Segment("w", 0, 1, 4, 10, (4, 6), (2, 3), 1)
-    tensor = torch.arange(40.0).view(4, 10)[:, 4:]
-    blocks = blocked(tensor, segment)
-    assert blocks.shape == (2, 2, 2, 3)
-    assert blocks[1, 0].tolist() == tensor[2:4, 0:3].tolist()
-    blocks[0, 1].zero_()
-    assert not tensor[0:2, 3:6].any()
-    flat = torch.arange(24.0).view(4, 2, 3)
-    assert torch.equal(as_blocked(flat, segment)[1, 0], flat[2])
+@pytest.mark.parametrize(
+    ("shape", "chunk"),
+    [((4, 6), (2, 3)), ((5, 7), (2, 3)), ((4, 7), (2, 3)), ((2, 3), (5, 4)), ((7,), (3,)), ((6,), (3,))],
+)
+def test_cells_pair_every_number_with_its_place_also_in_strided_tensors(
+    shape: tuple[int, ...], chunk: tuple[int, ...]
+) -> None:
+    segment = Segment("w", 0, None, 0, shape[0], shape, chunk, 1)
+    tensor = torch.arange(1.0, 101.0).view(10, 10)[: shape[0], 3 : 3 + shape[-1]]
+    tensor = tensor if len(shape) == 2 else torch.arange(1.0, 101.0)[::7][: shape[0]]
+    blocks = torch.zeros(segment.blocks, *(1, *chunk)[-2:])
+    for numbers, places in cells(tensor, blocks, segment):
+        places.copy_(numbers)
+    assert blocks.tolist() == cut_blocks(tensor.numpy(), segment).tolist()
+    assert not any(beyond.any() for beyond in padding(blocks, segment))
+    for beyond in padding(blocks, segment):
+        beyond.fill_(-1.0)
+    assert int((blocks == -1).sum()) == segment.blocks * segment.block - segment.numel
+    for numbers, places in cells(tensor, blocks, segment):
+        numbers.sub_(places)
+    assert not tensor.any()
 
 
 def test_strongest_prefers_lower_indices_among_equals() -> None:

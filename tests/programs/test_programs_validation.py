@@ -76,6 +76,7 @@ MODEL_FAULTS = [
     ("ChunkOutOfRange", _model("optimizer", compression_chunk=4097)),
     ("TopkOutOfRange", _model("optimizer", compression_topk=0)),
     ("TopkOutOfRange", _model("optimizer", compression_chunk=2, compression_topk=5)),
+    ("TopkOutOfRange", _model("optimizer", compression_topk_embeddings=4097)),
     ("QuantizeInvalid", _model("optimizer", quantize_1bit=2)),
 ]
 

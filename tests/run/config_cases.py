@@ -61,4 +61,5 @@ RULES = [
     ("OptimizerNumberInvalid", r"^clip_grad_norm.*", "clip_grad_norm = inf", 74),
     ("ChunkOutOfRange", r"^compression_chunk.*", "compression_chunk = 4097", 76),
     ("TopkOutOfRange", r"^compression_topk.*", "compression_topk = 4097", 77),
+    ("TopkOutOfRange", r"^(compression_topk.*)", r"\1\ncompression_topk_embeddings = 4097", 78),
 ]

@@ -29,7 +29,7 @@ def configured_model() -> Model:
         checkpoint_hashes=(bytes(32),) * 3,
         data_location=DataLocation(DataKind.LOCAL, 2, 0, 0, 0, 0, "tokens", "", bytes(32)),
         lr_schedule=schedule(ScheduleKind.CONSTANT),
-        optimizer=Optimizer(OptimizerKind.DISTRO, True, 8, 64, 1.0, 0.0, 0.999, 0.0, 0.0, 0.0),
+        optimizer=Optimizer(OptimizerKind.DISTRO, True, 8, 0, 64, 1.0, 0.0, 0.999, 0.0, 0.0, 0.0),
         schema_hash=b"\x01" * 32,
         tiers=3,
         tier_widths=(256, 128, 64),

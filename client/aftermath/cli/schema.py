@@ -14,12 +14,13 @@ from typing import Any
 from aftermath.model.agreed import agreed_schema
 from aftermath.model.config import LlamaConfig, stored_tier
 from aftermath.model.resolve import load_hf_config
-from aftermath.model.schema import Schema
+from aftermath.model.schema import ELEMENT_BYTES, Schema
 from aftermath.run.accounts import Checkpoint, Optimizer
 from aftermath.run.config import RunConfig
 from aftermath.run.config_errors import Mistake
 from aftermath.run.state import CheckpointKind, OptimizerKind
 
+LARGE_RESULT = 64  # a result of more than the model's size over this is worth a warning; 8 of 64 x 64 give 940
 _LLM = ("model", "LLM")
 
 
@@ -38,6 +39,21 @@ class Shape:
     def vocab_size(self) -> int:
         """Entries of the model's embedding."""
         return self.schema.config.vocab_size
+
+    @property
+    def bytes_per_round(self) -> list[int]:
+        """By tier: the bytes of a member's result, which goes to every other member in every round."""
+        return [self.schema.result_bytes(tier) for tier in range(self.schema.tiers)]
+
+    def trouble_with_size(self) -> str:
+        """Why results would be a burden; empty if they are small beside the model."""
+        size, model = self.bytes_per_round[0], ELEMENT_BYTES * self.num_parameters
+        if size * LARGE_RESULT <= model:
+            return ""
+        return (
+            f"a member of tier 0 sends {size:,} bytes in every round to every other, and the whole model has only "
+            f"{model:,}: raise compression_chunk, or lower compression_topk or compression_topk_embeddings"
+        )
 
     def to_chain(self) -> dict[str, object]:
         """The `schema` part of the program's `UpdateParams`."""
@@ -109,6 +125,7 @@ def _as_read(values: dict[str, Any]) -> Optimizer:
         kind=OptimizerKind(values["kind"]),
         quantize_1bit=bool(values["quantize_1bit"]),
         compression_topk=values["compression_topk"],
+        compression_topk_embeddings=values["compression_topk_embeddings"],
         compression_chunk=values["compression_chunk"],
         **reals,
     )

@@ -81,7 +81,8 @@ async def update_config(
         run, model, _ = await chain.coordinator.snapshot(run_id)
         signatures = await chain.sender.send_packed(change.instructions(chain.coordinator.ix, run, model))
         run, model, _ = await chain.coordinator.snapshot(run_id)
-    warnings = [trouble] if shape and (trouble := trouble_with_data(model, shape)) else []
+    troubles = (trouble_with_data(model, shape), shape.trouble_with_size()) if shape else ()
+    warnings = [trouble for trouble in troubles if trouble]
     for warning in warnings:
         note(f"warning: {warning}")
     data: dict[str, Any] = {
@@ -92,12 +93,17 @@ async def update_config(
         "vocab_size": model.metadata.vocab_size,
         "tiers": list(model.tier_widths),
         "schema_hash": model.schema_hash.hex(),
+        "bytes_per_round": shape.bytes_per_round if shape else None,
         "step": run.trained_steps,
         "total_steps": run.config.total_steps,
         "warnings": warnings,
         "signatures": [str(signature) for signature in signatures],
     }
-    return Result(data, facts({name: value for name, value in data.items() if name != "warnings"}))
+    shown_to_people = {name: value for name, value in data.items() if name != "warnings"}
+    if shape:
+        sizes = [f"{size:,} by each member of tier {tier}" for tier, size in enumerate(shape.bytes_per_round)]
+        shown_to_people["bytes_per_round"] = sizes
+    return Result(data, facts(shown_to_people))
 
 
 def trouble_with_data(model: Model, shape: Shape) -> str:

@@ -18,6 +18,7 @@ def agreed_schema(hf_config: Mapping[str, Any], tiers: int, optimizer: Optimizer
         hf_config,
         tiers=tiers,
         topk=optimizer.compression_topk,
+        topk_embeddings=optimizer.compression_topk_embeddings or None,
         chunk=optimizer.compression_chunk,
         quantize_1bit=optimizer.quantize_1bit,
         decay=optimizer.compression_decay,

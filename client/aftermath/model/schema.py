@@ -26,6 +26,7 @@ from aftermath.run.bounded import Malformed, json_as
 SCHEMA_VERSION = 1
 MAX_JSON_BYTES = 16 << 20
 INDEX_BYTES = 2
+ELEMENT_BYTES = 4  # of the model's state, fp32
 
 # Keys of the model's config that change no tensor and no gradient, and therefore are not part of the schema.
 _NOT_IN_SCHEMA = {"initializer_range", "bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings"}
@@ -38,6 +39,7 @@ class Schema:
     config: LlamaConfig
     tiers: int
     topk: int
+    topk_embeddings: int
     chunk: int
     quantize_1bit: bool
     decay: float
@@ -85,6 +87,10 @@ class Schema:
         """Exact bytes of one level of a result: all indices of the level, then all its values."""
         return self.index_bytes(level) + self.value_bytes(level)
 
+    def result_bytes(self, tier: int = 0) -> int:
+        """Exact bytes of the result that a tier-k member makes in a round: its levels together."""
+        return sum(self.payload_bytes(level) for level in range(self._checked(tier), self.levels))
+
     def to_json(self) -> bytes:
         """The canonical document whose SHA-256 is on chain."""
         document = {
@@ -99,6 +105,7 @@ class Schema:
                 "kind": "distro",
                 "quantize_1bit": self.quantize_1bit,
                 "topk": self.topk,
+                "topk_embeddings": self.topk_embeddings,
                 "weight_decay": repr(self.weight_decay),
             },
             "segments": [asdict(segment) for segment in self.segments],
@@ -140,6 +147,7 @@ class Schema:
             model,
             tiers=len(document.widths),
             topk=given.topk,
+            topk_embeddings=given.topk_embeddings,
             chunk=given.chunk,
             quantize_1bit=given.quantize_1bit,
             decay=_decimal(given.decay, "decay"),
@@ -153,6 +161,7 @@ class Schema:
 
 class _Optimizer(msgspec.Struct, frozen=True):
     topk: int
+    topk_embeddings: int
     chunk: int
     quantize_1bit: bool
     decay: str
@@ -173,6 +182,7 @@ def build_schema(
     *,
     tiers: int,
     topk: int,
+    topk_embeddings: int | None = None,
     chunk: int,
     quantize_1bit: bool,
     decay: float,
@@ -181,13 +191,16 @@ def build_schema(
 ) -> Schema:
     """The schema of a run from a model's `config.json` (of any tier: the full model is what counts) and its settings.
 
-    `clip` None or 0 means no clipping. Raises WidthNotDivisible, ModelConfigError or SchemaError.
+    `topk_embeddings` None means `topk`; `clip` None or 0 means no clipping. Raises WidthNotDivisible, ModelConfigError
+    or SchemaError.
     """
     if not 1 <= tiers <= MAX_TIERS:
         raise SchemaError(f"a run has 1 to {MAX_TIERS} tiers, not {tiers}")
-    for label, number, low in (("compression_topk", topk, 1), ("compression_chunk", chunk, 1)):
-        if not low <= number <= 65535:
-            raise SchemaError(f"{label} must be from {low} to 65535, not {number}")
+    embeddings = topk if topk_embeddings is None else topk_embeddings
+    counts = {"topk": topk, "topk_embeddings": embeddings, "chunk": chunk}
+    for label, number in counts.items():
+        if not 1 <= number <= 65535:
+            raise SchemaError(f"compression_{label} must be from 1 to 65535, not {number}")
     config = LlamaConfig.from_hf(hf_config)
     check_divisible(config.intermediate_size, tiers - 1)
     settings = {"decay": decay, "weight_decay": weight_decay, "clip": clip or 0.0}
@@ -200,12 +213,13 @@ def build_schema(
         config=config,
         tiers=tiers,
         topk=topk,
+        topk_embeddings=embeddings,
         chunk=chunk,
         quantize_1bit=bool(quantize_1bit),
         decay=float(decay),
         weight_decay=float(weight_decay),
         clip=float(clip) if clip else None,
-        segments=cut(config, tiers, topk, chunk),
+        segments=cut(config, tiers, topk=topk, topk_embeddings=embeddings, chunk=chunk),
     )
 
 

@@ -14,10 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aftermath.model.schema import Schema, Segment
+from aftermath.model.schema import ELEMENT_BYTES, Schema, Segment
 from aftermath.run.errors import AftermathError
 
-ELEMENT_BYTES = 4
 _COPY_BYTES = 4 << 20  # at most this much of a strided or remote tensor is copied at a time
 
 

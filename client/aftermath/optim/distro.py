@@ -7,7 +7,8 @@ are the result. Per applied round: x <- x (1 - lr wd), then x <- x - lr sign(mea
 Decided
 - delta starts at zero and covers the held segments only; the look-ahead returns to saved bits, also on an error.
 - What is subtracted are the unquantised coefficients of the previous result, accepted or not: the sequences of a
-  result that the run did not accept are trained anew, and delta must not send what was learnt from them twice.
+  result that the run did not accept are trained anew, and delta must not send what was learnt from them twice. What
+  they put into a block's padding reached no parameter and is forgotten.
 - Weight decay happens exactly once in every applied round on every replica, whoever trained and even if a level got
   no result: it is part of `apply`, so it depends on nothing that members could see differently.
 - lr and 1 - lr wd are computed in float64 and rounded to fp32 once; each parameter gets one IEEE multiplication (only
@@ -31,7 +32,7 @@ from aftermath.optim.clip import refuse_beyond
 from aftermath.optim.codec import Votes, encode_level
 from aftermath.optim.exact import signs
 from aftermath.optim.layout import LevelLayout, Part, level_layout
-from aftermath.optim.transform import UNUSED, as_blocked, blocked, forward, inverse, strongest
+from aftermath.optim.transform import UNUSED, cells, forward, inverse, padding, strongest
 
 _LARGEST_GRADIENT = 1e30  # beyond it delta or its transform could overflow fp32
 _BATCH = 1 << 18  # coefficients transformed at once
@@ -70,7 +71,7 @@ class Distro:
             with torch.no_grad():
                 for level, part in self._parts():
                     step = self._delta(level, part).sign().mul_(rate)
-                    blocked(view(self._params, part.segment), part.segment).sub_(as_blocked(step, part.segment))
+                    _subtract(view(self._params, part.segment), step, part)
             yield
         finally:
             with torch.no_grad():
@@ -91,8 +92,8 @@ class Distro:
             view(grads, part.segment)
         self._decay()
         for level, part in self._parts():
-            delta = as_blocked(self._delta(level, part), part.segment)
-            delta.add_(blocked(view(grads, part.segment), part.segment), alpha=rate)
+            for gradient, delta in cells(view(grads, part.segment), self._delta(level, part), part.segment):
+                delta.add_(gradient, alpha=rate)
         return {level: self._result(level) for level in self._layouts}
 
     @torch.no_grad()
@@ -119,8 +120,7 @@ class Distro:
                 if keep != 1.0:
                     tensor.mul_(keep)
                 if level in directions:
-                    step = directions[level][index].float().mul_(rate)
-                    blocked(tensor, part.segment).sub_(as_blocked(step, part.segment))
+                    _subtract(tensor, directions[level][index].float().mul_(rate), part)
 
     def _parts(self) -> Iterator[tuple[int, Part]]:
         return ((level, part) for level, layout in self._layouts.items() for part in layout.parts)
@@ -135,9 +135,12 @@ class Distro:
             sent = self._previous.get(level)
             for index, delta in enumerate(deltas):
                 if sent is not None:
-                    _subtract(delta, *sent[index])
+                    _take_back(delta, *sent[index])
                 if self._schema.decay != 1.0:
                     delta.mul_(self._schema.decay)
+        for level, part in self._parts():
+            for beyond in padding(self._delta(level, part), part.segment):
+                beyond.zero_()
         self._previous = {}
 
     def _result(self, level: int) -> bytes:
@@ -154,7 +157,13 @@ class Distro:
         return encode_level(self._schema, level, indices, values)
 
 
-def _subtract(delta: Tensor, indices: Tensor, values: Tensor) -> None:
+def _subtract(tensor: Tensor, step: Tensor, part: Part) -> None:
+    """tensor <- tensor - step, of which the blocks [n, h, w] are given."""
+    for place, change in cells(tensor, step, part.segment):
+        place.sub_(change)
+
+
+def _take_back(delta: Tensor, indices: Tensor, values: Tensor) -> None:
     """delta <- delta - IDCT of the coefficients sent, [blocks, topk] each."""
     step = max(1, _BATCH // delta[0].numel())
     places = indices.masked_fill(indices == UNUSED, 0)  # unused slots add 0

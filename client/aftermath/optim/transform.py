@@ -4,10 +4,14 @@ Decided
 - As upstream: a matrix is cut into height x width blocks and each is transformed along both edges; a vector is cut
   into pieces of one edge (height 1 here). fp32, like the optimizer's state: nothing here must be exact, because only
   the sender computes it.
+- A block that reaches over the end of its tensor is padded with zeros. `cells` pairs the numbers that both sides have,
+  without a copy; `padding` is the rest, so nothing in it ever reaches a parameter.
 - Ties among coefficients go to the lower index, so one machine always sends the same bytes for the same gradients.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -35,17 +39,47 @@ def inverse(coefficients: Tensor) -> Tensor:
     return out if height == 1 else torch.matmul(basis(height, coefficients.dtype, coefficients.device).T, out)
 
 
-def blocked(tensor: Tensor, segment: Segment) -> Tensor:
-    """A tensor of `segment.shape`, strided or not, as a view [*grid, *edges]: its blocks in canonical order."""
-    if len(segment.shape) == 1:
-        return tensor.view(segment.grid[0], segment.chunk[0])
-    (tall, wide), (height, width) = segment.grid, segment.chunk
-    return tensor.view(tall, height, wide, width).transpose(1, 2)
+def cells(tensor: Tensor, blocks: Tensor, segment: Segment) -> Iterator[tuple[Tensor, Tensor]]:
+    """A tensor of `segment.shape` (strided or not) and its blocks [n, h, w] (in canonical order), number for number.
+
+    Pairs of views of equal shape [rows, columns, h, w]: the whole blocks, then those that reach over an end.
+    """
+    matrix, by_place = _matrix(tensor), _by_place(blocks, segment)
+    height, width = by_place.shape[2:]
+    for top, rows, tall in _runs(matrix.shape[0], height):
+        for left, columns, wide in _runs(matrix.shape[1], width):
+            first_row, first_column = top * height, left * width
+            part = matrix[first_row : first_row + rows * tall, first_column : first_column + columns * wide]
+            own = by_place[top : top + rows, left : left + columns, :tall, :wide]
+            yield part.view(rows, tall, columns, wide).transpose(1, 2), own
 
 
-def as_blocked(blocks: Tensor, segment: Segment) -> Tensor:
-    """Blocks [n, h, w] of a segment in the shape that `blocked` gives: [*grid, *edges]."""
-    return blocks.view(*segment.grid, *segment.chunk)
+def padding(blocks: Tensor, segment: Segment) -> Iterator[Tensor]:
+    """Views of those numbers in a segment's blocks [n, h, w] that lie over an end of its tensor."""
+    by_place = _by_place(blocks, segment)
+    height, width = by_place.shape[2:]
+    if tall := segment.shape[0] % height if len(segment.shape) == 2 else 0:
+        yield by_place[-1, :, tall:]
+    if wide := segment.shape[-1] % width:
+        yield by_place[:, -1, :, wide:]
+
+
+def _matrix(tensor: Tensor) -> Tensor:
+    return tensor if tensor.ndim == 2 else tensor.unsqueeze(0)
+
+
+def _by_place(blocks: Tensor, segment: Segment) -> Tensor:
+    """Blocks [n, h, w] as [rows of blocks, columns of blocks, h, w]; a vector has one row."""
+    return blocks.view(-1, segment.grid[-1], *blocks.shape[1:])
+
+
+def _runs(size: int, edge: int) -> Iterator[tuple[int, int, int]]:
+    """(first block, number of blocks, numbers in each) along a dimension: the whole blocks, then one with the rest."""
+    whole, rest = divmod(size, edge)
+    if whole:
+        yield 0, whole, edge
+    if rest:
+        yield whole, 1, rest
 
 
 def strongest(coefficients: Tensor, topk: int) -> tuple[Tensor, Tensor]:
@@ -72,4 +106,4 @@ def strongest(coefficients: Tensor, topk: int) -> tuple[Tensor, Tensor]:
     return indices, values
 
 
-__all__ = ["UNUSED", "as_blocked", "blocked", "forward", "inverse", "strongest"]
+__all__ = ["UNUSED", "cells", "forward", "inverse", "padding", "strongest"]

@@ -214,11 +214,14 @@ class LrSchedule:
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:
-    """The numbers of the optimizer; zero where a kind does not use one, and `clip_grad_norm` 0 for no clipping."""
+    """The numbers of the optimizer; zero where a kind does not use one, `clip_grad_norm` 0 for no clipping,
+    and `compression_topk_embeddings` 0 for as many as `compression_topk`.
+    """
 
     kind: OptimizerKind
     quantize_1bit: bool
     compression_topk: int
+    compression_topk_embeddings: int
     compression_chunk: int
     clip_grad_norm: float
     weight_decay: float

@@ -149,6 +149,8 @@ def _optimizer(optimizer: Mapping[str, Any], table: Path) -> _Broken:
         yield "ChunkOutOfRange", (*variant, "compression_chunk"), chunk
     if distro and not 1 <= topk <= chunk * chunk:
         yield "TopkOutOfRange", (*variant, "compression_topk"), topk
+    if distro and (embeddings := optimizer["compression_topk_embeddings"]) > chunk * chunk:
+        yield "TopkOutOfRange", (*variant, "compression_topk_embeddings"), embeddings
 
 
 def _real(bits: int) -> float:

@@ -90,6 +90,7 @@ def _optimizer(kind: OptimizerKind, **given: Any) -> dict[str, Any]:
     return {
         **{f"{name}_bits": bits(given.get(name) or 0.0) for name in reals},
         "compression_topk": given.get("compression_topk", 0),
+        "compression_topk_embeddings": given.get("compression_topk_embeddings") or 0,
         "compression_chunk": given.get("compression_chunk", 0),
         "kind": int(kind),
         "quantize_1bit": int(given.get("quantize_1bit", False)),
@@ -110,12 +111,16 @@ class AdamWSettings(Variant):
 
 
 class DistroSettings(Variant):
-    """DisTrO: momentum whose largest DCT coefficients per chunk are shared."""
+    """DisTrO: momentum whose largest DCT coefficients per chunk are shared.
+
+    `compression_topk_embeddings` is `compression_topk` for the token embedding and the output head, where it differs.
+    """
 
     clip_grad_norm: float | None = None
     weight_decay: float | None = None
     compression_decay: float
     compression_topk: U16
+    compression_topk_embeddings: Annotated[U16, Field(ge=1)] | None = None
     compression_chunk: U16
     quantize_1bit: bool = False
 

@@ -122,7 +122,7 @@ pub enum CoordinatorError {
     OptimizerNumberInvalid,
     #[msg("DisTrO needs compression_chunk between 1 and 4096.")]
     ChunkOutOfRange,
-    #[msg("DisTrO needs compression_topk between 1 and compression_chunk squared.")]
+    #[msg("DisTrO needs compression_topk between 1 and compression_chunk squared, and compression_topk_embeddings at most that.")]
     TopkOutOfRange,
     #[msg("quantize_1bit must be 0 or 1.")]
     QuantizeInvalid,

@@ -4,7 +4,7 @@ use crate::{constants::*, errors::CoordinatorError, instructions::*, state::*};
 use anchor_lang::prelude::*;
 
 const MAX_SEQ_LEN: u32 = 1 << 24;
-const MAX_CHUNK: u32 = 4_096;
+const MAX_CHUNK: u16 = 4_096;
 /// Bits of the double 1.0.
 const ONE: u64 = 0x3ff0_0000_0000_0000;
 /// Bits of positive infinity: smaller bit patterns are the finite numbers of at least 0.
@@ -65,9 +65,12 @@ fn check_optimizer(optimizer: &Optimizer) -> Result<()> {
     require!(valid, CoordinatorError::OptimizerNumberInvalid);
     require!(optimizer.quantize_1bit <= 1, CoordinatorError::QuantizeInvalid);
     if optimizer.kind == optimizer_kind::DISTRO {
-        let (chunk, topk) = (optimizer.compression_chunk, u32::from(optimizer.compression_topk));
+        let chunk = optimizer.compression_chunk;
         require!((1..=MAX_CHUNK).contains(&chunk), CoordinatorError::ChunkOutOfRange);
-        require!(topk >= 1 && topk <= chunk * chunk, CoordinatorError::TopkOutOfRange);
+        let block = u32::from(chunk) * u32::from(chunk);
+        let (topk, embeddings) = (optimizer.compression_topk, optimizer.compression_topk_embeddings);
+        let fits = topk >= 1 && u32::from(topk.max(embeddings)) <= block;
+        require!(fits, CoordinatorError::TopkOutOfRange);
     }
     Ok(())
 }

@@ -70,7 +70,9 @@ pub struct Optimizer {
     pub beta1_bits: u64,
     pub beta2_bits: u64,
     pub eps_bits: u64,
-    pub compression_chunk: u32,
+    pub compression_chunk: u16,
+    /// Coefficients kept of a block of the token embedding and the output head; 0 = as many as `compression_topk`.
+    pub compression_topk_embeddings: u16,
     pub compression_topk: u16,
     /// 1 AdamW, 2 DisTrO.
     pub kind: u8,
