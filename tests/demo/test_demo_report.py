@@ -20,7 +20,7 @@ def events(tier: int, *, loss_falls: float = 2.0, steps: int = LAST, wrong_at: i
     """What a member of that tier writes in `steps` rounds; at step `wrong_at` its replica is another one."""
     lines: list[dict[str, Any]] = [{"kind": "joined", "slot": tier}, {"kind": "model", "source": "the checkpoint"}]
     for step in range(1, steps + 1):
-        loss = 5.0 - loss_falls * step / steps
+        loss = 5.0 + tier - loss_falls * step / steps
         lines.append(
             {
                 "kind": "trained",
@@ -55,7 +55,7 @@ def told(place: Path, written: dict[int, list[dict[str, Any]]], *, returns: bool
 
 
 def report_of(story: Story) -> dict[str, Any]:
-    return findings(story, Costs(7, 35_000), 60.04, 2.0)
+    return findings(story, Costs(7, 35_000), {0: 3.14159, 1: 3.2, 2: 3.3}, 60.04, 2.0)
 
 
 def test_the_report_is_what_the_members_wrote(tmp_path: Path) -> None:
@@ -63,9 +63,11 @@ def test_the_report_is_what_the_members_wrote(tmp_path: Path) -> None:
     report = report_of(story)
     assert report == {
         "rounds": LAST,
-        "loss_first": 4.9667,
-        "loss_last": 3.0,
+        "loss_first": 5.9667,
+        "loss_last": 4.0,
         "tiers": [0, 1, 2],
+        "loss_last_by_tier": {"0": 3.15, "1": 4.15, "2": 5.15},  # the mean over the last ten rounds
+        "held_out_by_tier": {"0": 3.1416, "1": 3.2, "2": 3.3},
         "replicas_identical": True,
         "checks_of_replicas": LAST * (1 + 2),  # level 1 has two holders, level 2 three
         "bytes_per_round_per_member": 100,

@@ -9,7 +9,11 @@ from typing import Any
 
 import pytest
 
+from aftermath.run.accounts import LrSchedule
 from aftermath.run.config import RunConfig, load_config, parse_config
+from aftermath.run.errors import ConfigError
+from aftermath.run.schedules import learning_rate
+from aftermath.run.state import ScheduleKind
 from run.config_cases import CHECKPOINT, SEED, changed, without
 
 REPOSITORY = Path(__file__).parents[2]
@@ -59,6 +63,7 @@ def test_the_seeds_file_is_read_verbatim() -> None:
     assert (optimizer["kind"], optimizer["compression_topk"], optimizer["compression_chunk"]) == (2, 8, 64)
     assert (real(optimizer["clip_grad_norm_bits"]), real(optimizer["compression_decay_bits"])) == (1.0, 0.999)
     assert optimizer["quantize_1bit"] == 1
+    assert optimizer["compression_topk_embeddings"] == 0  # what the seed's keys say, they say of every tensor
 
 
 def test_every_config_in_the_repository_is_valid() -> None:
@@ -158,6 +163,30 @@ def test_schedules(table: str, expected: dict[str, Any]) -> None:
     assert {key: shown[key] for key in expected} == expected
 
 
+def test_the_embedding_and_the_head_may_keep_more() -> None:
+    more = parse_config(changed((r"^(compression_topk.*)", r"\1\ncompression_topk_embeddings = 64")), "c").to_chain()
+    optimizer = more["model"]["optimizer"]
+    assert (optimizer["compression_topk"], optimizer["compression_topk_embeddings"]) == (8, 64)
+    with pytest.raises(ConfigError, match="compression_topk_embeddings"):
+        parse_config(changed((r"^(compression_topk.*)", r"\1\ncompression_topk_embeddings = 0")), "c")
+
+
+@pytest.mark.parametrize("path", sorted((REPOSITORY / "config").glob("**/*.toml")), ids=lambda path: path.stem)
+def test_the_rate_of_every_preset_ends_at_zero_over_the_last_fifth(path: Path) -> None:
+    """Worth about 0.1 nats (`docs/research.md`); and no step, the last one included, trains its batch at rate 0."""
+    config = load_config(path)
+    chain = config.llm.lr_schedule.to_chain()
+    numbers = {
+        key.removesuffix("_bits"): real(value) if key.endswith("_bits") else value for key, value in chain.items()
+    }
+    rates = LrSchedule(**numbers | {"kind": ScheduleKind(chain["kind"])})
+    steps, base = config.config.total_steps, rates.base_lr
+    assert all(learning_rate(rates, step) > 0 for step in {1, *range(steps - 50, steps + 1)})
+    assert learning_rate(rates, steps * 4 // 5) == pytest.approx(base, rel=0.02)
+    assert learning_rate(rates, steps * 9 // 10) == pytest.approx(base / 2, rel=0.05)
+    assert learning_rate(rates, steps + 1) == 0
+
+
 def test_adamw_is_understood() -> None:
     table = "[model.LLM.optimizer.AdamW]\nbetas = [0.9, 0.95]\nweight_decay = 0.1\neps = 1e-8"
     optimizer = parse_config(without("model.LLM.optimizer.Distro", table), "c").to_chain()["model"]["optimizer"]
@@ -171,7 +200,7 @@ def test_tiers_are_chosen_in_the_matformer_table() -> None:
 def test_limits_themselves_are_allowed() -> None:
     text = changed(
         (r"^max_seq_len = 2048", "max_seq_len = 16777216\ncold_start_warmup_steps = 20"),
-        (r"^compression_topk.*", "compression_topk = 4096"),
+        (r"^compression_topk.*", "compression_topk = 4096\ncompression_topk_embeddings = 4096"),
         (r"^init_min_clients = 1", "init_min_clients = 256"),
         (r"^verification_percent = 0", "verification_percent = 100"),
         (r"^repo_id.*", f'repo_id = "{"r" * 192}"'),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -19,27 +19,31 @@ from aftermath.demo.story import Story
 from aftermath.programs import COORDINATOR_ID
 from aftermath.watch.plot import loss_plot
 
-PROMPT = "def "
-SAMPLE_TOKENS = 120
-TEMPERATURE = 0.7
 LOSS_MUST_FALL = 1.0  # nats
 ROUNDS_AT_LEAST = 40
+LAST_ROUNDS = 10  # one member's share of a round is a handful of sequences, too few to say how good a tier is
 
 
 def write_report(
     story: Story, commands: Commands, engine: str, seconds: float, console: Console, before_seconds: float = 0.0
 ) -> int:
     """Write everything, print the essentials; 0 if the run did what it promises, else 1."""
+    from aftermath.demo.outcome import PROMPT, outcomes  # torch takes seconds to load: not while members start
+
     places = commands.places
     costs = costs_of(commands.rpc, str(run_addresses(Pubkey.from_string(COORDINATOR_ID), RUN_ID).run))
-    report = findings(story, costs, seconds, before_seconds)
+    reached = list(outcomes(places))
+    held_out, last = {outcome.tier: outcome.held_out for outcome in reached}, last_losses(story)
+    report = findings(story, costs, held_out, seconds, before_seconds)
     (places.root / "demo-report.json").write_text(json.dumps(report, indent=1) + "\n")
     loss_plot(
         places.root / "loss.png", story.loss_curve(), story.marks, f"tiers {', '.join(map(str, TIERS))} on {engine}"
     )
-    for tier, text in samples(places.checkpoints):
-        console.print(f"[bold]tier {tier}[/bold] continues {PROMPT!r}:", highlight=False)
-        console.print(text, highlight=False, markup=False)
+    for outcome in reached:
+        losses = f"{last[outcome.tier]:.2f} nats in its last rounds, " if outcome.tier in last else ""
+        console.print(f"[bold]tier {outcome.tier}[/bold]: {losses}{outcome.held_out:.2f} on text nobody trained on.")
+        console.print(f"It continues {PROMPT!r}:", highlight=False)
+        console.print(outcome.text, highlight=False, markup=False)
     console.print(table_of(story, costs))
     for sentence in closing(story, report, places, story.members[KILLED]):
         console.print(sentence, highlight=False, soft_wrap=not console.is_terminal, markup=False)
@@ -49,7 +53,9 @@ def write_report(
     return 1 if wrong else 0
 
 
-def findings(story: Story, costs: Costs, seconds: float, before_seconds: float) -> dict[str, Any]:
+def findings(
+    story: Story, costs: Costs, held_out: Mapping[int, float], seconds: float, before_seconds: float
+) -> dict[str, Any]:
     """demo-report.json."""
     curve = story.loss_curve()
     if not curve or story.first_loss_at is None:
@@ -61,6 +67,8 @@ def findings(story: Story, costs: Costs, seconds: float, before_seconds: float) 
         "loss_first": round(curve[0][1], 4),
         "loss_last": round(curve[-1][1], 4),
         "tiers": [member.tier for member in story.members],
+        "loss_last_by_tier": {str(tier): round(loss, 4) for tier, loss in last_losses(story).items()},
+        "held_out_by_tier": {str(tier): round(loss, 4) for tier, loss in held_out.items()},
         "replicas_identical": checks > 0 and not differing,
         "checks_of_replicas": checks,
         "bytes_per_round_per_member": round(sum(m.total("sent") for m in story.members) / max(rounds, 1)),
@@ -70,6 +78,17 @@ def findings(story: Story, costs: Costs, seconds: float, before_seconds: float) 
         "wall_seconds": round(seconds, 1),
         "seconds_to_first_loss": round(story.first_loss_at - before_seconds, 1),
     }
+
+
+def last_losses(story: Story) -> dict[int, float]:
+    """Every tier's training loss per token over the run's last rounds, as far as it took part in them."""
+    found: dict[int, float] = {}
+    for member in story.members:
+        shares = [story.losses[step].get(member.name) for step in sorted(story.losses)[-LAST_ROUNDS:]]
+        parts = [share for share in shares if share is not None]
+        if parts:
+            found[member.tier] = sum(loss * tokens for loss, tokens in parts) / sum(tokens for _, tokens in parts)
+    return found
 
 
 def shortcomings(story: Story, report: dict[str, Any]) -> list[str]:
@@ -86,35 +105,6 @@ def shortcomings(story: Story, report: dict[str, Any]) -> list[str]:
     if "peers" not in story.members[KILLED].sources:
         wrong.append(f"{story.members[KILLED].name} did not come back with the model from its peers.")
     return wrong
-
-
-def samples(checkpoints: Path) -> list[tuple[int, str]]:
-    """A text by every tier, from the newest checkpoint of the run."""
-    import torch
-    from tokenizers import Tokenizer
-
-    from aftermath.model.checkpoint import load, load_config
-    from aftermath.model.generate import generate
-    from aftermath.model.llama import Llama
-    from aftermath.model.store import saved_steps
-
-    torch.set_num_threads(1)
-    kept = saved_steps(checkpoints, RUN_ID)
-    if not kept:
-        raise DemoFailed(f"no checkpoint was written to {checkpoints}")
-    config, tokenizer = load_config(kept[-1]), Tokenizer.from_file(str(kept[-1] / "tokenizer.json"))
-    texts = []
-    for tier in TIERS:
-        model = Llama.of(config, tier, load(kept[-1], tier, "universal"))
-        ids = generate(
-            model,
-            tokenizer.encode(PROMPT).ids,
-            new_tokens=SAMPLE_TOKENS,
-            temperature=TEMPERATURE,
-            vocab_size=tokenizer.get_vocab_size(),
-        )
-        texts.append((tier, tokenizer.decode(ids)))
-    return texts
 
 
 def table_of(story: Story, costs: Costs) -> Table:

@@ -1,0 +1,200 @@
+"""How low the loss gets: the demo's three tiers and their optimizer in one process, without chain or network.
+
+Usage: python benchmarks/learning.py [--json] [--rounds 240] [--batch 12] [--lr 2e-3] [--topk-embeddings 64] ...
+
+The model, the corpus (the Python standard library) and everything that is not an option are the demo's: its config
+file and `demo/plan.py`. Members of tiers 0, 1 and 2 train 3, 4 and 5 of 12 sequences, and results are applied one round
+late, as in a run. Losses are nats per byte; `held_out` is on 256 sequences that nobody trains on. One core; the default
+takes some minutes. Runs are repeatable: the same options give the same loss on the same machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import threading
+import time
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from aftermath.data.bytelevel import VOCAB_SIZE, byte_tokenizer
+from aftermath.data.local import TokenFiles, open_tokens
+from aftermath.data.tokenise import standard_library, tokenise
+from aftermath.demo.outcome import loss_on
+from aftermath.demo.plan import CORPUS_BYTES, MODEL, TIERS
+from aftermath.model.config import LlamaConfig
+from aftermath.model.initial import init_weights
+from aftermath.model.schema import Schema, build_schema
+from aftermath.optim.codec import Votes, decode_level
+from aftermath.run.accounts import LrSchedule
+from aftermath.run.schedules import learning_rate
+from aftermath.run.state import ScheduleKind
+from aftermath.train.replica import Replica
+
+CONFIG = Path(__file__).parents[1] / "config" / "demo" / "config.toml"
+SHARES = (3, 4, 5)  # of the batch, by tier
+HELD_OUT = 256
+LAST_ROUNDS = 10
+
+
+@dataclass(frozen=True)
+class Options:
+    """What may differ from the demo's config."""
+
+    rounds: int
+    batch: int
+    lr: float
+    topk: int
+    topk_embeddings: int
+    end: str
+    seed: int
+    tied: bool
+
+
+def schedule(options: Options) -> LrSchedule:
+    """Four steps of warm-up, then the cosine to a quarter, or steady and to 0 over the last fifth."""
+    steady = options.rounds * 4 // 5
+    linear = options.end == "zero"
+    return LrSchedule(
+        kind=ScheduleKind.WARMUP_STABLE_DECAY if linear else ScheduleKind.COSINE,
+        base_lr=options.lr,
+        warmup_init_lr=0.0,
+        final_lr=0.0 if linear else options.lr / 4,
+        cosine_decay_final_lr=options.lr,
+        warmup_steps=4,
+        total_steps=options.rounds,
+        stable_steps=steady - 4,
+        cosine_decay_steps=0,
+        linear_decay_steps=options.rounds - steady + 1,
+    )
+
+
+def measure(options: Options, tables: Mapping[str, Any], tokens: Path) -> dict[str, Any]:
+    """One run."""
+    llm = tables["model"]["LLM"]
+    config, schema = model_of(options, llm["optimizer"]["Distro"])
+    data = open_tokens(tokens, 2, llm["max_seq_len"], vocab_size=VOCAB_SIZE, shuffle_seed=bytes(range(1, 33)))
+    members = [
+        Replica(
+            schema,
+            config,
+            tier,
+            init_weights(config, options.seed, tier),
+            device=torch.device("cpu"),
+            micro_batch_size=8,
+            clip_norm=schema.clip,
+            stopwatch=time.perf_counter,
+        )
+        for tier in TIERS
+    ]
+    started = time.perf_counter()
+    losses = train(options, members, schema, data)[-LAST_ROUNDS:]
+    held_out = torch.from_numpy(data.read(range(data.sequences - HELD_OUT, data.sequences)))
+    return {
+        **vars(options),
+        "parameters": schema.parameters(),
+        "result_bytes": [schema.result_bytes(tier) for tier in TIERS],
+        "loss_last_by_tier": [round(sum(row[tier] for row in losses) / len(losses), 3) for tier in TIERS],
+        "held_out_by_tier": [round(loss_on(member.model, held_out), 3) for member in members],
+        "seconds": round(time.perf_counter() - started, 1),
+    }
+
+
+def model_of(options: Options, distro: Mapping[str, Any]) -> tuple[LlamaConfig, Schema]:
+    """The demo's model and its schema under these options."""
+    hf = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": MODEL["hidden"],
+        "num_hidden_layers": MODEL["layers"],
+        "num_attention_heads": MODEL["heads"],
+        "num_key_value_heads": MODEL["kv-heads"],
+        "intermediate_size": MODEL["intermediate"],
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": options.tied,
+    }
+    schema = build_schema(
+        hf,
+        tiers=len(TIERS),
+        topk=options.topk,
+        topk_embeddings=options.topk_embeddings,
+        chunk=distro["compression_chunk"],
+        quantize_1bit=distro["quantize_1bit"],
+        decay=distro["compression_decay"],
+        weight_decay=0.0,
+        clip=distro["clip_grad_norm"],
+    )
+    return LlamaConfig.from_hf(hf), schema
+
+
+def train(options: Options, members: list[Replica], schema: Schema, data: TokenFiles) -> list[list[float]]:
+    """The loss of every member in every round."""
+    rates, course, taken = schedule(options), [], 0
+    shares = [options.batch * share // sum(SHARES) for share in SHARES]
+    shares[-1] = options.batch - sum(shares[:-1])
+    waiting: list[tuple[int, dict[int, list[Votes]]]] = []
+    for step in range(1, options.rounds + 1):
+        if len(waiting) == 2:
+            apply(members, *waiting.pop(0), rates)
+        results: dict[int, list[Votes]] = {level: [] for level in range(schema.levels)}
+        losses = []
+        for member, share in zip(members, shares, strict=True):
+            sequences = torch.from_numpy(data.read(range(taken, taken + share)))
+            taken += share
+            done = member.train(
+                sequences, learning_rate(rates, step), learning_rate(rates, step - 1), threading.Event()
+            )
+            losses.append(done.loss)
+            for level, payload in done.payloads.items():
+                results[level].append(decode_level(payload, schema, level))
+        waiting.append((step, results))
+        course.append(losses)
+    for step, results in waiting:
+        apply(members, step, results, rates)
+    return course
+
+
+def apply(members: list[Replica], step: int, results: Mapping[int, list[Votes]], rates: LrSchedule) -> None:
+    """Apply one round on every member."""
+    for member in members:
+        member.apply({level: results[level] for level in member.levels}, learning_rate(rates, step))
+
+
+def main() -> None:
+    """Read the options, measure, print."""
+    tables = tomllib.loads(CONFIG.read_text())
+    run, distro = tables["config"], tables["model"]["LLM"]["optimizer"]["Distro"]
+    rate = tables["model"]["LLM"]["lr_schedule"]["WarmupStableDecay"]["base_lr"]
+    demo = Options(
+        run["total_steps"],
+        run["global_batch_size_end"],
+        rate,
+        distro["compression_topk"],
+        distro["compression_topk_embeddings"],
+        "zero",
+        0,
+        False,
+    )
+    parser = argparse.ArgumentParser(description="How low the demo's model gets with other settings.")
+    for name in ("rounds", "batch", "lr", "topk", "topk_embeddings", "seed"):
+        value = getattr(demo, name)
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value, help=f"default {value}")
+    parser.add_argument("--end", choices=("zero", "quarter"), default=demo.end, help="how the rate ends")
+    parser.add_argument("--tied", action="store_true", help="one tensor for the embedding and the head")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
+    given = vars(parser.parse_args())
+    as_json = given.pop("json")
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        tokenise(standard_library(CORPUS_BYTES), Path(folder), byte_tokenizer(), token_bytes=2)
+        report = measure(replace(demo, **given), tables, Path(folder))
+    print(json.dumps(report, indent=1) if as_json else "\n".join(f"{name}: {value}" for name, value in report.items()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""What the trained model can do: every tier's loss on text that nobody trained on, and a text of its own.
+
+Decided: held out are the last sequences in the run's own order of its data. That order is fixed by the run's seed and
+the run ends long before them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+
+from aftermath.data.local import open_tokens
+from aftermath.demo.plan import RUN_ID, TIERS, DemoFailed, Places
+from aftermath.model.checkpoint import load
+from aftermath.model.checkpoint import load_config as load_model_config
+from aftermath.model.generate import generate
+from aftermath.model.llama import Llama
+from aftermath.model.store import saved_steps
+from aftermath.run.config import load_config
+
+PROMPT = "def "
+SAMPLE_TOKENS = 120
+TEMPERATURE = 0.5
+HELD_OUT_SEQUENCES = 128
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one tier of the run's last checkpoint does."""
+
+    tier: int
+    held_out: float
+    """Nats per token."""
+    text: str
+
+
+def outcomes(places: Places) -> Iterator[Outcome]:
+    """Every tier of the newest checkpoint, tier 0 first. Raises DemoFailed if there is no checkpoint."""
+    torch.set_num_threads(1)
+    kept = saved_steps(places.checkpoints, RUN_ID)
+    if not kept:
+        raise DemoFailed(f"no checkpoint was written to {places.checkpoints}")
+    newest = kept[-1]
+    config, tokenizer = load_model_config(newest), Tokenizer.from_file(str(newest / "tokenizer.json"))
+    sequences = held_out(places, config.vocab_size)
+    for tier in TIERS:
+        model = Llama.of(config, tier, load(newest, tier, "universal"))
+        ids = generate(
+            model,
+            tokenizer.encode(PROMPT).ids,
+            new_tokens=SAMPLE_TOKENS,
+            temperature=TEMPERATURE,
+            stop=config.eos_token_id,
+        )
+        yield Outcome(tier, loss_on(model, sequences), tokenizer.decode(ids))
+
+
+def held_out(places: Places, vocab_size: int) -> torch.Tensor:
+    """Sequences int64 [n, seq_len] that the run does not reach."""
+    run = load_config(places.config).to_chain()
+    location, batch = run["model"]["data_location"], run["config"]["global_batch_size_end"]
+    data = open_tokens(
+        Path(location["primary"]),
+        location["token_bytes"],
+        run["model"]["max_seq_len"],
+        vocab_size=vocab_size,
+        shuffle_seed=location["shuffle_seed"],
+    )
+    first = data.sequences - HELD_OUT_SEQUENCES
+    if first < 2 * batch * run["config"]["total_steps"]:  # sequences of lost results are trained again
+        raise DemoFailed(f"{data.sequences} sequences are too few to hold {HELD_OUT_SEQUENCES} out")
+    return torch.from_numpy(data.read(range(first, data.sequences)))
+
+
+@torch.no_grad()
+def loss_on(model: Llama, sequences: torch.Tensor) -> float:
+    """Mean cross-entropy in nats per token."""
+    parts = sequences.split(32)
+    return sum(model.loss(part).item() * len(part) for part in parts) / len(sequences)

@@ -1,0 +1,40 @@
+"""What the demo calls held out is text that its run does not reach."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aftermath.data.local import open_tokens
+from aftermath.demo.outcome import HELD_OUT_SEQUENCES, held_out
+from aftermath.demo.plan import DemoFailed, Places
+from aftermath.demo.stage import REPOSITORY, write_config
+from aftermath.run.config import load_config
+
+
+def stage(root: Path, sequences: int) -> Places:
+    """A corpus in which every token of a sequence is the sequence's number."""
+    places = Places(root)
+    places.data.mkdir()
+    write_config(places, REPOSITORY / "config" / "demo" / "config.toml")
+    length = load_config(places.config).llm.max_seq_len
+    np.repeat(np.arange(sequences, dtype="<u2"), length).tofile(places.data / "tokens.bin")
+    return places
+
+
+def test_held_out_text_is_never_trained_on(tmp_path: Path) -> None:
+    places = stage(tmp_path, 40_000)
+    kept = {int(sequence[0]) for sequence in held_out(places, 65_536)}
+    assert len(kept) == HELD_OUT_SEQUENCES
+    run = load_config(places.config)
+    seed = run.to_chain()["model"]["data_location"]["shuffle_seed"]
+    data = open_tokens(places.data, 2, run.llm.max_seq_len, vocab_size=65_536, shuffle_seed=seed)
+    trained = run.config.total_steps * run.config.global_batch_size_end
+    assert not kept & set(data.read(range(2 * trained))[:, 0].tolist())
+
+
+def test_too_little_text_is_said(tmp_path: Path) -> None:
+    with pytest.raises(DemoFailed, match="2000 sequences are too few"):
+        held_out(stage(tmp_path, 2000), 65_536)
