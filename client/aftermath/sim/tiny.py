@@ -47,7 +47,8 @@ warmup_steps = 0
 clip_grad_norm = 1.0
 weight_decay = 0.01
 compression_decay = 0.999
-compression_chunk = 8
+compression_chunk = 7
 compression_topk = 4
+compression_topk_embeddings = 6
 quantize_1bit = true
 """
