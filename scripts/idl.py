@@ -2,6 +2,9 @@
 
 `scripts/build-programs.sh` pipes `cargo test --features idl-build` into this: idl.py PROGRAM < output > PROGRAM.json.
 The sections are those that `anchor idl build` reads; the program's address comes from keys/PROGRAM-keypair.json.
+
+What other clients would stumble over is mended: Anchor lists the types of all accounts that an instruction reads, also
+of those that other programs own, and takes any expression for the fixed address of an account.
 """
 
 import json
@@ -10,6 +13,8 @@ import sys
 from pathlib import Path
 
 _ALPHABET = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
+
+_ADDRESS = re.compile(f"[{_ALPHABET}]{{32,44}}")
 
 
 def base58(data: bytes) -> str:
@@ -33,12 +38,21 @@ def main(program: str) -> None:
     output = sys.stdin.read()
     idl = json.loads(section(output, "program"))
     declared = section(output, "address").strip().strip('"')
-    keys = Path(__file__).resolve().parent.parent / "keys" / f"{program}-keypair.json"
+    root = Path(__file__).resolve().parent.parent
+    keys = root / "keys" / f"{program}-keypair.json"
     address = base58(bytes(json.loads(keys.read_text(encoding="utf-8"))[32:]))
     if declared not in ("", address):
         sys.exit(f"error: {program} declares {declared} but its key file holds {address}: make declare_id! match")
     idl["address"] = address
     idl["errors"] = json.loads(section(output, "errors"))
+    source = "\n".join(path.read_text(encoding="utf-8") for path in (root / "programs" / program).rglob("*.rs"))
+    own = set(re.findall(r"#\[account(?:\(\w+\))?\]\s*pub struct (\w+)", source))
+    foreign = {account["name"] for account in idl["accounts"]} - own
+    for part in ("accounts", "types"):
+        idl[part] = [entry for entry in idl[part] if entry["name"] not in foreign]
+    for account in (account for instruction in idl["instructions"] for account in instruction["accounts"]):
+        if not _ADDRESS.fullmatch(account.get("address", _ALPHABET[:32])):
+            del account["address"]
     print(json.dumps(idl, indent=2, ensure_ascii=False))
 
 

@@ -125,6 +125,25 @@ def test_enums_and_options_of_structs_survive_the_conversion() -> None:
     assert bytes(built.data) == hashlib.sha256(b"global:put_2things").digest()[:8] + body
 
 
+@pytest.mark.parametrize(
+    ("program", "names"), [("coordinator", {"Run", "Model", "Members", "Witnesses"}), ("authorizer", {"Authorization"})]
+)
+def test_other_clients_can_read_every_account_that_an_idl_lists(program: str, names: set[str]) -> None:
+    """Those that the program owns, each with the discriminator that its bytes begin with, and a layout."""
+    idl = IDLS[program]
+    found = {account["name"]: bytes(account["discriminator"]) for account in idl["accounts"]}
+    assert found == {name: hashlib.sha256(f"account:{name}".encode()).digest()[:8] for name in names}
+    assert names <= {entry["name"] for entry in idl["types"]}
+
+
+@pytest.mark.parametrize("program", IDLS)
+def test_the_fixed_addresses_of_an_idl_are_addresses(program: str) -> None:
+    """Stock clients fill them in: an expression in their place makes them refuse the whole instruction."""
+    accounts = [account for instruction in IDLS[program]["instructions"] for account in instruction["accounts"]]
+    fixed = {Pubkey.from_string(account["address"]) for account in accounts if "address" in account}
+    assert Pubkey.default() in fixed  # the system program
+
+
 def test_errors_keep_code_name_and_sentence() -> None:
     for name, idl in IDLS.items():
         errors = PROGRAMS[name].errors
