@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 from solders.keypair import Keypair
-from train.tiny import CONFIG, RULES
 
 from aftermath.chain.wallet import IDENTITY_VARIABLE, WALLET_VARIABLE, WalletError, identity_secret, load_wallet
 from aftermath.data.bytelevel import byte_tokenizer
@@ -34,6 +33,7 @@ from aftermath.model.weights import read_weights
 from aftermath.run.bounded import Malformed, json_value, msgpack_as, toml_value
 from aftermath.run.config import parse_config
 from aftermath.run.errors import AftermathError, ConfigError
+from aftermath.sim.tiny import CONFIG, RULES
 from fuzz.decoder import Decode, Decoder, now, through_file
 from train.desk import SCHEMA
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 import torch
-from train.tiny import CONFIG
 
 from aftermath.model.initial import init_weights
 from aftermath.model.segments import SegmentError, segment_bytes, write_segment
@@ -13,6 +12,7 @@ from aftermath.p2p import discovery, wire
 from aftermath.p2p.transport import RequestRefused
 from aftermath.run import bounded, commitment
 from aftermath.run.errors import BadAnnouncement
+from aftermath.sim.tiny import CONFIG
 from aftermath.train import modelshare
 from aftermath.train.results import Results
 from fuzz.decoder import Decode, Decoder, now, through_file

@@ -11,6 +11,7 @@ from solders.pubkey import Pubkey
 
 from aftermath.run import bitmap, committee, views
 from aftermath.run.accounts import Members, Model, Run
+from aftermath.run.state import MemberState
 from programs.harness import AUTHORIZER, PROGRAM, Outcome, World, address, authorization_address, build
 
 SCHEMA = bytes(range(1, 33))
@@ -163,8 +164,9 @@ class Scenario:
 
     def elected(self) -> list[int]:
         """Indices of the members who are witnesses of the current round."""
-        slots = self.members.slots
-        return [self.index_of(slots[slot].signer) for slot in committee.witnesses(self.run.current)]
+        members = self.members
+        chosen = committee.witnesses(self.run.current, members.mask(MemberState.HEALTHY))
+        return [self.index_of(members.slots[slot].signer) for slot in chosen]
 
     def index_of(self, signer: bytes) -> int:
         return next(index for index in range(2000) if bytes(member(index).pubkey()) == signer)

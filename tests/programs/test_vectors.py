@@ -88,8 +88,8 @@ def test_every_share_is_fair_and_the_batch_is_whole(run: Scenario) -> None:
                 position += length
 
 
-def test_inspect_knows_three_views_and_four_places(run: Scenario) -> None:
-    for which, ring in ((3, 0), (0, 4), (255, 255)):
+def test_inspect_knows_four_views_and_four_places(run: Scenario) -> None:
+    for which, ring in ((4, 0), (0, 4), (255, 255)):
         run.world.send(run.instruction("inspect", which, ring)).refused("UnknownInspection")
 
 

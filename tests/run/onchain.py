@@ -110,7 +110,7 @@ class Onchain:
 
     def tick_at_deadline(self) -> None:
         """Move the clock to the next deadline and tick."""
-        deadline = next_deadline(self.run, self.members)
+        deadline = next_deadline(self.run, self.members, self.model)
         assert deadline is not None
         self.at(deadline)
         self.tick()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from aftermath.run import bitmap, deadlines
-from aftermath.run.state import MemberState, RunState
+from aftermath.run.state import MemberState, ModelSource, RunState
 from run.builders import config, header, members, run, slot
 
 TIMES = config(
@@ -44,6 +46,33 @@ def test_nothing_is_due_while_too_few_members_wait() -> None:
     one = {0: slot(0, pending=True), 1: slot(1)}
     assert deadlines.next_deadline(waiting, members(one)) is None
     assert deadlines.next_deadline(waiting, members(one | {1: slot(1, pending=True)})) == 1005
+
+
+@pytest.mark.parametrize(
+    ("finishers", "differing", "wait"),
+    [
+        (0b0111, (0,), 65),  # the only tier 0 is away, and has what the durable checkpoint lacks
+        (0b0111, (), 5),
+        (0b0111, (1,), 5),  # slot 1 holds that
+        (0b1111, (0,), 5),  # slot 3 does
+        (0b0110, (0,), 5),  # nobody did
+        (0b0001, (2,), 65),
+    ],
+)
+def test_holders_that_are_away_are_waited_for_if_they_have_what_nobody_else_has(
+    finishers: int, differing: tuple[int, ...], wait: int
+) -> None:
+    table = members({i: slot(i, tier=(0, 1, 2, 0)[i], pending=i > 0, state=MemberState.IDLE) for i in range(4)})
+    waiting = run(
+        RunState.WAITING_FOR_MEMBERS,
+        config=TIMES,
+        state_started_at=1000,
+        model_source=ModelSource.PEERS,
+        finishers=finishers,
+        level_hashes=tuple(bytes([level in differing]) * 32 for level in range(3)),
+    )
+    durable = SimpleNamespace(checkpoint_hashes=(bytes(32),) * 3)
+    assert deadlines.next_deadline(waiting, table, durable) == 1000 + wait  # type: ignore[arg-type]
 
 
 @given(st.sampled_from(RunState), st.integers(0, 2**40), st.integers(0, 1000), st.integers(0, 2**30))

@@ -76,6 +76,30 @@ def test_shuffles_committees_and_shares_are_the_programs(chain: Onchain, seed: i
         assert returned == [(shares[slot].start, shares[slot].len) for slot in round_.members]
 
 
+@pytest.mark.parametrize("seed", range(2))
+def test_witnesses_of_a_round_that_members_leave_are_the_programs(chain: Onchain, seed: int) -> None:
+    """150 random rounds each: who attested, who has left, and whom the program takes for a witness then."""
+    rng = random.Random(seed)
+    run_layout, members_layout = views.run_account(), views.members_account()
+    for _ in range(150):
+        clients = rng.choice([1, 2, 3, rng.randint(1, 256), 256])
+        slots_of_round = rng.sample(range(256), clients)
+        elected = committee.elected_count(rng.choice([0, 1, 2, rng.randint(1, 32)]), clients)
+        attested = bitmap.from_slots(rng.sample(slots_of_round, rng.randint(0, min(elected, clients))))
+        round_ = header(bitmap.from_slots(slots_of_round), seed=rng.getrandbits(64), elected=elected, attested=attested)
+        rounds = np.zeros(4, run_layout.dtype["rounds"].base)
+        rounds[1] = _round_record(rounds[1], round_)
+        rounds[1]["attested"] = bitmap.to_bytes(attested)
+        overwrite(chain, run_layout, chain.addresses.run, rounds=rounds)
+        slots = np.zeros(256, members_layout.dtype["slots"].base)
+        slots["used"] = 1
+        slots["state"] = [rng.choice(list(MemberState) + [MemberState.HEALTHY] * 5) for _ in range(256)]
+        overwrite(chain, members_layout, chain.addresses.members, slots=slots)
+        expected = committee.witnesses(round_, chain.members.mask(MemberState.HEALTHY))
+        seated = chain.inspect(3, 1).ljust(clients, b"\0")
+        assert [slot for slot, one in zip(round_.members, seated, strict=True) if one] == sorted(expected)
+
+
 def _round_record(record: Any, round_: Any) -> Any:
     for name in ("seed", "data_index", "batch", "clients", "elected"):
         record[name] = getattr(round_, name)
@@ -98,7 +122,7 @@ def test_a_whole_epoch_of_failures_leaves_the_backlog_that_the_model_predicts(ch
             redo_index, redo, predicted = predicted.take(round_.batch)
             assert (round_.redo_index, round_.redo) == (redo_index, redo)
             assert round_.batch == assignment.batch_size(run.config, round_.data_index)
-        present = [slot for slot in committee.witnesses(round_) if rng.random() < 0.9]
+        present = [slot for slot in committee.witnesses(round_, round_.roster) if rng.random() < 0.9]
         sent = [_attest(chain, rng, slot, before.roster if before else 0) for slot in present]
         while chain.run.current.height == round_.height and chain.run.state is not RunState.COOLDOWN:
             chain.tick_at_deadline()

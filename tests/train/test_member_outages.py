@@ -181,7 +181,7 @@ def test_witnesses_lost_down_to_the_quorum_still_decide(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 0, 1, 1, 2, 2)]
         run = await sim.until_round(2)
-        chosen = witnesses(run.current)
+        chosen = witnesses(run.current, run.current.roster)
         assert (len(chosen), quorum(run.current.elected)) == (3, 2)
         wallet = sim.members.slots[chosen[0]].signer
         lost = next(player for player in players if bytes(player.key.pubkey()) == wallet)

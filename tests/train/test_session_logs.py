@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from train.simulated import Simulation, play
 
 from aftermath import __version__
 from aftermath.chain.wallet import create_wallet
+from aftermath.sim.simulation import Simulation, play
 from aftermath.train import session
 from aftermath.train.settings import TrainSettings
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from train.tiny import CONFIG
 
 from aftermath.model.config import LlamaConfig
 from aftermath.sim.clock import InlineWorker, run_virtual
+from aftermath.sim.tiny import CONFIG
 from aftermath.train import speed
 from aftermath.train.origin import Origin
 from aftermath.train.replica import Replica

@@ -25,7 +25,7 @@ from aftermath.train.feed import RunFeed
 from aftermath.train.modelshare import ModelShare, snapshot
 from aftermath.train.origin import Origin
 from aftermath.train.replica import Replica
-from aftermath.train.warmup import WarmUp
+from aftermath.train.warmup import NoModel, WarmUp
 from run import builders
 from train.desk import SCHEMA, Desk, three_members
 
@@ -200,7 +200,7 @@ def test_a_checkpoint_that_is_not_the_attested_one_is_never_used(tmp_path: Path,
         clock = joiner.desk.context.clock
 
         async def end() -> None:
-            await clock.sleep(25)
+            await clock.sleep(10)
             await joiner.feed.put(replace(joiner.run, seq=joiner.run.seq + 1, state=RunState.ROUND_TRAIN))
 
         ending = asyncio.ensure_future(end())
@@ -209,6 +209,19 @@ def test_a_checkpoint_that_is_not_the_attested_one_is_never_used(tmp_path: Path,
         await ending
         warning = joiner.said("warning", "message")[-1]
         assert warning.endswith("level 2 of the durable checkpoint is not the one the members attested")
+
+    run_virtual(story())
+
+
+@pytest.mark.parametrize("source", list(ModelSource))
+def test_who_gets_the_model_from_nowhere_gives_up_halfway(tmp_path: Path, source: ModelSource) -> None:
+    """So that those who have it need not wait for the whole time of the warm-up."""
+
+    async def story() -> None:
+        joiner = Joiner(tmp_path, attested=0b100, source=source)
+        with pytest.raises(NoModel, match="for half of the warm-up's time"):
+            await joiner.obtain()
+        assert 15 <= joiner.desk.context.clock.monotonic() < 25
 
     run_virtual(story())
 

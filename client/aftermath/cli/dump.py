@@ -19,7 +19,7 @@ from aftermath.run.state import RunState
 
 KEYS = {"main_authority", "join_authority", "signer", "grantor", "grantee"}
 BITMAPS = {"roster", "attested", "finishers"}
-MASKS = {"levels_attested"}
+MASKS = {"levels_attested", "levels_lost"}
 
 
 def plain(value: object, name: str = "") -> Any:

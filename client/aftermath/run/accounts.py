@@ -106,6 +106,7 @@ class Run:
     head: int
     levels: int
     levels_attested: int
+    levels_lost: int
     run_id: str
     main_authority: bytes
     join_authority: bytes

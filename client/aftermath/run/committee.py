@@ -9,7 +9,9 @@ the round's roster.
 from __future__ import annotations
 
 import hashlib
+from itertools import islice
 
+from aftermath.run import bitmap
 from aftermath.run.accounts import MAX_VERDICTS, MAX_WITNESSES, Members, Round, Run, Slot
 from aftermath.run.state import Committee, MemberState
 
@@ -62,19 +64,18 @@ def quorum(elected: int) -> int:
     return max(1, -(-2 * elected // 3))
 
 
-def witnesses(header: Round) -> tuple[int, ...]:
-    """The slots elected to witness this round, in shuffle order."""
-    members = header.members
-    return tuple(members[rank] for rank in order(header.seed, WITNESS, len(members))[: header.elected])
+def witnesses(header: Round, healthy: int) -> tuple[int, ...]:
+    """The slots that witness a round while it is running, in shuffle order; `healthy` is a bitmap of members.
 
-
-def is_witness(header: Round, slot: int) -> bool:
-    """Whether `slot` is elected to witness this round. False for a slot outside the roster."""
-    return slot in witnesses(header)
+    They are the first of those that have attested or still can: who leaves makes room for the next in the order.
+    """
+    members, seated = header.members, header.attested | healthy
+    ordered = (members[rank] for rank in order(header.seed, WITNESS, len(members)))
+    return tuple(islice((slot for slot in ordered if bitmap.contains(seated, slot)), header.elected))
 
 
 def witness_positions(header: Round) -> list[int]:
-    """The witness position of each rank; a member is elected when its position is below `header.elected`."""
+    """The place of each rank in the order of the witnesses."""
     return positions(header.seed, WITNESS, header.clients)
 
 

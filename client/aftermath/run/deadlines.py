@@ -8,17 +8,18 @@ steps in a little later, so that one transaction usually suffices and a silent m
 from __future__ import annotations
 
 from aftermath.run import bitmap, committee
-from aftermath.run.accounts import Members, Run
+from aftermath.run.accounts import Members, Model, Run
 from aftermath.run.state import MemberState, ModelSource, RunState
 
 TICK_STEP = 2.0
 _TICK_RANKS = 15
 
 
-def next_deadline(run: Run, members: Members | None = None) -> int | None:
+def next_deadline(run: Run, members: Members | None = None, model: Model | None = None) -> int | None:
     """The chain time (unix seconds) from which a tick may change the run, or None when no clock runs.
 
-    While waiting for members the clock only counts once enough of them are pending: pass `members` to know.
+    While waiting for members the clock only counts once enough of them are pending, and counts longer for some: pass
+    `members` and `model` to know.
     """
     config = run.config
     waits = {
@@ -34,9 +35,21 @@ def next_deadline(run: Run, members: Members | None = None) -> int | None:
     if run.state is RunState.WAITING_FOR_MEMBERS and members is not None:
         if members.pending.bit_count() < config.init_min_clients:
             return None
-        if run.model_source is ModelSource.PEERS and run.finishers and not run.finishers & members.pending:
-            wait += config.warmup_time  # without them the epoch starts from the durable checkpoint
+        if model is not None and _holders_are_away(run, members, model):
+            wait += config.warmup_time
     return run.state_started_at + max(1, wait)
+
+
+def _holders_are_away(run: Run, members: Members, model: Model) -> bool:
+    """Whether an epoch of those who wait would take a level back to an older durable copy that others need not."""
+    if run.model_source is not ModelSource.PEERS:
+        return False
+
+    def smallest(holders: int) -> int:
+        return min((members.slots[slot].tier for slot in bitmap.slots(holders)), default=run.levels)
+
+    away = range(smallest(run.finishers), smallest(run.finishers & members.pending))
+    return any(run.level_hashes[level] != model.checkpoint_hashes[level] for level in away)
 
 
 def tick_order(run: Run, members: Members) -> list[int]:

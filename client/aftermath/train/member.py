@@ -6,6 +6,7 @@ that falls out of an epoch says so on chain and joins the next one.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 
 from aftermath.p2p.complaints import Complaints
@@ -13,7 +14,7 @@ from aftermath.p2p.transport import Announcement, TransportError, short
 from aftermath.run import bitmap
 from aftermath.run.accounts import Members, Model, Run, Slot, steps_before
 from aftermath.run.commitment import Commitment, Ready, decode_announcement
-from aftermath.run.errors import BadAnnouncement, ChainUnavailable
+from aftermath.run.errors import BadAnnouncement, ChainRefused, ChainUnavailable
 from aftermath.run.state import MemberState, ModelSource, RunState
 from aftermath.train.archive import Archive, Keeper
 from aftermath.train.collect import LINGER
@@ -28,7 +29,7 @@ from aftermath.train.results import Results
 from aftermath.train.rounds import Rounds
 from aftermath.train.ticker import Ticker
 from aftermath.train.wait import first_of
-from aftermath.train.warmup import WarmUp
+from aftermath.train.warmup import NoModel, WarmUp
 
 _WEIGHT_DRIFT = 1.25  # a declared throughput is corrected when it is off by more than this factor
 _LOOK_AGAIN = 1.0
@@ -96,6 +97,8 @@ class Member:
                         "warning", message=f"out of this epoch: {reason}; joining the next one", until="trained"
                     )
                     self._forget_replica()
+                    if isinstance(reason, NoModel):
+                        await self._make_room()
                     await self._join(self._ctx.feed.run)
             else:
                 self._tell_of_waiting(run)
@@ -155,6 +158,12 @@ class Member:
                 message=f"the model starts from step {kept}; the run had reached step {reached}: {reached - kept} "
                 "steps are not in it",
             )
+        for level in (level for level in range(run.levels) if run.levels_lost >> level & 1):
+            self._ctx.events.emit(
+                "warning",
+                message=f"nobody in this epoch has level {level} of the model as the run had it: it goes back to the "
+                f"checkpoint of step {kept}, {reached - kept} steps before",
+            )
 
     def _tell_of_waiting(self, run: Run) -> None:
         """Say once per epoch that it goes on without this member."""
@@ -191,6 +200,11 @@ class Member:
             self._forget_replica()  # an epoch goes on without us, and we hold up the others until we say so
         # Whoever is in line already only corrects what it declared: "stateless" would cost it an epoch begun meanwhile.
         await self._join(run, corrects=me is not None and me.pending and not in_epoch)
+
+    async def _make_room(self) -> None:
+        """Leave the running epoch at once: it may be long until it is our turn to join again."""
+        with contextlib.suppress(ChainUnavailable, ChainRefused):
+            await self._enrolment.leave()
 
     async def _newest(self) -> Run:
         """The run as it is now, however long that takes."""

@@ -7,9 +7,9 @@ for everybody who can be reached, and only a little for the others.
 from __future__ import annotations
 
 from aftermath.run import bitmap
-from aftermath.run.accounts import Run
+from aftermath.run.accounts import Members, Run
 from aftermath.run.commitment import Ready, encode_announcement
-from aftermath.run.committee import is_witness
+from aftermath.run.committee import witnesses
 from aftermath.run.state import MemberState
 from aftermath.train.context import Context
 from aftermath.train.persist import fulfil
@@ -53,29 +53,30 @@ async def announce_ready(context: Context, readiness: Readiness, run: Run, slot:
     )
     readiness.hear(me)
     await context.transport.announce(encode_announcement(me, context.p2p_secret))
-    if is_witness(run.rounds[0], slot):
-        await _witness(context, readiness, run, slot)
+    await _witness(context, readiness, run, slot)
 
 
 async def _witness(context: Context, readiness: Readiness, run: Run, slot: int) -> None:
+    """Tell the chain when all are ready, if this member is a witness, or becomes one because others leave."""
     patient_until = context.clock.monotonic() + _PATIENCE
-    while not warmup_over(run, context.feed.run):
-        if await _all_ready(context, readiness, run, context.clock.monotonic() >= patient_until):
-            await fulfil(
+    while not warmup_over(run, now := context.feed.run):
+        members = await context.chain.members()
+        elected = slot in witnesses(now.current, members.mask(MemberState.HEALTHY))
+        impatient = context.clock.monotonic() >= patient_until
+        if elected and _all_ready(context, readiness, run, members, impatient):
+            reported = await fulfil(
                 context,
                 "the report that this member is ready",
                 lambda: context.chain.warmup_witness(slot),
                 wanted=lambda: not warmup_over(run, context.feed.run),
                 done_if=_DONE,
             )
-            return
-        await first_of(
-            readiness.changed.wait(), context.feed.after(context.feed.run.seq), context.clock.sleep(_LOOK_AGAIN)
-        )
+            if reported or bitmap.contains(context.feed.run.current.attested, slot):
+                return
+        await first_of(readiness.changed.wait(), context.feed.after(now.seq), context.clock.sleep(_LOOK_AGAIN))
 
 
-async def _all_ready(context: Context, readiness: Readiness, run: Run, impatient: bool) -> bool:
-    members = await context.chain.members()
+def _all_ready(context: Context, readiness: Readiness, run: Run, members: Members, impatient: bool) -> bool:
     waiting = run.current.roster & members.mask(MemberState.HEALTHY)
     keys = {members.slots[slot].p2p for slot in bitmap.slots(waiting)} - readiness.of(run.epoch)
     return not (keys & context.transport.reachable() if impatient else keys)

@@ -33,8 +33,8 @@ class Ticker:
         while True:
             run = self._feed.run
             asked = self._clock.monotonic()
-            members = await self._chain.members()
-            deadline = next_deadline(run, members)
+            members, model = await self._chain.members(), await self._chain.model()
+            deadline = next_deadline(run, members, model)
             if deadline is None:
                 await self._feed.after(run.seq)
                 continue

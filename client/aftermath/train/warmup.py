@@ -5,6 +5,8 @@ Choices:
   already has is kept only if it stands the same check;
 - the model comes from the peers or from the durable checkpoint, whichever the chain says; a level that no peer can
   give comes from the durable checkpoint, if that is the copy the chain vouches for;
+- a member that nothing can give the model says so on chain before the warm-up's time is over, so that those who have
+  it do not wait for nothing;
 - a level for which the chain vouches for nothing (its cooldown failed, or nobody has held it yet) is taken from
   the members of the last epoch if all of them agree on it, else it starts again from the durable checkpoint.
 """
@@ -32,6 +34,10 @@ _RETRY, _LONGEST_RETRY = 1.0, 15.0  # seconds
 _SILENCE = 10.0  # seconds for which members of the last epoch that do not answer are waited for
 _ANSWER = 5.0
 _NO_HASH = bytes(32)
+
+
+class NoModel(Desync):
+    """Nobody can give this member the model now: the others should begin without it."""
 
 
 class WarmUp:
@@ -65,8 +71,11 @@ class WarmUp:
         raise Desync("the epoch went on before the model was here")
 
     async def _load(self) -> str:
-        """Try until all levels are here; where they came from. Raises Desync if that fails and the warm-up is over."""
-        pause = _RETRY
+        """Try until all levels are here; where they came from.
+
+        Raises Desync if that fails and the warm-up is over, NoModel if it has failed for half of the warm-up's time.
+        """
+        pause, clock, failing, lacking = _RETRY, self._ctx.clock, float("inf"), len(self._lacking)
         while True:
             try:
                 if self._run.model_source is ModelSource.PEERS:
@@ -77,7 +86,12 @@ class WarmUp:
                 self._ctx.events.emit("warning", message=f"the model is not to be had yet: {error}", until="model")
             if warmup_over(self._run, self._ctx.feed.run):
                 raise Desync("warm-up ended before the model was here")
-            await first_of(self._ctx.feed.after(self._ctx.feed.run.seq), self._ctx.clock.sleep(pause))
+            if len(self._lacking) < lacking:
+                failing, lacking = float("inf"), len(self._lacking)
+            failing = min(failing, clock.monotonic())
+            if clock.monotonic() >= failing + self._run.config.warmup_time / 2:
+                raise NoModel("no source has given the model for half of the warm-up's time")
+            await first_of(self._ctx.feed.after(self._ctx.feed.run.seq), clock.sleep(pause))
             pause = min(2 * pause, _LONGEST_RETRY)
 
     def _expected(self, level: int) -> bytes | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from aftermath.run import bitmap
 from aftermath.run.accounts import Run
-from aftermath.run.committee import is_witness
+from aftermath.run.committee import witnesses
 from aftermath.run.consensus import pack_fingerprints
 from aftermath.run.state import MemberState, RunState
 from aftermath.train.collect import ASK_EVERY, Collector
@@ -25,7 +25,8 @@ from aftermath.train.wait import first_of
 
 _PATIENCE = 3.0  # seconds, and twice the time our own share took, for members out of reach
 _LOOK_AGAIN = 0.5
-_DONE = frozenset({"DuplicateWitness", "WrongState", "StaleHeight", "SlotMismatch"})  # the last: no longer healthy
+# no longer healthy: SlotMismatch; somebody that we took to have left has attested: NotElected
+_DONE = frozenset({"DuplicateWitness", "WrongState", "StaleHeight", "SlotMismatch", "NotElected"})
 
 
 class WitnessDuty:
@@ -49,28 +50,30 @@ class WitnessDuty:
         return run.epoch != self._plan.epoch or not training or run.current.height != self._plan.header.height
 
     async def attend(self) -> None:
-        """Attest once the time has come; returns when that is done or the round is over."""
-        if not is_witness(self._plan.header, self._slot):
-            return
+        """Attest once the time has come; returns when that is done or the round is over.
+
+        Who is no witness waits too: it becomes one when others leave.
+        """
         while not self._over():
-            healthy = (await self._ctx.chain.members()).mask(MemberState.HEALTHY)
-            if self._time_has_come(self._ctx.feed.run, healthy):
-                await self._attest()
+            run, healthy = self._ctx.feed.run, await self._healthy()
+            due = self._slot in witnesses(run.current, healthy) and self._time_has_come(run, healthy)
+            if due and (await self._attest() or bitmap.contains(self._ctx.feed.run.current.attested, self._slot)):
                 return
             await first_of(
-                self._results.changed.wait(),
-                self._ctx.feed.after(self._ctx.feed.run.seq),
-                self._ctx.clock.sleep(_LOOK_AGAIN),
+                self._results.changed.wait(), self._ctx.feed.after(run.seq), self._ctx.clock.sleep(_LOOK_AGAIN)
             )
+
+    async def _healthy(self) -> int:
+        return (await self._ctx.chain.members()).mask(MemberState.HEALTHY)
 
     async def inquire(self, collector: Collector) -> None:
         """As a witness, ask peers for announcements that should be here by now, until the round is over."""
-        if not is_witness(self._plan.header, self._slot):
-            return
         height = self._plan.header.height
         before = self._results.plan(height - 1)
         while not self._over():
             await self._ctx.clock.sleep(ASK_EVERY)
+            if self._slot not in witnesses(self._ctx.feed.run.current, await self._healthy()):
+                continue
             if before is not None and (unheard := before.owing - self._results.announced(height - 1)):
                 await collector.ask(height - 1, unheard, lambda _: False)
             if self._own_done is not None and (unheard := self._plan.owing - self._results.announced(height)):
@@ -96,7 +99,8 @@ class WitnessDuty:
         done = self._own_done if self._own_done is not None else float("inf")
         return self._ctx.clock.monotonic() >= done + max(_PATIENCE, 2 * (done - self._started))
 
-    async def _attest(self) -> None:
+    async def _attest(self) -> bool:
+        """Send the attestation; whether it arrived."""
         height = self._plan.header.height
         before = self._results.plan(height - 1)
         held = self._results.held(height - 1) if before is not None else {}
@@ -121,6 +125,7 @@ class WitnessDuty:
         self._ctx.events.emit(
             "witnessed", height=height, held=len(held), sent=sent, seconds=self._ctx.clock.monotonic() - started
         )
+        return sent
 
 
 def _last_call(run: Run) -> float:

@@ -3,7 +3,7 @@
 use crate::{
     constants::*,
     errors::CoordinatorError,
-    rules::{assignment, committee},
+    rules::{assignment, bitmap, committee},
     state::*,
 };
 use alloc::vec::Vec;
@@ -17,7 +17,8 @@ pub struct Inspect {
     pub members: Grown<Members>,
 }
 
-/// Returns by rank: 0 the witness position, 1 the committee position (u8 each), 2 the data interval (u16 start, u16 len).
+/// Returns by rank: 0 the witness position, 1 the committee position (u8 each), 2 the data interval (u16 start, u16 len),
+/// 3 whether the member is now a witness of the round, if that is running (u8).
 pub fn inspect(ctx: &mut Context<Inspect>, which: u8, ring: u8) -> Result<()> {
     let run: &Run = &ctx.accounts.run;
     require!((ring as usize) < STORED_ROUNDS, CoordinatorError::UnknownInspection);
@@ -26,6 +27,7 @@ pub fn inspect(ctx: &mut Context<Inspect>, which: u8, ring: u8) -> Result<()> {
         0 => committee::positions(round, committee::WITNESS),
         1 => committee::positions(round, committee::COMMITTEE),
         2 => intervals(run, &ctx.accounts.members, round),
+        3 => witnesses(&ctx.accounts.members, round),
         _ => return Err(CoordinatorError::UnknownInspection.into()),
     };
     set_return_data(&answer);
@@ -40,6 +42,11 @@ fn intervals(run: &Run, members: &Members, round: &Round) -> Vec<u8> {
         by_rank[share.rank as usize] = [a, b, c, d];
     }
     by_rank.into_flattened()
+}
+
+fn witnesses(members: &Members, round: &Round) -> Vec<u8> {
+    let witnesses = committee::witnesses(round, members);
+    bitmap::slots(&round.roster).map(|slot| u8::from(bitmap::has(&witnesses, slot as u8))).collect()
 }
 
 #[cfg(target_os = "solana")]

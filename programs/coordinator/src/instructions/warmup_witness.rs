@@ -14,7 +14,7 @@ pub fn warmup_witness(ctx: &mut Context<Permissionless>, slot: u8) -> Result<()>
     require!(run.state == run_state::WARMUP, CoordinatorError::WrongState);
     members::check_healthy(&accounts.members, slot, accounts.user.address())?;
     let round = &mut run.rounds[0];
-    require!(committee::is_witness(round, slot), CoordinatorError::NotElected);
+    require!(committee::is_witness(round, &accounts.members, slot), CoordinatorError::NotElected);
     require!(!bitmap::has(&round.attested, slot), CoordinatorError::DuplicateWitness);
     bitmap::set(&mut round.attested, slot);
     round.attestations = round.attestations.saturating_add(1);

@@ -32,11 +32,10 @@ pub fn witness(
     let head = run.ring(0);
     require!(run.rounds[head].height == height, CoordinatorError::StaleHeight);
     members::check_healthy(&accounts.members, slot, accounts.user.address())?;
-    require!(committee::is_witness(&run.rounds[head], slot), CoordinatorError::NotElected);
+    require!(committee::is_witness(&run.rounds[head], &accounts.members, slot), CoordinatorError::NotElected);
+    require!(!bitmap::has(&run.rounds[head].attested, slot), CoordinatorError::DuplicateWitness);
     let stored = &mut accounts.witnesses.rounds[head];
     let count = (run.rounds[head].attestations as usize).min(MAX_WITNESSES - 1);
-    let earlier = stored.attestations[..count].iter().any(|entry| entry.slot == slot);
-    require!(!earlier, CoordinatorError::DuplicateWitness);
     let subset = match height {
         0 => bitmap::is_empty(participation),
         _ => bitmap::is_subset(participation, &run.rounds[run.ring(1)].roster),
@@ -47,5 +46,6 @@ pub fn witness(
     entry.participation = *participation;
     entry.fingerprints = *fingerprints;
     run.rounds[head].attestations = (count + 1) as u8;
+    bitmap::set(&mut run.rounds[head].attested, slot);
     accounts.finish()
 }

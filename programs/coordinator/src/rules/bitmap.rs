@@ -53,6 +53,10 @@ pub fn both(left: &Bitmap, right: &Bitmap) -> Bitmap {
     combine(left, right, |left, right| left & right)
 }
 
+pub fn either(left: &Bitmap, right: &Bitmap) -> Bitmap {
+    combine(left, right, |left, right| left | right)
+}
+
 #[inline(always)]
 fn combine(left: &Bitmap, right: &Bitmap, with: impl Fn(u64, u64) -> u64) -> Bitmap {
     let mut result = [0; 32];

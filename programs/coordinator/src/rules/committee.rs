@@ -1,7 +1,10 @@
 //! Who witnesses and who verifies in a round.
 
-use super::{bitmap, seeds, shuffle::Order};
-use crate::{constants::MAX_VERDICTS, state::Round};
+use super::{bitmap, members, seeds, shuffle::Order};
+use crate::{
+    constants::{Bitmap, MAX_VERDICTS},
+    state::{Members, Round},
+};
 use alloc::vec::Vec;
 
 pub const WITNESS: &[u8] = b"witness";
@@ -20,9 +23,21 @@ pub fn elected(nodes: u16, clients: u16) -> u8 {
     wanted.min(crate::constants::MAX_WITNESSES as u16) as u8
 }
 
-/// Whether the member of `slot` is of the round and elected as a witness.
+/// Members of the running round that have attested or still can. Who leaves makes room for the next in the order of the
+/// witnesses; a vote that counts does not.
+fn seated(round: &Round, members: &Members) -> Bitmap {
+    bitmap::both(&round.roster, &bitmap::either(&round.attested, &members::healthy(members)))
+}
+
+/// How many may witness the running round: those elected, or fewer if not as many are left.
 #[inline(never)]
-pub fn is_witness(round: &Round, slot: u8) -> bool {
+pub fn seats(round: &Round, members: &Members) -> u32 {
+    bitmap::count(&seated(round, members)).min(u32::from(round.elected))
+}
+
+/// Whether a healthy member of the running round is one of its witnesses.
+#[inline(never)]
+pub fn is_witness(round: &Round, members: &Members, slot: u8) -> bool {
     if !bitmap::has(&round.roster, slot) {
         return false;
     }
@@ -30,7 +45,26 @@ pub fn is_witness(round: &Round, slot: u8) -> bool {
         return true;
     }
     let rank = bitmap::rank(&round.roster, slot) as u8;
-    order(round, WITNESS).ranks().iter().take(round.elected as usize).any(|elected| *elected == rank)
+    let first = order(round, WITNESS).ranks().iter().take(round.elected as usize).any(|elected| *elected == rank);
+    first || bitmap::has(&witnesses(round, members), slot) // whoever leaves, those who were first stay witnesses
+}
+
+/// The witnesses of the running round: the first `elected` of those seated, in the round's order.
+#[inline(never)]
+pub fn witnesses(round: &Round, members: &Members) -> Bitmap {
+    let seated = seated(round, members);
+    let elected = usize::from(round.elected);
+    if elected >= bitmap::count(&seated) as usize {
+        return seated;
+    }
+    let (slots, _) = bitmap::by_rank(&round.roster);
+    let mut result = [0; 32];
+    let order = order(round, WITNESS);
+    let ordered = order.ranks().iter().map(|rank| slots[*rank as usize]);
+    for slot in ordered.filter(|slot| bitmap::has(&seated, *slot)).take(elected) {
+        bitmap::set(&mut result, slot);
+    }
+    result
 }
 
 /// How many of `clients` members verify: the percentage rounded down, no more than verdicts that can be stored about one

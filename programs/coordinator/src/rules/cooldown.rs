@@ -92,10 +92,21 @@ fn settle(run: &mut Run, entries: &[LevelAttestation], level: usize, elected: u8
     }
     let agreeing = entries.iter().filter(|entry| entry.mask >> level & 1 == 1 && entry.hashes[level] == newest);
     if agreeing.count() as u32 >= quorum::of(u32::from(elected)) {
-        run.level_hashes[level] = newest;
-        run.levels_attested |= 1 << level;
-        run.attested_step = run.step;
+        record(run, level, newest);
     }
+}
+
+fn record(run: &mut Run, level: usize, hash: Hash) {
+    run.level_hashes[level] = hash;
+    run.levels_attested |= 1 << level;
+    run.attested_step = run.step;
+}
+
+/// The hash of `level` that every statement about it names, if at least half of those elected made one.
+fn undisputed(entries: &[LevelAttestation], level: usize, elected: u8) -> Option<Hash> {
+    let stated = || entries.iter().filter(|entry| entry.mask >> level & 1 == 1).map(|entry| entry.hashes[level]);
+    let first = stated().next()?;
+    (stated().all(|hash| hash == first) && 2 * stated().count() >= usize::from(elected)).then_some(first)
 }
 
 impl Machine<'_> {
@@ -109,6 +120,23 @@ impl Machine<'_> {
         self.run.levels_attested &= !held;
         self.witnesses.cooldown_count = 0;
         self.enter(run_state::COOLDOWN, moment);
+    }
+
+    /// The time is up: holders that are away do not cost the run a level on which the others agree. Whoever disagrees
+    /// still makes it take a quorum.
+    #[inline(never)]
+    pub fn settle_undisputed(&mut self) {
+        let count = (self.witnesses.cooldown_count as usize).min(MAX_WITNESSES);
+        let open = super::levels::all(self.run.levels) & !self.run.levels_attested;
+        if count == 0 || open == 0 {
+            return;
+        }
+        let counts = elect(self.run, self.members, 0).counts;
+        for level in (0..MAX_LEVELS).filter(|level| open >> level & 1 == 1) {
+            if let Some(hash) = undisputed(&self.witnesses.cooldown[..count], level, counts[level]) {
+                record(self.run, level, hash);
+            }
+        }
     }
 
     /// Every held level is attested and a durable checkpoint of it exists: nothing is left to wait for.

@@ -20,8 +20,16 @@ impl Machine<'_> {
         self.members.epoch = self.run.epoch;
         let run = &mut *self.run;
         sequence::bump(&mut run.members_seq)?;
-        if run.model_source == model_source::PEERS && !bitmap::intersects(&run.finishers, pending) {
-            levels::use_durable(run, self.model);
+        run.levels_lost = 0;
+        if run.model_source == model_source::PEERS {
+            let held = levels::held_by(run, self.members, &bitmap::both(&run.finishers, pending));
+            // nobody could load what nobody holds, however often it is tried
+            run.levels_lost = levels::beyond_durable(run, self.model) & !held;
+            if held == 0 {
+                levels::use_durable(run, self.model);
+            } else {
+                levels::go_back(run, self.model, run.levels_lost);
+            }
         }
         run.epoch_started_at = moment.now;
         run.start_step = run.step;

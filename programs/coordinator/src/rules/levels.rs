@@ -1,10 +1,40 @@
 //! What the run knows about the contents of its model's levels.
 
-use crate::{constants::MAX_LEVELS, state::*};
+use super::bitmap;
+use crate::{
+    constants::{Bitmap, MAX_LEVELS},
+    state::*,
+};
 
 /// Mask of all `levels` (at most 8).
 pub fn all(levels: u8) -> u8 {
     ((1u16 << levels.min(MAX_LEVELS as u8)) - 1) as u8
+}
+
+/// Mask of the levels that members of `set` hold. A tier holds its own level and all higher ones.
+#[inline(never)]
+pub fn held_by(run: &Run, members: &Members, set: &Bitmap) -> u8 {
+    let used = members.slots.iter().take_while(|slot| slot.used == 1).enumerate();
+    let holders = used.filter(|(index, _)| bitmap::has(set, *index as u8));
+    let smallest = holders.map(|(_, slot)| slot.tier).min().unwrap_or(MAX_LEVELS as u8);
+    all(run.levels) & !all(smallest)
+}
+
+/// Mask of the levels of which the durable checkpoint is not the newest copy.
+#[inline(never)]
+pub fn beyond_durable(run: &Run, model: &Model) -> u8 {
+    let hashes = run.level_hashes.iter().zip(model.checkpoint_hashes.iter()).enumerate();
+    hashes.fold(0, |mask, (level, (newest, durable))| mask | u8::from(newest != durable) << level) & all(run.levels)
+}
+
+/// Members take these levels from the durable checkpoint, and the others from each other.
+pub fn go_back(run: &mut Run, model: &Model, levels: u8) {
+    for level in (0..MAX_LEVELS).filter(|level| levels >> level & 1 == 1) {
+        let durable = model.checkpoint_hashes[level];
+        run.level_hashes[level] = durable;
+        run.levels_attested &= !(1 << level);
+        run.levels_attested |= u8::from(durable != [0; 32]) << level;
+    }
 }
 
 /// The members load the durable checkpoint; its hashes, where known, are the attested ones.

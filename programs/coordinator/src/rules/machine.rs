@@ -2,8 +2,8 @@
 //!
 //! At most one transition happens per instruction, so that its cost is bounded.
 
-use super::{bitmap, members, moment::elapsed, quorum, Moment};
-use crate::state::*;
+use super::{bitmap, committee, levels, members, moment::elapsed, quorum, Moment};
+use crate::{constants::Bitmap, state::*};
 use anchor_lang::prelude::*;
 
 /// The four accounts of a run as the rules see them.
@@ -53,9 +53,7 @@ impl Machine<'_> {
     fn tick_waiting(&mut self, moment: &Moment) -> Result<bool> {
         let pending = members::pending(self.members);
         let mut extra = u64::from(self.run.config.waiting_for_members_extra_time);
-        let holders = self.run.model_source == model_source::PEERS && !bitmap::is_empty(&self.run.finishers);
-        if holders && !bitmap::intersects(&self.run.finishers, &pending) {
-            // an epoch without them would start from the durable checkpoint, and lose what came after it
+        if self.holders_are_away(&pending) {
             extra = extra.saturating_add(self.run.config.warmup_time);
         }
         if !self.elapsed(moment, extra) {
@@ -68,6 +66,19 @@ impl Machine<'_> {
         Ok(true)
     }
 
+    /// Whether an epoch of those who wait would take a level back to the durable checkpoint although members hold what
+    /// came after it.
+    #[inline(never)]
+    fn holders_are_away(&self, pending: &Bitmap) -> bool {
+        let run = &*self.run;
+        if run.model_source != model_source::PEERS {
+            return false;
+        }
+        let held = levels::held_by(run, self.members, &run.finishers);
+        let present = levels::held_by(run, self.members, &bitmap::both(&run.finishers, pending));
+        held & !present & levels::beyond_durable(run, self.model) != 0
+    }
+
     fn tick_warmup(&mut self, moment: &Moment) -> Result<bool> {
         let healthy = members::healthy(self.members);
         if bitmap::count(&healthy) < u32::from(self.run.config.min_clients) {
@@ -75,7 +86,7 @@ impl Machine<'_> {
             return Ok(true);
         }
         let round = &self.run.rounds[0];
-        let ready = bitmap::count(&round.attested) >= quorum::of(u32::from(round.elected));
+        let ready = bitmap::count(&round.attested) >= quorum::of(committee::seats(round, self.members));
         if !ready && !self.elapsed(moment, self.run.config.warmup_time) {
             return Ok(false);
         }
@@ -85,12 +96,11 @@ impl Machine<'_> {
 
     fn tick_train(&mut self, moment: &Moment) -> Result<bool> {
         let round = self.run.current();
-        let (attestations, elected) = (round.attestations, round.elected);
-        if attestations >= elected {
+        let quorum = u32::from(round.attestations) >= quorum::of(u32::from(round.elected));
+        if self.all_have_attested() {
             self.close_round(moment)?;
             return Ok(true);
         }
-        let quorum = u32::from(attestations) >= quorum::of(u32::from(elected));
         if !quorum && !self.elapsed(moment, self.run.config.max_round_train_time) {
             return Ok(false);
         }
@@ -99,18 +109,25 @@ impl Machine<'_> {
     }
 
     fn tick_witness(&mut self, moment: &Moment) -> Result<bool> {
-        let round = self.run.current();
-        let everyone = round.attestations >= round.elected;
-        if !everyone && !self.elapsed(moment, self.run.config.round_witness_time) {
+        if !self.all_have_attested() && !self.elapsed(moment, self.run.config.round_witness_time) {
             return Ok(false);
         }
         self.close_round(moment)?;
         Ok(true)
     }
 
+    /// Nobody is left who could still attest the running round.
+    fn all_have_attested(&self) -> bool {
+        let round = self.run.current();
+        round.attestations >= round.elected || u32::from(round.attestations) >= committee::seats(round, self.members)
+    }
+
     fn tick_cooldown(&mut self, moment: &Moment) -> Result<bool> {
-        if !self.elapsed(moment, self.run.config.cooldown_time) && !self.epoch_is_safe() {
-            return Ok(false);
+        if !self.epoch_is_safe() {
+            if !self.elapsed(moment, self.run.config.cooldown_time) {
+                return Ok(false);
+            }
+            self.settle_undisputed();
         }
         self.end_epoch(moment)?;
         Ok(true)

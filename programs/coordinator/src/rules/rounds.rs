@@ -40,9 +40,8 @@ impl Machine<'_> {
     pub fn close_round(&mut self, moment: &Moment) -> Result<()> {
         let head = self.run.ring(0);
         let round = self.run.rounds[head];
-        if round.height >= 1 {
-            self.run.rounds[head].attested = self.settle_previous(&round);
-        }
+        self.run.rounds[head].attested =
+            if round.height >= 1 { self.settle_previous(&round) } else { Bitmap::zeroed() };
         if round.batch > 0 {
             self.run.step = self.run.step.checked_add(1).ok_or(CoordinatorError::Overflow)?;
         }

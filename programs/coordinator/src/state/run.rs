@@ -58,12 +58,13 @@ pub struct Round {
     pub redo: u16,
     /// Members of the round.
     pub clients: u16,
-    /// Witnesses elected.
+    /// Witnesses elected: how many.
     pub elected: u8,
     /// Attestations received.
     pub attestations: u8,
     pub roster: [u8; 32],
-    /// Warm-up: who reported ready. Closed round h: members of round h-1 whose results a quorum holds.
+    /// Warm-up: who reported ready. Running round: who attested. Closed round h: members of round h-1 whose results a
+    /// quorum holds.
     pub attested: [u8; 32],
 }
 
@@ -122,7 +123,8 @@ pub struct Run {
     /// Bit l: `level_hashes[l]` is attested.
     pub levels_attested: u8,
     pub backlog_len: u8,
-    pub pad: u8,
+    /// Bit l: nobody of the running epoch held level l when it began, so it went back to an older durable checkpoint.
+    pub levels_lost: u8,
 }
 
 impl Run {

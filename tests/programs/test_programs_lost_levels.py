@@ -1,0 +1,115 @@
+"""Levels that nobody of an epoch holds: they go back to the durable checkpoint, once their holders have had time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from aftermath.run.deadlines import next_deadline
+from aftermath.run.state import ModelSource, RunState
+from programs.harness import World
+from programs.scenario import Scenario
+
+OLD = {level: bytes([16 * (level + 1)]) * 32 for level in range(3)}
+NEW = {level: bytes([level + 1]) * 32 for level in range(3)}
+
+
+@pytest.fixture
+def ended(world: World) -> Scenario:
+    """An epoch of tiers 0, 1 and 2 has ended; its checkpoint was not named, an older one is."""
+    run = Scenario(world).start(rounds_per_epoch=2, init_min_clients=2)
+    record = world.record("Model", "test")
+    for level, digest in OLD.items():
+        record["checkpoint_hashes"][0][level] = digest
+    world.store("Model", "test", record)
+    for index in range(3):
+        run.join(index, tier=index).ok()
+    world.advance(6)
+    run.tick().ok()
+    world.advance(31)
+    run.tick().ok()
+    run.finish_rounds()
+    for index in range(3):
+        run.attest(index, {level: NEW[level] for level in range(index, 3)}).ok()
+    world.advance(31)
+    run.tick().ok()
+    assert (run.run.model_source, run.run.level_hashes) == (ModelSource.PEERS, tuple(NEW.values()))
+    return run
+
+
+def _begin(run: Scenario, *indices: int, wait: int = 36) -> Any:
+    for index in indices:
+        run.join(index, tier=min(index, 2)).ok()
+    run.world.advance(wait)
+    run.tick(indices[0])
+    assert run.run.state is RunState.WARMUP
+    return run.run
+
+
+def test_a_level_that_nobody_of_the_epoch_holds_goes_back_to_the_durable_copy(ended: Scenario) -> None:
+    run = _begin(ended, 1, 2)
+    assert (run.model_source, run.levels_lost, run.levels_attested) == (ModelSource.PEERS, 0b001, 0b111)
+    assert run.level_hashes == (OLD[0], NEW[1], NEW[2])
+    assert run.attested_step == run.step
+
+
+def test_two_lost_levels_go_back_together(ended: Scenario) -> None:
+    run = _begin(ended, 2, 3)
+    assert (run.levels_lost, run.level_hashes) == (0b011, (OLD[0], OLD[1], NEW[2]))
+
+
+def test_a_level_without_known_durable_hash_is_vouched_for_by_nobody(ended: Scenario) -> None:
+    record = ended.world.record("Model", "test")
+    for level in range(3):
+        record["checkpoint_hashes"][0][level] = bytes(32)
+    ended.world.store("Model", "test", record)
+    run = _begin(ended, 1, 2)
+    assert (run.levels_lost, run.levels_attested, run.level_hashes[0]) == (0b001, 0b110, bytes(32))
+
+
+def test_what_the_durable_checkpoint_holds_is_not_lost(ended: Scenario) -> None:
+    named = {"kind": 1, "repo": "team/model", "revision": "r1", "hashes": list(NEW.values())}
+    ended.by(0, "checkpoint", named).ok()
+    run = _begin(ended, 1, 2, wait=6)  # nor is its holder waited for
+    assert (run.levels_lost, run.levels_attested, run.level_hashes) == (0, 0b111, tuple(NEW.values()))
+
+
+def test_a_holder_that_is_there_keeps_its_levels(ended: Scenario) -> None:
+    run = _begin(ended, 0, 1, wait=6)
+    assert (run.levels_lost, run.level_hashes) == (0, tuple(NEW.values()))
+
+
+def test_a_holder_that_was_restarted_holds_nothing_and_is_not_waited_for(ended: Scenario) -> None:
+    ended.join(0, tier=0, stateless=True).ok()
+    run = _begin(ended, 1, 2, wait=6)
+    assert (run.levels_lost, run.current.roster, run.level_hashes[0]) == (0b001, 0b111, OLD[0])
+
+
+def test_absent_holders_of_a_newer_level_get_the_time_of_a_warm_up(ended: Scenario) -> None:
+    for index in (1, 2):
+        ended.join(index, tier=index).ok()
+    deadline = next_deadline(ended.run, ended.members, ended.model)
+    assert deadline == ended.run.state_started_at + 35
+    ended.world.advance(34)
+    ended.tick(1).refused("NothingToTick")
+    ended.join(0, tier=0).ok()  # it is back: the epoch begins
+    assert (ended.run.state, ended.run.levels_lost) == (RunState.WARMUP, 0)
+
+
+def test_the_loss_is_told_of_one_epoch_only(ended: Scenario) -> None:
+    _begin(ended, 1, 2)
+    ended.world.advance(31)
+    ended.tick(1).ok()
+    ended.finish_rounds()
+    for index in (1, 2):
+        ended.attest(index, {level: NEW[level] for level in range(index, 3)}).ok()
+    ended.world.advance(31)
+    ended.tick(1).ok()
+    run = _begin(ended, 0, 1, wait=6)
+    assert (run.levels_lost, run.level_hashes[0]) == (0, OLD[0])
+
+
+def test_if_nobody_holds_any_level_all_come_from_the_durable_checkpoint(ended: Scenario) -> None:
+    run = _begin(ended, 3, 4)
+    assert (run.model_source, run.levels_lost, run.level_hashes) == (ModelSource.CHECKPOINT, 0b111, tuple(OLD.values()))

@@ -1,0 +1,81 @@
+"""Who witnesses when members leave: the next in line steps in, votes keep their seat, nobody is waited for in vain."""
+
+from __future__ import annotations
+
+from aftermath.run.state import ExitReason, RunState
+from programs.harness import World
+from programs.scenario import Scenario
+
+
+def _leave(run: Scenario, index: int) -> None:
+    run.by(index, "leave_run").ok()
+
+
+def test_the_next_in_line_takes_the_place_of_a_witness_that_leaves(world: World) -> None:
+    run = Scenario(world).start(witness_nodes=1)
+    run.train([0, 1, 2, 3])
+    (first,) = run.elected()
+    _leave(run, first)
+    (second,) = run.elected()
+    last = next(index for index in range(4) if index not in (first, second))
+    run.witness(last).refused("NotElected")
+    run.witness(second).ok()
+    assert (run.run.current.height, run.run.rounds[0].attestations) == (1, 1)
+    assert run.run.rounds[0].attested == 0  # of a closed round: whose results of the round before count
+
+
+def test_in_warm_up_the_next_in_line_reports_ready(world: World) -> None:
+    run = Scenario(world).start(witness_nodes=1)
+    run.warm_up([0, 1, 2, 3])
+    (first,) = run.elected()
+    _leave(run, first)
+    (second,) = run.elected()
+    run.by(second, "warmup_witness", second).ok()
+    assert run.run.state is RunState.ROUND_TRAIN
+
+
+def test_who_has_attested_and_leaves_makes_room_for_nobody(world: World) -> None:
+    """A minority could otherwise vote, leave, and let the next of them vote."""
+    run = Scenario(world).start(witness_nodes=3, min_clients=3, init_min_clients=9)
+    run.train(range(9))
+    first, second, third = run.elected()
+    run.witness(first).ok()
+    _leave(run, first)
+    assert run.elected() == [first, second, third]
+    assert run.run.current.attested == 1 << first
+    run.witness(next(index for index in range(9) if index not in (first, second, third))).refused("NotElected")
+    _leave(run, second)
+    assert run.elected()[:2] == [first, third]
+    run.witness(third).ok()
+    assert run.run.state is RunState.ROUND_WITNESS  # two of three elected are a quorum
+
+
+def test_a_round_closes_when_nobody_is_left_to_attest_it(world: World) -> None:
+    run = Scenario(world).start(init_min_clients=4, min_clients=1)
+    run.train([0, 1, 2, 3])
+    run.witness(0).ok()
+    for index in (1, 2):
+        _leave(run, index)
+        assert run.run.current.height == 0
+    _leave(run, 3)
+    state = run.run
+    assert (state.current.height, state.draining, state.exit_reason) == (1, True, ExitReason.QUORUM_MISSING)
+
+
+def test_a_round_that_all_have_left_ends_the_epoch_at_once(world: World) -> None:
+    run = Scenario(world).start(min_clients=1)
+    run.train([0, 1, 2])
+    for index in range(3):
+        _leave(run, index)
+    assert (run.run.state, run.run.exit_reason) == (RunState.COOLDOWN, ExitReason.NO_ATTESTATION)
+
+
+def test_a_warm_up_waits_only_for_those_who_are_left(world: World) -> None:
+    """Of three elected two have left: the third is enough, since nobody else could report."""
+    run = Scenario(world).start(min_clients=1)
+    run.warm_up([0, 1, 2])
+    _leave(run, 0)
+    _leave(run, 1)
+    assert run.run.state is RunState.WARMUP
+    run.by(2, "warmup_witness", 2).ok()
+    assert run.run.state is RunState.ROUND_TRAIN

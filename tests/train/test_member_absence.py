@@ -1,0 +1,71 @@
+"""Members that go at the wrong moment: the witness of a round, a holder in cooldown. The others go on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aftermath.run.committee import witnesses
+from aftermath.run.state import ExitReason, MemberState, ModelSource, RunState
+from aftermath.sim.simulation import Player, Simulation, play
+
+
+def _witness(sim: Simulation) -> Player:
+    """The only witness of the running round."""
+    (slot,) = witnesses(sim.run.current, sim.members.mask(MemberState.HEALTHY))
+    wallet = sim.members.slots[slot].signer
+    return next(player for player in sim.players if bytes(player.key.pubkey()) == wallet)
+
+
+@pytest.mark.parametrize("leavers", [1, 2])
+def test_a_witness_that_leaves_does_not_hold_up_the_others(tmp_path: Path, leavers: int) -> None:
+    """The next in line attests as soon as it can, not when the round's time is up."""
+
+    async def story(sim: Simulation) -> None:
+        for tier in (0, 0, 1, 2):
+            sim.add(tier)
+        await sim.until_round(2)
+        for _ in range(leavers):
+            await sim.stop(_witness(sim))
+        left = sim.now
+        run = await sim.until(lambda run: run.current.height == 3)
+        assert sim.now - left < 15
+        assert run.round(2).attestations == 1  # type: ignore[union-attr]
+        run = await sim.until(lambda run: run.state is RunState.COOLDOWN)
+        assert run.exit_reason is ExitReason.ROUNDS_PER_EPOCH
+
+    sim = play(tmp_path, story, witness_nodes=1, max_round_train_time=100, init_min_clients=4)
+    assert sim.compare(sim.players) > 0
+    assert not sim.record.dropped
+
+
+def test_a_witness_that_leaves_in_warm_up_does_not_hold_up_the_others(tmp_path: Path) -> None:
+    async def story(sim: Simulation) -> None:
+        for tier in (0, 0, 1, 2):
+            sim.add(tier)
+        await sim.until(lambda run: run.state is RunState.WARMUP)
+        began = sim.now
+        await sim.stop(_witness(sim))
+        await sim.until_round(1)
+        assert sim.now - began < 40
+
+    play(tmp_path, story, witness_nodes=1, warmup_time=100, init_min_clients=4)
+
+
+def test_a_holder_that_dies_in_cooldown_does_not_cost_the_run_its_model(tmp_path: Path) -> None:
+    """Of two that hold level 0 one is there to say what it is; nothing starts again from the checkpoint."""
+
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 0, 1, 2)]
+        await sim.until(lambda run: run.state is RunState.COOLDOWN)
+        await sim.kill(players[1])
+        run = await sim.until(lambda run: run.epoch == 1)
+        assert (run.model_source, run.levels_attested, run.attested_step) == (ModelSource.PEERS, 0b111, run.step)
+        await sim.until(lambda run: run.epoch == 2)
+        assert sim.model.checkpoint_step == sim.run.step
+
+    sim = play(tmp_path, story, init_min_clients=3, total_steps=100)
+    for player in (sim.players[0], *sim.players[2:]):
+        assert [event["source"] for event in player.saw("model")] == ["the checkpoint", "its own replica"], player.name
+    assert sim.check(dropped=[sim.players[1]]) > 0
