@@ -88,6 +88,11 @@ class Results:
     def plan(self, height: int) -> RoundPlan | None:
         return self._plans.get(height)
 
+    def sequences(self, height: int, slots: Iterable[int]) -> list[list[int]]:
+        """What the results of these slots were trained on: [start, stop) of each range of sequences."""
+        plan = self._plans.get(height)
+        return [[r.start, r.stop] for slot in sorted(slots) for r in plan.ranges(slot)] if plan is not None else []
+
     def _forget(self, height: int) -> None:
         """Forget a round; its payloads are still served until `_retract`."""
         del self._plans[height]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -197,7 +197,7 @@ class Rounds:
             height=done.height,
             step=done.step,
             results=len(accepted),
-            sequences=self._sequences(done.height, accepted),
+            sequences=self._results.sequences(done.height, accepted),
             waited=waited,
             seconds=seconds,
             hashes=hashes,
@@ -215,11 +215,6 @@ class Rounds:
             raise Desync(f"the epoch is over and results of round {height} could not be had from any peer")
 
         return await first_of(self._collector.collect(height, seed, accepted), give_up())
-
-    def _sequences(self, height: int, slots: Iterable[int]) -> list[list[int]]:
-        """What the results of these slots were trained on: [start, stop) of each range of sequences."""
-        plan = self._results.plan(height)
-        return [[r.start, r.stop] for slot in sorted(slots) for r in plan.ranges(slot)] if plan is not None else []
 
     # --- training -----------------------------------------------------------------------------------------------
 
