@@ -135,6 +135,24 @@ async def test_what_could_be_sent_again_is_kept(tmp_path: Path, monkeypatch: pyt
     await again.close()
 
 
+async def test_a_journal_that_cannot_be_made_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compaction is put off before its snapshot could outlive what the running journal still gets."""
+    monkeypatch.setattr("aftermath.localnet.ledger.COMPACT_BYTES", 2_000)
+    clock, payer, in_the_way = VirtualTime(), Keypair(), tmp_path / "journal-000001"
+    running = await serve(LocalnetConfig(rpc_port=0, ledger=tmp_path, time=clock))
+    in_the_way.mkdir()
+    async with AsyncClient(running.rpc_url) as client:
+        await fund(client, payer.pubkey())
+        for _ in range(8):
+            await transfer_new(client, payer)
+    held = state(running)
+    await running.close()
+    in_the_way.rmdir()
+    again = await serve(LocalnetConfig(rpc_port=0, ledger=tmp_path, time=clock))
+    assert state(again) == held
+    await again.close()
+
+
 def test_kill_9_at_every_system_call_loses_nothing_acknowledged(tmp_path: Path) -> None:
     """Appends and compactions, the process dying before and after each call that touches the disk."""
     said = subprocess.run(
