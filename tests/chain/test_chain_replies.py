@@ -8,10 +8,14 @@ from typing import Any
 import pytest
 from aiohttp import web
 from solders.hash import Hash
+from solders.keypair import Keypair
 from solders.rpc.requests import GetSlot
+from solders.system_program import TransferParams, transfer
 
 from aftermath.chain import rpc
 from aftermath.chain.accounts import whole
+from aftermath.chain.failures import TransactionFailed
+from aftermath.chain.refusals import refused
 from aftermath.chain.rpc import RpcPool
 from chain.faults import answer
 from chain.scripted import Node, result, serving, status, text
@@ -85,3 +89,12 @@ async def test_a_reader_that_trips_over_a_reply_blames_the_reply() -> None:
     async with serving(node) as where, RpcPool(where) as pool:
         node.script = [result(value) for value in (None, [], {"slot": None}, "x")] + [result({"slot": 4})]
         assert await pool.call(GetSlot(), trips) == 3
+
+
+@pytest.mark.parametrize("detail", [5, -1, True, None, [], {}, [[1]], {"Custom": "x"}, {"a": 1, "b": 2}, "x" * 10_000])
+def test_a_refusal_that_is_none_of_the_clusters_is_still_a_sentence(detail: Any) -> None:
+    key = Keypair.from_seed(bytes(32)).pubkey()
+    moved = transfer(TransferParams(from_pubkey=key, to_pubkey=key, lamports=1))
+    for error in ({"InstructionError": [0, detail]}, {"InstructionError": detail}, detail):
+        said = refused(TransactionFailed(error, ["x" * 10_000]), [moved], {})
+        assert 0 < len(str(said)) < 2_000

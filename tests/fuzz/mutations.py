@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Iterator, Sequence
 
@@ -77,6 +78,26 @@ def _nest(chance: random.Random, data: bytearray, seeds: Sequence[bytes]) -> Non
     data[start:start] = nested(chance.choice((2, 40, 1200)), chance.choice((b"\x91", b"\x81\xa1x", b"[", b'{"a":')))
 
 
+_VALUES = [None, True, -1, 0, 2**64, 1.5, "", "x", [], {}, [[]], [1, "x"], {"x": 1}]
+
+
+def _swap(chance: random.Random, data: bytearray, seeds: Sequence[bytes]) -> None:
+    """Another JSON value in the place of any."""
+    try:
+        whole = json.loads(data)
+    except ValueError:
+        _replace(chance, data, seeds)
+        return
+    inner = whole
+    while isinstance(inner, dict | list) and inner:
+        key = chance.choice(list(inner) if isinstance(inner, dict) else range(len(inner)))
+        if not isinstance(inner[key], dict | list) or chance.random() < 0.3:
+            inner[key] = chance.choice(_VALUES)
+            break
+        inner = inner[key]
+    data[:] = json.dumps(whole).encode()
+
+
 _CHANGES: list[Callable[[random.Random, bytearray, Sequence[bytes]], None]] = [
-    _flip, _flip, _replace, _border, _token, _token, _cut, _drop, _double, _splice, _nest,
+    _flip, _flip, _replace, _border, _token, _token, _cut, _drop, _double, _splice, _nest, _swap,
 ]  # fmt: skip

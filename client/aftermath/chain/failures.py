@@ -15,6 +15,7 @@ import httpx
 from aftermath.run.errors import ChainError
 
 PREFLIGHT_FAILURE = -32002
+MAX_TEXT = 500  # characters of what a node says; a program's log line has fewer
 MALFORMED = frozenset({-32700, -32600, -32601, -32602})
 
 
@@ -38,16 +39,14 @@ class TransactionFailed(Exception):
     """The cluster refused a transaction. `error` is its JSON, `logs` the program's log lines."""
 
     def __init__(self, error: Any, logs: Sequence[str] = ()) -> None:
-        super().__init__(str(error))
+        super().__init__(str(error)[:MAX_TEXT])
         self.error = error
-        self.logs = tuple(str(line) for line in logs)
+        self.logs = tuple(str(line)[:MAX_TEXT] for line in logs)
 
     @property
     def kind(self) -> str:
         """The variant's name, for example `BlockhashNotFound` or `InstructionError`."""
-        if isinstance(self.error, dict) and len(self.error) == 1:
-            return str(next(iter(self.error)))
-        return str(self.error)
+        return variant(self.error)
 
     @property
     def instruction(self) -> tuple[int, Any] | None:
@@ -66,18 +65,25 @@ class TransactionFailed(Exception):
         return None
 
 
+def variant(error: Any) -> str:
+    """The name of an error in the cluster's JSON: a string, or the key of an object with one."""
+    if isinstance(error, dict) and len(error) == 1:
+        error = next(iter(error))
+    return str(error)[:MAX_TEXT]
+
+
 def result_of(reply: dict[str, Any]) -> Any:
     """The `result` of a JSON-RPC reply. Raises TransactionFailed for a refused transaction, else RpcError."""
     error = reply.get("error")
     if error is None:
         return reply.get("result")
     if not isinstance(error, dict):
-        raise RpcError(0, str(error)[:200])
+        raise RpcError(0, str(error)[:MAX_TEXT])
     code = error.get("code")
     data = error.get("data")
     if code == PREFLIGHT_FAILURE and isinstance(data, dict) and data.get("err") is not None:
         raise TransactionFailed(data["err"], data.get("logs") or ())
-    raise RpcError(code if isinstance(code, int) else 0, str(error.get("message", ""))[:500])
+    raise RpcError(code if isinstance(code, int) else 0, str(error.get("message", ""))[:MAX_TEXT])
 
 
 def retryable(error: BaseException) -> bool:

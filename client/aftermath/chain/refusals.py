@@ -17,7 +17,7 @@ from solders.system_program import ID as SYSTEM_PROGRAM
 
 from aftermath.chain.accounts import LAMPORTS_PER_SOL
 from aftermath.chain.addresses import run_id_among
-from aftermath.chain.failures import TransactionFailed
+from aftermath.chain.failures import TransactionFailed, variant
 from aftermath.chain.idl import ProgramError
 from aftermath.run.errors import ChainRefused
 
@@ -129,7 +129,7 @@ def refused(failure: TransactionFailed, instructions: Sequence[Instruction], err
     if failure.custom is not None:
         run_id = run_id_among(meta.pubkey for meta in instructions[found[0]].accounts)
         return _custom(failure.custom, program, errors.get(program, {}), run_id)
-    detail = found[1] if isinstance(found[1], str) else str(next(iter(found[1]), "")) if found[1] else "unknown"
+    detail = variant(found[1])
     if detail in _NO_PROGRAM:
         return _not_deployed(program)
     said = next((line for line in reversed(failure.logs) if not _FRAME.match(line)), "").removeprefix("Program log: ")
