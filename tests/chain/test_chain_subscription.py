@@ -164,6 +164,26 @@ async def _left_for_the_next(place: Place, faulty: FaultyNode) -> None:
         assert faulty.subscriptions == 1
 
 
+async def test_a_fault_of_ours_in_reading_a_run_does_not_end_the_watch(
+    embedded: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    coordinator = await embedded.configured_run(RUN)
+    read, trips = subscription.parse_run, 0
+
+    def trip(data: bytes) -> Run:
+        nonlocal trips
+        trips += 1
+        raise RecursionError("as a parser might")
+
+    async with watching(embedded.pool, coordinator, silence=0.05) as watcher:
+        monkeypatch.setattr(subscription, "parse_run", trip)
+        newest = await change(coordinator, 3)
+        await asyncio.wait_for(_until(lambda: trips > 3), 10)
+        monkeypatch.setattr(subscription, "parse_run", read)
+        await seen(watcher, newest, 10)
+    assert caplog.text.count("cannot be read") <= 2, "said when it begins, by poll and by push"
+
+
 @asynccontextmanager
 async def proxied(place: Place) -> AsyncIterator[tuple[Proxy, Proxy, Endpoint]]:
     async with proxy(place.rpc_port) as http, proxy(place.ws_port) as ws:

@@ -18,11 +18,12 @@ from solders.pubkey import Pubkey
 from aftermath.chain.accounts import AccountData, fetch_many
 from aftermath.chain.addresses import CLOCK
 from aftermath.chain.clock import ChainClock
+from aftermath.chain.endpoints import describe
 from aftermath.chain.failures import BadReply
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.socket import AccountSocket, Push
 from aftermath.run.accounts import Run
-from aftermath.run.errors import AccountError, AftermathError, ChainError, ChainUnavailable
+from aftermath.run.errors import AftermathError, ChainError, ChainUnavailable
 from aftermath.run.views import parse_run
 
 log = logging.getLogger(__name__)
@@ -156,7 +157,12 @@ class RunWatcher:
             if asyncio.get_running_loop().time() - self._contact > self._give_up:
                 self._end(error)
             return
-        except (BadReply, AccountError) as error:
+        except ChainError as error:
+            if not isinstance(error, BadReply):
+                raise
+            self._unreadable("an RPC node", error)
+            return
+        except Exception as error:  # whatever is wrong with an account costs this reading of it, not the member
             self._unreadable("an RPC node", error)
             return
         missed = self.latest.seq > seq and self._heard() == pushes and self._socket.ready.is_set()
@@ -181,15 +187,16 @@ class RunWatcher:
                 self._poll_now.set()
                 return
             self._accept(push.slot, push.account)
-        except AccountError as error:
+        except Exception as error:
             self._unreadable("a websocket", error)
             self._poll_now.set()
 
-    def _unreadable(self, who: str, error: AftermathError) -> None:
+    def _unreadable(self, who: str, error: Exception) -> None:
         """Say it when it begins, or begins to be something else."""
-        if error.message != self._said:
-            log.warning("%s sent a run that cannot be read: %s", who, error.message)
-        self._said = error.message
+        why = error.message if isinstance(error, AftermathError) else describe(error)
+        if why != self._said:
+            log.warning("%s sent a run that cannot be read: %s", who, why)
+        self._said = why
 
     def _accept(self, slot: int, account: AccountData) -> None:
         """Take the state if it is newer than the last one, and wake the readers."""
