@@ -85,7 +85,7 @@ def _swap(chance: random.Random, data: bytearray, seeds: Sequence[bytes]) -> Non
     """Another JSON value in the place of any."""
     try:
         whole = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         _replace(chance, data, seeds)
         return
     inner = whole
