@@ -5,6 +5,7 @@ a mute websocket.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -140,3 +141,11 @@ def answer_error(asked: dict[str, Any], code: int, message: str = "no", data: An
 
 def answer(asked: dict[str, Any], result: Any) -> web.Response:
     return web.json_response({"jsonrpc": "2.0", "id": asked["id"], "result": result})
+
+
+SYSTEM = "11111111111111111111111111111111"
+
+
+def account_json(raw: bytes, encoding: str = "base64", **changes: Any) -> dict[str, Any]:
+    text = base64.b64encode(raw).decode()
+    return {"lamports": 5, "owner": SYSTEM, "executable": False, "data": [text, encoding], **changes}

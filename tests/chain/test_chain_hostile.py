@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import itertools
 import random
 import struct
@@ -24,19 +23,11 @@ from aftermath.chain.clock import ChainClock
 from aftermath.chain.coordinator import Coordinator
 from aftermath.chain.endpoints import Endpoint, endpoint
 from aftermath.chain.failures import BadReply, RpcRejected
-from aftermath.chain.member import SolanaMember
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.subscription import RunWatcher
 from aftermath.run.errors import ChainError, ChainRefused, ChainUnavailable
-from chain.faults import answer, answer_error, meddling
+from chain.faults import account_json, answer, answer_error, meddling
 from chain.networks import Place
-
-SYSTEM = "11111111111111111111111111111111"
-
-
-def account_json(raw: bytes, encoding: str = "base64", **changes: Any) -> dict[str, Any]:
-    text = base64.b64encode(raw).decode()
-    return {"lamports": 5, "owner": SYSTEM, "executable": False, "data": [text, encoding], **changes}
 
 
 def test_accounts_are_read_in_both_encodings() -> None:
@@ -207,59 +198,6 @@ async def test_a_lagging_node_is_not_believed_and_the_fallback_is(place: Place) 
                 assert refusals >= 1
             finally:
                 await watcher.close()
-
-
-async def test_an_account_that_cannot_be_read_is_read_again(embedded: Place) -> None:
-    coordinator = await embedded.configured_run("torn")
-    owner, at = str(coordinator.program_id), run_addresses(coordinator.program_id, "torn")
-    torn = {str(at.members): 3, str(at.model): 3}
-
-    async def tear(body: dict[str, Any]) -> web.StreamResponse | None:
-        if body["method"] != "getAccountInfo" or not torn.get(body["params"][0]):
-            return None
-        torn[body["params"][0]] -= 1
-        return answer(body, {"context": {"slot": 1}, "value": account_json(b"\xff" * 100, owner=owner)})
-
-    async with meddling(embedded.network.rpc_url, tear) as url:
-        where = Endpoint(url, embedded.network.ws_url)
-        async with RpcPool([where]) as pool, SolanaMember(pool, embedded.wallet, "torn", client_version="") as member:
-            assert (await member.members()).find(member.wallet) is None
-            assert (await member.model()).metadata.name == "torn"
-    assert not any(torn.values())
-
-
-async def test_a_clock_that_cannot_be_read_does_not_end_the_watch(
-    embedded: Place, caplog: pytest.LogCaptureFixture
-) -> None:
-    coordinator = await embedded.configured_run("clock")
-    address = run_addresses(coordinator.program_id, "clock").run
-    slot, run = await fetch(embedded.pool, address)
-    assert run is not None
-    broken = 0
-
-    async def tear(body: dict[str, Any]) -> web.StreamResponse | None:
-        nonlocal broken
-        if body["method"] != "getMultipleAccounts" or not 0 < broken < 5:
-            return None
-        broken += 1
-        value = [account_json(run.data, owner=str(run.owner)), account_json(b"short")]
-        return answer(body, {"context": {"slot": slot + 1000}, "value": value})
-
-    async with meddling(embedded.network.rpc_url, tear) as url, RpcPool([endpoint(url)]) as pool:
-        watcher = RunWatcher(pool, address, coordinator.program_id, silence=0.05)
-        await watcher.start()
-        try:
-            broken = 1
-            while broken < 5:
-                await asyncio.sleep(0.01)
-            await coordinator.set_future_epoch_rates("clock", earning=7, slashing=None)
-            async with asyncio.timeout(10):
-                async for seen in watcher.updates():
-                    if seen.future_earning_rate == 7:
-                        break
-        finally:
-            await watcher.close()
-    assert caplog.text.count("cannot be read") == 1, "said once"
 
 
 @pytest.mark.parametrize(
