@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
 import tempfile
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -27,7 +29,7 @@ class Decoder:
 
 def through_file(name: str, read: Callable[[Path], object]) -> Decode:
     """The decoder of a file: the bytes are written to a file of this name first."""
-    path = _folder() / name
+    path = folder() / name
 
     def decode(data: bytes) -> object:
         path.write_bytes(data)
@@ -37,9 +39,12 @@ def through_file(name: str, read: Callable[[Path], object]) -> Decode:
 
 
 @cache
-def _folder() -> Path:
+def folder() -> Path:
+    """Of this process, in memory where there is such a place, and gone when it ends."""
     memory = Path("/dev/shm")
-    return Path(tempfile.mkdtemp(prefix="aftermath-fuzz-", dir=memory if memory.is_dir() else None))
+    made = Path(tempfile.mkdtemp(prefix="aftermath-fuzz-", dir=memory if memory.is_dir() else None))
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    return made
 
 
 def now(work: Coroutine[Any, Any, object]) -> object:

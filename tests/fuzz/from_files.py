@@ -34,7 +34,7 @@ from aftermath.run.bounded import Malformed, json_value, msgpack_as, toml_value
 from aftermath.run.config import parse_config
 from aftermath.run.errors import AftermathError, ConfigError
 from aftermath.sim.tiny import CONFIG, RULES
-from fuzz.decoder import Decode, Decoder, now, through_file
+from fuzz.decoder import Decode, Decoder, folder, now, through_file
 from train.desk import SCHEMA
 
 KEY = Keypair.from_seed(bytes(32))
@@ -55,8 +55,7 @@ def weights() -> tuple[list[bytes], Decode]:
         return read_weights([path], tiny, stored=0, tier=0)
 
     decode = through_file("model.safetensors", read)
-    folder = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path("/tmp")
-    made = folder / f"aftermath-fuzz-weights-{id(decode)}"
+    made = folder() / "weights"
     write_checkpoint(made, init_weights(tiny, 1), tiny, tier=0, companions={})
     return [(made / "model.safetensors").read_bytes()], decode
 
