@@ -27,7 +27,7 @@ COMMANDS = {
     "sizes": "python benchmarks/sizes.py --json",
     "chain": "python benchmarks/chain.py --json",
     "distro": "python benchmarks/distro.py --json",
-    "localnet": "python benchmarks/localnet.py --json",
+    "localnet": "python benchmarks/localnet.py --transactions 5000 --json",
     "p2p": "python benchmarks/p2p.py --json",
     "round": "python benchmarks/round.py --members 3 8 --json",
     "demo": "python -m aftermath.demo --engine embedded",

@@ -130,7 +130,7 @@ def occupied_port(scene: Scene) -> list[str | Path]:
 MISTAKES: dict[Mistake, tuple[str, str]] = {
     rpc_down: ("no Solana RPC endpoint answered", "pass another --rpc"),  # first, because it waits
     unknown_run: ("there is no run 'nowhere'", "list-runs"),
-    wrong_program: ("there is no run", "program id"),
+    wrong_program: ("there is no run", "--coordinator-program-id"),
     no_program_id: ("nonsense", "--coordinator-program-id"),
     closed_run: ("there is no run", "list-runs"),
     missing_wallet: ("there is no key file", "show-identity --create"),
@@ -178,7 +178,7 @@ def test_a_mistake_is_a_sentence_and_its_fix(
 ) -> None:
     done = outcomes[mistake].result()
     sentence, fix = MISTAKES[mistake]
-    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.returncode == (2 if mistake is no_program_id else 1), done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
     said = re.fullmatch(r"(?:.*\n)*error: (.+)\nfix: (.+)\n", done.stderr)
     assert said is not None, done.stderr

@@ -206,7 +206,7 @@ class Coordinator:
                 )
             raise ChainError(
                 f"there is no run {run_id!r} on this cluster",
-                "check the run id and --rpc; aftermath-solana list-runs shows what is there",
+                "check the run id, --rpc and --coordinator-program-id; aftermath-solana list-runs shows what is there",
             )
         if account.owner != self.program_id:
             raise ChainError(f"the account of run {run_id!r} is owned by {account.owner}, not by {self.program_id}")
