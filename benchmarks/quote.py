@@ -27,8 +27,16 @@ BLOCK = re.compile(r"<!-- block: (\w+) -->\n(.*?)<!-- /block -->", re.DOTALL)
 LIST = re.compile(r"\[\s+([^\]]*?)\s+\]")
 
 
+UNKNOWN = "–"
+"""Stands for a figure of a benchmark that has not been run."""
+
+
 class BadQuote(Exception):
-    """A page names a figure that there is not."""
+    """A page names a figure that no benchmark gives."""
+
+
+class NotMeasured(BadQuote):
+    """A page names a figure of a benchmark that has not been run."""
 
 
 def kept(name: str) -> Any:
@@ -36,7 +44,7 @@ def kept(name: str) -> Any:
     try:
         return json.loads((MEASURED / f"{name}.json").read_text())
     except OSError:
-        raise BadQuote(f"there is no benchmarks/measured/{name}.json") from None
+        raise NotMeasured(f"there is no benchmarks/measured/{name}.json") from None
 
 
 def figures(name: str) -> Any:
@@ -57,8 +65,11 @@ def value_at(path: str) -> Any:
 
 
 def figure(path: str, factor: str = "", form: str = "") -> str:
-    """The figure as it is printed. Whole numbers get separators unless a format is given."""
-    value = value_at(path)
+    """The figure as it is printed. Whole numbers get separators unless a format is given. Raises BadQuote."""
+    try:
+        value = value_at(path)
+    except NotMeasured:
+        return UNKNOWN
     if not isinstance(value, int | float):
         raise BadQuote(f"{path} is no number")
     if factor := factor.strip():

@@ -1,0 +1,157 @@
+"""Every figure that a page quotes is the one that was measured, and a page that quotes has none of another origin."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+UNITS = (
+    "ms|s|seconds|minutes|hours|days|kB|MB|GB|MiB|KiB|bytes|B|bits|nats?|SOL|lamports|M|steps|rounds|comparisons|"
+    "transactions|signatures|units|parameters|messages|streams|times"
+)
+FIGURE = re.compile(rf"(?<![\w.^/-])(?:\d+\.\d+|\d{{1,3}}(?:,\d{{3}})+|\d+(?= (?:%|(?:{UNITS})\b)))(?![\w]|\.\d)")
+SET_BY_US = {
+    "README.md": {
+        "3.11",  # Python
+        "6",  # GB that an environment fills, of other people's packages
+        "16",  # bytes of four fp32 numbers
+        "8",  # GB of a small GPU
+        "0.005",  # SOL that a member has in hand: train/session.py
+        "5,000",  # lamports of a signature, a rule of Solana
+    },
+    "research.md": {
+        "16",  # bytes of four fp32 numbers
+        "81",  # bits that number the ways to choose 8 of 4,096
+        "11.1",  # the bytes of these and of 8 signs
+        "4,096",
+    },
+    "operations.md": {
+        "1,642,560",  # lamports of rent by Solana's rule, here and in the next four
+        "0.0016",
+        "15,896,640",
+        "0.0159",
+        "0.5788",
+        "5,000",  # lamports of a signature, here and in the next
+        "0.000005",
+        "0.005",  # SOL that a member has in hand: train/session.py
+        "10",  # percent above what a simulation measured: chain/sender.py
+        "10,000",  # the default of --max-priority-fee
+        "2,000",  # lamports at that default, rounded up
+    },
+    "program.md": {"200,000"},  # Solana's limit
+}
+"""Figures that are settings, limits, rules or arithmetic, by page: nobody measures them."""
+
+WHOLE = {"README.md", "research.md"}
+"""Pages that are about what was reached. In the others, which are reference, only sections that quote are looked at."""
+
+
+def module(name: str) -> ModuleType:
+    """A script of benchmarks/, where `chain` and others would hide packages of these tests if it were in the path."""
+    spec = importlib.util.spec_from_file_location(f"benchmark_{name}", ROOT / "benchmarks" / f"{name}.py")
+    assert spec
+    assert spec.loader
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+quote, measure, sizes = module("quote"), module("measure"), module("sizes")
+
+
+def own_figures(text: str) -> list[str]:
+    """The figures in a page's prose that are quoted from nowhere; code and what stands in backquotes is no prose."""
+    for pattern in (quote.BLOCK, quote.QUOTE, FENCE):
+        text = pattern.sub("", text)
+    text = re.sub(r"`[^`\n]*`|\]\([^)]*\)|^> .*$", "", text, flags=re.MULTILINE)
+    return FIGURE.findall(text)
+
+
+def quotes(text: str) -> bool:
+    return bool(quote.QUOTE.search(text) or quote.BLOCK.search(text))
+
+
+def sections(page: Path) -> list[str]:
+    """The parts of a page that are looked at as one."""
+    text = page.read_text()
+    return [text] if page.name in WHOLE else re.split(r"^(?=## )", text, flags=re.MULTILINE)
+
+
+@pytest.fixture(params=PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+def page(request: pytest.FixtureRequest) -> Path:
+    found: Path = request.param
+    return found
+
+
+def test_quoted_figures_are_those_measured(page: Path) -> None:
+    assert page.read_text() == quote.quoted(page.read_text()), "run: make docs"
+
+
+def test_what_quotes_has_no_figures_of_its_own(page: Path) -> None:
+    own = [found for section in sections(page) if quotes(section) for found in own_figures(section)]
+    known = SET_BY_US.get(page.name, set())
+    strange = [found for found in own if found not in known]
+    assert not strange, "quote it as benchmarks/quote.py says, or list it here if nobody measures it"
+    assert not known - set(own), "these are not in the page any more"
+
+
+def test_no_line_begins_with_a_quote(page: Path) -> None:
+    """Markdown would end the paragraph there."""
+    assert not re.search(r"^ {0,3}<!-- (?!/?block)", page.read_text(), flags=re.MULTILINE), "put a word before it"
+
+
+def test_the_first_pages_that_a_reader_sees_do_quote() -> None:
+    assert all(quotes((ROOT / name).read_text()) for name in ("README.md", "docs/research.md", "docs/program.md"))
+
+
+@pytest.mark.parametrize(
+    "sentence", ["It took 75 s.", "166 MB/s from one", "in 2.61 nats", "4,532 in all", "about 8 GB", "(0.97 B)", "3 %"]
+)
+def test_a_figure_in_a_sentence_is_seen(sentence: str) -> None:
+    assert own_figures(sentence)
+
+
+@pytest.mark.parametrize("sentence", ["tier 2", "`--port 8899 s`", "4 members", "2^27", "64 × 64", "0 to 7"])
+def test_what_is_no_figure_is_left_alone(sentence: str) -> None:
+    assert not own_figures(sentence)
+
+
+def test_a_changed_measurement_changes_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quote, "MEASURED", tmp_path)
+    (tmp_path / "walk.json").write_text(json.dumps({"command": "walk", "figures": {"steps": [1234567, 0.5]}}))
+    marks = ("walk.steps.0", "walk.steps.0 /1e6 .1f", "walk.steps.1")
+    page = ", ".join(f"<!-- {mark} -->1<!-- / -->" for mark in marks)
+    assert re.sub(r"<!-- [^>]* -->", "", quote.quoted(page)) == "1,234,567, 1.2, 0.5"
+    assert quote.quoted(quote.quoted(page)) == quote.quoted(page)
+    assert quote.figure("run.steps", " /1e6", " .1f") == quote.UNKNOWN  # of a benchmark that nobody has run
+    for wrong in ("walk.miles", "walk.steps", "walk.steps.2"):
+        with pytest.raises(quote.BadQuote):
+            quote.quoted(f"<!-- {wrong} -->1<!-- / -->")
+
+
+def test_every_file_says_how_it_was_measured() -> None:
+    files = {path.stem: json.loads(path.read_text()) for path in (ROOT / "benchmarks/measured").glob("*.json")}
+    assert {"demo", "chain", "sizes"} <= set(files)
+    assert all(kept["command"] == measure.COMMANDS[name] for name, kept in files.items())
+    assert all(kept["figures"] and kept["machine"] for kept in files.values())
+
+
+def test_sizes_are_those_of_the_recipes() -> None:
+    assert quote.figures("sizes") == sizes.measure(), "run: python benchmarks/measure.py sizes && make docs"
+
+
+def test_the_command_brings_a_page_up_to_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("<!-- sizes.light.parameters.0 -->none<!-- / --> parameters\n")
+    monkeypatch.setattr(sys, "argv", ["quote.py", str(page)])
+    assert quote.main() == 0
+    assert f"-->{sizes.measure()['light']['parameters'][0]:,}<!--" in page.read_text()
