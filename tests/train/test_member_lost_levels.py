@@ -45,20 +45,17 @@ def test_a_newcomer_takes_a_level_that_died_with_its_holder_from_the_durable_cop
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("back", [True, False])
-def test_a_run_that_lost_a_level_keeps_its_pace(tmp_path: Path, back: bool) -> None:
-    """Ten minutes give more than two thirds of the steps of ten undisturbed ones, whether or not a tier 0 comes."""
+def test_a_run_that_lost_a_level_keeps_its_pace(tmp_path: Path) -> None:
+    """Ten minutes give more than four fifths of the steps of ten undisturbed ones."""
 
     async def steps(sim: Simulation, story: bool) -> int:
         players = [sim.add(tier) for tier in (0, 1, 2)]
         if story:
             await _dies_after_attesting(sim, players[0], 1)
-            if back:
-                sim.start(players[0])
-            else:
-                sim.add(2)
+            sim.start(players[0])
+        start = sim.run.step
         await asyncio.sleep(600)
-        return sim.run.step
+        return sim.run.step - start
 
     counts = []
     for story in (False, True):
@@ -68,7 +65,7 @@ def test_a_run_that_lost_a_level_keeps_its_pace(tmp_path: Path, back: bool) -> N
 
         sim = play(tmp_path / str(story), told, total_steps=10_000)
         assert sim.compare(sim.players) > 0
-    assert counts[1] > counts[0] * 2 / 3, counts
+    assert counts[1] > counts[0] * 4 / 5, counts
 
 
 def test_a_member_that_nothing_can_give_the_model_makes_room_for_the_others(tmp_path: Path) -> None:
