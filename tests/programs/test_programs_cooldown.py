@@ -34,52 +34,6 @@ def test_a_quorum_attests_each_level(cool: Scenario) -> None:
     assert (cool.run.levels_attested, cool.run.level_hashes) == (0b111, tuple(HASHES.values()))
 
 
-def _two_holders(world: World) -> Scenario:
-    """Members of tier 0 and of tier 2, two of each, in cooldown."""
-    run = Scenario(world).start(rounds_per_epoch=1, init_min_clients=4)
-    for index, tier in enumerate((0, 0, 2, 2)):
-        run.join(index, tier=tier).ok()
-    world.advance(6)
-    run.tick().ok()
-    world.advance(31)
-    run.tick().ok()
-    return run.finish_rounds()
-
-
-def test_half_of_the_holders_suffice_once_the_cooldown_is_over_and_nobody_disagrees(world: World) -> None:
-    run = _two_holders(world)
-    run.attest(0, HASHES).ok()
-    run.attest(2, {2: HASHES[2]}).ok()
-    world.advance(29)
-    run.tick().refused("NothingToTick")
-    assert run.run.levels_attested == 0  # one of two, and two of four: no quorum while others may still speak
-    world.advance(2)
-    run.tick().ok()
-    state = run.run
-    assert (state.state, state.model_source) == (RunState.WAITING_FOR_MEMBERS, ModelSource.PEERS)
-    assert (state.levels_attested, state.level_hashes) == (0b111, tuple(HASHES.values()))
-    assert state.attested_step == state.step
-
-
-def test_less_than_half_of_the_holders_attest_nothing(world: World) -> None:
-    run = _two_holders(world)
-    run.attest(2, {2: HASHES[2]}).ok()  # one of the four that hold level 2
-    world.advance(31)
-    run.tick().ok()
-    assert (run.run.levels_attested, run.run.model_source) == (0, ModelSource.CHECKPOINT)
-
-
-def test_holders_that_disagree_need_a_quorum_also_when_the_cooldown_is_over(world: World) -> None:
-    run = _two_holders(world)
-    run.attest(0, HASHES).ok()
-    run.attest(1, HASHES | {1: b"x" * 32}).ok()
-    run.attest(2, {2: b"y" * 32}).ok()  # two of four against one
-    assert (run.run.levels_attested, run.run.level_hashes[0]) == (0b001, HASHES[0])
-    world.advance(31)
-    run.tick().ok()
-    assert (run.run.levels_attested, run.run.level_hashes) == (0b001, (HASHES[0], bytes(32), bytes(32)))
-
-
 def test_the_refusals_of_an_attestation(cool: Scenario) -> None:
     cool.by(0, "attest", 0, 0, []).refused("HashesInvalid")
     cool.by(0, "attest", 0, 0b11, [HASHES[0]]).refused("HashesInvalid")
