@@ -28,7 +28,7 @@ from aftermath.chain.spend import ChainSpend
 from aftermath.chain.subscription import GIVE_UP_SECONDS, RunWatcher
 from aftermath.chain.wallet import Wallet
 from aftermath.run.accounts import Attestation, Members, Model, Round, Run
-from aftermath.run.errors import ChainError, ChainRefused, ChainUnavailable
+from aftermath.run.errors import AccountError, ChainError, ChainRefused, ChainUnavailable
 from aftermath.run.views import parse_members, parse_model, parse_witness_round, witness_round_range
 
 T = TypeVar("T")
@@ -122,7 +122,7 @@ class SolanaMember:
         async with self._reading:
             key = self._watcher.latest.model_seq
             if self._model is None or self._model[0] != key:
-                self._model = key, await self._read(self._addresses.model, parse_model)
+                self._model = key, await self._read(self._addresses.model, lambda account: parse_model(account.data))
             return self._model[1]
 
     async def members(self) -> Members:
@@ -130,7 +130,8 @@ class SolanaMember:
         async with self._reading:
             key = self._watcher.latest.members_seq
             if self._members is None or self._members[0] != key:
-                self._members = key, await self._read(self._addresses.members, parse_members)
+                members = await self._read(self._addresses.members, lambda account: parse_members(account.data))
+                self._members = key, members
             return self._members[1]
 
     async def attestations(self, round: Round) -> tuple[Attestation, ...]:
@@ -138,15 +139,34 @@ class SolanaMember:
 
         Raises ChainRefused `RoundNotStored` when the chain no longer holds that round.
         """
+        ring, stored = self._stored(round)
+        if stored.attestations == 0:
+            return ()
+        offset, length = witness_round_range(ring, stored.attestations)
+        slot, found = await self._read(
+            self._addresses.witnesses, partial(self._attested, count=stored.attestations), offset, length
+        )
+        if self._watcher.slot < slot:
+            await self._watcher.refresh(GIVE_UP_SECONDS, min_slot=slot)
+        self._stored(round)  # a read can take so long that a later round's attestations are in that place
+        return await self.attestations(round) if found is None else found
+
+    def _attested(self, account: AccountData, count: int) -> tuple[int, tuple[Attestation, ...] | None]:
+        """The slot of `account` and the attestations in it; None if they may be those of a round not heard of yet."""
+        try:
+            return account.slot, parse_witness_round(account.data, count)
+        except AccountError:
+            if account.slot <= self._watcher.slot:
+                raise
+            return account.slot, None
+
+    def _stored(self, round: Round) -> tuple[int, Round]:
+        """Where the newest Run holds `round`, and its header there."""
         run = self._watcher.latest
         ring, stored = run.ring(round.height), run.round(round.height)
         if ring is None or stored is None or stored.seed != round.seed:
             raise ChainRefused("RoundNotStored", f"round {round.height} is no longer stored on chain")
-        if stored.attestations == 0:
-            return ()
-        offset, length = witness_round_range(ring, stored.attestations)
-        read = partial(parse_witness_round, count=stored.attestations)
-        return await self._read(self._addresses.witnesses, read, offset, length)
+        return ring, stored
 
     async def authorization(self) -> Pubkey:
         """The account that admits this wallet to the run. Raises ChainRefused `NotAuthorized` when nobody did."""
@@ -231,7 +251,7 @@ class SolanaMember:
             log.info("sent, but the effect is not visible yet: %s", error.message)
 
     async def _read(
-        self, address: Pubkey, parse: Callable[[bytes], T], offset: int = 0, length: int | None = None
+        self, address: Pubkey, parse: Callable[[AccountData], T], offset: int = 0, length: int | None = None
     ) -> T:
         """Without the chain there is nothing else to do, so this waits as long as the watcher does for it to come
         back.
@@ -240,7 +260,7 @@ class SolanaMember:
         def read(account: AccountData | None) -> T:
             if account is None or account.owner != self._coordinator.program_id:
                 raise ChainError(f"an account of run {self._run_id!r} is gone: the run was closed")
-            return parse(account.data)
+            return parse(account)
 
         slot = self._watcher.slot or None
         return await fetch_as(

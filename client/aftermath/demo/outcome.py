@@ -54,7 +54,6 @@ def outcomes(places: Places) -> Iterator[Outcome]:
             tokenizer.encode(PROMPT).ids,
             new_tokens=SAMPLE_TOKENS,
             temperature=TEMPERATURE,
-            stop=config.eos_token_id,
         )
         yield Outcome(tier, loss_on(model, sequences), tokenizer.decode(ids))
 

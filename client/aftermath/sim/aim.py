@@ -31,7 +31,7 @@ class Aim:
         self._major, self._minor = Pulse(), Pulse()
         self._place, self._height = self._where(), -1
         self._under_way: dict[asyncio.Task[None], None] = {}
-        self.faults = Faults(sim, lot, self._borders)
+        self.faults = Faults(sim, lot, self._border)
         sim.chain.observers.append(self._look)
 
     def _where(self) -> Place:
@@ -49,13 +49,16 @@ class Aim:
             self._height = height
             self._minor.fire()
 
-    async def _borders(self, count: int) -> None:
-        """Wait for so many changes of state."""
-        state = self._place[0]
+    async def _border(self, count: int | None) -> None:
+        """Wait for so many changes of state; None: until the next warm-up (or the one that goes on) is over."""
+        if count is None:
+            while self._place[0] is not RunState.WARMUP:
+                await self._major.wait()
+            count = 1
         for _ in range(count):
+            state = self._place[0]
             while self._place[0] is state:
                 await self._major.wait()
-            state = self._place[0]
 
     async def storm(self, seconds: float) -> None:
         """Make faults until virtual second `seconds`; then all of them are undone."""
@@ -95,7 +98,7 @@ class Aim:
 
     def _maybe(self, chance: float, after: float) -> None:
         """Draw whether a fault follows, and which."""
-        drawn, fault = self._lot.random(), self._lot.choice(self.faults.kinds)
+        drawn, fault = self._lot.random(), self.faults.choose(self._place[0])
         if drawn < chance and len(self._under_way) < _AT_ONCE:
             self._start(fault, after)
 

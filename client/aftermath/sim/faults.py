@@ -1,7 +1,9 @@
-"""What can befall a run: each fault is one method, lasts for some time or for some borders, and notes whom it touched.
+"""What can befall a run: each fault is one method, lasts for some time or until some border, and notes whom it touched.
 
 Decided: the victims are mostly those on whom something hangs at that moment: whoever has just sent a transaction, the
-only holder of a tier, an elected witness. What a fault touched excuses what follows from it for `EXCUSED` seconds.
+only holder of a tier, an elected witness. What is done follows the state as well: rounds are left and missed, a
+cooldown loses its members, a warm-up is given up or paused. What a fault touched excuses what follows from it for
+`EXCUSED` seconds.
 """
 
 from __future__ import annotations
@@ -13,12 +15,12 @@ from dataclasses import dataclass
 
 from aftermath.run.committee import witnesses
 from aftermath.run.errors import ChainError, ChainRefused
-from aftermath.run.state import RunState
+from aftermath.run.state import MemberState, RunState
 from aftermath.sim.road import Mood
 from aftermath.sim.simulation import Player, Simulation
 
 EXCUSED = 90.0
-_LONGEST = 60.0  # virtual seconds a fault lasts at most
+_LONGEST = 90.0  # virtual seconds a fault lasts at most
 _OUTAGE = 20.0  # and one for all
 _SPOILT = (Mood.HTML, Mood.CUT, Mood.TYPES, Mood.IDS, Mood.GENESIS, Mood.BEHIND, Mood.MUTE)
 _ABSENT = (Mood.REFUSES, Mood.SILENT, Mood.LIMITS, Mood.FAILS)
@@ -40,15 +42,24 @@ class Window:
 
 
 class Faults:
-    """All faults of one run. `borders` waits for so many changes of the run's state."""
+    """All faults of one run. `border` waits for so many changes of the run's state, or for a warm-up to end (None)."""
 
-    def __init__(self, sim: Simulation, lot: random.Random, borders: Callable[[int], Awaitable[None]]) -> None:
-        self._sim, self._lot, self._borders = sim, lot, borders
+    def __init__(self, sim: Simulation, lot: random.Random, border: Callable[[int | None], Awaitable[None]]) -> None:
+        self._sim, self._lot, self._border = sim, lot, border
         self.windows: list[Window] = []
-        self.kinds: list[Fault] = [
-            *(self.kill, self.kill, self.kill, self.stop, self.restart, self.alone, self.alone, self.alone),
-            *(self.outage, self.cut, self.lose, self.replies, self.pause, self.pause, self.mood, self.mood),
+        self._everywhere: list[Fault] = [
+            *(self.kill, self.stop, self.restart, self.alone, self.outage, self.cut, self.lose, self.replies),
+            *(self.pause, self.mood),
         ]
+        self._aimed: dict[RunState, list[Fault]] = {
+            RunState.WARMUP: [self.pause, self.pause, self.stop, self.kill],
+            RunState.ROUND_TRAIN: [self.alone, self.alone, self.kill, self.mood],
+            RunState.COOLDOWN: [self.kill, self.kill, self.restart, self.alone],
+        }
+
+    def choose(self, state: RunState) -> Fault:
+        """A fault for this state of the run (of the rounds' states the first stands for both)."""
+        return self._lot.choice(self._lot.choice([self._everywhere, self._aimed.get(state, self._everywhere)]))
 
     def excuses(self, name: str, when: float) -> bool:
         """Whether a fault can be the reason for what happened to this member."""
@@ -61,7 +72,9 @@ class Faults:
         if not alive:
             return self._lot.choice(self._sim.players)
         tiers = [player.tier for player in alive]
-        elected = {self._sim.members.slots[slot].signer for slot in witnesses(self._sim.run.current)}
+        members = self._sim.members
+        seated = witnesses(self._sim.run.current, members.mask(MemberState.HEALTHY))
+        elected = {members.slots[slot].signer for slot in seated}
         groups = [
             alive,
             [player for player in alive if player.wallet == self._sim.chain.last_signer],
@@ -76,13 +89,13 @@ class Faults:
         return window
 
     async def _last(self, longest: float = _LONGEST) -> None:
-        """Some seconds, or until just after one of the next changes of state."""
-        if self._lot.random() < 0.4:
+        """Some seconds, or until just after a border: one of the next, or the end of the next warm-up."""
+        drawn, after = self._lot.random(), self._lot.uniform(0, 1.5)
+        if drawn < 0.35:
             await asyncio.sleep(self._lot.uniform(0.2, min(15.0, longest)))
             return
-        count, after = self._lot.randint(1, 4), self._lot.uniform(0, 1.5)
         try:
-            await asyncio.wait_for(self._borders(count), longest)
+            await asyncio.wait_for(self._border(self._lot.randint(1, 3) if drawn < 0.7 else None), longest)
         except TimeoutError:
             return
         await asyncio.sleep(after)

@@ -1,9 +1,9 @@
 """The laws of a run that is played from a seed, judged while it runs and when it is over.
 
-Safety, beside what `record` holds: a member ends only because its chain was out of reach; nobody is dropped whom no
-fault touched; the checkpoint that the chain names can be loaded and has the hashes that the chain names. Liveness, once
-a run has been left in peace for its patience: it makes at least `PACE` of the steps that it makes undisturbed, and
-every member takes part in them.
+Safety, beside what `record` holds: all replicas are equal, bit by bit, after every step; a member ends only because its
+chain was out of reach; nobody is dropped whom no fault touched; the checkpoint that the chain names can be loaded and
+has the hashes that the chain names. Liveness, once a run has been left in peace for its patience: it makes at least
+`PACE` of the steps that it makes undisturbed, and every member takes part in them.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ class Laws:
         self._dropped = 0
         self._unjust: list[str] = []
         self._loaded: tuple[str, int, bytes] | None = None
+        self._compared = dict.fromkeys((player.name for player in sim.players), 0)
+        self._replicas: dict[tuple[str, int, str], tuple[str, str]] = {}
         sim.chain.observers.append(self._note_drops)
 
     def _note_drops(self) -> None:
@@ -47,7 +49,19 @@ class Laws:
         for player in self._sim.players:
             if not player.alive and player.task is not None and not player.task.cancelled():
                 self._check_end(player, player.task.exception())
+        for player in self._sim.players:
+            self._check_replica(player)
         self._check_checkpoint()
+
+    def _check_replica(self, player: Player) -> None:
+        """What it has told since the last look: after every step all members of a level hold the same bits."""
+        for event in player.events[self._compared[player.name] :]:
+            for level, digest in event.get("hashes", {}).items():
+                place = event["kind"], event["step"], level
+                first, expected = self._replicas.setdefault(place, (player.name, digest))
+                if digest != expected:
+                    raise Broken(f"{event['kind']} step {place[1]}: {player.name} and {first} differ in level {level}")
+        self._compared[player.name] = len(player.events)
 
     def _check_end(self, player: Player, error: BaseException | None) -> None:
         if error is None and self._sim.run.state is not RunState.FINISHED:

@@ -63,10 +63,11 @@ def draw(seed: int, seconds: float) -> Scenario:
     least = lot.randint(1, count - 1)
     batch = lot.randint(count, 4 * count)
     ends = lot.random() < 0.1
+    warmup, cooldown, rounds = lot.choice((15, 30, 60)), lot.choice((8, 15, 25)), lot.randint(2, 7)
     rules = {
-        "warmup_time": lot.choice((15, 30, 60)),
-        "cooldown_time": lot.choice((8, 15, 25)),
-        "rounds_per_epoch": lot.randint(2, 7),
+        "warmup_time": warmup,
+        "cooldown_time": cooldown,
+        "rounds_per_epoch": rounds,
         "max_round_train_time": lot.choice((8, 12, 15)),
         "round_witness_time": lot.randint(1, 2),
         "min_clients": least,
@@ -75,7 +76,7 @@ def draw(seed: int, seconds: float) -> Scenario:
         "waiting_for_members_extra_time": lot.randint(1, 3),
         "global_batch_size_start": batch,
         "global_batch_size_end": batch,
-        "cold_start_warmup_steps": lot.choice((0, 0, 3)),
+        "cold_start_warmup_steps": min(lot.choice((0, 0, 3)), rounds),
         "total_steps": lot.randint(15, 40) if ends else 1_000_000,
     }
     return Scenario(

@@ -1,0 +1,139 @@
+"""Runs played from seeds: the laws hold, the same seed is the same run anywhere, and what breaks is found and told."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from aftermath.model.store import write_checkpoint
+from aftermath.sim import __main__ as command
+from aftermath.sim import laws
+from aftermath.sim.faults import Faults
+from aftermath.sim.laws import Laws, check_pace
+from aftermath.sim.record import Broken
+from aftermath.sim.scenario import draw
+from aftermath.sim.seed import try_seed
+from aftermath.sim.simulation import Simulation, play
+from aftermath.sim.tiny import CONFIG
+
+SHORT = 30.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 108))
+def test_the_laws_hold_for_seeds_of_a_campaign(seed: int) -> None:
+    """Some two minutes of CPU in all."""
+    verdict = try_seed(seed, command.SECONDS)
+    assert not verdict.broken, verdict
+
+
+def test_the_laws_hold_for_a_seed_and_its_digest_is_the_same_in_any_process() -> None:
+    verdict = try_seed(2, SHORT)
+    assert not verdict.broken, verdict
+    assert verdict.faults
+    assert verdict.steps > 0
+    again = subprocess.run(
+        [sys.executable, "-m", "aftermath.sim", "--seed", "2", "--seconds", f"{SHORT}"],
+        env={**os.environ, "PYTHONHASHSEED": "77"},
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=True,
+    )
+    assert again.stdout.split()[:4] == ["seed", "2", "ok", verdict.digest]
+
+
+def test_another_seed_is_another_run() -> None:
+    assert draw(1, SHORT) == draw(1, SHORT)
+    assert len({draw(seed, SHORT).describe() for seed in range(200)}) == 200
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[pytest.CaptureFixture[str]]:
+    monkeypatch.setattr(sys, "argv", ["aftermath.sim", "--seeds", "3..3", "--seconds", "10"])
+    return capsys
+
+
+def test_a_seed_that_breaks_a_law_is_told_with_how_to_replay_it(
+    told: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(laws, "PACE", 1000.0)
+    assert command.main() == 1
+    out = told.readouterr().out
+    assert "seed 3      BROKEN" in out
+    assert "steps per hour, where the undisturbed run makes" in out
+    assert "replay: python -m aftermath.sim --seed 3 --seconds 10" in out
+    assert "broken: 3" in out.splitlines()[-1]
+
+
+@pytest.mark.parametrize("text", ["7", "9..7", "a..b", "1.."])
+def test_a_span_of_seeds_is_checked(
+    told: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["aftermath.sim", "--seeds", text])
+    with pytest.raises(SystemExit):
+        command.main()
+    assert "is not A..B, for example 0..99" in told.readouterr().err
+
+
+def test_a_checkpoint_that_the_chain_names_and_nobody_can_load_is_found(tmp_path: Path) -> None:
+    async def story(sim: Simulation) -> None:
+        for tier in (0, 1, 2):
+            sim.add(tier)
+        await sim.until(lambda run: sim.model.checkpoint_step > 0)
+        judge = Laws(sim, _no_faults(sim))
+        judge.check_now()
+        place = Path(sim.model.checkpoint.repo)
+        other = {name: tensor + 1 for name, tensor in laws.load(place, 0, "auto").items()}
+        write_checkpoint(place, other, CONFIG, tier=0, companions={})
+        with pytest.raises(Broken, match="has another level"):
+            judge.check_now()
+        (place / "model.safetensors").unlink()
+        with pytest.raises(Broken, match="cannot be loaded"):
+            judge.check_now()
+
+    play(tmp_path, story)
+
+
+def test_a_member_that_stands_by_and_a_run_that_crawls_are_found(tmp_path: Path) -> None:
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1, 2)]
+        await sim.until_round(3)
+        judge = Laws(sim, _no_faults(sim))
+        judge.check_presence(0.0)
+        await sim.kill(players[1])
+        start = sim.now
+        await sim.until(lambda run: run.epoch == 1)
+        with pytest.raises(Broken, match="m1 has not taken part"):
+            judge.check_presence(start)
+
+    play(tmp_path, story)
+    check_pace(0.6, 1.0)
+    with pytest.raises(Broken, match="1440 steps per hour, where the undisturbed run makes 3600"):
+        check_pace(0.4, 1.0)
+
+
+def test_a_member_that_is_dropped_without_a_fault_is_found(tmp_path: Path) -> None:
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1, 2)]
+        judge = Laws(sim, _no_faults(sim))
+        await sim.until_round(2)
+        await sim.kill(players[2])
+        await sim.until(lambda run: bool(sim.record.dropped))
+        with pytest.raises(Broken, match="m2 was dropped from epoch 0 without a reason"):
+            judge.check_now()
+
+    play(tmp_path, story)
+
+
+def _no_faults(sim: Simulation) -> Faults:
+    async def never(count: int | None) -> None:
+        raise AssertionError
+
+    return Faults(sim, random.Random(0), never)
