@@ -1,6 +1,6 @@
 """How low the loss gets: the demo's three tiers and their optimizer in one process, without chain or network.
 
-Usage: python benchmarks/learning.py [--json] [--rounds 240] [--batch 12] [--lr 2e-3] [--topk-embeddings 64] ...
+Usage: python benchmarks/learning.py [--json] [--rounds 240] [--batch 12] [--lr 1.5e-3] [--topk-embeddings 64] ...
 
 The model, the corpus (the Python standard library) and everything that is not an option are the demo's: its config
 file and `demo/plan.py`. Members of tiers 0, 1 and 2 train 3, 4 and 5 of 12 sequences, and results are applied one round
