@@ -93,7 +93,8 @@ def test_lone_options_belong_to_a_command(page: Path) -> None:
     known = {
         name for command in INDEX for option in load(command).params for name in (*option.opts, *option.secondary_opts)
     }
-    sources = [*(ROOT / "scripts").iterdir(), *(ROOT / "benchmarks").glob("*.py")]
+    simulator = ROOT / "client" / "aftermath" / "sim" / "__main__.py"
+    sources = [*(ROOT / "scripts").iterdir(), *(ROOT / "benchmarks").glob("*.py"), simulator]
     text = "\n".join(path.read_text() for path in sources if path.is_file())
     for span in SPAN.findall(prose(page)):
         if re.match(r"--[a-z]", span):

@@ -12,7 +12,8 @@ def _holds(seed: int, seconds: float) -> None:
     assert not verdict.broken, verdict.broken
 
 
-@pytest.mark.parametrize("seed", [7, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [7, 40])
 def test_an_epoch_that_a_member_did_not_finish_is_not_claimed(seed: int) -> None:
     """It is out of reach from its last rounds until another warm-up has been given up or paused."""
     _holds(seed, 100)
@@ -24,6 +25,7 @@ def test_a_level_whose_last_holder_died_before_its_checkpoint_was_named_does_not
     _holds(seed, 150)
 
 
+@pytest.mark.slow
 def test_attestations_that_take_long_to_read_are_not_those_of_another_round() -> None:
     """An outage of the node spans the read, and the chain has reused the place of that round meanwhile."""
     _holds(18, 75)
