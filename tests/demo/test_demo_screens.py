@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from aftermath.demo.__main__ import Demo
+from aftermath.demo.__main__ import KILL_AT_STEP, Demo
 from aftermath.demo.closing import closing
 from aftermath.demo.ledger import Costs
 from aftermath.demo.plan import KILLED, TIERS, Places
@@ -18,6 +18,7 @@ from aftermath.demo.story import MemberStory, Story
 from aftermath.demo.view import LINE_EVERY, Screen, line, picture
 
 TOTAL = 120
+HELD_OUT = {0: 3.2, 1: 3.3, 2: 3.4}
 
 
 def story_of(steps: int, *, back_at: int | None = None) -> Story:
@@ -115,7 +116,7 @@ def test_a_line_says_how_far_the_run_is() -> None:
 
 def test_what_becomes_of_the_killed_member_is_said_up_to_its_return() -> None:
     demo = Demo(Places(Path("nowhere")), "embedded", Console(file=io.StringIO()))
-    assert demo.caption(None, False) == "member-1 will be killed after step 60, and come back"
+    assert demo.caption(None, False) == f"member-1 will be killed after step {KILL_AT_STEP}, and come back"
     assert demo.caption(30.0, False).endswith("(kill -9) at 30 s; the others go on and train its share too")
     assert demo.caption(30.0, True).endswith("it joins the next epoch, with the model from its peers")
     demo.story = story_of(90, back_at=81)
@@ -124,13 +125,14 @@ def test_what_becomes_of_the_killed_member_is_said_up_to_its_return() -> None:
 
 def test_it_ends_with_what_happened_in_plain_sentences() -> None:
     story = story_of(TOTAL, back_at=81)
-    report = findings(story, Costs(391, 1_955_000), 75.04, 2.0)
-    said = closing(story, report, Places(Path("/runs/demo")), story.members[KILLED])
+    report = findings(story, Costs(391, 1_955_000), HELD_OUT, 75.04, 2.0)
+    said = closing(report, Places(Path("/runs/demo")), story.members[KILLED])
     checks = report["checks_of_replicas"]
     assert checks == 3 * TOTAL
     assert said == [
         "3 members trained 120 steps together in 75 s; the loss went from 6.075 to 3.100 nats per token.",
-        "Each tier's own loss, mean of its last 10 steps: tier 0 3.112, tier 1 3.212, tier 2 3.312.",
+        "Each tier's own loss over its last rounds, and on text that nobody trained on: "
+        "tier 0 3.112 and 3.200, tier 1 3.212 and 3.300, tier 2 3.312 and 3.400.",
         f"The replicas are identical: {checks} times two members held the same level of the model after the same step, "
         "and every time they held the same bits.",
         "member-1 was killed with kill -9, came back with the model from peers, and has trained again since step 81.",
@@ -143,5 +145,5 @@ def test_it_ends_with_what_happened_in_plain_sentences() -> None:
 def test_what_differs_is_not_called_identical() -> None:
     story = story_of(TOTAL)
     say(story, story.members[2], "applied", step=7, hashes={"2": "another"})
-    said = closing(story, findings(story, Costs(1, 1), 1.0, 0.0), Places(Path("/x")), story.members[KILLED])
+    said = closing(findings(story, Costs(1, 1), HELD_OUT, 1.0, 0.0), Places(Path("/x")), story.members[KILLED])
     assert not any("identical" in sentence or "came back" in sentence for sentence in said)

@@ -127,7 +127,7 @@ def subscriptions() -> tuple[list[bytes], Decode]:
             for old in place:
                 made.drop(old)
             place[:] = [Connection(made)]
-        place[0]._answer(data)
+        place[0]._calls.answer(data)
         return None
 
     seeds = [("accountSubscribe", [str(KEY.pubkey()), {"encoding": "base64", "commitment": "confirmed"}])]

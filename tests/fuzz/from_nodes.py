@@ -20,7 +20,7 @@ from aftermath.chain.clock import ChainClock
 from aftermath.chain.endpoints import endpoint, reply_to
 from aftermath.chain.failures import BadReply, RpcError, TransactionFailed
 from aftermath.chain.programs import authorizer_program, coordinator_program, error_tables
-from aftermath.chain.refusals import lacks_funds, lamports_needed, refused
+from aftermath.chain.refusals import lacks_funds, lamports_short, refused
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.socket import AccountSocket, Push
 from aftermath.run import views
@@ -56,7 +56,7 @@ def replies(read: Callable[[Any], object], *results: Any) -> tuple[list[bytes], 
         try:
             return rpc._understood(reply_to(1, json_value(data)), read)
         except TransactionFailed as failure:
-            lacks_funds(failure), lamports_needed(failure)
+            lacks_funds(failure), lamports_short(failure)
             return refused(failure, [TRANSFER, TRANSFER, TRANSFER], TABLES)
 
     return [json.dumps(seed).encode() for seed in seeds], decode

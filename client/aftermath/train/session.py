@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -66,6 +67,17 @@ class RealClock:
         await asyncio.sleep(seconds)
 
 
+@dataclass(frozen=True)
+class _Named:
+    """What the options name, looked at in this order before anything is opened or written."""
+
+    pool: RpcPool
+    program_id: Pubkey | None
+    authorizer: Pubkey | None
+    device: torch.device
+    wallet: Wallet
+
+
 def run_member(settings: TrainSettings) -> None:
     """Take part in a run until it is finished or the user stops. Raises what made that impossible; a computation may
     still hold its thread, so the process should be ended at once.
@@ -73,12 +85,23 @@ def run_member(settings: TrainSettings) -> None:
     if settings.threads:
         torch.set_num_threads(settings.threads)
     runner = asyncio.Runner()  # never closed: that waits for threads and tasks, and the process ends here anyway
-    wallet = load_wallet(settings.wallet_private_key_path)
+    named = _named(settings)
     with contextlib.ExitStack() as stack:
         events = events_of(settings, stack)
-        _introduce(settings, wallet, events)
+        _introduce(settings, named.wallet, events)
         _log_to(events)
-        runner.run(_session(settings, wallet, events))
+        runner.run(_session(settings, named, events))
+
+
+def _named(settings: TrainSettings) -> _Named:
+    check_hub(settings)
+    return _Named(
+        open_pool(settings, patience=_START_PATIENCE),
+        coordinator_id(settings),
+        public_key(settings.authorizer) if settings.authorizer is not None else None,
+        pick_device(settings.device),
+        load_wallet(settings.wallet_private_key_path),
+    )
 
 
 def events_of(settings: TrainSettings, stack: contextlib.ExitStack) -> Events:
@@ -125,11 +148,11 @@ def _log_to(events: Events) -> None:
     ours.propagate = False  # else it would be said twice, the second time into the middle of the terminal view
 
 
-async def _session(settings: TrainSettings, wallet: Wallet, events: Events) -> None:
+async def _session(settings: TrainSettings, named: _Named, events: Events) -> None:
     """Live as a member until the run is finished or a signal comes; raises what made that impossible."""
     interrupts = Interrupts(lambda: events.emit("leaving"))
     try:
-        await interrupts.run(_life(settings, wallet, events, interrupts))
+        await interrupts.run(_life(settings, named, events, interrupts))
     except Exception as error:
         if (failure := known(error, settings)) is None:
             raise
@@ -137,8 +160,8 @@ async def _session(settings: TrainSettings, wallet: Wallet, events: Events) -> N
         raise failure from error
 
 
-async def _life(settings: TrainSettings, wallet: Wallet, events: Events, interrupts: Interrupts) -> None:
-    async with _ports(settings, wallet, events) as member:
+async def _life(settings: TrainSettings, named: _Named, events: Events, interrupts: Interrupts) -> None:
+    async with _ports(settings, named, events) as member:
         try:
             await member.live()
         finally:
@@ -153,20 +176,17 @@ async def _leave(member: Member, events: Events, seconds: float) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _ports(settings: TrainSettings, wallet: Wallet, events: Events) -> AsyncIterator[Member]:
+async def _ports(settings: TrainSettings, named: _Named, events: Events) -> AsyncIterator[Member]:
     """Open chain and transport, check that we fit the run, and hand out the member."""
-    check_hub(settings)
-    device = pick_device(settings.device)
-    pool, program_id = open_pool(settings, patience=_START_PATIENCE), coordinator_id(settings)
-    authorizer = public_key(settings.authorizer) if settings.authorizer is not None else None
+    pool, wallet = named.pool, named.wallet
     secret = identity_secret(settings.run_id, wallet, settings.identity_secret_key_path)
     chain = SolanaMember(
         pool,
         wallet,
         settings.run_id,
         client_version=__version__,
-        authorizer=authorizer,
-        program_id=program_id,
+        authorizer=named.authorizer,
+        program_id=named.program_id,
         max_priority_fee=settings.max_priority_fee,
     )
     async with contextlib.AsyncExitStack() as stack:
@@ -183,7 +203,7 @@ async def _ports(settings: TrainSettings, wallet: Wallet, events: Events) -> Asy
         await stack.enter_async_context(chain)
         transport = await _open_transport(settings, secret, here=pool.is_local)
         stack.push_async_callback(_close, transport)
-        yield await _member(settings, events, pool, chain, transport, secret, device)
+        yield await _member(settings, events, pool, chain, transport, secret, named.device)
 
 
 async def _close(transport: IrohTransport) -> None:
