@@ -1,6 +1,7 @@
 """How low the loss gets: the demo's three tiers and their optimizer in one process, without chain or network.
 
-Usage: python benchmarks/learning.py [--json] [--rounds 240] [--batch 12] [--lr 1.5e-3] [--topk-embeddings 64] ...
+Usage: python benchmarks/learning.py [--json] [--rounds 210] [--batch 12] [--lr 1.5e-3] [--topk-embeddings 64] ...
+       python benchmarks/learning.py --arms [--json]      every line of the table in docs/research.md
 
 The model, the corpus (the Python standard library) and everything that is not an option are the demo's: its config
 file and `demo/plan.py`. Members of tiers 0, 1 and 2 train 3, 4 and 5 of 12 sequences, and results are applied one round
@@ -41,6 +42,18 @@ CONFIG = Path(__file__).parents[1] / "config" / "demo" / "config.toml"
 SHARES = (3, 4, 5)  # of the batch, by tier
 HELD_OUT = 256
 LAST_ROUNDS = 10
+
+
+ARMS: tuple[dict[str, Any], ...] = (
+    {},
+    {"lr": 2e-3},
+    {"topk_embeddings": 8},
+    {"end": "quarter"},
+    {"batch": 8},
+    {"rounds": 120, "batch": 21},
+    {"rounds": 120, "batch": 24, "lr": 4e-3, "end": "quarter", "topk_embeddings": 8},
+)
+"""What is compared, as differences from the demo: the first is the demo itself, the last what it once was."""
 
 
 @dataclass(frozen=True)
@@ -186,13 +199,18 @@ def main() -> None:
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value, help=f"default {value}")
     parser.add_argument("--end", choices=("zero", "quarter"), default=demo.end, help="how the rate ends")
     parser.add_argument("--tied", action="store_true", help="one tensor for the embedding and the head")
+    parser.add_argument("--arms", action="store_true", help="run all arms instead; other options do not count")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
     given = vars(parser.parse_args())
-    as_json = given.pop("json")
+    as_json, arms = given.pop("json"), given.pop("arms")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         tokenise(standard_library(CORPUS_BYTES), Path(folder), byte_tokenizer(), token_bytes=2)
-        report = measure(replace(demo, **given), tables, Path(folder))
+        report: dict[str, Any]
+        if arms:
+            report = {"arms": [{"given": arm} | measure(replace(demo, **arm), tables, Path(folder)) for arm in ARMS]}
+        else:
+            report = measure(replace(demo, **given), tables, Path(folder))
     print(json.dumps(report, indent=1) if as_json else "\n".join(f"{name}: {value}" for name, value in report.items()))
 
 

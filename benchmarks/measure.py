@@ -1,6 +1,6 @@
 """Runs the benchmarks and keeps what they measured, for the documentation to quote.
 
-    python benchmarks/measure.py            all of them: a quarter of an hour on two cores
+    python benchmarks/measure.py            all of them: half an hour on two cores
     python benchmarks/measure.py demo p2p   only these
     make docs                               afterwards: the pages then quote the new figures
 
@@ -24,7 +24,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 MEASURED = ROOT / "benchmarks" / "measured"
 COMMANDS = {
-    "sizes": "python benchmarks/sizes.py --json",
+    "memory": "python benchmarks/memory.py --json",
+    "learning": "python benchmarks/learning.py --arms --json",
     "chain": "python benchmarks/chain.py --json",
     "distro": "python benchmarks/distro.py --json",
     "localnet": "python benchmarks/localnet.py --transactions 5000 --json",

@@ -5,7 +5,7 @@
 A quoted figure stands between two comments, which a reader of the page does not see:
 
     in <!-- demo.rounds -->120<!-- / --> rounds          demo.rounds of benchmarks/measured/demo.json
-    <!-- sizes.test.bytes_held.0 /1e9 .1f -->15.5<!-- / -->   divided, and formatted as Python does
+    <!-- memory.test.state.0 /1e9 .1f -->15.5<!-- / -->   divided, and formatted as Python does
 
 The first comment says where the figure is: the file, the way through its JSON, then, if wanted, a factor (`/N` or
 `*N`) and a format. A block is a whole report, or a table that `BLOCKS` renders, between `<!-- block: NAME -->` and
@@ -99,7 +99,17 @@ def table_of_units() -> str:
     return "\n".join(lines) + "\n"
 
 
-BLOCKS: dict[str, Callable[[], str]] = {"demo": report_of_demo, "units": table_of_units}
+def table_of_arms() -> str:
+    """Held-out nats of the tiers, for the demo and what differs from it."""
+    lines = ["| options | tier 0 | tier 1 | tier 2 |", "|---|---|---|---|"]
+    for arm in figures("learning")["arms"]:
+        words = (f"--{name.replace('_', '-')} {value}" for name, value in arm["given"].items())
+        told = f"`{' '.join(words)}`" if arm["given"] else "none: as the demo is"
+        lines.append(f"| {told} | {' | '.join(f'{loss:.3f}' for loss in arm['held_out_by_tier'])} |")
+    return "\n".join(lines) + "\n"
+
+
+BLOCKS: dict[str, Callable[[], str]] = {"demo": report_of_demo, "units": table_of_units, "learning": table_of_arms}
 
 
 def quoted(text: str) -> str:

@@ -65,7 +65,7 @@ def module(name: str) -> ModuleType:
     return loaded
 
 
-quote, measure, sizes = module("quote"), module("measure"), module("sizes")
+quote, measure = module("quote"), module("measure")
 
 
 def own_figures(text: str) -> list[str]:
@@ -140,18 +140,14 @@ def test_a_changed_measurement_changes_the_page(tmp_path: Path, monkeypatch: pyt
 
 def test_every_file_says_how_it_was_measured() -> None:
     files = {path.stem: json.loads(path.read_text()) for path in (ROOT / "benchmarks/measured").glob("*.json")}
-    assert {"demo", "chain", "sizes"} <= set(files)
+    assert set(files) == set(measure.COMMANDS)
     assert all(kept["command"] == measure.COMMANDS[name] for name, kept in files.items())
     assert all(kept["figures"] and kept["machine"] for kept in files.values())
 
 
-def test_sizes_are_those_of_the_recipes() -> None:
-    assert quote.figures("sizes") == sizes.measure(), "run: python benchmarks/measure.py sizes && make docs"
-
-
 def test_the_command_brings_a_page_up_to_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = tmp_path / "page.md"
-    page.write_text("<!-- sizes.light.parameters.0 -->none<!-- / --> parameters\n")
+    page.write_text("<!-- memory.light.parameters.0 -->none<!-- / --> parameters\n")
     monkeypatch.setattr(sys, "argv", ["quote.py", str(page)])
     assert quote.main() == 0
-    assert f"-->{sizes.measure()['light']['parameters'][0]:,}<!--" in page.read_text()
+    assert f"-->{quote.figures('memory')['light']['parameters'][0]:,}<!--" in page.read_text()
