@@ -149,7 +149,8 @@ async def live(members: list[dict[str, Any]]) -> None:
         sessions = []
         for member in members:
             settings = TrainSettings.model_validate(member["settings"])
-            sessions.append(session._session(settings, session.events_of(settings, stack)))
+            events = session.events_of(settings, stack)
+            sessions.append(session._session(settings, session._named(settings), events))
         await asyncio.gather(*sessions)
 
 
