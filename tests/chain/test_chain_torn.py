@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from aftermath.chain.endpoints import Endpoint, endpoint
 from aftermath.chain.member import SolanaMember
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.subscription import RunWatcher
+from aftermath.run.errors import ChainRefused
 from chain.faults import account_json, answer, meddling
 from chain.networks import Place
 
@@ -68,4 +70,46 @@ async def test_a_clock_that_cannot_be_read_does_not_end_the_watch(
                         break
         finally:
             await watcher.close()
-    assert caplog.text.count("cannot be read") == 1, "said once"
+    assert caplog.text.count("the Clock sysvar has 5 bytes") == 1, "said once"
+
+
+async def test_attestations_that_never_can_be_read_are_given_up_in_a_sentence(embedded: Place) -> None:
+    """A few readings, whatever slot the node claims: a member then leaves the epoch, and does not end."""
+    coordinator = await embedded.configured_run("unread")
+    owner, at = str(coordinator.program_id), run_addresses(coordinator.program_id, "unread")
+    read = 0
+
+    async def tear(body: dict[str, Any]) -> web.StreamResponse | None:
+        nonlocal read
+        if body["method"] != "getAccountInfo" or body["params"][0] != str(at.witnesses):
+            return None
+        read += 1
+        return answer(body, {"context": {"slot": 1}, "value": account_json(b"short", owner=owner)})
+
+    async with meddling(embedded.network.rpc_url, tear) as url:
+        where = Endpoint(url, embedded.network.ws_url)
+        async with RpcPool([where]) as pool, SolanaMember(pool, embedded.wallet, "unread", client_version="") as member:
+            stored = replace(member._watcher.latest.rounds[0], attestations=2)
+            member._watcher._latest = replace(member._watcher.latest, head=0, rounds=(stored,) * 4)
+            with pytest.raises(ChainRefused, match="as they are on chain"):
+                await member.attestations(stored)
+    assert read == 4
+
+
+async def test_a_clock_that_cannot_be_read_is_asked_for_again(embedded: Place) -> None:
+    """Also where a member reads the run anew before it acts, not only in its watch."""
+    await embedded.configured_run("anew")
+    torn = 3
+
+    async def tear(body: dict[str, Any]) -> web.StreamResponse | None:
+        nonlocal torn
+        if body["method"] != "getMultipleAccounts" or not torn:
+            return None
+        torn -= 1
+        return answer(body, {"context": {"slot": 1}, "value": [None, account_json(b"short")]})
+
+    async with meddling(embedded.network.rpc_url, tear) as url:
+        where = Endpoint(url, embedded.network.ws_url)
+        async with RpcPool([where]) as pool, SolanaMember(pool, embedded.wallet, "anew", client_version="") as member:
+            assert (await member.run(fresh=True)).run_id == "anew"
+    assert not torn

@@ -84,3 +84,20 @@ def test_a_member_that_nothing_can_give_the_model_makes_room_for_the_others(tmp_
     sim = play(tmp_path, story, total_steps=10_000)
     assert any("half of the warm-up's time" in event["message"] for event in sim.players[0].saw("warning"))
     assert sim.compare(sim.players) > 0
+
+
+def test_holders_that_all_died_are_not_counted_on_for_ever(tmp_path: Path) -> None:
+    """Those who are left are too few for an epoch, whose warm-up is abandoned; the dead must not wait for the next."""
+
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(0), sim.add(1)]
+        await sim.until(lambda run: run.epoch == 1 and run.state is RunState.COOLDOWN and run.levels_attested == 0b111)
+        for player in players:
+            await sim.kill(player)
+        sim.add(1)
+        sim.start(players[1])
+        start = sim.run.step
+        await sim.until(lambda run: run.step >= start + 12, limit=500)
+
+    sim = play(tmp_path, story, total_steps=10_000, min_clients=2, init_min_clients=2)
+    assert sim.compare(sim.players) > 0

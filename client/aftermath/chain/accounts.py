@@ -85,16 +85,28 @@ def _get(address: Pubkey, offset: int, length: int | None, min_slot: int | None)
 
 
 async def fetch_many(
-    pool: RpcPool, addresses: Sequence[Pubkey], *, min_slot: int | None = None, patience: float | None = None
+    pool: RpcPool,
+    addresses: Sequence[Pubkey],
+    *,
+    min_slot: int | None = None,
+    patience: float | None = None,
+    legible: Callable[[list[AccountData | None]], None] = lambda accounts: None,
 ) -> tuple[int, list[AccountData | None]]:
-    """(slot, accounts) of up to 100 accounts, all as of one slot."""
+    """(slot, accounts) of up to 100 accounts, all as of one slot. An AccountError or BadReply of `legible` is the
+    node's failure, like any reply that cannot be read.
+    """
     config = RpcAccountInfoConfig(UiAccountEncoding.Base64, None, COMMITMENT, min_slot)
 
     def read(reply: Any) -> tuple[int, list[AccountData | None]]:
         slot, values = _context(reply)
         if not isinstance(values, list) or len(values) != len(addresses):
             raise BadReply("the RPC node answered getMultipleAccounts with another number of accounts")
-        return slot, [None if v is None else decode_account(slot, v) for v in values]
+        accounts = [None if v is None else decode_account(slot, v) for v in values]
+        try:
+            legible(accounts)
+        except AccountError as error:
+            raise BadReply(f"the RPC node sent a malformed account: {error.message}") from error
+        return slot, accounts
 
     return await pool.call(GetMultipleAccounts(list(addresses), config), read, patience=patience)
 

@@ -9,9 +9,9 @@ everything else gives up after seconds, because its caller knows whether it is s
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from functools import partial
 from typing import TypeVar
 
 from solders.instruction import Instruction
@@ -35,6 +35,7 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
+_READINGS = 4  # of attestations that cannot be read, before they are given up
 CALL_PATIENCE = 5.0  # seconds without an answer after which a transaction or a fresh read gives up
 
 
@@ -137,28 +138,21 @@ class SolanaMember:
     async def attestations(self, round: Round) -> tuple[Attestation, ...]:
         """What the witnesses of `round` have sent so far.
 
-        Raises ChainRefused `RoundNotStored` when the chain no longer holds that round.
+        Raises ChainRefused: `RoundNotStored` when the chain no longer holds that round, `Unreadable` when nodes send
+        something else for it again and again.
         """
         ring, stored = self._stored(round)
         if stored.attestations == 0:
             return ()
         offset, length = witness_round_range(ring, stored.attestations)
-        slot, found = await self._read(
-            self._addresses.witnesses, partial(self._attested, count=stored.attestations), offset, length
-        )
-        if self._watcher.slot < slot:
-            await self._watcher.refresh(GIVE_UP_SECONDS, min_slot=slot)
-        self._stored(round)  # a read can take so long that a later round's attestations are in that place
-        return await self.attestations(round) if found is None else found
-
-    def _attested(self, account: AccountData, count: int) -> tuple[int, tuple[Attestation, ...] | None]:
-        """The slot of `account` and the attestations in it; None if they may be those of a round not heard of yet."""
-        try:
-            return account.slot, parse_witness_round(account.data, count)
-        except AccountError:
-            if account.slot <= self._watcher.slot:
-                raise
-            return account.slot, None
+        for _ in range(_READINGS):
+            account = await self._read(self._addresses.witnesses, lambda account: account, offset, length)
+            if self._watcher.slot < account.slot:
+                await self._watcher.refresh(GIVE_UP_SECONDS, min_slot=account.slot)
+            self._stored(round)  # a read can take so long that a later round's attestations are in that place
+            with contextlib.suppress(AccountError):
+                return parse_witness_round(account.data, stored.attestations)
+        raise ChainRefused("Unreadable", f"no node sends the attestations of round {round.height} as they are on chain")
 
     def _stored(self, round: Round) -> tuple[int, Round]:
         """Where the newest Run holds `round`, and its header there."""

@@ -107,12 +107,10 @@ class RunWatcher:
     async def refresh(self, patience: float | None = None, min_slot: int = 0) -> Run:
         """Read the run now (and chain time with it), not older than `min_slot` or anything seen before."""
         oldest = max(self.slot, min_slot) or None
-        slot, (account, clock) = await fetch_many(
-            self._pool, [self._address, CLOCK], min_slot=oldest, patience=patience
+        slot, (account, _) = await fetch_many(
+            self._pool, [self._address, CLOCK], min_slot=oldest, patience=patience, legible=self._legible
         )
         self.polls += 1
-        if clock is not None:
-            self.clock.observe_sysvar(clock.data)
         if account is None or account.owner != self._program:
             raise ChainError(
                 "there is no such run on this cluster (never created, or closed)",
@@ -120,6 +118,14 @@ class RunWatcher:
             )
         self._accept(slot, account)
         return self.latest
+
+    def _legible(self, accounts: list[AccountData | None]) -> None:
+        """Take in the clock, and see that the run can be read."""
+        account, clock = accounts
+        if account is not None and account.owner == self._program:
+            parse_run(account.data)
+        if clock is not None:
+            self.clock.observe_sysvar(clock.data)
 
     async def updates(self) -> AsyncIterator[Run]:
         """The newest state at once, then after every change; states that a slow reader missed are skipped.

@@ -33,10 +33,16 @@ class Executed:
 
     landed: Landed
     outcome: Outcome
+    built_in: frozenset[Pubkey]
+    """Accounts that the runtime brought along: no snapshot holds them, so a journal has to have all of them."""
 
     def entry(self) -> Entry:
         both = zip(self.outcome.before, self.outcome.after, strict=True)
-        return Entry(self.landed, [(bytes(key), change(old, new)) for (key, old), (_, new) in both if old != new])
+        changed = [(key, old, new) for (key, old), (_, new) in both if old != new]
+        return Entry(
+            self.landed,
+            [(bytes(key), change(None if key in self.built_in else old, new)) for key, old, new in changed],
+        )
 
 
 class Listener(Protocol):
@@ -146,7 +152,7 @@ class Bank:
             loaded_writable=[bytes(key) for key in outcome.keys[own:split]],
             loaded_readonly=[bytes(key) for key in outcome.keys[split:]],
         )
-        return Executed(landed, outcome)
+        return Executed(landed, outcome, frozenset(key for key, _ in outcome.after if key not in self._owners))
 
     def undo(self, executed: Executed) -> None:
         self._runtime.undo(executed.outcome)

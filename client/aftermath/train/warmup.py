@@ -89,7 +89,7 @@ class WarmUp:
             if len(self._lacking) < lacking:
                 failing, lacking = float("inf"), len(self._lacking)
             failing = min(failing, clock.monotonic())
-            if clock.monotonic() >= failing + self._run.config.warmup_time / 2:
+            if clock.monotonic() >= failing + max(self._run.config.warmup_time / 2, _SILENCE + _ANSWER):
                 raise NoModel("no source has given the model for half of the warm-up's time")
             await first_of(self._ctx.feed.after(self._ctx.feed.run.seq), clock.sleep(pause))
             pause = min(2 * pause, _LONGEST_RETRY)

@@ -48,13 +48,11 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// Too few are left to begin: those who stayed wait for the next attempt.
+    /// Too few are left to begin: who is still there asks again. Nobody is put in line unasked, because a member that
+    /// died would then be counted on in every attempt, as the holder of a model that nobody has.
     #[inline(never)]
     pub fn abandon_warmup(&mut self, moment: &Moment) -> Result<()> {
         for slot in self.members.slots.iter_mut().take_while(|slot| slot.used == 1) {
-            if slot.state == member_state::HEALTHY {
-                slot.pending = 1;
-            }
             slot.state = member_state::IDLE;
         }
         sequence::bump(&mut self.run.members_seq)?;
