@@ -46,10 +46,7 @@ LAST_ROUNDS = 10
 
 ARMS: tuple[dict[str, Any], ...] = (
     {},
-    {"lr": 2e-3},
     {"topk_embeddings": 8},
-    {"end": "quarter"},
-    {"batch": 8},
     {"rounds": 120, "batch": 21},
     {"rounds": 120, "batch": 24, "lr": 4e-3, "end": "quarter", "topk_embeddings": 8},
 )

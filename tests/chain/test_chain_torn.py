@@ -89,7 +89,7 @@ async def test_attestations_that_never_can_be_read_are_given_up_in_a_sentence(em
     async with meddling(embedded.network.rpc_url, tear) as url:
         where = Endpoint(url, embedded.network.ws_url)
         async with RpcPool([where]) as pool, SolanaMember(pool, embedded.wallet, "unread", client_version="") as member:
-            stored = replace(member._watcher.latest.rounds[0], attestations=2)
+            stored = replace(member._watcher.latest.rounds[0], attestations=2, clients=3)
             member._watcher._latest = replace(member._watcher.latest, head=0, rounds=(stored,) * 4)
             with pytest.raises(ChainRefused, match="as they are on chain"):
                 await member.attestations(stored)

@@ -5,6 +5,7 @@ machine.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Mapping
 
 from solders.pubkey import Pubkey
@@ -18,7 +19,8 @@ from aftermath.run.errors import ChainUnavailable
 
 AIRDROP_LEAST = 10 * LAMPORTS_PER_SOL
 AIRDROP_SECONDS = 30.0
-ASK_AGAIN = 5.0  # seconds; a faucet gives once for equal requests under one blockhash
+ASK_AGAIN = 5.0  # seconds
+_ODD = 9973  # lamports; any prime keeps sums apart
 ASK_PATIENCE = 5.0  # seconds in which a faucet takes a request; the node itself has answered just before
 
 
@@ -44,8 +46,10 @@ async def ensure_funds(pool: RpcPool, wallet: Pubkey, lamports: int) -> int:
         raise no_funds(wallet, held, lamports)
     try:
         async with asyncio.timeout(AIRDROP_SECONDS):
-            while held < lamports:
-                held = await _ask(pool, wallet, held, lamports)
+            for attempt in itertools.count():
+                if held >= lamports:
+                    break
+                held = await _ask(pool, wallet, held, lamports, attempt)
     except TimeoutError as error:
         raise ChainUnavailable(
             f"the airdrop for {wallet} did not arrive in {AIRDROP_SECONDS:.0f} s", "check the local network's log"
@@ -53,10 +57,14 @@ async def ensure_funds(pool: RpcPool, wallet: Pubkey, lamports: int) -> int:
     return held
 
 
-async def _ask(pool: RpcPool, wallet: Pubkey, held: int, lamports: int) -> int:
-    """Ask the faucet, and wait a little for what it gives; what the wallet holds then."""
+async def _ask(pool: RpcPool, wallet: Pubkey, held: int, lamports: int, attempt: int) -> int:
+    """Ask the faucet, and wait a little for what it gives; what the wallet holds then.
+
+    The sum is one that was not asked for before, because a faucet gives only once for equal requests.
+    """
+    wanted = max(lamports - held, AIRDROP_LEAST) + held % _ODD + attempt
     try:
-        await pool.call(RequestAirdrop(wallet, max(lamports - held, AIRDROP_LEAST)), str, patience=ASK_PATIENCE)
+        await pool.call(RequestAirdrop(wallet, wanted), str, patience=ASK_PATIENCE)
     except (RpcRejected, ChainUnavailable) as error:
         raise no_funds(wallet, held, lamports) from error
     again = asyncio.get_running_loop().time() + ASK_AGAIN

@@ -117,7 +117,7 @@ def read_records(path: Path, repair: bool) -> Iterator[Record]:
             return
         try:
             yield decode(payload)
-        except (msgspec.DecodeError, ValueError):
+        except (msgspec.DecodeError, ValueError, RecursionError):
             raise _damaged(path, position) from None
         position += _HEADER.size + len(payload)
 
