@@ -30,6 +30,9 @@ SET_BY_US = {
     },
     "research.md": {
         "16",  # bytes of four fp32 numbers
+        "4",  # bytes of one
+        "32,003",  # an example of a vocabulary with an awkward size, and of one without
+        "32,000",
         "81",  # bits that number the ways to choose 8 of 4,096
         "11.1",  # the bytes of these and of 8 signs
         "4,096",

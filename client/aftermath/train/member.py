@@ -158,6 +158,7 @@ class Member:
                 message=f"the model starts from step {kept}; the run had reached step {reached}: {reached - kept} "
                 "steps are not in it",
             )
+            return  # all levels are older, and that is said
         for level in (level for level in range(run.levels) if run.levels_lost >> level & 1):
             self._ctx.events.emit(
                 "warning",
