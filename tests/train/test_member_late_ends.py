@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aftermath.run.state import ModelSource, RunState
+from aftermath.run.state import RunState
 from aftermath.sim.simulation import Player, Simulation, play
 
 
@@ -74,33 +74,6 @@ def test_an_owner_that_went_back_has_ended_no_epoch_at_that_step(tmp_path: Path)
         assert not players[0].saw("checkpoint")
 
     play(tmp_path, story)
-
-
-def test_a_warm_up_tried_again_is_another_one_for_who_slept_through_the_first_ones_end(tmp_path: Path) -> None:
-    """Its second try starts from the durable checkpoint, since those who could give the model are gone."""
-
-    async def story(sim: Simulation) -> None:
-        sim.keeps = False
-        players = [sim.add(tier) for tier in (0, 1, 2)]
-        await sim.until_round(2)
-        sleeper = sim.add(0)
-        await sim.until(lambda run: run.epoch == 1 and run.state is RunState.WARMUP and bool(sleeper.saw("model")))
-        assert sim.run.model_source is ModelSource.PEERS
-        assert sleeper.chain is not None
-        sleeper.chain.down = True
-        for player in players:
-            await sim.stop(player)
-            sim.start(player)
-        run = await sim.until(lambda run: run.epoch == 1 and run.state is RunState.ROUND_TRAIN)
-        assert run.model_source is ModelSource.CHECKPOINT
-        _awake(sleeper)
-        await sim.until_finished()
-
-    sim = play(tmp_path, story)
-    sleeper = sim.players[3]
-    assert [event["source"] for event in sleeper.saw("model")] == ["peers", "the checkpoint"]
-    assert [event["epoch"] for event in sleeper.saw("cooldown")] == [1]
-    assert sim.check() > 0
 
 
 @pytest.mark.parametrize("epochs", [1, 2])
