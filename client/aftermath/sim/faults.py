@@ -110,19 +110,17 @@ class Faults:
     # --- members ------------------------------------------------------------------------------------------------
 
     async def kill(self) -> None:
-        player = self._victim()
-        window = self._begin("kill", [player])
-        if player.alive:
-            await self._sim.kill(player)
-        await self._last()
-        self._return(player)
-        self._end(window)
+        await self._away("kill", self._sim.kill)
 
     async def stop(self) -> None:
+        await self._away("stop", self._sim.stop)
+
+    async def _away(self, what: str, end: Callable[[Player], Awaitable[None]]) -> None:
+        """A member ends, and is back after a while."""
         player = self._victim()
-        window = self._begin("stop", [player])
+        window = self._begin(what, [player])
         if player.alive:
-            await self._sim.stop(player)
+            await end(player)
         await self._last()
         self._return(player)
         self._end(window)
