@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -18,9 +19,16 @@ NEW = {level: bytes([level + 1]) * 32 for level in range(3)}
 @pytest.fixture
 def ended(world: World) -> Scenario:
     """An epoch of tiers 0, 1 and 2 has ended; its checkpoint was not named, an older one is."""
+    run = _trained(world, OLD, attesting=(0, 1, 2))
+    assert (run.run.model_source, run.run.level_hashes) == (ModelSource.PEERS, tuple(NEW.values()))
+    return run
+
+
+def _trained(world: World, durable: Mapping[int, bytes], attesting: Sequence[int]) -> Scenario:
+    """A run after its first epoch, which tiers 0, 1 and 2 finished; some of them said what they hold."""
     run = Scenario(world).start(rounds_per_epoch=2, init_min_clients=2)
     record = world.record("Model", "test")
-    for level, digest in OLD.items():
+    for level, digest in durable.items():
         record["checkpoint_hashes"][0][level] = digest
     world.store("Model", "test", record)
     for index in range(3):
@@ -30,11 +38,10 @@ def ended(world: World) -> Scenario:
     world.advance(31)
     run.tick().ok()
     run.finish_rounds()
-    for index in range(3):
+    for index in attesting:
         run.attest(index, {level: NEW[level] for level in range(index, 3)}).ok()
     world.advance(31)
     run.tick().ok()
-    assert (run.run.model_source, run.run.level_hashes) == (ModelSource.PEERS, tuple(NEW.values()))
     return run
 
 
@@ -108,6 +115,47 @@ def test_the_loss_is_told_of_one_epoch_only(ended: Scenario) -> None:
     ended.tick(1).ok()
     run = _begin(ended, 0, 1, wait=6)
     assert (run.levels_lost, run.level_hashes[0]) == (0, OLD[0])
+
+
+def test_a_level_that_was_trained_and_never_attested_is_lost_too(world: World) -> None:
+    """No checkpoint was ever attested, so neither copy of level 0 has a hash; they differ all the same."""
+    ended = _trained(world, {}, attesting=(1, 2))
+    assert (ended.run.model_source, ended.run.levels_attested, ended.run.level_hashes[0]) == (
+        ModelSource.PEERS,
+        0b110,
+        bytes(32),
+    )
+    for index in (1, 2):
+        ended.join(index, tier=index).ok()
+    assert next_deadline(ended.run, ended.members, ended.model) == ended.run.state_started_at + 35
+    world.advance(34)
+    ended.tick(1).refused("NothingToTick")
+    world.advance(2)
+    ended.tick(1).ok()
+    assert (ended.run.state, ended.run.levels_lost) == (RunState.WARMUP, 0b001)
+
+
+def test_a_level_that_nobody_ever_held_is_not_lost(world: World) -> None:
+    run = Scenario(world).start(rounds_per_epoch=2, init_min_clients=2)
+    for index in (1, 2):
+        run.join(index, tier=index).ok()
+    world.advance(6)
+    run.tick(1).ok()
+    world.advance(31)
+    run.tick(1).ok()
+    run.finish_rounds()
+    for index in (1, 2):
+        run.attest(index, {level: NEW[level] for level in range(index, 3)}).ok()
+    world.advance(31)
+    run.tick(1).ok()
+    assert _begin(run, 1, 2, wait=6).levels_lost == 0
+
+
+def test_a_loss_is_told_also_after_a_warm_up_that_was_given_up(ended: Scenario) -> None:
+    assert _begin(ended, 1, 2).levels_lost == 0b001
+    ended.by(1, "leave_run").ok()
+    assert ended.run.state is RunState.WAITING_FOR_MEMBERS
+    assert _begin(ended, 1, 2).levels_lost == 0b001
 
 
 def test_if_nobody_holds_any_level_all_come_from_the_durable_checkpoint(ended: Scenario) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -69,10 +70,14 @@ def test_holders_that_are_away_are_waited_for_if_they_have_what_nobody_else_has(
         state_started_at=1000,
         model_source=ModelSource.PEERS,
         finishers=finishers,
-        level_hashes=tuple(bytes([level in differing]) * 32 for level in range(3)),
+        level_hashes=tuple(bytes([1 + (level in differing)]) * 32 for level in range(3)),
     )
-    durable = SimpleNamespace(checkpoint_hashes=(bytes(32),) * 3)
+    durable = SimpleNamespace(checkpoint_hashes=(b"\1" * 32,) * 3)
     assert deadlines.next_deadline(waiting, table, durable) == 1000 + wait  # type: ignore[arg-type]
+    unknown = replace(waiting, level_hashes=tuple(bytes([level not in differing]) * 32 for level in range(3)))
+    assert deadlines.next_deadline(unknown, table, durable) == 1000 + wait  # type: ignore[arg-type]
+    never = SimpleNamespace(checkpoint_hashes=unknown.level_hashes)  # attested: neither copy has a hash
+    assert deadlines.next_deadline(unknown, table, never) == 1000 + wait  # type: ignore[arg-type]
 
 
 @given(st.sampled_from(RunState), st.integers(0, 2**40), st.integers(0, 1000), st.integers(0, 2**30))

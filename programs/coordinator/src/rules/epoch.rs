@@ -20,16 +20,18 @@ impl Machine<'_> {
         self.members.epoch = self.run.epoch;
         let run = &mut *self.run;
         sequence::bump(&mut run.members_seq)?;
-        run.levels_lost = 0;
-        if run.model_source == model_source::PEERS {
+        if run.model_source != model_source::PEERS {
+            run.levels_lost = 0;
+        } else {
             let held = levels::held_by(run, self.members, &bitmap::both(&run.finishers, pending));
             // nobody could load what nobody holds, however often it is tried
-            run.levels_lost = levels::beyond_durable(run, self.model) & !held;
+            let lost = levels::beyond_durable(run, self.model, self.members) & !held;
             if held == 0 {
                 levels::use_durable(run, self.model);
             } else {
-                levels::go_back(run, self.model, run.levels_lost);
+                levels::go_back(run, self.model, lost);
             }
+            run.levels_lost |= lost; // with what was lost in warm-ups of this epoch that were given up
         }
         run.epoch_started_at = moment.now;
         run.start_step = run.step;
@@ -71,6 +73,7 @@ impl Machine<'_> {
         let run = &mut *self.run;
         sequence::bump(&mut run.members_seq)?;
         run.finishers = healthy;
+        run.levels_lost = 0;
         if run.levels_attested != 0 && run.attested_step == run.step {
             run.model_source = model_source::PEERS;
         } else if run.model_source == model_source::DURABLE {

@@ -20,11 +20,17 @@ pub fn held_by(run: &Run, members: &Members, set: &Bitmap) -> u8 {
     all(run.levels) & !all(smallest)
 }
 
-/// Mask of the levels of which the durable checkpoint is not the newest copy.
+/// Mask of the levels of which the durable checkpoint is not the newest copy. What finishers trained and nobody attested
+/// has no hash, as has a checkpoint that was never attested: the two are still not equal.
 #[inline(never)]
-pub fn beyond_durable(run: &Run, model: &Model) -> u8 {
+pub fn beyond_durable(run: &Run, model: &Model, members: &Members) -> u8 {
+    let trained = held_by(run, members, &run.finishers);
     let hashes = run.level_hashes.iter().zip(model.checkpoint_hashes.iter()).enumerate();
-    hashes.fold(0, |mask, (level, (newest, durable))| mask | u8::from(newest != durable) << level) & all(run.levels)
+    let beyond = hashes.fold(0, |mask, (level, (newest, durable))| {
+        let unknown = *newest == [0; 32] && trained >> level & 1 == 1;
+        mask | u8::from(newest != durable || unknown) << level
+    });
+    beyond & all(run.levels)
 }
 
 /// Members take these levels from the durable checkpoint, and the others from each other.
