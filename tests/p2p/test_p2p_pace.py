@@ -79,3 +79,37 @@ def test_patience_follows_the_round_trip_within_limits(measured):
     assert (measured.hedge(A), measured.patience(A)) == (pace.PATIENCE_S, 0.3 * pace.PATIENCE_ROUND_TRIPS)
     measured.peer(A).rtt = 1000.0
     assert (measured.hedge(A), measured.patience(A)) == (pace.PATIENCE_S, pace.LONGEST_PATIENCE_S)
+
+
+def test_another_process_of_a_peer_starts_afresh_but_for_lies(measured, now):
+    measured.connected(A, b"first", 0.01)
+    for _ in range(pace.FAILURES_TO_EXCLUDE):
+        measured.failed(A)
+    measured.connected(A, b"first", 0.01)
+    assert measured.ranked([A, B], ALL, 1) == [B], "the same process has answered nothing yet"
+    now[0] += pace.FAILURE_S - 1
+    measured.failed(A)
+    now[0] += 1
+    measured.connected(A, b"second", 0.01)
+    assert measured.ranked([A, B], ALL, 1) == [A, B]
+    for _ in range(pace.FAILURES_TO_EXCLUDE):
+        measured.failed(A)
+    measured.connected(A, b"third", 0.01)
+    assert measured.ranked([A, B], ALL, 1) == [B], "no more often than failures pass by themselves"
+    measured.blamed(A)
+    now[0] += pace.FAILURE_S
+    measured.connected(A, b"fourth", 0.01)
+    assert measured.ranked([A, B], ALL, 1) == [B]
+
+
+def test_a_delivery_ends_an_exclusion_for_failures(measured):
+    for _ in range(pace.FAILURES_TO_EXCLUDE):
+        measured.failed(A)
+    measured.delivered(A, 1, 0.1)
+    assert measured.ranked([A, B], ALL, 1) == [A, B]
+
+
+def test_excluded_holders_are_there_for_who_asks_for_them(measured):
+    for _ in range(pace.FAILURES_TO_EXCLUDE):
+        measured.failed(A)
+    assert measured.ranked([A, B], ALL, 1, excluded=True) == [B, A]

@@ -58,6 +58,11 @@ async def mute(request, stream) -> None:
     await asyncio.Event().wait()
 
 
+async def lacking(request, stream) -> None:
+    await stream.send().write_all(frame_of(Reply(Status.MISSING, 0)))
+    await stream.send().finish()
+
+
 def trickling(data: bytes, piece: int) -> Answer:
     """Sends `piece` bytes every tenth of a second."""
 
@@ -108,6 +113,33 @@ async def test_not_holding_a_blob_is_no_failure(mesh):
     holding.publish(b"both")
     assert await node.fetch(digest, 4, holders, 10) == b"both"
     assert lacking.stats().sent["blob"] == 4, "it is asked in its turn"
+
+
+async def test_who_failed_often_is_asked_as_soon_as_the_others_lack_the_blob(rogue, mesh):
+    node, holding = await mesh(1, 2)
+    lacks = await rogue(3)
+    join([node, holding], lacks.node_id)
+    await lacks.dial(node, lacking)
+    for _ in range(pace.FAILURES_TO_EXCLUDE):
+        node._pace.failed(holding.node_id)
+    data = content(1000)
+    assert await node.fetch(holding.publish(data), len(data), [holding.node_id, lacks.node_id], 10) == data
+    assert len(lacks.asked) == 1, "it is not asked again and again before the one that has it"
+
+
+async def test_a_peer_that_was_started_again_is_asked_in_its_turn(opened, mesh):
+    node, other, dying = await mesh(1, 2, 3)
+    await dying.close()
+    holders = [dying.node_id, other.node_id]
+    for _ in range(pace.FAILURES_TO_EXCLUDE):
+        node._pace.failed(dying.node_id)
+    back = await opened(3)
+    join([node, other, back])
+    await until(lambda: len(node.reachable()) == len(other.reachable()) == len(back.reachable()) == 2)
+    data = content(MIB)
+    other.publish(data)
+    assert await node.fetch(back.publish(data), len(data), holders, 10) == data
+    assert back.stats().sent["blob"] == MIB
 
 
 async def test_who_is_waited_for_at_the_deadline_is_asked_last(no_help, trio):

@@ -86,6 +86,8 @@ class Fetch:
                 asked = [min(asked, key=lambda one: turns[one])]
                 turns[asked[0]] += 1
             await self._pass(attempt, asked)
+            if len(attempt.origin) == before and not alone:
+                await self._pass(attempt, [one for one in self._askable(holders, excluded=True) if one not in asked])
             if attempt.complete:
                 if await self._verified(attempt):
                     return bytes(attempt.buffer)
@@ -98,11 +100,11 @@ class Fetch:
                 await asyncio.sleep(pause)
                 pause = min(LONGEST_PAUSE_S, 2 * pause)
 
-    def _askable(self, holders: Sequence[bytes]) -> list[bytes]:
-        """Holders worth asking, best first; BlobRejected or BlobUnavailable if none is left."""
+    def _askable(self, holders: Sequence[bytes], *, excluded: bool = False) -> list[bytes]:
+        """Holders worth asking, best first (see `Pace.ranked`); BlobRejected or BlobUnavailable if none is left."""
         left = [one for one in holders if one not in self._liars and self._strikes[one] < STRIKES]
         if left:
-            return self._pace.ranked(left, self._links.live(), self._size)
+            return self._pace.ranked(left, self._links.live(), self._size, excluded=excluded)
         if self._liars and self._liars >= set(holders):
             raise BlobRejected(f"{self._name()}: every holder lied about it{self._why()}", "get it from others")
         raise BlobUnavailable(f"{self._name()}: no holder is left to ask{self._why()}")

@@ -6,6 +6,7 @@ leaves it. `close` stops our tasks first, then the endpoint, so that it is quick
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
 import os
 import time
@@ -36,6 +37,7 @@ from aftermath.p2p.transport import (
     TransportStats,
 )
 from aftermath.p2p.wire import ALPN, cause
+from aftermath.run.errors import UsageError
 
 REFRESH_S = 5.0
 ENDPOINT_CLOSE_S = 0.5
@@ -215,6 +217,16 @@ async def open_iroh(
             await endpoint.close()
             raise
     return IrohTransport(endpoint, directory, clock)
+
+
+def check_interface(address: str | None) -> None:
+    """Raise UsageError for what cannot be an address to bind."""
+    try:
+        ipaddress.IPv4Address(address or "0.0.0.0")
+    except ValueError as error:
+        raise UsageError(
+            f"--bind-p2p-interface {address!r} is no IPv4 address", "it is one of this machine's, for example 127.0.0.1"
+        ) from error
 
 
 async def _bind(secret: bytes, host: str | None, port: int, relay: Relay, discovery: Discovery) -> iroh.Endpoint:

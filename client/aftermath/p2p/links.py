@@ -244,8 +244,7 @@ class Links:
         seat.link = link
         seat.up.set()
         seat.stir.set()
-        self._pace.events["connects"] += 1
-        self._pace.peer(link.peer).rtt = link.rtt()
+        self._pace.connected(link.peer, link.instance, link.rtt())
         self._spawn(self._serve(seat, link))
 
     def _retire(self, old: Link, new: Link) -> None:

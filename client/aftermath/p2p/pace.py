@@ -6,6 +6,8 @@ Decisions: callers rotate their holders to spread load, so their order stands ex
 failure (asked last for FAILURE_S), several in a row (not asked at all while others are left) and a measured bandwidth
 at which this blob would take noticeably longer than from the fastest. A holder not measured for STALE_S keeps its
 place: its turn comes, and then it is measured, or has failed. Not holding a blob is an answer, and no evidence.
+Failures say nothing of a process started since: a peer that comes back as another instance starts afresh, but for
+lies, and no more often than its failures would pass by themselves.
 """
 
 import asyncio
@@ -41,7 +43,19 @@ class PeerPace:
     rtt: float | None = None
     failures: int = 0
     last_until: float = float("-inf")
-    excluded_until: float = float("-inf")
+    failing_until: float = float("-inf")
+    blamed_until: float = float("-inf")
+    instance: bytes | None = None
+    returned_at: float = float("-inf")
+
+    @property
+    def excluded_until(self) -> float:
+        """When it is asked again although others are left."""
+        return max(self.failing_until, self.blamed_until)
+
+    def forgive(self) -> None:
+        """Forget its failures; lies are not forgotten."""
+        self.failures, self.last_until, self.failing_until = 0, float("-inf"), float("-inf")
 
 
 @dataclass
@@ -79,7 +93,7 @@ class Pace:
     def delivered(self, node_id: bytes, count: int, seconds: float) -> None:
         """Note that a peer delivered `count` bytes of a blob in `seconds`."""
         pace = self.peer(node_id)
-        pace.failures, pace.last_until = 0, float("-inf")
+        pace.forgive()
         if count < MIN_SAMPLE or seconds <= 0:
             return
         measured = count / seconds
@@ -98,23 +112,35 @@ class Pace:
         pace = self.peer(node_id)
         pace.failures += 1
         if pace.failures >= FAILURES_TO_EXCLUDE:
-            pace.excluded_until = self.clock() + FAILURE_S
+            pace.failing_until = self.clock() + FAILURE_S
+
+    def connected(self, node_id: bytes, instance: bytes, rtt: float | None) -> None:
+        """Note a new connection to a peer's process; `instance` is what that process calls itself."""
+        pace, now = self.peer(node_id), self.clock()
+        self.events["connects"] += 1
+        pace.rtt = rtt
+        if pace.instance not in (None, instance) and now - pace.returned_at >= FAILURE_S:
+            pace.returned_at = now
+            pace.forgive()
+        pace.instance = instance
 
     def blamed(self, node_id: bytes) -> None:
         """Note a proven lie; the peer is not asked for long if others are left."""
         pace = self.peer(node_id)
         pace.failures += FAILURES_TO_EXCLUDE
-        pace.excluded_until = self.clock() + BLAMED_S
+        pace.blamed_until = self.clock() + BLAMED_S
 
-    def ranked(self, holders: Iterable[bytes], connected: frozenset[bytes], size: int) -> list[bytes]:
+    def ranked(
+        self, holders: Iterable[bytes], connected: frozenset[bytes], size: int, *, excluded: bool = False
+    ) -> list[bytes]:
         """Holders in the order to ask them for `size` bytes: connected, did not fail lately, not noticeably slower.
 
         The slower ones follow fastest first; among equals the order of `holders` stands. Excluded ones are left out
-        as long as others remain.
+        as long as others remain, unless they are asked for.
         """
         now = self.clock()
         unique = list(dict.fromkeys(holders))
-        usable = [one for one in unique if self.peer(one).excluded_until <= now] or unique
+        usable = [one for one in unique if excluded or self.peer(one).excluded_until <= now] or unique
         seconds = {one: self._expected(one, size, now) for one in usable}
         quick = NOTICEABLE_S + min((known for known in seconds.values() if known is not None), default=0.0)
 
