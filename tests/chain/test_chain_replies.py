@@ -13,8 +13,8 @@ from solders.rpc.requests import GetSlot
 from solders.system_program import TransferParams, transfer
 
 from aftermath.chain import rpc
-from aftermath.chain.accounts import whole
-from aftermath.chain.failures import TransactionFailed
+from aftermath.chain.accounts import parse_reply, whole
+from aftermath.chain.failures import BadReply, TransactionFailed
 from aftermath.chain.refusals import refused
 from aftermath.chain.rpc import RpcPool
 from chain.faults import answer
@@ -51,6 +51,14 @@ async def test_a_fallback_whose_genesis_is_no_hash_is_passed_over(nonsense: Any)
         assert await pool.call(GetSlot(), whole) == 7
     assert liar.count("getSlot") == 0
     assert honest.count("getSlot") == 1
+
+
+def test_a_slot_of_more_than_64_bits_is_the_nodes_failure() -> None:
+    """Later requests name the newest slot that was seen, and none could name this one."""
+    newest = (1 << 64) - 1
+    assert parse_reply({"context": {"slot": newest}, "value": None}) == (newest, None)
+    with pytest.raises(BadReply):
+        parse_reply({"context": {"slot": newest + 1}, "value": None})
 
 
 @pytest.mark.parametrize("number", [0, -1, 1, 9, "2", 2.5, [2]])

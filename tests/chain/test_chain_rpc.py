@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from typing import Any
 
 import pytest
+from aiohttp import web
 from solders.rpc.requests import GetSlot
 
 from aftermath.chain import endpoints, rpc
@@ -78,6 +80,33 @@ async def test_a_result_that_makes_no_sense_is_the_nodes_failure() -> None:
         liar.script = [result("seven")] * 9
         assert await pool.call(GetSlot(), whole) == 7
         assert honest.count("getSlot") == 1
+
+
+async def test_a_node_is_left_for_the_kind_of_call_that_it_fails_and_returned_to(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It answers other calls all the while: those that it fails must not be slow every time."""
+    primary, fallback = Node(), Node()
+
+    async with serving(primary, fallback) as where, RpcPool(where) as pool:
+
+        async def no_slots(body: dict[str, Any]) -> web.Response:
+            if body["method"] != "getSlot":
+                return await result(primary.genesis)(body)
+            await pool.genesis()
+            return await status(503)(body)
+
+        primary.always = no_slots
+        for _ in range(4):
+            assert await pool.call(GetSlot(), whole) == 7
+        assert (primary.count("getSlot"), fallback.count("getSlot")) == (2, 4)
+        assert fallback.count("getGenesisHash") == 1, "the rest is asked of the primary"
+        assert caplog.text.count("answers, but not to GetSlot") == 1
+        primary.always = None
+        await asyncio.sleep(rpc.LEAVE_SECONDS)
+        for _ in range(3):
+            assert await pool.call(GetSlot(), whole) == 7
+        assert (primary.count("getSlot"), fallback.count("getSlot")) == (5, 4)
 
 
 async def test_a_dead_primary_is_left_and_returned_to() -> None:

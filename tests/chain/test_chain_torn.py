@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +17,7 @@ from aftermath.chain.endpoints import Endpoint, endpoint
 from aftermath.chain.member import SolanaMember
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.subscription import RunWatcher
+from aftermath.run.accounts import Round
 from aftermath.run.errors import ChainRefused
 from chain.faults import account_json, answer, meddling
 from chain.networks import Place
@@ -73,27 +76,74 @@ async def test_a_clock_that_cannot_be_read_does_not_end_the_watch(
     assert caplog.text.count("the Clock sysvar has 5 bytes") == 1, "said once"
 
 
-async def test_attestations_that_never_can_be_read_are_given_up_in_a_sentence(embedded: Place) -> None:
-    """A few readings, whatever slot the node claims: a member then leaves the epoch, and does not end."""
-    coordinator = await embedded.configured_run("unread")
-    owner, at = str(coordinator.program_id), run_addresses(coordinator.program_id, "unread")
-    read = 0
+def _tearing(place: Place, run_id: str, read: list[int]) -> Callable[[], AbstractAsyncContextManager[Endpoint]]:
+    """Nodes that answer everything but attestations, of which they send a part; `read` counts for each node."""
+    at = run_addresses(place.coordinator.program_id, run_id)
 
-    async def tear(body: dict[str, Any]) -> web.StreamResponse | None:
-        nonlocal read
-        if body["method"] != "getAccountInfo" or body["params"][0] != str(at.witnesses):
-            return None
-        read += 1
-        return answer(body, {"context": {"slot": 1}, "value": account_json(b"short", owner=owner)})
+    @asynccontextmanager
+    async def node() -> AsyncIterator[Endpoint]:
+        index = len(read)
+        read.append(0)
 
-    async with meddling(embedded.network.rpc_url, tear) as url:
-        where = Endpoint(url, embedded.network.ws_url)
-        async with RpcPool([where]) as pool, SolanaMember(pool, embedded.wallet, "unread", client_version="") as member:
-            stored = replace(member._watcher.latest.rounds[0], attestations=2, clients=3)
-            member._watcher._latest = replace(member._watcher.latest, head=0, rounds=(stored,) * 4)
-            with pytest.raises(ChainRefused, match="as they are on chain"):
-                await member.attestations(stored)
-    assert read == 4
+        async def tear(body: dict[str, Any]) -> web.StreamResponse | None:
+            if body["method"] != "getAccountInfo" or body["params"][0] != str(at.witnesses):
+                return None
+            read[index] += 1
+            slot = 1_000_000 + sum(read)
+            value = account_json(b"short", owner=str(place.coordinator.program_id))
+            return answer(body, {"context": {"slot": slot}, "value": value})
+
+        async with meddling(place.network.rpc_url, tear) as url:
+            yield Endpoint(url, place.network.ws_url)
+
+    return node
+
+
+def _with_attestations(member: SolanaMember) -> Round:
+    """A round that two members have attested, as far as this member knows."""
+    stored = replace(member._watcher.latest.rounds[0], attestations=2, clients=3)
+    member._watcher._latest = replace(member._watcher.latest, head=0, rounds=(stored,) * 4)
+    return stored
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+@pytest.mark.usefixtures("quick")
+async def test_attestations_that_never_can_be_read_are_given_up_in_a_sentence(embedded: Place, nodes: int) -> None:
+    """A few readings of every node, whatever slot it claims: a member then leaves the epoch, and does not end."""
+    await embedded.configured_run("unread")
+    read: list[int] = []
+    node = _tearing(embedded, "unread", read)
+    async with AsyncExitStack() as stack:
+        pool = await stack.enter_async_context(RpcPool([await stack.enter_async_context(node()) for _ in range(nodes)]))
+        member = SolanaMember(pool, embedded.wallet, "unread", client_version="")
+        stored = _with_attestations(await stack.enter_async_context(member))
+        with pytest.raises(ChainRefused, match="as they are on chain") as caught:
+            await member.attestations(stored)
+    assert caught.value.name == "Unreadable"
+    assert read == [6 // nodes] * nodes
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["alone", "while the node answers other calls"])
+async def test_attestations_that_a_node_does_not_send_whole_are_had_from_the_next(embedded: Place, busy: bool) -> None:
+    await embedded.configured_run("second")
+    read: list[int] = []
+    async with AsyncExitStack() as stack:
+        first = await stack.enter_async_context(_tearing(embedded, "second", read)())
+        second = endpoint(embedded.network.rpc_url, embedded.network.ws_url)
+        pool = await stack.enter_async_context(RpcPool([first, second]))
+        member = SolanaMember(pool, embedded.wallet, "second", client_version="")
+        stored = _with_attestations(await stack.enter_async_context(member))
+
+        async def others() -> None:
+            while busy:
+                await pool.genesis()
+                await asyncio.sleep(0.01)
+
+        beside = asyncio.ensure_future(others())
+        async with asyncio.timeout(10):
+            assert len(await member.attestations(stored)) == 2
+        beside.cancel()
+    assert read == [2]
 
 
 async def test_a_clock_that_cannot_be_read_is_asked_for_again(embedded: Place) -> None:

@@ -29,6 +29,7 @@ T = TypeVar("T")
 
 COMMITMENT = CommitmentLevel.Confirmed
 MAX_ACCOUNT = 10 << 20
+U64_MAX = (1 << 64) - 1
 LAMPORTS_PER_SOL = 1_000_000_000
 
 
@@ -143,8 +144,8 @@ async def rent(pool: RpcPool, size: int) -> int:
 
 
 def whole(value: Any) -> int:
-    """A whole number that is not negative; BadReply for anything else."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+    """A whole number that the cluster's 64 bits hold; BadReply for anything else."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= U64_MAX:
         raise BadReply("the RPC node sent something else than a whole number")
     return value
 

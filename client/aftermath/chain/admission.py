@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from solders.pubkey import Pubkey
 
-from aftermath.chain.accounts import balance
-from aftermath.chain.refusals import no_funds
+from aftermath.chain.funds import ensure_funds
 from aftermath.chain.rpc import RpcPool
 from aftermath.run.errors import ChainRefused
 
@@ -30,9 +29,7 @@ def check_version(run_id: str, wanted: str, client_version: str) -> None:
 
 
 async def check_funds(pool: RpcPool, wallet: Pubkey) -> None:
-    """Raises ChainRefused `InsufficientFunds` for a wallet that `train` would refuse; it gets test SOL from a network
-    of this machine.
+    """Raises ChainRefused `InsufficientFunds` for a wallet that cannot pay the fees of a start; on a network of this
+    machine it is given what it lacks first, since nothing else tells whether the faucet there gives any.
     """
-    held = await balance(pool, wallet)
-    if held < FEES_IN_HAND and not pool.is_local:
-        raise no_funds(wallet, held, FEES_IN_HAND)
+    await ensure_funds(pool, wallet, FEES_IN_HAND)

@@ -9,7 +9,6 @@ everything else gives up after seconds, because its caller knows whether it is s
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import TypeVar
@@ -23,7 +22,7 @@ from aftermath.chain.admission import VERSION_MISMATCH, check_version
 from aftermath.chain.authorizer import Authorizer
 from aftermath.chain.coordinator import Coordinator
 from aftermath.chain.instructions import witness_metadata
-from aftermath.chain.rpc import RpcPool
+from aftermath.chain.rpc import FAILURES_BEFORE_LEAVING, MAX_ENDPOINTS, RpcPool
 from aftermath.chain.spend import ChainSpend
 from aftermath.chain.subscription import GIVE_UP_SECONDS, RunWatcher
 from aftermath.chain.wallet import Wallet
@@ -35,7 +34,8 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-_READINGS = 4  # of attestations that cannot be read, before they are given up
+# Of attestations that no node sends whole, before they are given up.
+_READINGS = FAILURES_BEFORE_LEAVING * MAX_ENDPOINTS
 CALL_PATIENCE = 5.0  # seconds without an answer after which a transaction or a fresh read gives up
 
 
@@ -145,14 +145,24 @@ class SolanaMember:
         if stored.attestations == 0:
             return ()
         offset, length = witness_round_range(ring, stored.attestations)
-        for _ in range(_READINGS):
-            account = await self._read(self._addresses.witnesses, lambda account: account, offset, length)
-            if self._watcher.slot < account.slot:
-                await self._watcher.refresh(GIVE_UP_SECONDS, min_slot=account.slot)
-            self._stored(round)  # a read can take so long that a later round's attestations are in that place
-            with contextlib.suppress(AccountError):
-                return parse_witness_round(account.data, stored.attestations)
-        raise ChainRefused("Unreadable", f"no node sends the attestations of round {round.height} as they are on chain")
+        torn = 0
+
+        def attested(account: AccountData) -> tuple[int, tuple[Attestation, ...]]:
+            nonlocal torn
+            try:
+                return account.slot, parse_witness_round(account.data, stored.attestations)
+            except AccountError as error:
+                torn += 1
+                if torn < _READINGS:
+                    raise  # for the pool: this node's failure
+                why = f"no node sends the attestations of round {round.height} as they are on chain"
+                raise ChainRefused("Unreadable", why) from error
+
+        slot, attestations = await self._read(self._addresses.witnesses, attested, offset, length)
+        if self._watcher.slot < slot:
+            await self._watcher.refresh(GIVE_UP_SECONDS, min_slot=slot)
+        self._stored(round)  # a read can take so long that a later round's attestations are in that place
+        return attestations
 
     def _stored(self, round: Round) -> tuple[int, Round]:
         """Where the newest Run holds `round`, and its header there."""

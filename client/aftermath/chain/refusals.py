@@ -46,8 +46,11 @@ _TOLD = {
     ),
     "RunHalted": ("{run} is not running", "its owner starts or resumes it: aftermath-solana set-paused {flag} resume"),
     "RunFinished": ("{run} is finished and cannot change any more", "make another one: aftermath-solana create-run"),
-    "AlreadyHalted": ("{run} is not running, so it cannot be paused", ""),
-    "NotPaused": ("{run} is neither new nor paused, so it cannot be resumed", ""),
+    "AlreadyHalted": ("{run} is not running, so it cannot be paused", "look at its state: aftermath-solana list-runs"),
+    "NotPaused": (
+        "{run} is neither new nor paused, so it cannot be resumed",
+        "look at its state: aftermath-solana list-runs",
+    ),
     "ConfigMissing": _CONFIGURE,
     "ModelMissing": _CONFIGURE,
     "SchemaMissing": _CONFIGURE,

@@ -1,9 +1,11 @@
 """One RPC service made of a primary and up to two fallback nodes.
 
 Decided: a node that fails twice in a row is left for the next one and tried again after a pause that doubles (10 s
-to 60 s), by one call at a time, so that the primary is returned to without stalling the others; between tries the
-wait grows exponentially with seeded jitter; every await has a deadline; a reply that cannot be read is the node's
-failure, whatever is wrong with it; and a node of another cluster (genesis hash) is never used.
+to 60 s), by one call at a time, so that the primary is returned to without stalling the others; a call for which a
+node has failed twice leaves it, whatever that node answers to other calls, and so do the next ones of its kind, for
+such a pause; between tries the wait grows exponentially with seeded jitter; every await has a deadline; a reply that
+cannot be read is the node's failure, whatever is wrong with it; and a node of another cluster (genesis hash) is never
+used.
 """
 
 from __future__ import annotations
@@ -46,16 +48,31 @@ class WrongCluster(ChainError):
     """A node belongs to another cluster than the one first spoken to."""
 
 
+@dataclass
+class _Leave:
+    """Until when a node is not asked, and for how long it is or was left; twice as long each time it is tried again."""
+
+    until: float = 0.0
+    seconds: float = field(default_factory=lambda: LEAVE_SECONDS)
+
+    def again(self, now: float) -> None:
+        """It is tried by one call, and left by the others meanwhile."""
+        self.seconds = min(self.seconds * 2, LEAVE_MAX)
+        self.until = now + self.seconds
+
+
 @dataclass(eq=False)
 class _Node:
     endpoint: Endpoint
     http: HttpNode
     verified: bool = False
     failures: int = 0
-    leave_until: float = 0.0
-    leave_seconds: float = LEAVE_SECONDS
+    leave: _Leave = field(default_factory=_Leave)
+    """Of all calls, once it has failed twice in a row."""
     tried_at: float = 0.0
     last_error: str = "not tried"
+    left: dict[str, _Leave] = field(default_factory=dict)
+    """By kind of call: those it has failed twice in one call, while it answered others."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
@@ -143,13 +160,16 @@ class RpcPool:
         patience = self.patience if patience is None else patience
         deadline = now() + patience
         attempt = attempt or min(self.attempt, patience / TRIES)
-        tries = 0
+        failed: list[_Node] = []
+        kind = type(request).__name__
         while True:
-            node = self._choose()
+            node = self._choose(failed, kind)
             node.tried_at = now()
             allowed = min(attempt, max(deadline - now(), 0.05))
             try:
-                return await self._ask(node, request, read, allowed)
+                result = await self._ask(node, request, read, allowed)
+                node.left.pop(kind, None)
+                return result
             except TransactionFailed:
                 raise
             except Exception as error:
@@ -158,8 +178,10 @@ class RpcPool:
                 if not retryable(error):
                     raise RpcRejected(f"{node.endpoint.shown} refused the request: {describe(error)}") from error
                 self._failed(node, error)
-                tries += 1
-            wait = self.backoff(tries)
+                failed.append(node)
+                if failed.count(node) == FAILURES_BEFORE_LEAVING:
+                    self._leave(node, kind)
+            wait = self.backoff(len(failed))
             if now() + wait >= deadline:
                 raise self._unavailable(patience)
             await asyncio.sleep(wait)
@@ -187,7 +209,7 @@ class RpcPool:
         result = _understood(await node.http.ask(request, timeout), read)
         if node.failures >= FAILURES_BEFORE_LEAVING:
             log.warning("RPC endpoint %s answers again", node.endpoint.shown)
-        node.failures, node.leave_until, node.leave_seconds = 0, 0.0, LEAVE_SECONDS
+        node.failures, node.leave = 0, _Leave()
         return result
 
     async def _verify(self, node: _Node, timeout: float) -> None:
@@ -205,17 +227,21 @@ class RpcPool:
                 )
             node.verified = True
 
-    def _choose(self) -> _Node:
+    def _choose(self, failed: Sequence[_Node], kind: str) -> _Node:
+        """The node for the next try of a call for which these have `failed`, one entry for each time."""
         now = asyncio.get_running_loop().time()
-        for node in self._nodes:
-            if node.failures < FAILURES_BEFORE_LEAVING:
-                return node
-            if node.leave_until <= now:
-                # One call tries the node that was left; the others go on to the next node until it is known to answer.
-                node.leave_seconds = min(node.leave_seconds * 2, LEAVE_MAX)
-                node.leave_until = now + node.leave_seconds
-                return node
-        return min(self._nodes, key=lambda n: n.tried_at)
+        times = {node: failed.count(node) // FAILURES_BEFORE_LEAVING for node in self._nodes}
+        nodes = [node for node in self._nodes if times[node] == min(times.values())]
+        for node in nodes:
+            leaves = [node.leave] if node.failures >= FAILURES_BEFORE_LEAVING else []
+            leaves += [node.left[kind]] if kind in node.left else []
+            if any(leave.until > now for leave in leaves):
+                continue
+            # One call tries the node that was left; the others go on to the next node until it is known to answer.
+            for leave in leaves:
+                leave.again(now)
+            return node
+        return min(nodes, key=lambda n: n.tried_at)
 
     def _failed(self, node: _Node, error: BaseException) -> None:
         now = asyncio.get_running_loop().time()
@@ -224,10 +250,18 @@ class RpcPool:
         log.debug("RPC endpoint %s: %s", node.endpoint.shown, node.last_error)
         if node.failures < FAILURES_BEFORE_LEAVING:
             return
-        if node.leave_until <= now:
+        if node.leave.until <= now:
             log.warning("RPC endpoint %s does not answer (%s)", node.endpoint.shown, node.last_error)
             node.verified = False
-            node.leave_until = now + node.leave_seconds
+            node.leave.until = now + node.leave.seconds
+
+    def _leave(self, node: _Node, kind: str) -> None:
+        """Have the next calls of this kind made elsewhere, for a while."""
+        if kind in node.left:
+            return
+        node.left[kind] = _Leave(asyncio.get_running_loop().time() + LEAVE_SECONDS)
+        if node.failures < FAILURES_BEFORE_LEAVING and len(self._nodes) > 1:
+            log.warning("RPC endpoint %s answers, but not to %s (%s)", node.endpoint.shown, kind, node.last_error)
 
     def _unavailable(self, patience: float) -> ChainUnavailable:
         tried = ", ".join(f"{n.endpoint.shown} ({n.last_error})" for n in self._nodes)

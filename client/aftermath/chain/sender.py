@@ -96,13 +96,16 @@ class Sender:
             sent.append(await self.send(group, signers=[s for s in signers if s.pubkey() in needed], headroom=headroom))
         return sent
 
-    async def afford(self, instructions: Sequence[Instruction], sizes: Mapping[Pubkey, int] | None = None) -> None:
-        """Before anything is sent: make sure the wallet can pay for all the instructions and for the rent of the
-        accounts they leave with these `sizes`, or ask for the whole sum at once (see `funds.ensure_funds`).
+    async def afford(
+        self, instructions: Sequence[Instruction], sizes: Mapping[Pubkey, int] | None = None, *, later: int = 0
+    ) -> None:
+        """Before anything is sent: make sure the wallet can pay for all the instructions, for the rent of the accounts
+        they leave with these `sizes`, and for `later` more transactions, or ask for the whole sum at once (see
+        `funds.ensure_funds`).
         """
         fees = [self._highest_fee(group) for group in pack(self.wallet, instructions)]
         due = await rent_due(self.pool, sizes) if sizes else 0
-        await self.ensure_funds(sum(fees) + due)
+        await self.ensure_funds(sum(fees) + due + later * self._highest_fee([]))
 
     async def ensure_funds(self, lamports: int) -> None:
         """Make sure the wallet can spend `lamports` and stay above the rent of its own account."""

@@ -108,7 +108,9 @@ def write_key_file(path: Path, keypair: Keypair) -> None:
     except FileExistsError as error:
         raise WalletError(f"{path} exists already", "choose another path, or use the key that is there") from error
     except OSError as error:
-        raise WalletError(f"cannot write the key file {path}: {error.strerror}") from error
+        raise WalletError(
+            f"cannot write the key file {path}: {error.strerror}", "choose a path that you may write to"
+        ) from error
     finally:
         temporary.unlink(missing_ok=True)
 
