@@ -81,13 +81,13 @@ def test_an_empty_file_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("token_bytes", "size"), [(2, 1001), (4, 1002)])
 def test_a_truncated_file_is_named_with_its_size(tmp_path: Path, token_bytes: int, size: int) -> None:
     (tmp_path / "x.bin").write_bytes(bytes(size))
-    with pytest.raises(DataError, match=rf"x\.bin is truncated: {size} bytes"):
+    with pytest.raises(DataError, match=rf"x\.bin is truncated: its size of {size} "):
         open_tokens(tmp_path, token_bytes, 4, vocab_size=256)
 
 
 def test_data_shorter_than_a_sequence_says_so(tmp_path: Path) -> None:
     write(tmp_path / "x.bin", range(9))
-    with pytest.raises(DataError, match="9 tokens, a sequence takes 10"):
+    with pytest.raises(DataError, match="takes 10 tokens, and its longest file has 9"):
         open_tokens(tmp_path, 2, 10, vocab_size=256)
 
 

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from aftermath.data.bytelevel import END_TOKEN, byte_tokenizer
 from aftermath.data.local import DataError, open_tokens
-from aftermath.data.tokenise import folder_documents, standard_library, tokenise
+from aftermath.data.tokenise import folder_documents, hold_out, standard_library, standard_library_root, tokenise
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "tokenise.py"
 
@@ -80,7 +80,7 @@ def test_ids_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     big = Tokenizer(models.WordLevel({"a": 70_000, "[UNK]": 1}, unk_token="[UNK]"))
     big.pre_tokenizer = pre_tokenizers.Whitespace()
     documents = folder_documents(corpus(tmp_path / "text"))
-    with pytest.raises(DataError, match=r"70000 do not fit in 2 bytes\nUse 4 bytes"):
+    with pytest.raises(DataError, match=r"70000 do not fit in 2 bytes\nuse 4 bytes"):
         tokenise(documents, tmp_path / "out", big, token_bytes=2)
     assert tokenise(documents, tmp_path / "out", big, token_bytes=4).tokens > 0
 
@@ -103,3 +103,47 @@ def test_the_script_reports_json_and_turns_errors_into_sentences(tmp_path: Path)
     again = subprocess.run(command, capture_output=True, text=True)
     assert (again.returncode, "Traceback" in again.stderr) == (1, False)
     assert "already holds" in again.stderr
+
+
+def test_what_is_held_out_is_decided_by_each_file_s_path_alone(tmp_path: Path) -> None:
+    documents = [tmp_path / "sub" / f"{number}.txt" for number in range(1000)]
+    kept, held_out = hold_out(documents, tmp_path, 20)
+    assert 150 < len(held_out) < 250
+    assert sorted(kept + held_out) == sorted(documents)
+    elsewhere = [Path("/other") / path.relative_to(tmp_path) for path in documents[::2]]
+    assert {path.name for path in hold_out(elsewhere, Path("/other"), 20)[1]} == {
+        path.name for path in set(documents[::2]) & set(held_out)
+    }
+    assert set(held_out) < set(hold_out(documents, tmp_path, 40)[1])
+
+
+def test_a_small_corpus_of_the_standard_library_has_both_sides() -> None:
+    """Its files are chosen by a hash of the same path."""
+    documents = standard_library(1_000_000)
+    kept, held_out = hold_out(documents, standard_library_root(), 20)
+    assert 0.1 < len(held_out) / len(documents) < 0.3
+    assert len(kept) > len(held_out)
+
+
+def test_a_side_without_files_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"20 percent of 1 files leave nothing"):
+        hold_out([tmp_path / "a"], tmp_path, 20)
+
+
+def test_the_script_holds_files_out(tmp_path: Path) -> None:
+    for number in range(40):
+        (tmp_path / "text" / f"{number % 3}").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "text" / f"{number % 3}" / f"{number}.txt").write_text(chr(65 + number) * 9)
+    folders = ["--output", str(tmp_path / "out"), "--held-out", str(tmp_path / "held")]
+    command = [sys.executable, str(SCRIPT), "--input", str(tmp_path / "text"), *folders, "--json"]
+    report = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    assert report["documents"] + report["held_out"]["documents"] == 40
+    assert 1 < report["held_out"]["documents"] < 20
+    sides = [set(np.fromfile(tmp_path / name / "tokens-00000.bin", "<u2").tolist()) for name in ("out", "held")]
+    assert sides[0] & sides[1] == {256}
+    assert sides[0] | sides[1] == {*range(65, 105), 256}
+    again = subprocess.run([*command, "--held-out-percent", "0"], capture_output=True, text=True)
+    assert again.returncode == 2
+    assert "from 1 to 99" in json.loads(again.stderr.splitlines()[-1])["error"]
+    same = subprocess.run([*command[:-3], "--held-out", str(tmp_path / "out")], capture_output=True, text=True)
+    assert (same.returncode, same.stderr.startswith("error: --held-out is --output itself")) == (2, True)

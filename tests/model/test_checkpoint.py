@@ -227,7 +227,7 @@ def test_a_width_that_does_not_divide_is_named(full: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda p: p.pop("model.norm.weight"), "lacks 1 tensors, first model.norm.weight"),
+        (lambda p: p.pop("model.norm.weight"), "lacks 1 tensor, first model.norm.weight"),
         (lambda p: p.pop("lm_head.weight"), "tie_word_embeddings"),
         (lambda p: p.update({"model.extra": torch.zeros(1)}), "'model.extra', which is not part"),
         (lambda p: p.update({"model.norm.weight": torch.zeros(17)}), r"F32 \(17,\), config.json says \(16,\)"),

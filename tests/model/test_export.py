@@ -18,7 +18,8 @@ from aftermath.model.initial import init_weights
 from aftermath.model.manifest import MANIFEST_FILE, file_sha256
 from aftermath.model.schema import build_schema
 from aftermath.model.segments import segment_bytes, write_segment
-from aftermath.model.store import prune, save
+from aftermath.model.steps import prune
+from aftermath.model.store import save
 
 torch.set_num_threads(1)
 
@@ -108,8 +109,11 @@ def kept(tmp_path: Path) -> Path:
     return tmp_path / "kept" / "run-step40"
 
 
-@pytest.mark.parametrize("out", [None, "kept", "kept/run-step40", "kept/run-step40/tiers"])
-def test_nothing_is_exported_to_where_a_member_tidies(kept: Path, tmp_path: Path, out: str | None) -> None:
+@pytest.mark.parametrize("name", ["run-step40", "run-step40.replaced-1"])
+@pytest.mark.parametrize("out", [None, "kept", "kept/NAME", "kept/NAME/tiers"])
+def test_nothing_is_exported_to_where_a_member_tidies(kept: Path, tmp_path: Path, out: str | None, name: str) -> None:
+    kept = kept.rename(kept.with_name(name))
+    out = out and out.replace("NAME", name)
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(CheckpointError, match=r"its member removes[\s\S]*--out"):
         export_tiers(kept, [1], None if out is None else tmp_path / out)
@@ -143,12 +147,27 @@ def test_an_export_outlives_the_runs_checkpoint(kept: Path, tmp_path: Path) -> N
         assert file_sha256(out / "run-step40" / name) == digest
 
 
+def test_an_export_leaves_the_weights_it_links_as_they_were(kept: Path, tmp_path: Path) -> None:
+    weights = kept / "model.safetensors"
+    weights.chmod(0o640)
+    export_tiers(kept, [1], tmp_path / "out")
+    copy = tmp_path / "out" / kept.name / weights.name
+    assert copy.samefile(weights)
+    assert weights.stat().st_mode & 0o777 == 0o640
+
+
+def test_an_export_to_the_checkpoints_own_directory_copies_nothing_over_it(made: Path) -> None:
+    """Whatever else lies in the checkpoint stays, however its directory is spelled."""
+    note = made / "README.md"
+    note.write_text("what the model is\n")
+    exported = export_tiers(made, [1], made / "..")
+    assert exported.manifest == made / MANIFEST_FILE
+    assert note.is_file()
+
+
 @pytest.mark.parametrize(
     ("script", "arguments", "says"),
     [
-        ("init-model.py", ["--intermediate", "510"], "nearest widths that are: 508 or 512"),
-        ("init-model.py", ["--vocab", "100"], "less than the 257 tokens"),
-        ("init-model.py", ["--heads", "3"], "not a multiple"),
         ("init-model.py", ["--tokenizer", "/nowhere"], "cannot read /nowhere"),
         ("export-tiers.py", [], "no checkpoint"),
         ("tokenise.py", ["--input", "/nowhere"], "there is no folder /nowhere"),
@@ -176,20 +195,57 @@ def test_the_scripts_say_errors_as_the_commands_do(
 
 
 @pytest.mark.parametrize(
-    ("script", "arguments"),
+    ("script", "arguments", "says", "fix"),
     [
-        ("init-model.py", []),
-        ("init-model.py", ["--out", "x", "--layers", "many"]),
-        ("export-tiers.py", ["--src", "x"]),
-        ("tokenise.py", ["--output", "x", "--token-bytes", "3"]),
-        ("tokenise.py", ["--output", "x", "--speed", "3"]),
+        ("init-model.py", [], "--out", "--help"),
+        ("init-model.py", ["--heads", "0"], "--heads must be a whole number from 1 to 1024", "--help"),
+        ("init-model.py", ["--heads", "3"], "--heads 3 does not cut --hidden 128", "from 1, 2, 4, 8, 16, 32, 64"),
+        ("init-model.py", ["--heads", "128"], "--heads 128 does not cut --hidden 128", "from 1, 2, 4, 8, 16, 32, 64"),
+        ("init-model.py", ["--hidden", "127"], "--hidden 127 is odd", "even"),
+        ("init-model.py", ["--kv-heads", "3"], "--kv-heads 3 does not divide --heads 4", "--kv-heads from 1, 2, 4"),
+        ("init-model.py", ["--intermediate", "130"], "--intermediate 130 cannot be halved", "128 or 132"),
+        ("init-model.py", ["--layers", "many"], "--layers must be a whole number from 1 to 512", "--help"),
+        ("init-model.py", ["--vocab", "100"], "--vocab 100 is less than the 257 tokens", "--vocab 257"),
+        ("init-model.py", ["--tiers", "9"], "--tiers must be a whole number from 1 to 8", "--help"),
+        ("init-model.py", ["--seed", "-1"], "--seed must be a whole number of at least 0", "--help"),
+        ("export-tiers.py", ["--src", "x"], "--tiers", "--help"),
+        ("export-tiers.py", ["--src", "x", "--tiers", "9"], "--tiers must be a whole number from 1 to 7", "--help"),
+        ("export-tiers.py", ["--src", "x", "--tiers", "0"], "--tiers must be a whole number from 1 to 7", "--help"),
+        ("tokenise.py", ["--output", "x", "--token-bytes", "3"], "--token-bytes must be one of 2, 4", "--help"),
+        ("tokenise.py", ["--output", "x", "--budget-bytes", "0"], "--budget-bytes must be a whole", "--help"),
+        ("tokenise.py", ["--output", "x", "--speed", "3"], "--speed", "--help"),
     ],
 )
-def test_arguments_that_mean_nothing_are_said_in_the_same_form(script: str, arguments: list[str]) -> None:
-    status, output, errors = run(script, *arguments)
+def test_arguments_that_mean_nothing_name_the_option_and_what_it_takes(
+    tmp_path: Path, script: str, arguments: list[str], says: str, fix: str
+) -> None:
+    place = ["--out", str(tmp_path / "x")] if script == "init-model.py" and arguments else []
+    status, output, errors = run(script, *place, *arguments)
     assert (status, output) == (2, "")
-    assert errors.startswith("error: ")
-    assert f"\nfix: see: python scripts/{script} --help\n" in errors
+    sentence, way = errors.splitlines()
+    assert sentence.startswith("error: ")
+    assert says in sentence
+    assert way.startswith("fix: ")
+    assert fix in way
+    assert "config.json" not in errors
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_tier_that_the_checkpoint_cannot_have_is_said_with_those_it_can(made: Path) -> None:
+    status, output, errors = run("export-tiers.py", "--src", str(made), "--tiers", "1", "7")
+    assert (status, output) == (2, "")
+    assert "--tiers 7: the FFN width 64 of " in errors
+    assert "\nfix: choose --tiers from 1 to 6\n" in errors
+
+
+def test_one_document_is_told_as_one(tmp_path: Path) -> None:
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "a.txt").write_text("hello")
+    (tmp_path / "text" / "b.txt").write_bytes(b"\xff\xfe")
+    status, output, _ = run("tokenise.py", "--input", str(tmp_path / "text"), "--output", str(tmp_path / "x"))
+    assert status == 0
+    assert "6 tokens of 1 document in " in output
+    assert output.endswith(" (1 file left out: no UTF-8 text)\n")
 
 
 def test_a_place_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:

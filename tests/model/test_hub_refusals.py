@@ -146,3 +146,9 @@ def test_the_token_stays_with_the_hub_when_a_file_is_elsewhere(fetch: Fetch, ser
         assert right(fetch(), 0)
     assert len(server.elsewhere.heard) >= 3
     assert not any("authorization" in headers for headers in server.elsewhere.heard)
+
+
+def test_a_home_that_this_machine_does_not_know_is_no_checkpoint() -> None:
+    """A tier-0 member may have named it: that ends nobody's warm-up but by a sentence."""
+    with pytest.raises(CheckpointError, match="there is no checkpoint at ~nobody-of-this-name/x"):
+        resolve(Checkpoint(CheckpointKind.LOCAL, "~nobody-of-this-name/x", ""))

@@ -217,6 +217,7 @@ def test_a_width_that_does_not_divide_names_the_nearest(width: int, tiers: int, 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
+        ({"decay": -0.5}, "compression_decay must be a finite[^\n]*\nset it in .model.LLM.optimizer.Distro."),
         ({"tiers": 0}, "1 to 8 tiers"),
         ({"tiers": 9}, "1 to 8 tiers"),
         ({"topk": 0}, "compression_topk must be from 1"),
@@ -225,7 +226,7 @@ def test_a_width_that_does_not_divide_names_the_nearest(width: int, tiers: int, 
         ({"chunk": 256, "hf": {"hidden_size": 256, "intermediate_size": 1024}}, "at most 255"),
         ({"decay": float("nan")}, "decay must be a finite"),
         ({"decay": 1.5}, "at most 1"),
-        ({"clip": -1.0}, "clip must be"),
+        ({"clip": -1.0}, "clip_grad_norm must be"),
     ],
 )
 def test_settings_out_of_range_are_sentences(change: dict[str, Any], says: str) -> None:

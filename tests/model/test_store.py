@@ -16,12 +16,11 @@ from aftermath.model.checkpoint import load, load_config
 from aftermath.model.config import LlamaConfig
 from aftermath.model.documents import CheckpointError
 from aftermath.model.initial import init_weights
+from aftermath.model.steps import saved_steps
 from aftermath.model.store import (
-    prune,
     publish,
     read_companions,
     save,
-    saved_steps,
     scratch,
     sweep,
     write_checkpoint,
@@ -44,7 +43,7 @@ CONFIG = LlamaConfig.from_hf(
 def keep(directory: Path, step: int, *, run_id: str = "run", seed: int = 0) -> Path:
     params = init_weights(CONFIG, seed)
     companions = {"tokenizer.json": b"{}", "evil.py": b"boom"}
-    return save(directory, params, CONFIG, run_id=run_id, step=step, companions=companions)
+    return save(directory, params, CONFIG, run_id=run_id, step=step, companions=companions).place
 
 
 def test_a_saved_checkpoint_comes_back_bit_for_bit(tmp_path: Path) -> None:
@@ -59,23 +58,6 @@ def test_a_saved_checkpoint_comes_back_bit_for_bit(tmp_path: Path) -> None:
     assert document["architectures"] == ["LlamaForCausalLM"]
 
 
-def test_only_the_newest_steps_of_this_run_and_what_is_needed_remain(tmp_path: Path) -> None:
-    keep(tmp_path, 3, run_id="other")
-    places = {step: keep(tmp_path, step) for step in (2, 9, 10, 11)}
-    prune(tmp_path, "run", 11, 2, {places[2].resolve()})
-    assert [path.name for path in saved_steps(tmp_path, "run")] == ["run-step2", "run-step10", "run-step11"]
-    prune(tmp_path, "run", 11, 2, ())
-    assert [path.name for path in saved_steps(tmp_path, "run")] == ["run-step10", "run-step11"]
-    assert [path.name for path in saved_steps(tmp_path, "other")] == ["other-step3"]
-
-
-def test_steps_of_a_past_that_was_left_go_first(tmp_path: Path) -> None:
-    for step in (40, 80, 120, 50, 60):
-        keep(tmp_path, step)
-    prune(tmp_path, "run", 60, 2, ())
-    assert [path.name for path in saved_steps(tmp_path, "run")] == ["run-step50", "run-step60"]
-
-
 def test_saving_a_step_again_changes_nothing(tmp_path: Path) -> None:
     place = keep(tmp_path, 5, seed=1)
     (place / "matformer_manifest.json").write_text("made by an export since")
@@ -87,12 +69,12 @@ def test_saving_a_step_again_changes_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("missing", [None, "model.safetensors", "config.json"])
 def test_another_model_of_a_step_is_refused_and_changes_nothing(tmp_path: Path, missing: str | None) -> None:
-    """The chain may name the directory: whatever is in it stays, whole or not."""
+    """Unless the caller knows that nothing needs it: whatever is in it stays, whole or not."""
     place = keep(tmp_path, 5, seed=1)
     if missing is not None:
         (place / missing).unlink()
     before = _contents(place)
-    with pytest.raises(CheckpointError, match=r"run-step5 holds another model of that name, and stays as it is\nMove"):
+    with pytest.raises(CheckpointError, match=r"run-step5 holds another model of that name, and stays as it is\nmove"):
         keep(tmp_path, 5, seed=2)
     assert _contents(place) == before
     assert [path.name for path in tmp_path.iterdir()] == ["run-step5"]
@@ -147,7 +129,7 @@ def test_a_place_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
 def test_a_killed_save_leaves_no_checkpoint_and_is_cleaned_up(tmp_path: Path) -> None:
     child = os.fork()
     if child == 0:
-        publish(tmp_path / "run-step1", lambda _: os.kill(os.getpid(), signal.SIGKILL), replaces=False)
+        publish(tmp_path / "run-step1", lambda _: os.kill(os.getpid(), signal.SIGKILL))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     assert [path.name[:9] for path in tmp_path.iterdir()] == [".partial-"]
     assert saved_steps(tmp_path, "run") == []
@@ -180,14 +162,14 @@ def test_scratch_of_dead_processes_is_swept_and_nothing_else(tmp_path: Path, mon
 
 
 def test_a_failed_fill_leaves_the_older_directory(tmp_path: Path) -> None:
-    publish(tmp_path / "x", lambda place: (place / "a").write_text("1"), replaces=True)
+    publish(tmp_path / "x", lambda place: (place / "a").write_text("1"))
 
     def fail(place: Path) -> None:
         (place / "a").write_text("2")
         raise RuntimeError("interrupted")
 
     with pytest.raises(RuntimeError):
-        publish(tmp_path / "x", fail, replaces=True)
+        publish(tmp_path / "x", fail)
     assert (tmp_path / "x" / "a").read_text() == "1"
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import settings
 
 from aftermath.run.accounts import Checkpoint, DataLocation, Metadata, Model, Optimizer
 from aftermath.run.state import CheckpointKind, DataKind, OptimizerKind, ScheduleKind
 from run.builders import schedule
-
-# Examples have no deadline of their own: the machines that run the tests are shared.
-settings.register_profile("shared machine", deadline=None)
-settings.load_profile("shared machine")
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aftermath.run.config import load_config, parse_config
+from aftermath.run.config import MAX_CONFIG_BYTES, load_config, parse_config
 from aftermath.run.config_rules import program_errors
 from aftermath.run.errors import ConfigError
 from run.config_cases import CHECKPOINT, RULES, SEED, changed, without
@@ -16,7 +16,7 @@ from run.config_cases import CHECKPOINT, RULES, SEED, changed, without
 def refusal(text: str) -> str:
     with pytest.raises(ConfigError) as caught:
         parse_config(text, "config.toml")
-    return str(caught.value)
+    return caught.value.message
 
 
 MISTAKES = [
@@ -102,6 +102,16 @@ def test_a_file_with_a_byte_order_mark_is_read_with_its_own_lines(tmp_path: Path
     path.write_bytes(b"\xef\xbb\xbf" + changed((r"^min_clients = 1", "min_clients = 0")).replace("\n", ends).encode())
     with pytest.raises(ConfigError, match=rf"{path}:24: min_clients"):
         load_config(path)
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\xfe", b"[config\n", b"[config]\n", b" " * (MAX_CONFIG_BYTES + 1)])
+def test_every_mistake_comes_with_what_to_do(tmp_path: Path, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / "config.toml").write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        load_config(tmp_path / "config.toml")
+    named = caught.value.fix.split("; ")[1].split()[0]
+    assert load_config(Path(__file__).parents[2] / named).config.total_steps  # the file that it names is there
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

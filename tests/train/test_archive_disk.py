@@ -132,3 +132,64 @@ def test_old_steps_go_but_not_the_one_the_chain_names(tmp_path: Path) -> None:
 
     sim = play(tmp_path / "run", story, total_steps=48)
     assert sim.compare(sim.players) > 0
+
+
+async def _epoch_from_the_start(sim: Simulation) -> None:
+    """The owner pauses, and makes step 1 the one that comes next; returns when an epoch has been gone through."""
+    sim.pause(True)
+    run = await sim.until(lambda run: run.state is RunState.PAUSED)
+    progress = {"epoch": run.epoch, "step": 1, "data_index": 0}
+    sim.chain.send([sim.ix.update("sim", progress=progress)], sim.owner)
+    sim.pause(False)
+    await sim.until(lambda now: now.epoch == run.epoch + 1 and now.state is RunState.ROUND_TRAIN)
+
+
+def test_a_step_of_a_past_that_was_left_makes_room(tmp_path: Path) -> None:
+    """Steps 6 and 12 are saved, and then again, with what the model has learnt meanwhile."""
+
+    async def story(sim: Simulation) -> None:
+        for tier in (0, 1, 2):
+            sim.add(tier)
+        place = sim.place / "kept" / "m0"
+        await sim.until(lambda run: run.epoch == 2 and run.state is RunState.ROUND_TRAIN)
+        past = {name: (place / name / "model.safetensors").read_bytes() for name in _in(place)}
+        assert sorted(past) == ["sim-step12", "sim-step6"]
+        await _epoch_from_the_start(sim)
+        assert sim.model.checkpoint.repo == str(place / "sim-step6")
+        assert (place / "sim-step6" / "model.safetensors").read_bytes() != past["sim-step6"]
+        aside = place / "sim-step6.replaced-1"
+        (said,) = [event["message"] for event in sim.players[0].saw("warning") if "another model" in event["message"]]
+        assert f"{place / 'sim-step6'} held another model of step 6" in said
+        assert f"it was moved to {aside}" in said
+        assert _in(place) == ["sim-step12", "sim-step13", "sim-step6"], "of four that one was the first to go"
+        await sim.until_finished()
+        assert sim.model.checkpoint.repo == str(place / "sim-step24")
+
+    sim = play(tmp_path / "run", story, total_steps=24)
+    assert sim.compare(sim.players) > 0
+
+
+def test_a_step_of_a_past_that_was_left_stays_if_the_chain_names_it(tmp_path: Path) -> None:
+    async def story(sim: Simulation) -> None:
+        for tier in (0, 1, 2):
+            sim.add(tier)
+        place = sim.place / "kept" / "m0"
+        await sim.until(lambda run: run.epoch == 1 and run.state is RunState.ROUND_TRAIN)
+        named, past = sim.model.checkpoint, (place / "sim-step6" / "model.safetensors").read_bytes()
+        assert named.repo == str(place / "sim-step6")
+        chain = sim.players[0].chain
+        assert chain is not None
+
+        async def checkpoint(*_: object) -> None:
+            raise archive.ChainRefused("NotAllowedToCheckpoint", "no")
+
+        chain.checkpoint = checkpoint  # type: ignore[method-assign]
+        await _epoch_from_the_start(sim)
+        told = [event["message"] for event in sim.players[0].saw("warning")]
+        assert sum("holds another model of that name, and stays as it is" in message for message in told) == 1
+        assert (place / "sim-step6" / "model.safetensors").read_bytes() == past
+        assert sim.model.checkpoint == named
+        assert _in(place) == ["sim-step6", "sim-step7"], "the pause ended the other epoch early"
+
+    sim = play(tmp_path / "run", story, total_steps=24)
+    assert sim.compare(sim.players) > 0

@@ -7,6 +7,7 @@ from collections import namedtuple
 from pathlib import Path
 
 import pytest
+from huggingface_hub.utils import validate_repo_id
 
 from aftermath.model.schema import Schema
 from aftermath.run.errors import AftermathError
@@ -29,7 +30,23 @@ def schema(tmp_path_factory: pytest.TempPathFactory) -> Schema:
     return play(tmp_path_factory.mktemp("schema") / "run", story).schema
 
 
-@pytest.mark.parametrize("name", ["model", "a/b/c", "/model", "ada/", "-a/b", "a b/c", "https://hf.co/a/b", ""])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model",
+        "a/b/c",
+        "/model",
+        "ada/",
+        "-a/b",
+        "a b/c",
+        "https://hf.co/a/b",
+        "",
+        "a/b--c",
+        "a/b.git",
+        "a/b.",
+        "a/" + "b" * 97,
+    ],
+)
 def test_a_repository_is_an_owner_and_a_name(name: str) -> None:
     with pytest.raises(AftermathError, match="is not the name of a repository") as caught:
         check_hub(settings(hub_repo=name, hub_token="hf_x"))
@@ -40,7 +57,9 @@ def test_a_repository_without_a_token_is_refused_with_the_way_to_give_one() -> N
     with pytest.raises(AftermathError, match="needs a token") as caught:
         check_hub(settings(hub_repo="ada/model-1.b"))
     assert "HF_TOKEN" in caught.value.fix
-    check_hub(settings(hub_repo="ada/model-1.b", hub_token="hf_x"))
+    for name in ("ada/model-1.b", "A_1/b_", "a/" + "b" * 93):
+        check_hub(settings(hub_repo=name, hub_token="hf_x"))
+        validate_repo_id(name)  # the Hub's own client agrees
     check_hub(settings())
 
 

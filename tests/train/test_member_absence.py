@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from aftermath.run.committee import witnesses
+from aftermath.run.errors import ChainRefused
 from aftermath.run.state import ExitReason, MemberState, ModelSource, RunState
 from aftermath.sim.simulation import Player, Simulation, play
 
@@ -51,6 +53,24 @@ def test_a_witness_that_leaves_in_warm_up_does_not_hold_up_the_others(tmp_path: 
         assert sim.now - began < 40
 
     play(tmp_path, story, witness_nodes=1, warmup_time=100, init_min_clients=4)
+
+
+def test_a_witness_whose_word_is_refused_asks_and_complains_ever_more_rarely(tmp_path: Path) -> None:
+    """A round that its wallet cannot pay for lasts 20 seconds, and a warm-up 60."""
+
+    async def refused(*_: object, **__: object) -> None:
+        raise ChainRefused("InsufficientFunds", "the wallet is empty")
+
+    async def story(sim: Simulation) -> None:
+        poor, *_ = [sim.add(tier) for tier in (0, 1, 2)]
+        assert poor.chain is not None
+        poor.chain.witness = poor.chain.warmup_witness = refused  # type: ignore[method-assign]
+        await sim.until(lambda run: run.epoch == 1)
+
+    sim = play(tmp_path, story, min_clients=3, max_round_train_time=20, round_witness_time=10, warmup_time=60)
+    said = Counter(event["message"] for event in sim.players[0].saw("warning") if "was refused" in event["message"])
+    assert len(said) == 8, "of the warm-up and of seven rounds"
+    assert max(said.values()) <= 6
 
 
 def test_a_holder_that_dies_in_cooldown_does_not_cost_the_run_its_model(tmp_path: Path) -> None:

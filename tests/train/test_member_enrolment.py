@@ -107,3 +107,20 @@ def test_whoever_comes_late_says_once_that_it_waits(tmp_path: Path) -> None:
         assert not any(player.saw("waiting") for player in early)
 
     play(tmp_path, story)
+
+
+def test_who_gives_its_place_up_asks_nobody_who_took_it(tmp_path: Path) -> None:
+    """A member that nothing gives the model leaves every epoch, and asks for the next ever more rarely."""
+
+    async def story(sim: Simulation) -> None:
+        player = sim.add(0)
+        assert player.member is not None
+        while sim.now < 60:
+            joins = len(player.saw("joined"))
+            await sim.until(lambda _, joins=joins: len(player.saw("joined")) > joins)
+            await player.member._make_room()
+        told = [event["message"] for event in player.saw("warning")]
+        assert len(told) >= 2
+        assert all(message.startswith("the place in the run was given up, asking for one again") for message in told)
+
+    play(tmp_path, story)

@@ -127,6 +127,22 @@ def test_what_was_not_assigned_is_refused_before_a_byte_is_fetched(tmp_path: Pat
     assert not sim.players[1].saw("fetched", slot=0, height=1)
 
 
+def test_what_was_not_assigned_is_spoken_of_once_a_round_and_under_the_name_of_who_sent_it(tmp_path: Path) -> None:
+    def flood(sim: Simulation, liar: Player) -> Lie:
+        async def lie(said: Commitment, transport: SimTransport) -> None:
+            for number in range(100):
+                named = msgspec.structs.replace(said, slot=number % 4, schema_hash=bytes([number]) * 32)
+                tell_all(transport, sign(liar, named))
+
+        return lie
+
+    sim = _epoch_with_a_liar(tmp_path, flood, rounds_per_epoch=4)
+    _undisturbed(sim)
+    told = sim.players[1].saw("refused", why="not what it was assigned")
+    assert [event["slot"] for event in told] == [0] * len(told)
+    assert 0 < len(told) == len({event["height"] for event in told})
+
+
 def test_a_holder_that_serves_other_bytes_delivers_nothing(tmp_path: Path) -> None:
     def lying_bytes(sim: Simulation, liar: Player) -> Lie:
         async def lie(said: Commitment, transport: SimTransport) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,7 +80,6 @@ def test_a_fault_of_ours_in_hearing_costs_the_message_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whatever the parser overlooks: here the handler fails at every announcement of one member, in every way."""
-    monkeypatch.setattr(logging.getLogger("aftermath"), "propagate", True)  # a session before may have kept it
     errors = (RecursionError, MemoryError, KeyError, AssertionError)
     heard = 0
 

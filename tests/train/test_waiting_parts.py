@@ -15,7 +15,7 @@ from aftermath.run.state import RunState
 from aftermath.sim.clock import InlineWorker, VirtualClock, run_virtual
 from aftermath.train.context import Context
 from aftermath.train.feed import RunFeed
-from aftermath.train.persist import fulfil, persist
+from aftermath.train.persist import Duty, persist
 from aftermath.train.ports import Chain
 from aftermath.train.wait import Pulse, first_of
 from aftermath.train.worker import ThreadWorker
@@ -163,8 +163,7 @@ def test_a_refused_duty_is_a_warning_that_names_it() -> None:
     events: list[Event] = []
     context = cast(Context, _Bare(VirtualClock(), Events(lambda: 0.0, [events.append])))
     call = Calls(ChainRefused("BadParticipation", "no such member"))
-    done = run_virtual(fulfil(context, "the attestation", call, wanted=lambda: True, done_if=frozenset()))
-    assert not done
+    assert not run_virtual(Duty(context, "the attestation", wanted=lambda: True).fulfil(call))
     assert events[0]["message"] == "the attestation was refused: no such member"
 
 

@@ -40,8 +40,10 @@ def _hash(weights: Mapping[str, Tensor] | int, level: int) -> bytes:
 class Joiner:
     """A member of tier 1 in the warm-up after an epoch that two others, of tiers 1 and 2, have finished."""
 
-    def __init__(self, place: Path, *, attested: int, source: ModelSource = ModelSource.PEERS) -> None:
-        """`attested`: bitmap of the levels whose hash in ATTESTED is on chain."""
+    def __init__(
+        self, place: Path, *, attested: int, source: ModelSource = ModelSource.PEERS, finished: bool = False
+    ) -> None:
+        """`attested`: bitmap of the levels whose hash in ATTESTED is on chain; `finished`: so did this member."""
         write_checkpoint(place / "model", init_weights(CONFIG, DURABLE), CONFIG, tier=0, companions={})
         self._checkpoint = Checkpoint(CheckpointKind.LOCAL, str(place / "model"), "")
         self.desk = Desk()
@@ -50,7 +52,7 @@ class Joiner:
             epoch=2,
             step=STEP,
             model_source=source,
-            finishers=0b110,
+            finishers=0b110 | finished,
             rounds=(builders.header(0b111),),
             levels_attested=attested,
             level_hashes=tuple(_hash(ATTESTED, level) if attested >> level & 1 else bytes(32) for level in range(3)),
@@ -166,7 +168,7 @@ def test_a_replica_with_a_level_nobody_attested_is_kept_only_if_all_hold_the_sam
     """The other holder of that level answers only after some seconds."""
 
     async def story() -> None:
-        joiner = Joiner(tmp_path, attested=0b010)
+        joiner = Joiner(tmp_path, attested=0b010, finished=True)
         joiner.offer(1, ATTESTED)
 
         async def answer() -> None:
@@ -178,6 +180,19 @@ def test_a_replica_with_a_level_nobody_attested_is_kept_only_if_all_hold_the_sam
         await answering
         assert joiner.said("model", "source") == [source]
         assert replica.hashes() == {1: _hash(ATTESTED, 1), 2: _hash(theirs if theirs == ATTESTED else DURABLE, 2)}
+
+    run_virtual(story())
+
+
+def test_who_was_dropped_from_the_last_epoch_keeps_no_level_that_nobody_attested(tmp_path: Path) -> None:
+    """The others do not ask it, so they begin from what the checkpoint has of that level."""
+
+    async def story() -> None:
+        joiner = Joiner(tmp_path, attested=0)
+        joiner.offer(2, OTHER)
+        replica = await joiner.obtain(OTHER)
+        assert replica.hashes() == {1: _hash(DURABLE, 1), 2: _hash(OTHER, 2)}
+        assert joiner.said("model", "source") == ["peers and the checkpoint"]
 
     run_virtual(story())
 

@@ -61,7 +61,7 @@ class TokenFiles:
         which = bisect_right(self._ends, place)
         file = self._files[which]
         if _size(file.path) < file.size:  # reading a map beyond a shrunken file's end would kill the process
-            raise DataError(f"{file.path} shrank from {file.size} bytes while in use", "Restore the file and restart.")
+            raise DataError(f"{file.path} shrank from {file.size} bytes while in use", "restore the file and restart")
         start = (place - self._ends[which] + file.sequences) * self.seq_len
         tokens = file.tokens[start : start + self.seq_len]
         largest = int(tokens.max())
@@ -69,7 +69,7 @@ class TokenFiles:
             raise DataError(
                 f"{file.path}: a token {largest} at or after position {start} is outside the vocabulary of "
                 f"{self._vocab_size}",
-                "Tokenise the data with the model's own tokenizer.json, and check token_size_in_bytes.",
+                "tokenise the data with the model's own tokenizer.json, and check token_size_in_bytes",
             )
         return tokens
 
@@ -84,23 +84,23 @@ def open_tokens(
     """
     if token_bytes not in (2, 4):
         raise DataError(
-            f"tokens take 2 or 4 bytes, not {token_bytes}", "Set token_size_in_bytes to TwoBytes or FourBytes."
+            f"tokens take 2 or 4 bytes, not {token_bytes}", "set token_size_in_bytes to TwoBytes or FourBytes"
         )
     if seq_len < 2:
-        raise DataError(f"a sequence needs at least 2 tokens, not {seq_len}", "Raise max_seq_len.")
+        raise DataError(f"a sequence needs at least 2 tokens, not {seq_len}", "raise max_seq_len")
     path = Path(path).expanduser().absolute()
     files = [_open(file, token_bytes, seq_len) for file in _token_files(path)]
     if not any(file.sequences for file in files):
         raise DataError(
-            f"{path} holds no whole sequence: its longest file has {max(f.tokens.size for f in files)} tokens, "
-            f"a sequence takes {seq_len}",
-            "Add data, or lower max_seq_len.",
+            f"{path} holds no whole sequence: a sequence takes {seq_len} tokens, and its longest file "
+            f"has {max(f.tokens.size for f in files)}",
+            "add data, or lower max_seq_len",
         )
     return TokenFiles(files, seq_len, vocab_size, shuffle_seed)
 
 
 def _token_files(path: Path) -> list[Path]:
-    advice = f"Make token files with: python scripts/tokenise.py --output {path}"
+    advice = f"make token files with: python scripts/tokenise.py --output {path}"
     try:
         if path.is_file():
             return [path]
@@ -118,11 +118,11 @@ def _open(path: Path, token_bytes: int, seq_len: int) -> _File:
     size = _size(path)
     if size % token_bytes:
         raise DataError(
-            f"{path} is truncated: {size} bytes are not a multiple of the {token_bytes} bytes of a token",
-            "Copy or tokenise the file again.",
+            f"{path} is truncated: its size of {size} is no multiple of the {token_bytes} bytes of a token",
+            "copy or tokenise the file again",
         )
     if size == 0:
-        raise DataError(f"{path} is empty", "Remove it, or copy or tokenise it again.")
+        raise DataError(f"{path} is empty", "remove it, or copy or tokenise it again")
     try:
         tokens = np.memmap(path, dtype=f"<u{token_bytes}", mode="r")
     except OSError as error:
@@ -134,4 +134,4 @@ def _size(path: Path) -> int:
     try:
         return path.stat().st_size
     except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}", "Restore the file and restart.") from None
+        raise DataError(f"cannot read {path}: {error.strerror}", "restore the file and restart") from None

@@ -3,6 +3,7 @@
 Decided
 - Documents are taken in sorted order, each ended by the tokenizer's end token, into shards `tokens-00000.bin`, ...
   `tokenizer.json` is written beside them, so that data and model cannot drift apart unnoticed.
+- What is held out is held out by file: two halves of one document are too much alike to measure on.
 - Special tokens that occur inside a document are text there, not control.
 - Everything appears under its final name only when complete, and existing token files are never mixed with new ones.
 """
@@ -42,15 +43,20 @@ class Tokenised:
 def folder_documents(folder: Path) -> list[Path]:
     """Every file under a folder, sorted; hidden files and folders are left out. Raises DataError if there is none."""
     if not folder.is_dir():
-        raise DataError(f"there is no folder {folder}", "Name a folder that holds text files.")
+        raise DataError(f"there is no folder {folder}", "name a folder that holds text files")
     found = sorted(
         path
         for path in folder.rglob("*")
         if path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts)
     )
     if not found:
-        raise DataError(f"{folder} holds no files", "Name a folder that holds text files.")
+        raise DataError(f"{folder} holds no files", "name a folder that holds text files")
     return found
+
+
+def standard_library_root() -> Path:
+    """Where this interpreter's standard library is."""
+    return Path(sysconfig.get_paths()["stdlib"])
 
 
 def standard_library(budget: int) -> list[Path]:
@@ -58,7 +64,7 @@ def standard_library(budget: int) -> list[Path]:
 
     Which ones is decided by the hash of their relative path, so a small budget still gives a mixed corpus.
     """
-    root = Path(sysconfig.get_paths()["stdlib"])
+    root = standard_library_root()
     names = [path.relative_to(root) for path in root.rglob("*.py")]
     names = [name for name in names if not _NOT_CORPUS.intersection(name.parts)]
     names.sort(key=lambda name: hashlib.sha256(name.as_posix().encode()).digest())
@@ -69,8 +75,27 @@ def standard_library(budget: int) -> list[Path]:
             chosen.append(root / name)
             used += size
     if not chosen:
-        raise DataError(f"no source file of {root} fits in {budget} bytes", "Raise the budget.")
+        raise DataError(f"no source file of {root} fits in {budget} bytes", "raise the budget")
     return sorted(chosen)
+
+
+def hold_out(documents: Sequence[Path], root: Path, percent: int) -> tuple[list[Path], list[Path]]:
+    """The documents to train on, and about so many percent of them to measure on.
+
+    Which ones is decided by the hash of their path below `root` alone, so a document stays on its side whatever comes
+    or goes beside it. Raises DataError if a side were empty.
+    """
+    sides: tuple[list[Path], list[Path]] = ([], [])
+    for path in documents:
+        name = f"held out {path.relative_to(root).as_posix()}"  # not the hash that chooses the standard library's files
+        place = int.from_bytes(hashlib.sha256(name.encode(errors="surrogateescape")).digest()[:8], "big")
+        sides[place * 100 < percent << 64].append(path)
+    if not all(sides):
+        raise DataError(
+            f"{percent} percent of {len(documents)} files leave nothing to train on or nothing to measure on",
+            "name a folder with more files, or another --held-out-percent",
+        )
+    return sides
 
 
 def tokenise(
@@ -90,11 +115,11 @@ def tokenise(
         for ids in _encoded(tokenizer, texts):
             writer.add(ids if end is None else [*ids, end])
         if not writer.tokens:
-            raise DataError("none of the files is UTF-8 text", "Convert the text to UTF-8.")
+            raise DataError("none of the files is UTF-8 text", "convert the text to UTF-8")
         (output / "tokenizer.json").write_text(tokenizer.to_str())
         writer.finish()
     except OSError as error:
-        raise DataError(f"cannot write {output}: {error.strerror}", "Free some space or name another folder.") from None
+        raise DataError(f"cannot write {output}: {error.strerror}", "free some space or name another folder") from None
     finally:
         tokenizer.encode_special_tokens = False
     return Tokenised(texts.read, texts.skipped, writer.tokens, tuple(writer.files), tokenizer.get_vocab_size())
@@ -105,11 +130,16 @@ def _check(output: Path, tokenizer: Tokenizer, token_bytes: int) -> None:
         raise DataError(f"tokens take 2 or 4 bytes, not {token_bytes}")
     largest = max(tokenizer.get_vocab().values())
     if largest >= 1 << (8 * token_bytes):
-        raise DataError(f"token ids up to {largest} do not fit in {token_bytes} bytes", "Use 4 bytes a token.")
+        raise DataError(f"token ids up to {largest} do not fit in {token_bytes} bytes", "use 4 bytes a token")
+    refuse_older(output)
+
+
+def refuse_older(output: Path) -> None:
+    """Raises DataError if this is no folder, or one that holds token files."""
     if output.exists() and not output.is_dir():
         raise DataError(f"{output} is a file, not a folder")
     if output.is_dir() and any(path.suffix in SUFFIXES for path in output.iterdir()):
-        raise DataError(f"{output} already holds token files", "Remove them or name another folder.")
+        raise DataError(f"{output} already holds token files", "remove them or name another folder")
 
 
 class _Texts:

@@ -94,7 +94,7 @@ class LlamaConfig(BaseModel):
             if hidden % heads:
                 raise ModelConfigError(
                     f"config.json: hidden_size {hidden} is not a multiple of {heads} attention heads",
-                    "Choose a number of heads that divides it.",
+                    "choose a number of heads that divides it",
                 )
             known["head_dim"] = hidden // heads
         if isinstance(known.get("eos_token_id"), list):
@@ -103,7 +103,7 @@ class LlamaConfig(BaseModel):
             return cls.model_validate(known)
         except ValidationError as error:
             raise ModelConfigError(
-                f"config.json: {_sentence(error)}", "Correct it, or use another checkpoint."
+                f"config.json: {_sentence(error)}", "correct it, or use another checkpoint"
             ) from None
 
     def to_hf(self, tier: int = 0) -> dict[str, Any]:
@@ -165,14 +165,14 @@ class WidthNotDivisible(ModelConfigError):
 def check_divisible(width: int, halvings: int) -> None:
     """Raise WidthNotDivisible, naming the nearest widths that work, unless 2^halvings divides the width."""
     if not 0 <= halvings < MAX_TIERS:
-        raise ModelConfigError(f"tier {halvings} is out of range", f"Tiers are 0 to {MAX_TIERS - 1}.")
+        raise ModelConfigError(f"tier {halvings} is out of range", f"tiers are 0 to {MAX_TIERS - 1}")
     step = 1 << halvings
     if width % step:
         below = width - width % step
         nearest = f"{below} or {below + step}" if below else str(step)
         raise WidthNotDivisible(
             f"intermediate_size {width} is not divisible by {step}, so tier {halvings} has no whole width",
-            f"The nearest widths that are: {nearest}.",
+            f"the nearest widths that are: {nearest}",
         )
 
 
@@ -206,7 +206,7 @@ def stored_tier(hf_config: Mapping[str, Any]) -> tuple[int, int]:
     if size << tier != base:
         raise ModelConfigError(
             f"config.json: intermediate_size {size} is not matformer_base_intermediate_size {base} / 2^{tier}",
-            "Correct the three keys, or export the tier again from the full checkpoint.",
+            "correct the three keys, or export the tier again from the full checkpoint",
         )
     return tier, base
 
@@ -224,7 +224,7 @@ def _refuse_other_functions(hf_config: Mapping[str, Any]) -> None:
     """Raise if `LlamaForCausalLM` would compute, or train, another function of this file than `model.llama` does."""
     if hf_config.get("model_type") not in (None, "llama"):
         raise ModelConfigError(
-            f"config.json: model_type {hf_config['model_type']!r} is not supported", "Use a Llama checkpoint."
+            f"config.json: model_type {hf_config['model_type']!r} is not supported", "use a Llama checkpoint"
         )
     for key, default, allowed in (
         ("hidden_act", "silu", ("silu", "swish")),
@@ -245,8 +245,8 @@ def _refuse_other_functions(hf_config: Mapping[str, Any]) -> None:
         if hf_config.get(key):
             raise ModelConfigError(
                 f"config.json: {key} is not supported",
-                f"Use a checkpoint of plain weights, with layers all alike that see the whole text; or remove {key} if "
-                "the model was trained without it.",
+                f"use a checkpoint of plain weights, with layers all alike that see the whole text; or remove {key} if "
+                "the model was trained without it",
             )
 
 
@@ -259,7 +259,7 @@ def _rope_theta(hf_config: Mapping[str, Any]) -> Any:
     bases = {}
     for key, table in tables.items():
         if not isinstance(table, Mapping) or any(isinstance(value, Mapping) for value in table.values()):
-            raise ModelConfigError(f"config.json: {key} is not one table of numbers", "Use a plain Llama.")
+            raise ModelConfigError(f"config.json: {key} is not one table of numbers", "use a plain Llama")
         kind = table.get("rope_type", table.get("type", "default"))
         if kind != "default":
             raise _unsupported(f"{key} of type", kind, "default")
@@ -270,14 +270,14 @@ def _rope_theta(hf_config: Mapping[str, Any]) -> Any:
         raise ModelConfigError(
             f"config.json: rope_theta is {bases['rope_parameters']!r} by rope_parameters and "
             f"{bases['rope_scaling']!r} by rope_scaling",
-            "Leave one of the two tables in the file.",
+            "leave one of the two tables in the file",
         )
     return next(iter(bases.values()), hf_config.get("rope_theta"))
 
 
 def _unsupported(key: str, value: object, wanted: object) -> ModelConfigError:
     return ModelConfigError(
-        f"config.json: {key} {value!r} is not supported", f"This client computes {key} {wanted!r} only."
+        f"config.json: {key} {value!r} is not supported", f"this client computes {key} {wanted!r} only"
     )
 
 

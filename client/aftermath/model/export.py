@@ -18,7 +18,8 @@ from aftermath.model.checkpoint import load, load_config
 from aftermath.model.config import LlamaConfig, stored_tier
 from aftermath.model.documents import COMPANIONS, INDEX_FILE, CheckpointError, hf_config
 from aftermath.model.manifest import MANIFEST_FILE, TierFiles, encode_manifest, file_sha256
-from aftermath.model.store import is_saved_step, publish, read_companions, write_checkpoint, writing
+from aftermath.model.steps import is_removable
+from aftermath.model.store import publish, read_companions, write_checkpoint, writing
 from aftermath.model.weights import weight_files
 
 
@@ -40,14 +41,16 @@ def export_tiers(source: Path, tiers: Sequence[int], out: Path | None = None) ->
     config = load_config(source)
     stored, _ = stored_tier(hf_config(source / "config.json"))
     if stored:
-        raise CheckpointError(f"{source} is itself a slice of tier {stored}", "Export from the full checkpoint.")
+        raise CheckpointError(f"{source} is itself a slice of tier {stored}", "export from the full checkpoint")
     wanted = sorted(set(tiers))
     if not wanted or wanted[0] < 1:
         raise CheckpointError(
-            "tiers to export start at 1; tier 0 is the full checkpoint itself", "Name them, for example: --tiers 1 2"
+            "tiers to export start at 1; tier 0 is the full checkpoint itself", "name them, for example: --tiers 1 2"
         )
     config.width(wanted[-1])
-    base = (source.parent if out is None else out.absolute()) / source.name
+    base = source if out is None else out.absolute() / source.name
+    if base.parent.resolve() == source.parent.resolve():
+        base = source  # however `out` is spelled: nothing is copied over what it is copied from
     _refuse_removable(source, base)
     places = [base.with_name(f"{base.name}-tier{tier}") for tier in wanted]
     companions = read_companions(source)
@@ -62,12 +65,12 @@ def export_tiers(source: Path, tiers: Sequence[int], out: Path | None = None) ->
 def _refuse_removable(source: Path, base: Path) -> None:
     """Raise if the export would lie in a run's checkpoint, or among the checkpoints that a member tidies."""
     origin, place = source.resolve(), base.parent.resolve()
-    beside = is_saved_step(origin) and (base == source or place == origin.parent)
-    inside = any(is_saved_step(path) and (path / "config.json").is_file() for path in (place, *place.parents))
+    beside = is_removable(origin) and (base == source or place == origin.parent)
+    inside = any(is_removable(path) and (path / "config.json").is_file() for path in (place, *place.parents))
     if beside or inside:
         raise CheckpointError(
             f"{origin if beside else place} is a checkpoint of a run, which its member removes when it is old",
-            "Name a directory of its own for the export: --out DIRECTORY",
+            "name a directory of its own for the export: --out DIRECTORY",
         )
 
 
@@ -86,7 +89,7 @@ def _copy(source: Path, base: Path) -> None:
                 shutil.copyfile(path, place / path.name)
 
     with writing(base.parent):
-        publish(base, fill, replaces=True)
+        publish(base, fill)
 
 
 def _describe(config: LlamaConfig, base: Path, places: dict[int, Path]) -> Path:

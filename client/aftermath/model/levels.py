@@ -89,7 +89,7 @@ def _segment(
     if block > MAX_BLOCK:
         raise SchemaError(
             f"compression_chunk {chunk} gives {name} blocks of {block} entries; indices reach {MAX_BLOCK}",
-            "Use a compression_chunk of at most 255.",
+            "use a compression_chunk of at most 255",
         )
     return Segment(name, level, dim, start, stop, shape, edges, min(topk, block))
 

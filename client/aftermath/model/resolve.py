@@ -28,7 +28,15 @@ def resolve(
         return hub.download(
             checkpoint.repo, checkpoint.revision, tier=tier, strategy=strategy, cache_dir=cache_dir, token=token
         )
-    return Path(checkpoint.repo).expanduser().absolute()
+    return local_directory(checkpoint)
+
+
+def local_directory(checkpoint: Checkpoint) -> Path:
+    """Where a Local checkpoint lies on this machine. Raises CheckpointError if that is no place at all."""
+    try:
+        return Path(checkpoint.repo).expanduser().absolute()
+    except RuntimeError:  # ~NAME of a user that this machine does not know
+        raise CheckpointError(f"there is no checkpoint at {checkpoint.repo}") from None
 
 
 def load_hf_config(
@@ -38,12 +46,12 @@ def load_hf_config(
     _require_weights(checkpoint)
     if checkpoint.kind is CheckpointKind.HUB:
         return hf_config(hub.download_config(checkpoint.repo, checkpoint.revision, cache_dir=cache_dir, token=token))
-    return hf_config(Path(checkpoint.repo).expanduser().absolute() / "config.json")
+    return hf_config(local_directory(checkpoint) / "config.json")
 
 
 def _require_weights(checkpoint: Checkpoint) -> None:
     if checkpoint.kind in (CheckpointKind.NONE, CheckpointKind.DUMMY):
         raise CheckpointError(
             "the run names no checkpoint with weights",
-            "Its owner has to set [model.LLM.checkpoint.Hub] or [model.LLM.checkpoint.Local] with update-config.",
+            "its owner has to set [model.LLM.checkpoint.Hub] or [model.LLM.checkpoint.Local] with update-config",
         )

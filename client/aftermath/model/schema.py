@@ -126,7 +126,7 @@ class Schema:
 
     def _checked(self, level: int) -> int:
         if not 0 <= level < self.levels:
-            raise SchemaError(f"level {level} is out of range", f"This run has levels 0 to {self.levels - 1}.")
+            raise SchemaError(f"level {level} is out of range", f"this run has levels 0 to {self.levels - 1}")
         return level
 
     @staticmethod
@@ -177,6 +177,9 @@ class _Document(msgspec.Struct, frozen=True):
     optimizer: _Optimizer
 
 
+_SET = "set it in [model.LLM.optimizer.Distro] of the run's config file"
+
+
 def build_schema(
     hf_config: Mapping[str, Any],
     *,
@@ -200,15 +203,15 @@ def build_schema(
     counts = {"topk": topk, "topk_embeddings": embeddings, "chunk": chunk}
     for label, number in counts.items():
         if not 1 <= number <= 65535:
-            raise SchemaError(f"compression_{label} must be from 1 to 65535, not {number}")
+            raise SchemaError(f"compression_{label} must be from 1 to 65535, not {number}", _SET)
     config = LlamaConfig.from_hf(hf_config)
     check_divisible(config.intermediate_size, tiers - 1)
-    settings = {"decay": decay, "weight_decay": weight_decay, "clip": clip or 0.0}
+    settings = {"compression_decay": decay, "weight_decay": weight_decay, "clip_grad_norm": clip or 0.0}
     for label, value in settings.items():
         if not (math.isfinite(value) and value >= 0):
-            raise SchemaError(f"{label} must be a finite number, at least 0, not {value!r}")
+            raise SchemaError(f"{label} must be a finite number, at least 0, not {value!r}", _SET)
     if decay > 1:
-        raise SchemaError(f"compression_decay must be at most 1, not {decay!r}")
+        raise SchemaError(f"compression_decay must be at most 1, not {decay!r}", _SET)
     return Schema(
         config=config,
         tiers=tiers,

@@ -1,26 +1,30 @@
 """Writing checkpoints: a directory appears under its name only when every byte of it is on disk.
 
 Decided
-- A run's checkpoint of step n, with n steps trained, is `<run id>-step<n>`, an ordinary Hugging Face directory of the
-  full model; only a tier-0 replica can write one. A crash or a full disk leaves earlier checkpoints as they were.
-- What a killed process left behind (`.partial-...`) is removed by the next save into the same directory; its scratch
-  directories are removed by `sweep`.
-- A step's directory is never replaced: the chain may name it, and then it is all that the run can go back to. Saving
-  the same model again changes nothing; another model of that step is refused.
+- A checkpoint of a run is an ordinary Hugging Face directory of the full model; only a tier-0 replica can write one. A
+  crash or a full disk leaves earlier checkpoints as they were.
+- What a killed process left behind (`.partial-...`) is removed by the next checkpoint in the same directory; its
+  scratch directories are removed by `sweep`.
+- A step's directory is never overwritten: the chain may name it, and then it is all that the run can go back to.
+  Saving the same model again changes nothing; another model of that step is moved aside if the caller knows that
+  nothing needs it, and else refused.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import filecmp
 import json
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from safetensors.torch import save_file
@@ -28,10 +32,21 @@ from torch import Tensor
 
 from aftermath.model.config import LlamaConfig
 from aftermath.model.documents import COMPANIONS, CheckpointError, read_limited
+from aftermath.model.steps import among, move_aside, step_directory
+
+T = TypeVar("T")
 
 MAX_COMPANION_BYTES = 64 << 20
 _MODEL = ("model.safetensors", "config.json")
 _PARTIAL, _SCRATCH = ".partial-", "aftermath-checkpoint-"  # followed by the process's id
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A step's directory, and where another model of that step was moved to make room for it."""
+
+    place: Path
+    replaced: Path | None
 
 
 def save(
@@ -42,30 +57,16 @@ def save(
     run_id: str,
     step: int,
     companions: Mapping[str, bytes],
-) -> Path:
-    """Write the full model's checkpoint of a step and return its directory.
+    needed: Collection[Path] | None = None,
+) -> Saved:
+    """Write the full model's checkpoint of a step.
 
-    `companions` are the tokenizer's files (see `read_companions`). Raises CheckpointError, also if there is another
-    model under that name; earlier checkpoints are then untouched.
+    `companions` are the tokenizer's files (see `read_companions`). Another model of that step is moved aside, unless
+    it is among the `needed`; without these nothing is. Raises CheckpointError; earlier checkpoints are then untouched.
     """
-    target = directory / f"{_stem(run_id)}-step{step}"
-    with writing(directory):
-        _remove_leftovers(directory, _PARTIAL)
-    write_checkpoint(target, params, config, tier=0, companions=companions, replaces=False)
-    return target
-
-
-def prune(directory: Path, run_id: str, step: int, keep_steps: int, needed: Collection[Path]) -> None:
-    """Remove the run's checkpoints but the newest `keep_steps` (at least 1) and those that are `needed` (resolved).
-
-    `step` is where the run is now. Checkpoints beyond it are of a past that its owner has left by going back: they
-    count as older than all others.
-    """
-    steps = saved_steps(directory, run_id)
-    left = [path for path in steps if _step(path) > step]
-    for old in (left + [path for path in steps if _step(path) <= step])[:-keep_steps]:
-        if old.resolve() not in needed:
-            shutil.rmtree(old, ignore_errors=True)
+    target = step_directory(directory, run_id, step)
+    replaced = _write(target, params, config, 0, companions, lambda place: _give_name(place, target, needed))
+    return Saved(target, replaced)
 
 
 def scratch() -> Path:
@@ -76,21 +77,6 @@ def scratch() -> Path:
 def sweep() -> None:
     """Remove the scratch directories of processes that no longer run."""
     _remove_leftovers(Path(tempfile.gettempdir()), _SCRATCH)
-
-
-def saved_steps(directory: Path, run_id: str) -> list[Path]:
-    """The run's checkpoints in a directory, oldest step first."""
-    pattern = re.compile(re.escape(_stem(run_id)) + r"-step\d{1,12}")
-    return sorted((path for path in directory.glob("*") if pattern.fullmatch(path.name)), key=_step)
-
-
-def is_saved_step(path: Path) -> bool:
-    """Whether a directory bears the name of some run's checkpoint."""
-    return re.fullmatch(r".+-step\d{1,12}", path.name) is not None
-
-
-def _step(path: Path) -> int:
-    return int(path.name.rpartition("-step")[2])
 
 
 def read_companions(directory: Path) -> dict[str, bytes]:
@@ -110,9 +96,19 @@ def write_checkpoint(
     *,
     tier: int,
     companions: Mapping[str, bytes],
-    replaces: bool = True,
 ) -> None:
-    """Write a tier's Hugging Face directory (tier 0: the full model) to `target`; see `publish` for `replaces`."""
+    """Write a tier's Hugging Face directory (tier 0: the full model) to `target`; what was there is replaced."""
+    _write(target, params, config, tier, companions, lambda place: _replace(place, target))
+
+
+def _write(
+    target: Path,
+    params: Mapping[str, Tensor],
+    config: LlamaConfig,
+    tier: int,
+    companions: Mapping[str, bytes],
+    settle: Callable[[Path], T],
+) -> T:
     expected = config.parameter_shapes(tier)
     if {name: tuple(tensor.shape) for name, tensor in params.items()} != expected:
         raise CheckpointError(f"these tensors are not the tier {tier} replica that {target} should hold")
@@ -127,51 +123,81 @@ def write_checkpoint(
                 (place / name).write_bytes(companions[name])
 
     with writing(target.parent):
+        _remove_leftovers(target.parent, _PARTIAL)
         _require_space(target.parent, need)
-        publish(target, fill, replaces=replaces)
+        return _publish(target.parent, fill, settle)
 
 
-def publish(target: Path, fill: Callable[[Path], None], *, replaces: bool) -> None:
-    """Fill a new directory beside `target`, force it to disk and give it the name.
+def publish(target: Path, fill: Callable[[Path], None]) -> None:
+    """Fill a new directory beside `target`, force it to disk and give it the name; an older `target` is replaced."""
+    _publish(target.parent, fill, lambda place: _replace(place, target))
 
-    An older `target` is replaced, or, without `replaces`, stays: CheckpointError if it does not hold the same model.
-    """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    place = Path(tempfile.mkdtemp(prefix=f"{_PARTIAL}{os.getpid()}-", dir=target.parent))
+
+def _publish(directory: Path, fill: Callable[[Path], None], settle: Callable[[Path], T]) -> T:
+    """Fill a new directory, force it to disk and have `settle` rename it; what that returns."""
+    directory.mkdir(parents=True, exist_ok=True)
+    place = Path(tempfile.mkdtemp(prefix=f"{_PARTIAL}{os.getpid()}-", dir=directory))
     try:
         fill(place)
         place.chmod(0o755)
         for path in place.iterdir():
-            path.chmod(0o644)
-            _sync(path)
-        _sync(place)
-        if not replaces:
-            _give_name(place, target)
-        elif target.exists():
-            older = Path(tempfile.mkdtemp(prefix=f"{_PARTIAL}{os.getpid()}-", dir=target.parent))
-            target.rename(older / "older")
-            place.rename(target)
-            shutil.rmtree(older, ignore_errors=True)
-        else:
-            place.rename(target)
-        _sync(target.parent)
+            if path.stat().st_nlink == 1:  # one that is linked keeps the mode that it has elsewhere
+                path.chmod(0o644)
+            sync(path)
+        sync(place)
+        settled = settle(place)
+        sync(directory)
+        return settled
     finally:
         shutil.rmtree(place, ignore_errors=True)
 
 
-def _give_name(place: Path, target: Path) -> None:
-    """Rename `place`, unless there is a `target` with the same model; CheckpointError if it holds another one."""
-    try:
-        place.rename(target)  # refused if there is something in `target`, whoever put it there meanwhile
-    except OSError:
-        if not target.exists():
-            raise
+def _replace(place: Path, target: Path) -> None:
+    if not target.exists():
+        place.rename(target)
+        return
+    older = Path(tempfile.mkdtemp(prefix=f"{_PARTIAL}{os.getpid()}-", dir=target.parent))
+    target.rename(older / "older")
+    place.rename(target)
+    shutil.rmtree(older, ignore_errors=True)
+
+
+def _give_name(place: Path, target: Path, needed: Collection[Path] | None) -> Path | None:
+    """Rename `place`, unless there is a `target` with the same model; where another one was moved to, if it was.
+
+    CheckpointError if that may not be moved (see `save`).
+    """
+    with _alone(target.parent):
+        try:
+            place.rename(target)  # refused if there is something in `target`, whoever put it there meanwhile
+            return None
+        except OSError:
+            if not target.exists():
+                raise
         _, different, unreadable = filecmp.cmpfiles(place, target, _MODEL, shallow=False)
-        if different or unreadable:
+        if not different and not unreadable:
+            return None
+        ours = target.is_dir() and not target.is_symlink()
+        if needed is None or among(target, needed) or not ours:
             raise CheckpointError(
                 f"{target} holds another model of that name, and stays as it is",
-                "Move it away if the run no longer needs it, or keep checkpoints in another directory.",
-            ) from None
+                "move it away if the run no longer needs it, or keep checkpoints in another directory",
+            )
+        return move_aside(target, place)
+
+
+@contextmanager
+def _alone(directory: Path) -> Iterator[None]:
+    """Without other processes that name checkpoints here: what one has put in its place must not be moved aside by
+    another that compared itself with what was there before.
+    """
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # some file systems know no locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager
@@ -182,7 +208,7 @@ def writing(directory: Path) -> Iterator[None]:
     except Exception as error:
         full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error)
         if full:
-            raise CheckpointError(f"the disk of {directory} is full", "Free some space; nothing was changed.") from None
+            raise CheckpointError(f"the disk of {directory} is full", "free some space; nothing was changed") from None
         if isinstance(error, OSError):
             raise CheckpointError(f"cannot write to {directory}: {error.strerror or error}") from None
         raise
@@ -194,7 +220,7 @@ def _require_space(directory: Path, need: int) -> None:
     if free < need:
         raise CheckpointError(
             f"the disk of {directory} is full: a checkpoint takes {need:,} bytes, {free:,} are free",
-            "Free some space or name another directory; nothing was changed.",
+            "free some space or name another directory; nothing was changed",
         )
 
 
@@ -216,12 +242,8 @@ def _running(pid: int) -> bool:
     return True
 
 
-def _stem(run_id: str) -> str:
-    """The run id as a file name: it comes from the chain and may hold anything."""
-    return re.sub(r"[^A-Za-z0-9_.-]", "_", run_id).lstrip(".") or "_"
-
-
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Force a file, or the names in a directory, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

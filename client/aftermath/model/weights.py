@@ -18,6 +18,7 @@ from torch import Tensor
 
 from aftermath.model.config import LlamaConfig, elastic_dim
 from aftermath.model.documents import INDEX_FILE, WEIGHTS_FILE, CheckpointError, read_index
+from aftermath.run.counted import counted
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _FLOATS = {"F32", "F16", "BF16", "F64"}
@@ -36,11 +37,13 @@ def weight_files(directory: Path) -> tuple[Path, ...]:
         files = tuple(directory / name for name in names)
         absent = [path.name for path in files if not path.is_file()]
         if absent:
-            raise CheckpointError(f"{directory} lacks {', '.join(absent)}", "Download the checkpoint again.")
+            raise CheckpointError(f"{directory} lacks {', '.join(absent)}", "download the checkpoint again")
     else:
         files = tuple(sorted(directory.glob("*.safetensors")))
     if not files:
-        raise CheckpointError(f"{directory} holds no .safetensors file", "Only safetensors weights are read.")
+        raise CheckpointError(
+            f"{directory} holds no .safetensors file", "name a checkpoint with safetensors weights; no others are read"
+        )
     return files
 
 
@@ -61,15 +64,15 @@ def read_weights(files: Sequence[Path], config: LlamaConfig, *, stored: int, tie
                         raise CheckpointError(f"{path}: {name} is also in another shard")
                     params[name] = _read(file, name, there[name], wanted[name], path)
         except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{path} is damaged: {error}", "Copy or download the checkpoint again.") from None
+            raise CheckpointError(f"{path} is damaged: {error}", "copy or download the checkpoint again") from None
     missing = sorted(needed - params.keys())
     if missing:
-        hint = "Set tie_word_embeddings in config.json if the output head is tied." if _HEAD in missing else ""
-        raise CheckpointError(f"{files[0].parent} lacks {len(missing)} tensors, first {missing[0]}", hint)
+        hint = "set tie_word_embeddings in config.json if the output head is tied" if _HEAD in missing else ""
+        raise CheckpointError(f"{files[0].parent} lacks {counted(len(missing), 'tensor')}, first {missing[0]}", hint)
     if _HEAD not in needed and not torch.equal(params.pop(_HEAD, params[_EMBEDDING]), params[_EMBEDDING]):
         raise CheckpointError(
             f"{files[0].parent}: {_HEAD} differs from the embedding, and config.json says tie_word_embeddings",
-            "Set tie_word_embeddings to false if the head counts; remove it from the file if it is left over.",
+            "set tie_word_embeddings to false if the head counts; remove it from the file if it is left over",
         )
     return params
 
@@ -81,7 +84,7 @@ def _known(names: Iterable[str], there: Mapping[str, object], path: Path) -> lis
         if name in there:
             known.append(name)
         elif not name.endswith("rotary_emb.inv_freq"):
-            raise CheckpointError(f"{path} holds {name!r}, which is not part of this model", "Use a plain Llama.")
+            raise CheckpointError(f"{path} holds {name!r}, which is not part of this model", "use a plain Llama")
     return known
 
 
@@ -91,10 +94,10 @@ def _read(file: Any, name: str, there: tuple[int, ...], wanted: tuple[int, ...],
     if shape != there or kind not in _FLOATS:
         raise CheckpointError(
             f"{path}: {name} is {kind} {shape}, config.json says {there}",
-            "Weights and config.json do not belong together.",
+            "take weights and config.json from the same checkpoint",
         )
     prefix = (slice(None),) * (elastic_dim(name) or 0) + (slice(0, wanted[elastic_dim(name) or 0]),)
     tensor: Tensor = part[prefix].to(torch.float32, copy=True).contiguous()  # the slice is a view of the mapped file
     if not torch.isfinite(tensor).all():
-        raise CheckpointError(f"{path}: {name} holds a value that is not finite", "The checkpoint is unusable.")
+        raise CheckpointError(f"{path}: {name} holds a value that is not finite", "use another checkpoint")
     return tensor

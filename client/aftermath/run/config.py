@@ -20,6 +20,8 @@ from aftermath.run.config_training import LearningRate, Optimizer
 from aftermath.run.errors import ConfigError
 
 MAX_CONFIG_BYTES = 1 << 20
+_OURS = "config/demo/config.toml of the project is one that works"
+_NAME_ONE = f"name a run's config file that you may read; {_OURS}"
 _ARCHITECTURES = {"HfLlama": 0}
 _DATA_TYPES = {"Pretraining": 0, "Finetuning": 1}
 
@@ -112,12 +114,14 @@ def load_config(path: Path) -> RunConfig:
     """Read and check a config file. Raises ConfigError."""
     try:
         if path.stat().st_size > MAX_CONFIG_BYTES:
-            raise ConfigError(f"{path} is larger than {MAX_CONFIG_BYTES} bytes, which no run config is")
+            raise ConfigError(f"{path} is larger than {MAX_CONFIG_BYTES} bytes, which no run config is", _NAME_ONE)
         text = path.read_bytes().decode("utf-8-sig")  # editors on Windows begin a file with a byte-order mark
     except OSError as error:
-        raise ConfigError(f"cannot read the config file {path}: {error.strerror}") from None
+        raise ConfigError(f"cannot read the config file {path}: {error.strerror}", _NAME_ONE) from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{path} is not UTF-8 text, which a TOML file must be") from None
+        raise ConfigError(
+            f"{path} is not UTF-8 text, which a TOML file must be", f"save it as UTF-8; {_OURS}"
+        ) from None
     return parse_config(text, str(path))
 
 
@@ -129,7 +133,7 @@ def parse_config(text: str, source: str) -> RunConfig:
     try:
         tables = toml_value(text)
     except Malformed as error:
-        raise ConfigError(f"{source} is not valid TOML: {error}") from None
+        raise ConfigError(f"{source} is not valid TOML: {error}", f"correct it there; {_OURS}") from None
     try:
         config = RunConfig.model_validate(tables)
     except ValidationError as error:
@@ -142,4 +146,5 @@ def parse_config(text: str, source: str) -> RunConfig:
 
 def _refused(source: str, text: str, mistakes: list[config_errors.Mistake]) -> ConfigError:
     lines = config_errors.line_numbers(text)
-    return ConfigError("\n".join(f"{source}:{config_errors.line_of(lines, path)}: {said}" for path, said in mistakes))
+    said = (f"{source}:{config_errors.line_of(lines, path)}: {sentence}" for path, sentence in mistakes)
+    return ConfigError("\n".join(said), f"correct the file there; {_OURS}")

@@ -11,6 +11,8 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from aftermath.run.counted import counted
+
 Path = tuple[str, ...]
 Mistake = tuple[Path, str]
 _HEADER = re.compile(r"^\s*\[+\s*([^\[\]]+?)\s*\]+")
@@ -80,7 +82,7 @@ def _sentence(item: Any, root: type[BaseModel]) -> str:
         return f"{where} is {given}; it must be {side} {limit}"
     if kind in ("too_short", "too_long"):
         limit = context.get("min_length", context.get("max_length"))
-        return f"{where} has {context['actual_length']} entries; it must have {limit}"
+        return f"{where} has {counted(context['actual_length'], 'entry', 'entries')}; it must have {limit}"
     if kind == "value_error":
         return f"{where} {context['error']}"
     return f"{where} is {_shown(given)}; it must be {_KINDS.get(kind, item['msg'])}"

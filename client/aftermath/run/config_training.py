@@ -133,3 +133,10 @@ class Optimizer(Choice):
 
     AdamW: AdamWSettings | None = None
     Distro: DistroSettings | None = None
+
+
+DISTRO = DistroSettings(
+    clip_grad_norm=1.0, compression_decay=0.999, compression_topk=8, compression_chunk=64, quantize_1bit=True
+)
+ADAMW = AdamWSettings(betas=[0.9, 0.95], weight_decay=0.0, eps=1e-8, clip_grad_norm=1.0)
+"""What the optimizers are where no config file says it."""

@@ -6,21 +6,26 @@ Choices:
 - the chain takes a checkpoint only with the hashes that the members attested, and the first valid one wins; an upload
   that it does not name is a warning, since the run then depends on something that fewer can reach;
 - a member that uploads names its directory only if the upload fails or outlasts an epoch: others can reach the Hub;
+- a directory of that step with another model in it is of a past that the run has gone back from: it is moved aside,
+  unless the chain, asked anew, names it;
 - whatever goes wrong here is a warning: the run does not depend on any one member's disk or connection.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from aftermath.model.documents import CheckpointError
-from aftermath.model.store import prune, save, scratch, sweep
+from aftermath.model.resolve import local_directory
+from aftermath.model.steps import prune, step_directory
+from aftermath.model.store import Saved, save, scratch, sweep
 from aftermath.run.accounts import Checkpoint, Run, steps_before
-from aftermath.run.errors import ChainRefused
+from aftermath.run.errors import ChainRefused, ChainUnavailable
 from aftermath.run.state import CheckpointKind, RunState
 from aftermath.train.context import Context
 from aftermath.train.persist import persist
@@ -119,7 +124,7 @@ class Keeper:
         place: Path | None = None
         try:
             directory = self._archive.directory or (temporary := scratch())
-            place = await self._ctx.compute(lambda: self._write(directory, run, replica))
+            place = await self._write(directory, run, replica)
             return _Kept(place, run, hashes, temporary)
         except Exception as error:
             self._warn(f"no checkpoint of step {run.trained_steps} was kept: {error}")
@@ -128,20 +133,48 @@ class Keeper:
             if temporary is not None and place is None:
                 shutil.rmtree(temporary, ignore_errors=True)
 
-    def _write(self, directory: Path, run: Run, replica: Replica) -> Path:
+    async def _write(self, directory: Path, run: Run, replica: Replica) -> Path:
+        needed: set[Path] | None = None
+        if step_directory(directory, run.run_id, run.trained_steps).exists():
+            with contextlib.suppress(ChainUnavailable):  # then nothing is moved
+                await self._ctx.chain.run(fresh=True)
+                needed = await self._needed()
         config, companions = self._ctx.schema.config, self._archive.companions
-        place = save(
-            directory, replica.params, config, run_id=run.run_id, step=run.trained_steps, companions=companions
-        )
-        return place.resolve()
+
+        def write() -> Saved:
+            return save(
+                directory,
+                replica.params,
+                config,
+                run_id=run.run_id,
+                step=run.trained_steps,
+                companions=companions,
+                needed=needed,
+            )
+
+        saved = await self._ctx.compute(write)
+        if saved.replaced is not None:
+            self._warn(
+                f"{saved.place} held another model of step {run.trained_steps}, of a past that the run has gone back "
+                f"from: it was moved to {saved.replaced}, and is the first to be removed"
+            )
+        return saved.place.resolve()
+
+    async def _needed(self) -> set[Path]:
+        """What must stay as it is: what waits for the Hub, and what a returner needs, which the chain names."""
+        needed = {kept.place for kept in (self._sending, self._next) if kept is not None}
+        checkpoint = (await self._ctx.chain.model()).checkpoint
+        if checkpoint.kind is CheckpointKind.LOCAL:
+            with contextlib.suppress(CheckpointError):  # no place at all
+                needed.add(local_directory(checkpoint))
+        return needed
 
     async def _prune(self, newest: _Kept) -> None:
-        """Remove old steps, but none that waits for the Hub, nor the one a returner needs: the chain names it."""
+        """Remove old steps."""
         directory, keep = self._archive.directory, self._archive.keep_steps
         if directory is None or keep is None:
             return
-        named = Path((await self._ctx.chain.model()).checkpoint.repo)
-        needed = {named, *(kept.place for kept in (newest, self._sending, self._next) if kept is not None)}
+        needed = {newest.place, *await self._needed()}
         await self._ctx.compute(lambda: prune(directory, newest.run.run_id, newest.run.trained_steps, keep, needed))
 
     # --- the Hub ------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from aftermath.run.state import RunState
 from aftermath.train.archive import Keeper
 from aftermath.train.context import Context
 from aftermath.train.modelshare import ModelShare, snapshot
-from aftermath.train.persist import fulfil
+from aftermath.train.persist import Duty
 from aftermath.train.replica import Replica
 from aftermath.train.traffic import report_traffic
 
@@ -44,10 +44,10 @@ class Cooldown:
     async def _attest(self, run: Run, hashes: dict[int, bytes]) -> None:
         elected = levels_to_attest(run, await self._ctx.chain.members(), self._slot)
         if elected:
-            await fulfil(
+            duty = Duty(
                 self._ctx,
                 "the attestation of the model",
-                lambda: self._ctx.chain.attest(self._slot, {level: hashes[level] for level in elected}),
                 wanted=lambda: not self._over(run, self._ctx.feed.run),
                 done_if=_ATTESTED,
             )
+            await duty.fulfil(lambda: self._ctx.chain.attest(self._slot, {level: hashes[level] for level in elected}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from aftermath.run.counted import counted
 from aftermath.run.errors import AftermathError
 from aftermath.train.settings import TrainSettings
 
@@ -18,13 +19,11 @@ def known(error: Exception, settings: TrainSettings) -> AftermathError | None:
     """The failure as one of ours; None for what no user should ever meet."""
     if isinstance(error, AftermathError):
         return error
-    if isinstance(error, ValueError):
-        return AftermathError(str(error))
     full = isinstance(error, torch.OutOfMemoryError | MemoryError)
     if full or (isinstance(error, RuntimeError) and _CPU_ALLOCATOR in str(error)):
         tier, batch = settings.matformer_tier, settings.micro_batch_size
         return OutOfMemory(
-            f"the memory of this machine is too small for tier {tier} with {batch} sequences at once",
+            f"the memory of this machine is too small for tier {tier} with {counted(batch, 'sequence')} at once",
             "lower --micro-batch-size, or hold a smaller model: a higher --matformer-tier",
         )
     return None

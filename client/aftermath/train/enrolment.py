@@ -28,6 +28,7 @@ class Enrolment:
         self._sending: asyncio.Future[None] | None = None
         self._pause = 0.0
         self._last = self._told = float("-inf")
+        self._gave_up = False  # whether the place was given up, by ourselves, since the last join
 
     @property
     def asked(self) -> bool:
@@ -51,15 +52,19 @@ class Enrolment:
         if self._pause < _SUSPICIOUS or self._told == self._last:
             return
         self._told = self._last
-        message = f"the place in the run was lost again, asking for it in {wait:.0f} s"
-        self._ctx.events.emit("warning", message=f"{message}; does another machine use this wallet?", until="trained")
+        if self._gave_up:
+            message = f"the place in the run was given up, asking for one again in {wait:.0f} s"
+        else:
+            message = f"the place in the run was lost again, asking for it in {wait:.0f} s; "
+            message += "does another machine use this wallet?"
+        self._ctx.events.emit("warning", message=message, until="trained")
 
     async def join(self, weight: int, *, stateless: bool) -> bool:
         """Ask for the next epoch; whether that is on chain. A refusal that waiting cannot cure is raised."""
         while not await self.turn(self._ctx.feed.run):
             if self._ctx.feed.run.state.halted:
                 return False
-        self._last = self._ctx.clock.monotonic()
+        self._last, self._gave_up = self._ctx.clock.monotonic(), False
         self._pause = min(max(2 * self._pause, _FIRST_PAUSE), _LONGEST_PAUSE)
         try:
             return await persist(
@@ -77,7 +82,7 @@ class Enrolment:
 
     async def leave(self) -> bool:
         """Give the place up; whether there was one. Raises ChainUnavailable, ChainRefused."""
-        sending, left = self._sending, False
+        sending, left, self._gave_up = self._sending, False, True
         while True:
             settled = sending is None or sending.done()
             left = await self._leave() or left

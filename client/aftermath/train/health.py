@@ -13,7 +13,7 @@ from aftermath.run.deadlines import TICK_STEP, tick_order
 from aftermath.run.errors import ChainRefused
 from aftermath.run.state import MemberState
 from aftermath.train.context import Context
-from aftermath.train.persist import fulfil
+from aftermath.train.persist import Duty
 from aftermath.train.ports import Chain
 
 _DONE = frozenset({"NotUnhealthy", "WrongState", "StaleHeight", "SlotMismatch", "NotAMember"})
@@ -54,12 +54,6 @@ async def report_undelivered(context: Context, run: Run, slot: int) -> None:
 
     if not missing or not current():
         return
-    reported = await fulfil(
-        context,
-        "a report of members that did not deliver",
-        lambda: context.chain.health_check(missing),
-        wanted=current,
-        done_if=_DONE,
-    )
-    if reported:
+    duty = Duty(context, "a report of members that did not deliver", wanted=current, done_if=_DONE)
+    if await duty.fulfil(lambda: context.chain.health_check(missing)):
         context.events.emit("dropped", slots=list(bitmap.slots(missing)), height=run.current.height)

@@ -6,17 +6,15 @@ tell; there must be room for two checkpoints, because a new one is complete befo
 
 from __future__ import annotations
 
-import re
 import shutil
 import tempfile
 
 from aftermath.model.schema import Schema
 from aftermath.run.errors import UsageError
+from aftermath.run.repository import is_repository
 from aftermath.train.outfit import Unsuitable
 from aftermath.train.settings import TrainSettings
 
-_WORD = "[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
-_REPO = re.compile(f"{_WORD}/{_WORD}")
 _BYTES = 4  # of a parameter in a checkpoint
 _AT_ONCE = 2
 
@@ -25,7 +23,7 @@ def check_hub(settings: TrainSettings) -> None:
     """Raises UsageError or Unsuitable if checkpoints cannot go to the Hub repository that is named."""
     if settings.hub_repo is None:
         return
-    if not _REPO.fullmatch(settings.hub_repo):
+    if not is_repository(settings.hub_repo):
         raise UsageError(
             f"--hub-repo {settings.hub_repo!r} is not the name of a repository",
             "it is OWNER/NAME, for example --hub-repo ada/my-model",

@@ -12,6 +12,7 @@ import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from aftermath.train.outfit import Unsuitable
 
@@ -19,6 +20,20 @@ from aftermath.train.outfit import Unsuitable
 def lock_directory() -> Path:
     """Where this user's locks are."""
     return Path.home() / ".cache/aftermath/locks"
+
+
+def hold(path: Path) -> IO[str]:
+    """Lock a file of this user, made if need be, until it is closed.
+
+    Raises BlockingIOError if another process holds it, another OSError if it cannot be opened.
+    """
+    file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "r+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException:
+        file.close()
+        raise
+    return file
 
 
 @contextlib.contextmanager
@@ -30,17 +45,15 @@ def only_process(directory: Path, *, cluster: str, program: str, run_id: str, wa
     name = hashlib.sha256("\0".join((cluster, program, run_id, wallet)).encode()).hexdigest()
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor = os.open(directory / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        held = hold(directory / f"{name}.lock")
+    except BlockingIOError:
+        raise Unsuitable(
+            f"another process on this machine takes part in run {run_id} with this wallet",
+            "use another wallet; a new one is made by: aftermath-solana show-identity --create -w FILE",
+        ) from None
     except OSError as error:
         raise Unsuitable(
             f"no lock can be made in {directory}: {error.strerror}", "make this directory one that you may write to"
         ) from error
-    with contextlib.closing(os.fdopen(descriptor, "r+")):
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Unsuitable(
-                f"another process on this machine takes part in run {run_id} with this wallet",
-                "use another wallet; a new one is made by: aftermath-solana show-identity --create -w FILE",
-            ) from None
+    with held:
         yield

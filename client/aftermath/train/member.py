@@ -14,6 +14,7 @@ from aftermath.p2p.transport import Announcement, TransportError, short
 from aftermath.run import bitmap
 from aftermath.run.accounts import Members, Model, Run, Slot, steps_before
 from aftermath.run.commitment import Commitment, Ready, decode_announcement
+from aftermath.run.counted import counted
 from aftermath.run.errors import BadAnnouncement, ChainRefused, ChainUnavailable
 from aftermath.run.state import MemberState, ModelSource, RunState
 from aftermath.train.archive import Archive, Keeper
@@ -127,11 +128,11 @@ class Member:
         if run.cold_start:
             await self._ctx.compute(replica.distro.reset)
         await announce_ready(self._ctx, self._readiness, run, self.slot)
-        rounds = Rounds(self._ctx, self._results, self._share, replica, run, model, self.slot)
+        rounds = Rounds(self._ctx, self._results, self._share, replica, run, model, self.slot, self._weight)
         try:
             ended = await rounds.live()
         finally:
-            self._weight = rounds.time.weight or self._weight  # also of a member that fell out for being too slow
+            self._weight = rounds.time.weight  # also of a member that fell out for being too slow
         if ended is None:
             return
         self._enrolment.completed()
@@ -155,15 +156,15 @@ class Member:
         if run.model_source is ModelSource.CHECKPOINT and kept < reached:
             self._ctx.events.emit(
                 "warning",
-                message=f"the model starts from step {kept}; the run had reached step {reached}: {reached - kept} "
-                "steps are not in it",
+                message=f"the model starts from step {kept}; the run had reached step {reached}: "
+                f"{counted(reached - kept, 'step is', 'steps are')} not in it",
             )
             return  # all levels are older, and that is said
         for level in (level for level in range(run.levels) if run.levels_lost >> level & 1):
             self._ctx.events.emit(
                 "warning",
                 message=f"nobody in this epoch has level {level} of the model as the run had it: it goes back to the "
-                f"checkpoint of step {kept}, {reached - kept} steps before",
+                f"checkpoint of step {kept}, {counted(reached - kept, 'step')} before",
             )
 
     def _tell_of_waiting(self, run: Run) -> None:

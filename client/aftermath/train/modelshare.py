@@ -23,6 +23,7 @@ from aftermath.model.schema import Schema, Segment
 from aftermath.model.segments import SegmentError, level_hash, segment_bytes, write_segment
 from aftermath.p2p.transport import RequestRefused, Transport, TransportError
 from aftermath.run.bounded import Malformed, msgpack_as
+from aftermath.run.counted import counted
 from aftermath.train.context import Context
 
 TOPIC = "model"
@@ -179,7 +180,9 @@ class LevelFetcher:
                 continue
             if expected is None or await self._hash(params, level) == expected:
                 return
-            reasons.append(f"{len(offer.holders)} peers offered tensors that are not the ones attested on chain")
+            reasons.append(
+                f"{counted(len(offer.holders), 'peer')} offered tensors that are not the ones attested on chain"
+            )
         raise ModelUnavailable(f"level {level} of the model: " + ("; ".join(reasons) or "no peer offers it"))
 
     async def _hash(self, params: Mapping[str, Tensor], level: int) -> bytes:

@@ -31,15 +31,16 @@ def check_model(model: Model, run_id: str) -> None:
     if model.architecture != _HF_LLAMA:
         raise Unsuitable(f"run {run_id} trains an architecture this client does not have; it has HfLlama")
     if model.optimizer.kind is not OptimizerKind.DISTRO:
-        raise Unsuitable(f"run {run_id} uses {model.optimizer.kind.name}; members exchange results with Distro only")
+        raise Unsuitable(f"run {run_id} uses AdamW, and members exchange results with Distro only")
     check_data(model.data_location)
 
 
 def check_data(location: DataLocation) -> None:
     """Unsuitable if this client cannot read data of that kind."""
     if location.kind is not DataKind.LOCAL:
+        kind = location.kind.name.title().replace("_", "")  # as a config file says it
         raise Unsuitable(
-            f"the run's data is at a {location.kind.name} location, which this client cannot read yet",
+            f"the run's data is at a {kind} location, which this client cannot read yet",
             "this client reads Local data: token files in a directory of every member",
         )
 

@@ -14,6 +14,9 @@ from aftermath.train.context import Context
 from aftermath.train.ports import Clock
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 4.0
+_FIRST_WAIT, _LONGEST_WAIT = 5.0, 60.0  # seconds until a duty is tried again that was refused, though not for good
+# The wallet may be filled; the run may have moved between the simulation, by which units are limited, and the landing.
+_MAY_PASS = frozenset({"InsufficientFunds", "ComputationalBudgetExceeded", "ProgramFailedToComplete"})
 
 
 async def persist(
@@ -42,17 +45,33 @@ async def persist(
     return False
 
 
-async def fulfil(
-    context: Context,
-    duty: str,
-    call: Callable[[], Awaitable[None]],
-    *,
-    wanted: Callable[[], bool],
-    done_if: frozenset[str],
-) -> bool:
-    """`persist` for what a member owes the run: any other refusal is a warning that names the duty, and False."""
-    try:
-        return await persist(context.clock, call, wanted=wanted, done_if=done_if)
-    except ChainRefused as refused:
-        context.events.emit("warning", message=f"{duty} was refused: {refused}")
-        return False
+class Duty:
+    """What a member owes the run while it is `wanted`. Refusals in `done_if` say that it is done, or not its turn."""
+
+    def __init__(
+        self, context: Context, name: str, *, wanted: Callable[[], bool], done_if: frozenset[str] = frozenset()
+    ) -> None:
+        self._ctx, self._name = context, name
+        self._wanted, self._done_if = wanted, done_if
+        self._pause, self._not_before = _FIRST_WAIT, float("-inf")
+        self._warned = False
+        self.refused = False
+        """For good: nothing but another state of the run can change it."""
+
+    @property
+    def due(self) -> bool:
+        """Whether it is worth a try now."""
+        return not self.refused and self._ctx.clock.monotonic() >= self._not_before
+
+    async def fulfil(self, call: Callable[[], Awaitable[None]]) -> bool:
+        """`persist`; any other refusal is a warning that names the duty, said once, and False."""
+        try:
+            return await persist(self._ctx.clock, call, wanted=self._wanted, done_if=self._done_if)
+        except ChainRefused as refusal:
+            if not self._warned:
+                self._ctx.events.emit("warning", message=f"{self._name} was refused: {refusal}")
+            self._warned = True
+            self.refused = refusal.name not in _MAY_PASS
+            self._not_before = self._ctx.clock.monotonic() + self._pause
+            self._pause = min(2 * self._pause, _LONGEST_WAIT)
+            return False

@@ -12,7 +12,7 @@ from aftermath.run.commitment import Ready, encode_announcement
 from aftermath.run.committee import witnesses
 from aftermath.run.state import MemberState
 from aftermath.train.context import Context
-from aftermath.train.persist import fulfil
+from aftermath.train.persist import Duty
 from aftermath.train.wait import Pulse, first_of
 from aftermath.train.warmup import warmup_over
 
@@ -58,19 +58,19 @@ async def announce_ready(context: Context, readiness: Readiness, run: Run, slot:
 
 async def _witness(context: Context, readiness: Readiness, run: Run, slot: int) -> None:
     """Tell the chain when all are ready, if this member is a witness, or becomes one because others leave."""
+    duty = Duty(
+        context,
+        "the report that this member is ready",
+        wanted=lambda: not warmup_over(run, context.feed.run),
+        done_if=_DONE,
+    )
     patient_until = context.clock.monotonic() + _PATIENCE
-    while not warmup_over(run, now := context.feed.run):
+    while not duty.refused and not warmup_over(run, now := context.feed.run):
         members = await context.chain.members()
         elected = slot in witnesses(now.current, members.mask(MemberState.HEALTHY))
         impatient = context.clock.monotonic() >= patient_until
-        if elected and _all_ready(context, readiness, run, members, impatient):
-            reported = await fulfil(
-                context,
-                "the report that this member is ready",
-                lambda: context.chain.warmup_witness(slot),
-                wanted=lambda: not warmup_over(run, context.feed.run),
-                done_if=_DONE,
-            )
+        if elected and duty.due and _all_ready(context, readiness, run, members, impatient):
+            reported = await duty.fulfil(lambda: context.chain.warmup_witness(slot))
             if reported or bitmap.contains(context.feed.run.current.attested, slot):
                 return
         await first_of(readiness.changed.wait(), context.feed.after(now.seq), context.clock.sleep(_LOOK_AGAIN))

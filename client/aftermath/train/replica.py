@@ -81,7 +81,7 @@ class Replica:
         started = self._stopwatch()
         self.model.zero_grad(set_to_none=True)
         with self.distro.lookahead(ahead_lr):
-            loss = self._accumulate(sequences, cancelled)
+            loss = accumulate(self.model, sequences, self._micro, cancelled)
         grads = {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
         if self._clip_norm is not None:
             clip_gradients(grads, self._clip_norm)
@@ -90,17 +90,6 @@ class Replica:
         self.model.zero_grad(set_to_none=True)
         done = self._stopwatch()
         return Trained(payloads, loss, sequences.numel(), encoding - started, done - encoding)
-
-    def _accumulate(self, sequences: Tensor, cancelled: threading.Event) -> float:
-        total = 0.0
-        for micro in sequences.split(self._micro):
-            if cancelled.is_set():
-                raise Cancelled
-            batch = micro.to(self._device)  # [micro, seq_len]
-            loss = self.model.loss(batch) * (len(micro) / len(sequences))
-            loss.backward()
-            total += loss.item()
-        return total
 
     def measure_weight(self, seq_len: int, seconds: float) -> int:
         """This machine's throughput in sequences per minute (1..65535), from passes over the first tokens.
@@ -115,7 +104,7 @@ class Replica:
             started = self._stopwatch()
             if done and started - began + best * (count * length / done) > seconds:
                 break
-            self._accumulate(batch[: count * length].view(count, length), threading.Event())
+            accumulate(self.model, batch[: count * length].view(count, length), self._micro, threading.Event())
             took = self._stopwatch() - started
             best = min(best, took) if count * length == done else took
             done = count * length
@@ -129,6 +118,23 @@ class Replica:
     def hashes(self) -> dict[int, bytes]:
         """Hash of every level held: equal on all members that hold it."""
         return {level: level_hash(self.params, self.schema, level) for level in self.levels}
+
+
+def accumulate(model: Llama, sequences: Tensor, micro_batch: int, cancelled: threading.Event) -> float:
+    """Add the gradient of the mean loss over `sequences` [n, seq_len], a micro-batch at a time; returns the loss.
+
+    Raises Cancelled between micro-batches.
+    """
+    device = next(model.parameters()).device
+    total = 0.0
+    for micro in sequences.split(micro_batch):
+        if cancelled.is_set():
+            raise Cancelled
+        batch = micro.to(device)  # [micro, seq_len]
+        loss = model.loss(batch) * (len(micro) / len(sequences))
+        loss.backward()
+        total += loss.item()
+    return total
 
 
 def _passes(micro: int, seq_len: int) -> Iterator[tuple[int, int]]:

@@ -59,6 +59,7 @@ class Results:
         self._plans: dict[int, RoundPlan] = {}
         self._found: dict[int, dict[int, list[Candidate]]] = defaultdict(dict)
         self._early: dict[int, dict[bytes, dict[bytes, Commitment]]] = {}
+        self._refused: dict[int, set[int | None]] = defaultdict(set)
         self.changed = Pulse()
         context.transport.handle(TOPIC, self._answer)
 
@@ -96,6 +97,7 @@ class Results:
     def _forget(self, height: int) -> None:
         """Forget a round; its payloads are still served until `_retract`."""
         del self._plans[height]
+        self._refused.pop(height, None)
         for candidate in _all(self._found.pop(height, {})):
             if candidate.fetching is not None:
                 candidate.fetching.cancel()
@@ -133,7 +135,7 @@ class Results:
         if plan is None or said.epoch != self._epoch:
             return
         if not plan.admits(said, self._ctx.schema):
-            self._ctx.events.emit("refused", height=said.height, slot=said.slot, why="not what it was assigned")
+            self._refuse(said, plan)
             return
         candidates, digest = self._found[said.height].setdefault(said.slot, []), said.digest
         if any(c.digest == digest for c in candidates) or (len(candidates) >= _MAX_PER_MEMBER and not accepted):
@@ -145,6 +147,16 @@ class Results:
         candidate.fetching = asyncio.ensure_future(self._fetch(candidate))
         candidate.fetching.add_done_callback(self._fetched)
         self.changed.fire()
+
+    def _refuse(self, said: Commitment, plan: RoundPlan) -> None:
+        """Say whose announcement is not what it was assigned, once a round: of such it can send as many as it likes.
+
+        The slot is that of the key that signed it, whatever slot it names; None if that is no member's.
+        """
+        slot = next((index for index, member in enumerate(plan.slots) if member.p2p == said.sender), None)
+        if slot not in self._refused[said.height]:
+            self._refused[said.height].add(slot)
+            self._ctx.events.emit("refused", height=said.height, slot=slot, why="not what it was assigned")
 
     def keep_own(self, said: Commitment, raw: bytes, votes: Mapping[int, Votes]) -> None:
         """Add this member's own result, whose payloads are published already."""

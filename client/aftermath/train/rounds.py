@@ -54,13 +54,14 @@ class Rounds:
         began: Run,
         model: Model,
         slot: int,
+        weight: int,
     ) -> None:
         self._ctx, self._results, self._share = context, results, share
         self._replica, self._began, self._model, self._slot = replica, began, model, slot
         self._epoch = began.epoch
         self._members: Members | None = None
         self._collector = Collector(context, results, began.epoch)
-        self.time = ShareTime(context, began.config.max_round_train_time)
+        self.time = ShareTime(context, began.config.max_round_train_time, weight)
         self._applied = -1  # height of the newest round whose results are in the replica
         self._height = -1
         self._duties: set[asyncio.Task[None]] = set()

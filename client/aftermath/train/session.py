@@ -15,7 +15,6 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -23,8 +22,7 @@ from rich.console import Console
 from solders.pubkey import Pubkey
 
 from aftermath import __version__
-from aftermath.chain.admission import FEES_IN_HAND, check_version
-from aftermath.chain.funds import ensure_funds
+from aftermath.chain.admission import check_funds, check_version
 from aftermath.chain.member import SolanaMember
 from aftermath.chain.options import coordinator_id, open_pool, public_key
 from aftermath.chain.rpc import RpcPool
@@ -33,7 +31,7 @@ from aftermath.model.hub import upload
 from aftermath.model.resolve import resolve
 from aftermath.model.store import read_companions
 from aftermath.p2p.discovery import local_discovery_dir
-from aftermath.p2p.iroh import IrohTransport, open_iroh
+from aftermath.p2p.iroh import IrohTransport, check_interface, open_iroh
 from aftermath.run.accounts import Model
 from aftermath.run.errors import ChainError
 from aftermath.train.archive import Archive, Hub
@@ -95,6 +93,7 @@ def run_member(settings: TrainSettings) -> None:
 
 def _named(settings: TrainSettings) -> _Named:
     check_hub(settings)
+    check_interface(settings.bind_p2p_interface)
     return _Named(
         open_pool(settings, patience=_START_PATIENCE),
         coordinator_id(settings),
@@ -219,9 +218,7 @@ async def _open_transport(settings: TrainSettings, secret: bytes, *, here: bool)
         relay = settings.iroh_relay
     if settings.iroh_discovery != "auto":
         discovery = settings.iroh_discovery
-    directory: Path | None = settings.discovery_dir
-    if discovery == "local" and directory is None:
-        directory = local_discovery_dir(settings.run_id)
+    directory = settings.discovery_dir or (local_discovery_dir(settings.run_id) if discovery == "local" else None)
     return await open_iroh(
         secret,
         bind_port=settings.bind_p2p_port,
@@ -245,7 +242,7 @@ async def _member(
     # who will not be let in should not wait for what follows
     await chain.authorization()
     check_version(settings.run_id, model.client_version, __version__)
-    await ensure_funds(pool, Pubkey(chain.wallet), FEES_IN_HAND)
+    await check_funds(pool, Pubkey(chain.wallet))
     compute = ThreadWorker("replica")
     schema = await compute(lambda: schema_of(model, settings.run_id))
     check_tier(settings.matformer_tier, schema, settings.run_id)

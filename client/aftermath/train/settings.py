@@ -16,22 +16,18 @@ class TrainSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    run_id: str = Field(description="The run to join.", min_length=1, max_length=32)
-
-    rpc: str = Field("http://127.0.0.1:8899", description="Solana RPC endpoint.")
-    ws_rpc: str | None = Field(None, description="Solana websocket endpoint; by default the RPC's port plus one.")
-    rpc_2: str | None = Field(None, description="First fallback RPC endpoint.")
-    ws_rpc_2: str | None = Field(None, description="Websocket of the first fallback.")
-    rpc_3: str | None = Field(None, description="Second fallback RPC endpoint.")
-    ws_rpc_3: str | None = Field(None, description="Websocket of the second fallback.")
-    coordinator_program_id: str | None = Field(None, description="Coordinator program, if not the packaged one.")
-    wallet_private_key_path: Path | None = Field(
-        None, description="Wallet in the Solana CLI's JSON form; RAW_WALLET_PRIVATE_KEY is read when absent."
-    )
-    authorizer: str | None = Field(
-        None, description="Grantee key whose authorization admits this wallet as a delegate."
-    )
-    max_priority_fee: int = Field(10_000, ge=0, description="Highest priority fee, in micro-lamports per compute unit.")
+    # options of other commands too, which describe them (cli/options.py)
+    run_id: str = Field(min_length=1, max_length=32)
+    rpc: str = "http://127.0.0.1:8899"
+    ws_rpc: str | None = None
+    rpc_2: str | None = None
+    ws_rpc_2: str | None = None
+    rpc_3: str | None = None
+    ws_rpc_3: str | None = None
+    coordinator_program_id: str | None = None
+    wallet_private_key_path: Path | None = None
+    authorizer: str | None = None
+    max_priority_fee: int = Field(10_000, ge=0)
 
     identity_secret_key_path: Path | None = Field(
         None, description="32-byte p2p secret key file; by default the key is derived from the wallet and the run."

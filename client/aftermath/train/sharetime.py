@@ -6,19 +6,22 @@ it is said once per epoch, at the first share that took longer, because the next
 
 from __future__ import annotations
 
+from aftermath.run.counted import counted
 from aftermath.train.context import Context
 from aftermath.train.replica import weight_of
 
 
 class ShareTime:
-    """Watches one member's shares of one epoch; `limit` is `max_round_train_time`."""
+    """Watches one member's shares of one epoch; `limit` is `max_round_train_time`, `weight` what it has declared."""
 
-    def __init__(self, context: Context, limit: float) -> None:
+    def __init__(self, context: Context, limit: float, weight: int) -> None:
         self._ctx, self._limit = context, limit
         self._applying = 0.0
         self._told = False
-        self.weight: int | None = None
-        """Sequences per minute, once a share has shown them; of one that was given up, at most so many."""
+        self.weight = weight
+        """Sequences per minute, as the newest share has shown them; one that was given up can only show that they are
+        fewer.
+        """
 
     def applied(self, seconds: float) -> None:
         """Applying the results of a round took that long, waiting for them apart."""
@@ -26,16 +29,17 @@ class ShareTime:
 
     def took(self, sequences: int, seconds: float, *, done: bool) -> None:
         """A share of so many sequences took that long, or was given up after it (`done` is false then)."""
-        self.weight = weight_of(sequences, seconds)
+        shown = weight_of(sequences, seconds)
+        self.weight = shown if done else min(self.weight, shown)
         if self._applying + seconds <= self._limit or self._told:
             return
         self._told = True
-        took = f"took {seconds:.0f} s" if done else f"were not done after {seconds:.0f} s"
+        took = f"took {'' if done else 'more than '}{seconds:.0f} s"
         if self._applying >= 1:
             took += f" and applying a round's results {self._applying:.0f} s"
         self._ctx.events.emit(
             "warning",
-            message=f"this machine is too slow for its share of the rounds: {sequences} sequences {took}; "
+            message=f"this machine is too slow for its share of the rounds: {counted(sequences, 'sequence')} {took}; "
             f"a round lasts {self._limit:.0f} s at most, so the work comes too late. What helps: a smaller model (a "
             "higher --matformer-tier), more --threads, a smaller --micro-batch-size; or the owner of the run gives "
             "rounds more time (max_round_train_time)",

@@ -25,7 +25,7 @@ from aftermath.run import bitmap
 from aftermath.run.accounts import STORED_ROUNDS, Run
 from aftermath.run.state import ModelSource, RunState
 from aftermath.train.context import Context, Desync
-from aftermath.train.modelshare import LevelFetcher, ModelShare, ModelUnavailable, Offer, Offers, ask_offers
+from aftermath.train.modelshare import LevelFetcher, Manifest, ModelShare, ModelUnavailable, Offer, Offers, ask_offers
 from aftermath.train.origin import Origin
 from aftermath.train.replica import Replica
 from aftermath.train.wait import first_of
@@ -106,8 +106,7 @@ class WarmUp:
         unknown = [level for level in self._ctx.levels if self._expected(level) is None]
         if not unknown:
             return True
-        own = self._share.manifest
-        if self._run.model_source is not ModelSource.PEERS or own is None or own.step != self._run.step:
+        if self._run.model_source is not ModelSource.PEERS or self._own() is None:
             return False
         while (offers := await self._offers()).silent and self._patient():
             await self._ctx.clock.sleep(_RETRY)
@@ -119,18 +118,28 @@ class WarmUp:
         """Whether members of the last epoch that have not answered are still waited for."""
         return self._ctx.clock.monotonic() < self._started + _SILENCE
 
+    def _finishers(self) -> int:
+        """The members of the last epoch that stayed to its end and are here again."""
+        return self._run.finishers & self._run.current.roster
+
+    def _own(self) -> Manifest | None:
+        """What this member holds of the run's step, if the others ask it: whom the chain dropped, they do not."""
+        own = self._share.manifest
+        asked = bitmap.contains(self._finishers(), self._slot)
+        return own if asked and own is not None and own.step == self._run.step else None
+
     async def _offers(self) -> Offers:
         """What the members of the last epoch offer, this one apart."""
         members = await self._ctx.chain.members()
-        slots = bitmap.slots(self._run.finishers & self._run.current.roster & ~(1 << self._slot))
+        slots = bitmap.slots(self._finishers() & ~(1 << self._slot))
         peers = [members.slots[slot].p2p for slot in slots]
         return await ask_offers(self._ctx.transport, self._ctx.schema, peers, _ANSWER)
 
     def _contents(self, level: int, offers: Offers) -> set[tuple[bytes, ...]]:
-        """The contents of a level that members, this one included, hold at the run's step."""
+        """The contents of a level that members of the last epoch, this one included, hold at the run's step."""
         contents = {offer.digests for offer in offers.at(level, self._run.step)}
-        own = self._share.manifest
-        if own is not None and own.step == self._run.step and level in own.levels:
+        own = self._own()
+        if own is not None and level in own.levels:
             contents.add(tuple(own.levels[level]))
         return contents
 

@@ -18,7 +18,7 @@ from aftermath.run.consensus import pack_fingerprints
 from aftermath.run.state import MemberState, RunState
 from aftermath.train.collect import ASK_EVERY, Collector
 from aftermath.train.context import Context
-from aftermath.train.persist import fulfil
+from aftermath.train.persist import Duty
 from aftermath.train.plan import RoundPlan
 from aftermath.train.results import Results
 from aftermath.train.wait import first_of
@@ -50,14 +50,16 @@ class WitnessDuty:
         return run.epoch != self._plan.epoch or not training or run.current.height != self._plan.header.height
 
     async def attend(self) -> None:
-        """Attest once the time has come; returns when that is done or the round is over.
+        """Attest once the time has come; returns when that is done, refused for good, or the round is over.
 
         Who is no witness waits too: it becomes one when others leave.
         """
-        while not self._over():
+        name = f"the attestation of round {self._plan.header.height}"
+        duty = Duty(self._ctx, name, wanted=lambda: not self._over(), done_if=_DONE)
+        while not self._over() and not duty.refused:
             run, healthy = self._ctx.feed.run, await self._healthy()
-            due = self._slot in witnesses(run.current, healthy) and self._time_has_come(run, healthy)
-            if due and (await self._attest() or bitmap.contains(self._ctx.feed.run.current.attested, self._slot)):
+            due = duty.due and self._slot in witnesses(run.current, healthy) and self._time_has_come(run, healthy)
+            if due and (await self._attest(duty) or bitmap.contains(self._ctx.feed.run.current.attested, self._slot)):
                 return
             await first_of(
                 self._results.changed.wait(), self._ctx.feed.after(run.seq), self._ctx.clock.sleep(_LOOK_AGAIN)
@@ -99,16 +101,14 @@ class WitnessDuty:
         done = self._own_done if self._own_done is not None else float("inf")
         return self._ctx.clock.monotonic() >= done + max(_PATIENCE, 2 * (done - self._started))
 
-    async def _attest(self) -> bool:
+    async def _attest(self, duty: Duty) -> bool:
         """Send the attestation; whether it arrived."""
         height = self._plan.header.height
         before = self._results.plan(height - 1)
         held = self._results.held(height - 1) if before is not None else {}
         roster = before.header.roster if before is not None else 0
         started = self._ctx.clock.monotonic()
-        sent = await fulfil(
-            self._ctx,
-            f"the attestation of round {height}",
+        sent = await duty.fulfil(
             lambda: self._ctx.chain.witness(
                 self._slot,
                 height,
@@ -118,9 +118,7 @@ class WitnessDuty:
                 loss=self.loss,
                 tokens_per_sec=self.tokens_per_sec,
                 bytes_per_sec=0.0,
-            ),
-            wanted=lambda: not self._over(),
-            done_if=_DONE,
+            )
         )
         self._ctx.events.emit(
             "witnessed", height=height, held=len(held), sent=sent, seconds=self._ctx.clock.monotonic() - started

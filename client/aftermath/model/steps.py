@@ -1,0 +1,92 @@
+"""A run's checkpoints in a directory: what they are called, which of them stay, and what makes room for another.
+
+Decided
+- The checkpoint of step n, with n steps trained, is `<run id>-step<n>`.
+- Another model of a step, left from a past that the run has gone back from, becomes `<run id>-step<n>.replaced-<k>`: no
+  saved step any more, and the first to be removed.
+- What is needed (the chain names it, or it waits to be uploaded) is neither moved nor removed, whatever it is called.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+
+_STEP, _REPLACED = "-step", ".replaced-"
+_STEPS, _ASIDE = rf"{_STEP}\d{{1,12}}", rf"{re.escape(_REPLACED)}\d{{1,12}}"
+
+
+def step_directory(directory: Path, run_id: str, step: int) -> Path:
+    """Where the run's checkpoint of a step is, or will be."""
+    return directory / f"{_stem(run_id)}{_STEP}{step}"
+
+
+def saved_steps(directory: Path, run_id: str) -> list[Path]:
+    """The run's checkpoints in a directory, oldest step first."""
+    return sorted(_named(directory, re.escape(_stem(run_id)) + _STEPS), key=_step)
+
+
+def is_removable(path: Path) -> bool:
+    """Whether a directory bears a name by which `prune` removes it, of whichever run."""
+    return re.fullmatch(rf".+{_STEPS}({_ASIDE})?", path.name) is not None
+
+
+def prune(directory: Path, run_id: str, step: int, keep_steps: int, needed: Collection[Path]) -> None:
+    """Remove the run's checkpoints but the newest `keep_steps` (at least 1) and those that are `needed`.
+
+    `step` is where the run is now. Checkpoints beyond it are of a past that its owner has left by going back: they
+    count as older than all others, and those that were moved aside as older still.
+    """
+    steps = saved_steps(directory, run_id)
+    left = [path for path in steps if _step(path) > step]
+    ranked = [*_replaced(directory, _stem(run_id)), *left, *(path for path in steps if _step(path) <= step)]
+    for old in ranked[:-keep_steps]:
+        if not among(old, needed):
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def among(path: Path, others: Collection[Path]) -> bool:
+    """Whether one of `others` is that directory, by whichever name. They may come from the chain and mean nothing."""
+    for other in others:
+        with contextlib.suppress(OSError, ValueError):
+            if path.samefile(other):
+                return True
+    return False
+
+
+def move_aside(target: Path, place: Path) -> Path:
+    """Give a step's directory `target` another name, which is returned, and `place` the name of the step."""
+    before = [_number(path) for path in _replaced(target.parent, target.name.rpartition(_STEP)[0])]
+    aside = target.with_name(f"{target.name}{_REPLACED}{max(before, default=0) + 1}")
+    target.rename(aside)
+    try:
+        place.rename(target)
+    except OSError:
+        aside.rename(target)
+        raise
+    return aside
+
+
+def _replaced(directory: Path, stem: str) -> list[Path]:
+    """What was moved aside of a run, in that order."""
+    return sorted(_named(directory, re.escape(stem) + _STEPS + _ASIDE), key=_number)
+
+
+def _named(directory: Path, pattern: str) -> list[Path]:
+    return [path for path in directory.glob("*") if re.fullmatch(pattern, path.name)]
+
+
+def _step(path: Path) -> int:
+    return int(path.name.rpartition(_STEP)[2])
+
+
+def _number(replaced: Path) -> int:
+    return int(replaced.name.rpartition(_REPLACED)[2])
+
+
+def _stem(run_id: str) -> str:
+    """The run id as a file name: it comes from the chain and may hold anything."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", run_id).lstrip(".") or "_"

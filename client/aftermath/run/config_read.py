@@ -1,0 +1,49 @@
+"""A config file's parts as members read them from the chain: what was written there, with reals out of their bits."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+from aftermath.run.accounts import Checkpoint, Config, DataLocation, LrSchedule, Optimizer
+from aftermath.run.config import RunConfig
+from aftermath.run.config_sources import Checkpoint as CheckpointChoice
+from aftermath.run.config_tables import Choice, Variant
+from aftermath.run.state import CheckpointKind, DataKind, OptimizerKind, ScheduleKind
+
+
+def rules_of(config: RunConfig) -> Config:
+    """The clock, the quorum and the batch of the run."""
+    return Config(**config.to_chain()["config"])
+
+
+def checkpoint_of(chosen: CheckpointChoice) -> Checkpoint:
+    """Where the run's model is."""
+    return Checkpoint(**_read(chosen.to_chain(), CheckpointKind))
+
+
+def location_of(chosen: Choice) -> DataLocation:
+    """Where the run's tokens are."""
+    return DataLocation(**_read(chosen.to_chain(), DataKind))
+
+
+def schedule_of(chosen: Choice | Variant) -> LrSchedule:
+    """The numbers of a learning-rate schedule."""
+    return LrSchedule(**_read(chosen.to_chain(), ScheduleKind))
+
+
+def optimizer_of(chosen: Choice | Variant) -> Optimizer:
+    """The numbers of an optimizer."""
+    values = _read(chosen.to_chain(), OptimizerKind)
+    return Optimizer(**values | {"quantize_1bit": bool(values["quantize_1bit"])})
+
+
+def _read(values: Mapping[str, Any], kind: type) -> dict[str, Any]:
+    reals = {
+        name.removesuffix("_bits"): struct.unpack("<d", bits.to_bytes(8, "little"))[0]
+        for name, bits in values.items()
+        if name.endswith("_bits")
+    }
+    plain = {name: value for name, value in values.items() if not name.endswith("_bits")}
+    return plain | reals | {"kind": kind(values["kind"])}

@@ -1,0 +1,181 @@
+"""A run's checkpoints in a directory: how many stay, and what happens to those of a past that was left."""
+
+import filecmp
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from aftermath.model.checkpoint import load
+from aftermath.model.config import LlamaConfig
+from aftermath.model.documents import CheckpointError
+from aftermath.model.initial import init_weights
+from aftermath.model.steps import is_removable, prune, saved_steps
+from aftermath.model.store import Saved, save
+
+torch.set_num_threads(1)
+
+CONFIG = LlamaConfig.from_hf(
+    {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+)
+
+
+def keep(directory: Path, step: int, *, run_id: str = "run", seed: int = 0, needed: Any = ()) -> Saved:
+    params = init_weights(CONFIG, seed)
+    return save(directory, params, CONFIG, run_id=run_id, step=step, companions={}, needed=needed)
+
+
+def holds(place: Path, seed: int) -> bool:
+    return all(torch.equal(load(place, 0)[name], tensor) for name, tensor in init_weights(CONFIG, seed).items())
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def test_only_the_newest_steps_of_this_run_and_what_is_needed_remain(tmp_path: Path) -> None:
+    keep(tmp_path, 3, run_id="other")
+    places = {step: keep(tmp_path, step).place for step in (2, 9, 10, 11)}
+    prune(tmp_path, "run", 11, 2, {places[2]})
+    assert [path.name for path in saved_steps(tmp_path, "run")] == ["run-step2", "run-step10", "run-step11"]
+    prune(tmp_path, "run", 11, 2, ())
+    assert [path.name for path in saved_steps(tmp_path, "run")] == ["run-step10", "run-step11"]
+    assert [path.name for path in saved_steps(tmp_path, "other")] == ["other-step3"]
+
+
+def test_what_is_needed_stays_by_whichever_name(tmp_path: Path) -> None:
+    """An owner may have named it by a link, and a stranger what is no place at all."""
+    for step in (1, 2, 3):
+        keep(tmp_path / "kept", step)
+    (tmp_path / "link").symlink_to(tmp_path / "kept")
+    prune(tmp_path / "kept", "run", 3, 1, [Path("a\0b"), Path("x" * 300), tmp_path / "link" / "run-step2"])
+    assert names(tmp_path / "kept") == ["run-step2", "run-step3"]
+
+
+def test_steps_of_a_past_that_was_left_go_first(tmp_path: Path) -> None:
+    for step in (40, 80, 120, 50, 60):
+        keep(tmp_path, step)
+    prune(tmp_path, "run", 60, 2, ())
+    assert [path.name for path in saved_steps(tmp_path, "run")] == ["run-step50", "run-step60"]
+
+
+def test_another_model_of_a_step_that_nothing_needs_is_moved_aside(tmp_path: Path) -> None:
+    other = keep(tmp_path, 6).place
+    place = tmp_path / "run-step5"
+    assert keep(tmp_path, 5, seed=1) == Saved(place, None)
+    assert keep(tmp_path, 5, seed=1, needed=[other]) == Saved(place, None), "the same model"
+    for seed in (2, 3):
+        aside = tmp_path / f"run-step5.replaced-{seed - 1}"
+        assert keep(tmp_path, 5, seed=seed, needed=[other]) == Saved(place, aside)
+        assert holds(aside, seed - 1)
+        assert holds(place, seed)
+    assert [path.name for path in saved_steps(tmp_path, "run")] == ["run-step5", "run-step6"]
+    assert names(tmp_path) == ["run-step5", "run-step5.replaced-1", "run-step5.replaced-2", "run-step6"]
+    assert all(is_removable(path) for path in tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("named", ["run-step5", "link/run-step5", "alias"])
+def test_another_model_of_a_step_that_is_needed_stays(tmp_path: Path, named: str) -> None:
+    place = keep(tmp_path, 5, seed=1).place
+    (tmp_path / "link").symlink_to(tmp_path)
+    (tmp_path / "alias").symlink_to(place)
+    with pytest.raises(CheckpointError, match="run-step5 holds another model of that name, and stays as it is"):
+        keep(tmp_path, 5, seed=2, needed=[tmp_path / "nowhere", tmp_path / named])
+    assert holds(place, 1)
+    assert names(tmp_path) == ["alias", "link", "run-step5"]
+
+
+def test_only_a_directory_of_this_place_is_moved_aside(tmp_path: Path) -> None:
+    elsewhere = keep(tmp_path / "elsewhere", 5, seed=1).place
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "run-step5").symlink_to(elsewhere)
+    (tmp_path / "kept" / "run-step6").write_text("mine")
+    for step in (5, 6):
+        with pytest.raises(CheckpointError, match="stays as it is"):
+            keep(tmp_path / "kept", step, seed=2)
+    assert names(tmp_path / "kept") == ["run-step5", "run-step6"]
+    assert holds(elsewhere, 1)
+
+
+def test_what_was_moved_aside_goes_first_and_does_not_pile_up(tmp_path: Path) -> None:
+    """The owner goes back from 30 to 10 again and again; two are kept, whichever past they are of."""
+    keep(tmp_path, 3, run_id="other", seed=1)
+    keep(tmp_path, 3, run_id="other", seed=2)
+    others = names(tmp_path)
+    for past in range(4):
+        for step in (20, 30):
+            saved = keep(tmp_path, step, seed=past)
+            assert (saved.replaced is not None) == (past > 0)
+            prune(tmp_path, "run", step, 2, [saved.place])
+            assert holds(saved.place, past)
+        assert [name for name in names(tmp_path) if name not in others] == ["run-step20", "run-step30"]
+    aside = keep(tmp_path, 30, seed=9).replaced
+    assert aside is not None
+    prune(tmp_path, "run", 30, 1, [aside])
+    assert [name for name in names(tmp_path) if name not in others] == ["run-step30", aside.name], "it is named now"
+
+
+def test_a_kill_between_the_two_renames_loses_neither_past_nor_place(tmp_path: Path) -> None:
+    place = keep(tmp_path, 5, seed=1).place
+    child = os.fork()
+    if child == 0:
+        rename = Path.rename
+
+        def killed(path: Path, target: Path) -> Path:
+            moved = rename(path, target)
+            if path == place:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return moved
+
+        Path.rename = killed  # type: ignore[method-assign, assignment]
+        keep(tmp_path, 5, seed=2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert holds(tmp_path / "run-step5.replaced-1", 1)
+    assert saved_steps(tmp_path, "run") == []
+    assert keep(tmp_path, 5, seed=2) == Saved(place, None)
+    assert holds(place, 2)
+    assert names(tmp_path) == ["run-step5", "run-step5.replaced-1"]
+
+
+def test_a_second_rename_that_fails_puts_the_older_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = keep(tmp_path, 5, seed=1).place
+    rename = Path.rename
+
+    def fails(path: Path, target: Path) -> Path:
+        if path.name.startswith(".partial-") and not place.exists():
+            raise OSError(5, "Input/output error")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", fails)
+    with pytest.raises(CheckpointError, match="Input/output error"):
+        keep(tmp_path, 5, seed=2)
+    assert holds(place, 1)
+    assert names(tmp_path) == ["run-step5"]
+
+
+def test_of_two_processes_that_move_a_step_aside_only_one_does(tmp_path: Path) -> None:
+    """The second finds what the first has put there, and not what it would have found a moment before."""
+    keep(tmp_path / "kept", 5, seed=1)
+    child = os.fork()
+    if child == 0:
+        compare = filecmp.cmpfiles
+
+        def slow(*files: Any, **how: Any) -> Any:
+            found = compare(*files, **how)
+            (tmp_path / "compared").touch()
+            time.sleep(0.5)
+            return found
+
+        filecmp.cmpfiles = slow  # type: ignore[assignment]
+        keep(tmp_path / "kept", 5, seed=2)
+        os._exit(0)
+    while not (tmp_path / "compared").exists():
+        time.sleep(0.005)
+    keep(tmp_path / "kept", 5, seed=2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert names(tmp_path / "kept") == ["run-step5", "run-step5.replaced-1"]
+    assert holds(tmp_path / "kept" / "run-step5.replaced-1", 1)
