@@ -12,6 +12,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
 
+from aftermath.run.counted import counted
 from aftermath.sim.seed import Verdict, try_seed
 
 SECONDS = 240.0
@@ -37,7 +38,7 @@ def main() -> int:
     broken = [verdict.seed for verdict in verdicts if verdict.broken]
     if arguments.seeds is not None:
         minutes, virtual = (time.monotonic() - started) / 60, sum(verdict.virtual for verdict in verdicts) / 60
-        print(f"{len(verdicts)} seeds, {virtual:.0f} virtual minutes in {minutes:.1f} min; ", end="")
+        print(f"{counted(len(verdicts), 'seed')}, {virtual:.0f} virtual minutes in {minutes:.1f} min; ", end="")
         print(f"broken: {' '.join(map(str, sorted(broken)))}" if broken else "all laws hold")
     return 1 if broken else 0
 
@@ -87,7 +88,8 @@ def _verdicts(arguments: argparse.Namespace) -> Iterator[Verdict]:
 def _tell(verdict: Verdict, seconds: float, *, in_full: bool) -> None:
     state = "BROKEN" if verdict.broken else "ok    "
     print(
-        f"seed {verdict.seed:<6} {state} {verdict.digest}  {verdict.steps} steps, {len(verdict.faults)} faults, "
+        f"seed {verdict.seed:<6} {state} {verdict.digest}  {counted(verdict.steps, 'step')}, "
+        f"{counted(len(verdict.faults), 'fault')}, "
         f"{verdict.virtual:.0f} s virtual, {verdict.cpu:.1f} s of CPU",
         flush=True,
     )

@@ -10,6 +10,8 @@ import logging
 import random
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,9 +49,8 @@ class Verdict:
 
 def try_seed(seed: int, seconds: float) -> Verdict:
     """Play a seed in a temporary directory."""
-    logging.getLogger("aftermath").setLevel(logging.CRITICAL)  # members warn of every fault
     started, scenario = time.process_time(), draw(seed, seconds)
-    with tempfile.TemporaryDirectory(prefix="aftermath-sim-") as place:
+    with _no_warnings(), tempfile.TemporaryDirectory(prefix="aftermath-sim-") as place:
         trial = Trial(scenario)
         run_virtual(trial.play(Path(place) / "storm"))
         if trial.late is not None:  # else it was finished, or broken
@@ -66,6 +67,18 @@ def try_seed(seed: int, seconds: float) -> Verdict:
         events=tuple(trial.events),
         broken=trial.broken,
     )
+
+
+@contextmanager
+def _no_warnings() -> Iterator[None]:
+    """Members warn of every fault, and here faults are many."""
+    log = logging.getLogger("aftermath")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def _stage(scenario: Scenario, place: Path) -> Simulation:
