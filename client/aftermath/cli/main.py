@@ -25,9 +25,10 @@ from aftermath.run.errors import UsageError
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 
-OWN, MEMBER, LOOK, JOIN, NETWORK = (
+OWN, MEMBER, LAB, LOOK, JOIN, NETWORK = (
     "Own a run",
     "Take part in a run",
+    "Train without a run",
     "Look at runs",
     "Who may join",
     "Networks and programs",
@@ -47,6 +48,7 @@ INDEX = {
     "predownload": Entry(MEMBER, "Fetch a run's model and check its data before joining."),
     "show-identity": Entry(MEMBER, "Show the wallet's public key and the identity peers see."),
     "can-join": Entry(MEMBER, "Say whether a wallet may join a run, and why not."),
+    "train-local": Entry(LAB, "Train on this machine alone, without chain or network."),
     "create-run": Entry(OWN, "Create a run on chain."),
     "update-config": Entry(OWN, "Set or change a run's configuration."),
     "set-paused": Entry(OWN, "Pause or resume a run."),

@@ -33,9 +33,14 @@ from aftermath.optim.codec import Votes, encode_level
 from aftermath.optim.exact import signs
 from aftermath.optim.layout import LevelLayout, Part, level_layout
 from aftermath.optim.transform import UNUSED, cells, forward, inverse, padding, strongest
+from aftermath.run.errors import AftermathError
 
 _LARGEST_GRADIENT = 1e30  # beyond it delta or its transform could overflow fp32
 _BATCH = 1 << 18  # coefficients transformed at once
+
+
+class BadState(AftermathError):
+    """What was kept of an optimizer is not the state of this one."""
 
 
 class Distro:
@@ -60,6 +65,39 @@ class Distro:
         for delta in (delta for deltas in self._deltas.values() for delta in deltas):
             delta.zero_()
         self._previous = {}
+
+    def state(self) -> dict[str, Tensor]:
+        """What this replica alone knows, as named tensors on the CPU: delta, and what was sent last.
+
+        With equal parameters `restore` continues from them bit by bit.
+        """
+        found = {}
+        for level, deltas in self._deltas.items():
+            for group, delta in enumerate(deltas):
+                found[f"delta.{level}.{group}"] = delta
+            for group, (indices, values) in enumerate(self._previous.get(level, ())):
+                found |= {f"indices.{level}.{group}": indices, f"values.{level}.{group}": values}
+        return {name: tensor.to("cpu", copy=True) for name, tensor in found.items()}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Take over what `state` gave. Raises BadState, leaving all as it was, unless it fits this replica exactly."""
+        places = [(level, group) for level in self._layouts for group in range(len(self._layouts[level].groups))]
+        kinds = ("delta", "indices", "values") if any(not name.startswith("delta.") for name in state) else ("delta",)
+        names = {f"{kind}.{level}.{group}" for kind in kinds for level, group in places}
+        if state.keys() != names:
+            raise BadState(f"an optimizer's state lacks or has too much of {sorted(state.keys() ^ names)[0]}")
+        for level, group in places:
+            of = self._layouts[level].groups[group]
+            _check(state, f"delta.{level}.{group}", (of.blocks, of.height, of.width))
+            for kind in kinds[1:]:
+                _check(state, f"{kind}.{level}.{group}", (of.blocks, of.topk), of.block if kind == "indices" else None)
+        self._previous = {}
+        for level, deltas in self._deltas.items():
+            for group, delta in enumerate(deltas):
+                delta.copy_(state[f"delta.{level}.{group}"])
+            if len(kinds) > 1:
+                sent = (tuple(state[f"{kind}.{level}.{group}"] for kind in kinds[1:]) for group in range(len(deltas)))
+                self._previous[level] = [(i.to(deltas[0].device), v.to(deltas[0].device)) for i, v in sent]
 
     @contextmanager
     def lookahead(self, lr: float) -> Iterator[None]:
@@ -172,6 +210,16 @@ def _take_back(delta: Tensor, indices: Tensor, values: Tensor) -> None:
         sent = torch.zeros_like(batch).flatten(1)
         sent.scatter_add_(1, places[first : first + step], values[first : first + step])
         batch.sub_(inverse(sent.view(batch.shape)))
+
+
+def _check(state: Mapping[str, Tensor], name: str, shape: tuple[int, ...], block: int | None = None) -> None:
+    """Raises BadState unless this tensor holds finite fp32 numbers, or places in a `block` of so many."""
+    tensor, dtype = state[name], torch.float32 if block is None else torch.int64
+    if tensor.shape != shape or tensor.dtype != dtype:
+        raise BadState(f"{name} of an optimizer's state is {tensor.dtype} {tuple(tensor.shape)}, not {dtype} {shape}")
+    fits = torch.isfinite(tensor) if block is None else ((tensor >= 0) & (tensor < block)) | (tensor == UNUSED)
+    if not bool(fits.all()):
+        raise BadState(f"{name} of an optimizer's state holds a number that cannot be there")
 
 
 def _rate(number: float) -> float:

@@ -1,0 +1,71 @@
+"""`train-local`: train without chain or network. Its options are the fields of `LabSettings`."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from typing import Annotated
+
+import typer
+
+from aftermath.cli.command import OptionGroup, command, field_option, keyword
+from aftermath.cli.present import Result, note
+from aftermath.lab.settings import LabSettings
+
+PANELS = (
+    ("Model and data", ("config_path", "model", "data_path", "token_bytes", "seq_len")),
+    ("Learning", ("optimizer", "lr", "lr_schedule", "warmup_steps", "steps", "total_batch", "micro_batch", "seed")),
+    ("Members", ("members", "tiers", "shares", "overlap", "reject")),
+    ("Measuring", ("held_out_path", "eval_every", "eval_sequences")),
+    ("This machine", ("out", "save_every", "device", "threads")),
+)
+
+
+def lab_options() -> list[inspect.Parameter]:
+    """One option per field of `LabSettings`, with its limits."""
+    panels = {name: panel for panel, names in PANELS for name in names}
+    return [
+        keyword(name, Annotated[field.annotation, field_option(name, field, panel=panels[name])], field.default)
+        for name, field in LabSettings.model_fields.items()
+    ]
+
+
+@command(
+    "train-local",
+    example="aftermath-solana train-local --config-path run.toml --members 3 --tiers 0,1,2 --out runs/lab",
+    groups={"settings": OptionGroup(lab_options, LabSettings)},
+)
+def train_local(
+    settings: LabSettings,
+    json_output: Annotated[bool, typer.Option("--json", help="Events as JSON lines, and an error as JSON.")] = False,
+) -> Result:
+    """Train on this machine alone, without chain or network.
+
+    One machine with AdamW or Muon, or with DisTrO the replicas of as many members as you like, as a run would train
+    them. With --out it can be stopped at any time: the same command goes on.
+    """
+    from aftermath.lab.recipe import recipe_of
+
+    recipe = recipe_of(settings)
+
+    import torch
+    from rich.console import Console
+
+    from aftermath.lab.course import Course, now
+    from aftermath.lab.lines import StepLines
+    from aftermath.lab.start import start
+    from aftermath.train.replica import pick_device
+    from aftermath.watch.events import JsonLines
+
+    device = pick_device(settings.device)
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    screen = JsonLines(sys.stdout, now) if json_output else StepLines(Console(soft_wrap=not sys.stdout.isatty()))
+    out = settings.out.expanduser().absolute() if settings.out else None
+    try:
+        Course(recipe, start(recipe, device), screen, out, settings.save_every).run()
+    except KeyboardInterrupt:
+        if out is not None:
+            note(f"the same command goes on from the last state saved in {out}")
+        raise
+    return Result(None, None)

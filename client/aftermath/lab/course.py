@@ -1,0 +1,217 @@
+"""The course of a training: step after step, measured, written down, saved, and taken up again where it was.
+
+Decided
+- What is in --out stays true after any end: events that came after the last saved state are taken away again, since the
+  steps they tell of are done once more, with the same numbers.
+- The first state is saved before the first step: a disk without room is found at once.
+- A saved state is bound to everything that decides its numbers. The same command goes on, any other is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from aftermath.lab.deal import Deal
+from aftermath.lab.held_out import loss_on
+from aftermath.lab.recipe import Recipe
+from aftermath.lab.saving import Counters, load_state, only_here, save_state
+from aftermath.lab.start import Start
+from aftermath.lab.trainer import Stepped
+from aftermath.model.documents import CheckpointError
+from aftermath.model.store import read_companions, sync, write_checkpoint, writing
+from aftermath.watch.events import Event, Events, JsonLines, Sink
+from aftermath.watch.plot import loss_plot
+
+EVENTS, PLOT, CHECKPOINT = "events.jsonl", "loss.png", "checkpoint"
+
+
+class Course:
+    """One training from its start, or from what `out` holds of it, to its end."""
+
+    def __init__(self, recipe: Recipe, begun: Start, screen: Sink, out: Path | None, save_every: int) -> None:
+        self._recipe, self._begun, self._screen = recipe, begun, screen
+        self._out, self._save_every = out, save_every
+        self._deal, self._done = Deal(recipe), 0
+        self._curves: dict[str, list[tuple[int, float]]] = {"training": []}
+        self._events = Events(_elapsed(), [screen])
+        self._tokens = 0
+
+    def run(self) -> None:
+        """Train to the end. Raises an AftermathError that says what is in the way."""
+        with only_here(self._out) if self._out is not None else contextlib.nullcontext():
+            if (finished := self._take_up()) is not None:
+                self._events.emit("finished", **finished)
+                return
+            recipe, model = self._recipe, self._begun.trainer
+            self._events.emit(
+                "started",
+                optimizer=recipe.optimizer,
+                tiers=recipe.tiers,
+                parameters=sum(p.numel() for p in model.models()[min(recipe.tiers)].parameters()),
+                sequences=self._begun.data.sequences,
+                steps=recipe.steps,
+                done=self._done,
+            )
+            for step in range(self._done + 1, recipe.steps + 1):
+                self._step(step)
+                if recipe.eval_every and step % recipe.eval_every == 0 and step < recipe.steps:
+                    self._measure(step)
+                if step % self._save_every == 0 and step < recipe.steps:
+                    self._save(step)
+            self._finish()
+
+    # --- one step ---------------------------------------------------------------------------------------------------
+
+    def _step(self, step: int) -> None:
+        started = time.perf_counter()
+        indices = self._deal.shares(step)
+        shares = [torch.from_numpy(self._begun.data.read(share)) for share in indices]
+        accepted = [self._deal.accepted(step, member) for member in range(len(shares))]
+        done = self._begun.trainer.step(step, shares, accepted)
+        counted = [took and loss is not None for took, loss in zip(accepted, done.losses, strict=True)]
+        for share, counts in zip(indices, counted, strict=True):
+            if not counts:
+                self._deal.return_(step, share)
+        for sentence in done.left_out:
+            self._events.emit("warning", message=f"step {step}: a result is left out: {sentence}")
+        tokens = sum(share.numel() for share in shares)
+        self._tokens += tokens
+        self._note(
+            "step",
+            step=step,
+            loss=_mean(done, indices),
+            losses=done.losses,
+            lr=self._recipe.rate(step),
+            tokens=tokens,
+            seconds=round(time.perf_counter() - started, 4),
+            bytes=done.bytes,
+            accepted=sum(counted),
+        )
+
+    def _measure(self, step: int) -> dict[str, float]:
+        """The held-out loss of every tier at the weights as they are; replicas are compared as well."""
+        self._begun.trainer.check()
+        sequences = self._begun.held_out
+        if sequences is None:
+            return {}
+        losses = {str(tier): loss_on(model, sequences) for tier, model in self._begun.trainer.models().items()}
+        for tier, loss in losses.items():
+            self._note("held_out", step=step, tier=int(tier), loss=loss, sequences=len(sequences))
+        return losses
+
+    def _note(self, kind: str, **fields: Any) -> None:
+        self._events.emit(kind, **fields)
+        self._draw({"kind": kind, **fields})
+
+    def _draw(self, event: Event) -> None:
+        """Add an event to the curves."""
+        name = "training" if event["kind"] == "step" else f"held out, tier {event.get('tier')}"
+        if event["kind"] in ("step", "held_out") and event["loss"] is not None and math.isfinite(event["loss"]):
+            self._curves.setdefault(name, []).append((event["step"], event["loss"]))
+
+    # --- the end ----------------------------------------------------------------------------------------------------
+
+    def _finish(self) -> None:
+        recipe, trainer = self._recipe, self._begun.trainer
+        trainer.settle()
+        losses = self._measure(recipe.steps)
+        place = None
+        if self._out is not None:
+            tier = min(recipe.tiers)
+            place = self._out / CHECKPOINT
+            params = dict(trainer.models()[tier].named_parameters())
+            companions = read_companions(Path(recipe.model))
+            write_checkpoint(place, params, self._begun.config, tier=tier, companions=companions)
+            members = f", {len(recipe.tiers)} members" if len(recipe.tiers) > 1 else ""
+            with writing(self._out):
+                loss_plot(self._out / PLOT, self._curves, [], f"{recipe.optimizer}{members}")
+        finished: dict[str, Any] = {"step": recipe.steps, "tokens": self._tokens, "held_out_by_tier": losses}
+        finished["checkpoint"] = str(place) if place else None
+        self._events.emit("finished", **finished)
+        self._save(recipe.steps, finished)
+
+    # --- saving -----------------------------------------------------------------------------------------------------
+
+    def _save(self, step: int, finished: dict[str, Any] | None = None) -> None:
+        if self._out is None:
+            return
+        log = self._out / EVENTS
+        with writing(self._out):
+            if log.exists():
+                sync(log)
+            size = log.stat().st_size if log.exists() else 0
+        fresh, again = self._deal.state()
+        counters = Counters(self._begun.bound, step, fresh, again, size, finished)
+        save_state(self._out, self._begun.trainer.state(), counters)
+
+    def _take_up(self) -> dict[str, Any] | None:
+        """Go on from a saved state, or save the first one; the last event's fields if all is done."""
+        if self._out is None:
+            return None
+        log, kept = self._out / EVENTS, load_state(self._out)
+        if kept is None:
+            if log.exists():
+                raise CheckpointError(f"{log} is there, and no state that belongs to it", "name another --out")
+            self._save(0)
+        else:
+            tensors, counters = kept
+            _same(counters.bound, self._begun.bound, self._out)
+            if counters.finished is not None:
+                return counters.finished
+            self._begun.trainer.restore(tensors)
+            self._deal.restore(counters.fresh, counters.again)
+            self._done = counters.step
+            if log.exists():
+                self._recall(log, counters.events)
+        with writing(self._out):
+            self._events = Events(_elapsed(), [self._screen, JsonLines(log, now)])
+        return None
+
+    def _recall(self, log: Path, size: int) -> None:
+        """Take away what came after the saved state, and read the rest."""
+        with writing(log.parent):
+            if size < log.stat().st_size:
+                os.truncate(log, size)
+        try:
+            for line in log.read_text(encoding="utf-8").splitlines():
+                event = json.loads(line)
+                self._draw(event)
+                self._tokens += event["tokens"] if event["kind"] == "step" else 0
+        except (ValueError, TypeError, KeyError, OSError) as error:
+            raise CheckpointError(f"{log} is damaged: {error!r}", "name another --out, or remove this one") from None
+
+
+def _same(kept: dict[str, Any], ours: dict[str, Any], out: Path) -> None:
+    """Raises CheckpointError with what differs, unless a state was made by the same recipe from the same files."""
+    differing = sorted(name for name in kept.keys() | ours.keys() if kept.get(name) != ours.get(name))
+    if differing:
+        raise CheckpointError(
+            f"{out} holds a training with other settings: {', '.join(differing)}",
+            "give the same options as then, or name another --out",
+        )
+
+
+def _mean(done: Stepped, shares: list[list[int]]) -> float | None:
+    """Over all sequences whose loss is known."""
+    known = [(loss, len(share)) for loss, share in zip(done.losses, shares, strict=True) if loss is not None]
+    return sum(loss * count for loss, count in known) / sum(count for _, count in known) if known else None
+
+
+def _elapsed() -> Callable[[], float]:
+    started = time.monotonic()
+    return lambda: time.monotonic() - started
+
+
+def now() -> datetime:
+    """The date and time of this machine."""
+    return datetime.now(UTC)

@@ -1,0 +1,51 @@
+"""Whose sequences are whose in a step, and whose results count.
+
+Decided: as on chain. A batch is cut in proportion, in order; what a result that did not count was to teach waits and is
+done before anything fresh, from the step on at which a run would know of it. Who is rejected follows from the seed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from aftermath.lab.recipe import Recipe
+from aftermath.run.assignment import cut
+
+
+class Deal:
+    """The sequences of one course through the data."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
+        self._fresh = 0
+        self._again: list[tuple[int, list[int]]] = []  # the step from which on, and which
+
+    def shares(self, step: int) -> list[list[int]]:
+        """The sequences that each member trains in a step."""
+        size = self._recipe.batch_size(self._fresh)
+        due = [index for since, indices in self._again if since <= step for index in indices]
+        later = [(since, indices) for since, indices in self._again if since > step]
+        redone, rest = due[:size], due[size:]
+        self._again = [(step, rest)] * bool(rest) + later
+        batch = redone + list(range(self._fresh, self._fresh + size - len(redone)))
+        self._fresh += size - len(redone)
+        return [batch[share.start : share.stop] for share in cut(size, list(self._recipe.shares))]
+
+    def accepted(self, step: int, member: int) -> bool:
+        """Whether the run takes a member's result of a step."""
+        drawn = hashlib.sha256(f"reject {self._recipe.seed} {step} {member}".encode()).digest()
+        return int.from_bytes(drawn[:8], "little") % 100 >= self._recipe.reject
+
+    def return_(self, step: int, sequences: Sequence[int]) -> None:
+        """A share of a step was not learnt from: it is trained again."""
+        if sequences:
+            self._again.append((step + 1 + self._recipe.overlap, list(sequences)))
+
+    def state(self) -> tuple[int, list[tuple[int, list[int]]]]:
+        """How many fresh sequences were taken, and which wait to be trained again, from which step on."""
+        return self._fresh, list(self._again)
+
+    def restore(self, fresh: int, again: Sequence[tuple[int, list[int]]]) -> None:
+        """Go on from what `state` gave."""
+        self._fresh, self._again = fresh, [(since, list(indices)) for since, indices in again]

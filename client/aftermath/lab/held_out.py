@@ -1,0 +1,29 @@
+"""What a model does on text that nobody trains on.
+
+Decided: the sequences are taken evenly over all that is there, in the files' order, so that every course is measured on
+the same ones, of as many documents as there are.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from aftermath.data.local import TokenFiles
+from aftermath.model.llama import Llama
+
+_BATCH = 32  # sequences in a pass
+
+
+def spread(data: TokenFiles, count: int) -> Tensor:
+    """At most `count` sequences int64 [n, seq_len]."""
+    wanted = min(count, data.sequences)
+    return torch.from_numpy(data.read([index * data.sequences // wanted for index in range(wanted)]))
+
+
+@torch.no_grad()
+def loss_on(model: Llama, sequences: Tensor) -> float:
+    """Mean cross-entropy in nats per token."""
+    device = next(model.parameters()).device
+    parts = sequences.split(_BATCH)
+    return sum(model.loss(part.to(device)).item() * len(part) for part in parts) / len(sequences)

@@ -1,0 +1,43 @@
+"""Learning-rate schedules by the shapes that are usual, as a run's config would have them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from aftermath.run.accounts import LrSchedule
+from aftermath.run.state import ScheduleKind
+
+_RATES = ("base_lr", "warmup_init_lr", "final_lr", "cosine_decay_final_lr")
+
+
+def constant(rate: float, warmup: int) -> LrSchedule:
+    """Steady after the warm-up."""
+    return _schedule(ScheduleKind.CONSTANT, rate, warmup)
+
+
+def cosine(rate: float, warmup: int, steps: int, final: float) -> LrSchedule:
+    """Half a wave down to `final`."""
+    return replace(_schedule(ScheduleKind.COSINE, rate, warmup), final_lr=final, total_steps=steps)
+
+
+def stable(rate: float, warmup: int, steps: int) -> LrSchedule:
+    """Steady, then over the last fifth of the steps a line to 0, which it would reach one step after the last."""
+    steady = max(steps * 4 // 5, 1)
+    return replace(
+        _schedule(ScheduleKind.WARMUP_STABLE_DECAY, rate, warmup),
+        cosine_decay_final_lr=rate,
+        stable_steps=max(steady - warmup, 0),
+        linear_decay_steps=steps - max(steady, warmup) + 1,
+    )
+
+
+def scaled(schedule: LrSchedule, rate: float) -> LrSchedule:
+    """The same shape with another highest rate."""
+    factor = rate / schedule.base_lr
+    others = {name: getattr(schedule, name) * factor for name in _RATES[1:]}
+    return replace(schedule, base_lr=rate, **others)
+
+
+def _schedule(kind: ScheduleKind, rate: float, warmup: int) -> LrSchedule:
+    zeros = dict.fromkeys(("total_steps", "stable_steps", "cosine_decay_steps", "linear_decay_steps"), 0)
+    return LrSchedule(kind, rate, 0.0, 0.0, 0.0, warmup, **zeros)

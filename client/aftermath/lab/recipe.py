@@ -1,0 +1,261 @@
+"""All that decides which numbers come out: the settings as they were said, with what was left open filled in.
+
+Decided
+- One plain record that goes into JSON and comes back equal: a kept state is bound to it.
+- An optimizer beside a config of another one needs a rate of its own: rates of different optimizers mean different
+  things. Clipping is the config's for every optimizer.
+- DisTrO cuts the model into as many levels as the config says, or as the largest tier that takes part needs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from aftermath.lab import rates
+from aftermath.lab.settings import RATES, SEQ_LEN, STEPS, TOTAL_BATCH, LabSettings, OptimizerName
+from aftermath.model.resolve import local_directory
+from aftermath.run.accounts import MAX_LEVELS, Config, LrSchedule, Optimizer
+from aftermath.run.assignment import batch_size, cut
+from aftermath.run.config import RunConfig, load_config
+from aftermath.run.config_read import checkpoint_of, location_of, optimizer_of, rules_of, schedule_of
+from aftermath.run.config_training import ADAMW, DISTRO
+from aftermath.run.errors import UsageError
+from aftermath.run.schedules import cold_start_factor, learning_rate
+from aftermath.run.state import CheckpointKind, OptimizerKind
+from aftermath.train.outfit import Unsuitable, check_data
+
+_NAMES: dict[OptimizerKind, OptimizerName] = {OptimizerKind.DISTRO: "distro", OptimizerKind.ADAMW: "adamw"}
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Sequences of a step: from `start` to `end` over the first `warmup_tokens`."""
+
+    start: int
+    end: int
+    warmup_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is trained, on what, and how."""
+
+    model: str
+    data: str
+    token_bytes: int
+    shuffle_seed: str
+    """In hex; empty if the files are read in their own order."""
+    seq_len: int
+    batch: Batch
+    micro_batch: int
+    steps: int
+    schedule: LrSchedule
+    cold_start_steps: int
+    optimizer: OptimizerName
+    numbers: Optimizer
+    """Muon takes the clipping out of them, and the rest from `optim.muon`."""
+    tiers: tuple[int, ...]
+    """By member."""
+    levels: int
+    shares: tuple[int, ...]
+    """By member, in proportion."""
+    overlap: int
+    reject: int
+    seed: int
+    held_out: str
+    eval_every: int
+    eval_sequences: int
+
+    @property
+    def clip(self) -> float | None:
+        """The largest norm of a gradient."""
+        return self.numbers.clip_grad_norm or None
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step, as a run has it in its first epoch."""
+        return learning_rate(self.schedule, step) * cold_start_factor(step, 1, self.cold_start_steps)
+
+    def batch_size(self, taken: int) -> int:
+        """Sequences of the step after `taken` fresh ones."""
+        rules = dict.fromkeys(Config.__slots__, 0) | {
+            "max_seq_len": self.seq_len,
+            "global_batch_size_start": self.batch.start,
+            "global_batch_size_end": self.batch.end,
+            "global_batch_size_warmup_tokens": self.batch.warmup_tokens,
+        }
+        return batch_size(Config(**rules), taken)
+
+
+def recipe_of(said: LabSettings) -> Recipe:
+    """Everything filled in. Raises UsageError, ConfigError, Unsuitable or CheckpointError."""
+    config = load_config(said.config_path) if said.config_path is not None else None
+    steps = said.steps or (config.config.total_steps if config else STEPS)
+    optimizer, numbers = _optimizer(said, config)
+    tiers = _tiers(said, optimizer)
+    levels = config.llm.matformer.tiers if config else max(tiers) + 1
+    if max(tiers) >= levels:
+        raise UsageError(
+            f"--tiers {said.tiers}: the config cuts its model into tiers 0 to {levels - 1}",
+            "name those, or raise tiers in [model.LLM.matformer]",
+        )
+    batch = _batch(said, config)
+    if said.reject and optimizer != "distro":
+        raise UsageError(f"--reject means results of members, and {optimizer} has none", "leave it out")
+    if said.overlap is not None and optimizer != "distro":
+        raise UsageError(f"--overlap means results of members, and {optimizer} has none", "leave it out")
+    return Recipe(
+        model=_model(said, config),
+        **_data(said, config),
+        seq_len=said.seq_len or (config.llm.max_seq_len if config else SEQ_LEN),
+        batch=batch,
+        micro_batch=said.micro_batch,
+        steps=steps,
+        schedule=_schedule(said, config, optimizer, steps),
+        cold_start_steps=config.llm.cold_start_warmup_steps if config else 0,
+        optimizer=optimizer,
+        numbers=numbers,
+        tiers=tiers,
+        levels=levels,
+        shares=_shares(said, len(tiers), batch),
+        overlap=int(said.overlap or "1") if optimizer == "distro" else 0,
+        reject=said.reject,
+        seed=said.seed or 0,
+        held_out=str(said.held_out_path.expanduser().absolute()) if said.held_out_path else "",
+        eval_every=said.eval_every,
+        eval_sequences=said.eval_sequences,
+    )
+
+
+def _model(said: LabSettings, config: RunConfig | None) -> str:
+    if said.model is not None:
+        return str(said.model.expanduser().absolute())
+    if config is None:
+        raise UsageError("--model is missing", "pass --model DIR, or --config-path FILE of a run")
+    checkpoint = checkpoint_of(config.llm.checkpoint)
+    if checkpoint.kind is not CheckpointKind.LOCAL:
+        raise Unsuitable(
+            f"{said.config_path} names no checkpoint on this machine",
+            "pass --model DIR; scripts/init-model.py makes a new one",
+        )
+    return str(local_directory(checkpoint))
+
+
+def _data(said: LabSettings, config: RunConfig | None) -> dict[str, Any]:
+    """Where the tokens are, how long they are, and their order."""
+    location = location_of(config.llm.data_location) if config else None
+    if location is not None and said.data_path is None:
+        check_data(location)
+    if location is None and said.data_path is None:
+        raise UsageError("--data-path is missing", "pass --data-path DIR, or --config-path FILE of a run")
+    place = Path(said.data_path or (location.primary if location else "")).expanduser().absolute()
+    if said.held_out_path is not None and _within(said.held_out_path.expanduser(), place):
+        raise UsageError(
+            f"--held-out-path {said.held_out_path} holds what is trained on",
+            "name token files of other documents; scripts/tokenise.py --held-out DIR makes some",
+        )
+    if location is not None and said.seed is None:
+        seed = location.shuffle_seed.hex() if location.shuffle else ""
+    else:
+        seed = hashlib.sha256(f"order {said.seed or 0}".encode()).hexdigest()
+    token_bytes = int(said.token_bytes or (location.token_bytes if location else 2))
+    return {"data": str(place), "token_bytes": token_bytes, "shuffle_seed": seed}
+
+
+def _within(one: Path, other: Path) -> bool:
+    """Whether one path is the other, or lies in it."""
+    one, other = one.resolve(), other.resolve()
+    return one == other or one.parent == other or other.parent == one
+
+
+def _optimizer(said: LabSettings, config: RunConfig | None) -> tuple[OptimizerName, Optimizer]:
+    given = optimizer_of(config.llm.optimizer) if config else None
+    name = said.optimizer or (_NAMES[given.kind] if given else "distro")
+    own = optimizer_of(DISTRO if name == "distro" else ADAMW)
+    if given is None:
+        return name, own
+    if _NAMES[given.kind] == name:
+        return name, given
+    if said.lr is None:
+        raise UsageError(
+            f"--optimizer {name}: the learning rate in {said.config_path} is for {_NAMES[given.kind]}",
+            f"pass --lr as well, for example --lr {RATES[name]:g}",
+        )
+    return name, replace(own, clip_grad_norm=given.clip_grad_norm)
+
+
+def _schedule(said: LabSettings, config: RunConfig | None, optimizer: OptimizerName, steps: int) -> LrSchedule:
+    if said.lr is not None and not (math.isfinite(said.lr) and said.lr > 0):
+        raise UsageError(f"--lr {said.lr} is no learning rate", "it is a number above 0, for example 1e-3")
+    given = schedule_of(config.llm.lr_schedule) if config else None
+    rate = said.lr or (given.base_lr if given else RATES[optimizer])
+    warmup = said.warmup_steps if said.warmup_steps is not None else given.warmup_steps if given else steps // 20
+    if warmup >= steps:
+        raise UsageError(
+            f"a warm-up of {warmup} steps leaves nothing of the {steps} steps",
+            "pass fewer --warmup-steps, or more --steps",
+        )
+    if given is not None and said.lr_schedule is None:
+        return rates.scaled(replace(given, warmup_steps=warmup), rate)
+    if said.lr_schedule == "constant":
+        return rates.constant(rate, warmup)
+    if said.lr_schedule == "cosine":
+        return rates.cosine(rate, warmup, steps, rate / 10)
+    return rates.stable(rate, warmup, steps)
+
+
+def _batch(said: LabSettings, config: RunConfig | None) -> Batch:
+    if said.total_batch is not None or config is None:
+        size = said.total_batch or TOTAL_BATCH
+        return Batch(size, size)
+    rules = rules_of(config)
+    return Batch(rules.global_batch_size_start, rules.global_batch_size_end, rules.global_batch_size_warmup_tokens)
+
+
+def _tiers(said: LabSettings, optimizer: OptimizerName) -> tuple[int, ...]:
+    named = _numbers("--tiers", said.tiers, 0, MAX_LEVELS - 1) if said.tiers is not None else (0,)
+    members = said.members or len(named)
+    if members < len(named):
+        raise UsageError(
+            f"--tiers {said.tiers} names {len(named)} members, --members {members}", "name no more tiers than members"
+        )
+    if members > 1 and optimizer != "distro":
+        raise UsageError(
+            f"{members} members with {optimizer} are one machine with the whole batch: their gradients are averaged",
+            "leave --members out and pass the batch of all of them as --total-batch",
+        )
+    return tuple(named[member % len(named)] for member in range(members))
+
+
+def _shares(said: LabSettings, members: int, batch: Batch) -> tuple[int, ...]:
+    """In proportion; whatever the batch, nobody may be left without a sequence."""
+    least = min(batch.start, batch.end)
+    if said.shares is None:
+        if any(not share.len for share in cut(least, [1] * members)):
+            raise UsageError(
+                f"a batch of {least} is too small for {members} members", "raise --total-batch, or lower --members"
+            )
+        return (1,) * members
+    shares = _numbers("--shares", said.shares, 1, 65535)
+    if len(shares) != members:
+        raise UsageError(f"--shares {said.shares} is for {len(shares)} members, not {members}", "name one for each")
+    if batch.start != batch.end or sum(shares) != batch.end:
+        raise UsageError(
+            f"--shares {said.shares} are {sum(shares)} sequences, and a step has {least} to {batch.end}",
+            f"let them add up to the batch, or pass --total-batch {sum(shares)}",
+        )
+    return shares
+
+
+def _numbers(option: str, text: str, least: int, most: int) -> tuple[int, ...]:
+    words = [word.strip() for word in text.split(",")]
+    numbers = tuple(int(word) if word.isascii() and word.isdecimal() and len(word) < 9 else -1 for word in words)
+    if not all(least <= number <= most for number in numbers):
+        raise UsageError(
+            f"{option} {text!r} must be whole numbers from {least} to {most} with commas between",
+            f"for example {option} {least},{least + 1}",
+        )
+    return numbers

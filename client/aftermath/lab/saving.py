@@ -1,0 +1,74 @@
+"""The state of a training on disk: one file, there whole or not at all.
+
+Decided: tensors and counters are in one safetensors file, the counters as JSON in its header, so that one rename makes
+both valid at once. A directory belongs to one process at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from aftermath.model.documents import CheckpointError
+from aftermath.model.store import sync, writing
+from aftermath.run.bounded import Malformed, json_as
+from aftermath.train.lock import hold
+
+STATE = "state.safetensors"
+_COUNTERS = "counters"
+
+
+class Counters(msgspec.Struct, frozen=True):
+    """How far a training is, beside its tensors."""
+
+    bound: dict[str, Any]
+    """What the state is bound to: everything that decides its numbers."""
+    step: int
+    fresh: int
+    again: list[tuple[int, list[int]]]
+    events: int
+    """Bytes of the events until then."""
+    finished: dict[str, Any] | None = None
+
+
+def save_state(directory: Path, tensors: Mapping[str, Tensor], counters: Counters) -> None:
+    """Put a state in the place of the last one. Raises CheckpointError; that one is then untouched."""
+    partial = directory / f"{STATE}.partial"
+    with writing(directory):
+        save_file(dict(tensors), partial, metadata={_COUNTERS: msgspec.json.encode(counters).decode()})
+        sync(partial)
+        partial.replace(directory / STATE)
+        sync(directory)
+
+
+def load_state(directory: Path) -> tuple[dict[str, Tensor], Counters] | None:
+    """The last state saved, None if there is none. Raises CheckpointError if it is damaged."""
+    path = directory / STATE
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, framework="pt") as file:
+            counters: Counters = json_as((file.metadata() or {}).get(_COUNTERS, ""), Counters)
+            return {name: file.get_tensor(name) for name in file.keys()}, counters  # noqa: SIM118
+    except (SafetensorError, OSError, Malformed) as error:
+        raise CheckpointError(f"{path} is damaged: {error}", "remove it to begin anew") from None
+
+
+@contextlib.contextmanager
+def only_here(directory: Path) -> Iterator[None]:
+    """Hold a directory, which is made if need be. Raises CheckpointError if another process holds it."""
+    with writing(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        try:
+            held = hold(directory / "lock")
+        except BlockingIOError:
+            raise CheckpointError(f"another process trains in {directory}", "wait for it, or name another") from None
+    with held:
+        yield

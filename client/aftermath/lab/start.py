@@ -1,0 +1,98 @@
+"""From a recipe to what it names: the model with its optimizer, the tokens, and what the course is bound to."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from aftermath.data.local import TokenFiles, open_tokens
+from aftermath.lab.alone import Alone, optimizer_for
+from aftermath.lab.held_out import spread
+from aftermath.lab.recipe import Recipe
+from aftermath.lab.together import Together
+from aftermath.lab.trainer import Trainer
+from aftermath.model.agreed import agreed_schema
+from aftermath.model.checkpoint import load, load_config
+from aftermath.model.config import LlamaConfig
+from aftermath.model.llama import Llama
+from aftermath.run.errors import UsageError
+from aftermath.train.replica import Replica
+
+
+@dataclass(frozen=True)
+class Start:
+    """Everything at its beginning."""
+
+    config: LlamaConfig
+    trainer: Trainer
+    data: TokenFiles
+    held_out: Tensor | None
+    bound: dict[str, Any]
+    """The recipe and what marks the files it names, as JSON."""
+
+
+def start(recipe: Recipe, device: torch.device) -> Start:
+    """Read the model and open the tokens. Raises an AftermathError that says what is wrong with them."""
+    config = load_config(Path(recipe.model))
+    if recipe.seq_len > config.max_position_embeddings:
+        raise UsageError(
+            f"sequences of {recipe.seq_len} tokens: the model is made for {config.max_position_embeddings} "
+            "(max_position_embeddings in its config.json)",
+            f"pass --seq-len {config.max_position_embeddings} or less",
+        )
+    order = bytes.fromhex(recipe.shuffle_seed) or None
+    data = open_tokens(
+        recipe.data, recipe.token_bytes, recipe.seq_len, vocab_size=config.vocab_size, shuffle_seed=order
+    )
+    held_out = None
+    if recipe.held_out:
+        files = open_tokens(recipe.held_out, recipe.token_bytes, recipe.seq_len, vocab_size=config.vocab_size)
+        held_out = spread(files, recipe.eval_sequences)
+    largest = min(recipe.tiers)
+    weights = load(Path(recipe.model), largest)
+    marks = {"weights": _mark(weights), "sequences": data.sequences, "held_out": held_out is not None and len(held_out)}
+    bound = msgspec.json.decode(msgspec.json.encode(asdict(recipe) | {"files": marks}))
+    return Start(config, _trainer(recipe, config, weights, device), data, held_out, bound)
+
+
+def _trainer(recipe: Recipe, config: LlamaConfig, weights: dict[str, Tensor], device: torch.device) -> Trainer:
+    if recipe.optimizer != "distro":
+        (tier,) = recipe.tiers
+        model = Llama.of(config, tier, {name: tensor.to(device) for name, tensor in weights.items()})
+        return Alone(model, optimizer_for(model, recipe), recipe)
+    schema = agreed_schema(config.to_hf(), recipe.levels, recipe.numbers)
+    replicas = [
+        Replica(
+            schema,
+            config,
+            tier,
+            _cut(config, tier, weights),
+            device=device,
+            micro_batch_size=recipe.micro_batch,
+            clip_norm=schema.clip,
+            stopwatch=time.perf_counter,
+        )
+        for tier in recipe.tiers
+    ]
+    return Together(replicas, recipe.rate, recipe.overlap)
+
+
+def _cut(config: LlamaConfig, tier: int, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A member's own copy of its tier, out of a larger one's tensors."""
+    shapes = config.parameter_shapes(tier)
+    return {name: weights[name][tuple(map(slice, shape))].clone() for name, shape in shapes.items()}
+
+
+def _mark(weights: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        digest.update(name.encode() + weights[name].numpy().tobytes())
+    return digest.hexdigest()

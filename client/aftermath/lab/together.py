@@ -1,0 +1,140 @@
+"""The replicas of a run in one process, round by round: trained, encoded, decoded and applied by the members' own code.
+
+Decided
+- Everything that a member sends goes through its bytes. What the network does in between (announcing, fetching,
+  attesting) decides only which results are accepted, and here that is said from outside.
+- With an overlap of 1 the results of a round are applied after the next one was trained, as in a run, with 0 at once.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from aftermath.lab.trainer import Stepped, below, on_cpu, take_weights
+from aftermath.model.documents import CheckpointError
+from aftermath.model.llama import Llama
+from aftermath.optim.clip import NonFiniteGradient
+from aftermath.optim.codec import decode_level
+from aftermath.run.errors import AftermathError
+from aftermath.train.replica import Replica, Trained
+
+Results = dict[int, list[bytes]]
+"""The payloads of a round that count, by level."""
+
+_UNDER_WAY = "under-way/"
+
+
+class ReplicasDiffer(AftermathError):
+    """Two replicas hold the same level with different numbers, which must never be."""
+
+
+class Together:
+    """Members' replicas of one model. `rate` is the learning rate of a step."""
+
+    def __init__(self, replicas: Sequence[Replica], rate: Callable[[int], float], overlap: int) -> None:
+        self.replicas = list(replicas)
+        self._schema, self._rate, self._overlap = self.replicas[0].schema, rate, overlap
+        self._under_way: list[tuple[int, Results]] = []
+
+    def step(self, step: int, shares: Sequence[Tensor], accepted: Sequence[bool]) -> Stepped:
+        """One round: every member trains its share, then the results whose time has come are applied."""
+        results: Results = {level: [] for level in range(self._schema.levels)}
+        losses: list[float | None] = []
+        left_out, sent = [], 0
+        for replica, sequences, counts in zip(self.replicas, shares, accepted, strict=True):
+            trained = self._train(replica, sequences, step)
+            if isinstance(trained, str):
+                losses.append(None)
+                left_out.append(trained)
+                continue
+            losses.append(trained.loss)
+            sent += sum(map(len, trained.payloads.values()))
+            if counts:
+                for level, payload in trained.payloads.items():
+                    results[level].append(payload)
+        self._under_way.append((step, results))
+        while len(self._under_way) > self._overlap:
+            self._apply(*self._under_way.pop(0))
+        return Stepped(losses, sent, tuple(left_out))
+
+    def _train(self, replica: Replica, sequences: Tensor, step: int) -> Trained | str:
+        """A member's result, or why it has none."""
+        try:
+            trained = replica.train(sequences, self._rate(step), self._rate(step - 1), threading.Event())
+        except NonFiniteGradient as error:
+            return error.message
+        return trained if math.isfinite(trained.loss) else f"the loss is {trained.loss}"
+
+    def _apply(self, step: int, results: Results) -> None:
+        votes = {
+            level: [decode_level(payload, self._schema, level) for payload in payloads]
+            for level, payloads in results.items()
+        }
+        for replica in self.replicas:
+            replica.apply({level: votes[level] for level in replica.levels}, self._rate(step))
+
+    def settle(self) -> None:
+        """Apply what is under way: nothing more comes."""
+        while self._under_way:
+            self._apply(*self._under_way.pop(0))
+
+    def hashes(self) -> dict[int, bytes]:
+        """The hash of every level that is held. Raises ReplicasDiffer."""
+        found: dict[int, bytes] = {}
+        for member, replica in enumerate(self.replicas):
+            for level, digest in replica.hashes().items():
+                if found.setdefault(level, digest) != digest:
+                    raise ReplicasDiffer(
+                        f"member {member}'s level {level} differs from that of the members before it",
+                        "this is a fault of the program or of this machine's memory; please report it",
+                    )
+        return found
+
+    def check(self) -> None:
+        """Raises ReplicasDiffer."""
+        self.hashes()
+
+    def models(self) -> Mapping[int, Llama]:
+        """One of each tier that takes part, the largest first."""
+        return {replica.tier: replica.model for replica in sorted(self.replicas, key=lambda replica: replica.tier)}
+
+    def state(self) -> dict[str, Tensor]:
+        """Weights and private state of every member, and the results under way."""
+        kept: dict[str, Tensor] = {}
+        for member, replica in enumerate(self.replicas):
+            kept |= on_cpu(replica.params, f"{member}/weights/")
+            kept |= on_cpu(replica.distro.state(), f"{member}/distro/")
+        for step, results in self._under_way:
+            for level, payloads in results.items():
+                sizes = (len(payloads), self._schema.payload_bytes(level))
+                joined = torch.frombuffer(bytearray(b"".join(payloads)) or bytearray(1), dtype=torch.uint8)
+                kept[f"{_UNDER_WAY}{step}/{level}"] = joined[: sizes[0] * sizes[1]].view(sizes).clone()
+        return kept
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from there. Raises CheckpointError or BadState if it does not fit, BadPayload for a damaged result."""
+        under_way = self._results(below(state, _UNDER_WAY))
+        for member, replica in enumerate(self.replicas):
+            take_weights(replica.params, below(state, f"{member}/weights/"))
+            replica.distro.restore(below(state, f"{member}/distro/"))
+        self._under_way = under_way
+        self.check()
+
+    def _results(self, kept: Mapping[str, Tensor]) -> list[tuple[int, Results]]:
+        found: dict[int, Results] = {}
+        for path, payloads in kept.items():
+            step, _, level = path.partition("/")
+            if not (step.isdecimal() and level.isdecimal()) or payloads.dtype != torch.uint8 or payloads.ndim != 2:
+                raise CheckpointError(f"the saved state holds no results of that form: {path}", "name another --out")
+            rows = [payload.numpy().tobytes() for payload in payloads]
+            for row in rows:
+                decode_level(row, self._schema, int(level))
+            found.setdefault(int(step), {})[int(level)] = rows
+        if len(found) > self._overlap or any(len(levels) != self._schema.levels for levels in found.values()):
+            raise CheckpointError("the saved state lacks results or has too many of them", "name another --out")
+        return sorted(found.items())

@@ -1,0 +1,102 @@
+"""Muon: momentum whose matrices are made orthogonal; what is no matrix learns by AdamW.
+
+Decided
+- Hidden matrices alone are orthogonalised. Embeddings and the head are matrices by shape, but their rows are tokens, of
+  which a step sees few; they, norms and biases take AdamW at their own rate.
+- An orthogonal step has the same size whatever the gradient's. It is scaled by sqrt(max(1, rows / columns)), so that a
+  tall matrix changes its output as much as a square one, and weight decay is decoupled as in AdamW.
+- torch has a Muon, with the quintic alone: here the polar factor is the Polar Express's.
+
+Sources: Jordan et al., "Muon" (2024); Loshchilov and Hutter, "Decoupled weight decay" (arXiv 1711.05101).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+
+from aftermath.model.levels import EMBEDDINGS
+from aftermath.optim.orthogonal import SMALLEST, STEPS, polar_express
+
+
+@dataclass(frozen=True)
+class MuonSettings:
+    """How a matrix learns, and beside it everything else."""
+
+    momentum: float = 0.95
+    nesterov: bool = True
+    steps: int = STEPS
+    smallest: float = SMALLEST
+    weight_decay: float = 0.0
+    rest_rate: float = 0.1
+    """AdamW's learning rate as a part of Muon's."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    epsilon: float = 1e-8
+
+
+def hidden_matrices(params: Mapping[str, Tensor]) -> list[str]:
+    """The names of the tensors that Muon makes orthogonal, in order."""
+    return sorted(name for name, tensor in params.items() if tensor.ndim == 2 and name not in EMBEDDINGS)
+
+
+class Muon(torch.optim.Optimizer):
+    """Muon for hidden matrices, AdamW for the rest, as one optimizer with one learning rate.
+
+    `param_groups` has the matrices first, then the rest; a schedule sets `lr` of both to the same number.
+    """
+
+    def __init__(self, params: Mapping[str, Tensor], lr: float, settings: MuonSettings | None = None) -> None:
+        """Raises ValueError if there is nothing to learn."""
+        chosen = hidden_matrices(params)
+        self.settings = settings or MuonSettings()
+        matrices = [params[name] for name in chosen]
+        rest = [params[name] for name in sorted(params.keys() - set(chosen))]
+        groups: Iterable[dict[str, Any]] = [{"params": matrices, "orthogonal": True}, {"params": rest}]
+        super().__init__([group for group in groups if group["params"]], {"lr": lr, "orthogonal": False})
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """One step from the gradients that are there."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            change = self._orthogonal if group["orthogonal"] else self._adam
+            for tensor in group["params"]:
+                if tensor.grad is not None:
+                    change(tensor, tensor.grad, group["lr"])
+        return loss
+
+    def _orthogonal(self, tensor: Tensor, gradient: Tensor, lr: float) -> None:
+        """x <- x (1 - lr wd) - lr sqrt(max(1, rows / columns)) polar(m), m <- beta m + (1 - beta) g."""
+        settings, state = self.settings, self.state[tensor]
+        if not state:
+            state["momentum"] = torch.zeros_like(tensor)
+        momentum = state["momentum"].lerp_(gradient, 1 - settings.momentum)
+        direction = gradient.lerp(momentum, settings.momentum) if settings.nesterov else momentum
+        step = polar_express(direction, steps=settings.steps, smallest=settings.smallest)
+        rows, columns = tensor.shape
+        tensor.mul_(1 - lr * settings.weight_decay)
+        tensor.add_(step, alpha=-lr * max(1.0, rows / columns) ** 0.5)
+
+    def _adam(self, tensor: Tensor, gradient: Tensor, lr: float) -> None:
+        """AdamW at `rest_rate` of the rate."""
+        settings, state = self.settings, self.state[tensor]
+        if not state:
+            state.update(count=0, first=torch.zeros_like(tensor), second=torch.zeros_like(tensor))
+        state["count"] += 1
+        rate, (beta1, beta2) = lr * settings.rest_rate, settings.betas
+        first = state["first"].lerp_(gradient, 1 - beta1)
+        second = state["second"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        spread = (second / (1 - beta2 ** state["count"])).sqrt_().add_(settings.epsilon)
+        tensor.mul_(1 - rate * settings.weight_decay)
+        tensor.addcdiv_(first, spread, value=-rate / (1 - beta1 ** state["count"]))

@@ -1,0 +1,100 @@
+"""The polar factor of a matrix by polynomials alone: the Polar Express, and the quintic Newton-Schulz iteration.
+
+Decided
+- Only products of matrices: they are fast on every device, and no decomposition is needed. In the matrix's own
+  precision; a tall matrix is worked on transposed, so the square products are of the shorter edge.
+- The polynomials of the Polar Express are computed, not copied: for the smallest singular value that is to be reached
+  (relative to the Frobenius norm) and a number of steps they are the best there are. Each keeps every singular value
+  within the interval of the next, which rounding must not leave: hence the margin.
+
+Sources: Amsel, Persson, Musco, Gower, "The Polar Express" (arXiv 2505.16932), theorem 3.1 and section 3.4; Jordan et
+al., "Muon" (2024), for the quintic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+QUINTIC = (3.4445, -4.7750, 2.0315)
+"""Keller Jordan's coefficients: fast to about 1, and no closer than 0.7 to 1.2."""
+
+STEPS = 5
+SMALLEST = 1e-3
+MARGIN = 1.01
+_CUSHION = 0.02407327424182761  # below this part of the largest, singular values are raised without being centred
+_NEARLY_ONE = 5e-6
+
+Polynomial = tuple[float, float, float]
+
+
+def polar_express(matrices: Tensor, *, steps: int = STEPS, smallest: float = SMALLEST) -> Tensor:
+    """Nearly U V^T of every matrix [..., rows, columns] = U S V^T, in its own precision.
+
+    Singular values above `smallest` of the Frobenius norm come near 1: with 5 steps and 1e-3 within 0.13, with 11 and
+    1e-6 within 0.001. A matrix of zeros stays one.
+    """
+    return _iterate(matrices, polynomials(steps, smallest), MARGIN)
+
+
+def newton_schulz(matrices: Tensor, *, steps: int = STEPS) -> Tensor:
+    """Like `polar_express` by one polynomial that is repeated: singular values come between about 0.7 and 1.2."""
+    return _iterate(matrices, [QUINTIC] * steps, 1.0)
+
+
+def _iterate(matrices: Tensor, steps: Sequence[Polynomial], margin: float) -> Tensor:
+    tall = matrices.shape[-2] > matrices.shape[-1]
+    x: Tensor = matrices.mT if tall else matrices  # [..., short, long]
+    norm = torch.linalg.matrix_norm(x, keepdim=True)
+    x = x / (norm * margin).clamp_min(torch.finfo(x.dtype).tiny)
+    for a, b, c in steps:
+        square = x @ x.mT  # [..., short, short]
+        x = a * x + (b * square + c * (square @ square)) @ x
+    return x.mT if tall else x
+
+
+@cache
+def polynomials(steps: int, smallest: float) -> tuple[Polynomial, ...]:
+    """(a, b, c) of every step's a x + b x^3 + c x^5, for singular values in [smallest, 1].
+
+    Raises ValueError unless there is a step and 0 < smallest < 1.
+    """
+    if steps < 1 or not 0 < smallest < 1:
+        raise ValueError(f"a polar factor needs a step and a bound between 0 and 1, not {steps} and {smallest}")
+    found: list[Polynomial] = []
+    low, high = smallest, 1.0
+    for step in range(steps):
+        best = _best(max(low, _CUSHION * high), high)
+        at_low, at_high = _value(best, low), _value(best, high)
+        a, b, c = (2 / (at_low + at_high) * coefficient for coefficient in best)
+        low = _value((a, b, c), low)
+        high = 2 - low
+        if step < steps - 1:  # a singular value that rounding pushed over the end is still in the next interval
+            a, b, c = a / MARGIN, b / MARGIN**3, c / MARGIN**5
+        found.append((a, b, c))
+    return tuple(found)
+
+
+def _value(polynomial: Polynomial, x: float) -> float:
+    a, b, c = polynomial
+    return a * x + b * x**3 + c * x**5
+
+
+def _best(low: float, high: float) -> Polynomial:
+    """The odd quintic with the least distance from 1 on [low, high], by Remez' exchange."""
+    if low / high >= 1 - _NEARLY_ONE:
+        return 15 / 8 / high, -10 / 8 / high**3, 3 / 8 / high**5
+    inner = np.array([(3 * low + high) / 4, (low + 3 * high) / 4])
+    error = np.inf
+    while True:
+        points = np.array([low, *inner, high])
+        system = np.stack([points, points**3, points**5, [1, -1, 1, -1]], axis=1)
+        a, b, c, now = np.linalg.solve(system, np.ones(4))
+        if abs(now - error) <= 1e-15:
+            return float(a), float(b), float(c)
+        error = now
+        inner = np.sqrt((-3 * b + np.array([-1, 1]) * np.sqrt(9 * b**2 - 20 * a * c)) / (10 * c))

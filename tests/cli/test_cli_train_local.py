@@ -1,0 +1,142 @@
+"""`train-local` as a user types it: a run's config, its output, being killed and interrupted, and mistakes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from cli.cli_runs import invoke
+from cli.conftest import CONSOLE
+
+CHOSEN = ("--device", "cpu", "--threads", 1)
+
+
+def quick(material: Path, *more: str | Path | int) -> list[str]:
+    """A command line of a training that takes a second."""
+    line = ("train-local", "--config-path", material / "config.toml", "--steps", 6, "--total-batch", 6, "--lr", 4e-3)
+    return [str(word) for word in (*line, "--warmup-steps", 2, *CHOSEN, *more)]
+
+
+def events(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_a_run_s_config_is_trained_with_its_tiers(material: Path, tmp_path: Path) -> None:
+    done = invoke(*quick(material, "--tiers", "0,1,2", "--out", tmp_path / "out", "--eval-every", 3, "--json"))
+    assert (done.code, done.err) == (0, "")
+    said = events(done.out)
+    assert [event["kind"] for event in said] == ["started", *["step"] * 6, "finished"]
+    kept = events((tmp_path / "out" / "events.jsonl").read_text())
+    assert [event | {"at": 0} for event in said] == [event | {"at": 0} for event in kept]
+    steps = said[1:-1]
+    assert [event["step"] for event in steps] == list(range(1, 7))
+    assert all(event["tokens"] == 6 * 64 and event["seconds"] > 0 and len(event["losses"]) == 3 for event in steps)
+    assert steps[-1]["loss"] < steps[0]["loss"]
+    assert (tmp_path / "out" / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon", "distro"])
+def test_a_person_reads_lines(material: Path, tmp_path: Path, optimizer: str) -> None:
+    held_out = tmp_path / "held-out"
+    held_out.mkdir()
+    text = (material / "tokens" / "tokens-00000.bin").read_bytes()
+    (held_out / "tokens-00000.bin").write_bytes(text[: 64 * 2 * 5])
+    done = invoke(*quick(material, "--optimizer", optimizer, "--held-out-path", held_out))
+    assert done.code == 0, done.err
+    lines = done.out.splitlines()
+    assert lines[0].startswith(f"{optimizer}, 1 member (tier 0), ")
+    assert lines[1].startswith("step 1 of 6  loss 5.")
+    assert "tokens/s" in lines[1]
+    assert lines[-2].startswith("step 6  held out, tier 0: ")
+    assert lines[-1] == f"finished: 6 steps, {6 * 6 * 64:,} tokens"
+
+
+def test_a_process_that_was_ended_goes_on_to_the_same_end(material: Path, tmp_path: Path) -> None:
+    """By Ctrl-C, then by kill -9."""
+    options = ("--tiers", "0,1,2", "--steps", 12, "--save-every", 1, "--json")
+    whole, cut = (quick(material, *options, "--out", tmp_path / name) for name in ("whole", "cut"))
+    assert invoke(*whole).code == 0
+    for number, ending in enumerate((signal.SIGINT, signal.SIGKILL), start=1):
+        process = subprocess.Popen([CONSOLE, *cut], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        seen = 0
+        for line in process.stdout:
+            seen += json.loads(line)["kind"] == "step"
+            if seen == 4:
+                break
+        time.sleep(0.02 * number)  # somewhere in a step, or in what is saved after it
+        process.send_signal(ending)
+        _, said = process.communicate(timeout=60)
+        assert process.returncode == (130 if ending is signal.SIGINT else -signal.SIGKILL), said
+        assert ("goes on from the last state saved" in said) == (ending is signal.SIGINT)
+    done = invoke(*cut)
+    assert done.code == 0, done.err
+    first = events(done.out)[0]
+    assert 4 <= first["done"] < 12
+    ours, theirs = (load_file(tmp_path / name / "checkpoint" / "model.safetensors") for name in ("whole", "cut"))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(theirs[name], tensor) for name, tensor in ours.items())
+    told = events((tmp_path / "cut" / "events.jsonl").read_text())
+    assert [event["step"] for event in told if event["kind"] == "step"] == list(range(1, 13))
+
+
+MISTAKES = [
+    (("--optimizer", "sgd"), "--optimizer must be one of distro, adamw, muon", "train-local --help"),
+    (("--lr-schedule", "linear"), "--lr-schedule must be one of constant, cosine, stable", "train-local --help"),
+    (("--steps", 0), "--steps must be a whole number from 1", "train-local --help"),
+    (("--reject", 100), "--reject must be a whole number from 0 to 99", "train-local --help"),
+    (("--overlap", 2), "--overlap must be one of 0, 1", "train-local --help"),
+    (("--lr", "nan"), "--lr nan is no learning rate", "above 0"),
+    (("--lr", "fast"), "--lr must be a number", "train-local --help"),
+    (("--optimizer", "adamw", "--members", 2), "2 members with adamw", "--total-batch"),
+    (("--tiers", "0,3"), "--tiers 0,3: the config cuts its model into tiers 0 to 2", "matformer"),
+    (("--shares", "1,2"), "is for 2 members, not 1", "one for each"),
+    (("--device", "abacus"), "--device 'abacus' is no device", "auto, cpu"),
+    (("--seq-len", 4096), "the model is made for 2048", "--seq-len 2048"),
+    (("--held-out-path", ""), "the path given for --held-out-path is empty", "leave the option out"),
+]
+
+
+@pytest.mark.parametrize(("more", "sentence", "fix"), MISTAKES, ids=str)
+def test_a_mistake_is_a_sentence_and_ends_with_2(
+    material: Path, more: tuple[str | int, ...], sentence: str, fix: str
+) -> None:
+    told = invoke(*quick(material, *more), "--json").mistake
+    assert sentence in told["error"]
+    assert fix in told["fix"]
+
+
+def test_what_is_not_there_is_a_sentence_and_ends_with_1(material: Path, tmp_path: Path) -> None:
+    for more, sentence in (
+        (("--model", tmp_path / "none"), "config.json"),
+        (("--data-path", tmp_path / "none"), "there is no token data"),
+        (("--held-out-path", tmp_path / "none"), "there is no token data"),
+        (("--config-path", tmp_path / "none.toml"), "cannot read the config file"),
+        (("--out", material / "config.toml"), "cannot write to"),
+        (("--token-bytes", 4), "no multiple of the 4 bytes of a token"),
+    ):
+        told = invoke(*quick(material, *more), "--json").error
+        assert sentence in told["error"], told
+        assert told["fix"] or "config.json" in sentence or "write" in sentence
+
+
+def test_other_options_do_not_go_on(material: Path, tmp_path: Path) -> None:
+    assert invoke(*quick(material, "--out", tmp_path / "out")).code == 0
+    told = invoke(*quick(material, "--out", tmp_path / "out", "--seed", 1), "--json").error
+    assert "holds a training with other settings: seed" in told["error"]
+    assert "name another --out" in told["fix"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
+def test_a_directory_that_may_not_be_written_is_told_before_training(material: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir(mode=0o500)
+    assert "cannot write to" in invoke(*quick(material, "--out", tmp_path / "out"), "--json").error["error"]

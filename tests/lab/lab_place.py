@@ -1,0 +1,60 @@
+"""A tiny model and token files on disk, and a training of them in this process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from aftermath.lab.course import EVENTS, Course
+from aftermath.lab.recipe import recipe_of
+from aftermath.lab.settings import LabSettings
+from aftermath.lab.start import start
+from aftermath.model.initial import init_weights
+from aftermath.model.store import write_checkpoint
+from aftermath.sim.tiny import CONFIG
+from aftermath.watch.events import Event
+
+CPU = torch.device("cpu")
+DISTRO = {"optimizer": "distro", "members": 3, "tiers": "0,1,2", "total_batch": 6}
+
+
+def prepare(root: Path) -> Path:
+    """`model`, `tokens` and `held-out` below a directory: text with a pattern that can be learnt."""
+    write_checkpoint(root / "model", init_weights(CONFIG, 0), CONFIG, tier=0, companions={})
+    for name, seed, tokens in (("tokens", 1, 8192), ("held-out", 2, 1024)):
+        (root / name).mkdir()
+        steps = np.random.default_rng(seed).integers(1, 4, tokens).cumsum()
+        (steps % CONFIG.vocab_size).astype("<u2").tofile(root / name / "tokens-00000.bin")
+    return root
+
+
+def settings(root: Path, **given: Any) -> LabSettings:
+    """Settings for `prepare`'s files: quick ones unless something else is said."""
+    quick = {"seq_len": 16, "steps": 8, "total_batch": 4, "micro_batch": 4, "optimizer": "adamw", "eval_sequences": 8}
+    places = {"model": root / "model", "data_path": root / "tokens", "held_out_path": root / "held-out"}
+    return LabSettings.model_validate(quick | places | given)
+
+
+def course(root: Path, screen: list[Event] | None = None, **given: Any) -> Course:
+    """A training as the command makes it."""
+    torch.set_num_threads(1)
+    said = settings(root, **given)
+    recipe = recipe_of(said)
+    return Course(recipe, start(recipe, CPU), (screen if screen is not None else []).append, said.out, said.save_every)
+
+
+def train(root: Path, **given: Any) -> list[Event]:
+    """Its events, from start to end."""
+    events: list[Event] = []
+    course(root, events, **given).run()
+    return events
+
+
+def told(out: Path) -> list[Event]:
+    """The events in a directory, without what depends on the clock."""
+    events = [json.loads(line) for line in (out / EVENTS).read_text().splitlines()]
+    return [{k: v for k, v in event.items() if k not in ("at", "t", "seconds", "done")} for event in events]

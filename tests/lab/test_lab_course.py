@@ -1,0 +1,212 @@
+"""The course of a training on real tokens: it learns, says so, can be stopped anywhere, and ends with the same bits."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from aftermath.lab.course import CHECKPOINT, EVENTS, PLOT, Course
+from aftermath.lab.saving import STATE, load_state, only_here
+from aftermath.model.checkpoint import load
+from aftermath.model.documents import CheckpointError
+from lab.lab_place import DISTRO, course, prepare, told, train
+
+ARMS: dict[str, dict[str, Any]] = {
+    "adamw": {"optimizer": "adamw"},
+    "muon": {"optimizer": "muon"},
+    "distro": DISTRO | {"reject": 20},
+    "at once": DISTRO | {"overlap": "0", "shares": "1,2,3"},
+}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    return prepare(tmp_path)
+
+
+class Killed(Exception):
+    """Stands for kill -9: nothing after it is done."""
+
+
+def killed_after(training: Course, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run, and die after so many steps of this process, before anything else is done."""
+    whole, count = Course._step, itertools.count(1)
+
+    def step(self: Course, number: int) -> None:
+        whole(self, number)
+        if next(count) == steps:
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Course, "_step", step)
+        with pytest.raises(Killed):
+            training.run()
+
+
+def weights(out: Path) -> dict[str, torch.Tensor]:
+    return load_file(out / CHECKPOINT / "model.safetensors")
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_the_loss_falls_on_text_that_is_trained_on_and_on_text_that_is_not(place: Path, arm: str) -> None:
+    events = train(place, **ARMS[arm], steps=24, eval_every=8, lr=0.01)
+    losses = [event["loss"] for event in events if event["kind"] == "step"]
+    assert losses[-1] < losses[0] - 0.1
+    held_out = [event for event in events if event["kind"] == "held_out"]
+    tiers = {0, 1, 2} if "members" in ARMS[arm] else {0}
+    for tier in tiers:
+        (first, _, last) = (event["loss"] for event in held_out if event["tier"] == tier)
+        assert last < first
+    assert {event["tier"] for event in held_out} == tiers
+    assert [event["kind"] for event in (events[0], events[-1])] == ["started", "finished"]
+    assert events[-1]["held_out_by_tier"].keys() == {str(tier) for tier in tiers}
+    assert all(event["bytes"] > 0 for event in events if event["kind"] == "step") == (len(tiers) > 1)
+
+
+@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize("after", [1, 4, 5])
+def test_a_training_that_was_killed_ends_as_if_it_had_not_been(
+    place: Path, monkeypatch: pytest.MonkeyPatch, arm: str, after: int
+) -> None:
+    """Killed before, at and after a saved state; then once more in the second attempt."""
+    options = ARMS[arm] | {"save_every": 2, "eval_every": 3}
+    train(place, **options, out=place / "whole")
+    killed_after(course(place, **options, out=place / "cut"), after, monkeypatch)
+    killed_after(course(place, **options, out=place / "cut"), 3, monkeypatch)
+    train(place, **options, out=place / "cut")
+    whole, cut = weights(place / "whole"), weights(place / "cut")
+    assert whole.keys() == cut.keys()
+    assert all(torch.equal(cut[name], tensor) for name, tensor in whole.items())
+    (state, counters), (other, others) = (load_state(place / name) or pytest.fail(name) for name in ("whole", "cut"))
+    assert state.keys() == other.keys()
+    assert all(torch.equal(other[name], tensor) for name, tensor in state.items())
+    assert (counters.step, counters.fresh, counters.again) == (others.step, others.fresh, others.again)
+    steps = [event for event in told(place / "cut") if event["kind"] in ("step", "held_out")]
+    assert steps == [event for event in told(place / "whole") if event["kind"] in ("step", "held_out")]
+    assert (place / "cut" / PLOT).stat().st_size == pytest.approx((place / "whole" / PLOT).stat().st_size, rel=0.05)
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_what_is_kept_matters(place: Path, monkeypatch: pytest.MonkeyPatch, arm: str) -> None:
+    """A training that goes on with weights alone ends elsewhere: the rest of the state is needed."""
+    options = ARMS[arm] | {"save_every": 2}
+    train(place, **options, out=place / "whole")
+    training = course(place, **options, out=place / "cut")
+    killed_after(training, 5, monkeypatch)
+    restored = course(place, **options, out=place / "cut")
+    trainer = restored._begun.trainer
+    taken = trainer.restore
+
+    def forgetful(state: dict[str, torch.Tensor]) -> None:
+        taken(
+            {name: tensor * 0 if "optimizer" in name or "delta" in name else tensor for name, tensor in state.items()}
+        )
+
+    monkeypatch.setattr(trainer, "restore", forgetful)
+    restored.run()
+    whole, cut = weights(place / "whole"), weights(place / "cut")
+    assert any(not torch.equal(cut[name], tensor) for name, tensor in whole.items())
+
+
+def test_what_was_rejected_is_trained_again_and_nothing_is_lost(place: Path) -> None:
+    events = train(place, **DISTRO, reject=50, steps=30)
+    steps = [event for event in events if event["kind"] == "step"]
+    accepted = sum(event["accepted"] for event in steps)
+    assert 20 < accepted < 70  # of 90
+    training = course(place, **DISTRO, reject=50, steps=30)
+    seen: list[int] = []
+    for step in range(1, 31):
+        shares = training._deal.shares(step)
+        for member, share in enumerate(shares):
+            if training._deal.accepted(step, member):
+                seen += share
+            else:
+                training._deal.return_(step, share)
+    fresh, again = training._deal.state()
+    assert sorted(seen + [index for _, indices in again for index in indices]) == list(range(fresh))
+    assert fresh < 30 * 6
+
+
+def test_a_finished_training_is_said_again_and_not_repeated(place: Path) -> None:
+    first = train(place, out=place / "out")
+    before = (place / "out" / EVENTS).read_bytes()
+    again = train(place, out=place / "out")
+    assert [event["kind"] for event in again] == ["finished"]
+    assert {**first[-1], "t": 0} == {**again[0], "t": 0}
+    assert (place / "out" / EVENTS).read_bytes() == before
+
+
+def test_what_a_killed_process_left_of_a_checkpoint_is_removed(place: Path) -> None:
+    left = place / "out" / f".partial-{2**22 + 1}-x"  # no process has a number so high
+    left.mkdir(parents=True)
+    (left / "model.safetensors").write_bytes(b"half")
+    train(place, out=place / "out")
+    assert not left.exists()
+
+
+def test_the_checkpoint_is_one_that_can_be_trained_on(place: Path) -> None:
+    train(place, out=place / "out")
+    assert load(place / "out" / CHECKPOINT, 1).keys() == load(place / "model", 1).keys()
+    train(place, model=place / "out" / CHECKPOINT)
+    train(place, **DISTRO | {"tiers": "1,2", "members": 2}, out=place / "small")  # of tier 1, the largest there is
+    assert load(place / "small" / CHECKPOINT, 1)
+    with pytest.raises(CheckpointError, match="slice of tier 1"):
+        load(place / "small" / CHECKPOINT, 0)
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [({"lr": 0.5}, "schedule"), ({"optimizer": "muon"}, "optimizer, schedule"), ({"seed": 3}, "seed, shuffle_seed")],
+)
+def test_another_recipe_does_not_go_on(place: Path, given: dict[str, Any], named: str) -> None:
+    train(place, out=place / "out")
+    with pytest.raises(CheckpointError, match=f"other settings: .*{named}\ngive the same options"):
+        train(place, **given, out=place / "out")
+
+
+def test_a_state_is_bound_to_the_files_as_well(place: Path) -> None:
+    train(place, out=place / "out")
+    file = place / "tokens" / "tokens-00000.bin"
+    file.write_bytes(file.read_bytes()[:4096])
+    with pytest.raises(CheckpointError, match="other settings: files"):
+        train(place, out=place / "out")
+
+
+def test_damage_is_a_sentence(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(name: str) -> Path:
+        killed_after(course(place, out=place / name, save_every=2), 5, monkeypatch)
+        return place / name
+
+    state = broken("short") / STATE
+    state.write_bytes(state.read_bytes()[:-100])
+    with pytest.raises(CheckpointError, match="damaged"):
+        train(place, out=place / "short", save_every=2)
+    out = broken("missing")
+    tensors, _ = load_state(out) or pytest.fail("no state")
+    with safe_open(out / STATE, framework="pt") as file:
+        header = file.metadata()
+    save_file({name: t for name, t in tensors.items() if "embed" not in name}, out / STATE, metadata=header)
+    with pytest.raises(CheckpointError, match="does not fit this model"):
+        train(place, out=out, save_every=2)
+    out = broken("events")
+    for text in ("no json\n", "5\n", '{"kind": "step"}\n'):
+        (out / EVENTS).write_text(text)
+        with pytest.raises(CheckpointError, match=r"events\.jsonl is damaged"):
+            train(place, out=out, save_every=2)
+    (place / "strange").mkdir()
+    (place / "strange" / EVENTS).write_text("mine")
+    with pytest.raises(CheckpointError, match="no state that belongs to it"):
+        train(place, out=place / "strange")
+    assert (place / "strange" / EVENTS).read_text() == "mine"
+
+
+def test_a_directory_belongs_to_one_training_at_a_time(place: Path) -> None:
+    with only_here(place / "out"), pytest.raises(CheckpointError, match="another process trains in"):
+        train(place, out=place / "out")
+    train(place, out=place / "out")

@@ -1,0 +1,161 @@
+"""What a training is made of: a run's config file, options beside it, defaults without it, and mistakes told."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aftermath.lab import rates
+from aftermath.lab.recipe import Recipe, recipe_of
+from aftermath.lab.settings import LabSettings
+from aftermath.optim.muon import MuonSettings
+from aftermath.run.config import load_config
+from aftermath.run.config_read import optimizer_of, schedule_of
+from aftermath.run.config_training import ADAMW, DISTRO
+from aftermath.run.errors import AftermathError, UsageError
+from aftermath.run.schedules import learning_rate
+from aftermath.sim.tiny import RULES
+from aftermath.train.outfit import Unsuitable
+
+DEMO = Path(__file__).parents[2] / "config" / "demo" / "config.toml"
+HUB = 'checkpoint = { Hub = { repo_id = "a/b" } }'
+
+
+def recipe(**given: Any) -> Recipe:
+    return recipe_of(LabSettings.model_validate(given))
+
+
+def bare(**given: Any) -> Recipe:
+    return recipe(**{"model": Path("model"), "data_path": Path("tokens")} | given)
+
+
+def file(root: Path, *changes: tuple[str, str]) -> Path:
+    text = RULES
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    (root / "run.toml").write_text(text)
+    return root / "run.toml"
+
+
+def test_a_run_s_config_says_everything() -> None:
+    found, config = recipe(config_path=DEMO, members=3, tiers="0,1,2"), load_config(DEMO)
+    assert found.model == str(Path("demo/model").absolute())
+    assert found.data == str(Path("demo/tokens").absolute())
+    assert found.shuffle_seed == bytes(range(1, 33)).hex()
+    assert (found.seq_len, found.steps, found.batch.start, found.batch.end) == (128, 174, 12, 12)
+    assert found.schedule == schedule_of(config.llm.lr_schedule)
+    assert found.numbers == optimizer_of(config.llm.optimizer)
+    assert (found.optimizer, found.levels, found.tiers, found.overlap) == ("distro", 3, (0, 1, 2), 1)
+
+
+def test_options_beside_the_config_count() -> None:
+    there = recipe(config_path=DEMO)
+    found = recipe(
+        config_path=DEMO, model=Path("/m"), data_path=Path("/d"), seq_len=64, steps=50, total_batch=7, seed=4
+    )
+    assert (found.model, found.data, found.seq_len, found.steps) == ("/m", "/d", 64, 50)
+    assert (found.batch.start, found.batch.end) == (7, 7)
+    assert found.shuffle_seed not in ("", there.shuffle_seed, recipe(config_path=DEMO, seed=5).shuffle_seed)
+    twice = recipe(config_path=DEMO, lr=3e-3)
+    assert [twice.rate(step) for step in range(1, 211)] == pytest.approx([2 * there.rate(s) for s in range(1, 211)])
+    assert recipe(config_path=DEMO, warmup_steps=10).schedule == replace(there.schedule, warmup_steps=10)
+    assert recipe(config_path=DEMO, lr_schedule="constant").rate(174) == there.schedule.base_lr
+    adamw = recipe(config_path=DEMO, optimizer="adamw", lr=2e-3)
+    assert adamw.numbers == replace(optimizer_of(ADAMW), clip_grad_norm=1.0)
+    assert adamw.schedule == rates.scaled(there.schedule, 2e-3)
+
+
+def test_without_a_config_the_defaults_are_in_one_place() -> None:
+    found = bare()
+    assert (found.optimizer, found.numbers) == ("distro", optimizer_of(DISTRO))
+    assert (found.batch.end, found.steps, found.seq_len, found.tiers) == (32, 1000, 512, (0,))
+    assert found.schedule == rates.stable(1.5e-3, 50, 1000)
+    assert bare(optimizer="adamw").numbers == optimizer_of(ADAMW)
+    assert bare(optimizer="muon").schedule.base_lr == 0.02
+    assert MuonSettings().weight_decay == 0.0
+
+
+def test_the_rate_falls_as_the_schedule_says() -> None:
+    for steps, warmup in ((100, 5), (7, 2), (10, 9), (1, 0)):
+        stable = [learning_rate(rates.stable(1.0, warmup, steps), step) for step in range(1, steps + 2)]
+        assert max(stable) == 1.0
+        assert stable[-1] == 0.0 < min(stable[:-1])
+        assert stable[max(warmup, 1) - 1] == 1.0
+    cosine = [learning_rate(rates.cosine(1.0, 5, 100, 0.1), step) for step in range(5, 101)]
+    assert (cosine[0], cosine[-1]) == (1.0, 0.1)
+    assert cosine == sorted(cosine, reverse=True)
+
+
+def test_batch_and_cold_start_go_as_in_a_run(tmp_path: Path) -> None:
+    grows = ("global_batch_size_end = 9", "global_batch_size_end = 15\nglobal_batch_size_warmup_tokens = 1600")
+    cold = ("max_seq_len = 16", "max_seq_len = 16\ncold_start_warmup_steps = 4")
+    found = recipe(config_path=file(tmp_path, grows, cold))
+    assert [found.batch_size(taken) for taken in (0, 50, 100, 1000)] == [9, 12, 15, 15]
+    assert [found.rate(step) for step in range(6)] == pytest.approx([0, 0.001, 0.002, 0.003, 0.004, 0.004])
+
+
+def test_it_goes_into_json_and_members_take_turns() -> None:
+    found = bare(members=5, tiers="0,2", total_batch=10, shares="1,2,2,2,3", reject=7, overlap="0")
+    assert (found.tiers, found.shares, found.overlap, found.levels) == ((0, 2, 0, 2, 0), (1, 2, 2, 2, 3), 0, 3)
+    assert bare(tiers="0,1,2").tiers == (0, 1, 2)
+    assert json.dumps(found.numbers.clip_grad_norm) == "1.0"
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence", "fix"),
+    [
+        ({"model": None}, "--model is missing", "--config-path FILE"),
+        ({"data_path": None}, "--data-path is missing", "--config-path FILE"),
+        ({"tiers": "0,x"}, "--tiers '0,x' must be whole numbers from 0 to 7", "for example"),
+        ({"tiers": ""}, "--tiers '' must be", "for example"),
+        ({"tiers": "9"}, "--tiers '9' must be", "for example"),
+        ({"tiers": "0,1,2", "members": 2}, "names 3 members, --members 2", "no more tiers than members"),
+        ({"members": 3, "optimizer": "adamw"}, "3 members with adamw", "--total-batch"),
+        ({"tiers": "0,1", "optimizer": "muon"}, "2 members with muon", "--total-batch"),
+        ({"reject": 5, "optimizer": "adamw"}, "--reject means results", "leave it out"),
+        ({"overlap": "0", "optimizer": "adamw"}, "--overlap means results", "leave it out"),
+        ({"members": 33}, "a batch of 32 is too small for 33 members", "--total-batch"),
+        ({"members": 2, "shares": "1,2,3"}, "is for 3 members, not 2", "one for each"),
+        ({"members": 2, "shares": "1,2"}, "are 3 sequences, and a step has 32 to 32", "--total-batch 3"),
+        ({"members": 2, "shares": "0,32"}, "--shares '0,32' must be whole numbers from 1", "for example"),
+        ({"lr": 0.0}, "--lr 0.0 is no learning rate", "above 0"),
+        ({"lr": float("nan")}, "--lr nan is no learning rate", "above 0"),
+        ({"lr": float("inf")}, "--lr inf is no learning rate", "above 0"),
+        ({"steps": 10, "warmup_steps": 10}, "a warm-up of 10 steps leaves nothing of the 10 steps", "--warmup-steps"),
+        ({"held_out_path": Path("tokens")}, "--held-out-path tokens holds what is trained on", "--held-out DIR"),
+        ({"held_out_path": Path("tokens/a.bin")}, "holds what is trained on", "--held-out DIR"),
+        ({"config_path": DEMO, "optimizer": "adamw"}, "--optimizer adamw: the learning rate", "--lr 0.002"),
+        ({"config_path": DEMO, "tiers": "3"}, "tiers 0 to 2", "matformer"),
+        ({"config_path": DEMO, "steps": 4}, "a warm-up of 4 steps leaves nothing of the 4 steps", "--warmup-steps"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_meant_is_told(given: dict[str, Any], sentence: str, fix: str) -> None:
+    with pytest.raises(UsageError) as told:
+        bare(**given)
+    assert sentence in told.value.message
+    assert fix in told.value.fix
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ('checkpoint = { Local = "MODEL" }', HUB, "no checkpoint on this machine"),
+        ('data_location = { Local = "DATA" }', 'data_location = { Server = "a:1" }', "Server location"),
+    ],
+)
+def test_what_is_not_on_this_machine_is_told(tmp_path: Path, old: str, new: str, sentence: str) -> None:
+    with pytest.raises(Unsuitable, match=sentence) as told:
+        recipe(config_path=file(tmp_path, (old, new)))
+    assert told.value.fix
+    recipe(config_path=file(tmp_path, (old, new)), model=Path("m"), data_path=Path("d"))
+
+
+def test_a_config_that_is_wrong_is_told_with_its_line(tmp_path: Path) -> None:
+    with pytest.raises(AftermathError, match=r"run\.toml:\d+: total_steps = 0"):
+        recipe(config_path=file(tmp_path, ("total_steps = 12", "total_steps = 0")))

@@ -1,0 +1,136 @@
+"""The laboratory's replicas are a run's: what it computes is what members of a simulated run compute, bit by bit."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from aftermath.data.local import open_tokens
+from aftermath.lab.together import ReplicasDiffer, Together
+from aftermath.model.initial import init_weights
+from aftermath.optim.codec import decode_level
+from aftermath.run.schedules import round_learning_rate
+from aftermath.sim.simulation import Simulation, play
+from aftermath.sim.tiny import CONFIG
+from aftermath.train import rounds
+from aftermath.train.plan import RoundPlan, plan_round
+from aftermath.train.replica import Replica
+from train.desk import SCHEMA
+
+CPU = torch.device("cpu")
+SEQUENCES = torch.arange(9 * 16).mul(7).remainder(64).view(9, 16)
+
+
+def replica(tier: int, schema: Any = SCHEMA) -> Replica:
+    return Replica(
+        schema,
+        CONFIG,
+        tier,
+        init_weights(CONFIG, 0, tier),
+        device=CPU,
+        micro_batch_size=4,
+        clip_norm=schema.clip,
+        stopwatch=lambda: 0.0,
+    )
+
+
+@pytest.mark.parametrize("rules", [{}, {"cold_start_warmup_steps": 4, "quantize": False}], ids=["sign", "values"])
+def test_it_computes_what_the_members_of_a_run_compute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rules: dict[str, Any]
+) -> None:
+    """Members of a simulated run say which sequences were whose; after every step all levels must be the same."""
+    plans: dict[int, RoundPlan] = {}
+
+    def noted(*given: Any) -> RoundPlan:
+        plan = plan_round(*given)
+        return plans.setdefault(plan.header.step, plan)
+
+    monkeypatch.setattr(rounds, "plan_round", noted)
+
+    async def story(sim: Simulation) -> None:
+        for tier in (0, 1, 2):
+            sim.add(tier)
+        await sim.until(lambda run: run.trained_steps > 0)
+        began.append(sim.run)
+        await sim.until_finished()
+
+    began: list[Any] = []
+    sim = play(tmp_path, story, rounds_per_epoch=12, **rules)
+    hashes = {event["step"]: event["hashes"] for event in sim.players[0].saw("applied")}
+    assert sorted(hashes) == list(range(1, 13))
+
+    slots = {slot.tier: number for number, slot in enumerate(plans[1].slots) if number < 3}
+    data = open_tokens(tmp_path / "data", 2, 16, vocab_size=CONFIG.vocab_size)
+    together = Together(
+        [replica(tier, sim.schema) for tier in (0, 1, 2)],
+        lambda step: round_learning_rate(began[0], sim.model, step),
+        overlap=1,
+    )
+    for step in range(1, 13):
+        indices = [[i for span in plans[step].ranges(slots[tier]) for i in span] for tier in (0, 1, 2)]
+        assert all(len(own) == 3 for own in indices)
+        together.step(step, [torch.from_numpy(data.read(own)) for own in indices], [True] * 3)
+        if step > 1:
+            assert {str(k): v.hex() for k, v in together.hashes().items()} == hashes[step - 1], step
+    together.settle()
+    assert {str(k): v.hex() for k, v in together.hashes().items()} == hashes[12]
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_results_wait_for_as_many_rounds_as_overlap(overlap: int) -> None:
+    """Against a chain of the optimizer's own calls."""
+    together = Together([replica(0), replica(1)], lambda step: 0.01, overlap)
+    plain, waiting = [replica(0), replica(1)], []
+    for step in range(1, 6):
+        shares = [SEQUENCES[step % 3 : step % 3 + 3], SEQUENCES[4:8]]
+        accepted = [True, step != 2]
+        made = [r.train(s, 0.01, 0.01, threading.Event()).payloads for r, s in zip(plain, shares, strict=True)]
+        waiting.append([payloads for payloads, counts in zip(made, accepted, strict=True) if counts])
+        if len(waiting) > overlap:
+            results = waiting.pop(0)
+            for own in plain:
+                own.apply(
+                    {k: [decode_level(p[k], SCHEMA, k) for p in results if k in p] for k in own.levels},
+                    0.01,
+                )
+        done = together.step(step, shares, accepted)
+        assert done.bytes == sum(len(data) for payloads in made for data in payloads.values())
+        assert together.hashes() == plain[0].hashes()
+    before = together.hashes()
+    together.settle()
+    assert (together.hashes() != before) == bool(overlap)
+
+
+def test_a_result_that_is_not_accepted_is_never_applied() -> None:
+    together = Together([replica(0), replica(1)], lambda step: 0.01, 0)
+    before = together.hashes()
+    together.step(1, [SEQUENCES[:3], SEQUENCES[3:6]], [False, False])
+    assert together.hashes() == before
+    together.step(2, [SEQUENCES[:3], SEQUENCES[3:6]], [False, True])
+    after = together.hashes()
+    assert after[0] == before[0]  # of tier 1 nothing reaches the level that tier 0 alone holds
+    assert after[1] != before[1]
+
+
+def test_a_result_that_is_not_finite_is_left_out_and_said() -> None:
+    together = Together([replica(0), replica(1)], lambda step: 0.01, 0)
+    norm = together.replicas[0].params["model.norm.weight"]
+    hook = norm.register_hook(lambda grad: torch.full_like(grad, float("nan")))
+    done = together.step(1, [SEQUENCES[:3], SEQUENCES[3:6]], [True, True])
+    hook.remove()
+    assert done.losses[0] is None
+    assert done.losses[1] is not None
+    assert "model.norm.weight is not finite" in done.left_out[0]
+
+
+def test_replicas_that_differ_are_found() -> None:
+    together = Together([replica(0), replica(1)], lambda step: 0.01, 0)
+    together.check()
+    with torch.no_grad():
+        together.replicas[1].params["model.norm.weight"][0] += 1e-6
+    with pytest.raises(ReplicasDiffer, match="member 1's level 2"):
+        together.check()

@@ -1,0 +1,97 @@
+"""The polar factor by polynomials, against a singular value decomposition in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from aftermath.optim.orthogonal import QUINTIC, newton_schulz, polar_express, polynomials
+
+EXACT = {"steps": 11, "smallest": 1e-6}
+
+
+def matrix(rows: int, columns: int, condition: float, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """A float64 matrix of this condition, singular values from 1 down, and its polar factor."""
+    generator = torch.Generator().manual_seed(seed)
+    rank = min(rows, columns)
+    left, right = (
+        torch.linalg.qr(torch.randn(size, rank, generator=generator, dtype=torch.float64))[0]
+        for size in (rows, columns)
+    )
+    values = torch.logspace(0, -torch.log10(torch.tensor(condition)), rank, dtype=torch.float64)
+    return left * values @ right.T, left @ right.T
+
+
+@pytest.mark.parametrize("condition", [1.0, 1e2, 1e4])
+@pytest.mark.parametrize("shape", [(64, 64), (256, 64), (64, 512), (1, 7), (96, 100)])
+def test_enough_steps_give_the_polar_factor(shape, condition):
+    given, factor = matrix(*shape, condition)
+    found = polar_express(given.float(), **EXACT).double()
+    values = torch.linalg.svdvals(found)
+    assert (values - 1).abs().max() < 1e-3
+    assert (found - factor).abs().max() < 2e-3
+
+
+def test_five_steps_raise_what_is_above_the_bound_and_overshoot_nothing():
+    given, _ = matrix(128, 128, 1e2)
+    values = torch.linalg.svdvals(polar_express(given.float()))
+    assert 0.87 < values.min() < values.max() < 1.13
+    tiny, _ = matrix(128, 128, 1e6)
+    assert torch.linalg.svdvals(polar_express(tiny.float())).max() < 1.13
+
+
+def test_the_express_is_nearer_than_the_quintic_at_equal_steps():
+    given, factor = matrix(128, 128, 1e3)
+    near, far = (float((way(given) - factor).norm()) for way in (polar_express, newton_schulz))
+    assert near < 0.8 * far
+
+
+def test_scale_and_orientation_do_not_matter():
+    given, _ = matrix(40, 24, 1e3)
+    found = polar_express(given)
+    assert torch.allclose(polar_express(given * 1e-12), found)
+    assert torch.allclose(polar_express(given * 1e12), found)
+    assert torch.equal(polar_express(given.T), found.T)
+    many = polar_express(torch.stack([given, 2 * given, given.flip(0)]))
+    assert torch.allclose(many[1], found)
+    assert torch.allclose(many[2], found.flip(0))
+
+
+def test_nothing_stays_nothing():
+    assert torch.equal(polar_express(torch.zeros(8, 4)), torch.zeros(8, 4))
+
+
+@given(steps=st.integers(1, 12), exponent=st.floats(-7, -0.01))
+def test_every_polynomial_maps_its_interval_into_the_next(steps, exponent):
+    """Points of [smallest, 1] stay positive and below 2 all the way, and the last interval is the narrowest."""
+    smallest = 10.0**exponent
+    x = torch.logspace(exponent, 0, 2001, dtype=torch.float64)
+    for a, b, c in polynomials(steps, smallest):
+        x = x.double()
+        x = a * x + b * x**3 + c * x**5
+        assert x.min() > 0
+        assert x.max() < 2
+    assert x.max() - 1 <= 1 - x.min() + 1e-9
+
+
+def test_the_first_polynomial_is_the_published_one():
+    """The paper's own coefficients for 1e-3 (its code's table), before the margin that it applies too."""
+    published = (8.28721201814563, -23.595886519098837, 17.300387312530933)
+    a, b, c = polynomials(8, 1e-3)[0]
+    assert (a * 1.01, b * 1.01**3, c * 1.01**5) == pytest.approx(published, rel=1e-6)
+
+
+@pytest.mark.parametrize(("steps", "smallest"), [(0, 1e-3), (5, 0.0), (5, 1.0), (5, -1.0)])
+def test_bounds_without_a_sense_are_refused(steps, smallest):
+    with pytest.raises(ValueError, match="a polar factor needs"):
+        polynomials(steps, smallest)
+
+
+def test_the_quintic_s_band():
+    given, _ = matrix(64, 64, 10.0)
+    values = torch.linalg.svdvals(newton_schulz(given))
+    assert 0.65 < values.min() < values.max() < 1.25
+    assert len(QUINTIC) == 3
