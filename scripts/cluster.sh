@@ -1,10 +1,15 @@
-# Sourced by the scripts beside it: finds the console script, turns a cluster's name into its RPC address, and sees to
+# Sourced by the scripts beside it: tells errors, finds the console script, turns a cluster's name into its RPC address, and sees to
 # a wallet.
 
 # fail STATUS SENTENCE FIX: the form of every error.
 fail() {
     printf 'error: %s\nfix: %s\n' "$2" "$3" >&2
     exit "$1"
+}
+
+# misused SENTENCE ARGUMENTS EXAMPLE: the command line cannot be meant; ARGUMENTS are those that the script takes.
+misused() {
+    fail 2 "$1" "call it as: sh scripts/$(basename -- "$0") $2 (for example: sh scripts/$(basename -- "$0") $3)"
 }
 
 here=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)

@@ -14,13 +14,26 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from aftermath.cli.describe import limits
 from aftermath.cli.present import Result
-from aftermath.cli.script import Arguments, run
+from aftermath.cli.script import Arguments, run, whole_number
 from aftermath.data.bytelevel import END_TOKEN, VOCAB_SIZE, byte_tokenizer
-from aftermath.model.config import LlamaConfig
+from aftermath.model.config import MAX_TIERS, LlamaConfig
 from aftermath.model.documents import CheckpointError
 from aftermath.model.initial import init_weights
 from aftermath.model.store import write_checkpoint
+from aftermath.run.errors import UsageError
+
+_FIELDS = {
+    "hidden": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "kv-heads": "num_key_value_heads",
+    "intermediate": "intermediate_size",
+    "vocab": "vocab_size",
+    "context": "max_position_embeddings",
+}
+"""The options that are numbers of the model's config."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,8 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _create(arguments: argparse.Namespace) -> Result:
     config = _config(arguments)
     if (arguments.out / "config.json").exists():
-        raise CheckpointError(f"{arguments.out} already holds a checkpoint", "Remove it or name another directory.")
-    config.width(arguments.tiers - 1)
+        raise CheckpointError(f"{arguments.out} already holds a checkpoint", "remove it, or name another directory")
     params = init_weights(config, arguments.seed)
     write_checkpoint(arguments.out, params, config, tier=0, companions=_companions(arguments.tokenizer))
     count = sum(math.prod(shape) for shape in config.parameter_shapes().values())
@@ -56,19 +68,28 @@ def _parser() -> Arguments:
         ("tiers", 3, "tiers that the FFN width must allow"),
         ("seed", 0, "seed of the initial weights"),
     ):
-        parser.add_argument(f"--{name}", type=int, default=default, help=f"{meaning} (default {default})")
+        number = whole_number(*_limits(name))
+        parser.add_argument(f"--{name}", type=number, default=default, help=f"{meaning} (default {default})")
     parser.add_argument("--tied", action="store_true", help="share input and output embeddings")
     parser.add_argument("--tokenizer", type=Path, help="tokenizer.json to carry; without it one token per byte")
     return parser
 
 
+def _limits(name: str) -> tuple[int, int | None]:
+    """The least and the most that a number may be."""
+    if name in _FIELDS:
+        return limits(LlamaConfig.model_fields[_FIELDS[name]])
+    return (1, MAX_TIERS) if name == "tiers" else (0, None)
+
+
 def _config(arguments: argparse.Namespace) -> LlamaConfig:
     own = arguments.tokenizer is None
     if own and arguments.vocab < VOCAB_SIZE:
-        raise CheckpointError(
+        raise UsageError(
             f"--vocab {arguments.vocab} is less than the {VOCAB_SIZE} tokens of the byte tokenizer",
-            f"Give at least {VOCAB_SIZE}, or another --tokenizer.",
+            f"say --vocab {VOCAB_SIZE} or more, or name another --tokenizer",
         )
+    _check_shape(arguments)
     return LlamaConfig.from_hf(
         {
             "vocab_size": arguments.vocab,
@@ -86,12 +107,40 @@ def _config(arguments: argparse.Namespace) -> LlamaConfig:
     )
 
 
+def _check_shape(arguments: argparse.Namespace) -> None:
+    """Raises UsageError for numbers that do not go together."""
+    hidden, heads, step = arguments.hidden, arguments.heads, 1 << arguments.tiers - 1
+    least, most = limits(LlamaConfig.model_fields["head_dim"])
+    sizes = [size for size in range(least, most + 1, 2) if hidden % size == 0]  # rotary positions turn pairs
+    if not sizes:
+        raise UsageError(f"--hidden {hidden} is odd", "choose an even number")
+    if hidden not in (heads * size for size in sizes):
+        allowed = ", ".join(str(hidden // size) for size in reversed(sizes))
+        raise UsageError(
+            f"--heads {heads} does not cut --hidden {hidden} into heads of an even size",
+            f"choose --heads from {allowed}, or another --hidden",
+        )
+    if heads % arguments.kv_heads:
+        allowed = ", ".join(str(count) for count in range(1, heads + 1) if heads % count == 0)
+        raise UsageError(
+            f"--kv-heads {arguments.kv_heads} does not divide --heads {heads}", f"choose --kv-heads from {allowed}"
+        )
+    if rest := arguments.intermediate % step:
+        below = arguments.intermediate - rest
+        nearest = f"{below} or {below + step}" if below else str(step)
+        raise UsageError(
+            f"--intermediate {arguments.intermediate} cannot be halved for --tiers {arguments.tiers}: it must be a "
+            f"multiple of {step}",
+            f"choose --intermediate {nearest}, or fewer --tiers",
+        )
+
+
 def _companions(tokenizer: Path | None) -> dict[str, bytes]:
     if tokenizer is not None:
         try:
             return {"tokenizer.json": tokenizer.read_bytes()}
         except OSError as error:
-            raise CheckpointError(f"cannot read {tokenizer}: {error.strerror}", "Name a tokenizer.json.") from None
+            raise CheckpointError(f"cannot read {tokenizer}: {error.strerror}", "name a tokenizer.json") from None
     names = {"eos_token": END_TOKEN, "tokenizer_class": "PreTrainedTokenizerFast", "add_prefix_space": False}
     return {
         "tokenizer.json": byte_tokenizer().to_str().encode(),

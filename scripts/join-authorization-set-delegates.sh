@@ -1,13 +1,13 @@
 #!/bin/sh
 # An authorized key (grantee) sets the keys that may join on its behalf, in place of those it named before.
 set -eu
-if [ $# -lt 3 ] || [ -f "$2" ]; then
-    [ $# -lt 3 ] || echo "error: $2 is a file, and the second word is the grantor's public key; is its variable set?" >&2
-    echo "usage: sh scripts/join-authorization-set-delegates.sh CLUSTER GRANTOR_PUBKEY GRANTEE_KEYPAIR_FILE [DELEGATE_KEYPAIR_FILE...]" >&2
-    echo "example: sh scripts/join-authorization-set-delegates.sh devnet \$GRANTOR_PUBKEY grantee.json delegate*.json" >&2
-    exit 2
-fi
 . "$(dirname -- "$0")/cluster.sh"
+said="a cluster, the grantor's public key and the grantee's key file are needed"
+takes="CLUSTER GRANTOR_PUBKEY GRANTEE_KEYPAIR_FILE [DELEGATE_KEYPAIR_FILE...]"
+example="devnet \$GRANTOR_PUBKEY grantee.json delegate*.json"
+[ $# -ge 3 ] || misused "$said" "$takes" "$example"
+[ ! -f "$2" ] || misused "$2 is a file, and the second word is the grantor's public key; is its variable set?" \
+    "$takes" "$example"
 rpc=$(cluster_rpc "$1")
 grantor=$2
 grantee=$3

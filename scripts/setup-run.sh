@@ -1,12 +1,10 @@
 #!/bin/sh
 # Prepares a run that anybody may join: model, tokens, programs, the run itself, its configuration, and starts it.
 set -eu
-if [ $# -ne 2 ] || { [ "$2" != test ] && [ "$2" != light ]; }; then
-    echo "usage: sh scripts/setup-run.sh localnet|devnet|URL test|light" >&2
-    echo "example: sh scripts/setup-run.sh localnet light" >&2
-    exit 2
-fi
 . "$(dirname -- "$0")/cluster.sh"
+if [ $# -ne 2 ] || { [ "$2" != test ] && [ "$2" != light ]; }; then
+    misused "a cluster, and test or light, are needed" "localnet|devnet|URL test|light" "localnet light"
+fi
 rpc=$(cluster_rpc "$1")
 variant=$2
 run_id=${RUN_ID:-$variant}

@@ -2,12 +2,11 @@
 # Joins the run that scripts/setup-run.sh prepared; further arguments go to `aftermath-solana train`. A member of tier 0
 # keeps checkpoints, so that the run outlives its members.
 set -eu
-if [ $# -lt 2 ] || { [ "$2" != test ] && [ "$2" != light ]; }; then
-    echo "usage: sh scripts/start-training.sh localnet|devnet|URL test|light [TRAIN OPTIONS...]" >&2
-    echo "example: sh scripts/start-training.sh localnet light --matformer-tier 1" >&2
-    exit 2
-fi
 . "$(dirname -- "$0")/cluster.sh"
+if [ $# -lt 2 ] || { [ "$2" != test ] && [ "$2" != light ]; }; then
+    misused "a cluster, and test or light, are needed" "localnet|devnet|URL test|light [TRAIN OPTIONS...]" \
+        "localnet light --matformer-tier 1"
+fi
 rpc=$(cluster_rpc "$1")
 cluster=$1
 run_id=${RUN_ID:-$2}

@@ -6,13 +6,20 @@ End-to-end cases start several processes each, so they all go to one worker. (py
 
 from __future__ import annotations
 
+import logging
 import signal
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling
+
+# Examples have no deadline of their own: the machines that run the tests are shared.
+settings.register_profile("shared machine", deadline=None)
+settings.load_profile("shared machine")
 
 ONE_AT_A_TIME = "tests/e2e/"
 
@@ -21,6 +28,16 @@ def pytest_configure() -> None:
     # A shell starts background jobs with SIGINT ignored, and whatever they start inherits that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def own_logging() -> Iterator[None]:
+    """A session sets this process's logging up; the next test begins with what was there before."""
+    log = logging.getLogger("aftermath")
+    level, handlers, propagate = log.level, log.handlers[:], log.propagate
+    yield
+    log.setLevel(level)
+    log.handlers[:], log.propagate = handlers, propagate
 
 
 @pytest.hookimpl(optionalhook=True)

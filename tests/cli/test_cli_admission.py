@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from pathlib import Path
+from typing import Any
 
 import pytest
+from aiohttp import web
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 from solders.rpc.requests import RequestAirdrop
@@ -21,6 +23,7 @@ from aftermath.chain.wallet import Wallet, load_wallet
 from aftermath.localnet.runtime import minimum_balance
 from aftermath.run.errors import ChainRefused
 from aftermath.run.state import RunState
+from chain.faults import answer_error, meddling
 from cli.cli_runs import Shell
 from cli.conftest import ROOT
 from cli.test_cli_authorizations import verdict
@@ -82,20 +85,42 @@ def test_a_wallet_that_train_finds_too_poor(waiting: Shell, run_id: str, tmp_pat
     (reason,) = verdict(poor, run_id, poor.wallet, "--rpc-2", ELSEWHERE)
     assert f"{load_wallet(poor.wallet).pubkey} holds" in reason
     assert "needs 0.005 SOL" in reason
-    assert verdict(poor, run_id, poor.wallet) == []  # a local network gives it what is missing
     if lamports:
         refused = train(poor, "--run-id", run_id, "--rpc-2", ELSEWHERE)
         assert f"error: {reason}\n" in refused.stderr
         asyncio.run(airdrop(waiting.rpc, load_wallet(poor.wallet).pubkey, 10**6))
-        assert verdict(poor, run_id, poor.wallet, "--rpc-2", ELSEWHERE) == []
+    else:
+        assert verdict(poor, run_id, poor.wallet) == []  # a local network gives it what is missing
+    assert verdict(poor, run_id, poor.wallet, "--rpc-2", ELSEWHERE) == []
 
 
-def test_create_run_asks_once_for_all_of_it(owner: Shell, run_id: str) -> None:
-    """The authorization that lets everybody join included: with the sum it was asked for, the wallet can do it."""
+def test_a_faucet_that_gives_nothing(waiting: Shell, run_id: str, tmp_path: Path) -> None:
+    """An RPC address of this machine need not be a local network's: it can lead to any node."""
+    poor = tmp_path / "poor.json"
+    poor.write_text(Keypair().to_json())
+    poor.chmod(0o600)
+
+    async def refuse(body: dict[str, Any]) -> web.StreamResponse | None:
+        return answer_error(body, -32603, "no faucet") if body["method"] == "requestAirdrop" else None
+
+    async def asked(lamports: int) -> list[str]:
+        if lamports:
+            await airdrop(waiting.rpc, load_wallet(poor).pubkey, lamports)
+        async with meddling(waiting.rpc, refuse) as rpc:
+            return await asyncio.to_thread(verdict, Shell(rpc, poor), run_id, poor)
+
+    (reason,) = asyncio.run(asked(0))
+    assert f"wallet {load_wallet(poor).pubkey} holds 0 SOL but needs 0.005 SOL: 0.005 SOL are missing" in reason
+    assert asyncio.run(asked(FEES_IN_HAND)) == []
+
+
+def test_create_run_asks_once_for_all_of_it(owner: Shell, run_id: str, material: Path) -> None:
+    """The authorization that lets everybody join and the owner's next commands included: the sum is enough for them."""
     own = load_wallet(owner.wallet).pubkey
+    elsewhere = ("--run-id", run_id, "--rpc-2", ELSEWHERE)
 
     def needed() -> int:
-        said = owner("create-run", "--run-id", run_id, "--rpc-2", ELSEWHERE).error["error"]
+        said = owner("create-run", *elsewhere).error["error"]
         return round(float(said.split("needs ")[1].split(" SOL")[0]) * 10**9)
 
     whole = needed()
@@ -103,8 +128,19 @@ def test_create_run_asks_once_for_all_of_it(owner: Shell, run_id: str) -> None:
     assert needed() == whole
     assert owner("json-dump-run", "--run-id", run_id).code == 1
     asyncio.run(airdrop(owner.rpc, own, 10**6))
-    made = owner("create-run", "--run-id", run_id, "--rpc-2", ELSEWHERE).data
-    assert 0 <= whole - made["lamports"] - minimum_balance(0) < 100_000
+    made = owner("create-run", *elsewhere).data
+    assert 0 <= whole - made["lamports"] - minimum_balance(0) < 500_000
+    for line in (
+        ("update-config", "--config-path", material / "config.toml"),
+        ("set-paused", "resume"),
+        ("set-paused", "pause"),
+        ("update-config", "--name", "Another"),
+        ("set-paused", "resume"),
+        ("set-paused", "pause"),
+        ("close-run",),
+    ):
+        done = owner(line[0], *elsewhere, *line[1:])
+        assert done.code == 0, done.err
 
 
 def test_deploy_asks_once_for_both_programs(owner: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

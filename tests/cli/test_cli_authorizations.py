@@ -141,7 +141,10 @@ def test_many_delegates_take_several_transactions(owner: Shell, people: dict[str
 def test_scripts_explain_themselves(name: str) -> None:
     done = subprocess.run(["sh", ROOT / "scripts" / name, "devnet"], capture_output=True, text=True)
     assert done.returncode == 2
-    assert f"sh scripts/{name} devnet" in done.stderr
+    sentence, fix = done.stderr.splitlines()
+    assert sentence.startswith("error: a cluster, the grantor's ")
+    assert fix.startswith(f"fix: call it as: sh scripts/{name} CLUSTER GRANTOR_")
+    assert f"(for example: sh scripts/{name} devnet " in fix
 
 
 def test_an_unset_variable_is_noticed_though_the_words_after_it_move_up(people: dict[str, Path]) -> None:
@@ -149,8 +152,13 @@ def test_an_unset_variable_is_noticed_though_the_words_after_it_move_up(people: 
     line = ["sh", ROOT / "scripts/join-authorization-set-delegates.sh", *words]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert f"{people['grantee']} is a file" in done.stderr
-    assert "usage:" in done.stderr
+    sentence, fix = done.stderr.splitlines()
+    assert sentence.startswith(f"error: {people['grantee']} is a file")
+    assert fix.startswith("fix: ")
+    line = ["sh", ROOT / "scripts/join-authorization-create.sh", "localnet", people["grantor"], ""]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: the grantee's public key is empty; is its variable set?\nfix: ")
 
 
 def test_a_key_file_that_is_missing_is_called_missing(owner: Shell) -> None:

@@ -200,6 +200,10 @@ def test_a_new_wallet_is_private_and_never_overwritten(tmp_path: Path) -> None:
     assert "exists already" in invoke("show-identity", "--create", "-w", path).err
     assert path.read_text() == before
     assert invoke("show-identity", "--create").code == 2
+    nowhere = invoke("show-identity", "--create", "-w", "/proc/new.json", "--json")
+    assert nowhere.code == 1
+    assert "cannot write the key file" in nowhere.error["error"]
+    assert "choose a path" in nowhere.error["fix"]
 
 
 def test_an_address_that_is_neither_key_nor_file(owner: Shell, run: str) -> None:
@@ -275,3 +279,19 @@ def test_ctrl_c_ends_with_130(owner: Shell, run: str) -> None:
         _, said = process.communicate(timeout=30)
     assert process.returncode == 130, said
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("where", "sentence"),
+    [
+        (">/dev/full", "the output cannot be written: No space left on device"),
+        (">&-", "the standard output is closed"),
+    ],
+)
+@pytest.mark.parametrize("form", ["", "--json"])
+def test_a_result_that_can_go_nowhere_is_told(owner: Shell, where: str, sentence: str, form: str) -> None:
+    line = f'"{CONSOLE}" list-runs --rpc {owner.rpc} {form} {where}'
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert sentence in done.stderr
+    assert "unexpected" not in done.stderr

@@ -59,6 +59,17 @@ def test_a_slice_is_no_checkpoint_for_a_run(owner: Shell, material: Path, tmp_pa
     )
 
 
+def test_a_repository_that_cannot_be_is_refused_before_the_hub_is_asked(
+    owner: Shell, material: Path, tmp_path: Path
+) -> None:
+    text = (material / "config.toml").read_text()
+    text = text.replace(f"Local = {json.dumps(str(material / 'model'))}", 'Hub = { repo_id = "not a repo" }')
+    found = configure(owner, tmp_path / "config.toml", text)
+    line = line_of(text, "not a repo")
+    assert found.startswith(f'{tmp_path / "config.toml"}:{line}: repo_id = "not a repo" is not the name of')
+    assert "OWNER/NAME" in found
+
+
 def test_every_limit_is_reported_at_once(owner: Shell, material: Path, tmp_path: Path) -> None:
     text = (material / "config.toml").read_text()
     for right, wrong in (("max_seq_len = 64", "max_seq_len = 4096"), ('"Pretraining"', '"Finetuning"')):

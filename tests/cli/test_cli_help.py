@@ -78,6 +78,18 @@ def test_a_mistyped_command_gets_a_suggestion() -> None:
     assert "create-run" in wrong.err
 
 
+@pytest.mark.parametrize("other", ["tick", "can-join", "show-identity"])
+def test_train_tells_of_an_option_as_other_commands_do(other: str) -> None:
+    def told(command: str) -> dict[str, tuple[object, ...]]:
+        options = {option.opts[0]: option for option in load(command).params}
+        return {flag: (option.help, option.opts, option.envvar, option.default) for flag, option in options.items()}
+
+    ours, theirs = told("train"), told(other)
+    common = ours.keys() & theirs.keys() - {"--json"} - ({"--run-id"} if other == "show-identity" else set())
+    assert "--wallet-private-key-path" in common or "--rpc" in common
+    assert {flag: ours[flag] for flag in common} == {flag: theirs[flag] for flag in common}
+
+
 def test_train_offers_every_setting_and_no_secret() -> None:
     options = {option for parameter in load("train").params for option in parameter.opts}
     expected = {"--" + name.replace("_", "-") for name in TrainSettings.model_fields if name != "hub_token"}

@@ -8,6 +8,9 @@ import pytest
 
 from aftermath.chain.wallet import create_wallet
 from aftermath.cli.change import Change
+from aftermath.cli.dump import in_words
+from aftermath.run.state import RunState
+from aftermath.watch.phase import state_words
 from cli.cli_runs import Shell, invoke
 
 
@@ -92,7 +95,7 @@ def test_data_that_nobody_could_read_here_is_warned_about(
     text = (material / "config.toml").read_text()
     for place, says in (
         ('Local = "nowhere"', f"no token data at {Path.cwd() / 'nowhere'}"),
-        ('Server = "x:1"', "SERVER"),
+        ('Server = "x:1"', "at a Server location"),
     ):
         config.write_text(text.replace(f'Local = "{material / "tokens"}"', place))
         found = created("update-config", "--run-id", run_id, "--config-path", config)
@@ -229,7 +232,30 @@ def test_rates_and_ticks(configured: Shell, run_id: str) -> None:
 def test_list_runs_shows_the_run(configured: Shell, run_id: str) -> None:
     (row,) = [row for row in configured("list-runs").data if row["run_id"] == run_id]
     assert row["tiers"] == 3
-    assert run_id in invoke("list-runs", "--rpc", configured.rpc).out
+    assert row["state"] == "uninitialized"  # what a script reads; a person reads words
+    listed = invoke("list-runs", "--rpc", configured.rpc).out
+    assert [line.split()[2:4] for line in listed.splitlines() if run_id in line] == [["new", "0"]]
+    asked = invoke("can-join", "--rpc", configured.rpc, "--run-id", run_id, "--address", configured.wallet).out
+    assert "the run is new (its owner configures it" in asked
+
+
+def test_a_run_is_listed_and_told_in_the_words_of_a_members_view(configured: Shell, run_id: str) -> None:
+    said = configured("create-run", "--run-id", f"{run_id}b", "--name", "Two words")
+    assert said.data["state"] == "uninitialized"
+    told = invoke("create-run", "--rpc", configured.rpc, "-w", configured.wallet, "--run-id", f"{run_id}c").out
+    assert "uninitialized" not in told
+    configured("set-paused", "--run-id", run_id, "resume")
+    [line] = [line for line in invoke("list-runs", "--rpc", configured.rpc).out.splitlines() if f"{run_id} " in line]
+    assert "waiting for members" in line
+
+
+@pytest.mark.parametrize("state", RunState, ids=lambda state: state.name)
+def test_no_state_is_told_by_its_name_in_a_program(state: RunState) -> None:
+    words = in_words(state)
+    assert words.removeprefix("in ") == state_words(state.name)
+    assert "_" not in words
+    assert words.islower()
+    assert not {"uninitialized", "round", "warmup"} & set(words.split())
 
 
 def test_close_run_returns_the_rent(configured: Shell, run_id: str) -> None:

@@ -89,5 +89,7 @@ def test_recipes_explain_themselves(project: Path, variables: dict[str, str], na
     for arguments in ((), ("localnet",), ("localnet", "heavy")):
         done = script(project, name, *arguments, env=variables)
         assert done.returncode == 2
-        assert f"usage: sh scripts/{name}" in done.stderr
+        sentence, fix = done.stderr.splitlines()
+        assert sentence == "error: a cluster, and test or light, are needed"
+        assert fix.startswith(f"fix: call it as: sh scripts/{name} localnet|devnet|URL test|light")
     assert not (project / "runs").exists()

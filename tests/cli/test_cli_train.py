@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -35,6 +37,36 @@ def test_the_hub_token_comes_from_the_environment_and_is_not_shown(monkeypatch: 
     assert settings.hub_token is not None
     assert settings.hub_token.get_secret_value() == "hf_secret"
     assert "hf_secret" not in repr(settings)
+
+
+SWALLOWS = """
+import os, signal, sys
+from aftermath.cli.main import main
+
+class Library:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+            except KeyboardInterrupt:
+                pass
+
+sys.meta_path.insert(0, Library())
+main()
+"""
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_ctrl_c_is_not_lost_while_libraries_are_imported(ignored: bool, tmp_path: Path) -> None:
+    """One that swallows it stands for the parts of torch that do; who had it ignored, as with `nohup`, still has."""
+    line = [sys.executable, "-c", SWALLOWS, "train", "--run-id", "x", "-w", str(tmp_path / "none.json")]
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN if ignored else signal.default_int_handler)
+    try:
+        ended = subprocess.run(line, capture_output=True, text=True, timeout=120)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (ended.returncode, ended.stdout) == (1 if ignored else 130, "")
+    assert ("there is no key file" if ignored else "interrupted\n") in ended.stderr
 
 
 def test_unknown_run(owner: Shell) -> None:

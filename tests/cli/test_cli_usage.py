@@ -35,6 +35,10 @@ MISTAKES = [
         "help",
     ),
     ("update-config --run-id x --restart-from-step 5000000000", "--restart-from-step must be a whole", "help"),
+    ("checkpoint --run-id x --repo not-a-repo", "--repo 'not-a-repo' is not the name of a repository", "OWNER/NAME"),
+    ("checkpoint --run-id x --repo a/b/c", "--repo 'a/b/c' is not the name of a repository", "OWNER/NAME"),
+    ("checkpoint --run-id x", "say where the checkpoint is", "pass either --repo or --path"),
+    ("checkpoint --run-id x --repo a/b --path c", "--repo and --path contradict each other", "pass one of them"),
     ("set-paused --run-id x halt", "action must be one of pause, resume", "set-paused --help"),
     ("localnet --engine fast", "--engine must be one of embedded, validator", "localnet --help"),
     ("localnet --port -1", "--port must be a whole number from 0 to 65534", "localnet --help"),
@@ -69,6 +73,7 @@ def test_a_value_from_the_environment_is_called_by_its_variable(monkeypatch: pyt
         ("train", "--coordinator-program-id"),
         ("train", "--device"),
         ("train", "--hub-repo"),
+        ("train", "--bind-p2p-interface"),
         ("can-join", "--coordinator-program-id"),
     ],
 )

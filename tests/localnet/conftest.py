@@ -62,9 +62,12 @@ def memo_elf(memo_so: Path) -> bytes:
     return memo_so.read_bytes()
 
 
-@pytest.fixture(scope="session", params=["embedded", pytest.param("validator", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=["embedded", pytest.param("validator", marks=pytest.mark.slow)])
 def network(request: pytest.FixtureRequest, memo_so: Path) -> Iterator[Urls]:
-    """A network of either engine (the validator in the slow pass) with the memo program preloaded at PRELOADED_ID."""
+    """A network of either engine (the validator in the slow pass) with the memo program preloaded at PRELOADED_ID.
+
+    It ends with its module: an idle validator takes half a core from the tests that follow.
+    """
     if request.param == "validator" and validator_binary() is None:
         pytest.skip("solana-test-validator not found (PATH, AFTERMATH_VALIDATOR or ~/.cache/aftermath/bin)")
     process, rpc, ws = start("--engine", request.param, "--program", f"{PRELOADED_ID}={memo_so}")

@@ -93,8 +93,8 @@ def write_script(path: Path, command: str) -> None:
         (["--program", "nonsense"], "is not ID=FILE"),
         (["--program", "11111111111111111111111111111111=absent.so"], "cannot be read"),
         (["--airdrop", "x=1"], "is not a base58 public key"),
-        (["--slot-ms", "0"], "A slot of 0 ms is not possible"),
-        (["--rpc-port", "65535"], "Port 65535 is not possible"),
+        (["--slot-ms", "0"], "a slot of 0 ms is not possible"),
+        (["--rpc-port", "65535"], "port 65535 is not possible"),
     ],
 )
 def test_bad_arguments_are_one_sentence(arguments: list[str], message: str) -> None:

@@ -192,10 +192,10 @@ def _masked(body: dict[str, Any]) -> bytes:
 async def test_an_occupied_port_is_named() -> None:
     running = await serve(LocalnetConfig(rpc_port=0))
     try:
-        with pytest.raises(LocalnetError, match=f"Port {running.rpc_port} is in use") as caught:
+        with pytest.raises(LocalnetError, match=f"port {running.rpc_port} is in use") as caught:
             await serve(LocalnetConfig(rpc_port=running.rpc_port))
         assert "--rpc-port" in caught.value.fix
-        with pytest.raises(LocalnetError, match=f"Port {running.rpc_port} is in use"):
+        with pytest.raises(LocalnetError, match=f"port {running.rpc_port} is in use"):
             await serve(LocalnetConfig(rpc_port=running.rpc_port - 1))
     finally:
         await running.close()

@@ -173,7 +173,7 @@ async def test_a_damaged_record_stops_the_start(tmp_path: Path) -> None:
     data = bytearray(journal.read_bytes())
     data[100] ^= 1
     journal.write_bytes(data)
-    with pytest.raises(LedgerError, match=r"journal-000000 is damaged at byte 49\."):
+    with pytest.raises(LedgerError, match=r"journal-000000 is damaged at byte 49\n"):
         await serve(LocalnetConfig(rpc_port=0, ledger=tmp_path))
     data[100] ^= 1
     journal.write_bytes(data)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from aftermath.cli.present import facts, listing
+from aftermath.run.counted import counted
 from aftermath.watch.console import ConsoleLines
 from aftermath.watch.events import Event, Events, LogWarnings
 from aftermath.watch.plot import loss_plot
@@ -121,6 +122,25 @@ def test_a_log_of_lines_reads_from_the_first_to_the_last() -> None:
     ]
 
 
+def test_one_thing_is_told_as_one() -> None:
+    out = io.StringIO()
+    lines = ConsoleLines(Console(file=out, width=200), lambda: NOON)
+    view = TerminalView(Console(file=io.StringIO()), "demo", 0, lambda: 5.0)
+    for event in (
+        {"kind": "measured", "weight": 1, "seconds": 60.0},
+        {"kind": "traffic", "peers": 1, "sent": 1.0, "received": 1.0, "transactions": 1, "lamports": 5000},
+        {"kind": "finished", "step": 1},
+    ):
+        lines({"t": 1.0, **event})
+        view({"t": 1.0, **event})
+    assert "this machine trains about 1 sequence a minute" in out.getvalue()
+    assert "the run is finished: 1 step\n" in out.getvalue()
+    shown = _drawn(view)
+    assert "about 1 sequence a minute" in shown
+    assert "1 transaction, 5,000 lamports" in shown
+    assert [counted(n, "step") for n in (0, 1, 2, 1200)] == ["0 steps", "1 step", "2 steps", "1,200 steps"]
+
+
 def test_a_spark_line_has_its_ends_at_the_lowest_and_highest() -> None:
     assert spark([]) == ""
     assert spark([1.0]) == "▁"
@@ -154,7 +174,7 @@ def test_a_course_of_one_step_or_none() -> None:
 
 def test_the_plot_is_a_picture(tmp_path: Path) -> None:
     path = tmp_path / "loss.png"
-    loss_plot(path, [(1, 5.0), (2, 4.0)], [(2, "m1 killed")], "tiers 0, 1")
+    loss_plot(path, {"training": [(1, 5.0), (2, 4.0)], "held out": [(2, 4.5)]}, [(2, "m1 killed")], "tiers 0, 1")
     data = path.read_bytes()
     assert data.startswith(b"\x89PNG")
     assert int.from_bytes(data[16:20], "big") == 960

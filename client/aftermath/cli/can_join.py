@@ -17,6 +17,7 @@ from aftermath.cli.present import EXIT_KNOWN, Result
 from aftermath.run.accounts import Members, Run
 from aftermath.run.errors import ChainRefused
 from aftermath.run.state import MemberState, RunState
+from aftermath.watch.phase import state_words
 
 _OWNER_CAN = {
     RunState.UNINITIALIZED: " (its owner configures it with update-config, and starts it with set-paused resume)",
@@ -30,7 +31,7 @@ def obstacles(run: Run, members: Members, address: bytes, *, authorized: bool) -
     if not authorized:
         reasons.append("no valid authorization of the run's join authority admits it")
     if run.halted:
-        reasons.append(f"the run is {run.state.name.lower()}{_OWNER_CAN.get(run.state, '')}")
+        reasons.append(f"the run is {state_words(run.state.name)}{_OWNER_CAN.get(run.state, '')}")
     full = all(slot.used and (slot.pending or slot.state is not MemberState.IDLE) for slot in members.slots)
     if full and members.find(address) is None:
         reasons.append(f"all {len(members.slots)} places are taken")
@@ -59,7 +60,8 @@ async def can_join(
 ) -> Result:
     """Say whether a wallet may join a run, and why not.
 
-    It looks at what train with this client looks at before it joins. Exits 0 when the wallet may and 1 when it may not.
+    It looks at what train with this client looks at before it joins, and on a local network gives the wallet the test
+    SOL that it lacks, as train does. Exits 0 when the wallet may and 1 when it may not.
     """
     from solders.pubkey import Pubkey
 

@@ -16,6 +16,7 @@ from aftermath.cli.command import command
 from aftermath.cli.options import RunId, SigningOptions
 from aftermath.cli.present import CommandError, Result, facts
 from aftermath.run.errors import UsageError
+from aftermath.run.repository import is_repository
 
 if TYPE_CHECKING:
     from aftermath.run.accounts import Checkpoint, Model, Run
@@ -40,8 +41,14 @@ async def checkpoint(
     from aftermath.run.accounts import Checkpoint, steps_before
     from aftermath.run.state import CheckpointKind
 
-    if (repo is None) == (path is None):
+    if repo is None and path is None:
         raise UsageError("say where the checkpoint is", "pass either --repo or --path")
+    if repo is not None and path is not None:
+        raise UsageError("--repo and --path contradict each other", "pass one of them")
+    if repo is not None and not is_repository(repo):
+        raise UsageError(
+            f"--repo {repo!r} is not the name of a repository", "it is OWNER/NAME, for example --repo ada/my-model"
+        )
     if path is not None:
         found = Checkpoint(CheckpointKind.LOCAL, str(path.expanduser().resolve()), "")
     else:

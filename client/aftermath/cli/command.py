@@ -13,7 +13,9 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Annotated, Any, get_type_hints
 
 import typer
+from pydantic.fields import FieldInfo
 
+from aftermath.cli.describe import limits
 from aftermath.cli.present import Result, reporting, show
 
 Body = Callable[..., Result | Coroutine[Any, Any, Result]]
@@ -92,6 +94,20 @@ def _dataclass_group(cls: type[Any]) -> OptionGroup | None:
         for field in fields(cls)
     ]
     return OptionGroup(lambda: options, cls)
+
+
+def field_option(name: str, field: FieldInfo, *flags: str, panel: str | None, envvar: str | None = None) -> object:
+    """A field of a settings model as an option, with its description and limits; without `flags` under its own name."""
+    least, most = limits(field)
+    return typer.Option(
+        *(flags or ("--" + name.replace("_", "-"),)),
+        help=field.description,
+        envvar=envvar,
+        show_envvar=False,
+        rich_help_panel=panel,
+        min=least,
+        max=most,
+    )
 
 
 def keyword(name: str, annotation: object, default: object) -> inspect.Parameter:

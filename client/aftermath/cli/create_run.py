@@ -2,7 +2,7 @@
 
 Decided here: accounts, growth, texts and the authorization travel in as few transactions as fit; a creation that was
 interrupted is finished by the same command, because each step is skipped where it was done already. What all of it
-costs is asked for once, before anything is sent.
+costs is asked for once, before anything is sent, with the fees of what an owner does next.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from solders.pubkey import Pubkey
 
     from aftermath.cli.connection import SignedCluster
+
+LATER = 20
+"""Transactions that the owner can pay for afterwards: to configure the run, start, pause, change and close it."""
 
 
 @command(
@@ -45,6 +48,7 @@ async def create_run(
     from aftermath.chain.addresses import EVERYONE, run_addresses
     from aftermath.chain.options import public_key
     from aftermath.cli.connection import sign_in
+    from aftermath.cli.dump import in_words
 
     named = public_key(join_authority) if join_authority is not None else None
     async with sign_in(options) as chain:
@@ -53,7 +57,7 @@ async def create_run(
         texts = {"name": name, "description": description, "num_parameters": 0, "vocab_size": 0}
         steps = await remaining(chain, run_id, texts, authority, client_version)
         opened = chain.authorizer.size(own, EVERYONE) if authority == own else {}
-        await chain.sender.afford(steps, chain.coordinator.sizes(run_id) | opened)
+        await chain.sender.afford(steps, chain.coordinator.sizes(run_id) | opened, later=LATER)
         before = await chain.balance(own)
         signatures = await chain.sender.send_packed(steps)
         spent = before - await chain.balance(own)
@@ -68,7 +72,7 @@ async def create_run(
         "lamports": spent,
         "signatures": [str(signature) for signature in signatures],
     }
-    return Result(data, facts(data))
+    return Result(data, facts(data | {"state": in_words(run.state)}))
 
 
 async def remaining(

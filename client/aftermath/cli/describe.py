@@ -27,6 +27,12 @@ def bounds(parameter: Any) -> tuple[int | float | None, int | float | None]:
     return getattr(holder, "min", None), getattr(holder, "max", None)
 
 
+def limits(field: Any) -> tuple[Any, Any]:
+    """The least (`ge`) and the most (`le`) that a field of a model may be, None where there is no limit."""
+    least, most = (next((getattr(m, side) for m in field.metadata if hasattr(m, side)), None) for side in ("ge", "le"))
+    return least, most
+
+
 def names(parameter: Any) -> list[str]:
     """How an option is written; an argument has a name only."""
     if parameter.param_type_name == "argument":

@@ -16,6 +16,7 @@ from solders.pubkey import Pubkey
 from aftermath.run.accounts import Members, Model, Run, Slot
 from aftermath.run.bitmap import slots
 from aftermath.run.state import RunState
+from aftermath.watch.phase import state_words
 
 KEYS = {"main_authority", "join_authority", "signer", "grantor", "grantee"}
 BITMAPS = {"roster", "attested", "finishers"}
@@ -40,8 +41,9 @@ def plain(value: object, name: str = "") -> Any:
 
 
 def in_words(state: RunState) -> str:
-    """A run's state as a sentence calls it; JSON has its name."""
-    return "not configured" if state is RunState.UNINITIALIZED else state.name.lower().replace("_", " ")
+    """A run's state as a sentence says it: the run is ..., in the words that a member's own view has for it."""
+    words = state_words(state.name)
+    return f"in {words}" if state in (RunState.WARMUP, RunState.COOLDOWN) else words
 
 
 def member(index: int, slot: Slot) -> dict[str, Any]:

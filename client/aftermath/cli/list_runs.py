@@ -5,6 +5,7 @@ from __future__ import annotations
 from aftermath.cli.command import command
 from aftermath.cli.options import ClusterOptions
 from aftermath.cli.present import Result, listing
+from aftermath.watch.phase import state_words
 
 COLUMNS = ("run", "name", "state", "epoch", "step", "of", "members", "tiers")
 
@@ -30,5 +31,8 @@ async def list_runs(options: ClusterOptions) -> Result:
         }
         for run, model, members in runs
     ]
-    text = listing(COLUMNS, [list(row.values()) for row in data]) if data else "no runs on this cluster"
+    shown = [
+        [*(row | {"state": state_words(run.state.name)}).values()] for row, (run, _, _) in zip(data, runs, strict=True)
+    ]
+    text = listing(COLUMNS, shown) if data else "no runs on this cluster"
     return Result(data, text)

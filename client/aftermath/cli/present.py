@@ -52,12 +52,26 @@ def show(result: Result, *, as_json: bool) -> None:
     """Print a result to stdout."""
     if result.text is None:
         return
-    if as_json:
-        print(json.dumps(result.data, indent=2, ensure_ascii=False), flush=True)
-    else:
-        # A pipe has no width to fit into; rich would wrap at 80.
-        console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
-        console.print(result.text, soft_wrap=isinstance(result.text, str | Text))
+    if sys.stdout is None:
+        raise CommandError("the standard output is closed", "let it go to a terminal, a pipe or a file")
+    try:
+        if as_json:
+            print(json.dumps(result.data, indent=2, ensure_ascii=False))
+        else:
+            # A pipe has no width to fit into; rich would wrap at 80.
+            console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+            console.print(result.text, soft_wrap=isinstance(result.text, str | Text))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _drop_output()
+        raise CommandError(f"the output cannot be written: {error.strerror}", "let it go elsewhere") from None
+
+
+def _drop_output() -> None:
+    """What is still to be written would fail again when the interpreter ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def note(sentence: str) -> None:
@@ -105,7 +119,7 @@ def reporting(*, as_json: bool) -> Iterator[None]:
         raise typer.Exit(EXIT_INTERRUPTED) from None
     except BrokenPipeError:
         # The reader of our output went away (`| head`): nothing is wrong, and there is nowhere to say more.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         raise typer.Exit(0) from None
     except OSError as error:
         if error.filename is None:

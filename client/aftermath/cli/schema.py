@@ -6,7 +6,6 @@ the file's lines, all of it at once.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,10 +14,11 @@ from aftermath.model.agreed import agreed_schema
 from aftermath.model.config import LlamaConfig, stored_tier
 from aftermath.model.resolve import load_hf_config
 from aftermath.model.schema import ELEMENT_BYTES, Schema
-from aftermath.run.accounts import Checkpoint, Optimizer
 from aftermath.run.config import RunConfig
 from aftermath.run.config_errors import Mistake
-from aftermath.run.state import CheckpointKind, OptimizerKind
+from aftermath.run.config_read import checkpoint_of, optimizer_of
+from aftermath.run.repository import is_repository
+from aftermath.run.state import CheckpointKind
 
 LARGE_RESULT = 64  # a result of more than the model's size over this is worth a warning; 8 of 64 x 64 give 940
 _LLM = ("model", "LLM")
@@ -66,12 +66,22 @@ def shape_of(config: RunConfig) -> Shape:
     Raises ConfigError for what members would not do as the file says, and the model room's errors when the checkpoint
     cannot be read or its model cannot be cut into the tiers.
     """
-    place = config.llm.checkpoint.to_chain()
-    document = load_hf_config(Checkpoint(CheckpointKind(place["kind"]), place["repo"], place["revision"]))
+    if mistakes := [*_not_there(config)]:
+        raise config.refused(mistakes)
+    document = load_hf_config(checkpoint_of(config.llm.checkpoint))
     if mistakes := [*_not_done(config), *_not_fitting(config, document)]:
         raise config.refused(mistakes)
-    optimizer = _as_read(config.llm.optimizer.to_chain())
-    return Shape(agreed_schema(document, config.llm.matformer.tiers, optimizer))
+    return Shape(agreed_schema(document, config.llm.matformer.tiers, optimizer_of(config.llm.optimizer)))
+
+
+def _not_there(config: RunConfig) -> Iterator[Mistake]:
+    """What no checkpoint can be got from, known without asking anybody."""
+    hub = config.llm.checkpoint.Hub
+    if hub is not None and not is_repository(hub.repo_id):
+        yield (
+            (*_LLM, "checkpoint", "Hub", "repo_id"),
+            f'repo_id = "{hub.repo_id}" is not the name of a repository: it is OWNER/NAME, for example "ada/my-model"',
+        )
 
 
 def _not_done(config: RunConfig) -> Iterator[Mistake]:
@@ -112,20 +122,3 @@ def _not_fitting(config: RunConfig, document: Mapping[str, Any]) -> Iterator[Mis
             f"max_seq_len = {config.llm.max_seq_len}: the model is made for {positions} tokens "
             f"(max_position_embeddings in its config.json); use at most {positions}",
         )
-
-
-def _as_read(values: dict[str, Any]) -> Optimizer:
-    """The optimizer as members will read it from the chain, so that both sides build one schema."""
-    reals = {
-        name.removesuffix("_bits"): struct.unpack("<d", bits.to_bytes(8, "little"))[0]
-        for name, bits in values.items()
-        if name.endswith("_bits")
-    }
-    return Optimizer(
-        kind=OptimizerKind(values["kind"]),
-        quantize_1bit=bool(values["quantize_1bit"]),
-        compression_topk=values["compression_topk"],
-        compression_topk_embeddings=values["compression_topk_embeddings"],
-        compression_chunk=values["compression_chunk"],
-        **reals,
-    )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import typer
 
@@ -18,11 +18,44 @@ class Arguments(argparse.ArgumentParser):
     """A script's arguments: its docstring is the help, and every script takes `--json`."""
 
     def __init__(self, script: str, doc: str | None) -> None:
-        super().__init__(Path(script).name, description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+        form = argparse.RawDescriptionHelpFormatter
+        super().__init__(Path(script).name, description=doc, formatter_class=form, exit_on_error=False)
         self.add_argument("--json", action="store_true", help="print one JSON document instead of text")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse; a value that an option does not take is told with the option's name before what it has to be."""
+        try:
+            return super().parse_known_args(args, namespace)
+        except argparse.ArgumentError as error:
+            self.error(f"{error.argument_name} {error.message}" if error.argument_name else error.message)
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message, f"see: python scripts/{self.prog} --help")
+
+
+def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
+    """The type of an option that takes a whole number within limits."""
+
+    def read(text: str) -> int:
+        number = int(text) if text.isascii() and text.removeprefix("-").isdecimal() and len(text) < 20 else None
+        if number is None or number < least or (most is not None and number > most):
+            limits = f"of at least {least}" if most is None else f"from {least} to {most}"
+            raise argparse.ArgumentTypeError(f"must be a whole number {limits}")
+        return number
+
+    return read
+
+
+def one_of(allowed: Collection[int]) -> Callable[[str], int]:
+    """The type of an option that takes one of some numbers."""
+
+    def read(text: str) -> int:
+        found = next((number for number in allowed if text == str(number)), None)
+        if found is None:
+            raise argparse.ArgumentTypeError(f"must be one of {', '.join(map(str, allowed))}")
+        return found
+
+    return read
 
 
 def run(parser: Arguments, body: Callable[[argparse.Namespace], Result], argv: Sequence[str] | None) -> int:

@@ -10,6 +10,7 @@ import typer
 from aftermath.cli.command import command
 from aftermath.cli.options import RunId, SigningOptions
 from aftermath.cli.present import Result, note
+from aftermath.run.counted import counted
 
 
 @command("tick", example="aftermath-solana tick --run-id demo --ms-interval 1000 --count 10")
@@ -54,4 +55,6 @@ async def tick(
         "epoch": run.epoch,
         "step": run.trained_steps,
     }
-    return Result(data, f"{len(landed)} of {tried} ticks changed run {run_id}, which is now {in_words(run.state)}")
+    return Result(
+        data, f"{len(landed)} of {counted(tried, 'tick')} changed run {run_id}, which is now {in_words(run.state)}"
+    )

@@ -1,27 +1,33 @@
-"""`train`: take part in a run. Its options are the fields of `TrainSettings`: help and defaults live there once."""
+"""`train`: take part in a run. Its options are the fields of `TrainSettings`, and what it does not share with other
+commands is described there.
+"""
 
 from __future__ import annotations
 
 import inspect
 import os
+import signal
 import sys
-from typing import Annotated, Any, NoReturn
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, NoReturn, get_type_hints
 
 import typer
 from pydantic.fields import FieldInfo
 
-from aftermath.cli.command import OptionGroup, command, keyword
-from aftermath.cli.options import checked_run_id
-from aftermath.cli.present import reporting
+from aftermath.cli.command import OptionGroup, command, field_option, keyword
+from aftermath.cli.options import Authorizer, RunId, SigningOptions
+from aftermath.cli.present import EXIT_INTERRUPTED, note, reporting
 from aftermath.train.settings import TrainSettings
 
 ENVIRONMENT_ONLY = {"hub_token": "HF_TOKEN"}
 """Secrets never travel in arguments, which every user of the machine can read."""
 
-SHORT_FLAGS = {"wallet_private_key_path": "-w", "identity_secret_key_path": "-i"}
+SHARED = get_type_hints(SigningOptions, include_extras=True) | {"run_id": RunId, "authorizer": Authorizer}
+"""Settings that other commands have as options too: they are described there."""
+
+SHORT_FLAGS = {"identity_secret_key_path": "-i"}
 PANELS = (
-    ("Cluster", ("rpc", "ws_rpc", "coordinator_program_id")),
-    ("Wallet", ("wallet_private_key_path", "authorizer", "max_priority_fee")),
     ("Peers", ("identity", "bind_p2p", "iroh", "discovery", "max_concurrent")),
     ("Training", ("device", "threads", "micro_batch", "matformer")),
     ("Checkpoints", ("checkpoint_dir", "hub_", "delete_old", "keep_steps")),
@@ -46,24 +52,13 @@ def settings_options() -> list[inspect.Parameter]:
     for name, field in TrainSettings.model_fields.items():
         if name in ENVIRONMENT_ONLY:
             continue
-        option = typer.Option(
-            *_flags(name, field),
-            help=field.description,
-            envvar=name.upper(),
-            show_envvar=False,
-            rich_help_panel=_panel(name),
-            callback=checked_run_id if name == "run_id" else None,
-            min=_limit(field, "ge"),
-            max=_limit(field, "le"),
-        )
         default = ... if field.is_required() else field.default
+        if name in SHARED:
+            options.append(keyword(name, SHARED[name], default))
+            continue
+        option = field_option(name, field, *_flags(name, field), panel=_panel(name), envvar=name.upper())
         options.append(keyword(name, Annotated[field.annotation, option], default))
     return options
-
-
-def _limit(field: FieldInfo, side: str) -> Any:
-    """The least (ge) or the most (le) that the field may be, None if there is none."""
-    return next((getattr(limit, side) for limit in field.metadata if hasattr(limit, side)), None)
 
 
 def build_settings(**given: Any) -> TrainSettings:
@@ -88,7 +83,8 @@ def train(
     Trains this member's share of every round with the tier of the model that fits its memory, and exchanges results
     with the other members. Ctrl-C leaves the run on chain and exits 0.
     """
-    from aftermath.train.session import run_member
+    with ending_at_once():
+        from aftermath.train.session import run_member
 
     code = 0
     try:
@@ -99,3 +95,26 @@ def train(
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # a computation may still hold its thread; nothing of it is wanted any more
+
+
+@contextmanager
+def ending_at_once() -> Iterator[None]:
+    """Ctrl-C ends the process from within its handler: libraries swallow a KeyboardInterrupt, or abort on it, while
+    they are imported.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler:  # somebody else decides, or it is ignored
+        yield
+        return
+    signal.signal(signal.SIGINT, _end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _end(*_: object) -> None:
+    try:
+        note("interrupted")
+    finally:
+        os._exit(EXIT_INTERRUPTED)

@@ -58,7 +58,7 @@ def main() -> int:
         config = LocalnetConfig(given.host, given.rpc_port, given.ledger, given.program, given.airdrop, given.slot_ms)
         run_localnet(config, engine)
     except LocalnetError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {error.message}" + (f"\nfix: {error.fix}" if error.fix else ""), file=sys.stderr)
         return 1
     return 0
 

@@ -65,14 +65,14 @@ class Ledger:
             self._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise LedgerError(
-                f"The ledger {directory} cannot be opened: {error.strerror}.", "Choose another --ledger."
+                f"the ledger {directory} cannot be opened: {error.strerror}", "choose another --ledger"
             ) from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(self._lock)
             raise LedgerError(
-                f"The ledger {directory} is in use by another localnet.", "Stop that one or give another --ledger."
+                f"the ledger {directory} is in use by another localnet", "stop that one or give another --ledger"
             ) from None
 
     def recover(self) -> Recovered | None:
@@ -100,8 +100,8 @@ class Ledger:
         for record in read_records(path, repair=False):
             if isinstance(record, Chain) and record.format != FORMAT:
                 raise LedgerError(
-                    f"The ledger {self.directory} has format {record.format}; this version writes format {FORMAT}.",
-                    "Give a new directory with --ledger, or use the version that wrote this one.",
+                    f"the ledger {self.directory} has format {record.format}; this version writes format {FORMAT}",
+                    "give a new directory with --ledger, or use the version that wrote this one",
                 )
             if isinstance(record, Chain):
                 recovered = Recovered(record)
@@ -139,8 +139,8 @@ class Ledger:
 
     def _unfit(self, path: Path, how: str) -> LedgerError:
         return LedgerError(
-            f"The ledger file {path} {how}.",
-            "Restore the ledger directory from a copy, or start with an empty one (--ledger DIR).",
+            f"the ledger file {path} {how}",
+            "restore the ledger directory from a copy, or start with an empty one (--ledger DIR)",
         )
 
     def start(self, chain: Chain, accounts: Iterable[Stored]) -> None:
@@ -224,7 +224,7 @@ class Ledger:
             remove(temporary)
             remove(path)
             raise LedgerError(
-                f"The snapshot {path} cannot be written: {error.strerror}.", "Free space in that directory."
+                f"the snapshot {path} cannot be written: {error.strerror}", "free space in that directory"
             ) from None
         return size
 

@@ -76,7 +76,7 @@ class RunningLocalnet:
                 try:
                     await self._sending.give(key, missing)
                 except RpcError as error:
-                    raise LocalnetError(error.message, "Ask for fewer lamports.") from None
+                    raise LocalnetError(error.message, "ask for fewer lamports") from None
 
     async def _bind(self, runner: web.ServerRunner, config: LocalnetConfig) -> None:
         attempts = 1 if config.rpc_port else PORT_ATTEMPTS
@@ -146,11 +146,9 @@ async def _listen(site: web.TCPSite, port: int) -> None:
         await site.start()
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            fix = "Stop what listens there, or choose another with --rpc-port (the websocket uses the port after it)."
-            raise LocalnetError(f"Port {port} is in use.", fix) from None
-        raise LocalnetError(
-            f"Cannot listen on port {port}: {error.strerror}.", "Choose another host or port."
-        ) from None
+            fix = "stop what listens there, or choose another with --rpc-port (the websocket uses the port after it)"
+            raise LocalnetError(f"port {port} is in use", fix) from None
+        raise LocalnetError(f"cannot listen on port {port}: {error.strerror}", "choose another host or port") from None
 
 
 def _in_url(host: str) -> str:

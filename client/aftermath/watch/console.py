@@ -11,6 +11,7 @@ import math
 from rich.console import Console
 from rich.markup import escape
 
+from aftermath.run.counted import counted
 from aftermath.watch.events import Event, Wall
 from aftermath.watch.phase import state_words
 from aftermath.watch.printable import printable
@@ -20,7 +21,7 @@ _SENTENCES: dict[str, str] = {
     "started": "{date}: run {run_id}, tier {tier}, wallet {wallet}, aftermath {version}",
     "measuring": "measuring how fast this machine trains tier {tier} ({parameters:,} parameters): some seconds, "
     "{limit:.0f} at most",
-    "measured": "this machine trains about {weight:,} sequences a minute",
+    "measured": "this machine trains about {sequences} a minute",
     "joined": "joined as member {slot} with tier {tier}",
     "state": "epoch {epoch}: {state}; {progress}",
     "model": "the model is here, from {source}; the run is at step {step}",
@@ -31,7 +32,7 @@ _SENTENCES: dict[str, str] = {
     "checkpoint": "checkpoint of step {step} at {path}",
     "leaving": "stopping",
     "left": "left the run",
-    "finished": "the run is finished: {step} steps",
+    "finished": "the run is finished: {steps}",
     "warning": "[yellow]{message}[/yellow]",
 }
 
@@ -54,7 +55,11 @@ class ConsoleLines:
         if event["kind"] == "state":
             fields |= {"state": state_words(event["state"]), "progress": self._progress.words()}
         elif event["kind"] == "applied":
-            fields["results"] = f"{event['results']} result{'' if event['results'] == 1 else 's'}"
+            fields["results"] = counted(event["results"], "result")
+        elif event["kind"] == "measured":
+            fields["sequences"] = counted(event["weight"], "sequence")
+        elif event["kind"] == "finished":
+            fields["steps"] = counted(event["step"], "step")
         elif event["kind"] == "started":
             fields["date"] = f"{self._wall():%Y-%m-%d %H:%M:%S %Z}"
         self._console.print(f"[dim]{event['t']:9.2f}s[/dim]  " + sentence.format_map(fields), highlight=False)

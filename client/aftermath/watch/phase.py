@@ -17,6 +17,13 @@ _PHASES = {
     "left": "left the run",
     "finished": "the run is finished",
 }
+_STATES = {
+    "UNINITIALIZED": "new",
+    "WARMUP": "warm-up",
+    "ROUND_TRAIN": "training",
+    "ROUND_WITNESS": "witnessing",
+}
+"""The states whose names are not what a person would call them."""
 
 
 def phase(event: Event) -> str | None:
@@ -29,4 +36,4 @@ def phase(event: Event) -> str | None:
 
 def state_words(name: str) -> str:
     """The name of a state of the run as a person reads it."""
-    return name.lower().replace("_", " ").replace("warmup", "warm-up")
+    return _STATES.get(name, name.lower().replace("_", " "))

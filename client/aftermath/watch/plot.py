@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+Curve = Sequence[tuple[int, float]]
 
-def loss_plot(path: Path, curve: Sequence[tuple[int, float]], marks: Sequence[tuple[int, str]], title: str) -> None:
-    """Write loss over steps to `path`; `marks` are (step, text) events drawn as vertical lines."""
+
+def loss_plot(path: Path, curves: Mapping[str, Curve], marks: Sequence[tuple[int, str]], title: str) -> None:
+    """Write losses over steps to `path`, named if there are several; `marks` are (step, text), as vertical lines."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(8, 4.5), dpi=120)
-    axes.plot([step for step, _ in curve], [loss for _, loss in curve], linewidth=1.5)
+    for name, curve in curves.items():
+        dots = "o" if len(curve) == 1 else None  # a line through one point cannot be seen
+        axes.plot([step for step, _ in curve], [loss for _, loss in curve], linewidth=1.5, label=name, marker=dots)
+    if len(curves) > 1:
+        axes.legend()
     for number, (step, text) in enumerate(marks):
         axes.axvline(step, color="grey", linestyle=":", linewidth=1)
         side = "left" if number % 2 else "right"  # of their lines by turns, so that two close marks stay readable

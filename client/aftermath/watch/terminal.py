@@ -19,6 +19,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from aftermath.run.counted import counted
 from aftermath.watch.events import Event
 from aftermath.watch.phase import phase
 from aftermath.watch.printable import printable
@@ -83,12 +84,12 @@ class TerminalView:
             if event["loss"] is not None:
                 self._losses.append((event["step"], event["loss"]))
         elif kind == "measured":
-            self._facts["speed"] = f"about {event['weight']:,} sequences a minute"
+            self._facts["speed"] = f"about {counted(event['weight'], 'sequence')} a minute"
         elif kind == "traffic":
             self._facts["peers"] = f"{event['peers']} in reach"
             sent, received = (f"{event[name] / 1e6:.2f} MB" for name in ("sent", "received"))
             self._facts["traffic"] = f"{sent} sent, {received} received"
-            self._facts["chain"] = f"{event['transactions']:,} transactions, {event['lamports']:,} lamports"
+            self._facts["chain"] = f"{counted(event['transactions'], 'transaction')}, {event['lamports']:,} lamports"
         elif "message" in event:
             message = printable(event["message"], keep="\n")
             before = self._warnings.pop(message, None)

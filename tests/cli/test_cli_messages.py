@@ -1,0 +1,51 @@
+"""Every error in the sources reads like the others: a sentence, and a fix that goes on where `fix: ` ends."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+import aftermath.sim.simulation
+import aftermath.train.session  # noqa: F401  (with it, all errors are known)
+from aftermath.run.errors import AftermathError, ChainRefused
+from cli.conftest import ROOT
+
+SOURCES = [*(ROOT / "client").rglob("*.py"), *(ROOT / "scripts").glob("*.py")]
+PROPER = re.compile(r"[A-Z]{2}|Llama\b")
+"""Words that begin with a capital wherever they stand."""
+
+
+def kinds(base: type[AftermathError]) -> Iterator[type[AftermathError]]:
+    yield base
+    for kind in base.__subclasses__():
+        yield from kinds(kind)
+
+
+def texts(node: ast.expr) -> Iterator[str]:
+    """The texts that an expression can be; what is put into them is `{}`."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value
+    elif isinstance(node, ast.JoinedStr):
+        yield "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)
+    elif isinstance(node, ast.IfExp):
+        yield from (*texts(node.body), *texts(node.orelse))
+
+
+def told() -> Iterator[tuple[str, str]]:
+    """(place, text) of every sentence and every fix that an error is made with."""
+    named = {kind.__name__: 1 if issubclass(kind, ChainRefused) else 0 for kind in kinds(AftermathError)}
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in named:
+                first = named[node.func.id]
+                given = [*node.args[first : first + 2], *(word.value for word in node.keywords if word.arg == "fix")]
+                for text in (text for expression in given for text in texts(expression)):
+                    yield f"{path.relative_to(ROOT)}:{node.lineno}", text
+
+
+def test_sentences_and_fixes_begin_small_and_end_without_a_stop() -> None:
+    found = list(told())
+    assert len(found) > 300
+    odd = [(where, text) for where, text in found if text[:1].isupper() and not PROPER.match(text)]
+    assert not odd + [(where, text) for where, text in found if text.endswith(".")]
