@@ -26,10 +26,10 @@ PYTEST := $(RUN) -m pytest --reruns 1 -r R
 test: $(STAMP)
 	$(PYTEST) -n 3 -m "not slow"
 
-# End to end one after the other, since a run and a validator keep more than one core busy; then the rest.
+# End to end one after the other on one worker, since a run and a validator keep more than one core busy, though they
+# often wait; the rest beside them.
 slow: $(STAMP)
-	$(PYTEST) -m slow tests/e2e
-	$(PYTEST) -m slow -n 2 --ignore tests/e2e
+	$(PYTEST) -m slow -n 3
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff check client tests benchmarks scripts

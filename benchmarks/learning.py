@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import tempfile
-import threading
 import time
 import tomllib
 from collections.abc import Mapping
@@ -24,21 +24,23 @@ from typing import Any
 
 import torch
 
+from aftermath.cli.script import whole_number
 from aftermath.data.bytelevel import VOCAB_SIZE, byte_tokenizer
 from aftermath.data.local import TokenFiles, open_tokens
 from aftermath.data.tokenise import standard_library, tokenise
-from aftermath.demo.outcome import loss_on
-from aftermath.demo.plan import CORPUS_BYTES, MODEL, TIERS
+from aftermath.demo.plan import TIERS, model_config
+from aftermath.lab import rates
+from aftermath.lab.held_out import loss_on
+from aftermath.lab.together import Together
 from aftermath.model.config import LlamaConfig
 from aftermath.model.initial import init_weights
 from aftermath.model.schema import Schema, build_schema
-from aftermath.optim.codec import Votes, decode_level
 from aftermath.run.accounts import LrSchedule
 from aftermath.run.schedules import learning_rate
-from aftermath.run.state import ScheduleKind
 from aftermath.train.replica import Replica
 
 CONFIG = Path(__file__).parents[1] / "config" / "demo" / "config.toml"
+CORPUS_BYTES = 6_000_000  # more than the demo prepares: an arm with many rounds reads no sequence twice either
 SHARES = (3, 4, 5)  # of the batch, by tier
 HELD_OUT = 256
 LAST_ROUNDS = 10
@@ -47,7 +49,7 @@ LAST_ROUNDS = 10
 ARMS: tuple[dict[str, Any], ...] = (
     {},
     {"topk_embeddings": 8},
-    {"rounds": 120, "batch": 21},
+    {"rounds": 120, "batch": 17},
     {"rounds": 120, "batch": 24, "lr": 4e-3, "end": "quarter", "topk_embeddings": 8},
 )
 """What is compared, as differences from the demo: the first is the demo itself, the last what it once was."""
@@ -69,20 +71,9 @@ class Options:
 
 def schedule(options: Options) -> LrSchedule:
     """Four steps of warm-up, then the cosine to a quarter, or steady and to 0 over the last fifth."""
-    steady = options.rounds * 4 // 5
-    linear = options.end == "zero"
-    return LrSchedule(
-        kind=ScheduleKind.WARMUP_STABLE_DECAY if linear else ScheduleKind.COSINE,
-        base_lr=options.lr,
-        warmup_init_lr=0.0,
-        final_lr=0.0 if linear else options.lr / 4,
-        cosine_decay_final_lr=options.lr,
-        warmup_steps=4,
-        total_steps=options.rounds,
-        stable_steps=steady - 4,
-        cosine_decay_steps=0,
-        linear_decay_steps=options.rounds - steady + 1,
-    )
+    if options.end == "zero":
+        return rates.stable(options.lr, 4, options.rounds)
+    return rates.cosine(options.lr, 4, options.rounds, options.lr / 4)
 
 
 def measure(options: Options, tables: Mapping[str, Any], tokens: Path) -> dict[str, Any]:
@@ -104,7 +95,7 @@ def measure(options: Options, tables: Mapping[str, Any], tokens: Path) -> dict[s
         for tier in TIERS
     ]
     started = time.perf_counter()
-    losses = train(options, members, schema, data)[-LAST_ROUNDS:]
+    losses = train(options, members, data)[-LAST_ROUNDS:]
     held_out = torch.from_numpy(data.read(range(data.sequences - HELD_OUT, data.sequences)))
     return {
         **vars(options),
@@ -118,16 +109,7 @@ def measure(options: Options, tables: Mapping[str, Any], tokens: Path) -> dict[s
 
 def model_of(options: Options, distro: Mapping[str, Any]) -> tuple[LlamaConfig, Schema]:
     """The demo's model and its schema under these options."""
-    hf = {
-        "vocab_size": VOCAB_SIZE,
-        "hidden_size": MODEL["hidden"],
-        "num_hidden_layers": MODEL["layers"],
-        "num_attention_heads": MODEL["heads"],
-        "num_key_value_heads": MODEL["kv-heads"],
-        "intermediate_size": MODEL["intermediate"],
-        "rms_norm_eps": 1e-5,
-        "tie_word_embeddings": options.tied,
-    }
+    hf = model_config(VOCAB_SIZE, tied=options.tied)
     schema = build_schema(
         hf,
         tiers=len(TIERS),
@@ -142,37 +124,21 @@ def model_of(options: Options, distro: Mapping[str, Any]) -> tuple[LlamaConfig, 
     return LlamaConfig.from_hf(hf), schema
 
 
-def train(options: Options, members: list[Replica], schema: Schema, data: TokenFiles) -> list[list[float]]:
+def train(options: Options, members: list[Replica], data: TokenFiles) -> list[list[float]]:
     """The loss of every member in every round."""
-    rates, course, taken = schedule(options), [], 0
+    chosen, course, taken = schedule(options), [], 0
+    together = Together(members, lambda step: learning_rate(chosen, step), overlap=1)
     shares = [options.batch * share // sum(SHARES) for share in SHARES]
     shares[-1] = options.batch - sum(shares[:-1])
-    waiting: list[tuple[int, dict[int, list[Votes]]]] = []
     for step in range(1, options.rounds + 1):
-        if len(waiting) == 2:
-            apply(members, *waiting.pop(0), rates)
-        results: dict[int, list[Votes]] = {level: [] for level in range(schema.levels)}
-        losses = []
-        for member, share in zip(members, shares, strict=True):
-            sequences = torch.from_numpy(data.read(range(taken, taken + share)))
+        sequences = []
+        for share in shares:
+            sequences.append(torch.from_numpy(data.read(range(taken, taken + share))))
             taken += share
-            done = member.train(
-                sequences, learning_rate(rates, step), learning_rate(rates, step - 1), threading.Event()
-            )
-            losses.append(done.loss)
-            for level, payload in done.payloads.items():
-                results[level].append(decode_level(payload, schema, level))
-        waiting.append((step, results))
-        course.append(losses)
-    for step, results in waiting:
-        apply(members, step, results, rates)
+        done = together.step(step, sequences, [True] * len(members))
+        course.append([math.nan if loss is None else loss for loss in done.losses])
+    together.settle()
     return course
-
-
-def apply(members: list[Replica], step: int, results: Mapping[int, list[Votes]], rates: LrSchedule) -> None:
-    """Apply one round on every member."""
-    for member in members:
-        member.apply({level: results[level] for level in member.levels}, learning_rate(rates, step))
 
 
 def main() -> None:
@@ -193,7 +159,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="How low the demo's model gets with other settings.")
     for name in ("rounds", "batch", "lr", "topk", "topk_embeddings", "seed"):
         value = getattr(demo, name)
-        parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value, help=f"default {value}")
+        most = distro["compression_chunk"] ** 2 if name.startswith("topk") else None
+        kind = float if name == "lr" else whole_number(0 if name == "seed" else 1, most)
+        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, default=value, help=f"default {value}")
     parser.add_argument("--end", choices=("zero", "quarter"), default=demo.end, help="how the rate ends")
     parser.add_argument("--tied", action="store_true", help="one tensor for the embedding and the head")
     parser.add_argument("--arms", action="store_true", help="run all arms instead; other options do not count")

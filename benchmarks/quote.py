@@ -14,6 +14,7 @@ The first comment says where the figure is: the file, the way through its JSON, 
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import sys
@@ -109,7 +110,23 @@ def table_of_arms() -> str:
     return "\n".join(lines) + "\n"
 
 
-BLOCKS: dict[str, Callable[[], str]] = {"demo": report_of_demo, "units": table_of_units, "learning": table_of_arms}
+def table_of_optimizers() -> str:
+    """Held-out nats of each arm at its best rate, and at all it tried."""
+    lines = ["| what learns | tokens | held out | by rate |", "|---|---|---|---|"]
+    for arm in figures("optimizers")["arms"]:
+        who = f"{arm['members']} members" if arm["members"] > 1 else "alone"
+        told = f"`--optimizer {arm['optimizer']} --total-batch {arm['batch']}`, {who}"
+        rates = ", ".join(f"{rate}: {loss:.3f}" for rate, loss in arm["held_out_by_rate"].items())
+        lines.append(f"| {told} | {arm['tokens']:,} | {arm['held_out']:.3f} | {rates} |")
+    return "\n".join(lines) + "\n"
+
+
+BLOCKS: dict[str, Callable[[], str]] = {
+    "demo": report_of_demo,
+    "units": table_of_units,
+    "learning": table_of_arms,
+    "optimizers": table_of_optimizers,
+}
 
 
 def quoted(text: str) -> str:
@@ -126,11 +143,15 @@ def quoted(text: str) -> str:
 
 def main() -> int:
     """Rewrite the pages named."""
-    for name in sys.argv[1:]:
-        page = Path(name)
-        text = page.read_text()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pages", nargs="+", type=Path, metavar="PAGE", help="a Markdown page, which is rewritten")
+    for page in parser.parse_args().pages:
         try:
+            text = page.read_text()
             new = quoted(text)
+        except OSError as error:
+            print(f"error: cannot read {page}: {error.strerror}\nfix: name a page that is there", file=sys.stderr)
+            return 1
         except BadQuote as error:
             print(f"error: {page}: {error}\nfix: python benchmarks/measure.py NAME, or mend the page", file=sys.stderr)
             return 1

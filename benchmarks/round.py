@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 import statistics
 import sys
@@ -28,6 +29,7 @@ from aftermath.demo.stage import REPOSITORY, create_run, prepare_files, start_ch
 
 TIERS = (0, 1, 2)
 LIMIT_SECONDS = 600.0
+STEPS = 40
 SKIPPED = 3  # rounds at the start of an epoch, which also warm caches
 
 
@@ -36,8 +38,7 @@ def measure(members: int, place: Path) -> dict[str, Any]:
     places = Places(place)
     prepare_files(places)
     write_config(places, REPOSITORY / "config" / "demo" / "config.toml")
-    text = places.config.read_text().replace("init_min_clients = 3", f"init_min_clients = {members}")
-    places.config.write_text(text.replace("total_steps = 120", "total_steps = 40"))
+    places.config.write_text(short(places.config.read_text(), members))
     names = [f"member-{index}" for index in range(members)]
     chain, commands = start_chain(places, "embedded")
     processes = [chain]
@@ -49,6 +50,15 @@ def measure(members: int, place: Path) -> dict[str, Any]:
         for process in reversed(processes):
             process.stop()
     return findings(members, [read_events(places.events(name)) for name in names])
+
+
+def short(config: str, members: int) -> str:
+    """The demonstration's configuration for so many members and few steps."""
+    for key, value in {"init_min_clients": members, "total_steps": STEPS}.items():
+        config, found = re.subn(rf"^{key} = \d+$", f"{key} = {value}", config, flags=re.MULTILINE)
+        if found != 1:
+            raise DemoFailed(f"the demonstration's configuration does not set {key} once")
+    return config
 
 
 def start(commands: Commands, name: str, tier: int) -> Process:

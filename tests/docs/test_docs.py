@@ -102,6 +102,12 @@ def test_lone_options_belong_to_a_command(page: Path) -> None:
             assert flag in known | {"--json", "--help"} or flag in text, span
 
 
+def test_prose_fits_a_window(page: Path) -> None:
+    """Lines of 120 columns, as in the code; what a reader of the page does not see is not counted."""
+    text = re.sub(r"<!--.*?-->", "", prose(page))
+    assert not [line for line in text.splitlines() if len(line) > 120 and not line.startswith("|")]
+
+
 def make_targets() -> set[str]:
     """The names before the colon of every rule of the Makefile, which may go over several lines."""
     rules = re.findall(r"^([a-z][\w \-]*):(?!=)", (ROOT / "Makefile").read_text().replace("\\\n", " "), re.MULTILINE)

@@ -25,7 +25,7 @@ SET_BY_US = {
         "6",  # GB that an environment fills, of other people's packages
         "16",  # bytes of four fp32 numbers
         "8",  # GB of a small GPU
-        "0.005",  # SOL that a member has in hand: train/session.py
+        "0.005",  # SOL that a member has in hand: chain/admission.py
         "5,000",  # lamports of a signature, a rule of Solana
     },
     "research.md": {
@@ -45,7 +45,7 @@ SET_BY_US = {
         "0.5788",
         "5,000",  # lamports of a signature, here and in the next
         "0.000005",
-        "0.005",  # SOL that a member has in hand: train/session.py
+        "0.005",  # SOL that a member has in hand: chain/admission.py
         "10",  # percent above what a simulation measured: chain/sender.py
         "10,000",  # the default of --max-priority-fee
         "2,000",  # lamports at that default, rounded up
@@ -154,3 +154,16 @@ def test_the_command_brings_a_page_up_to_date(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(sys, "argv", ["quote.py", str(page)])
     assert quote.main() == 0
     assert f"-->{quote.figures('memory')['light']['parameters'][0]:,}<!--" in page.read_text()
+
+
+def test_the_command_explains_itself_and_a_page_that_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["quote.py", "-h"])
+    with pytest.raises(SystemExit) as ended:
+        quote.main()
+    assert ended.value.code == 0
+    assert "PAGE" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["quote.py", str(tmp_path / "none.md")])
+    assert quote.main() == 1
+    assert capsys.readouterr().err.startswith(f"error: cannot read {tmp_path / 'none.md'}: No such file")

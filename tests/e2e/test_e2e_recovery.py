@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from aftermath.model.store import saved_steps
+from aftermath.model.steps import saved_steps
 from aftermath.run.state import RunState
 from e2e.company import Company
 from e2e.diary import applied_sequences

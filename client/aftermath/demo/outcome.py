@@ -15,11 +15,12 @@ from tokenizers import Tokenizer
 
 from aftermath.data.local import open_tokens
 from aftermath.demo.plan import RUN_ID, TIERS, DemoFailed, Places
+from aftermath.lab.held_out import loss_on
 from aftermath.model.checkpoint import load
 from aftermath.model.checkpoint import load_config as load_model_config
 from aftermath.model.generate import generate
 from aftermath.model.llama import Llama
-from aftermath.model.store import saved_steps
+from aftermath.model.steps import saved_steps
 from aftermath.run.config import load_config
 
 PROMPT = "def "
@@ -73,10 +74,3 @@ def held_out(places: Places, vocab_size: int) -> torch.Tensor:
     if first < 2 * batch * run["config"]["total_steps"]:  # sequences of lost results are trained again
         raise DemoFailed(f"{data.sequences} sequences are too few to hold {HELD_OUT_SEQUENCES} out")
     return torch.from_numpy(data.read(range(first, data.sequences)))
-
-
-@torch.no_grad()
-def loss_on(model: Llama, sequences: torch.Tensor) -> float:
-    """Mean cross-entropy in nats per token."""
-    parts = sequences.split(32)
-    return sum(model.loss(part).item() * len(part) for part in parts) / len(sequences)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,11 +19,25 @@ from aftermath.cli.main import INDEX, load
 
 TIERS = (0, 1, 2)
 RUN_ID = "demo"
-CORPUS_BYTES = 6_000_000
+CORPUS_BYTES = 2_000_000  # six times what the run reads, so that nothing is read twice and some can be held out
 MODEL = {"hidden": 128, "layers": 4, "heads": 4, "kv-heads": 2, "intermediate": 512}
 KILLED = 1  # the member that is killed half way
 TRAIN_THREADS = 1
 CALL_SECONDS = 300  # for a command that only sets the stage
+
+
+def model_config(vocab_size: int, *, tied: bool = False) -> dict[str, object]:
+    """The config.json of the demo's model, as far as it is not what every Llama has."""
+    return {
+        "vocab_size": vocab_size,
+        "hidden_size": MODEL["hidden"],
+        "num_hidden_layers": MODEL["layers"],
+        "num_attention_heads": MODEL["heads"],
+        "num_key_value_heads": MODEL["kv-heads"],
+        "intermediate_size": MODEL["intermediate"],
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": tied,
+    }
 
 
 def environment() -> dict[str, str]:
@@ -124,3 +140,10 @@ def call(command: list[str], log: Path) -> str:
         said = (done.stderr or done.stdout).strip()[-2000:]
         raise DemoFailed(f"`{' '.join(command[2:4])}` failed:\n{said}\nThe whole log is in {log}.")
     return done.stdout
+
+
+def at_once(commands: Iterable[list[str]], log: Path) -> None:
+    """Run commands side by side to their ends; DemoFailed as `call` if one fails."""
+    with ThreadPoolExecutor() as pool:
+        for _ in pool.map(lambda command: call(command, log), commands):
+            pass

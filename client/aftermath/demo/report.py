@@ -21,12 +21,10 @@ from aftermath.watch.plot import loss_plot
 
 LOSS_MUST_FALL = 1.0  # nats
 ROUNDS_AT_LEAST = 40
-LAST_ROUNDS = 10  # one member's share of a round is a handful of sequences, too few to say how good a tier is
+LAST_ROUNDS = 10  # one round is a dozen sequences, too few to say how good the model is
 
 
-def write_report(
-    story: Story, commands: Commands, engine: str, seconds: float, console: Console, before_seconds: float = 0.0
-) -> int:
+def write_report(story: Story, commands: Commands, engine: str, seconds: float, console: Console) -> int:
     """Write everything, print the essentials; 0 if the run did what it promises, else 1."""
     from aftermath.demo.outcome import PROMPT, outcomes  # torch takes seconds to load: not while members start
 
@@ -34,11 +32,10 @@ def write_report(
     costs = costs_of(commands.rpc, str(run_addresses(Pubkey.from_string(COORDINATOR_ID), RUN_ID).run))
     reached = list(outcomes(places))
     held_out = {outcome.tier: outcome.held_out for outcome in reached}
-    report = findings(story, costs, held_out, seconds, before_seconds)
+    report = findings(story, costs, held_out, seconds)
     (places.root / "demo-report.json").write_text(json.dumps(report, indent=1) + "\n")
-    loss_plot(
-        places.root / "loss.png", story.loss_curve(), story.marks, f"tiers {', '.join(map(str, TIERS))} on {engine}"
-    )
+    title = f"tiers {', '.join(map(str, TIERS))} on {engine}"
+    loss_plot(places.root / "loss.png", {"training": story.loss_curve()}, story.marks, title)
     for outcome in reached:
         console.print(f"[bold]tier {outcome.tier}[/bold] continues {PROMPT!r}:", highlight=False)
         console.print(outcome.text, highlight=False, markup=False)
@@ -51,19 +48,18 @@ def write_report(
     return 1 if wrong else 0
 
 
-def findings(
-    story: Story, costs: Costs, held_out: Mapping[int, float], seconds: float, before_seconds: float
-) -> dict[str, Any]:
+def findings(story: Story, costs: Costs, held_out: Mapping[int, float], seconds: float) -> dict[str, Any]:
     """demo-report.json."""
     curve = story.loss_curve()
     if not curve or story.first_loss_at is None:
         raise DemoFailed("no member ever reported a loss")
     checks, differing = story.replica_checks()
     rounds = sum(len(member.rounds) for member in story.members)
+    newest = [loss for _, loss in curve[-LAST_ROUNDS:]]
     return {
         "rounds": len(curve),
         "loss_first": round(curve[0][1], 4),
-        "loss_last": round(curve[-1][1], 4),
+        "loss_last": round(sum(newest) / len(newest), 4),
         "tiers": [member.tier for member in story.members],
         "loss_last_by_tier": {
             str(tier): round(loss, 4) for tier, loss in sorted(story.tier_losses(LAST_ROUNDS).items())
@@ -76,7 +72,7 @@ def findings(
         "lamports": costs.lamports,
         "push_bytes_max": max(int(r.get("push_bytes_max", 0)) for m in story.members for r in m.traffic),
         "wall_seconds": round(seconds, 1),
-        "seconds_to_first_loss": round(story.first_loss_at - before_seconds, 1),
+        "seconds_to_first_loss": round(story.first_loss_at, 1),
     }
 
 

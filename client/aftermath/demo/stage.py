@@ -8,7 +8,7 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
-from aftermath.demo.plan import CORPUS_BYTES, MODEL, Commands, DemoFailed, Places, call
+from aftermath.demo.plan import CORPUS_BYTES, MODEL, Commands, DemoFailed, Places, at_once, call
 from aftermath.demo.processes import Process, wait_for
 from aftermath.localnet.ports import free_ports
 
@@ -23,19 +23,10 @@ def member_name(tier: int) -> str:
 def prepare_files(places: Places) -> None:
     """Tokenise the corpus and make the model everybody starts from."""
     scripts, log = REPOSITORY / "scripts", places.log("setup")
-    call(
-        [
-            sys.executable,
-            str(scripts / "tokenise.py"),
-            "--output",
-            str(places.data),
-            "--budget-bytes",
-            str(CORPUS_BYTES),
-        ],
-        log,
-    )
+    corpus = [str(scripts / "tokenise.py"), "--output", str(places.data), "--budget-bytes", str(CORPUS_BYTES)]
     sizes = [word for name, value in MODEL.items() for word in (f"--{name}", str(value))]
-    call([sys.executable, str(scripts / "init-model.py"), "--out", str(places.model), *sizes, "--seed", "0"], log)
+    model = [str(scripts / "init-model.py"), "--out", str(places.model), *sizes, "--seed", "0"]
+    at_once(([sys.executable, *command] for command in (corpus, model)), log)
 
 
 def write_config(places: Places, template: Path) -> None:
@@ -79,9 +70,8 @@ def healthy(rpc: str) -> bool:
 def create_run(commands: Commands, members: Sequence[str]) -> None:
     """Keys for everybody, then what a run owner types: three commands."""
     places, log = commands.places, commands.places.log("owner")
-    for name in ("owner", *members):
-        key = places.wallet(name)
-        call([sys.executable, "-m", "aftermath.cli.main", "show-identity", "--create", "-w", str(key)], log)
+    create = [sys.executable, "-m", "aftermath.cli.main", "show-identity", "--create", "-w"]
+    at_once(([*create, str(places.wallet(name))] for name in ("owner", *members)), log)
     described = ("--name", "aftermath demo", "--description", "three unequal members on one machine")
     call(commands.owner("create-run", *described), log)
     call(commands.owner("update-config", "--config-path", str(places.config)), log)
