@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from aftermath.chain import rpc, subscription
-from aftermath.chain.addresses import run_addresses
+from aftermath.chain.accounts import fetch
+from aftermath.chain.addresses import CLOCK, run_addresses
+from aftermath.chain.clock import ChainClock
 from aftermath.chain.coordinator import Coordinator
 from aftermath.chain.endpoints import Endpoint, endpoint
 from aftermath.chain.rpc import RpcPool
@@ -54,6 +56,11 @@ async def seen(watcher: RunWatcher, seq: int, within: float) -> Run:
 
 async def test_updates_start_with_the_present_and_follow_every_change(place: Place) -> None:
     coordinator = await place.configured_run(RUN)
+    _, clock = await fetch(place.pool, CLOCK)
+    assert clock is not None
+    earlier = ChainClock(time.monotonic)
+    earlier.observe_sysvar(clock.data)
+    chain_time = earlier.now()
     async with watching(place.pool, coordinator, silence=60) as watcher:
         updates = watcher.updates()
         first = await anext(updates)
@@ -64,7 +71,8 @@ async def test_updates_start_with_the_present_and_follow_every_change(place: Pla
                 run = await anext(updates)
             assert run.future_earning_rate == rate
         assert watcher.push_bytes_max <= 2048
-        assert abs(watcher.clock.now() - time.time()) < 5
+        # A validator of a busy machine lags behind the wall, never ahead of it.
+        assert chain_time <= watcher.clock.now() <= time.time() + 5
 
 
 async def test_a_slow_reader_gets_the_newest_state(embedded: Place) -> None:
