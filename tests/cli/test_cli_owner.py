@@ -128,6 +128,19 @@ def test_the_bytes_of_a_round_are_said_and_large_ones_warned_about(
     assert "raise compression_chunk" in warning
 
 
+@pytest.mark.parametrize(("ends", "idle"), [(24, "from step 24 on and the run has 48 steps"), (47, ""), (48, "")])
+def test_a_rate_that_is_zero_long_before_the_end_is_warned_about(
+    created: Shell, run_id: str, material: Path, tmp_path: Path, ends: int, idle: str
+) -> None:
+    config = tmp_path / "config.toml"
+    text = (material / "config.toml").read_text()
+    schedule = "total_steps = 48\nfinal_lr = 1.0e-3"
+    assert schedule in text
+    config.write_text(text.replace(schedule, f"total_steps = {ends}\nfinal_lr = 0.0"))
+    warnings = created("update-config", "--run-id", run_id, "--config-path", config).data["warnings"]
+    assert [idle in warning for warning in warnings] == [True] * bool(idle)
+
+
 def test_an_optimizer_without_results_is_refused(created: Shell, run_id: str, material: Path, tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
     head = (material / "config.toml").read_text().partition("[model.LLM.optimizer")[0]

@@ -95,6 +95,8 @@ def write_script(path: Path, command: str) -> None:
         (["--airdrop", "x=1"], "is not a base58 public key"),
         (["--slot-ms", "0"], "a slot of 0 ms is not possible"),
         (["--rpc-port", "65535"], "port 65535 is not possible"),
+        (["--host", "nowhere.invalid"], "nowhere.invalid is no address of this machine"),
+        (["--host", "192.0.2.1"], "192.0.2.1 is no address of this machine"),
     ],
 )
 def test_bad_arguments_are_one_sentence(arguments: list[str], message: str) -> None:

@@ -66,6 +66,8 @@ def test_pause_and_resume_keeps_the_replicas(tmp_path: Path) -> None:
         sim.pause(True)
         paused = await sim.until(lambda run: run.state is RunState.PAUSED)
         assert paused.epoch == 1
+        for player in sim.players:
+            await sim.until(lambda _, p=player: any("is paused" in told["message"] for told in p.saw("warning")))
         sim.pause(False)
         await sim.until_finished()
 

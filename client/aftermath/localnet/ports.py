@@ -6,6 +6,7 @@ because the port after one of those is often busy.
 
 from __future__ import annotations
 
+import errno
 import random
 import socket
 
@@ -16,12 +17,17 @@ ATTEMPTS = 500
 
 
 def is_free(host: str, port: int) -> bool:
+    """Whether a server could listen there. Raises LocalnetError if `host` is no address of this machine."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
-        except OSError:
+        except OSError as error:
+            if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+                raise LocalnetError(
+                    f"{host} is no address of this machine", "give one that is, for example --host 127.0.0.1"
+                ) from None
             return False
     return True
 

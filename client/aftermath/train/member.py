@@ -36,6 +36,11 @@ _WEIGHT_DRIFT = 1.25  # a declared throughput is corrected when it is off by mor
 _LOOK_AGAIN = 1.0
 _log = logging.getLogger(__name__)
 
+_HALTED = {
+    RunState.UNINITIALIZED: "the run has not begun: this member joins once its owner starts it with set-paused resume",
+    RunState.PAUSED: "the run is paused: this member joins once its owner says set-paused resume",
+}
+
 
 class Member:
     """Drives one member with the ports of its context."""
@@ -53,6 +58,7 @@ class Member:
         self._said_stateless = False  # since the last replica: the chain knows that this member holds none
         self._members_seq = -1
         self._waits_for = -1
+        self._halted_by: str | None = None
         self.slot: int | None = None
 
     async def live(self) -> None:
@@ -103,6 +109,7 @@ class Member:
                     await self._join(self._ctx.feed.run)
             else:
                 self._tell_of_waiting(run)
+                self._tell_of_halt(run)
                 await self._join_if_needed(run, members)
                 await self._ctx.feed.after(run.seq)
 
@@ -173,6 +180,13 @@ class Member:
         if late and self.slot is not None and self._replica is None and self._waits_for != run.epoch + 1:
             self._waits_for = run.epoch + 1
             self._ctx.events.emit("waiting", epoch=self._waits_for)
+
+    def _tell_of_halt(self, run: Run) -> None:
+        """Say once what everybody waits for while the owner has to act."""
+        why = _HALTED.get(run.state)
+        if why != self._halted_by and why is not None:
+            self._ctx.events.emit("warning", message=why, until="joined")
+        self._halted_by = why
 
     def _take_replica(self) -> Replica | None:
         """The replica, which this member then no longer counts on: if it is of no use, its memory is free."""
