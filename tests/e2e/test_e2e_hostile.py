@@ -54,6 +54,7 @@ def part(company: Company, lie: str, player: Player) -> dict[str, Any]:
     return {"lie": lie, "epoch": LIES[lie][0], "settings": settings}
 
 
+@pytest.mark.parametrize("engine", ["embedded"], indirect=True)
 def test_lies_are_refused_and_the_liars_dropped(company: Company, material: Material, xprocess: XProcess) -> None:
     batch = {"global_batch_size_start": 32, "global_batch_size_end": 32}
     rules = {"init_min_clients": 3 + len(LIES), "rounds_per_epoch": ROUNDS, "total_steps": ROUNDS * EPOCHS}

@@ -176,7 +176,7 @@ def run_configs() -> tuple[list[bytes], Decode]:
 
 CHECKPOINT = (CheckpointError, ModelConfigError)
 BOUND = (Malformed,)
-LONG = 20_000
+LONG = 8_000
 FILES = [
     Decoder("config.json", model_configs, CHECKPOINT),
     Decoder("safetensors", weights, CHECKPOINT, LONG),

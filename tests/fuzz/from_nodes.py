@@ -143,7 +143,7 @@ def attestations() -> tuple[list[bytes], Decode]:
 BUFFER = struct.pack("<IB", 1, 1) + bytes(32) + b"elf"
 PROGRAM = struct.pack("<IQB", 3, 9, 1) + bytes(32) + b"elf"
 ACCOUNT = (AccountError,)
-LONG = 20_000
+LONG = 8_000
 NODES = [
     Decoder("genesis", lambda: replies(rpc.genesis_hash, str(Hash.default())), BAD),
     Decoder("number", lambda: replies(accounts.whole, 7, 2**64 - 1), BAD),

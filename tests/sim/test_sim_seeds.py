@@ -27,9 +27,9 @@ SHORT = 60.0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(100, 108))
+@pytest.mark.parametrize("seed", range(100, 104))
 def test_the_laws_hold_for_seeds_of_a_campaign(seed: int) -> None:
-    """Some two minutes of CPU in all."""
+    """More of them: `python -m aftermath.sim --seeds 100..199 --jobs 2`."""
     verdict = try_seed(seed, command.SECONDS)
     assert not verdict.broken, verdict
 
