@@ -16,7 +16,7 @@ from aftermath.cli.present import facts, listing
 from aftermath.run.counted import counted
 from aftermath.watch.console import ConsoleLines
 from aftermath.watch.events import Event, Events, LogWarnings
-from aftermath.watch.plot import loss_plot
+from aftermath.watch.plot import step_plot
 from aftermath.watch.printable import printable
 from aftermath.watch.spark import course, spark
 from aftermath.watch.terminal import TerminalView
@@ -174,7 +174,7 @@ def test_a_course_of_one_step_or_none() -> None:
 
 def test_the_plot_is_a_picture(tmp_path: Path) -> None:
     path = tmp_path / "loss.png"
-    loss_plot(path, {"training": [(1, 5.0), (2, 4.0)], "held out": [(2, 4.5)]}, [(2, "m1 killed")], "tiers 0, 1")
+    step_plot(path, {"training": [(1, 5.0), (2, 4.0)], "held out": [(2, 4.5)]}, [(2, "m1 killed")], "tiers 0, 1")
     data = path.read_bytes()
     assert data.startswith(b"\x89PNG")
     assert int.from_bytes(data[16:20], "big") == 960

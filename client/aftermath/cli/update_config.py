@@ -7,7 +7,6 @@ transactions as fit.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,10 +16,10 @@ import typer
 from aftermath.cli.command import command
 from aftermath.cli.options import CLIENT_VERSION, DESCRIPTION, SHOWN_NAME, U32_MAX, U64_MAX, RunId, SigningOptions
 from aftermath.cli.present import Result, facts, note
+from aftermath.cli.preview_lr import trouble_with_end
 from aftermath.cli.schema import Shape
-from aftermath.run.accounts import Model, Run
+from aftermath.run.accounts import Model
 from aftermath.run.errors import AftermathError, UsageError
-from aftermath.run.schedules import learning_rate
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,13 @@ async def update_config(
         signatures = await chain.sender.send_packed(change.instructions(chain.coordinator.ix, run, model))
         run, model, _ = await chain.coordinator.snapshot(run_id)
     troubles = (
-        (trouble_with_data(model, shape), shape.trouble_with_size(), trouble_with_rate(run, model)) if shape else ()
+        (
+            trouble_with_data(model, shape),
+            shape.trouble_with_size(),
+            trouble_with_end(model.lr_schedule, run.config.total_steps),
+        )
+        if shape
+        else ()
     )
     warnings = [trouble for trouble in troubles if trouble]
     for warning in warnings:
@@ -122,16 +127,3 @@ def trouble_with_data(model: Model, shape: Shape) -> str:
     except AftermathError as error:
         return f"a member on this machine could not train: {'; '.join(filter(None, (error.message, error.fix)))}"
     return ""
-
-
-def trouble_with_rate(run: Run, model: Model) -> str:
-    """Why the last steps would train for nothing; empty if at most a twentieth of them would."""
-    total = run.config.total_steps
-    tail = range(model.lr_schedule.warmup_steps + 1, total - total // 20 + 1)
-    idle = bisect_left(tail, True, key=lambda step: learning_rate(model.lr_schedule, step) == 0)
-    if idle == len(tail):
-        return ""
-    return (
-        f"the learning rate is 0 from step {tail[idle]} on and the run has {total:,} steps: what is trained then "
-        "changes nothing; let the schedule last as long as total_steps"
-    )

@@ -17,7 +17,7 @@ from aftermath.demo.ledger import Costs, costs_of
 from aftermath.demo.plan import KILLED, RUN_ID, TIERS, Commands, DemoFailed
 from aftermath.demo.story import Story
 from aftermath.programs import COORDINATOR_ID
-from aftermath.watch.plot import loss_plot
+from aftermath.watch.plot import step_plot
 
 LOSS_MUST_FALL = 1.0  # nats
 ROUNDS_AT_LEAST = 40
@@ -35,7 +35,7 @@ def write_report(story: Story, commands: Commands, engine: str, seconds: float, 
     report = findings(story, costs, held_out, seconds)
     (places.root / "demo-report.json").write_text(json.dumps(report, indent=1) + "\n")
     title = f"tiers {', '.join(map(str, TIERS))} on {engine}"
-    loss_plot(places.root / "loss.png", {"training": story.loss_curve()}, story.marks, title)
+    step_plot(places.root / "loss.png", {"training": story.loss_curve()}, story.marks, title)
     for outcome in reached:
         console.print(f"[bold]tier {outcome.tier}[/bold] continues {PROMPT!r}:", highlight=False)
         console.print(outcome.text, highlight=False, markup=False)

@@ -30,7 +30,7 @@ from aftermath.lab.trainer import Stepped
 from aftermath.model.documents import CheckpointError
 from aftermath.model.store import read_companions, sync, write_checkpoint, writing
 from aftermath.watch.events import Event, Events, JsonLines, Sink
-from aftermath.watch.plot import loss_plot
+from aftermath.watch.plot import step_plot
 
 EVENTS, PLOT, CHECKPOINT = "events.jsonl", "loss.png", "checkpoint"
 
@@ -134,7 +134,7 @@ class Course:
             write_checkpoint(place, params, self._begun.config, tier=tier, companions=companions)
             members = f", {len(recipe.tiers)} members" if len(recipe.tiers) > 1 else ""
             with writing(self._out):
-                loss_plot(self._out / PLOT, self._curves, [], f"{recipe.optimizer}{members}")
+                step_plot(self._out / PLOT, self._curves, [], f"{recipe.optimizer}{members}")
         finished: dict[str, Any] = {"step": recipe.steps, "tokens": self._tokens, "held_out_by_tier": losses}
         finished["checkpoint"] = str(place) if place else None
         self._events.emit("finished", **finished)

@@ -6,10 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 Curve = Sequence[tuple[int, float]]
+LOSS = "loss (nats per token)"
 
 
-def loss_plot(path: Path, curves: Mapping[str, Curve], marks: Sequence[tuple[int, str]], title: str) -> None:
-    """Write losses over steps to `path`, named if there are several; `marks` are (step, text), as vertical lines."""
+def step_plot(
+    path: Path, curves: Mapping[str, Curve], marks: Sequence[tuple[int, str]], title: str, measure: str = LOSS
+) -> None:
+    """Write what is measured over steps to `path`, named if there are several; `marks` are (step, text), as vertical
+    lines.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -25,7 +30,7 @@ def loss_plot(path: Path, curves: Mapping[str, Curve], marks: Sequence[tuple[int
         axes.axvline(step, color="grey", linestyle=":", linewidth=1)
         side = "left" if number % 2 else "right"  # of their lines by turns, so that two close marks stay readable
         axes.annotate(f" {text} ", (step, axes.get_ylim()[1]), fontsize=8, va="top", ha=side, rotation=90)
-    axes.set(xlabel="step", ylabel="loss (nats per token)", title=title)
+    axes.set(xlabel="step", ylabel=measure, title=title)
     axes.grid(alpha=0.3)
     figure.tight_layout()
     figure.savefig(path)

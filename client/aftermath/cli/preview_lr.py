@@ -1,0 +1,87 @@
+"""`preview-lr`: the learning rate of every step, before anything is on chain."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from aftermath.cli.command import command
+from aftermath.cli.present import CommandError, Result, facts
+from aftermath.run.accounts import LrSchedule
+from aftermath.run.schedules import cold_start_factor, learning_rate
+from aftermath.watch.spark import spark
+
+POINTS = 1000  # of a long schedule, so many steps are printed as JSON and drawn
+BARS = 60
+ROWS = 10
+
+
+@command("preview-lr", example="aftermath-solana preview-lr --config-path run.toml --plot rates.png")
+def preview_lr(
+    config_path: Annotated[Path, typer.Option("--config-path", help="A run's config file.")],
+    plot: Annotated[Path | None, typer.Option("--plot", help="Also draw the rates into this PNG file.")] = None,
+) -> Result:
+    """Show the learning rate of every step that a config file means.
+
+    It is the rate of a run that goes through without a pause; after one, the first steps of an epoch start low again
+    (cold_start_warmup_steps).
+    """
+    from aftermath.run.config import load_config
+    from aftermath.run.config_read import schedule_of
+
+    config = load_config(config_path)
+    schedule, total = schedule_of(config.llm.lr_schedule), config.config.total_steps
+    cold = config.llm.cold_start_warmup_steps
+
+    def rate(step: int) -> float:
+        return learning_rate(schedule, step) * cold_start_factor(step, 1, cold)
+
+    curve = [(step, rate(step)) for step in _spread(total, POINTS)]
+    if plot is not None:
+        _draw(plot.expanduser(), curve, config_path)
+    warning = trouble_with_end(schedule, total)
+    data = {
+        "schedule": schedule.kind.name.lower(),
+        "total_steps": total,
+        "cold_start_warmup_steps": cold,
+        "highest": max(value for _, value in curve),
+        "warnings": [warning] if warning else [],
+        "rates": [{"step": step, "rate": value} for step, value in curve],
+    }
+    shown = {
+        "schedule": schedule.kind.name.lower().replace("_", " "),
+        f"steps 1 to {total}": spark([rate(step) for step in _spread(total, BARS)]),
+        "rate": [f"{rate(step):.3e}  at step {step}" for step in _spread(total, ROWS)],
+    }
+    return Result(data, facts(shown | ({"warning": warning} if warning else {})))
+
+
+def trouble_with_end(schedule: LrSchedule, total_steps: int) -> str:
+    """Why the last steps would train for nothing; empty if at most a twentieth of them would."""
+    tail = range(schedule.warmup_steps + 1, total_steps - total_steps // 20 + 1)
+    idle = bisect_left(tail, True, key=lambda step: learning_rate(schedule, step) == 0)
+    if idle == len(tail):
+        return ""
+    return (
+        f"the learning rate is 0 from step {tail[idle]} on and the run has {total_steps:,} steps: what is trained then "
+        "changes nothing; let the schedule last as long as total_steps"
+    )
+
+
+def _spread(total: int, count: int) -> list[int]:
+    """At most `count` of the steps 1 to `total`, evenly, with both ends."""
+    count = min(count, total)
+    return [1 + index * (total - 1) // max(1, count - 1) for index in range(count)]
+
+
+def _draw(path: Path, curve: list[tuple[int, float]], config_path: Path) -> None:
+    """Write the plot. Raises CommandError if the file cannot be written."""
+    from aftermath.watch.plot import step_plot
+
+    try:
+        step_plot(path, {"rate": curve}, [], str(config_path), "learning rate")
+    except (OSError, ValueError) as error:
+        raise CommandError(f"{path} cannot be written: {error}", "name a PNG file in a directory that exists") from None

@@ -1,0 +1,85 @@
+"""`preview-lr`: the rates that a config file means, as numbers and as a picture, and what is wrong with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cli.cli_runs import invoke
+from cli.conftest import ROOT
+
+TEXT = Path(__file__).with_name("run-config.toml").read_text()
+SCHEDULE = "base_lr = 4.0e-3\nwarmup_steps = 4\ntotal_steps = 48\nfinal_lr = 1.0e-3"
+STEPS = "total_steps = 48\n"
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    assert SCHEDULE in TEXT
+    path = tmp_path / "config.toml"
+    path.write_text(TEXT)
+    return path
+
+
+def test_every_step_of_a_short_schedule(config: Path) -> None:
+    data = invoke("preview-lr", "--config-path", config, "--json").data
+    assert (data["schedule"], data["total_steps"], data["warnings"]) == ("cosine", 48, [])
+    rates = {point["step"]: point["rate"] for point in data["rates"]}
+    assert list(rates) == list(range(1, 49))
+    assert [rates[step] for step in (1, 2, 4)] == pytest.approx([1e-3, 2e-3, 4e-3])
+    assert rates[26] == pytest.approx(2.5e-3)  # half way from 4 to 48, and half way from 4e-3 to 1e-3
+    assert rates[48] == pytest.approx(1e-3)
+    assert data["highest"] == pytest.approx(4e-3)
+
+
+def test_a_cold_start_begins_low(config: Path) -> None:
+    text = TEXT.replace("cold_start_warmup_steps = ", "# ")
+    config.write_text(text.replace("[model.LLM]\n", "[model.LLM]\ncold_start_warmup_steps = 8\n"))
+    data = invoke("preview-lr", "--config-path", config, "--json").data
+    assert data["cold_start_warmup_steps"] == 8
+    assert data["rates"][3]["rate"] == pytest.approx(4e-3 * 4 / 8)
+
+
+def test_a_long_schedule_is_thinned_out_and_keeps_its_ends(config: Path) -> None:
+    long = TEXT.replace(STEPS, "total_steps = 5000000\n")
+    config.write_text(long)
+    data = invoke("preview-lr", "--config-path", config, "--json").data
+    steps = [point["step"] for point in data["rates"]]
+    assert (len(steps), steps[0], steps[-1]) == (1000, 1, 5_000_000)
+    assert steps == sorted(set(steps))
+
+
+def test_a_person_sees_the_shape_and_some_rates(config: Path) -> None:
+    shown = invoke("preview-lr", "--config-path", config)
+    assert (shown.code, shown.err) == (0, "")
+    assert "steps 1 to 48" in shown.out
+    assert "█" in shown.out
+    assert "1.000e-03  at step 48" in shown.out
+
+
+def test_a_plot_is_drawn(config: Path, tmp_path: Path) -> None:
+    shown = invoke("preview-lr", "--config-path", config, "--plot", tmp_path / "rates.png")
+    assert shown.code == 0, shown.err
+    assert (tmp_path / "rates.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("name", ["absent/rates.png", "rates.nothing"])
+def test_a_plot_that_cannot_be_written_is_said(config: Path, tmp_path: Path, name: str) -> None:
+    shown = invoke("preview-lr", "--config-path", config, "--plot", tmp_path / name)
+    assert shown.code == 1
+    assert f"{tmp_path / name} cannot be written" in shown.err
+    assert "fix: name a PNG file in a directory that exists" in shown.err
+
+
+def test_a_rate_that_is_zero_too_early_is_warned_about(config: Path) -> None:
+    config.write_text(TEXT.replace(SCHEDULE, SCHEDULE.replace("48", "24").replace("1.0e-3", "0.0")))
+    shown = invoke("preview-lr", "--config-path", config)
+    assert "the learning rate is 0 from step 24 on and the run has 48 steps" in shown.out
+
+
+@pytest.mark.parametrize("preset", sorted((ROOT / "config").glob("*/*.toml")), ids=lambda path: path.parent.name)
+def test_presets_learn_to_their_end(preset: Path) -> None:
+    data = invoke("preview-lr", "--config-path", preset, "--json").data
+    assert data["warnings"] == []
+    assert 0 < data["rates"][-1]["rate"] < data["highest"] / 5
