@@ -60,6 +60,17 @@ def test_scale_and_orientation_do_not_matter():
     assert torch.allclose(many[2], found.flip(0))
 
 
+@pytest.mark.parametrize("exponent", [-44, -38, -30, -23, -20, 19, 25, 38])
+@pytest.mark.parametrize("way", [polar_express, newton_schulz])
+def test_any_size_that_fp32_holds_is_right(way, exponent):
+    """Squares of such numbers are zero or infinite; those near the smallest of all have few digits left."""
+    given = matrix(40, 24, 1e2)[0].double()
+    given = (given / given.abs().max() * 10.0**exponent).float()
+    expected = way(given.double())
+    assert torch.allclose(way(given).double(), expected, atol=1e-4)
+    assert torch.linalg.svdvals(expected).max() < 1.25
+
+
 def test_nothing_stays_nothing():
     assert torch.equal(polar_express(torch.zeros(8, 4)), torch.zeros(8, 4))
 

@@ -2,7 +2,8 @@
 
 Decided
 - Only products of matrices: they are fast on every device, and no decomposition is needed. In the matrix's own
-  precision; a tall matrix is worked on transposed, so the square products are of the shorter edge.
+  precision; a tall matrix is worked on transposed, so the square products are of the shorter edge. Any finite size is
+  right: the largest entry is divided out first, since squares of fp32 numbers leave its range beyond 1e19 and 1e-19.
 - The polynomials of the Polar Express are computed, not copied: for the smallest singular value that is to be reached
   (relative to the Frobenius norm) and a number of steps they are the best there are. Each keeps every singular value
   within the interval of the next, which rounding must not leave: hence the margin.
@@ -49,8 +50,9 @@ def newton_schulz(matrices: Tensor, *, steps: int = STEPS) -> Tensor:
 def _iterate(matrices: Tensor, steps: Sequence[Polynomial], margin: float) -> Tensor:
     tall = matrices.shape[-2] > matrices.shape[-1]
     x: Tensor = matrices.mT if tall else matrices  # [..., short, long]
-    norm = torch.linalg.matrix_norm(x, keepdim=True)
-    x = x / (norm * margin).clamp_min(torch.finfo(x.dtype).tiny)
+    largest = x.abs().amax(dim=(-2, -1), keepdim=True)
+    x = x / largest.masked_fill(largest == 0, 1)  # now no square overflows, and the norm of none but zeros is below 1
+    x = x / (torch.linalg.matrix_norm(x, keepdim=True) * margin).clamp_min(1)
     for a, b, c in steps:
         square = x @ x.mT  # [..., short, short]
         x = a * x + (b * square + c * (square @ square)) @ x
