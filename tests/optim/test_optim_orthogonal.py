@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
@@ -69,6 +71,14 @@ def test_any_size_that_fp32_holds_is_right(way, exponent):
     expected = way(given.double())
     assert torch.allclose(way(given).double(), expected, atol=1e-4)
     assert torch.linalg.svdvals(expected).max() < 1.25
+
+
+@pytest.mark.parametrize(("steps", "smallest", "within"), [(5, 1e-3, 0.16), (11, 1e-6, 0.005)])
+def test_it_is_as_near_as_it_says_from_the_bound_on(steps, smallest, within):
+    small = torch.logspace(math.log10(smallest), -0.5, 400, dtype=torch.float64)
+    given = torch.diag_embed(torch.stack([(1 - small**2).sqrt(), small], dim=1))  # [400, 2, 2] of Frobenius norm 1
+    values = torch.linalg.svdvals(polar_express(given, steps=steps, smallest=smallest))
+    assert 0.9 * within < (values - 1).abs().max() < within
 
 
 def test_nothing_stays_nothing():
