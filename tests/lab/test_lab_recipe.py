@@ -65,6 +65,8 @@ def test_options_beside_the_config_count() -> None:
     assert [twice.rate(step) for step in range(1, 211)] == pytest.approx([2 * there.rate(s) for s in range(1, 211)])
     assert recipe(config_path=DEMO, warmup_steps=10).schedule == replace(there.schedule, warmup_steps=10)
     assert recipe(config_path=DEMO, lr_schedule="constant").rate(174) == there.schedule.base_lr
+    longer = recipe(config_path=DEMO, steps=400, lr_schedule="stable")
+    assert all(longer.rate(step) for step in range(1, 401))
     adamw = recipe(config_path=DEMO, optimizer="adamw", lr=2e-3)
     assert adamw.numbers == replace(optimizer_of(ADAMW), clip_grad_norm=1.0)
     assert adamw.schedule == rates.scaled(there.schedule, 2e-3)
@@ -131,6 +133,8 @@ def test_it_goes_into_json_and_members_take_turns() -> None:
         ({"held_out_path": Path("tokens/a.bin")}, "holds what is trained on", "--held-out DIR"),
         ({"config_path": DEMO, "optimizer": "adamw"}, "--optimizer adamw: the learning rate", "--lr 0.002"),
         ({"config_path": DEMO, "tiers": "3"}, "tiers 0 to 2", "matformer"),
+        ({"config_path": DEMO, "steps": 176}, "is 0 before step 176", "--lr-schedule"),
+        ({"config_path": DEMO, "warmup_steps": 2}, "is 0 before step 174", "--lr-schedule"),
         ({"config_path": DEMO, "steps": 4}, "a warm-up of 4 steps leaves nothing of the 4 steps", "--warmup-steps"),
     ],
     ids=str,

@@ -199,7 +199,14 @@ def _schedule(said: LabSettings, config: RunConfig | None, optimizer: OptimizerN
             "pass fewer --warmup-steps, or more --steps",
         )
     if given is not None and said.lr_schedule is None:
-        return rates.scaled(replace(given, warmup_steps=warmup), rate)
+        schedule = rates.scaled(replace(given, warmup_steps=warmup), rate)
+        changed = said.steps is not None or said.warmup_steps is not None
+        if changed and not any(learning_rate(schedule, step) for step in (steps - 1, steps)):
+            raise UsageError(
+                f"the learning rate of {said.config_path} is 0 before step {steps}, and the rest would learn nothing",
+                "pass --lr-schedule as well, which is made for the steps there are",
+            )
+        return schedule
     if said.lr_schedule == "constant":
         return rates.constant(rate, warmup)
     if said.lr_schedule == "cosine":

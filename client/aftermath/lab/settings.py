@@ -39,7 +39,9 @@ class LabSettings(BaseModel):
     warmup_steps: int | None = Field(
         None, ge=0, le=2**32 - 1, description="Steps until the highest rate; else a twentieth of them."
     )
-    steps: int | None = Field(None, ge=1, le=2**32 - 1, description=f"Steps to train; else {STEPS}.")
+    steps: int | None = Field(
+        None, ge=1, le=2**32 - 1, description=f"Steps to train; else {STEPS}. A config's schedule keeps its own length."
+    )
     total_batch: int | None = Field(
         None, ge=1, le=65535, description=f"Sequences of a step, of all members; else {TOTAL_BATCH}."
     )
