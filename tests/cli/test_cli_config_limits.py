@@ -31,6 +31,7 @@ def line_of(text: str, part: str) -> int:
         ("max_seq_len = 64", "max_seq_len = 1", "nothing to predict"),
         ('data_type = "Pretraining"', 'data_type = "Finetuning"', 'use "Pretraining"'),
         ("rounds_per_epoch = 16", "rounds_per_epoch = 16\nverification_percent = 50", "no client recomputes"),
+        ("quantize_1bit = true", "quantize_1bit = true\nweight_decay = 251.0", "the highest learning rate, 0.004"),
     ],
 )
 def test_what_members_do_not_do_is_refused(

@@ -160,6 +160,14 @@ def test_what_is_not_on_this_machine_is_told(tmp_path: Path, old: str, new: str,
     recipe(config_path=file(tmp_path, (old, new)), model=Path("m"), data_path=Path("d"))
 
 
+def test_a_rate_at_which_decay_would_turn_weights_over_is_told(tmp_path: Path) -> None:
+    given = file(tmp_path)  # its weight decay is 0.01
+    assert recipe(config_path=given, lr=100.0).schedule.base_lr == 100
+    with pytest.raises(UsageError, match=r"rate of 100\.1 with .* of 0\.01 would turn") as told:
+        recipe(config_path=given, lr=100.1)
+    assert told.value.fix == "pass --lr 100 or less"
+
+
 def test_a_config_that_is_wrong_is_told_with_its_line(tmp_path: Path) -> None:
     with pytest.raises(AftermathError, match=r"run\.toml:\d+: total_steps = 0"):
         recipe(config_path=file(tmp_path, ("total_steps = 12", "total_steps = 0")))

@@ -16,8 +16,9 @@ from aftermath.model.resolve import load_hf_config
 from aftermath.model.schema import ELEMENT_BYTES, Schema
 from aftermath.run.config import RunConfig
 from aftermath.run.config_errors import Mistake
-from aftermath.run.config_read import checkpoint_of, optimizer_of
+from aftermath.run.config_read import checkpoint_of, optimizer_of, schedule_of
 from aftermath.run.repository import is_repository
+from aftermath.run.schedules import highest_rate
 from aftermath.run.state import CheckpointKind
 
 LARGE_RESULT = 64  # a result of more than the model's size over this is worth a warning; 8 of 64 x 64 give 940
@@ -103,6 +104,13 @@ def _not_done(config: RunConfig) -> Iterator[Mistake]:
             (*_LLM, "optimizer", "AdamW"),
             "the optimizer AdamW is not supported: members exchange results with DisTrO only; "
             "use [model.LLM.optimizer.Distro]",
+        )
+    rate, decay = highest_rate(schedule_of(config.llm.lr_schedule)), optimizer_of(config.llm.optimizer).weight_decay
+    if config.llm.optimizer.Distro is not None and rate * decay > 1:
+        yield (
+            (*_LLM, "optimizer", "Distro", "weight_decay"),
+            f"weight_decay = {decay}: a step at the highest learning rate, {rate}, would turn every weight's sign; use "
+            f"at most {1 / rate:g}",
         )
 
 

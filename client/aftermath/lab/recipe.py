@@ -24,7 +24,7 @@ from aftermath.run.config import RunConfig, load_config
 from aftermath.run.config_read import checkpoint_of, location_of, optimizer_of, rules_of, schedule_of
 from aftermath.run.config_training import ADAMW, DISTRO
 from aftermath.run.errors import UsageError
-from aftermath.run.schedules import cold_start_factor, learning_rate
+from aftermath.run.schedules import cold_start_factor, highest_rate, learning_rate
 from aftermath.run.state import CheckpointKind, OptimizerKind
 from aftermath.train.outfit import Unsuitable, check_data
 
@@ -107,6 +107,13 @@ def recipe_of(said: LabSettings) -> Recipe:
         raise UsageError(f"--reject means results of members, and {optimizer} has none", "leave it out")
     if said.overlap is not None and optimizer != "distro":
         raise UsageError(f"--overlap means results of members, and {optimizer} has none", "leave it out")
+    schedule = _schedule(said, config, optimizer, steps)
+    if optimizer == "distro" and highest_rate(schedule) * numbers.weight_decay > 1:
+        raise UsageError(
+            f"a learning rate of {highest_rate(schedule):g} with the config's weight decay of {numbers.weight_decay:g} "
+            "would turn every weight's sign",
+            f"pass --lr {1 / numbers.weight_decay:g} or less",
+        )
     return Recipe(
         model=_model(said, config),
         **_data(said, config),
@@ -114,7 +121,7 @@ def recipe_of(said: LabSettings) -> Recipe:
         batch=batch,
         micro_batch=said.micro_batch,
         steps=steps,
-        schedule=_schedule(said, config, optimizer, steps),
+        schedule=schedule,
         cold_start_steps=config.llm.cold_start_warmup_steps if config else 0,
         optimizer=optimizer,
         numbers=numbers,

@@ -34,6 +34,11 @@ def learning_rate(schedule: LrSchedule, step: int) -> float:
     return shape(schedule.base_lr, schedule.final_lr, done, schedule.total_steps - schedule.warmup_steps)
 
 
+def highest_rate(schedule: LrSchedule) -> float:
+    """No step has a higher one; numbers that a kind does not use are 0."""
+    return max(schedule.base_lr, schedule.warmup_init_lr, schedule.final_lr, schedule.cosine_decay_final_lr)
+
+
 def cold_start_factor(step: int, start_step: int, warmup_steps: int) -> float:
     """What the rate is multiplied by in the first steps after a cold start.
 
