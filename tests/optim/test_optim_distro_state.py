@@ -52,6 +52,17 @@ def test_a_replica_goes_on_from_it_bit_by_bit(tier: int, done: int) -> None:
         assert train(fresh, Distro(SCHEMA, tier, fresh), tier, done) != expected[0]
 
 
+def test_what_was_taken_over_may_be_changed_afterwards() -> None:
+    params, distro = replica(SCHEMA, 0)
+    train(params, distro, 0, 0)
+    kept, weights = distro.state(), {name: tensor.clone() for name, tensor in params.items()}
+    other = Distro(SCHEMA, 0, weights)
+    other.restore(kept)
+    for tensor in kept.values():
+        tensor.zero_()
+    assert train(weights, other, 0, 1) == train(params, distro, 0, 1)
+
+
 def test_what_was_put_away_does_not_change_any_more() -> None:
     params, distro = replica(SCHEMA, 0)
     train(params, distro, 0, 0)

@@ -97,7 +97,8 @@ class Distro:
                 delta.copy_(state[f"delta.{level}.{group}"])
             if len(kinds) > 1:
                 sent = (tuple(state[f"{kind}.{level}.{group}"] for kind in kinds[1:]) for group in range(len(deltas)))
-                self._previous[level] = [(i.to(deltas[0].device), v.to(deltas[0].device)) for i, v in sent]
+                device = deltas[0].device
+                self._previous[level] = [(i.to(device, copy=True), v.to(device, copy=True)) for i, v in sent]
 
     @contextmanager
     def lookahead(self, lr: float) -> Iterator[None]:
