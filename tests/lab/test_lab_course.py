@@ -194,6 +194,10 @@ def test_damage_is_a_sentence(place: Path, monkeypatch: pytest.MonkeyPatch) -> N
     save_file({name: t for name, t in tensors.items() if "embed" not in name}, out / STATE, metadata=header)
     with pytest.raises(CheckpointError, match="does not fit this model"):
         train(place, out=out, save_every=2)
+    optimizer = "optimizer/exp_avg_sq/model.norm.weight"
+    save_file({name: t for name, t in tensors.items() if name != optimizer}, out / STATE, metadata=header)
+    with pytest.raises(CheckpointError, match=r"lacks what the optimizer keeps of model\.norm\.weight"):
+        train(place, out=out, save_every=2)
     out = broken("events")
     for text in ("no json\n", "5\n", '{"kind": "step"}\n'):
         (out / EVENTS).write_text(text)

@@ -22,7 +22,8 @@ from aftermath.optim.muon import Muon, MuonSettings
 from aftermath.train.replica import accumulate
 
 _WEIGHTS, _OPTIMIZER = "weights/", "optimizer/"
-_KEPT = {"exp_avg", "exp_avg_sq", "step", "momentum", "count", "first", "second"}
+_KEPT = ({"exp_avg", "exp_avg_sq", "step"}, {"momentum"}, {"count", "first", "second"})
+"""What is remembered of a parameter: by AdamW, and by Muon of a matrix and of the rest."""
 
 
 class Alone:
@@ -78,10 +79,13 @@ class Alone:
         kept: dict[str, dict[str, Tensor | int]] = {}
         for path, tensor in below(state, _OPTIMIZER).items():
             key, _, name = path.partition("/")
-            if key not in _KEPT or name not in self._params:
+            if key not in set().union(*_KEPT) or name not in self._params:
                 raise CheckpointError(f"the saved state is not of this optimizer: {path}", "name another --out")
             kept.setdefault(name, {})[key] = self._restored(path, tensor, self._params[name])
         take_weights(self._params, below(state, _WEIGHTS))
+        for name in self._params if kept else ():
+            if kept.get(name, {}).keys() not in _KEPT:
+                raise CheckpointError(f"the saved state lacks what the optimizer keeps of {name}", "name another --out")
         for name, values in kept.items():
             self._optimizer.state[self._params[name]] = values
 
