@@ -231,7 +231,7 @@ def test_a_width_that_does_not_divide_is_named(full: Path) -> None:
         (lambda p: p.pop("lm_head.weight"), "tie_word_embeddings"),
         (lambda p: p.update({"model.extra": torch.zeros(1)}), "'model.extra', which is not part"),
         (lambda p: p.update({"model.norm.weight": torch.zeros(17)}), r"F32 \(17,\), config.json says \(16,\)"),
-        (lambda p: p.update({"model.norm.weight": torch.zeros(16, dtype=torch.int32)}), "I32"),
+        (lambda p: p.update({"model.norm.weight": torch.zeros(16, dtype=torch.int32)}), "of type I32, which is"),
         (lambda p: p.update({"model.norm.weight": torch.full((16,), float("nan"))}), "not finite"),
     ],
 )

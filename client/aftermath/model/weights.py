@@ -91,7 +91,11 @@ def _known(names: Iterable[str], there: Mapping[str, object], path: Path) -> lis
 def _read(file: Any, name: str, there: tuple[int, ...], wanted: tuple[int, ...], path: Path) -> Tensor:
     part = file.get_slice(name)
     shape, kind = tuple(part.get_shape()), part.get_dtype()
-    if shape != there or kind not in _FLOATS:
+    if kind not in _FLOATS:
+        raise CheckpointError(
+            f"{path}: {name} is of type {kind}, which is not read", f"use a checkpoint of {', '.join(sorted(_FLOATS))}"
+        )
+    if shape != there:
         raise CheckpointError(
             f"{path}: {name} is {kind} {shape}, config.json says {there}",
             "take weights and config.json from the same checkpoint",
