@@ -22,15 +22,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aftermath.model.schema import Schema, build_schema
 from aftermath.model.segments import view
 from aftermath.optim.codec import Votes, decode_level
 from aftermath.optim.distro import Distro
+from aftermath.optim.engine import Engine
 from aftermath.optim.exact import signs
+from aftermath.optim.feedback import ErrorFeedback
+from aftermath.optim.gradient import GradientStep
 from aftermath.optim.layout import level_layout
+from aftermath.optim.parts import PseudoGradient
+from aftermath.optim.schema import Schema, build_schema
 from aftermath.optim.transform import cells, inverse
 
-LR = 1e-3
+LR, DECAY = 1e-3, 0.999
 TIE = 1e-12
 CPU = torch.device("cpu")
 MODEL = {
@@ -51,7 +55,7 @@ MODEL = {
 
 def the_schema() -> Schema:
     """The benchmark's run."""
-    return build_schema(MODEL, tiers=3, topk=8, chunk=64, quantize_1bit=True, decay=0.999, weight_decay=0.0, clip=None)
+    return build_schema(MODEL, 3, Distro(8, 8, chunk=64, quantize_1bit=True, decay=DECAY, weight_decay=0.0, clip=None))
 
 
 def best(*actions: Callable[[], object], repeats: int = 5) -> list[float]:
@@ -70,13 +74,13 @@ def best(*actions: Callable[[], object], repeats: int = 5) -> list[float]:
 def noise(schema: Schema, seed: int) -> dict[str, Tensor]:
     """One normal tensor for each of the model's."""
     generator = torch.Generator().manual_seed(seed)
-    shapes = schema.config.parameter_shapes()
+    shapes = schema.state.config.parameter_shapes()
     return {name: torch.randn(shape, generator=generator) for name, shape in sorted(shapes.items())}
 
 
 def float_estimate(votes: Sequence[Votes], schema: Schema, level: int, dtype: torch.dtype) -> list[Tensor]:
     """Scatter-mean and one inverse DCT in floating point, per segment of the level."""
-    layout = level_layout(schema, level)
+    layout = level_layout(schema.results, level)
     positions = torch.cat([vote.positions for vote in votes])
     values = torch.cat([vote.values for vote in votes]).to(dtype)
     dense = torch.zeros(sum(group.blocks * group.block for group in layout.groups), dtype=dtype)
@@ -86,7 +90,7 @@ def float_estimate(votes: Sequence[Votes], schema: Schema, level: int, dtype: to
         transform(dense[group.base : group.base + group.blocks * group.block].view(-1, group.height, group.width))
         for group in layout.groups
     ]
-    return [groups[part.group][part.first : part.first + part.segment.blocks] for part in layout.parts]
+    return [part.of(groups[part.group]) for part in layout.parts]
 
 
 def inverse_float64(coefficients: Tensor) -> Tensor:
@@ -104,8 +108,8 @@ def float_apply(params: Mapping[str, Tensor], schema: Schema, results: Mapping[i
     """The reference's whole apply."""
     for level, votes in results.items():
         estimates = float_estimate(votes, schema, level, torch.float32)
-        for segment, estimate in zip(schema.of_level(level), estimates, strict=True):
-            for place, step in cells(view(params, segment), estimate.sign_(), segment):
+        for blocks, estimate in zip(schema.results.of_level(level), estimates, strict=True):
+            for place, step in cells(view(params, blocks.segment), estimate.sign_(), blocks):
                 place.sub_(step, alpha=LR)
 
 
@@ -115,7 +119,7 @@ def compare_signs(schema: Schema, results: Mapping[int, Sequence[Votes]]) -> dic
     largest = 0.0
     for level, votes in results.items():
         rows = zip(
-            signs(votes, schema, level, CPU),
+            signs(votes, schema.results, level, CPU),
             float_estimate(votes, schema, level, torch.float32),
             float_estimate(votes, schema, level, torch.float64),
             strict=True,
@@ -131,22 +135,29 @@ def compare_signs(schema: Schema, results: Mapping[int, Sequence[Votes]]) -> dic
 
 def decode_all(schema: Schema, payloads: Mapping[int, bytes]) -> dict[int, Votes]:
     """One peer's votes on all levels."""
-    return {level: decode_level(data, schema, level) for level, data in payloads.items()}
+    return {level: decode_level(data, schema.results, level) for level, data in payloads.items()}
 
 
-def look(distro: Distro) -> None:
+def look(step: GradientStep) -> None:
     """Look ahead and back."""
-    with distro.lookahead(LR):
+    with step.lookahead(LR):
         pass
+
+
+def encoded(feedback: ErrorFeedback, grads: Mapping[str, Tensor]) -> dict[int, bytes]:
+    """A result of one gradient."""
+    return feedback.compress(PseudoGradient(grads, LR, 0.0))
 
 
 def measure() -> dict[str, Any]:
     """Everything this benchmark reports."""
     schema = the_schema()
-    millions = schema.parameters() / 1e6
+    millions = schema.state.parameters() / 1e6
     params = noise(schema, 0)
-    distro = Distro(schema, 0, params)
-    payloads = [Distro(schema, 0, params).encode(noise(schema, 1 + peer), LR) for peer in range(16)]
+    engine, feedback = Engine(schema, 0, params), ErrorFeedback(schema.results, 0, params, DECAY)
+    step = GradientStep(params, feedback.residual, None)
+    fresh = (ErrorFeedback(schema.results, 0, params, DECAY) for _ in range(16))
+    payloads = [encoded(sender, noise(schema, 1 + peer)) for peer, sender in enumerate(fresh)]
     votes = [decode_all(schema, each) for each in payloads]
     grads = noise(schema, 100)
     speeds = []
@@ -154,15 +165,15 @@ def measure() -> dict[str, Any]:
         torch.set_num_threads(threads)
         row: dict[str, float] = {"threads": threads}
         phases: dict[str, Callable[[], object]] = {
-            "lookahead": partial(look, distro),
-            "encode": partial(distro.encode, grads, LR),
+            "lookahead": partial(look, step),
+            "encode": partial(encoded, feedback, grads),
             "decode": partial(decode_all, schema, payloads[0]),
         }
         row |= {name: millions / best(action)[0] for name, action in phases.items()}
         for peers in (1, 3, 16):
             results = {level: [each[level] for each in votes[:peers]] for level in payloads[0]}
             ours, float_seconds = best(
-                partial(distro.apply, results, LR), partial(float_apply, params, schema, results)
+                partial(engine.apply, results, LR), partial(float_apply, params, schema, results)
             )
             row[f"apply_{peers}"] = millions / ours
             row[f"float_apply_{peers}"] = millions / float_seconds
@@ -172,11 +183,11 @@ def measure() -> dict[str, Any]:
         f"peers_{peers}": compare_signs(schema, {level: [v[level] for v in votes[:peers]] for level in payloads[0]})
         for peers in (1, 3, 16)
     }
-    size = sum(schema.payload_bytes(level) for level in range(schema.levels))
+    size = schema.results.result_bytes()
     return {
-        "parameters": schema.parameters(),
+        "parameters": schema.state.parameters(),
         "payload_bytes": size,
-        "bytes_per_4096": size * 4096 / schema.parameters(),
+        "bytes_per_4096": size * 4096 / schema.state.parameters(),
         "mparam_per_second": speeds,
         "signs": compared,
     }

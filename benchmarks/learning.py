@@ -34,7 +34,8 @@ from aftermath.lab.held_out import loss_on
 from aftermath.lab.together import Together
 from aftermath.model.config import LlamaConfig
 from aftermath.model.initial import init_weights
-from aftermath.model.schema import Schema, build_schema
+from aftermath.optim.distro import Distro
+from aftermath.optim.schema import Schema, build_schema
 from aftermath.run.accounts import LrSchedule
 from aftermath.run.schedules import learning_rate
 from aftermath.train.replica import Replica
@@ -89,7 +90,6 @@ def measure(options: Options, tables: Mapping[str, Any], tokens: Path) -> dict[s
             init_weights(config, options.seed, tier),
             device=torch.device("cpu"),
             micro_batch_size=8,
-            clip_norm=schema.clip,
             stopwatch=time.perf_counter,
         )
         for tier in TIERS
@@ -99,8 +99,8 @@ def measure(options: Options, tables: Mapping[str, Any], tokens: Path) -> dict[s
     held_out = torch.from_numpy(data.read(range(data.sequences - HELD_OUT, data.sequences)))
     return {
         **vars(options),
-        "parameters": schema.parameters(),
-        "result_bytes": [schema.result_bytes(tier) for tier in TIERS],
+        "parameters": schema.state.parameters(),
+        "result_bytes": [schema.results.result_bytes(tier) for tier in TIERS],
         "loss_last_by_tier": [round(sum(row[tier] for row in losses) / len(losses), 3) for tier in TIERS],
         "held_out_by_tier": [round(loss_on(member.model, held_out), 3) for member in members],
         "seconds": round(time.perf_counter() - started, 1),
@@ -110,9 +110,7 @@ def measure(options: Options, tables: Mapping[str, Any], tokens: Path) -> dict[s
 def model_of(options: Options, distro: Mapping[str, Any]) -> tuple[LlamaConfig, Schema]:
     """The demo's model and its schema under these options."""
     hf = model_config(VOCAB_SIZE, tied=options.tied)
-    schema = build_schema(
-        hf,
-        tiers=len(TIERS),
+    settings = Distro(
         topk=options.topk,
         topk_embeddings=options.topk_embeddings,
         chunk=distro["compression_chunk"],
@@ -121,7 +119,7 @@ def model_of(options: Options, distro: Mapping[str, Any]) -> tuple[LlamaConfig, 
         weight_decay=0.0,
         clip=distro["clip_grad_norm"],
     )
-    return LlamaConfig.from_hf(hf), schema
+    return LlamaConfig.from_hf(hf), build_schema(hf, len(TIERS), settings)
 
 
 def train(options: Options, members: list[Replica], data: TokenFiles) -> list[list[float]]:

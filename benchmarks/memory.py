@@ -107,14 +107,13 @@ def peak(model: str, tier: int, layers: int) -> tuple[int, int]:
             weights,
             device=torch.device("cpu"),
             micro_batch_size=1,
-            clip_norm=1.0,
             stopwatch=time.monotonic,
         )
         del weights
         trained = replica.train(tokens, 1e-3, 1e-3, threading.Event())
-        votes = {level: [decode_level(data, schema, level)] for level, data in trained.payloads.items()}
+        votes = {level: [decode_level(data, schema.results, level)] for level, data in trained.payloads.items()}
         replica.apply(votes, 1e-3)
-    return schema.parameters(tier), live.peak
+    return schema.state.parameters(tier), live.peak
 
 
 def of_tier(model: str, tier: int) -> dict[str, int]:

@@ -35,7 +35,7 @@ def test_checkpoint_of_the_attested_model(owner: Shell, run_id: str, material: P
     ):
         assert owner(command, "--run-id", run_id, *arguments).code == 0
     assert invoke("can-join", "--rpc", owner.rpc, "--run-id", run_id, "--address", owner.wallet).code == 0
-    schema = shape_of(load_config(config)).schema
+    schema = shape_of(load_config(config)).schema.state
     weights = load(material / "model", 0)
     hashes = {level: level_hash(weights, schema, level) for level in range(schema.levels)}
     run = asyncio.run(one_epoch(owner.rpc, owner.wallet, run_id, hashes))

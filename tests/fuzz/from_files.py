@@ -27,9 +27,9 @@ from aftermath.model.config import LlamaConfig, ModelConfigError
 from aftermath.model.documents import CheckpointError, hf_config, read_index
 from aftermath.model.initial import init_weights
 from aftermath.model.levels import SchemaError
-from aftermath.model.schema import Schema
 from aftermath.model.store import write_checkpoint
 from aftermath.model.weights import read_weights
+from aftermath.optim.schema import Schema
 from aftermath.run.bounded import Malformed, json_value, msgpack_as, toml_value
 from aftermath.run.config import parse_config
 from aftermath.run.errors import AftermathError, ConfigError

@@ -48,16 +48,18 @@ def answers() -> tuple[list[bytes], Decode]:
 
 
 def model_manifests() -> tuple[list[bytes], Decode]:
-    taken = modelshare.snapshot(WEIGHTS, SCHEMA, 0, 7)
-    return [msgspec.msgpack.encode(taken.manifest)], lambda data: modelshare.checked(data, SCHEMA)
+    taken = modelshare.snapshot(WEIGHTS, SCHEMA.state, 0, 7)
+    return [msgspec.msgpack.encode(taken.manifest)], lambda data: modelshare.checked(data, SCHEMA.state)
 
 
 def payloads() -> tuple[list[bytes], Decode]:
-    return [empty_payload(2), bytes(SCHEMA.payload_bytes(2))], lambda data: decode_level(data, SCHEMA, 2)
+    return [empty_payload(2), bytes(SCHEMA.results.payload_bytes(2))], lambda data: decode_level(
+        data, SCHEMA.results, 2
+    )
 
 
 def model_parts() -> tuple[list[bytes], Decode]:
-    segment = SCHEMA.of_level(2)[-1]
+    segment = SCHEMA.state.of_level(2)[-1]
     params = {name: torch.clone(tensor) for name, tensor in WEIGHTS.items()}
     return [segment_bytes(WEIGHTS, segment)], lambda data: write_segment(params, segment, data)
 

@@ -105,7 +105,10 @@ def test_what_is_kept_matters(place: Path, monkeypatch: pytest.MonkeyPatch, arm:
 
     def forgetful(state: dict[str, torch.Tensor]) -> None:
         taken(
-            {name: tensor * 0 if "optimizer" in name or "delta" in name else tensor for name, tensor in state.items()}
+            {
+                name: tensor * 0 if "optimizer" in name or "residual" in name else tensor
+                for name, tensor in state.items()
+            }
         )
 
     monkeypatch.setattr(trainer, "restore", forgetful)

@@ -33,7 +33,6 @@ def replica(tier: int, schema: Any = SCHEMA) -> Replica:
         init_weights(CONFIG, 0, tier),
         device=CPU,
         micro_batch_size=4,
-        clip_norm=schema.clip,
         stopwatch=lambda: 0.0,
     )
 
@@ -94,7 +93,7 @@ def test_results_wait_for_as_many_rounds_as_overlap(overlap: int) -> None:
             results = waiting.pop(0)
             for own in plain:
                 own.apply(
-                    {k: [decode_level(p[k], SCHEMA, k) for p in results if k in p] for k in own.levels},
+                    {k: [decode_level(p[k], SCHEMA.results, k) for p in results if k in p] for k in own.levels},
                     0.01,
                 )
         done = together.step(step, shares, accepted)

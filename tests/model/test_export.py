@@ -16,7 +16,7 @@ from aftermath.model.documents import CheckpointError
 from aftermath.model.export import export_tiers
 from aftermath.model.initial import init_weights
 from aftermath.model.manifest import MANIFEST_FILE, file_sha256
-from aftermath.model.schema import build_schema
+from aftermath.model.schema import state_schema
 from aftermath.model.segments import segment_bytes, write_segment
 from aftermath.model.steps import prune
 from aftermath.model.store import save
@@ -63,9 +63,7 @@ def test_a_new_model_carries_a_tokenizer_and_its_end_token(made: Path) -> None:
 def test_exported_levels_merge_back_to_the_full_model(made: Path) -> None:
     full = load(made, 0)
     document = json.loads((made / "config.json").read_text())
-    schema = build_schema(
-        document, tiers=3, topk=1, chunk=8, quantize_1bit=True, decay=0.9, weight_decay=0.0, clip=None
-    )
+    schema = state_schema(document, 3)
     merged = {name: torch.zeros_like(tensor) for name, tensor in full.items()}
     for level in range(3):
         holder = load(made.with_name(f"m-tier{level}"), level) if level else full

@@ -1,16 +1,11 @@
-"""The schema: levels and blocks, exact sizes, canonical JSON, and refusal of everything that is not it."""
+"""The state schema: levels of a model's tensors, and refusal of models that cannot be cut."""
 
-import hashlib
-import json
-import math
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from aftermath.model.config import LlamaConfig, ModelConfigError, WidthNotDivisible, stored_tier
-from aftermath.model.schema import Schema, SchemaError, build_schema
+from aftermath.model.schema import SchemaError, StateSchema, state_schema
 
 HF: dict[str, Any] = {
     "vocab_size": 320,
@@ -20,19 +15,10 @@ HF: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
-SETTINGS: dict[str, Any] = {
-    "tiers": 3,
-    "topk": 8,
-    "chunk": 64,
-    "quantize_1bit": True,
-    "decay": 0.999,
-    "weight_decay": 0.1,
-    "clip": 1.0,
-}
 
 
-def schema(hf: dict[str, Any] | None = None, **changes: Any) -> Schema:
-    return build_schema(HF | (hf or {}), **SETTINGS | changes)
+def schema(hf: dict[str, Any] | None = None, tiers: int = 3) -> StateSchema:
+    return state_schema(HF | (hf or {}), tiers)
 
 
 def test_levels_are_the_smallest_prefix_and_then_strips() -> None:
@@ -44,7 +30,8 @@ def test_levels_are_the_smallest_prefix_and_then_strips() -> None:
     assert ranges == {2: {(0, 128)}, 1: {(128, 256)}, 0: {(256, 512)}}
     assert {s.level for s in built.segments if s.dim is None} == {2}
     down = next(s for s in built.of_level(0) if s.name.endswith("0.mlp.down_proj.weight"))
-    assert (down.dim, down.shape, down.chunk, down.grid) == (1, (128, 256), (64, 64), (2, 4))
+    assert (down.dim, down.start, down.stop, down.shape) == (1, 256, 512, (128, 256))
+    assert down.numel == 128 * 256
 
 
 def test_segments_are_in_canonical_order() -> None:
@@ -53,185 +40,12 @@ def test_segments_are_in_canonical_order() -> None:
     assert [s for s in schema().segments if s.level >= 1] == list(schema().held_by(1))
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.integers(1, 5), st.integers(1, 40), st.integers(1, 255), st.integers(1, 70000), st.integers(1, 4))
-def test_every_segment_is_cut_into_the_fewest_blocks_with_the_least_padding(
-    prefix: int, hidden: int, chunk: int, topk: int, tiers: int
-) -> None:
-    hf = {"intermediate_size": prefix << (tiers - 1), "hidden_size": 4 * hidden, "head_dim": 2}
-    built = schema(hf, chunk=chunk, topk=min(topk, 65535), tiers=tiers)
-    for segment in built.segments:
-        for size, edge, count in zip(segment.shape, segment.chunk, segment.grid, strict=True):
-            assert edge <= chunk
-            assert count == math.ceil(size / chunk)
-            assert (edge - 1) * count < size <= edge * count
-        assert 1 <= segment.topk <= segment.block <= 65535
-
-
-def test_blocks_of_awkward_sizes_are_padded_and_end_with_their_strip() -> None:
-    wide = schema({"intermediate_size": 11008, "vocab_size": 257}, tiers=4)  # strips of 1376 = 32 * 43, and doubles
-    cut = {
-        (s.level, s.shape): (s.chunk, s.grid)
-        for s in wide.segments
-        if s.name.endswith(("gate_proj.weight", "head.weight"))
-    }
-    assert cut == {
-        (3, (257, 128)): ((52, 64), (5, 2)),
-        (3, (1376, 128)): ((63, 64), (22, 2)),
-        (2, (1376, 128)): ((63, 64), (22, 2)),
-        (1, (2752, 128)): ((64, 64), (43, 2)),
-        (0, (5504, 128)): ((64, 64), (86, 2)),
-    }
-
-
-@pytest.mark.parametrize("vocabulary", [31_991, 32_001, 32_003, 32_009])
-def test_an_awkward_vocabulary_costs_as_much_as_a_round_one(vocabulary: int) -> None:
-    """12 layers of 768: a result of 32,000 words takes 0.56 MB, and so does one of 32,003, which is prime."""
-    hf = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 12}
-    sizes = [
-        sum(map(built.payload_bytes, range(3)))
-        for words in (32_000, vocabulary)
-        if (built := schema(hf | {"vocab_size": words, "num_key_value_heads": 12}))
-    ]
-    assert sizes[0] == pytest.approx(0.56e6, rel=0.02)
-    assert sizes[0] <= sizes[1] <= sizes[0] * 1.002
-
-
-def test_the_embedding_and_the_head_may_keep_more_than_the_rest() -> None:
-    plain, more = schema(), schema(topk_embeddings=64)
-    kept = {
-        segment.topk for segment in more.segments if segment.name in ("model.embed_tokens.weight", "lm_head.weight")
-    }
-    rest = {
-        segment.topk for segment in more.segments if segment.name not in ("model.embed_tokens.weight", "lm_head.weight")
-    }
-    assert (kept, rest) == ({64}, {8})
-    assert more.entries(2) - plain.entries(2) == 2 * 5 * 2 * (64 - 8)  # two tensors of 320 x 128
-    assert [more.payload_bytes(level) for level in (0, 1)] == [plain.payload_bytes(level) for level in (0, 1)]
-    assert schema(topk_embeddings=8).hash() == plain.hash()
-    assert Schema.from_json(more.to_json()) == more
-
-
-def test_payload_sizes_are_exact() -> None:
-    built = schema()
-    # Level 0 of a layer: gate and up strips of 256 x 128 (8 blocks each), down 128 x 256 (8 blocks); 2 layers, 8 slots.
-    assert built.entries(0) == 2 * 3 * 8 * 8
-    assert built.index_bytes(0) == 768
-    assert (built.value_bytes(0), built.payload_bytes(0)) == (48, 816)
-    assert schema(quantize_1bit=False).value_bytes(0) == 4 * 384
-    odd = schema({"num_hidden_layers": 1}, topk=3)
-    assert (odd.entries(1), odd.value_bytes(1)) == (36, 5)  # 36 sign bits round up once for the level
-
-
-def test_tied_embeddings_are_one_tensor() -> None:
-    tied = schema({"tie_word_embeddings": True})
-    assert "lm_head.weight" not in {s.name for s in tied.segments}
-    assert tied.hash() != schema().hash()
-
-
-def test_json_is_canonical_and_comes_back() -> None:
-    built = schema()
-    data = built.to_json()
-    assert Schema.from_json(data) == built
-    assert built.hash() == hashlib.sha256(data).digest()
-    assert data == json.dumps(json.loads(data), sort_keys=True, separators=(",", ":")).encode()
-    assert "0.999" not in [v for v in _leaves(json.loads(data)) if isinstance(v, float)]
-    assert not any(isinstance(leaf, float) for leaf in _leaves(json.loads(data)))
-
-
-def _leaves(node: Any) -> list[Any]:
-    if isinstance(node, dict):
-        return [leaf for child in node.values() for leaf in _leaves(child)]
-    return [leaf for child in node for leaf in _leaves(child)] if isinstance(node, list) else [node]
-
-
-def test_the_hash_is_the_same_from_every_tier_and_from_redundant_keys() -> None:
-    base = schema().hash()
-    for tier in range(3):
-        assert build_schema(LlamaConfig.from_hf(HF).to_hf(tier), **SETTINGS).hash() == base
-    assert schema({"rope_theta": 10000, "torch_dtype": "bfloat16", "eos_token_id": 3}).hash() == base
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"topk": 9},
-        {"topk_embeddings": 9},
-        {"chunk": 32},
-        {"tiers": 2},
-        {"quantize_1bit": False},
-        {"decay": 0.99},
-        {"weight_decay": 0.0},
-        {"clip": None},
-        {"hf": {"rope_theta": 5e5}},
-        {"hf": {"rms_norm_eps": 1e-5}},
-        {"hf": {"num_attention_heads": 2}},
-    ],
-)
-def test_the_hash_sees_everything_that_changes_the_arithmetic(change: dict[str, Any]) -> None:
-    assert schema(**change).hash() != schema().hash()
-
-
-@pytest.mark.parametrize(
-    "forge",
-    [
-        lambda d: d.replace(b'"topk":8', b'"topk":9', 1),
-        lambda d: d.replace(b'"0.999"', b'"0.9990"'),
-        lambda d: d.replace(b'"0.999"', b'"NaN"'),
-        lambda d: d.replace(b'"0.999"', b'"0.99x"'),
-        lambda d: d.replace(b'"stop":320', b'"stop":321', 1),
-        lambda d: d.replace(b'"hidden_size":128', b'"hidden_size":1000000000'),
-        lambda d: d.replace(b'"num_hidden_layers":2', b'"num_hidden_layers":100000000'),
-        lambda d: d.replace(b'"vocab_size":320', b'"vocab_size":"320"'),
-        lambda d: d.replace(b'"widths":[512,256,128]', b'"widths":[512,256,128,64,32,16,8,4,2]'),
-        lambda d: d.replace(b'"tie_word_embeddings":false,', b""),
-        lambda d: d + b" ",
-        lambda d: d[:-1],
-        lambda d: b'{"a":' * 100_000,
-        lambda d: b"[" * 100_000,
-        lambda d: b"\xff" + d,
-        lambda d: b"",
-    ],
-)
-def test_bytes_that_are_not_a_canonical_schema_are_refused(forge: Any) -> None:
-    data = schema().to_json()
-    forged = forge(data)
-    assert forged != data
-    with pytest.raises((SchemaError, ModelConfigError)):
-        Schema.from_json(forged)
-
-
-def test_an_oversized_schema_is_refused_before_parsing() -> None:
-    with pytest.raises(SchemaError, match="exceeds the limit"):
-        Schema.from_json(schema().to_json(), max_bytes=100)
-
-
 @pytest.mark.parametrize(
     ("width", "tiers", "nearest"), [(510, 3, "508 or 512"), (3, 3, "4"), (1001, 2, "1000 or 1002")]
 )
 def test_a_width_that_does_not_divide_names_the_nearest(width: int, tiers: int, nearest: str) -> None:
     with pytest.raises(WidthNotDivisible, match=f"{width} is not divisible[\\s\\S]*nearest widths that are: {nearest}"):
         schema({"intermediate_size": width}, tiers=tiers)
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"decay": -0.5}, "compression_decay must be a finite[^\n]*\nset it in .model.LLM.optimizer.Distro."),
-        ({"tiers": 0}, "1 to 8 tiers"),
-        ({"tiers": 9}, "1 to 8 tiers"),
-        ({"topk": 0}, "compression_topk must be from 1"),
-        ({"topk_embeddings": 0}, "compression_topk_embeddings must be from 1"),
-        ({"chunk": 70000}, "compression_chunk must be from 1"),
-        ({"chunk": 256, "hf": {"hidden_size": 256, "intermediate_size": 1024}}, "at most 255"),
-        ({"decay": float("nan")}, "decay must be a finite"),
-        ({"decay": 1.5}, "at most 1"),
-        ({"clip": -1.0}, "clip_grad_norm must be"),
-    ],
-)
-def test_settings_out_of_range_are_sentences(change: dict[str, Any], says: str) -> None:
-    with pytest.raises(SchemaError, match=says):
-        schema(**change)
 
 
 @pytest.mark.parametrize(
@@ -280,3 +94,22 @@ def test_a_contradictory_or_foreign_config_is_a_sentence(keys: dict[str, Any]) -
 def test_newer_rope_parameters_are_read() -> None:
     newer = LlamaConfig.from_hf(HF | {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}})
     assert newer.rope_theta == 5e5
+
+
+def test_tied_embeddings_are_one_tensor() -> None:
+    tied = schema({"tie_word_embeddings": True})
+    assert "lm_head.weight" not in {s.name for s in tied.segments}
+    assert tied.document() != schema().document()
+
+
+@pytest.mark.parametrize("tiers", [0, 9])
+def test_a_run_has_so_many_tiers(tiers: int) -> None:
+    with pytest.raises(SchemaError, match="1 to 8 tiers"):
+        schema(tiers=tiers)
+
+
+@pytest.mark.parametrize("level", [-1, 3])
+def test_a_level_that_is_not_there_is_named(level: int) -> None:
+    for asked in (schema().of_level, schema().held_by, schema().parameters):
+        with pytest.raises(SchemaError, match=f"level {level} is out of range\\nthis run has levels 0 to 2"):
+            asked(level)

@@ -9,7 +9,7 @@ import torch
 from aftermath.model import segments
 from aftermath.model.config import LlamaConfig
 from aftermath.model.initial import init_weights
-from aftermath.model.schema import Schema, build_schema
+from aftermath.model.schema import StateSchema, state_schema
 from aftermath.model.segments import SegmentError, level_hash, segment_bytes, view, write_segment
 
 torch.set_num_threads(1)
@@ -26,11 +26,11 @@ CONFIG = LlamaConfig.from_hf(HF)
 
 
 @pytest.fixture(scope="module")
-def schema() -> Schema:
-    return build_schema(HF, tiers=3, topk=4, chunk=16, quantize_1bit=True, decay=0.999, weight_decay=0.0, clip=1.0)
+def schema() -> StateSchema:
+    return state_schema(HF, 3)
 
 
-def test_segments_cover_every_parameter_exactly_once(schema: Schema) -> None:
+def test_segments_cover_every_parameter_exactly_once(schema: StateSchema) -> None:
     for tier in range(3):
         params = {name: torch.zeros(shape) for name, shape in CONFIG.parameter_shapes(tier).items()}
         for segment in schema.held_by(tier):
@@ -39,14 +39,14 @@ def test_segments_cover_every_parameter_exactly_once(schema: Schema) -> None:
         assert sum(tensor.numel() for tensor in params.values()) == schema.parameters(tier)
 
 
-def test_replicas_of_different_tiers_share_the_hashes_of_common_levels(schema: Schema) -> None:
+def test_replicas_of_different_tiers_share_the_hashes_of_common_levels(schema: StateSchema) -> None:
     replicas = [init_weights(CONFIG, 3, tier) for tier in range(3)]
     for level in range(3):
         assert len({level_hash(replicas[tier], schema, level) for tier in range(level + 1)}) == 1
     assert len({level_hash(replicas[0], schema, level) for level in range(3)}) == 3
 
 
-def test_a_level_hash_sees_every_bit_of_its_level_and_nothing_else(schema: Schema) -> None:
+def test_a_level_hash_sees_every_bit_of_its_level_and_nothing_else(schema: StateSchema) -> None:
     params = init_weights(CONFIG, 3)
     before = [level_hash(params, schema, level) for level in range(3)]
     name = "model.layers.1.mlp.down_proj.weight"
@@ -56,7 +56,7 @@ def test_a_level_hash_sees_every_bit_of_its_level_and_nothing_else(schema: Schem
 
 
 def test_level_hash_is_sha256_over_names_and_little_endian_values(
-    schema: Schema, monkeypatch: pytest.MonkeyPatch
+    schema: StateSchema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     params, digest = init_weights(CONFIG, 3), hashlib.sha256()
     for segment in schema.of_level(1):
@@ -68,7 +68,7 @@ def test_level_hash_is_sha256_over_names_and_little_endian_values(
     assert level_hash(params, schema, 1) == digest.digest()
 
 
-def test_written_segments_rebuild_a_replica(schema: Schema) -> None:
+def test_written_segments_rebuild_a_replica(schema: StateSchema) -> None:
     source = init_weights(CONFIG, 3)
     target = {name: torch.zeros(shape) for name, shape in CONFIG.parameter_shapes(1).items()}
     for segment in schema.held_by(1):
@@ -76,7 +76,7 @@ def test_written_segments_rebuild_a_replica(schema: Schema) -> None:
     assert all(torch.equal(target[name], tensor) for name, tensor in init_weights(CONFIG, 3, 1).items())
 
 
-def test_writing_goes_into_parameters_that_require_gradients(schema: Schema) -> None:
+def test_writing_goes_into_parameters_that_require_gradients(schema: StateSchema) -> None:
     segment = schema.of_level(0)[0]
     params = {segment.name: torch.nn.Parameter(torch.zeros(CONFIG.parameter_shapes()[segment.name]))}
     write_segment(params, segment, np.ones(segment.shape, "<f4").tobytes())
@@ -84,7 +84,7 @@ def test_writing_goes_into_parameters_that_require_gradients(schema: Schema) -> 
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
-def test_bytes_that_are_not_finite_are_refused_and_change_nothing(schema: Schema, poison: float) -> None:
+def test_bytes_that_are_not_finite_are_refused_and_change_nothing(schema: StateSchema, poison: float) -> None:
     params, segment = init_weights(CONFIG, 3), schema.of_level(1)[0]
     values = np.zeros(segment.shape, "<f4")
     values.flat[5] = poison
@@ -94,13 +94,13 @@ def test_bytes_that_are_not_finite_are_refused_and_change_nothing(schema: Schema
 
 
 @pytest.mark.parametrize("change", [-4, -1, 1, 4])
-def test_bytes_of_another_size_are_refused(schema: Schema, change: int) -> None:
+def test_bytes_of_another_size_are_refused(schema: StateSchema, change: int) -> None:
     params, segment = init_weights(CONFIG, 3), schema.of_level(1)[0]
     with pytest.raises(SegmentError, match="takes"):
         write_segment(params, segment, bytes(segment.numel * 4 + change))
 
 
-def test_a_level_that_is_not_held_is_named(schema: Schema) -> None:
+def test_a_level_that_is_not_held_is_named(schema: StateSchema) -> None:
     with pytest.raises(SegmentError, match="does not hold level 0"):
         view(init_weights(CONFIG, 3, 1), schema.of_level(0)[0])
     with pytest.raises(SegmentError, match="no tensor"):

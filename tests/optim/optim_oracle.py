@@ -10,10 +10,13 @@ from fractions import Fraction
 
 import numpy as np
 
-from aftermath.model.schema import Schema, Segment, build_schema
 from aftermath.optim.basis import integer_basis
+from aftermath.optim.blocks import Blocks
 from aftermath.optim.codec import Votes
+from aftermath.optim.distro import Distro
+from aftermath.optim.format import ResultFormat
 from aftermath.optim.layout import level_layout
+from aftermath.optim.schema import Schema, build_schema
 
 CONFIG = {
     "model_type": "llama",
@@ -38,22 +41,25 @@ RAGGED = {"vocab_size": 41, "hidden_size": 20, "intermediate_size": 68}
 def toy_schema(**changes) -> Schema:
     """A small run of three tiers; keyword arguments change its settings or, if they name one, its model's config."""
     model = CONFIG | {key: changes.pop(key) for key in list(changes) if key in CONFIG}
-    settings = {
-        "tiers": 3,
-        "topk": 4,
-        "chunk": 8,
-        "quantize_1bit": True,
-        "decay": 0.9,
-        "weight_decay": 0.0,
-        "clip": None,
-    }
-    return build_schema(model, **(settings | changes))
+    tiers, settings = (
+        changes.pop("tiers", 3),
+        {
+            "topk": 4,
+            "chunk": 8,
+            "quantize_1bit": True,
+            "decay": 0.9,
+            "weight_decay": 0.0,
+            "clip": None,
+        }
+        | changes,
+    )
+    return build_schema(model, tiers, Distro(**{"topk_embeddings": settings["topk"]} | settings))
 
 
-def cut_blocks(tensor: np.ndarray, segment: Segment) -> np.ndarray:
+def cut_blocks(tensor: np.ndarray, cut: Blocks) -> np.ndarray:
     """The blocks [n, h, w] of a segment's tensor, padded with zeros, number by number."""
     matrix = np.atleast_2d(tensor)
-    height, width = (1, *segment.chunk)[-2:]
+    height, width = (1, *cut.edges)[-2:]
     tall, wide = -(-matrix.shape[0] // height), -(-matrix.shape[1] // width)
     blocks = np.zeros((tall * wide, height, width), matrix.dtype)
     for row, column in np.ndindex(matrix.shape):
@@ -61,9 +67,10 @@ def cut_blocks(tensor: np.ndarray, segment: Segment) -> np.ndarray:
     return blocks
 
 
-def joined(blocks: np.ndarray, segment: Segment) -> np.ndarray:
+def joined(blocks: np.ndarray, cut: Blocks) -> np.ndarray:
     """The tensor of a segment's blocks [n, h, w], number by number; padding is dropped."""
-    places = cut_blocks(np.arange(1, segment.numel + 1).reshape(segment.shape), segment)
+    segment = cut.segment
+    places = cut_blocks(np.arange(1, segment.numel + 1).reshape(segment.shape), cut)
     out = np.empty(segment.numel, blocks.dtype)
     out[places[places > 0] - 1] = blocks[places > 0]
     return out.reshape(segment.shape)
@@ -111,15 +118,15 @@ def oracle_means(votes: Sequence[Votes], low: int, high: int) -> dict[int, int]:
     return {place: _away(scale * sum(values) / len(values)) for place, values in given.items()}
 
 
-def oracle_signs(votes: Sequence[Votes], schema: Schema, level: int) -> list[np.ndarray]:
+def oracle_signs(votes: Sequence[Votes], results: ResultFormat, level: int) -> list[np.ndarray]:
     """Per segment of the level the sign of the aggregate, int8 [blocks, h, w], in unbounded integers."""
-    layout = level_layout(schema, level)
-    results = []
+    layout = level_layout(results, level)
+    found = []
     for part in layout.parts:
         group = layout.groups[part.group]
         tall, wide = (np.array(integer_basis(edge), dtype=object) for edge in (group.height, group.width))
         blocks = []
-        for block in range(part.first, part.first + part.segment.blocks):
+        for block in range(part.first, part.first + part.blocks.count):
             low = group.base + block * group.block
             mean = np.zeros(group.block, dtype=object)
             for place, value in oracle_means(votes, low, low + group.block).items():
@@ -129,5 +136,5 @@ def oracle_signs(votes: Sequence[Votes], schema: Schema, level: int) -> list[np.
                 rows = np.vectorize(lambda t: round(Fraction(t, 1 << 27)), otypes=[object])(rows)
                 rows = tall.T.dot(rows)
             blocks.append(np.sign(rows).astype(np.int8))
-        results.append(np.stack(blocks))
-    return results
+        found.append(np.stack(blocks))
+    return found

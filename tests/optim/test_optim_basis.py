@@ -53,4 +53,4 @@ def test_unsupported_edges_say_what_to_do(edge: int) -> None:
 def test_a_schema_with_such_edges_is_refused_before_training() -> None:
     schema = toy_schema(vocab_size=2050, hidden_size=16, intermediate_size=16, chunk=2050, tiers=1)
     with pytest.raises(UnsupportedEdge, match="edge of 2050"):
-        level_layout(schema, 0)
+        level_layout(schema.results, 0)

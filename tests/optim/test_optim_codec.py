@@ -11,20 +11,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aftermath.model.schema import SchemaError
+from aftermath.model.levels import SchemaError
 from aftermath.optim.codec import BadPayload, Votes, decode_level, encode_level
+from aftermath.optim.format import Values
 from aftermath.optim.layout import level_layout
 from aftermath.optim.transform import UNUSED, strongest
 from optim.optim_oracle import toy_schema
 
-BIT, FLOAT = toy_schema(), toy_schema(quantize_1bit=False)
+BIT, FLOAT = toy_schema().results, toy_schema(quantize_1bit=False).results
 LEVEL = 1
 
 
-def result(schema, seed: int = 0, zeros: float = 0.97) -> tuple[np.ndarray, np.ndarray]:
+def result(results, seed: int = 0, zeros: float = 0.97) -> tuple[np.ndarray, np.ndarray]:
     """Indices and values of a level's slots, many of them unused, as encoding a sparse delta gives them."""
     generator = torch.Generator().manual_seed(seed)
-    layout = level_layout(schema, LEVEL)
+    layout = level_layout(results, LEVEL)
     kept = []
     for group in layout.groups:
         rows = torch.randn(group.blocks, group.block, generator=generator)
@@ -34,51 +35,51 @@ def result(schema, seed: int = 0, zeros: float = 0.97) -> tuple[np.ndarray, np.n
     return indices.astype(np.uint16), values
 
 
-def payload(schema, **changes) -> bytearray:
-    return bytearray(encode_level(schema, LEVEL, *result(schema, **changes)))
+def payload(results, **changes) -> bytearray:
+    return bytearray(encode_level(results, LEVEL, *result(results, **changes)))
 
 
 def set_index(data: bytearray, slot: int, index: int) -> None:
     struct.pack_into("<H", data, 2 * slot, index)
 
 
-@pytest.mark.parametrize("schema", [BIT, FLOAT])
+@pytest.mark.parametrize("results", [BIT, FLOAT])
 @pytest.mark.parametrize("zeros", [0.0, 0.97, 1.0])
-def test_round_trip(schema, zeros: float) -> None:
-    indices, values = result(schema, seed=3, zeros=zeros)
-    data = encode_level(schema, LEVEL, indices, values)
-    assert len(data) == schema.payload_bytes(LEVEL)
-    votes = decode_level(memoryview(data), schema, LEVEL)
+def test_round_trip(results, zeros: float) -> None:
+    indices, values = result(results, seed=3, zeros=zeros)
+    data = encode_level(results, LEVEL, indices, values)
+    assert len(data) == results.payload_bytes(LEVEL)
+    votes = decode_level(memoryview(data), results, LEVEL)
     used = indices != UNUSED
     assert used.any() == (zeros < 1)
-    layout = level_layout(schema, LEVEL)
+    layout = level_layout(results, LEVEL)
     assert votes.positions.tolist() == (layout.slot_base + indices)[used].tolist()
-    assert votes.values.tolist() == (np.sign(values) if schema is BIT else values)[used].tolist()
+    assert votes.values.tolist() == (np.sign(values) if results is BIT else values)[used].tolist()
 
 
 def test_layout_on_the_wire() -> None:
     """Two blocks of 64, 4 slots each: indices of both, then the signs of both, lowest bit first."""
-    schema = toy_schema(hidden_size=8, intermediate_size=16, tiers=2, num_attention_heads=2)
-    names = [segment.name for segment in schema.of_level(0)]
+    results = toy_schema(hidden_size=8, intermediate_size=16, tiers=2, num_attention_heads=2).results
+    names = [blocks.segment.name for blocks in results.of_level(0)]
     assert [name.split(".")[-2] for name in names] == ["down_proj", "gate_proj", "up_proj"]
     indices = np.full(12, UNUSED, np.uint16)
     values = np.zeros(12, np.float32)
     indices[:3], values[:3] = (2, 9, 63), (-1.0, 0.5, -3.0)
     indices[8], values[8] = 17, -0.25
-    data = encode_level(schema, 0, indices, values)
+    data = encode_level(results, 0, indices, values)
     assert data == struct.pack("<12H", 2, 9, 63, *[0xFFFF] * 5, 17, *[0xFFFF] * 3) + bytes([0b101, 0b1])
-    votes = decode_level(data, schema, 0)
+    votes = decode_level(data, results, 0)
     assert votes.positions.tolist() == [2, 9, 63, 128 + 17]
     assert votes.values.tolist() == [-1, 1, -1, -1]
 
 
-@pytest.mark.parametrize("schema", [BIT, FLOAT])
+@pytest.mark.parametrize("results", [BIT, FLOAT])
 @pytest.mark.parametrize("size", [0, 1, -1, 7])
-def test_wrong_size(schema, size: int) -> None:
-    data = bytes(payload(schema))
+def test_wrong_size(results, size: int) -> None:
+    data = bytes(payload(results))
     wrong = data[:size] if size == 0 else data[: len(data) + size] if size < 0 else data + bytes(size)
     with pytest.raises(BadPayload, match=f"level 1 takes {len(data)} bytes, not {len(wrong)}"):
-        decode_level(wrong, schema, LEVEL)
+        decode_level(wrong, results, LEVEL)
 
 
 def test_unknown_level() -> None:
@@ -111,8 +112,8 @@ def test_repeated_index() -> None:
 
 
 def test_stray_bits() -> None:
-    schema = toy_schema(topk=3, hidden_size=8, intermediate_size=16, tiers=2, num_attention_heads=2)
-    data = bytearray(encode_level(schema, 0, np.full(9, UNUSED, np.uint16), np.zeros(9, np.float32)))
+    results = toy_schema(topk=3, hidden_size=8, intermediate_size=16, tiers=2, num_attention_heads=2).results
+    data = bytearray(encode_level(results, 0, np.full(9, UNUSED, np.uint16), np.zeros(9, np.float32)))
     for bit, sentence in (
         (9, "after the last sign"),
         (15, "after the last sign"),
@@ -121,7 +122,7 @@ def test_stray_bits() -> None:
         broken = bytearray(data)
         broken[18 + bit // 8] |= 1 << bit % 8
         with pytest.raises(BadPayload, match=sentence):
-            decode_level(broken, schema, 0)
+            decode_level(broken, results, 0)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.0, -0.0, 1e-40])
@@ -139,20 +140,20 @@ def test_value_in_an_unused_slot() -> None:
         decode_level(data, FLOAT, LEVEL)
 
 
-def votes_or_refusal(data: bytes | bytearray, schema) -> Votes | str:
+def votes_or_refusal(data: bytes | bytearray, results) -> Votes | str:
     try:
-        return decode_level(data, schema, LEVEL)
+        return decode_level(data, results, LEVEL)
     except BadPayload as error:
         return str(error)
 
 
-def check_sound(votes: Votes, schema) -> None:
+def check_sound(votes: Votes, results) -> None:
     """What everything after decoding relies on."""
-    coefficients = sum(group.blocks * group.block for group in level_layout(schema, LEVEL).groups)
+    coefficients = sum(group.blocks * group.block for group in level_layout(results, LEVEL).groups)
     places = votes.positions.tolist()
     assert len(set(places)) == len(places) == len(votes.values)
     assert all(0 <= place < coefficients for place in places)
-    if schema.quantize_1bit:
+    if results.values is Values.SIGN:
         assert votes.values.dtype == torch.int8
         assert set(votes.values.tolist()) <= {-1, 1}
     else:
@@ -163,32 +164,32 @@ def check_sound(votes: Votes, schema) -> None:
 @settings(max_examples=200, deadline=None)
 @given(data=st.data(), one_bit=st.booleans())
 def test_flipped_bits_are_refused_or_other_votes(data, one_bit: bool) -> None:
-    schema = BIT if one_bit else FLOAT
-    valid = payload(schema, zeros=data.draw(st.sampled_from([0.0, 0.97, 1.0])))
-    before = decode_level(bytes(valid), schema, LEVEL)
+    results = BIT if one_bit else FLOAT
+    valid = payload(results, zeros=data.draw(st.sampled_from([0.0, 0.97, 1.0])))
+    before = decode_level(bytes(valid), results, LEVEL)
     for bit in data.draw(st.sets(st.integers(0, len(valid) * 8 - 1), min_size=1, max_size=4)):
         valid[bit // 8] ^= 1 << bit % 8
-    votes = votes_or_refusal(valid, schema)
+    votes = votes_or_refusal(valid, results)
     if isinstance(votes, str):
         assert votes.startswith("level 1")
         return
-    check_sound(votes, schema)
+    check_sound(votes, results)
     assert votes.positions.tolist() != before.positions.tolist() or votes.values.tolist() != before.values.tolist()
 
 
 @settings(max_examples=200, deadline=None)
 @given(data=st.data(), one_bit=st.booleans())
 def test_spliced_garbage_never_gets_through(data, one_bit: bool) -> None:
-    schema = BIT if one_bit else FLOAT
-    valid = payload(schema)
+    results = BIT if one_bit else FLOAT
+    valid = payload(results)
     start = data.draw(st.integers(0, len(valid) - 1))
     garbage = data.draw(st.binary(min_size=1, max_size=64))[: len(valid) - start]
     valid[start : start + len(garbage)] = garbage
-    votes = votes_or_refusal(valid, schema)
+    votes = votes_or_refusal(valid, results)
     if isinstance(votes, str):
         assert "\n" not in votes
     else:
-        check_sound(votes, schema)
+        check_sound(votes, results)
 
 
 @settings(max_examples=50, deadline=None)

@@ -11,6 +11,7 @@ import torch
 from aftermath.optim.basis import integer_basis
 from aftermath.optim.codec import Votes
 from aftermath.optim.exact import _inverse, _means, signs
+from aftermath.optim.format import Values
 from aftermath.optim.layout import level_layout
 from optim.optim_oracle import RAGGED, oracle_means, oracle_signs, toy_schema
 
@@ -25,16 +26,16 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def random_votes(schema, level: int, peers: int, seed: int, density: float = 0.1) -> list[Votes]:
+def random_votes(results, level: int, peers: int, seed: int, density: float = 0.1) -> list[Votes]:
     """Votes of `peers` peers, each on a random part of the level's coefficients; low positions are shared by many."""
     generator = torch.Generator().manual_seed(seed)
-    total = sum(group.blocks * group.block for group in level_layout(schema, level).groups)
+    total = sum(group.blocks * group.block for group in level_layout(results, level).groups)
     votes = []
     for _ in range(peers):
         chance = density * torch.where(torch.arange(total) % 7 == 0, 5.0, 0.5)
         positions = (torch.rand(total, generator=generator) < chance).nonzero().flatten()
         values = torch.randn(len(positions), generator=generator) * 10.0 ** (seed % 5 - 2)
-        votes.append(Votes(level, positions, values.sign().to(torch.int8) if schema.quantize_1bit else values))
+        votes.append(Votes(level, positions, values.sign().to(torch.int8) if results.values is Values.SIGN else values))
     return votes
 
 
@@ -45,18 +46,18 @@ def equal(left, right) -> bool:
 @pytest.mark.parametrize("one_bit", [True, False])
 @pytest.mark.parametrize(("peers", "density"), [(1, 0.02), (2, 0.1), (3, 0.02), (7, 0.1), (16, 0.2), (256, 0.01)])
 def test_equals_unbounded_integers(peers: int, density: float, one_bit: bool) -> None:
-    schema = toy_schema(quantize_1bit=one_bit)
-    for level in range(schema.levels):
-        votes = random_votes(schema, level, peers, seed=peers + level, density=density)
-        assert equal(signs(votes, schema, level, CPU), oracle_signs(votes, schema, level))
+    results = toy_schema(quantize_1bit=one_bit).results
+    for level in range(results.levels):
+        votes = random_votes(results, level, peers, seed=peers + level, density=density)
+        assert equal(signs(votes, results, level, CPU), oracle_signs(votes, results, level))
 
 
 def test_equals_unbounded_integers_also_in_padded_blocks() -> None:
     """Peers may vote on every coefficient of a padded block; it is one like any other."""
-    schema = toy_schema(**RAGGED)
-    for level in range(schema.levels):
-        votes = random_votes(schema, level, 5, seed=level, density=0.1)
-        assert equal(signs(votes, schema, level, CPU), oracle_signs(votes, schema, level))
+    results = toy_schema(**RAGGED).results
+    for level in range(results.levels):
+        votes = random_votes(results, level, 5, seed=level, density=0.1)
+        assert equal(signs(votes, results, level, CPU), oracle_signs(votes, results, level))
 
 
 @pytest.mark.parametrize(
@@ -64,9 +65,9 @@ def test_equals_unbounded_integers_also_in_padded_blocks() -> None:
     [(64, 64), (60, 64), pytest.param(44, 43, id="uneven edges"), pytest.param(24, 1, id="no transform")],
 )
 def test_equals_unbounded_integers_for_other_edges(hidden: int, chunk: int) -> None:
-    schema = toy_schema(hidden_size=hidden, num_attention_heads=2, intermediate_size=172, tiers=2, chunk=chunk)
-    votes = random_votes(schema, 0, 3, seed=chunk, density=0.01)
-    assert equal(signs(votes, schema, 0, CPU), oracle_signs(votes, schema, 0))
+    results = toy_schema(hidden_size=hidden, num_attention_heads=2, intermediate_size=172, tiers=2, chunk=chunk).results
+    votes = random_votes(results, 0, 3, seed=chunk, density=0.01)
+    assert equal(signs(votes, results, 0, CPU), oracle_signs(votes, results, 0))
 
 
 @pytest.mark.parametrize(("height", "width"), [(64, 64), (1, 64), (43, 64), (250, 255), (1, 512), (64, 1)])
@@ -90,20 +91,20 @@ def test_worst_block_reaches_no_sum_that_float64_rounds(height: int, width: int)
 
 @pytest.mark.parametrize("one_bit", [True, False])
 def test_order_threads_and_memory_layout_do_not_matter(one_bit: bool) -> None:
-    schema = toy_schema(quantize_1bit=one_bit, vocab_size=600, hidden_size=64, chunk=64)
-    votes = random_votes(schema, 2, 9, seed=4)
-    expected = signs(votes, schema, 2, CPU)
+    results = toy_schema(quantize_1bit=one_bit, vocab_size=600, hidden_size=64, chunk=64).results
+    votes = random_votes(results, 2, 9, seed=4)
+    expected = signs(votes, results, 2, CPU)
     assert any(part.any() for part in expected)
-    assert equal(signs(votes[::-1], schema, 2, CPU), expected)
+    assert equal(signs(votes[::-1], results, 2, CPU), expected)
     strided = [
         Votes(2, torch.stack([v.positions, v.positions], 1)[:, 0], torch.stack([v.values, v.values], 1)[:, 1])
         for v in votes
     ]
     shuffled = [Votes(2, v.positions.flip(0), v.values.flip(0)) for v in votes]
     torch.set_num_threads(2)
-    assert equal(signs(votes, schema, 2, CPU), expected)
-    assert equal(signs(strided, schema, 2, CPU), expected)
-    assert equal(signs(shuffled[3:] + shuffled[:3], schema, 2, CPU), expected)
+    assert equal(signs(votes, results, 2, CPU), expected)
+    assert equal(signs(strided, results, 2, CPU), expected)
+    assert equal(signs(shuffled[3:] + shuffled[:3], results, 2, CPU), expected)
 
 
 def test_sums_of_a_block_are_equal_however_they_are_grouped() -> None:
@@ -118,29 +119,29 @@ def test_sums_of_a_block_are_equal_however_they_are_grouped() -> None:
 
 
 def test_opposite_votes_leave_no_trace_and_silence_is_zero() -> None:
-    schema = toy_schema()
-    (votes,) = random_votes(schema, 1, 1, seed=2)
+    results = toy_schema().results
+    (votes,) = random_votes(results, 1, 1, seed=2)
     opposite = Votes(1, votes.positions, -votes.values)
-    assert not any(part.any() for part in signs([votes, opposite], schema, 1, CPU))
-    assert not any(part.any() for part in signs([], schema, 1, CPU))
+    assert not any(part.any() for part in signs([votes, opposite], results, 1, CPU))
+    assert not any(part.any() for part in signs([], results, 1, CPU))
 
 
 def test_a_mean_counts_only_the_peers_that_kept_the_coefficient() -> None:
     """One of 20 peers keeps a coefficient that 19 others are silent about: its vote weighs 1, not 1/20."""
-    schema = toy_schema()
+    results = toy_schema().results
     others = [Votes(0, torch.tensor([1]), torch.tensor([1], dtype=torch.int8)) for _ in range(19)]
     alone = Votes(0, torch.tensor([0]), torch.tensor([-1], dtype=torch.int8))
     both = [
         Votes(0, torch.tensor([1]), torch.tensor([1], dtype=torch.int8)),
         Votes(0, torch.tensor([0]), torch.tensor([-1], dtype=torch.int8)),
     ]
-    assert equal(signs([*others, alone], schema, 0, CPU), signs(both, schema, 0, CPU))
+    assert equal(signs([*others, alone], results, 0, CPU), signs(both, results, 0, CPU))
 
 
 def test_signs_are_those_of_the_float_transform_except_at_near_ties() -> None:
-    schema = toy_schema(vocab_size=2048, hidden_size=64, chunk=64, topk=8)
-    votes = random_votes(schema, 2, 3, seed=9, density=0.002)
-    layout = level_layout(schema, 2)
+    results = toy_schema(vocab_size=2048, hidden_size=64, chunk=64, topk=8).results
+    votes = random_votes(results, 2, 3, seed=9, density=0.002)
+    layout = level_layout(results, 2)
     differing = total = 0
     total_sums = torch.zeros(sum(g.blocks * g.block for g in layout.groups), dtype=torch.float64)
     counts = torch.zeros_like(total_sums)
@@ -148,10 +149,10 @@ def test_signs_are_those_of_the_float_transform_except_at_near_ties() -> None:
         total_sums.index_add_(0, vote.positions, vote.values.double())
         counts.index_add_(0, vote.positions, torch.ones(len(vote.positions), dtype=torch.float64))
     means = total_sums / counts.clamp(min=1)
-    for part, got in zip(layout.parts, signs(votes, schema, 2, CPU), strict=True):
+    for part, got in zip(layout.parts, signs(votes, results, 2, CPU), strict=True):
         group = layout.groups[part.group]
         low = group.base + part.first * group.block
-        dense = means[low : low + part.segment.blocks * group.block].view(-1, group.height, group.width)
+        dense = means[low : low + part.blocks.count * group.block].view(-1, group.height, group.width)
         tall, wide = (torch.tensor(integer_basis(e)).double() for e in (group.height, group.width))
         tall, wide = (rows / rows.norm(dim=1, keepdim=True) for rows in (tall, wide))
         sums = tall.T @ (dense @ wide)
@@ -165,9 +166,9 @@ def test_signs_are_those_of_the_float_transform_except_at_near_ties() -> None:
 @pytest.mark.parametrize("one_bit", [True, False])
 def test_means_are_the_nearest_integers(one_bit: bool) -> None:
     """One unit of the mean hardly ever shows in a sign, so the means are compared themselves."""
-    schema = toy_schema(quantize_1bit=one_bit)
-    layout = level_layout(schema, 2)
-    votes = random_votes(schema, 2, 11, seed=6, density=0.15)
+    results = toy_schema(quantize_1bit=one_bit).results
+    layout = level_layout(results, 2)
+    votes = random_votes(results, 2, 11, seed=6, density=0.15)
     positions, means = _means(votes, layout, CPU)
     expected = {}
     for group in layout.groups:
@@ -178,11 +179,11 @@ def test_means_are_the_nearest_integers(one_bit: bool) -> None:
 
 
 def test_refuses_what_no_schema_allows() -> None:
-    schema = toy_schema()
+    results = toy_schema().results
     vote = Votes(0, torch.tensor([0]), torch.tensor([1], dtype=torch.int8))
     with pytest.raises(ValueError, match="256 peers"):
-        signs([vote] * 257, schema, 0, CPU)
+        signs([vote] * 257, results, 0, CPU)
     with pytest.raises(ValueError, match="level 1"):
-        signs([vote], schema, 1, CPU)
+        signs([vote], results, 1, CPU)
     with pytest.raises(ValueError, match="kind"):
-        signs([Votes(0, vote.positions, torch.tensor([1.0]))], schema, 0, CPU)
+        signs([Votes(0, vote.positions, torch.tensor([1.0]))], results, 0, CPU)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from aftermath.model.levels import Segment
+from aftermath.optim.blocks import Blocks
 from aftermath.optim.transform import UNUSED, cells, forward, inverse, padding, strongest
 from optim.optim_oracle import cut_blocks
 
@@ -32,18 +33,18 @@ def test_a_constant_block_has_only_the_first_coefficient() -> None:
 def test_cells_pair_every_number_with_its_place_also_in_strided_tensors(
     shape: tuple[int, ...], chunk: tuple[int, ...]
 ) -> None:
-    segment = Segment("w", 0, None, 0, shape[0], shape, chunk, 1)
+    cut = Blocks(Segment("w", 0, None, 0, shape[0], shape), chunk, 1)
     tensor = torch.arange(1.0, 101.0).view(10, 10)[: shape[0], 3 : 3 + shape[-1]]
     tensor = tensor if len(shape) == 2 else torch.arange(1.0, 101.0)[::7][: shape[0]]
-    blocks = torch.zeros(segment.blocks, *(1, *chunk)[-2:])
-    for numbers, places in cells(tensor, blocks, segment):
+    blocks = torch.zeros(cut.count, *(1, *chunk)[-2:])
+    for numbers, places in cells(tensor, blocks, cut):
         places.copy_(numbers)
-    assert blocks.tolist() == cut_blocks(tensor.numpy(), segment).tolist()
-    assert not any(beyond.any() for beyond in padding(blocks, segment))
-    for beyond in padding(blocks, segment):
+    assert blocks.tolist() == cut_blocks(tensor.numpy(), cut).tolist()
+    assert not any(beyond.any() for beyond in padding(blocks, cut))
+    for beyond in padding(blocks, cut):
         beyond.fill_(-1.0)
-    assert int((blocks == -1).sum()) == segment.blocks * segment.block - segment.numel
-    for numbers, places in cells(tensor, blocks, segment):
+    assert int((blocks == -1).sum()) == cut.count * cut.size - cut.segment.numel
+    for numbers, places in cells(tensor, blocks, cut):
         numbers.sub_(places)
     assert not tensor.any()
 

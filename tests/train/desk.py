@@ -8,8 +8,9 @@ import msgspec
 import numpy as np
 from solders.keypair import Keypair
 
-from aftermath.model.schema import Schema, build_schema
 from aftermath.optim.codec import encode_level
+from aftermath.optim.distro import Distro
+from aftermath.optim.schema import Schema, build_schema
 from aftermath.run.accounts import Members, Round, Run
 from aftermath.run.commitment import Commitment, LevelPayload, SequenceInterval, encode_announcement
 from aftermath.run.state import RunState
@@ -23,9 +24,8 @@ from aftermath.train.results import Results
 from aftermath.watch.events import Event, Events
 from run import builders
 
-SCHEMA: Schema = build_schema(
-    CONFIG.to_hf(), tiers=3, topk=4, chunk=8, quantize_1bit=True, decay=0.999, weight_decay=0.0, clip=None
-)
+DISTRO = Distro(topk=4, topk_embeddings=4, chunk=8, quantize_1bit=True, decay=0.999, weight_decay=0.0, clip=None)
+SCHEMA: Schema = build_schema(CONFIG.to_hf(), 3, DISTRO)
 SECRETS = [bytes([number]) * 32 for number in range(1, 4)]
 BATCH = 9
 
@@ -48,8 +48,8 @@ def plan_of(height: int = 4) -> RoundPlan:
 
 def empty_payload(level: int) -> bytes:
     """A valid result that votes for nothing."""
-    entries = SCHEMA.entries(level)
-    return encode_level(SCHEMA, level, np.full(entries, 0xFFFF, np.uint16), np.zeros(entries, np.float32))
+    entries = SCHEMA.results.entries(level)
+    return encode_level(SCHEMA.results, level, np.full(entries, 0xFFFF, np.uint16), np.zeros(entries, np.float32))
 
 
 def commitment_of(transport: SimTransport | None, slot: int, height: int = 4, **changed: Any) -> Commitment:

@@ -46,7 +46,7 @@ def test_an_upload_goes_on_beside_the_next_epoch(tmp_path: Path, repository: Rep
     assert not _warned(sim.players[0])
     assert (sim.model.checkpoint_step, sim.model.checkpoint.revision) == (13, "sim-step-12")  # although the run is over
     weights = load(repository.place / "sim-step-12", 0)
-    assert [level_hash(weights, sim.schema, level) for level in range(3)] == list(sim.run.level_hashes)
+    assert [level_hash(weights, sim.schema.state, level) for level in range(3)] == list(sim.run.level_hashes)
 
 
 def test_of_those_that_wait_for_a_long_upload_the_newest_is_uploaded_next(

@@ -47,14 +47,14 @@ def test_in_the_first_rounds_there_is_nothing_to_report() -> None:
 
 
 def _manifest(**changed: Any) -> bytes:
-    levels = {level: [b"d" * 32] * len(SCHEMA.of_level(level)) for level in range(3)}
+    levels = {level: [b"d" * 32] * len(SCHEMA.state.of_level(level)) for level in range(3)}
     return msgspec.msgpack.encode({"step": 7, "levels": levels} | changed)
 
 
 def test_a_manifest_that_fits_is_taken() -> None:
-    levels = {level: [b"d" * 32] * len(SCHEMA.of_level(level)) for level in range(3)}
-    assert checked(_manifest(), SCHEMA) == Manifest(7, levels)
-    assert checked(_manifest(levels={}), SCHEMA) == Manifest(7, {})
+    levels = {level: [b"d" * 32] * len(SCHEMA.state.of_level(level)) for level in range(3)}
+    assert checked(_manifest(), SCHEMA.state) == Manifest(7, levels)
+    assert checked(_manifest(levels={}), SCHEMA.state) == Manifest(7, {})
 
 
 @pytest.mark.parametrize(
@@ -72,21 +72,21 @@ def test_a_manifest_that_fits_is_taken() -> None:
         _manifest(levels={-1: []}),
         _manifest(levels={0: []}),
         _manifest(levels={0: [b"d" * 32]}),
-        _manifest(levels={0: [b"d" * 31] * len(SCHEMA.of_level(0))}),
-        _manifest(levels={0: ["text"] * len(SCHEMA.of_level(0))}),
-        _manifest(levels={"0": [b"d" * 32] * len(SCHEMA.of_level(0))}),
-        _manifest(levels={0: [b"d" * 32] * (len(SCHEMA.of_level(0)) + 1)}),
+        _manifest(levels={0: [b"d" * 31] * len(SCHEMA.state.of_level(0))}),
+        _manifest(levels={0: ["text"] * len(SCHEMA.state.of_level(0))}),
+        _manifest(levels={"0": [b"d" * 32] * len(SCHEMA.state.of_level(0))}),
+        _manifest(levels={0: [b"d" * 32] * (len(SCHEMA.state.of_level(0)) + 1)}),
     ],
 )
 def test_a_manifest_that_does_not_fit_is_no_answer(reply: bytes) -> None:
-    assert checked(reply, SCHEMA) is None
+    assert checked(reply, SCHEMA.state) is None
 
 
 def test_a_snapshot_is_a_copy_of_what_the_tier_holds() -> None:
     params = init_weights(CONFIG, 0, 1)
-    taken = snapshot(params, SCHEMA, 1, 5)
+    taken = snapshot(params, SCHEMA.state, 1, 5)
     assert set(taken.manifest.levels) == {1, 2}
-    segments = [segment for level in (1, 2) for segment in SCHEMA.of_level(level)]
+    segments = [segment for level in (1, 2) for segment in SCHEMA.state.of_level(level)]
     digests = [digest for level in (1, 2) for digest in taken.manifest.levels[level]]
     assert [len(taken.blobs[digest]) for digest in digests] == [segment_size(segment) for segment in segments]
     before = dict(taken.blobs)
@@ -94,7 +94,7 @@ def test_a_snapshot_is_a_copy_of_what_the_tier_holds() -> None:
         for tensor in params.values():
             tensor.add_(1.0)
     assert taken.blobs == before
-    assert snapshot(params, SCHEMA, 1, 5).manifest != taken.manifest
+    assert snapshot(params, SCHEMA.state, 1, 5).manifest != taken.manifest
 
 
 def test_members_in_a_bitmap_are_the_ones_reported() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub.utils import validate_repo_id
 
-from aftermath.model.schema import Schema
+from aftermath.model.schema import StateSchema
 from aftermath.run.errors import AftermathError
 from aftermath.sim.simulation import Simulation, play
 from aftermath.train import keeping
@@ -24,10 +24,10 @@ def settings(**options: object) -> TrainSettings:
 
 
 @pytest.fixture(scope="module")
-def schema(tmp_path_factory: pytest.TempPathFactory) -> Schema:
+def schema(tmp_path_factory: pytest.TempPathFactory) -> StateSchema:
     async def story(_: Simulation) -> None: ...
 
-    return play(tmp_path_factory.mktemp("schema") / "run", story).schema
+    return play(tmp_path_factory.mktemp("schema") / "run", story).schema.state
 
 
 @pytest.mark.parametrize(
@@ -63,13 +63,13 @@ def test_a_repository_without_a_token_is_refused_with_the_way_to_give_one() -> N
     check_hub(settings())
 
 
-def test_the_directory_is_made_and_nothing_is_left_in_it(tmp_path: Path, schema: Schema) -> None:
+def test_the_directory_is_made_and_nothing_is_left_in_it(tmp_path: Path, schema: StateSchema) -> None:
     check_directory(settings(checkpoint_dir=tmp_path / "new/er"), schema)
     assert list((tmp_path / "new/er").iterdir()) == []
 
 
 def test_a_directory_that_cannot_be_is_named_whole(
-    tmp_path: Path, schema: Schema, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, schema: StateSchema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.chdir(tmp_path)
@@ -78,14 +78,14 @@ def test_a_directory_that_cannot_be_is_named_whole(
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_directory_of_somebody_else_is_refused(tmp_path: Path, schema: Schema) -> None:
+def test_a_directory_of_somebody_else_is_refused(tmp_path: Path, schema: StateSchema) -> None:
     (tmp_path / "theirs").mkdir(mode=0o500)
     with pytest.raises(AftermathError, match="Permission denied"):
         check_directory(settings(checkpoint_dir=tmp_path / "theirs"), schema)
 
 
 def test_there_must_be_room_for_two_checkpoints(
-    tmp_path: Path, schema: Schema, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, schema: StateSchema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needed = 8 * schema.parameters()
     asked = settings(checkpoint_dir=tmp_path)
@@ -97,7 +97,7 @@ def test_there_must_be_room_for_two_checkpoints(
     check_directory(asked, schema)
 
 
-def test_other_tiers_keep_nothing_and_are_told(tmp_path: Path, schema: Schema) -> None:
+def test_other_tiers_keep_nothing_and_are_told(tmp_path: Path, schema: StateSchema) -> None:
     asked = settings(checkpoint_dir=tmp_path / "never", hub_repo="ada/model", matformer_tier=1)
     check_hub(asked)
     check_directory(asked, schema)

@@ -33,7 +33,7 @@ def test_a_joiner_survives_peers_that_offer_garbage_and_outnumber_the_honest(
     assert [e["source"] for e in joiner.saw("model")] == ["peers"]
     assert sim.check() > 0
     assert joiner.transport is not None
-    model = sum(segment_size(segment) for level in range(3) for segment in sim.schema.of_level(level))
+    model = sum(segment_size(segment) for level in range(3) for segment in sim.schema.state.of_level(level))
     assert joiner.transport.stats().received["blob"] > fetched * model
 
 

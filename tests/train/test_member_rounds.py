@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from aftermath.optim.engine import Trained
 from aftermath.run.state import RunState
 from aftermath.sim.simulation import Player, Simulation, play
-from aftermath.train.replica import Replica, Trained
+from aftermath.train.replica import Replica
 
 
 def _replica(player: Player) -> Replica:
@@ -20,8 +21,8 @@ def _replica(player: Player) -> Replica:
 
 def _momentum(player: Player) -> float:
     """How much a member has learnt that it has not sent yet."""
-    deltas = _replica(player).distro._deltas.values()
-    return sum(float(delta.abs().sum()) for level in deltas for delta in level)
+    kept = _replica(player).optimizer.state()
+    return sum(float(tensor.abs().sum()) for name, tensor in kept.items() if "residual" in name)
 
 
 def test_after_a_pause_everybody_starts_without_momentum_and_learns_from_the_first_round(tmp_path: Path) -> None:

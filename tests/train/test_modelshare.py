@@ -40,7 +40,7 @@ def blank() -> dict[str, torch.Tensor]:
 
 def offered(desk: Desk, slot: int, seed: int) -> Offer:
     """Let a member offer its replica; the offer of level 0."""
-    taken = snapshot(replica(seed), SCHEMA, 0, STEP)
+    taken = snapshot(replica(seed), SCHEMA.state, 0, STEP)
     ModelShare(desk.transports[slot]).offer(taken)
     return Offer(STEP, tuple(taken.manifest.levels[0]), (p2p_of(slot),))
 
@@ -51,12 +51,12 @@ def test_a_member_without_a_snapshot_refuses_and_is_silent_about_it(caplog: pyte
         ours, share = desk.transports[0], ModelShare(desk.transports[1])
         with pytest.raises(RequestRefused):
             await ours.request(PEERS[0], TOPIC, b"", 100, 5)
-        share.offer(snapshot(replica(1), SCHEMA, 0, STEP))
-        offers = await ask_offers(ours, SCHEMA, PEERS, 5)
+        share.offer(snapshot(replica(1), SCHEMA.state, 0, STEP))
+        offers = await ask_offers(ours, SCHEMA.state, PEERS, 5)
         assert offers.silent == (PEERS[1],)
         assert [offer.holders for offer in offers.at(0, STEP)] == [(PEERS[0],)]
         share.withdraw()
-        assert (await ask_offers(ours, SCHEMA, PEERS, 5)).silent == PEERS
+        assert (await ask_offers(ours, SCHEMA.state, PEERS, 5)).silent == PEERS
 
     run_virtual(story())
     assert not caplog.records
@@ -66,11 +66,11 @@ def test_segments_are_taken_from_all_holders() -> None:
     async def story() -> None:
         desk = Desk()
         offers = [offered(desk, slot, 1) for slot in (1, 2)]
-        weights, wanted = blank(), level_hash(replica(1), SCHEMA, 0)
+        weights, wanted = blank(), level_hash(replica(1), SCHEMA.state, 0)
         both = Offer(STEP, offers[0].digests, PEERS)
         assert len(both.digests) >= 2, "the test needs something to spread"
         await LevelFetcher(desk.context, 2, 10).fetch(0, [both], weights, wanted)
-        assert level_hash(weights, SCHEMA, 0) == wanted
+        assert level_hash(weights, SCHEMA.state, 0) == wanted
         assert all(desk.transports[slot].stats().sent["blob"] > 0 for slot in (1, 2))
 
     run_virtual(story())
@@ -80,12 +80,12 @@ def test_an_offer_that_is_not_the_attested_level_is_passed_over() -> None:
     async def story() -> None:
         desk = Desk()
         wrong, right = offered(desk, 1, 1), offered(desk, 2, 2)
-        weights, wanted = blank(), level_hash(replica(2), SCHEMA, 0)
+        weights, wanted = blank(), level_hash(replica(2), SCHEMA.state, 0)
         fetcher = LevelFetcher(desk.context, 2, 10)
         with pytest.raises(ModelUnavailable, match="not the ones attested"):
             await fetcher.fetch(0, [wrong], weights, wanted)
         await fetcher.fetch(0, [wrong, right], weights, wanted)
-        assert level_hash(weights, SCHEMA, 0) == wanted
+        assert level_hash(weights, SCHEMA.state, 0) == wanted
         with pytest.raises(ModelUnavailable, match="no peer offers it"):
             await fetcher.fetch(0, [], weights, wanted)
 
@@ -93,16 +93,16 @@ def test_an_offer_that_is_not_the_attested_level_is_passed_over() -> None:
 
 
 def test_a_manifest_fits_its_limit_and_the_schema_or_is_no_answer() -> None:
-    levels = {level: [bytes(32)] * len(SCHEMA.of_level(level)) for level in range(SCHEMA.levels)}
+    levels = {level: [bytes(32)] * len(SCHEMA.state.of_level(level)) for level in range(SCHEMA.state.levels)}
     whole = msgspec.msgpack.encode(Manifest(2**63 - 1, levels))
-    assert len(whole) <= manifest_limit(SCHEMA)
-    assert checked(whole, SCHEMA) == Manifest(2**63 - 1, levels)
+    assert len(whole) <= manifest_limit(SCHEMA.state)
+    assert checked(whole, SCHEMA.state) == Manifest(2**63 - 1, levels)
     for bad in (
-        {**levels, SCHEMA.levels: []},
+        {**levels, SCHEMA.state.levels: []},
         {**levels, -1: []},
         {**levels, 0: levels[0][1:]},
         {**levels, 0: [bytes(31)] * len(levels[0])},
     ):
-        assert checked(msgspec.msgpack.encode(Manifest(STEP, bad)), SCHEMA) is None
+        assert checked(msgspec.msgpack.encode(Manifest(STEP, bad)), SCHEMA.state) is None
     for nonsense in (b"", b"\xff", whole[:-1], whole + b"\0", msgspec.msgpack.encode({"step": 1})):
-        assert checked(nonsense, SCHEMA) is None
+        assert checked(nonsense, SCHEMA.state) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,11 +11,13 @@ import torch
 from aftermath.model.initial import init_weights
 from aftermath.optim.clip import NonFiniteGradient
 from aftermath.optim.codec import decode_level
+from aftermath.optim.parts import PseudoGradient
+from aftermath.optim.schema import Schema
 from aftermath.run.errors import UsageError
 from aftermath.sim.tiny import CONFIG
 from aftermath.train.outfit import Unsuitable
 from aftermath.train.replica import Cancelled, Replica, pick_device, weight_of
-from train.desk import SCHEMA
+from train.desk import DISTRO, SCHEMA
 
 SEQUENCES = torch.arange(6 * 16).mul(7).remainder(64).view(6, 16)  # [sequences, tokens]
 
@@ -22,13 +25,12 @@ SEQUENCES = torch.arange(6 * 16).mul(7).remainder(64).view(6, 16)  # [sequences,
 def _replica(micro: int = 4, tier: int = 0, clip: float | None = None) -> Replica:
     weights = init_weights(CONFIG, 0, tier)
     return Replica(
-        SCHEMA,
+        Schema(SCHEMA.state, replace(DISTRO, clip=clip)),
         CONFIG,
         tier,
         weights,
         device=torch.device("cpu"),
         micro_batch_size=micro,
-        clip_norm=clip,
         stopwatch=lambda: 0.0,
     )
 
@@ -36,14 +38,15 @@ def _replica(micro: int = 4, tier: int = 0, clip: float | None = None) -> Replic
 def _gradient(replica: Replica, monkeypatch: pytest.MonkeyPatch, sequences: torch.Tensor) -> dict[str, torch.Tensor]:
     """What a replica hands to its optimizer for these sequences."""
     found: dict[str, torch.Tensor] = {}
-    encode = replica.distro.encode
+    result = replica.optimizer._result
+    compress = result.compress
 
-    def note(grads: dict[str, torch.Tensor], lr: float) -> dict[int, bytes]:
-        found.update({name: grad.clone() for name, grad in grads.items()})
-        return encode(grads, lr)
+    def note(made: PseudoGradient) -> dict[int, bytes]:
+        found.update({name: grad.clone() for name, grad in made.tensors.items()})
+        return compress(made)
 
     with monkeypatch.context() as patch:
-        patch.setattr(replica.distro, "encode", note)
+        patch.setattr(result, "compress", note)
         replica.train(sequences, 0.1, 0.1, threading.Event())
     return found
 
@@ -112,7 +115,7 @@ def test_replicas_of_two_tiers_stay_equal_on_what_they_share() -> None:
         payloads = [r.train(SEQUENCES[r.tier :: 2], 0.1, 0.1, threading.Event()).payloads for r in replicas]
         for replica in replicas:
             votes = {
-                level: [decode_level(p[level], SCHEMA, level) for p in payloads if level in p]
+                level: [decode_level(p[level], SCHEMA.results, level) for p in payloads if level in p]
                 for level in replica.levels
             }
             replica.apply(votes, 0.1)

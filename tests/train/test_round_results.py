@@ -51,10 +51,10 @@ def test_what_was_assigned_is_admitted(slot: int) -> None:
         {"intervals": (SequenceInterval(0, 3),)},
         {"schema_hash": bytes(32)},
         {"levels": {}},
-        {"levels": {1: LevelPayload(b"d" * 32, SCHEMA.payload_bytes(1))}},
-        {"levels": {2: LevelPayload(b"d" * 32, SCHEMA.payload_bytes(2))}},
-        {"levels": {level: LevelPayload(b"d" * 32, SCHEMA.payload_bytes(level)) for level in range(3)}},
-        {"levels": {level: LevelPayload(b"d" * 32, SCHEMA.payload_bytes(level) + 1) for level in (1, 2)}},
+        {"levels": {1: LevelPayload(b"d" * 32, SCHEMA.results.payload_bytes(1))}},
+        {"levels": {2: LevelPayload(b"d" * 32, SCHEMA.results.payload_bytes(2))}},
+        {"levels": {level: LevelPayload(b"d" * 32, SCHEMA.results.payload_bytes(level)) for level in range(3)}},
+        {"levels": {level: LevelPayload(b"d" * 32, SCHEMA.results.payload_bytes(level) + 1) for level in (1, 2)}},
     ],
 )
 def test_whatever_differs_from_the_assignment_is_not_admitted(changed: dict[str, Any]) -> None:
@@ -162,7 +162,7 @@ def test_what_was_never_fetched_is_not_withdrawn() -> None:
         desk = Desk()
         desk.results.open(plan_of(4))
         ours = desk.transports[0].publish(b"a tensor for joiners")
-        levels = {1: LevelPayload(ours, SCHEMA.payload_bytes(1)), 2: LevelPayload(ours, SCHEMA.payload_bytes(2))}
+        levels = {level: LevelPayload(ours, SCHEMA.results.payload_bytes(level)) for level in (1, 2)}
         desk.hear(1, levels=levels)
         await asyncio.sleep(5)
         for height in range(5, 9):

@@ -22,7 +22,7 @@ LONG = LlamaConfig.from_hf(CONFIG.to_hf() | {"max_position_embeddings": SEQ_LEN}
 
 
 def origin(micro: int = MICRO, config: LlamaConfig = LONG) -> Origin:
-    schema = replace(SCHEMA, config=config)
+    schema = replace(SCHEMA, state=replace(SCHEMA.state, config=config))
     return Origin(schema, 0, "auto", torch.device("cpu"), micro, lambda: CLOCK["now"])
 
 

@@ -34,7 +34,7 @@ ATTESTED, OTHER, DURABLE = 1, 2, 3  # seeds of weights: of the run's model, of a
 
 
 def _hash(weights: Mapping[str, Tensor] | int, level: int) -> bytes:
-    return level_hash(init_weights(CONFIG, weights) if isinstance(weights, int) else weights, SCHEMA, level)
+    return level_hash(init_weights(CONFIG, weights) if isinstance(weights, int) else weights, SCHEMA.state, level)
 
 
 class Joiner:
@@ -74,14 +74,16 @@ class Joiner:
 
     def offer(self, slot: int, seed: int, step: int = STEP) -> None:
         """Member `slot`, of tier `slot`, offers these weights."""
-        ModelShare(self.desk.transports[slot]).offer(snapshot(init_weights(CONFIG, seed, slot), SCHEMA, slot, step))
+        ModelShare(self.desk.transports[slot]).offer(
+            snapshot(init_weights(CONFIG, seed, slot), SCHEMA.state, slot, step)
+        )
 
     async def obtain(self, seed: int | None = None) -> Replica:
         """Go through the warm-up, with a replica (and its snapshot) of these weights if any."""
         origin = Origin(SCHEMA, 1, "auto", torch.device("cpu"), 4, lambda: 0.0)
         share, replica = ModelShare(self.desk.transports[0]), None
         if seed is not None:
-            share.offer(snapshot(init_weights(CONFIG, seed, 1), SCHEMA, 1, STEP))
+            share.offer(snapshot(init_weights(CONFIG, seed, 1), SCHEMA.state, 1, STEP))
             replica = origin.replica(init_weights(CONFIG, seed, 1))
         return await WarmUp(self._context, origin, share, self.run, 0, 4).obtain(replica)
 

@@ -85,10 +85,10 @@ def attested_hashes(run: Run, model: Model, place: Checkpoint) -> list[bytes]:
             f"the members of run {run.run_id} have not attested a model yet",
             "wait for the end of the first epoch",
         )
-    schema = schema_of(model, run.run_id)
+    state = schema_of(model, run.run_id).state
     weights = load(resolve(place), 0)
-    hashes = [level_hash(weights, schema, level) for level in range(schema.levels)]
-    different = [level for level in range(schema.levels) if hashes[level] != run.level_hashes[level]]
+    hashes = [level_hash(weights, state, level) for level in range(state.levels)]
+    different = [level for level in range(state.levels) if hashes[level] != run.level_hashes[level]]
     if different:
         raise CommandError(
             f"{place.repo} is not the model that the members attested at step {steps_before(run.attested_step)}: "

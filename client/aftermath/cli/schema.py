@@ -10,10 +10,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from aftermath.model.agreed import agreed_schema
 from aftermath.model.config import LlamaConfig, stored_tier
 from aftermath.model.resolve import load_hf_config
-from aftermath.model.schema import ELEMENT_BYTES, Schema
+from aftermath.model.schema import ELEMENT_BYTES
+from aftermath.optim.agreed import agreed_schema
+from aftermath.optim.schema import Schema
 from aftermath.run.config import RunConfig
 from aftermath.run.config_errors import Mistake
 from aftermath.run.config_read import checkpoint_of, optimizer_of, schedule_of
@@ -34,17 +35,17 @@ class Shape:
     @property
     def num_parameters(self) -> int:
         """Parameters of the full model."""
-        return self.schema.parameters()
+        return self.schema.state.parameters()
 
     @property
     def vocab_size(self) -> int:
         """Entries of the model's embedding."""
-        return self.schema.config.vocab_size
+        return self.schema.state.config.vocab_size
 
     @property
     def bytes_per_round(self) -> list[int]:
         """By tier: the bytes of a member's result, which goes to every other member in every round."""
-        return [self.schema.result_bytes(tier) for tier in range(self.schema.tiers)]
+        return [self.schema.results.result_bytes(tier) for tier in range(self.schema.state.tiers)]
 
     def trouble_with_size(self) -> str:
         """Why results would be a burden; empty if they are small beside the model."""
@@ -58,7 +59,7 @@ class Shape:
 
     def to_chain(self) -> dict[str, object]:
         """The `schema` part of the program's `UpdateParams`."""
-        return {"hash": self.schema.hash(), "tier_widths": list(self.schema.widths)}
+        return {"hash": self.schema.hash(), "tier_widths": list(self.schema.state.widths)}
 
 
 def shape_of(config: RunConfig) -> Shape:

@@ -19,10 +19,10 @@ from aftermath.lab.held_out import spread
 from aftermath.lab.recipe import Recipe
 from aftermath.lab.together import Together
 from aftermath.lab.trainer import Trainer
-from aftermath.model.agreed import agreed_schema
 from aftermath.model.checkpoint import load, load_config
 from aftermath.model.config import LlamaConfig
 from aftermath.model.llama import Llama
+from aftermath.optim.agreed import agreed_schema
 from aftermath.run.errors import UsageError
 from aftermath.train.replica import Replica
 
@@ -77,7 +77,6 @@ def _trainer(recipe: Recipe, config: LlamaConfig, weights: dict[str, Tensor], de
             _cut(config, tier, weights),
             device=device,
             micro_batch_size=recipe.micro_batch,
-            clip_norm=schema.clip,
             stopwatch=time.perf_counter,
         )
         for tier in recipe.tiers

@@ -20,8 +20,9 @@ from aftermath.model.documents import CheckpointError
 from aftermath.model.llama import Llama
 from aftermath.optim.clip import NonFiniteGradient
 from aftermath.optim.codec import decode_level
+from aftermath.optim.engine import Trained
 from aftermath.run.errors import AftermathError
-from aftermath.train.replica import Replica, Trained
+from aftermath.train.replica import Replica
 
 Results = dict[int, list[bytes]]
 """The payloads of a round that count, by level."""
@@ -43,7 +44,7 @@ class Together:
 
     def step(self, step: int, shares: Sequence[Tensor], accepted: Sequence[bool]) -> Stepped:
         """One round: every member trains its share, then the results whose time has come are applied."""
-        results: Results = {level: [] for level in range(self._schema.levels)}
+        results: Results = {level: [] for level in range(self._schema.state.levels)}
         losses: list[float | None] = []
         left_out, sent = [], 0
         for replica, sequences, counts in zip(self.replicas, shares, accepted, strict=True):
@@ -72,7 +73,7 @@ class Together:
 
     def _apply(self, step: int, results: Results) -> None:
         votes = {
-            level: [decode_level(payload, self._schema, level) for payload in payloads]
+            level: [decode_level(payload, self._schema.results, level) for payload in payloads]
             for level, payloads in results.items()
         }
         for replica in self.replicas:
@@ -108,10 +109,10 @@ class Together:
         kept: dict[str, Tensor] = {}
         for member, replica in enumerate(self.replicas):
             kept |= on_cpu(replica.params, f"{member}/weights/")
-            kept |= on_cpu(replica.distro.state(), f"{member}/distro/")
+            kept |= on_cpu(replica.optimizer.state(), f"{member}/optimizer/")
         for step, results in self._under_way:
             for level, payloads in results.items():
-                sizes = (len(payloads), self._schema.payload_bytes(level))
+                sizes = (len(payloads), self._schema.results.payload_bytes(level))
                 joined = torch.frombuffer(bytearray(b"".join(payloads)) or bytearray(1), dtype=torch.uint8)
                 kept[f"{_UNDER_WAY}{step}/{level}"] = joined[: sizes[0] * sizes[1]].view(sizes).clone()
         return kept
@@ -121,7 +122,7 @@ class Together:
         under_way = self._results(below(state, _UNDER_WAY))
         for member, replica in enumerate(self.replicas):
             take_weights(replica.params, below(state, f"{member}/weights/"))
-            replica.distro.restore(below(state, f"{member}/distro/"))
+            replica.optimizer.restore(below(state, f"{member}/optimizer/"))
         self._under_way = under_way
         self.check()
 
@@ -133,8 +134,8 @@ class Together:
                 raise CheckpointError(f"the saved state holds no results of that form: {path}", "name another --out")
             rows = [payload.numpy().tobytes() for payload in payloads]
             for row in rows:
-                decode_level(row, self._schema, int(level))
+                decode_level(row, self._schema.results, int(level))
             found.setdefault(int(step), {})[int(level)] = rows
-        if len(found) > self._overlap or any(len(levels) != self._schema.levels for levels in found.values()):
+        if len(found) > self._overlap or any(len(levels) != self._schema.state.levels for levels in found.values()):
             raise CheckpointError("the saved state lacks results or has too many of them", "name another --out")
         return sorted(found.items())

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aftermath.model.schema import ELEMENT_BYTES, Schema, Segment
+from aftermath.model.levels import Segment
+from aftermath.model.schema import ELEMENT_BYTES, StateSchema
 from aftermath.run.errors import AftermathError
 
 _COPY_BYTES = 4 << 20  # at most this much of a strided or remote tensor is copied at a time
@@ -41,7 +42,7 @@ def view(params: Mapping[str, Tensor], segment: Segment) -> Tensor:
     return tensor
 
 
-def level_hash(params: Mapping[str, Tensor], schema: Schema, level: int) -> bytes:
+def level_hash(params: Mapping[str, Tensor], schema: StateSchema, level: int) -> bytes:
     """SHA-256 (32 bytes) over a level's segments in canonical order: name, a zero byte, then the segment's bytes."""
     digest = hashlib.sha256()
     for segment in schema.of_level(level):

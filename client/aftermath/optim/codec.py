@@ -1,13 +1,14 @@
 """The bytes of one level of a result, and the votes in them.
 
-Layout, all little-endian (sizes follow from the schema alone): for every entry slot in canonical order (segments, then
-blocks row-major, `topk` slots a block) a u16 index, ascending within a block, 0xFFFF in the unused slots at a block's
-end; then for every slot its value: one bit, first slot in the lowest bit (1 is negative), or an fp32 without 1-bit.
+Layout, all little-endian (sizes follow from the result format alone): for every entry slot in canonical order
+(segments, then blocks row-major, `topk` slots a block) a u16 index, ascending within a block, 0xFFFF in the unused
+slots at a block's end; then for every slot its value: one bit, first slot in the lowest bit (1 is negative), or an fp32
+without 1-bit.
 Unused slots and the bits after the last slot are zero.
 
 Decided
 - One encoding per set of votes: whatever does not fit it is refused with a sentence, so equal votes have equal hashes.
-- Nothing is allocated from what a peer says: the size is compared with the schema's before anything else.
+- Nothing is allocated from what a peer says: the size is compared with the format's before anything else.
 - A coefficient that is exactly zero is no vote; a float vote is a normal number (no zero, subnormal, NaN, infinity).
 """
 
@@ -20,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aftermath.model.schema import Schema
+from aftermath.optim.format import ResultFormat, Values
 from aftermath.optim.layout import LevelLayout, level_layout
 from aftermath.optim.transform import UNUSED
 from aftermath.run.errors import AftermathError
@@ -30,7 +31,7 @@ _SMALLEST, _INFINITY = 0x00800000, 0x7F800000  # smallest normal number, infinit
 
 
 class BadPayload(AftermathError):
-    """A peer's result is not a valid encoding of this run's schema; the result must not be used."""
+    """A peer's result is not a valid encoding of this run's result format; the result must not be used."""
 
 
 @dataclass(frozen=True)
@@ -42,30 +43,30 @@ class Votes:
     values: Tensor  # int8 [n] in {-1, +1} with 1-bit, else fp32 [n], finite and not zero
 
 
-def encode_level(schema: Schema, level: int, indices: NDArray[np.uint16], values: NDArray[np.float32]) -> bytes:
-    """The payload of a level, `schema.payload_bytes(level)` bytes.
+def encode_level(results: ResultFormat, level: int, indices: NDArray[np.uint16], values: NDArray[np.float32]) -> bytes:
+    """The payload of a level, `results.payload_bytes(level)` bytes.
 
-    `indices` and `values` hold one number per entry slot, [schema.entries(level)], as `transform.strongest` orders
+    `indices` and `values` hold one number per entry slot, [results.entries(level)], as `transform.strongest` orders
     them.
     """
     used = indices != UNUSED
-    if schema.quantize_1bit:
+    if results.values is Values.SIGN:
         body = np.packbits((values < 0) & used, bitorder="little").tobytes()
     else:
         body = np.where(used, values, np.float32(0)).astype("<f4").tobytes()
     return indices.astype("<u2").tobytes() + body
 
 
-def decode_level(data: bytes | bytearray | memoryview, schema: Schema, level: int) -> Votes:
+def decode_level(data: bytes | bytearray | memoryview, results: ResultFormat, level: int) -> Votes:
     """The votes in a peer's payload of one level. Raises BadPayload with what is wrong, SchemaError for a bad level."""
-    size = schema.payload_bytes(level)
+    size = results.payload_bytes(level)
     if len(data) != size:
         raise BadPayload(f"a result of level {level} takes {size} bytes, not {len(data)}")
-    layout = level_layout(schema, level)
+    layout = level_layout(results, level)
     indices = np.frombuffer(data, "<u2", count=layout.entries)
     used = _checked_indices(indices, layout, level)
-    read = _signs if schema.quantize_1bit else _floats
-    values = read(np.frombuffer(data, np.uint8, offset=schema.index_bytes(level)), used, layout, level)
+    read = _signs if results.values is Values.SIGN else _floats
+    values = read(np.frombuffer(data, np.uint8, offset=results.index_bytes(level)), used, layout, level)
     positions = layout.slot_base[used] + indices[used]
     return Votes(level, torch.from_numpy(positions), torch.from_numpy(values[used]))
 

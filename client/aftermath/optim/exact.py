@@ -35,9 +35,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from aftermath.model.schema import Schema
 from aftermath.optim.basis import COLUMN_SUM_BITS, basis
 from aftermath.optim.codec import Votes
+from aftermath.optim.format import ResultFormat, Values
 from aftermath.optim.layout import Group, LevelLayout, level_layout
 
 MAX_PEERS = 256
@@ -46,21 +46,21 @@ _BATCH = 1 << 18  # coefficients transformed at once: 2 MiB of float64, so that 
 _FRACTION_BITS, _EXPONENT_BIAS = 52, 1023  # of float64
 
 
-def signs(votes: Sequence[Votes], schema: Schema, level: int, device: torch.device) -> list[Tensor]:
+def signs(votes: Sequence[Votes], results: ResultFormat, level: int, device: torch.device) -> list[Tensor]:
     """The sign of the aggregate of all peers' votes, per segment in canonical order: int8 [blocks, h, w] on `device`.
 
     Raises ValueError for votes of another level, of mixed kinds, or of more than 256 peers. No votes give zeros.
     """
     if len(votes) > MAX_PEERS or any(vote.level != level for vote in votes):
         raise ValueError(f"expected votes of at most {MAX_PEERS} peers on level {level}")
-    kind = torch.int8 if schema.quantize_1bit else torch.float32
+    kind = torch.int8 if results.values is Values.SIGN else torch.float32
     if any(vote.values.dtype != kind for vote in votes):
-        raise ValueError("votes of another kind than the schema's")
-    layout = level_layout(schema, level)
+        raise ValueError("votes of another kind than the result format's")
+    layout = level_layout(results, level)
     worker = torch.device("cpu") if device.type == "mps" else device
     positions, means = _means(votes, layout, worker)
     groups = [_group_signs(group, positions, means).to(device) for group in layout.groups]
-    return [groups[part.group][part.first : part.first + part.segment.blocks] for part in layout.parts]
+    return [part.of(groups[part.group]) for part in layout.parts]
 
 
 def _means(votes: Sequence[Votes], layout: LevelLayout, device: torch.device) -> tuple[Tensor, Tensor]:

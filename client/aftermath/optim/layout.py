@@ -4,7 +4,7 @@ Decided
 - Blocks of equal edges and equal top-k form one group, across tensors, so that a transform is one call for many
   tensors. Within a level a coefficient has one number, its *position*: groups in order of first appearance, blocks
   in canonical order inside a group, coefficients row-major inside a block.
-- On the wire entry slots stay in the schema's canonical order (segments, then blocks); `canonical` and the slot
+- On the wire entry slots stay in the format's canonical order (segments, then blocks); `canonical` and the slot
   arrays are the only places that know both orders.
 """
 
@@ -19,17 +19,28 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aftermath.model.schema import Schema, Segment
+from aftermath.model.levels import Segment
 from aftermath.optim.basis import check_edge
+from aftermath.optim.blocks import Blocks
+from aftermath.optim.format import ResultFormat
 
 
 @dataclass(frozen=True)
 class Part:
-    """One segment's blocks inside its group: [first, first + segment.blocks)."""
+    """One segment's blocks inside its group: [first, first + blocks.count)."""
 
-    segment: Segment
+    blocks: Blocks
     group: int
     first: int
+
+    @property
+    def segment(self) -> Segment:
+        """Whose blocks they are."""
+        return self.blocks.segment
+
+    def of(self, group: Tensor) -> Tensor:
+        """The segment's own rows of a tensor with one for every block of the group."""
+        return group[self.first : self.first + self.blocks.count]
 
 
 @dataclass(frozen=True)
@@ -50,7 +61,7 @@ class Group:
 
 @dataclass(frozen=True)
 class LevelLayout:
-    """One level of a schema: its groups, its segments in canonical order, and what is known of every entry slot."""
+    """One level of a result: its groups, its segments in canonical order, and what is known of every entry slot."""
 
     groups: tuple[Group, ...]
     parts: tuple[Part, ...]
@@ -65,40 +76,38 @@ class LevelLayout:
 
     def canonical(self, per_group: Sequence[Tensor]) -> Tensor:
         """One tensor [blocks, topk] per group, flattened into the canonical order of entry slots."""
-        rows = [per_group[part.group][part.first : part.first + part.segment.blocks] for part in self.parts]
-        return torch.cat([row.reshape(-1) for row in rows])
+        return torch.cat([part.of(per_group[part.group]).reshape(-1) for part in self.parts])
 
     def segment_of(self, slot: int) -> Segment:
         """The segment an entry slot belongs to."""
         for part in self.parts:
-            if slot < part.segment.entries:
+            if slot < part.blocks.entries:
                 return part.segment
-            slot -= part.segment.entries
+            slot -= part.blocks.entries
         raise IndexError("there is no such slot")
 
 
 @lru_cache(maxsize=64)
-def level_layout(schema: Schema, level: int) -> LevelLayout:
+def level_layout(results: ResultFormat, level: int) -> LevelLayout:
     """The layout of one level. Raises SchemaError if there is no such level, UnsupportedEdge for blocks too long."""
-    segments = schema.of_level(level)
     counts: dict[tuple[int, int, int], int] = {}
     places = []
-    for segment in segments:
-        key = (*_edges(segment), segment.topk)
-        places.append((key, counts.get(key, 0)))
-        counts[key] = counts.get(key, 0) + segment.blocks
+    for blocks in results.of_level(level):
+        key = (*_edges(blocks), blocks.topk)
+        places.append((blocks, key, counts.get(key, 0)))
+        counts[key] = counts.get(key, 0) + blocks.count
     groups, base = [], 0
-    for (height, width, topk), blocks in counts.items():
-        groups.append(Group(height, width, topk, blocks, base))
-        base += blocks * height * width
+    for (height, width, topk), count in counts.items():
+        groups.append(Group(height, width, topk, count, base))
+        base += count * height * width
     order = list(counts)
-    parts = tuple(Part(s, order.index(key), first) for s, (key, first) in zip(segments, places, strict=True))
+    parts = tuple(Part(blocks, order.index(key), first) for blocks, key, first in places)
     return LevelLayout(tuple(groups), parts, *_slots(groups, parts))
 
 
-def _edges(segment: Segment) -> tuple[int, int]:
+def _edges(blocks: Blocks) -> tuple[int, int]:
     """Height and width of a segment's blocks; a vector's blocks have height 1. Tensors have one or two dimensions."""
-    height, width = segment.chunk if len(segment.chunk) == 2 else (1, *segment.chunk)
+    height, width = blocks.edges if len(blocks.edges) == 2 else (1, *blocks.edges)
     check_edge(height)
     check_edge(width)
     return height, width
@@ -111,7 +120,7 @@ def _slots(
     blocks = [np.empty(0, np.uint16)]
     firsts = [np.empty(0, np.bool_)]
     for part in parts:
-        group, count = groups[part.group], part.segment.blocks
+        group, count = groups[part.group], part.blocks.count
         starts = group.base + (part.first + np.arange(count, dtype=np.int64)) * group.block
         bases.append(np.repeat(starts, group.topk))
         blocks.append(np.full(count * group.topk, group.block, np.uint16))

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from aftermath.model.schema import Segment
 from aftermath.optim.basis import basis
+from aftermath.optim.blocks import Blocks
 
 UNUSED = 0xFFFF  # index of an entry slot without a coefficient
 _SMALLEST = torch.finfo(torch.float32).tiny  # below the smallest normal number a coefficient counts as zero
@@ -39,12 +39,12 @@ def inverse(coefficients: Tensor) -> Tensor:
     return out if height == 1 else torch.matmul(basis(height, coefficients.dtype, coefficients.device).T, out)
 
 
-def cells(tensor: Tensor, blocks: Tensor, segment: Segment) -> Iterator[tuple[Tensor, Tensor]]:
-    """A tensor of `segment.shape` (strided or not) and its blocks [n, h, w] (in canonical order), number for number.
+def cells(tensor: Tensor, blocks: Tensor, cut: Blocks) -> Iterator[tuple[Tensor, Tensor]]:
+    """A tensor of the segment's shape (strided or not) and its blocks [n, h, w] in canonical order, number for number.
 
     Pairs of views of equal shape [rows, columns, h, w]: the whole blocks, then those that reach over an end.
     """
-    matrix, by_place = _matrix(tensor), _by_place(blocks, segment)
+    matrix, by_place = _matrix(tensor), _by_place(blocks, cut)
     height, width = by_place.shape[2:]
     for top, rows, tall in _runs(matrix.shape[0], height):
         for left, columns, wide in _runs(matrix.shape[1], width):
@@ -54,13 +54,19 @@ def cells(tensor: Tensor, blocks: Tensor, segment: Segment) -> Iterator[tuple[Te
             yield part.view(rows, tall, columns, wide).transpose(1, 2), own
 
 
-def padding(blocks: Tensor, segment: Segment) -> Iterator[Tensor]:
+def subtract(tensor: Tensor, step: Tensor, cut: Blocks) -> None:
+    """tensor <- tensor - step, of which the blocks [n, h, w] are given."""
+    for place, change in cells(tensor, step, cut):
+        place.sub_(change)
+
+
+def padding(blocks: Tensor, cut: Blocks) -> Iterator[Tensor]:
     """Views of those numbers in a segment's blocks [n, h, w] that lie over an end of its tensor."""
-    by_place = _by_place(blocks, segment)
+    by_place, shape = _by_place(blocks, cut), cut.segment.shape
     height, width = by_place.shape[2:]
-    if tall := segment.shape[0] % height if len(segment.shape) == 2 else 0:
+    if tall := shape[0] % height if len(shape) == 2 else 0:
         yield by_place[-1, :, tall:]
-    if wide := segment.shape[-1] % width:
+    if wide := shape[-1] % width:
         yield by_place[:, -1, :, wide:]
 
 
@@ -68,9 +74,9 @@ def _matrix(tensor: Tensor) -> Tensor:
     return tensor if tensor.ndim == 2 else tensor.unsqueeze(0)
 
 
-def _by_place(blocks: Tensor, segment: Segment) -> Tensor:
+def _by_place(blocks: Tensor, cut: Blocks) -> Tensor:
     """Blocks [n, h, w] as [rows of blocks, columns of blocks, h, w]; a vector has one row."""
-    return blocks.view(-1, segment.grid[-1], *blocks.shape[1:])
+    return blocks.view(-1, cut.grid[-1], *blocks.shape[1:])
 
 
 def _runs(size: int, edge: int) -> Iterator[tuple[int, int, int]]:
@@ -106,4 +112,4 @@ def strongest(coefficients: Tensor, topk: int) -> tuple[Tensor, Tensor]:
     return indices, values
 
 
-__all__ = ["UNUSED", "cells", "forward", "inverse", "padding", "strongest"]
+__all__ = ["UNUSED", "cells", "forward", "inverse", "padding", "strongest", "subtract"]

@@ -83,9 +83,9 @@ class Laws:
             weights = load(place, 0, "auto")
         except (OSError, CheckpointError) as error:
             raise Broken(f"{what} cannot be loaded: {error}") from error
-        schema = self._sim.schema
-        for level in range(schema.levels):
-            if level_hash(weights, schema, level) != model.checkpoint_hashes[level]:
+        state = self._sim.schema.state
+        for level in range(state.levels):
+            if level_hash(weights, state, level) != model.checkpoint_hashes[level]:
                 raise Broken(f"{what} has another level {level} than the chain names")
         self._loaded = seen
 

@@ -70,7 +70,7 @@ def nan_in(sim: Simulation, player: Player) -> Lie:
     async def lie(said: Commitment, transport: SimTransport) -> None:
         for level, payload in said.levels.items():
             data = bytearray(transport._blobs[payload.blake3])
-            start = sim.schema.index_bytes(level)
+            start = sim.schema.results.index_bytes(level)
             data[start:] = np.full((len(data) - start) // 4, np.nan, "<f4").tobytes()
             said = with_payload(said, transport, level, bytes(data))
         tell_all(transport, sign(player, said))
@@ -82,7 +82,7 @@ def other_result(sim: Simulation, said: Commitment, transport: SimTransport) -> 
     """Another valid result of the same share: one vote of the common level has the other sign."""
     level = max(said.levels)
     data = bytearray(transport._blobs[said.levels[level].blake3])
-    data[sim.schema.index_bytes(level)] ^= 1
+    data[sim.schema.results.index_bytes(level)] ^= 1
     return with_payload(said, transport, level, bytes(data))
 
 
@@ -95,9 +95,9 @@ def offer_garbage(sim: Simulation, player: Player, fill: float) -> None:
         levels = {
             level: [
                 transport.publish(np.full(segment_size(segment) // 4, fill, "<f4").tobytes())
-                for segment in sim.schema.of_level(level)
+                for segment in sim.schema.state.of_level(level)
             ]
-            for level in range(player.tier, sim.schema.levels)
+            for level in range(player.tier, sim.schema.state.levels)
         }
         return msgspec.msgpack.encode(Manifest(sim.run.attested_step, levels))
 

@@ -20,9 +20,9 @@ from aftermath.chain.addresses import EVERYONE, run_addresses
 from aftermath.chain.authorizer import AuthorizerInstructions
 from aftermath.chain.instructions import GROWTH, CoordinatorInstructions
 from aftermath.data.local import open_tokens
-from aftermath.model.agreed import agreed_schema
 from aftermath.model.initial import init_weights
 from aftermath.model.store import write_checkpoint
+from aftermath.optim.agreed import agreed_schema
 from aftermath.run.accounts import Members, Model, Run
 from aftermath.run.config import RunConfig
 from aftermath.run.errors import ChainError
@@ -126,7 +126,7 @@ class Simulation:
         self._send(admit.grantor_update(EVERYONE, True))
         self._send(self.ix.update(RUN_ID, **config.to_chain()))
         self.schema = agreed_schema(CONFIG.to_hf(), 3, self.model.optimizer)
-        schema = {"hash": self.schema.hash(), "tier_widths": list(self.schema.widths)}
+        schema = {"hash": self.schema.hash(), "tier_widths": list(self.schema.state.widths)}
         self._send(self.ix.update(RUN_ID, schema=schema))
         self.pause(False)
 

@@ -139,7 +139,7 @@ class Keeper:
             with contextlib.suppress(ChainUnavailable):  # then nothing is moved
                 await self._ctx.chain.run(fresh=True)
                 needed = await self._needed()
-        config, companions = self._ctx.schema.config, self._archive.companions
+        config, companions = self._ctx.schema.state.config, self._archive.companions
 
         def write() -> Saved:
             return save(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from aftermath.data.local import TokenFiles
-from aftermath.model.schema import Schema
+from aftermath.optim.schema import Schema
 from aftermath.p2p.transport import Transport
 from aftermath.train.feed import RunFeed
 from aftermath.train.ports import Chain, Clock
@@ -52,4 +52,4 @@ class Context:
     @property
     def levels(self) -> range:
         """The levels this member holds."""
-        return range(self.tier, self.schema.levels)
+        return range(self.tier, self.schema.state.levels)

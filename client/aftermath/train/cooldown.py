@@ -32,8 +32,8 @@ class Cooldown:
         hashes = await self._ctx.compute(self._replica.hashes)
         self._ctx.events.emit("cooldown", epoch=run.epoch, step=run.trained_steps, hashes=hashes)
         await self._attest(run, hashes)
-        replica, schema, tier = self._replica, self._ctx.schema, self._ctx.tier
-        self._share.offer(await self._ctx.compute(lambda: snapshot(replica.params, schema, tier, run.step)))
+        replica, state, tier = self._replica, self._ctx.schema.state, self._ctx.tier
+        self._share.offer(await self._ctx.compute(lambda: snapshot(replica.params, state, tier, run.step)))
         await self._keeper.keep(run, replica, hashes)
         report_traffic(self._ctx)
         await self._ctx.feed.until(lambda now: self._over(run, now))

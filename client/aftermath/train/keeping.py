@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 
-from aftermath.model.schema import Schema
+from aftermath.model.schema import StateSchema
 from aftermath.run.errors import UsageError
 from aftermath.run.repository import is_repository
 from aftermath.train.outfit import Unsuitable
@@ -36,7 +36,7 @@ def check_hub(settings: TrainSettings) -> None:
         )
 
 
-def check_directory(settings: TrainSettings, schema: Schema) -> None:
+def check_directory(settings: TrainSettings, schema: StateSchema) -> None:
     """Make --checkpoint-dir and try it. Raises Unsuitable if it cannot be written or has no room for checkpoints."""
     if settings.checkpoint_dir is None or settings.matformer_tier:
         return

@@ -133,7 +133,7 @@ class Member:
         self._replica = replica = await warm.obtain(self._take_replica())
         self._said_stateless = False
         if run.cold_start:
-            await self._ctx.compute(replica.distro.reset)
+            await self._ctx.compute(replica.optimizer.reset)
         await announce_ready(self._ctx, self._readiness, run, self.slot)
         rounds = Rounds(self._ctx, self._results, self._share, replica, run, model, self.slot, self._weight)
         try:

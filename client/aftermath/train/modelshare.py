@@ -19,7 +19,7 @@ from blake3 import blake3
 from torch import Tensor
 
 from aftermath.chain.together import every
-from aftermath.model.schema import Schema, Segment
+from aftermath.model.schema import Segment, StateSchema
 from aftermath.model.segments import SegmentError, level_hash, segment_bytes, write_segment
 from aftermath.p2p.transport import RequestRefused, Transport, TransportError
 from aftermath.run.bounded import Malformed, msgpack_as
@@ -49,7 +49,7 @@ class Snapshot:
     blobs: Mapping[bytes, bytes]
 
 
-def snapshot(params: Mapping[str, Tensor], schema: Schema, tier: int, step: int) -> Snapshot:
+def snapshot(params: Mapping[str, Tensor], schema: StateSchema, tier: int, step: int) -> Snapshot:
     """Copy the segments of a tier's replica; slow, for the replica's thread."""
     levels: dict[int, list[bytes]] = {}
     blobs: dict[bytes, bytes] = {}
@@ -115,7 +115,7 @@ class Offers:
         return [offer for offer in self.levels.get(level, ()) if offer.step == step]
 
 
-async def ask_offers(transport: Transport, schema: Schema, peers: Sequence[bytes], deadline_s: float) -> Offers:
+async def ask_offers(transport: Transport, schema: StateSchema, peers: Sequence[bytes], deadline_s: float) -> Offers:
     """Ask peers what they offer. What does not fit the schema counts as no answer."""
     manifests = await asyncio.gather(*(_ask(transport, schema, peer, deadline_s) for peer in peers))
     holders: dict[int, dict[tuple[int, tuple[bytes, ...]], list[bytes]]] = defaultdict(lambda: defaultdict(list))
@@ -133,19 +133,19 @@ async def ask_offers(transport: Transport, schema: Schema, peers: Sequence[bytes
     return Offers(levels, tuple(peer for peer, found in zip(peers, manifests, strict=True) if found is None))
 
 
-async def _ask(transport: Transport, schema: Schema, peer: bytes, deadline_s: float) -> Manifest | None:
+async def _ask(transport: Transport, schema: StateSchema, peer: bytes, deadline_s: float) -> Manifest | None:
     try:
         return checked(await transport.request(peer, TOPIC, b"", manifest_limit(schema), deadline_s), schema)
     except TransportError:
         return None
 
 
-def manifest_limit(schema: Schema) -> int:
+def manifest_limit(schema: StateSchema) -> int:
     """Bytes that a manifest of this schema needs at most; every peer of a run may send as many at once."""
     return 64 + sum(16 + 2 * _DIGEST * len(schema.of_level(level)) for level in range(schema.levels))
 
 
-def checked(reply: bytes, schema: Schema) -> Manifest | None:
+def checked(reply: bytes, schema: StateSchema) -> Manifest | None:
     """The manifest in a peer's reply, if it is well formed and fits the schema."""
     try:
         manifest: Manifest = msgpack_as(reply, Manifest)
@@ -186,10 +186,10 @@ class LevelFetcher:
         raise ModelUnavailable(f"level {level} of the model: " + ("; ".join(reasons) or "no peer offers it"))
 
     async def _hash(self, params: Mapping[str, Tensor], level: int) -> bytes:
-        return await self._ctx.compute(lambda: level_hash(params, self._ctx.schema, level))
+        return await self._ctx.compute(lambda: level_hash(params, self._ctx.schema.state, level))
 
     async def _take(self, level: int, offer: Offer, params: Mapping[str, Tensor]) -> None:
-        segments = enumerate(self._ctx.schema.of_level(level))
+        segments = enumerate(self._ctx.schema.state.of_level(level))
         await every(self._take_one(offer, index, segment, params) for index, segment in segments)
 
     async def _take_one(self, offer: Offer, index: int, segment: Segment, params: Mapping[str, Tensor]) -> None:

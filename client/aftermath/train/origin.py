@@ -16,7 +16,7 @@ from aftermath.model.checkpoint import load
 from aftermath.model.config import LlamaConfig
 from aftermath.model.documents import Strategy
 from aftermath.model.resolve import resolve
-from aftermath.model.schema import Schema
+from aftermath.optim.schema import Schema
 from aftermath.run.accounts import Checkpoint
 from aftermath.train.replica import Replica
 
@@ -54,7 +54,7 @@ class Origin:
 
     @property
     def config(self) -> LlamaConfig:
-        return self.schema.config
+        return self.schema.state.config
 
     def durable(self, checkpoint: Checkpoint) -> dict[str, Tensor]:
         """The tier's weights from the durable checkpoint. Raises model.checkpoint.CheckpointError."""
@@ -75,6 +75,5 @@ class Origin:
             weights,
             device=self.device,
             micro_batch_size=self.micro_batch_size,
-            clip_norm=self.schema.clip,
             stopwatch=self.stopwatch,
         )

@@ -7,9 +7,9 @@ joined, downloaded or trained.
 from __future__ import annotations
 
 from aftermath.data.local import TokenFiles, open_tokens
-from aftermath.model.agreed import agreed_schema
 from aftermath.model.resolve import load_hf_config
-from aftermath.model.schema import Schema
+from aftermath.optim.agreed import agreed_schema
+from aftermath.optim.schema import Schema
 from aftermath.run.accounts import DataLocation, Model
 from aftermath.run.errors import AftermathError
 from aftermath.run.state import DataKind, OptimizerKind
@@ -60,9 +60,9 @@ def schema_of(model: Model, run_id: str) -> Schema:
 
 def check_tier(tier: int, schema: Schema, run_id: str) -> None:
     """Unsuitable if the run has no such tier."""
-    if tier >= schema.tiers:
+    if tier >= schema.state.tiers:
         raise Unsuitable(
-            f"--matformer-tier {tier}: run {run_id} has tiers 0 to {schema.tiers - 1}",
+            f"--matformer-tier {tier}: run {run_id} has tiers 0 to {schema.state.tiers - 1}",
             "choose one of those; a higher tier is a smaller model",
         )
 
@@ -75,6 +75,6 @@ def data_of(model: Model, schema: Schema) -> TokenFiles:
         location.primary,
         location.token_bytes,
         model.max_seq_len,
-        vocab_size=schema.config.vocab_size,
+        vocab_size=schema.state.config.vocab_size,
         shuffle_seed=location.shuffle_seed if location.shuffle else None,
     )

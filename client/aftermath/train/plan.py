@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aftermath.model.schema import Schema
+from aftermath.optim.schema import Schema
 from aftermath.run.accounts import Members, Round, Slot
 from aftermath.run.assignment import PositionInterval, assign, sequences
 from aftermath.run.commitment import Commitment
@@ -41,8 +41,8 @@ class RoundPlan:
             and (said.sender, said.signer, said.tier) == (member.p2p, member.signer, member.tier)
             and said.schema_hash == schema.hash()
             and [(i.start, i.stop) for i in said.intervals] == [(r.start, r.stop) for r in self.ranges(said.slot)]
-            and list(said.levels) == list(range(said.tier, schema.levels))
-            and all(payload.size == schema.payload_bytes(level) for level, payload in said.levels.items())
+            and list(said.levels) == list(range(said.tier, schema.state.levels))
+            and all(payload.size == schema.results.payload_bytes(level) for level, payload in said.levels.items())
         )
 
 

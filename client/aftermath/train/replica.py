@@ -11,18 +11,16 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from aftermath.model.config import LlamaConfig
 from aftermath.model.llama import Llama
-from aftermath.model.schema import Schema
 from aftermath.model.segments import level_hash
-from aftermath.optim.clip import clip_gradients
 from aftermath.optim.codec import Votes
-from aftermath.optim.distro import Distro
+from aftermath.optim.engine import Engine, Trained
+from aftermath.optim.schema import Schema
 from aftermath.run.errors import UsageError
 from aftermath.train.outfit import Unsuitable
 
@@ -31,18 +29,6 @@ _SHORTEST_PASS = 32  # tokens
 
 class Cancelled(Exception):
     """Training was given up because the run has moved on."""
-
-
-@dataclass(frozen=True)
-class Trained:
-    """What one member made of its share of a round."""
-
-    payloads: dict[int, bytes]
-    """Encoded result per level it holds."""
-    loss: float
-    tokens: int
-    seconds: float
-    encode_seconds: float
 
 
 class Replica:
@@ -57,39 +43,29 @@ class Replica:
         *,
         device: torch.device,
         micro_batch_size: int,
-        clip_norm: float | None,
         stopwatch: Callable[[], float],
     ) -> None:
         self.schema, self.tier = schema, tier
-        self._device, self._micro, self._clip_norm = device, micro_batch_size, clip_norm
+        self._device, self._micro = device, micro_batch_size
         self._stopwatch = stopwatch
         self.model = Llama.of(config, tier, {name: tensor.to(device) for name, tensor in weights.items()})
         self.params: dict[str, Tensor] = dict(self.model.named_parameters())
-        self.distro = Distro(schema, tier, self.params)
+        self.optimizer = Engine(schema, tier, self.params, stopwatch)
 
     @property
     def levels(self) -> range:
         """The levels this replica holds, in ascending order."""
-        return range(self.tier, self.schema.levels)
+        return range(self.tier, self.schema.state.levels)
 
     def train(self, sequences: Tensor, lr: float, ahead_lr: float, cancelled: threading.Event) -> Trained:
         """Train on `sequences` int64 [n, seq_len] and encode the result; the parameters stay as they were.
 
         `ahead_lr` is the learning rate of the look-ahead (the previous step's). Raises Cancelled between
-        micro-batches, or optim.distro.NonFiniteGradient.
+        micro-batches, or optim.clip.NonFiniteGradient.
         """
-        started = self._stopwatch()
-        self.model.zero_grad(set_to_none=True)
-        with self.distro.lookahead(ahead_lr):
-            loss = accumulate(self.model, sequences, self._micro, cancelled)
-        grads = {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
-        if self._clip_norm is not None:
-            clip_gradients(grads, self._clip_norm)
-        encoding = self._stopwatch()
-        payloads = self.distro.encode(grads, lr)
-        self.model.zero_grad(set_to_none=True)
-        done = self._stopwatch()
-        return Trained(payloads, loss, sequences.numel(), encoding - started, done - encoding)
+        return self.optimizer.train(
+            sequences, lambda part: accumulate(self.model, part, self._micro, cancelled), lr, ahead_lr
+        )
 
     def measure_weight(self, seq_len: int, seconds: float) -> int:
         """This machine's throughput in sequences per minute (1..65535), from passes over the first tokens.
@@ -113,11 +89,11 @@ class Replica:
 
     def apply(self, results: Mapping[int, Sequence[Votes]], lr: float) -> None:
         """Apply one round's accepted results (per level, in slot order) at its learning rate; exact."""
-        self.distro.apply(results, lr)
+        self.optimizer.apply(results, lr)
 
     def hashes(self) -> dict[int, bytes]:
         """Hash of every level held: equal on all members that hold it."""
-        return {level: level_hash(self.params, self.schema, level) for level in self.levels}
+        return {level: level_hash(self.params, self.schema.state, level) for level in self.levels}
 
 
 def accumulate(model: Llama, sequences: Tensor, micro_batch: int, cancelled: threading.Event) -> float:

@@ -208,9 +208,9 @@ class Results:
         holders = self._holders(candidate.said, level)
         data = await self._ctx.transport.fetch(payload.blake3, payload.size, holders, deadline, keep=True)
         candidate.served.append(payload.blake3)
-        schema, fetched = self._ctx.schema, self._ctx.clock.monotonic()
+        results, fetched = self._ctx.schema.results, self._ctx.clock.monotonic()
         try:
-            candidate.votes[level] = await self._ctx.decode(lambda: decode_level(data, schema, level))
+            candidate.votes[level] = await self._ctx.decode(lambda: decode_level(data, results, level))
         except BadPayload as error:
             candidate.bad.add(level)
             self._ctx.events.emit("refused", height=candidate.said.height, slot=candidate.said.slot, why=str(error))

@@ -20,6 +20,7 @@ import torch
 
 from aftermath.optim.clip import NonFiniteGradient
 from aftermath.optim.codec import Votes, decode_level
+from aftermath.optim.engine import Trained
 from aftermath.run import bitmap
 from aftermath.run.accounts import STORED_ROUNDS, Members, Model, Round, Run
 from aftermath.run.commitment import Commitment, LevelPayload, SequenceInterval, encode_announcement
@@ -32,7 +33,7 @@ from aftermath.train.context import Context, Desync
 from aftermath.train.health import report_undelivered
 from aftermath.train.modelshare import ModelShare
 from aftermath.train.plan import RoundPlan, plan_round
-from aftermath.train.replica import Cancelled, Replica, Trained
+from aftermath.train.replica import Cancelled, Replica
 from aftermath.train.results import Results
 from aftermath.train.sharetime import ShareTime
 from aftermath.train.traffic import report_traffic
@@ -278,9 +279,9 @@ class Rounds:
         )
         started = self._ctx.clock.monotonic()
         raw = encode_announcement(said, self._ctx.p2p_secret)
-        schema = self._ctx.schema
+        results = self._ctx.schema.results
         votes = await self._ctx.decode(
-            lambda: {level: decode_level(data, schema, level) for level, data in trained.payloads.items()}
+            lambda: {level: decode_level(data, results, level) for level, data in trained.payloads.items()}
         )
         self._results.keep_own(said, raw, votes)
         await self._ctx.transport.announce(raw)

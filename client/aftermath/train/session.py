@@ -246,7 +246,7 @@ async def _member(
     compute = ThreadWorker("replica")
     schema = await compute(lambda: schema_of(model, settings.run_id))
     check_tier(settings.matformer_tier, schema, settings.run_id)
-    check_directory(settings, schema)
+    check_directory(settings, schema.state)
     if advice := keeping_advice(settings):
         events.emit("warning", message=advice)
     origin = Origin(

@@ -133,7 +133,7 @@ class WarmUp:
         members = await self._ctx.chain.members()
         slots = bitmap.slots(self._finishers() & ~(1 << self._slot))
         peers = [members.slots[slot].p2p for slot in slots]
-        return await ask_offers(self._ctx.transport, self._ctx.schema, peers, _ANSWER)
+        return await ask_offers(self._ctx.transport, self._ctx.schema.state, peers, _ANSWER)
 
     def _contents(self, level: int, offers: Offers) -> set[tuple[bytes, ...]]:
         """The contents of a level that members of the last epoch, this one included, hold at the run's step."""
@@ -189,12 +189,12 @@ class WarmUp:
             await self._ctx.compute(lambda: self._copy(durable, levels))
 
     def _copy(self, durable: dict[str, Tensor], levels: set[int]) -> None:
-        for segment in (s for level in levels for s in self._ctx.schema.of_level(level)):
+        for segment in (s for level in levels for s in self._ctx.schema.state.of_level(level)):
             write_segment(self._weights, segment, segment_bytes(durable, segment))
 
     async def _vouch(self, level: int, weights: dict[str, Tensor]) -> None:
         expected = self._expected(level)
-        found = await self._ctx.compute(lambda: level_hash(weights, self._ctx.schema, level))
+        found = await self._ctx.compute(lambda: level_hash(weights, self._ctx.schema.state, level))
         if expected is not None and found != expected:
             raise ModelUnavailable(f"level {level} of the durable checkpoint is not the one the members attested")
 

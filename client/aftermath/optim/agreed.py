@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from aftermath.model.schema import Schema, build_schema
+from aftermath.optim.distro import Distro
+from aftermath.optim.schema import Schema, build_schema
 from aftermath.run.accounts import Optimizer
 
 
@@ -14,13 +15,16 @@ def agreed_schema(hf_config: Mapping[str, Any], tiers: int, optimizer: Optimizer
 
     Raises WidthNotDivisible, ModelConfigError or SchemaError.
     """
-    return build_schema(
-        hf_config,
-        tiers=tiers,
+    return build_schema(hf_config, tiers, distro_of(optimizer))
+
+
+def distro_of(optimizer: Optimizer) -> Distro:
+    """DisTrO's settings out of the numbers of a Model account. Raises SchemaError."""
+    return Distro(
         topk=optimizer.compression_topk,
-        topk_embeddings=optimizer.compression_topk_embeddings or None,
+        topk_embeddings=optimizer.compression_topk_embeddings or optimizer.compression_topk,
         chunk=optimizer.compression_chunk,
-        quantize_1bit=optimizer.quantize_1bit,
+        quantize_1bit=bool(optimizer.quantize_1bit),
         decay=optimizer.compression_decay,
         weight_decay=optimizer.weight_decay,
         clip=optimizer.clip_grad_norm or None,

@@ -1,0 +1,71 @@
+"""How a segment is cut into blocks, of which a result keeps the strongest coefficients.
+
+Decided
+- Blocks never straddle two levels. A strip is cut into the fewest blocks of at most `chunk` along a dimension, as equal
+  as they can be; the last one may reach over the end, where it is padded with zeros that are nobody's parameters. So
+  the size of a result depends on the size of a tensor and not on its divisors.
+- The token embedding and the output head may keep more coefficients per block than the rest: each of their rows learns
+  only from the few tokens that name it, and most runs can afford it (`docs/research.md`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from aftermath.model.levels import EMBEDDINGS, SchemaError, Segment
+
+MAX_BLOCK = 65535  # indices are u16 and 0xFFFF marks an unused entry
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """One segment's blocks."""
+
+    segment: Segment
+    edges: tuple[int, ...]
+    """Of a block, per dimension; the last block may reach over the end of the segment."""
+    topk: int
+    """Kept coefficients per block, at most the block's size."""
+
+    @property
+    def size(self) -> int:
+        """Coefficients of one block, padding included; indices within a block are row-major and below this."""
+        return math.prod(self.edges)
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """Blocks along each dimension; blocks are numbered row-major over this grid."""
+        return tuple(-(-size // edge) for size, edge in zip(self.segment.shape, self.edges, strict=True))
+
+    @property
+    def count(self) -> int:
+        """Blocks of the segment."""
+        return math.prod(self.grid)
+
+    @property
+    def entries(self) -> int:
+        """Coefficient slots in a result: `topk` for each block."""
+        return self.count * self.topk
+
+
+def cut(segments: Iterable[Segment], *, chunk: int, topk: int, topk_embeddings: int) -> tuple[Blocks, ...]:
+    """The blocks of every segment, in their order. Raises SchemaError if `chunk` makes them too large."""
+    return tuple(_blocks(s, chunk, topk_embeddings if s.name in EMBEDDINGS else topk) for s in segments)
+
+
+def _blocks(segment: Segment, chunk: int, topk: int) -> Blocks:
+    edges = tuple(_edge(size, chunk) for size in segment.shape)
+    size = math.prod(edges)
+    if size > MAX_BLOCK:
+        raise SchemaError(
+            f"compression_chunk {chunk} gives {segment.name} blocks of {size} entries; indices reach {MAX_BLOCK}",
+            "use a compression_chunk of at most 255",
+        )
+    return Blocks(segment, edges, min(topk, size))
+
+
+def _edge(size: int, limit: int) -> int:
+    """The shortest edge that needs no more blocks than `limit` does: the least padding."""
+    return -(-size // -(-size // limit))

@@ -1,0 +1,120 @@
+"""The optimizer of one replica: a private step, a result and an apply, put together as the run's schema says.
+
+Decided
+- `apply` is refused while a share is being trained: the parameters are not the shared ones then.
+- What is kept of an optimizer is taken over whole or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from aftermath.optim.codec import Votes
+from aftermath.optim.feedback import ErrorFeedback
+from aftermath.optim.gradient import GradientStep
+from aftermath.optim.parts import Apply, Backward, BadState, PrivateStep, Result
+from aftermath.optim.schema import Schema
+from aftermath.optim.sign import SignApply
+
+_PRIVATE, _RESULT = "private.", "result."
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What one member made of its share of a round."""
+
+    payloads: dict[int, bytes]
+    """Encoded result per level it holds."""
+    loss: float
+    tokens: int
+    seconds: float
+    encode_seconds: float
+
+
+class Engine:
+    """Trains and changes a replica. `params` are its own fp32 tensors; `stopwatch` gives seconds."""
+
+    def __init__(
+        self, schema: Schema, tier: int, params: Mapping[str, Tensor], stopwatch: Callable[[], float] = lambda: 0.0
+    ) -> None:
+        """Raises SchemaError or SegmentError if these are not the tensors of a tier-`tier` replica, UnsupportedEdge."""
+        self._params, self._stopwatch, self._training = params, stopwatch, False
+        self._levels = range(tier, schema.results.levels)
+        self._step, self._result, self._apply = _parts(schema, tier, params)
+
+    def train(self, sequences: Tensor, backward: Backward, lr: float, ahead_lr: float) -> Trained:
+        """Train on sequences int64 [n, seq_len] and encode the result; the parameters stay as they were.
+
+        `ahead_lr` is the learning rate of the step before. Raises NonFiniteGradient, SegmentError for a parameter
+        without a gradient, and what `backward` does to give up; nothing is learnt then.
+        """
+        started = self._stopwatch()
+        self._forget_gradients()
+        self._training = True
+        try:
+            made = self._step.make(sequences, backward, lr, ahead_lr)
+            encoding = self._stopwatch()
+            payloads = self._result.compress(made)
+        finally:
+            self._training = False
+            self._forget_gradients()
+        return Trained(payloads, made.loss, sequences.numel(), encoding - started, self._stopwatch() - encoding)
+
+    def apply(self, results: Mapping[int, Sequence[Votes]], lr: float) -> None:
+        """Apply one round: per level the votes of the peers whose results the run accepted, in any order.
+
+        Every replica must call it once for every applied round, with the same votes for the levels it holds. Raises
+        ValueError, leaving the parameters as they were, for a level not held and for what no run can have accepted.
+        """
+        if self._training:
+            raise RuntimeError("results cannot be applied while a share is trained")
+        if strange := sorted(results.keys() - set(self._levels)):
+            raise ValueError(f"results for levels {strange}, which are not held")
+        self._apply.apply(results, lr)
+
+    def reset(self) -> None:
+        """Forget everything learnt from past rounds."""
+        self._step.reset()
+        self._result.reset()
+
+    def state(self) -> dict[str, Tensor]:
+        """What this replica alone knows, as named tensors on the CPU.
+
+        With equal parameters `restore` continues from them bit by bit.
+        """
+        private = {f"{_PRIVATE}{name}": tensor for name, tensor in self._step.state().items()}
+        return private | {f"{_RESULT}{name}": tensor for name, tensor in self._result.state().items()}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Take over what `state` gave. Raises BadState, leaving all as it was, unless it fits this replica exactly."""
+        parts: dict[str, dict[str, Tensor]] = {_PRIVATE: {}, _RESULT: {}}
+        for name, tensor in state.items():
+            part, dot, rest = name.partition(".")
+            if part + dot not in parts:
+                raise BadState(f"an optimizer's state has too much of {name}")
+            parts[part + dot][rest] = tensor
+        before = self._step.state()
+        self._step.restore(parts[_PRIVATE])
+        try:
+            self._result.restore(parts[_RESULT])
+        except BadState:
+            self._step.restore(before)
+            raise
+
+    def _forget_gradients(self) -> None:
+        for tensor in self._params.values():
+            tensor.grad = None
+
+
+def _parts(schema: Schema, tier: int, params: Mapping[str, Tensor]) -> tuple[PrivateStep, Result, Apply]:
+    """What an optimizer of that kind is made of."""
+    settings, results = schema.optimizer, schema.results
+    feedback = ErrorFeedback(results, tier, params, settings.decay)
+    return (
+        GradientStep(params, feedback.residual, settings.clip),
+        feedback,
+        SignApply(results, tier, params, settings.weight_decay),
+    )

@@ -1,0 +1,154 @@
+"""A result with error feedback: what was not sent stays, and is added to what comes.
+
+Per trained round residual <- (residual - what was sent last) * decay + pseudo-gradient, and the `topk` strongest
+coefficients of every block are the result.
+
+Decided
+- The residual starts at zero and covers the held segments only.
+- What is subtracted are the unquantised coefficients of the previous result, accepted or not: the sequences of a
+  result that the run did not accept are trained anew, and the residual must not send what was learnt from them twice.
+  What they put into a block's padding reached no parameter and is forgotten.
+- It is subtracted only when the next round is trained: until then a look-ahead sees it, as upstream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from aftermath.model.segments import view
+from aftermath.optim.clip import refuse_beyond
+from aftermath.optim.codec import encode_level
+from aftermath.optim.format import ResultFormat
+from aftermath.optim.layout import LevelLayout, Part, level_layout
+from aftermath.optim.parts import BadState, PseudoGradient
+from aftermath.optim.transform import UNUSED, cells, forward, inverse, padding, strongest
+
+_LARGEST = 1e30  # beyond it the residual or its transform could overflow fp32
+_BATCH = 1 << 18  # coefficients transformed at once
+
+
+class ErrorFeedback:
+    """The results of one replica, and what they left of its pseudo-gradients."""
+
+    def __init__(self, results: ResultFormat, tier: int, params: Mapping[str, Tensor], decay: float) -> None:
+        """Raises SchemaError or SegmentError if these are not the tensors of a tier-`tier` replica, UnsupportedEdge."""
+        self._format, self._decay_factor, self._names = results, decay, params.keys()
+        self._layouts: dict[int, LevelLayout] = {}
+        self._residuals: dict[int, list[Tensor]] = {}
+        self._previous: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        results.of_level(tier)
+        for level in range(tier, results.levels):
+            layout = self._layouts[level] = level_layout(results, level)
+            device = view(params, layout.parts[0].segment).device
+            self._residuals[level] = [torch.zeros(g.blocks, g.height, g.width, device=device) for g in layout.groups]
+
+    def residual(self) -> Iterator[tuple[Part, Tensor]]:
+        """What was not sent yet, and what was sent last, segment by segment: blocks [n, h, w]."""
+        for level, layout in self._layouts.items():
+            for part in layout.parts:
+                yield part, part.of(self._residuals[level][part.group])
+
+    @torch.no_grad()
+    def compress(self, made: PseudoGradient) -> dict[int, bytes]:
+        """Add a pseudo-gradient to the residual; the result per held level."""
+        tensors = made.tensors
+        refuse_beyond({name: tensors[name] for name in self._names & tensors.keys()}, _LARGEST)
+        for part, _ in self.residual():
+            view(tensors, part.segment)
+        self._decay()
+        for part, residual in self.residual():
+            for number, place in cells(view(tensors, part.segment), residual, part.blocks):
+                place.add_(number, alpha=made.factor)
+        return {level: self._result(level) for level in self._layouts}
+
+    def _decay(self) -> None:
+        """residual <- (residual - previous result) * decay. Nothing is subtracted twice, should encoding fail later."""
+        for level, residuals in self._residuals.items():
+            sent = self._previous.get(level)
+            for index, residual in enumerate(residuals):
+                if sent is not None:
+                    _take_back(residual, *sent[index])
+                if self._decay_factor != 1.0:
+                    residual.mul_(self._decay_factor)
+        for part, residual in self.residual():
+            for beyond in padding(residual, part.blocks):
+                beyond.zero_()
+        self._previous = {}
+
+    def _result(self, level: int) -> bytes:
+        layout = self._layouts[level]
+        kept = []
+        for group, residual in zip(layout.groups, self._residuals[level], strict=True):
+            step = max(1, _BATCH // group.block)
+            batches = (residual[first : first + step] for first in range(0, group.blocks, step))
+            chosen = [strongest(forward(batch).flatten(1), group.topk) for batch in batches]
+            kept.append((torch.cat([c[0] for c in chosen]), torch.cat([c[1] for c in chosen])))
+        self._previous[level] = kept
+        indices = layout.canonical([pair[0] for pair in kept]).cpu().numpy().astype(np.uint16)
+        values = layout.canonical([pair[1] for pair in kept]).cpu().numpy()
+        return encode_level(self._format, level, indices, values)
+
+    # --- what is remembered -------------------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """Forget everything learnt from past rounds: the residual is zero, nothing was sent."""
+        for residual in (residual for residuals in self._residuals.values() for residual in residuals):
+            residual.zero_()
+        self._previous = {}
+
+    def state(self) -> dict[str, Tensor]:
+        """The residual, and what was sent last."""
+        found = {}
+        for level, residuals in self._residuals.items():
+            for group, residual in enumerate(residuals):
+                found[f"residual.{level}.{group}"] = residual
+            for group, (indices, values) in enumerate(self._previous.get(level, ())):
+                found |= {f"indices.{level}.{group}": indices, f"values.{level}.{group}": values}
+        return {name: tensor.to("cpu", copy=True) for name, tensor in found.items()}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Take over what `state` gave. Raises BadState, leaving all as it was, unless it fits this replica exactly."""
+        places = [(level, group) for level in self._layouts for group in range(len(self._layouts[level].groups))]
+        sent = any(not name.startswith("residual.") for name in state)
+        kinds = ("residual", "indices", "values") if sent else ("residual",)
+        names = {f"{kind}.{level}.{group}" for kind in kinds for level, group in places}
+        if state.keys() != names:
+            raise BadState(f"an optimizer's state lacks or has too much of {sorted(state.keys() ^ names)[0]}")
+        for level, group in places:
+            of = self._layouts[level].groups[group]
+            _check(state, f"residual.{level}.{group}", (of.blocks, of.height, of.width))
+            for kind in kinds[1:]:
+                _check(state, f"{kind}.{level}.{group}", (of.blocks, of.topk), of.block if kind == "indices" else None)
+        self._previous = {}
+        for level, residuals in self._residuals.items():
+            for group, residual in enumerate(residuals):
+                residual.copy_(state[f"residual.{level}.{group}"])
+            if sent:
+                device, groups = residuals[0].device, range(len(residuals))
+                kept = ((state[f"indices.{level}.{g}"], state[f"values.{level}.{g}"]) for g in groups)
+                self._previous[level] = [(i.to(device, copy=True), v.to(device, copy=True)) for i, v in kept]
+
+
+def _take_back(residual: Tensor, indices: Tensor, values: Tensor) -> None:
+    """residual <- residual - IDCT of the coefficients sent, [blocks, topk] each."""
+    step = max(1, _BATCH // residual[0].numel())
+    places = indices.masked_fill(indices == UNUSED, 0)  # unused slots add 0
+    for first in range(0, len(residual), step):
+        batch = residual[first : first + step]
+        sent = torch.zeros_like(batch).flatten(1)
+        sent.scatter_add_(1, places[first : first + step], values[first : first + step])
+        batch.sub_(inverse(sent.view(batch.shape)))
+
+
+def _check(state: Mapping[str, Tensor], name: str, shape: tuple[int, ...], block: int | None = None) -> None:
+    """Raises BadState unless this tensor holds finite fp32 numbers, or places in a `block` of so many."""
+    tensor, dtype = state[name], torch.float32 if block is None else torch.int64
+    if tensor.shape != shape or tensor.dtype != dtype:
+        raise BadState(f"{name} of an optimizer's state is {tensor.dtype} {tuple(tensor.shape)}, not {dtype} {shape}")
+    fits = torch.isfinite(tensor) if block is None else ((tensor >= 0) & (tensor < block)) | (tensor == UNUSED)
+    if not bool(fits.all()):
+        raise BadState(f"{name} of an optimizer's state holds a number that cannot be there")

@@ -1,0 +1,77 @@
+"""The format of a result: which coefficients of which blocks it holds, what their values are, and its exact size.
+
+Decided: a result of level l is, over the level's segments in canonical order and their blocks in row-major order, every
+index as a little-endian u16 (ascending in a block, 0xFFFF in unused slots), then every value. So its size follows from
+the schema alone, and is known before the first byte is asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import Any
+
+from aftermath.model.levels import checked_level
+from aftermath.optim.blocks import Blocks
+
+INDEX_BYTES = 2
+FLOAT_BYTES = 4
+
+
+class Transform(StrEnum):
+    """What the numbers of a block are turned into before the strongest are kept."""
+
+    DCT = "dct"
+
+
+class Values(StrEnum):
+    """What is sent of a coefficient beside its place."""
+
+    SIGN = "sign"
+    """One bit: a vote of +1 or -1."""
+    FLOAT = "float32"
+
+
+@dataclass(frozen=True)
+class ResultFormat:
+    """What the payloads of a run's results are."""
+
+    blocks: tuple[Blocks, ...]  # of every segment, in the state schema's order
+    levels: int
+    transform: Transform
+    values: Values
+
+    def of_level(self, level: int) -> tuple[Blocks, ...]:
+        """The blocks of one level's segments in canonical order. Raises SchemaError if there is no such level."""
+        return self._by_level[checked_level(level, self.levels)]
+
+    def entries(self, level: int) -> int:
+        """Coefficient slots in one level of a result."""
+        return sum(blocks.entries for blocks in self.of_level(level))
+
+    def index_bytes(self, level: int) -> int:
+        """Bytes of a level's indices: one little-endian u16 per slot."""
+        return self.entries(level) * INDEX_BYTES
+
+    def value_bytes(self, level: int) -> int:
+        """Bytes of a level's values: one sign bit per slot, rounded up once, or one fp32 per slot."""
+        slots = self.entries(level)
+        return -(-slots // 8) if self.values is Values.SIGN else slots * FLOAT_BYTES
+
+    def payload_bytes(self, level: int) -> int:
+        """Exact bytes of one level of a result: all indices of the level, then all its values."""
+        return self.index_bytes(level) + self.value_bytes(level)
+
+    def result_bytes(self, tier: int = 0) -> int:
+        """Exact bytes of the result that a tier-k member makes in a round: its levels together."""
+        return sum(self.payload_bytes(level) for level in range(checked_level(tier, self.levels), self.levels))
+
+    def document(self) -> dict[str, Any]:
+        """All of it as JSON has it; segments are named by their order."""
+        kept = [{name: value for name, value in asdict(b).items() if name != "segment"} for b in self.blocks]
+        return {"blocks": kept, "transform": self.transform.value, "values": self.values.value}
+
+    @cached_property
+    def _by_level(self) -> tuple[tuple[Blocks, ...], ...]:
+        return tuple(tuple(b for b in self.blocks if b.segment.level == level) for level in range(self.levels))

@@ -1,0 +1,67 @@
+"""The private step of DisTrO: one gradient of the share, at the weights as they will nearly be.
+
+Decided, as upstream
+- Look ahead (x - lr sign(residual)), gradient, look back. The look-ahead returns to saved bits, also on an error.
+- The gradient is clipped to its own global norm, and counts times the learning rate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from aftermath.model.segments import view
+from aftermath.optim.clip import clip_gradients
+from aftermath.optim.layout import Part
+from aftermath.optim.parts import Backward, BadState, PseudoGradient
+from aftermath.optim.rounding import to_fp32
+from aftermath.optim.transform import subtract
+
+Residual = Callable[[], Iterator[tuple[Part, Tensor]]]
+"""What a member has not sent yet, segment by segment: blocks [n, h, w]."""
+
+
+class GradientStep:
+    """Makes pseudo-gradients of a replica's own fp32 `params`; `clip` is the largest norm, or None."""
+
+    def __init__(self, params: Mapping[str, Tensor], residual: Residual, clip: float | None) -> None:
+        self._params, self._residual, self._clip = params, residual, clip
+
+    def make(self, sequences: Tensor, backward: Backward, lr: float, ahead_lr: float) -> PseudoGradient:
+        """The gradient at the looked-ahead weights, in the parameters' `grad`."""
+        with self.lookahead(ahead_lr):
+            loss = backward(sequences)
+        grads = {name: p.grad for name, p in self._params.items() if p.grad is not None}
+        if self._clip is not None:
+            clip_gradients(grads, self._clip)
+        return PseudoGradient(grads, to_fp32(lr), loss)
+
+    @contextmanager
+    def lookahead(self, lr: float) -> Iterator[None]:
+        """Inside, the parameters are x - lr sign(residual); afterwards, even after an error, exactly what they were."""
+        rate = to_fp32(lr)
+        saved = {name: tensor.detach().clone() for name, tensor in self._params.items()}
+        try:
+            with torch.no_grad():
+                for part, blocks in self._residual():
+                    subtract(view(self._params, part.segment), blocks.sign().mul_(rate), part.blocks)
+            yield
+        finally:
+            with torch.no_grad():
+                for name, tensor in saved.items():
+                    self._params[name].detach().copy_(tensor)
+
+    def state(self) -> dict[str, Tensor]:
+        """Nothing is remembered."""
+        return {}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Raises BadState if there is anything."""
+        if state:
+            raise BadState(f"an optimizer's state has too much of {min(state)}")
+
+    def reset(self) -> None:
+        """Nothing is remembered."""

@@ -1,0 +1,84 @@
+"""The three parts that an optimizer is made of, as `optim.engine` puts them together.
+
+Decided
+- A **private step** turns a member's share into a pseudo-gradient. Nobody else sees it, so it needs no exactness.
+- A **result** is what is sent of pseudo-gradients, and remembers what was not.
+- An **apply** changes the parameters by everyone's results. It alone must give the same bits on every replica.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from aftermath.optim.codec import Votes
+from aftermath.run.errors import AftermathError
+
+Backward = Callable[[Tensor], float]
+"""Adds the gradient of the mean loss over sequences int64 [n, seq_len] to the parameters' `grad`, and returns the loss.
+It may raise in order to give up.
+"""
+
+
+class BadState(AftermathError):
+    """What was kept of an optimizer is not the state of this one."""
+
+
+@dataclass(frozen=True)
+class PseudoGradient:
+    """What a member would subtract from the shared weights: `factor` times each tensor."""
+
+    tensors: Mapping[str, Tensor]
+    """Named and shaped as the parameters, fp32."""
+    factor: float
+    loss: float
+    """Mean over the share."""
+
+
+class Remembering(Protocol):
+    """What a replica alone knows and needs in order to go on."""
+
+    def state(self) -> dict[str, Tensor]:
+        """As named tensors on the CPU. With equal parameters `restore` continues from them bit by bit."""
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Take over what `state` gave. Raises BadState, leaving all as it was, unless it fits this replica exactly."""
+
+    def reset(self) -> None:
+        """Forget everything learnt from past rounds."""
+
+
+class PrivateStep(Remembering, Protocol):
+    """From the shared weights and a share to a pseudo-gradient."""
+
+    def make(self, sequences: Tensor, backward: Backward, lr: float, ahead_lr: float) -> PseudoGradient:
+        """Train on sequences int64 [n, seq_len]; the parameters are exactly what they were then, also on an error.
+
+        `ahead_lr` is the rate of the step before, whose results may not be applied yet. The tensors may be the
+        parameters' own `grad`, and are used up before the next step. Raises NonFiniteGradient, and what `backward`
+        raises.
+        """
+
+
+class Result(Remembering, Protocol):
+    """From pseudo-gradients to payloads."""
+
+    def compress(self, made: PseudoGradient) -> dict[int, bytes]:
+        """The result per held level.
+
+        Raises NonFiniteGradient, naming the tensor, or SegmentError for a missing or misshapen one; what is remembered
+        is untouched then.
+        """
+
+
+class Apply(Protocol):
+    """What everyone's results change."""
+
+    def apply(self, results: Mapping[int, Sequence[Votes]], lr: float) -> None:
+        """Apply one round: per held level the votes of the peers whose results the run accepted, in any order.
+
+        Raises ValueError, leaving the parameters as they were, for what no run can have accepted.
+        """

@@ -1,0 +1,50 @@
+"""The apply of DisTrO: x <- x (1 - lr wd), then x <- x - lr sign(mean of the votes), exactly.
+
+Decided
+- Weight decay happens exactly once in every applied round on every replica, whoever trained and even if a level got
+  no result: so it depends on nothing that members could see differently.
+- lr and 1 - lr wd are computed in float64 and rounded to fp32 once; each parameter gets one IEEE multiplication (only
+  with weight decay) and one subtraction of exactly 0 or +-lr. Separate operations, so nothing can be contracted.
+- All signs are decided before the first parameter changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from aftermath.model.segments import view
+from aftermath.optim.codec import Votes
+from aftermath.optim.exact import signs
+from aftermath.optim.format import ResultFormat
+from aftermath.optim.layout import level_layout
+from aftermath.optim.rounding import to_fp32
+from aftermath.optim.transform import subtract
+
+
+class SignApply:
+    """Changes a replica's own fp32 `params`, of tier `tier`, in place."""
+
+    def __init__(self, results: ResultFormat, tier: int, params: Mapping[str, Tensor], weight_decay: float) -> None:
+        self._format, self._params, self._weight_decay = results, params, weight_decay
+        self._layouts = {level: level_layout(results, level) for level in range(tier, results.levels)}
+
+    @torch.no_grad()
+    def apply(self, results: Mapping[int, Sequence[Votes]], lr: float) -> None:
+        """Apply one round; a level without votes only decays. Raises ValueError."""
+        rate, keep = to_fp32(lr), to_fp32(1.0 - lr * self._weight_decay)
+        directions = {
+            level: signs(votes, self._format, level, self._device(level)) for level, votes in results.items() if votes
+        }
+        for level, layout in self._layouts.items():
+            for index, part in enumerate(layout.parts):
+                tensor = view(self._params, part.segment)
+                if keep != 1.0:
+                    tensor.mul_(keep)
+                if level in directions:
+                    subtract(tensor, directions[level][index].float().mul_(rate), part.blocks)
+
+    def _device(self, level: int) -> torch.device:
+        return view(self._params, self._layouts[level].parts[0].segment).device

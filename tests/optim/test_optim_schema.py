@@ -1,0 +1,212 @@
+"""The schema: blocks, exact sizes of results, canonical JSON, and refusal of everything that is not it."""
+
+import hashlib
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aftermath.model.config import LlamaConfig, ModelConfigError
+from aftermath.model.levels import SchemaError
+from aftermath.optim.distro import Distro
+from aftermath.optim.schema import Schema, build_schema
+
+HF: dict[str, Any] = {
+    "vocab_size": 320,
+    "hidden_size": 128,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+DISTRO: dict[str, Any] = {
+    "topk": 8,
+    "chunk": 64,
+    "quantize_1bit": True,
+    "decay": 0.999,
+    "weight_decay": 0.1,
+    "clip": 1.0,
+}
+
+
+def schema(hf: dict[str, Any] | None = None, tiers: int = 3, **changes: Any) -> Schema:
+    chosen = DISTRO | changes
+    return build_schema(HF | (hf or {}), tiers, Distro(**{"topk_embeddings": chosen["topk"]} | chosen))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 5), st.integers(1, 40), st.integers(1, 255), st.integers(1, 70000), st.integers(1, 4))
+def test_every_segment_is_cut_into_the_fewest_blocks_with_the_least_padding(
+    prefix: int, hidden: int, chunk: int, topk: int, tiers: int
+) -> None:
+    hf = {"intermediate_size": prefix << (tiers - 1), "hidden_size": 4 * hidden, "head_dim": 2}
+    built = schema(hf, chunk=chunk, topk=min(topk, 65535), tiers=tiers)
+    assert [blocks.segment for blocks in built.results.blocks] == list(built.state.segments)
+    for blocks in built.results.blocks:
+        for size, edge, count in zip(blocks.segment.shape, blocks.edges, blocks.grid, strict=True):
+            assert edge <= chunk
+            assert count == math.ceil(size / chunk)
+            assert (edge - 1) * count < size <= edge * count
+        assert 1 <= blocks.topk <= blocks.size <= 65535
+
+
+def test_blocks_of_awkward_sizes_are_padded_and_end_with_their_strip() -> None:
+    wide = schema({"intermediate_size": 11008, "vocab_size": 257}, tiers=4)  # strips of 1376 = 32 * 43, and doubles
+    cut = {
+        (b.segment.level, b.segment.shape): (b.edges, b.grid)
+        for b in wide.results.blocks
+        if b.segment.name.endswith(("gate_proj.weight", "head.weight"))
+    }
+    assert cut == {
+        (3, (257, 128)): ((52, 64), (5, 2)),
+        (3, (1376, 128)): ((63, 64), (22, 2)),
+        (2, (1376, 128)): ((63, 64), (22, 2)),
+        (1, (2752, 128)): ((64, 64), (43, 2)),
+        (0, (5504, 128)): ((64, 64), (86, 2)),
+    }
+
+
+@pytest.mark.parametrize("vocabulary", [31_991, 32_001, 32_003, 32_009])
+def test_an_awkward_vocabulary_costs_as_much_as_a_round_one(vocabulary: int) -> None:
+    """12 layers of 768: a result of 32,000 words takes 0.56 MB, and so does one of 32,003, which is prime."""
+    hf = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 12}
+    sizes = [
+        built.results.result_bytes()
+        for words in (32_000, vocabulary)
+        if (built := schema(hf | {"vocab_size": words, "num_key_value_heads": 12}))
+    ]
+    assert sizes[0] == pytest.approx(0.56e6, rel=0.02)
+    assert sizes[0] <= sizes[1] <= sizes[0] * 1.002
+
+
+def test_the_embedding_and_the_head_may_keep_more_than_the_rest() -> None:
+    plain, more = schema(), schema(topk_embeddings=64)
+    names = ("model.embed_tokens.weight", "lm_head.weight")
+    kept, rest = (
+        {blocks.topk for blocks in more.results.blocks if (blocks.segment.name in names) == one}
+        for one in (True, False)
+    )
+    assert (kept, rest) == ({64}, {8})
+    assert more.results.entries(2) - plain.results.entries(2) == 2 * 5 * 2 * (64 - 8)  # two tensors of 320 x 128
+    assert [more.results.payload_bytes(level) for level in (0, 1)] == [
+        plain.results.payload_bytes(level) for level in (0, 1)
+    ]
+    assert schema(topk_embeddings=8).hash() == plain.hash()
+    assert Schema.from_json(more.to_json()) == more
+
+
+def test_payload_sizes_are_exact() -> None:
+    built = schema().results
+    # Level 0 of a layer: gate and up strips of 256 x 128 (8 blocks each), down 128 x 256 (8 blocks); 2 layers, 8 slots.
+    assert built.entries(0) == 2 * 3 * 8 * 8
+    assert built.index_bytes(0) == 768
+    assert (built.value_bytes(0), built.payload_bytes(0)) == (48, 816)
+    assert schema(quantize_1bit=False).results.value_bytes(0) == 4 * 384
+    odd = schema({"num_hidden_layers": 1}, topk=3).results
+    assert (odd.entries(1), odd.value_bytes(1)) == (36, 5)  # 36 sign bits round up once for the level
+
+
+def test_json_is_canonical_and_comes_back() -> None:
+    built = schema()
+    data = built.to_json()
+    assert Schema.from_json(data) == built
+    assert built.hash() == hashlib.sha256(data).digest()
+    document = json.loads(data)
+    assert document.keys() == {"version", "state", "optimizer"}
+    assert document["optimizer"]["kind"] == "distro"
+    assert data == json.dumps(json.loads(data), sort_keys=True, separators=(",", ":")).encode()
+    assert "0.999" not in [v for v in _leaves(json.loads(data)) if isinstance(v, float)]
+    assert not any(isinstance(leaf, float) for leaf in _leaves(json.loads(data)))
+
+
+def _leaves(node: Any) -> list[Any]:
+    if isinstance(node, dict):
+        return [leaf for child in node.values() for leaf in _leaves(child)]
+    return [leaf for child in node for leaf in _leaves(child)] if isinstance(node, list) else [node]
+
+
+def test_the_hash_is_the_same_from_every_tier_and_from_redundant_keys() -> None:
+    base = schema().hash()
+    for tier in range(3):
+        assert build_schema(LlamaConfig.from_hf(HF).to_hf(tier), 3, schema().optimizer).hash() == base
+    assert schema({"rope_theta": 10000, "torch_dtype": "bfloat16", "eos_token_id": 3}).hash() == base
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"topk": 9},
+        {"topk_embeddings": 9},
+        {"chunk": 32},
+        {"tiers": 2},
+        {"quantize_1bit": False},
+        {"decay": 0.99},
+        {"weight_decay": 0.0},
+        {"clip": None},
+        {"hf": {"rope_theta": 5e5}},
+        {"hf": {"rms_norm_eps": 1e-5}},
+        {"hf": {"num_attention_heads": 2}},
+    ],
+)
+def test_the_hash_sees_everything_that_changes_the_arithmetic(change: dict[str, Any]) -> None:
+    assert schema(**change).hash() != schema().hash()
+
+
+@pytest.mark.parametrize(
+    "forge",
+    [
+        lambda d: d.replace(b'"topk":8', b'"topk":9', 1),
+        lambda d: d.replace(b'"topk":8', b'"topk":7'),
+        lambda d: d.replace(b'"edges":[64,64]', b'"edges":[32,64]', 1),
+        lambda d: d.replace(b'"values":"sign"', b'"values":"float32"'),
+        lambda d: d.replace(b'"kind":"distro"', b'"kind":"sgd"'),
+        lambda d: d.replace(b'"version":2', b'"version":1'),
+        lambda d: d.replace(b'"0.999"', b'"0.9990"'),
+        lambda d: d.replace(b'"0.999"', b'"NaN"'),
+        lambda d: d.replace(b'"0.999"', b'"0.99x"'),
+        lambda d: d.replace(b'"stop":320', b'"stop":321', 1),
+        lambda d: d.replace(b'"hidden_size":128', b'"hidden_size":1000000000'),
+        lambda d: d.replace(b'"num_hidden_layers":2', b'"num_hidden_layers":100000000'),
+        lambda d: d.replace(b'"vocab_size":320', b'"vocab_size":"320"'),
+        lambda d: d.replace(b'"widths":[512,256,128]', b'"widths":[512,256,128,64,32,16,8,4,2]'),
+        lambda d: d.replace(b'"tie_word_embeddings":false,', b""),
+        lambda d: d + b" ",
+        lambda d: d[:-1],
+        lambda d: b'{"a":' * 100_000,
+        lambda d: b"[" * 100_000,
+        lambda d: b"\xff" + d,
+        lambda d: b"",
+    ],
+)
+def test_bytes_that_are_not_a_canonical_schema_are_refused(forge: Any) -> None:
+    data = schema().to_json()
+    forged = forge(data)
+    assert forged != data
+    with pytest.raises((SchemaError, ModelConfigError)):
+        Schema.from_json(forged)
+
+
+def test_an_oversized_schema_is_refused_before_parsing() -> None:
+    with pytest.raises(SchemaError, match="exceeds the limit"):
+        Schema.from_json(schema().to_json(), max_bytes=100)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"decay": -0.5}, "compression_decay must be a finite[^\n]*\nset it in .model.LLM.optimizer.Distro."),
+        ({"topk": 0}, "compression_topk must be from 1"),
+        ({"topk_embeddings": 0}, "compression_topk_embeddings must be from 1"),
+        ({"chunk": 70000}, "compression_chunk must be from 1"),
+        ({"chunk": 256, "hf": {"hidden_size": 256, "intermediate_size": 1024}}, "at most 255"),
+        ({"decay": float("nan")}, "decay must be a finite"),
+        ({"decay": 1.5}, "at most 1"),
+        ({"clip": -1.0}, "clip_grad_norm must be"),
+    ],
+)
+def test_settings_out_of_range_are_sentences(change: dict[str, Any], says: str) -> None:
+    with pytest.raises(SchemaError, match=says):
+        schema(**change)

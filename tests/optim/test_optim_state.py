@@ -1,0 +1,110 @@
+"""What an optimizer keeps can be put away: another replica with the same weights goes on from it bit by bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from aftermath.optim.codec import decode_level
+from aftermath.optim.engine import Engine
+from aftermath.optim.parts import BadState
+from optim.optim_oracle import RAGGED, toy_schema
+from optim.optim_replica import encode, gradients, replica, tensors
+
+SCHEMA = toy_schema(weight_decay=0.1, topk_embeddings=9, **RAGGED)
+
+
+def train(params: dict[str, Tensor], engine: Engine, tier: int, step: int) -> dict[int, bytes]:
+    """A round alone, with gradients that depend on the weights."""
+    grads = {name: tensor + 0.1 * params[name] for name, tensor in gradients(SCHEMA, tier, step).items()}
+    made = encode(engine, grads, 1e-3, 1e-3)
+    engine.apply({level: [decode_level(data, SCHEMA.results, level)] for level, data in made.items()}, 1e-3)
+    return made
+
+
+@pytest.mark.parametrize("tier", range(3))
+@pytest.mark.parametrize("done", [0, 1, 3])
+def test_a_replica_goes_on_from_it_bit_by_bit(tier: int, done: int) -> None:
+    params, engine = replica(SCHEMA, tier)
+    for step in range(done):
+        train(params, engine, tier, step)
+    kept, weights = engine.state(), {name: tensor.clone() for name, tensor in params.items()}
+    expected = [train(params, engine, tier, step) for step in range(done, done + 3)]
+    other = Engine(SCHEMA, tier, weights)
+    other.restore(kept)
+    assert [train(weights, other, tier, step) for step in range(done, done + 3)] == expected
+    assert all(torch.equal(weights[name], tensor) for name, tensor in params.items())
+    fresh = tensors(SCHEMA, tier, 0)
+    if done:  # without what was kept it would not be the same
+        assert train(fresh, Engine(SCHEMA, tier, fresh), tier, done) != expected[0]
+
+
+def test_what_was_taken_over_may_be_changed_afterwards() -> None:
+    params, engine = replica(SCHEMA, 0)
+    train(params, engine, 0, 0)
+    kept, weights = engine.state(), {name: tensor.clone() for name, tensor in params.items()}
+    other = Engine(SCHEMA, 0, weights)
+    other.restore(kept)
+    for tensor in kept.values():
+        tensor.zero_()
+    assert train(weights, other, 0, 1) == train(params, engine, 0, 1)
+
+
+def test_what_was_put_away_does_not_change_any_more() -> None:
+    params, engine = replica(SCHEMA, 0)
+    train(params, engine, 0, 0)
+    kept = engine.state()
+    before = {name: tensor.clone() for name, tensor in kept.items()}
+    train(params, engine, 0, 1)
+    assert all(torch.equal(kept[name], tensor) for name, tensor in before.items())
+
+
+def _without(state: dict[str, Tensor]) -> None:
+    del state["result.residual.0.0"]
+
+
+def _too_much(state: dict[str, Tensor]) -> None:
+    state["result.residual.9.0"] = torch.zeros(1)
+
+
+def _shape(state: dict[str, Tensor]) -> None:
+    state["result.residual.1.0"] = state["result.residual.1.0"][:, :-1]
+
+
+def _type(state: dict[str, Tensor]) -> None:
+    state["result.values.1.0"] = state["result.values.1.0"].double()
+
+
+def _infinite(state: dict[str, Tensor]) -> None:
+    state["result.residual.2.0"][0, 0, 0] = float("inf")
+
+
+def _outside(state: dict[str, Tensor]) -> None:
+    state["result.indices.2.0"][0, 0] = 60_000
+
+
+def _negative(state: dict[str, Tensor]) -> None:
+    state["result.indices.2.0"][0, 0] = -1
+
+
+@pytest.mark.parametrize("spoil", [_without, _too_much, _shape, _type, _infinite, _outside, _negative])
+def test_what_does_not_fit_is_refused_and_changes_nothing(spoil: Callable[[dict[str, Tensor]], None]) -> None:
+    params, engine = replica(SCHEMA, 0)
+    train(params, engine, 0, 0)
+    before, wrong = engine.state(), engine.state()
+    spoil(wrong)
+    with pytest.raises(BadState):
+        engine.restore(wrong)
+    after = engine.state()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+
+
+def test_the_state_of_another_tier_is_refused() -> None:
+    _, small = replica(SCHEMA, 2)
+    _, large = replica(SCHEMA, 0)
+    with pytest.raises(BadState, match="lacks or has too much"):
+        large.restore(small.state())
