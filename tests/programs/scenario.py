@@ -16,6 +16,7 @@ from programs.harness import AUTHORIZER, PROGRAM, Outcome, World, address, autho
 
 SCHEMA = bytes(range(1, 33))
 EVERYONE = Pubkey.default()
+UNATTESTED = b"\xff" * 32
 CONFIG: Mapping[str, int] = {
     "warmup_time": 30,
     "cooldown_time": 30,

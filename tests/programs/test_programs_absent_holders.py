@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aftermath.run.state import ModelSource, RunState
 from programs.harness import World
-from programs.scenario import Scenario
+from programs.scenario import UNATTESTED, Scenario
 
 HASHES = {level: bytes([level + 1]) * 32 for level in range(3)}
 
@@ -52,4 +52,4 @@ def test_holders_that_disagree_need_a_quorum_also_when_the_cooldown_is_over(worl
     assert (run.run.levels_attested, run.run.level_hashes[0]) == (0b001, HASHES[0])
     world.advance(31)
     run.tick().ok()
-    assert (run.run.levels_attested, run.run.level_hashes) == (0b001, (HASHES[0], bytes(32), bytes(32)))
+    assert (run.run.levels_attested, run.run.level_hashes) == (0b001, (HASHES[0], UNATTESTED, UNATTESTED))

@@ -8,7 +8,7 @@ from aftermath.run import committee
 from aftermath.run.deadlines import next_deadline
 from aftermath.run.state import CheckpointKind, ModelSource, RunState
 from programs.harness import World
-from programs.scenario import Scenario, model_params
+from programs.scenario import UNATTESTED, Scenario, model_params
 
 HASHES = {level: bytes([level + 1]) * 32 for level in range(3)}
 NAMED: dict[str, Any] = {"kind": 1, "repo": "team/model", "revision": "r1", "hashes": list(HASHES.values())}
@@ -29,7 +29,7 @@ def test_a_quorum_attests_each_level(cool: Scenario) -> None:
     cool.attest(1, {0: b"x" * 32, 1: HASHES[1], 2: HASHES[2]}).ok()
     run = cool.run
     assert (run.levels_attested, run.attested_step) == (0b110, 3)
-    assert run.level_hashes == (bytes(32), HASHES[1], HASHES[2])
+    assert run.level_hashes == (UNATTESTED, HASHES[1], HASHES[2])
     cool.attest(2, HASHES).ok()
     assert (cool.run.levels_attested, cool.run.level_hashes) == (0b111, tuple(HASHES.values()))
 
@@ -66,7 +66,7 @@ def test_a_tier_attests_the_levels_it_holds(world: World) -> None:
     world.store("Run", "test", record)
     run.finish_rounds()
     # nobody holds level 0: what is known of it stays
-    assert (run.run.levels_attested, run.run.level_hashes[0], run.run.level_hashes[1]) == (0b001, b"0" * 32, bytes(32))
+    assert (run.run.levels_attested, run.run.level_hashes[0], run.run.level_hashes[1]) == (0b001, b"0" * 32, UNATTESTED)
     members = run.members
     assert [committee.levels_to_attest(run.run, members, slot) for slot in range(3)] == [(1, 2), (2,), (2,)]
     run.attest(1, {1: HASHES[1]}).refused("NotElected")

@@ -10,7 +10,7 @@ import pytest
 from aftermath.run.deadlines import next_deadline
 from aftermath.run.state import ModelSource, RunState
 from programs.harness import World
-from programs.scenario import Scenario
+from programs.scenario import UNATTESTED, Scenario
 
 OLD = {level: bytes([16 * (level + 1)]) * 32 for level in range(3)}
 NEW = {level: bytes([level + 1]) * 32 for level in range(3)}
@@ -123,7 +123,7 @@ def test_a_level_that_was_trained_and_never_attested_is_lost_too(world: World) -
     assert (ended.run.model_source, ended.run.levels_attested, ended.run.level_hashes[0]) == (
         ModelSource.PEERS,
         0b110,
-        bytes(32),
+        UNATTESTED,
     )
     for index in (1, 2):
         ended.join(index, tier=index).ok()
@@ -161,3 +161,56 @@ def test_a_loss_is_told_also_after_a_warm_up_that_was_given_up(ended: Scenario) 
 def test_if_nobody_holds_any_level_all_come_from_the_durable_checkpoint(ended: Scenario) -> None:
     run = _begin(ended, 3, 4)
     assert (run.model_source, run.levels_lost, run.level_hashes) == (ModelSource.CHECKPOINT, 0b111, tuple(OLD.values()))
+
+
+@pytest.mark.parametrize("durable", [{}, OLD])
+def test_a_level_is_lost_also_if_its_last_holder_left_while_it_was_trained(
+    world: World, durable: Mapping[int, bytes]
+) -> None:
+    run = Scenario(world).start(rounds_per_epoch=4, init_min_clients=2)
+    record = world.record("Model", "test")
+    for level, digest in durable.items():
+        record["checkpoint_hashes"][0][level] = digest
+        record["checkpoint_step"] = 1
+    world.store("Model", "test", record)
+    run.owner("set_paused", True).ok()
+    run.owner("set_paused", False).ok()
+    for index in range(3):
+        run.join(index, tier=index).ok()
+    world.advance(6)
+    run.tick().ok()
+    world.advance(31)
+    run.tick().ok()
+    for _ in range(3):
+        run.everyone_witnesses()
+    run.by(0, "leave_run").ok()
+    run.finish_rounds()
+    for index in (1, 2):
+        run.attest(index, {level: NEW[level] for level in range(index, 3)}).ok()
+    assert run.run.levels_attested == 0b110
+    world.advance(31)
+    run.tick(1).ok()
+    state = _begin(run, 1, 2)
+    assert (state.levels_lost, state.level_hashes[0]) == (0b001, durable.get(0, bytes(32)))
+
+
+def test_a_level_stays_lost_if_its_unattested_holder_comes_back_without_a_replica(world: World) -> None:
+    ended = _trained(world, {}, attesting=(1, 2))
+    ended.join(0, tier=0, stateless=True).ok()
+    assert _begin(ended, 1, 2).levels_lost == 0b001
+
+
+def test_a_whole_model_that_went_back_is_told_also_after_a_warm_up_that_was_given_up(ended: Scenario) -> None:
+    assert _begin(ended, 3, 4).levels_lost == 0b111
+    ended.by(3, "leave_run").ok()
+    assert _begin(ended, 0, 1).levels_lost == 0b111
+
+
+def test_after_an_outage_holders_have_their_time_from_when_enough_are_back(ended: Scenario) -> None:
+    ended.world.advance(1000)
+    ended.join(1, tier=1).ok()
+    ended.join(2, tier=2).ok()
+    ended.join(0, tier=0).ok()
+    ended.world.advance(6)
+    ended.tick().ok()
+    assert (ended.run.state, ended.run.current.roster, ended.run.levels_lost) == (RunState.WARMUP, 0b111, 0)

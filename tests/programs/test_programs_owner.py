@@ -202,6 +202,14 @@ def test_fewer_tiers_leave_nothing_of_those_before(world: World) -> None:
     assert not any(map(any, world.record("Model", "test")["checkpoint_hashes"][0]))
 
 
+def test_what_only_tells_of_changes_begins_anew(run: Scenario) -> None:
+    record = run.world.record("Run", "test")
+    record["members_seq"] = record["model_seq"] = np.iinfo(np.uint32).max
+    run.world.store("Run", "test", record)
+    run.join(0).ok()
+    assert run.run.members_seq == 0
+
+
 @pytest.mark.parametrize("counter", ["seq", "epoch"])
 def test_a_counter_at_its_end_is_an_error_and_no_panic(run: Scenario, counter: str) -> None:
     record = run.world.record("Run", "test")

@@ -13,7 +13,11 @@ def test_an_epoch_waits_for_enough_members_and_latecomers(run: Scenario) -> None
     run.join(1).ok()
     run.world.advance(6)
     run.tick().refused("NothingToTick")
-    run.join(2).ok()  # enough, and the extra time has passed: the join itself starts the epoch
+    run.join(2).ok()  # enough: from now on latecomers have the extra time
+    run.world.advance(4)
+    run.tick().refused("NothingToTick")
+    run.world.advance(1)
+    run.tick().ok()
     state = run.run
     assert (state.state, state.current.clients, state.current.roster, state.current.elected) == (
         RunState.WARMUP,

@@ -35,7 +35,7 @@ def local_directory(checkpoint: Checkpoint) -> Path:
     """Where a Local checkpoint lies on this machine. Raises CheckpointError if that is no place at all."""
     try:
         return Path(checkpoint.repo).expanduser().absolute()
-    except RuntimeError:  # ~NAME of a user that this machine does not know
+    except (RuntimeError, ValueError):  # ~NAME of a user that this machine does not know, or a name that nobody has
         raise CheckpointError(f"there is no checkpoint at {checkpoint.repo}") from None
 
 

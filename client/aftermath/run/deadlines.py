@@ -49,9 +49,7 @@ def _holders_are_away(run: Run, members: Members, model: Model) -> bool:
         return min((members.slots[slot].tier for slot in bitmap.slots(holders)), default=run.levels)
 
     away = range(smallest(run.finishers), smallest(run.finishers & members.pending))
-    return any(
-        run.level_hashes[level] != model.checkpoint_hashes[level] or not any(run.level_hashes[level]) for level in away
-    )
+    return any(run.level_hashes[level] != model.checkpoint_hashes[level] for level in away)
 
 
 def tick_order(run: Run, members: Members) -> list[int]:

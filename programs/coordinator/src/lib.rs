@@ -98,8 +98,7 @@ pub mod coordinator {
         fingerprints: [u8; 320],
         metadata: WitnessMetadata,
     ) -> Result<()> {
-        let _ = metadata;
-        instructions::witness(ctx, (slot, height), &participation, &fingerprints)
+        instructions::witness(ctx, (slot, height, metadata.step), &participation, &fingerprints)
     }
 
     /// A verifier states whether a trainer's result matches its own recomputation.

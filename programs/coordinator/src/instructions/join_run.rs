@@ -3,7 +3,7 @@
 use crate::{
     constants::*,
     errors::CoordinatorError,
-    rules::{members, sequence, slot_hashes, text, Machine, Moment},
+    rules::{bitmap, members, sequence, slot_hashes, text, Machine, Moment},
     state::*,
 };
 use alloc::string::String;
@@ -46,9 +46,16 @@ pub fn join_run(ctx: &mut Context<JoinRun>, params: &JoinParams) -> Result<()> {
     require!(allowed, CoordinatorError::NotAuthorized);
     require!(!run.halted(), CoordinatorError::RunHalted);
     check(&accounts.model, params)?;
-    members::join(run, &mut accounts.members, &user, params)?;
-    sequence::bump(&mut run.members_seq)?;
     let moment = Moment::read(&accounts.slot_hashes)?;
+    let added = members::join(run, &mut accounts.members, &user, params)?;
+    if added && run.state == run_state::WAITING_FOR_MEMBERS {
+        let waiting = bitmap::count(&members::pending(&accounts.members));
+        if waiting == u32::from(run.config.init_min_clients) {
+            // latecomers have their time from now on: after an outage all come back, but not in the same second
+            run.state_started_at = moment.now;
+        }
+    }
+    sequence::bump(&mut run.members_seq)?;
     let (members, witnesses) = (&mut accounts.members, &mut accounts.witnesses);
     Machine { run, model: &accounts.model, members, witnesses }.follow(&moment)?;
     sequence::advance(&mut accounts.run)

@@ -9,7 +9,7 @@ use crate::{
 };
 use anchor_lang::prelude::*;
 
-/// Travels in the instruction for indexers; never stored.
+/// Travels in the instruction for indexers; never stored. Only `step` is looked at: it tells epochs apart.
 #[derive(AnchorSerialize, AnchorDeserialize, IdlType)]
 pub struct WitnessMetadata {
     pub step: u32,
@@ -21,7 +21,7 @@ pub struct WitnessMetadata {
 
 pub fn witness(
     ctx: &mut Context<Permissionless>,
-    (slot, height): (u8, u32),
+    (slot, height, step): (u8, u32, u32),
     participation: &Bitmap,
     fingerprints: &[u8; FINGERPRINT_BYTES],
 ) -> Result<()> {
@@ -30,7 +30,8 @@ pub fn witness(
     let training = matches!(run.state, run_state::ROUND_TRAIN | run_state::ROUND_WITNESS);
     require!(training, CoordinatorError::WrongState);
     let head = run.ring(0);
-    require!(run.rounds[head].height == height, CoordinatorError::StaleHeight);
+    let current = run.rounds[head].height == height && run.rounds[head].step == step;
+    require!(current, CoordinatorError::StaleHeight);
     members::check_healthy(&accounts.members, slot, accounts.user.address())?;
     require!(committee::is_witness(&run.rounds[head], &accounts.members, slot), CoordinatorError::NotElected);
     require!(!bitmap::has(&run.rounds[head].attested, slot), CoordinatorError::DuplicateWitness);

@@ -110,14 +110,14 @@ fn undisputed(entries: &[LevelAttestation], level: usize, elected: u8) -> Option
 }
 
 impl Machine<'_> {
-    /// Levels that somebody holds must be attested anew; the others did not change.
+    /// Levels that may have changed must be attested anew, also those that nobody holds any more.
     #[inline(never)]
     pub fn start_cooldown(&mut self, moment: &Moment) {
-        let held = held(self.run, self.members);
-        for level in (0..MAX_LEVELS).filter(|level| held >> level & 1 == 1) {
-            self.run.level_hashes[level] = [0; 32];
+        let trained = super::levels::trained(self.run, self.members);
+        for level in (0..MAX_LEVELS).filter(|level| trained >> level & 1 == 1) {
+            self.run.level_hashes[level] = super::levels::UNATTESTED;
         }
-        self.run.levels_attested &= !held;
+        self.run.levels_attested &= !trained;
         self.witnesses.cooldown_count = 0;
         self.enter(run_state::COOLDOWN, moment);
     }

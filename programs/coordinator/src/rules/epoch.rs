@@ -20,18 +20,17 @@ impl Machine<'_> {
         self.members.epoch = self.run.epoch;
         let run = &mut *self.run;
         sequence::bump(&mut run.members_seq)?;
-        if run.model_source != model_source::PEERS {
-            run.levels_lost = 0;
-        } else {
+        if run.model_source == model_source::PEERS {
             let held = levels::held_by(run, self.members, &bitmap::both(&run.finishers, pending));
             // nobody could load what nobody holds, however often it is tried
-            let lost = levels::beyond_durable(run, self.model, self.members) & !held;
+            let lost = levels::beyond_durable(run, self.model) & !held;
+            let told = run.levels_lost | lost; // with what was lost in warm-ups of this epoch that were given up
             if held == 0 {
                 levels::use_durable(run, self.model);
             } else {
                 levels::go_back(run, self.model, lost);
             }
-            run.levels_lost |= lost; // with what was lost in warm-ups of this epoch that were given up
+            run.levels_lost = told;
         }
         run.epoch_started_at = moment.now;
         run.start_step = run.step;

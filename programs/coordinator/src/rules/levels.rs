@@ -2,9 +2,14 @@
 
 use super::bitmap;
 use crate::{
-    constants::{Bitmap, MAX_LEVELS},
+    constants::{Bitmap, Hash, MAX_LEVELS},
     state::*,
 };
+
+/// Stands for the contents of a level that was trained and not attested since: no durable checkpoint has it.
+pub const UNATTESTED: Hash = [0xff; 32];
+/// Round in which the members apply the first results of an epoch.
+const FIRST_APPLIED: u32 = 2;
 
 /// Mask of all `levels` (at most 8).
 pub fn all(levels: u8) -> u8 {
@@ -15,21 +20,33 @@ pub fn all(levels: u8) -> u8 {
 #[inline(never)]
 pub fn held_by(run: &Run, members: &Members, set: &Bitmap) -> u8 {
     let used = members.slots.iter().take_while(|slot| slot.used == 1).enumerate();
-    let holders = used.filter(|(index, _)| bitmap::has(set, *index as u8));
-    let smallest = holders.map(|(_, slot)| slot.tier).min().unwrap_or(MAX_LEVELS as u8);
+    from_smallest(run, used.filter(|(index, _)| bitmap::has(set, *index as u8)).map(|(_, slot)| slot))
+}
+
+/// Mask of the levels that the running epoch may have changed, also by members that did not stay to its end.
+#[inline(never)]
+pub fn trained(run: &Run, members: &Members) -> u8 {
+    let used = members.slots.iter().take_while(|slot| slot.used == 1);
+    from_smallest(
+        run,
+        used.filter(|slot| match slot.state {
+            member_state::IDLE => false,
+            member_state::HEALTHY => true,
+            _ => slot.exited_height >= FIRST_APPLIED,
+        }),
+    )
+}
+
+fn from_smallest<'a>(run: &Run, holders: impl Iterator<Item = &'a Slot>) -> u8 {
+    let smallest = holders.map(|slot| slot.tier).min().unwrap_or(MAX_LEVELS as u8);
     all(run.levels) & !all(smallest)
 }
 
-/// Mask of the levels of which the durable checkpoint is not the newest copy. What finishers trained and nobody attested
-/// has no hash, as has a checkpoint that was never attested: the two are still not equal.
+/// Mask of the levels of which the durable checkpoint is not the newest copy.
 #[inline(never)]
-pub fn beyond_durable(run: &Run, model: &Model, members: &Members) -> u8 {
-    let trained = held_by(run, members, &run.finishers);
+pub fn beyond_durable(run: &Run, model: &Model) -> u8 {
     let hashes = run.level_hashes.iter().zip(model.checkpoint_hashes.iter()).enumerate();
-    let beyond = hashes.fold(0, |mask, (level, (newest, durable))| {
-        let unknown = *newest == [0; 32] && trained >> level & 1 == 1;
-        mask | u8::from(newest != durable || unknown) << level
-    });
+    let beyond = hashes.fold(0, |mask, (level, (newest, durable))| mask | u8::from(newest != durable) << level);
     beyond & all(run.levels)
 }
 
@@ -47,6 +64,7 @@ pub fn go_back(run: &mut Run, model: &Model, levels: u8) {
 #[inline(never)]
 pub fn use_durable(run: &mut Run, model: &Model) {
     run.model_source = model_source::DURABLE;
+    run.levels_lost = 0;
     run.level_hashes = model.checkpoint_hashes;
     run.attested_step = model.checkpoint_step;
     run.levels_attested = 0;

@@ -76,7 +76,7 @@ impl Machine<'_> {
         }
         let held = levels::held_by(run, self.members, &run.finishers);
         let present = levels::held_by(run, self.members, &bitmap::both(&run.finishers, pending));
-        held & !present & levels::beyond_durable(run, self.model, self.members) != 0
+        held & !present & levels::beyond_durable(run, self.model) != 0
     }
 
     fn tick_warmup(&mut self, moment: &Moment) -> Result<bool> {

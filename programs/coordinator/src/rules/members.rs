@@ -43,12 +43,12 @@ fn collect(members: &Members, wanted: impl Fn(&Slot) -> bool) -> Bitmap {
     result
 }
 
-/// Gives the signer a place in the next epoch.
+/// Gives the signer a place in the next epoch; returns whether it had none.
 ///
 /// Key, tier and weight of a member that belongs to the running epoch stay until that ends: past assignments of its
 /// rounds are computed from them.
 #[inline(never)]
-pub fn join(run: &mut Run, members: &mut Members, signer: &Address, params: &JoinParams) -> Result<()> {
+pub fn join(run: &mut Run, members: &mut Members, signer: &Address, params: &JoinParams) -> Result<bool> {
     let index = choose(members, signer, &params.p2p)?;
     let slot = &mut members.slots[index];
     if slot.used == 0 || !address_eq(&slot.signer, signer) {
@@ -69,8 +69,9 @@ pub fn join(run: &mut Run, members: &mut Members, signer: &Address, params: &Joi
     if params.stateless {
         forget_replica(run, slot, index as u8);
     }
+    let added = slot.pending == 0;
     slot.pending = 1;
-    Ok(())
+    Ok(added)
 }
 
 /// A member without a replica can neither give the model to joiners nor finish the running epoch.
