@@ -30,6 +30,7 @@ from aftermath.model.levels import SchemaError
 from aftermath.model.store import write_checkpoint
 from aftermath.model.weights import read_weights
 from aftermath.optim.schema import Schema
+from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.run.bounded import Malformed, json_value, msgpack_as, toml_value
 from aftermath.run.config import parse_config
 from aftermath.run.errors import AftermathError, ConfigError
@@ -174,6 +175,11 @@ def run_configs() -> tuple[list[bytes], Decode]:
     return [RULES.encode()], lambda data: parse_config(data.decode("utf-8", "replace"), "config.toml")
 
 
+def schemas() -> tuple[list[bytes], Decode]:
+    kinds = (SCHEMA, Schema(SCHEMA.state, SparseLoCo()))
+    return [schema.to_json() for schema in kinds], Schema.from_json
+
+
 CHECKPOINT = (CheckpointError, ModelConfigError)
 BOUND = (Malformed,)
 LONG = 8_000
@@ -182,7 +188,7 @@ FILES = [
     Decoder("safetensors", weights, CHECKPOINT, LONG),
     Decoder("safetensors index", indexes, CHECKPOINT),
     Decoder("tier manifest", tier_manifests, CHECKPOINT),
-    Decoder("schema", lambda: ([SCHEMA.to_json()], Schema.from_json), (SchemaError, ModelConfigError), LONG),
+    Decoder("schema", schemas, (SchemaError, ModelConfigError), LONG),
     Decoder("tokens", tokens, (AftermathError,), LONG),
     Decoder("run config", run_configs, (ConfigError,), LONG),
     Decoder("key file", wallets, (WalletError,)),

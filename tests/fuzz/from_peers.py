@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 import torch
 
 from aftermath.model.initial import init_weights
 from aftermath.model.segments import SegmentError, segment_bytes, write_segment
 from aftermath.optim.codec import BadPayload, decode_level
+from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.p2p import discovery, wire
 from aftermath.p2p.transport import RequestRefused
 from aftermath.run import bounded, commitment
@@ -20,6 +22,7 @@ from train.desk import SCHEMA, SECRETS, Desk, commitment_of, empty_payload, p2p_
 
 READY = commitment.Ready(sender=p2p_of(0), signer=b"w" * 32, run_id="test", epoch=2, slot=0)
 WEIGHTS = init_weights(CONFIG, 3)
+INNER = SparseLoCo(topk=4, topk_embeddings=4, chunk=8).results(SCHEMA.state)
 
 
 def announcements() -> tuple[list[bytes], Decode]:
@@ -58,6 +61,15 @@ def payloads() -> tuple[list[bytes], Decode]:
     )
 
 
+def lattice_payloads() -> tuple[list[bytes], Decode]:
+    blocks = sum(cut.count for cut in INNER.of_level(2))
+    nothing = b"\xff" * INNER.index_bytes(2) + bytes(INNER.value_bytes(2))
+    places = np.tile(np.arange(4, dtype="<u2"), blocks).tobytes()
+    sizes = np.full(blocks, -9, np.int8).tobytes()
+    rest = INNER.value_bytes(2) - blocks
+    return [nothing, places + sizes + bytes(rest)], lambda data: decode_level(data, INNER, 2)
+
+
 def model_parts() -> tuple[list[bytes], Decode]:
     segment = SCHEMA.state.of_level(2)[-1]
     params = {name: torch.clone(tensor) for name, tensor in WEIGHTS.items()}
@@ -89,6 +101,7 @@ PEERS = [
     Decoder("answer", answers, (bounded.Malformed,)),
     Decoder("offered model", model_manifests),
     Decoder("result", payloads, (BadPayload,)),
+    Decoder("result on the lattice", lattice_payloads, (BadPayload,)),
     Decoder("model part", model_parts, (SegmentError,)),
     Decoder("whereabouts", whereabouts),
 ]

@@ -17,6 +17,7 @@ from aftermath.optim.distro import Distro
 from aftermath.optim.format import ResultFormat
 from aftermath.optim.layout import level_layout
 from aftermath.optim.schema import Schema, build_schema
+from aftermath.optim.sparseloco import SparseLoCo
 
 CONFIG = {
     "model_type": "llama",
@@ -54,6 +55,13 @@ def toy_schema(**changes) -> Schema:
         | changes,
     )
     return build_schema(model, tiers, Distro(**{"topk_embeddings": settings["topk"]} | settings))
+
+
+def toy_inner(**changes) -> Schema:
+    """The same with inner steps."""
+    model = CONFIG | {key: changes.pop(key) for key in list(changes) if key in CONFIG}
+    tiers, settings = changes.pop("tiers", 3), {"topk": 4, "chunk": 8} | changes
+    return build_schema(model, tiers, SparseLoCo(**{"topk_embeddings": settings["topk"]} | settings))
 
 
 def cut_blocks(tensor: np.ndarray, cut: Blocks) -> np.ndarray:

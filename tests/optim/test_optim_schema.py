@@ -13,6 +13,7 @@ from aftermath.model.config import LlamaConfig, ModelConfigError
 from aftermath.model.levels import SchemaError
 from aftermath.optim.distro import Distro
 from aftermath.optim.schema import Schema, build_schema
+from aftermath.optim.sparseloco import SparseLoCo
 
 HF: dict[str, Any] = {
     "vocab_size": 320,
@@ -210,3 +211,91 @@ def test_an_oversized_schema_is_refused_before_parsing() -> None:
 def test_settings_out_of_range_are_sentences(change: dict[str, Any], says: str) -> None:
     with pytest.raises(SchemaError, match=says):
         schema(**change)
+
+
+# --- SparseLoCo -------------------------------------------------------------------------------------------------------
+
+
+def inner(**changes: Any) -> Schema:
+    return build_schema(HF, 3, SparseLoCo(**changes))
+
+
+CHANGES: list[dict[str, Any]] = [
+    {"inner_steps": 5},
+    {"inner_optimizer": "muon"},
+    {"topk": 33},
+    {"topk_embeddings": 33},
+    {"chunk": 32},
+    {"bits": 1},
+    {"decay": 0.9},
+    {"outer_lr": 0.5},
+    {"divisor": "all"},
+    {"weight_decay": 0.1},
+    {"clip": None},
+]
+
+
+@pytest.mark.parametrize("change", [{}, *CHANGES], ids=str)
+def test_inner_steps_come_back_from_json_and_every_setting_counts(change: dict[str, Any]) -> None:
+    built = inner(**change)
+    data = built.to_json()
+    assert Schema.from_json(data) == built
+    assert data == json.dumps(json.loads(data), sort_keys=True, separators=(",", ":")).encode()
+    assert not any(isinstance(leaf, float) for leaf in _leaves(json.loads(data)))
+    assert json.loads(data)["optimizer"]["kind"] == "sparseloco"
+    assert json.loads(data)["state"] == json.loads(schema().to_json())["state"]
+    assert (built.hash() == inner().hash()) == (not change)
+    assert inner(clip=0.0) == inner(clip=None)
+    assert inner(clip=1, outer_lr=1, decay=1).to_json() == inner(decay=1.0).to_json()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"inner_steps":4', '"inner_steps":5.0'),
+        ('"inner_optimizer":"adamw"', '"inner_optimizer":"sgd"'),
+        ('"divisor":"keepers"', '"divisor":"none"'),
+        ('"divisor":"keepers"', '"divisor":0'),
+        ('"bits":2', '"bits":3'),
+        ('"values":"2 bits"', '"values":"1 bit"'),
+        ('"transform":"none"', '"transform":"dct"'),
+        ('"kind":"sparseloco"', '"kind":"distro"'),
+        ('"outer_lr":"1.0"', '"outer_lr":"1"'),
+        ('"outer_lr":"1.0"', '"outer_lr":"inf"'),
+        ('"outer_lr":"1.0"', '"outer_lr":1.0'),
+    ],
+)
+def test_inner_steps_that_are_not_canonical_are_refused(old: str, new: str) -> None:
+    data = inner().to_json()
+    assert old.encode() in data
+    with pytest.raises(SchemaError):
+        Schema.from_json(data.replace(old.encode(), new.encode()))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"inner_steps": 0}, "inner_steps must be from 1 to 1024"),
+        ({"inner_steps": 1025}, "inner_steps must be from 1 to 1024"),
+        ({"inner_optimizer": "sgd"}, "inner_optimizer must be adamw or muon"),
+        ({"topk": 0}, "topk must be from 1"),
+        ({"chunk": 70000}, "chunk must be from 1"),
+        ({"bits": 3}, "bits must be 1 or 2"),
+        ({"decay": 1.5}, "decay must be at most 1"),
+        ({"outer_lr": 0.0}, "outer_lr must be above 0"),
+        ({"outer_lr": 65.0}, "outer_lr must be at most 64"),
+        ({"outer_lr": float("nan")}, "outer_lr must be a finite"),
+        ({"divisor": "none"}, "divisor must be keepers, all, root"),
+        ({"weight_decay": -1.0}, "weight_decay must be a finite"),
+        ({"clip": float("inf")}, "clip must be a finite"),
+    ],
+)
+def test_inner_steps_out_of_range_are_sentences(change: dict[str, Any], says: str) -> None:
+    with pytest.raises(SchemaError, match=says):
+        SparseLoCo(**change)
+
+
+def test_payload_sizes_on_the_lattice_are_exact() -> None:
+    """Level 0 has 6 strips of 8 blocks: 32 slots each, 2 bytes an index; a byte a block and the bits of all slots."""
+    assert inner().results.payload_bytes(0) == 48 * 32 * 2 + 48 + 2 * (48 * 32 // 8)
+    assert inner(bits=1).results.payload_bytes(0) == 48 * 32 * 2 + 48 + 48 * 32 // 8

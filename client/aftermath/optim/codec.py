@@ -2,14 +2,18 @@
 
 Layout, all little-endian (sizes follow from the result format alone): for every entry slot in canonical order
 (segments, then blocks row-major, `topk` slots a block) a u16 index, ascending within a block, 0xFFFF in the unused
-slots at a block's end; then for every slot its value: one bit, first slot in the lowest bit (1 is negative), or an fp32
-without 1-bit.
-Unused slots and the bits after the last slot are zero.
+slots at a block's end; then the values.
+- Signs: one bit for every slot, first slot in the lowest bit (1 is negative).
+- Floats: an fp32 for every slot.
+- On the lattice: for every block its exponent as a signed byte, then the signs, then with 2 bits another bit for every
+  slot (1 is three times the power of two).
+The values of unused slots, the exponents of blocks without votes and the bits after the last slot are zero.
 
 Decided
 - One encoding per set of votes: whatever does not fit it is refused with a sentence, so equal votes have equal hashes.
 - Nothing is allocated from what a peer says: the size is compared with the format's before anything else.
 - A coefficient that is exactly zero is no vote; a float vote is a normal number (no zero, subnormal, NaN, infinity).
+- Lattice votes become whole multiples of the lattice's smallest value, so that their sums are exact.
 """
 
 from __future__ import annotations
@@ -21,7 +25,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aftermath.optim.format import ResultFormat, Values
+from aftermath.optim.format import ResultFormat, Values, plane_bytes
+from aftermath.optim.lattice import LEAST, MOST, exponents_of, is_three
 from aftermath.optim.layout import LevelLayout, level_layout
 from aftermath.optim.transform import UNUSED
 from aftermath.run.errors import AftermathError
@@ -40,21 +45,29 @@ class Votes:
 
     level: int
     positions: Tensor  # int64 [n], positions of `optim.layout`, on the CPU
-    values: Tensor  # int8 [n] in {-1, +1} with 1-bit, else fp32 [n], finite and not zero
+    values: Tensor
+    """Signs: int8 [n] in {-1, +1}. Floats: fp32 [n], finite and not zero. On the lattice: int64 [n], multiples of its
+    smallest value, not zero.
+    """
 
 
 def encode_level(results: ResultFormat, level: int, indices: NDArray[np.uint16], values: NDArray[np.float32]) -> bytes:
     """The payload of a level, `results.payload_bytes(level)` bytes.
 
     `indices` and `values` hold one number per entry slot, [results.entries(level)], as `transform.strongest` orders
-    them.
+    them. Raises ValueError for values that a lattice does not have.
     """
     used = indices != UNUSED
-    if results.values is Values.SIGN:
-        body = np.packbits((values < 0) & used, bitorder="little").tobytes()
-    else:
-        body = np.where(used, values, np.float32(0)).astype("<f4").tobytes()
-    return indices.astype("<u2").tobytes() + body
+    values = np.where(used, values, np.float32(0))
+    if results.values is Values.FLOAT:
+        return indices.astype("<u2").tobytes() + values.astype("<f4").tobytes()
+    parts = [indices.astype("<u2").tobytes()]
+    if results.values.lattice_bits:
+        parts.append(exponents_of(values, level_layout(results, level).slot_first).tobytes())
+    parts.append(np.packbits(values < 0, bitorder="little").tobytes())
+    if results.values is Values.TWO_BIT:
+        parts.append(np.packbits(is_three(values), bitorder="little").tobytes())
+    return b"".join(parts)
 
 
 def decode_level(data: bytes | bytearray | memoryview, results: ResultFormat, level: int) -> Votes:
@@ -65,8 +78,14 @@ def decode_level(data: bytes | bytearray | memoryview, results: ResultFormat, le
     layout = level_layout(results, level)
     indices = np.frombuffer(data, "<u2", count=layout.entries)
     used = _checked_indices(indices, layout, level)
-    read = _signs if results.values is Values.SIGN else _floats
-    values = read(np.frombuffer(data, np.uint8, offset=results.index_bytes(level)), used, layout, level)
+    rest = np.frombuffer(data, np.uint8, offset=results.index_bytes(level))
+    values: NDArray[np.int8] | NDArray[np.float32] | NDArray[np.int64]
+    if results.values is Values.SIGN:
+        values = _signs(rest, used, layout, level)
+    elif results.values is Values.FLOAT:
+        values = _floats(rest, used, layout, level)
+    else:
+        values = _multiples(rest, used, layout, level, results.values.lattice_bits)
     positions = layout.slot_base[used] + indices[used]
     return Votes(level, torch.from_numpy(positions), torch.from_numpy(values[used]))
 
@@ -88,14 +107,41 @@ def _checked_indices(indices: NDArray[np.uint16], layout: LevelLayout, level: in
 
 def _signs(data: NDArray[np.uint8], used: NDArray[np.bool_], layout: LevelLayout, level: int) -> NDArray[np.int8]:
     """Votes of +1 and -1 for all slots. Raises BadPayload if a bit is set that belongs to no vote."""
+    return 1 - 2 * _plane(data, used, layout, level, "sign").astype(np.int8)
+
+
+def _plane(
+    data: NDArray[np.uint8], used: NDArray[np.bool_], layout: LevelLayout, level: int, what: str
+) -> NDArray[np.uint8]:
+    """One bit for every slot. Raises BadPayload if one is set that belongs to no vote."""
     bits = np.unpackbits(data, bitorder="little")
     if bits[layout.entries :].any():
-        raise BadPayload(f"level {level}: a bit after the last sign is set")
+        raise BadPayload(f"level {level}: a bit after the last {what} is set")
     bits = bits[: layout.entries]
     stray = (bits != 0) & ~used
     if stray.any():
-        raise BadPayload(f"{_place(layout, level, int(stray.argmax()))}: the sign of an unused entry is set")
-    return 1 - 2 * bits.astype(np.int8)
+        raise BadPayload(f"{_place(layout, level, int(stray.argmax()))}: the {what} of an unused entry is set")
+    return bits
+
+
+def _multiples(
+    data: NDArray[np.uint8], used: NDArray[np.bool_], layout: LevelLayout, level: int, bits: int
+) -> NDArray[np.int64]:
+    """Multiples of the lattice's smallest value for all slots. Raises BadPayload for what is on no lattice."""
+    count, plane = int(layout.slot_first.sum()), plane_bytes(layout.entries)
+    exponents, voted = data[:count].view(np.int8), used[layout.slot_first]
+    wrong = np.where(voted, (exponents < LEAST) | (exponents > MOST), exponents != 0)
+    if wrong.any():
+        block = int(wrong.argmax())
+        slot = int(np.flatnonzero(layout.slot_first)[block])
+        what = f"an exponent that is not from {LEAST} to {MOST}" if voted[block] else "an exponent without votes"
+        raise BadPayload(f"{_place(layout, level, slot)}: {what}")
+    signs = _signs(data[count : count + plane], used, layout, level).astype(np.int64)
+    if bits == 2:
+        signs *= 1 + 2 * _plane(data[count + plane :], used, layout, level, "size")
+    shifts = np.where(voted, exponents.astype(np.int64) - LEAST, 0)
+    multiples: NDArray[np.int64] = signs << shifts[np.cumsum(layout.slot_first) - 1]
+    return multiples
 
 
 def _floats(data: NDArray[np.uint8], used: NDArray[np.bool_], layout: LevelLayout, level: int) -> NDArray[np.float32]:

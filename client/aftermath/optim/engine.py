@@ -13,8 +13,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from aftermath.optim.codec import Votes
+from aftermath.optim.distro import Distro
 from aftermath.optim.feedback import ErrorFeedback
 from aftermath.optim.gradient import GradientStep
+from aftermath.optim.inner import InnerSteps
+from aftermath.optim.mean import MeanApply
 from aftermath.optim.parts import Apply, Backward, BadState, PrivateStep, Result
 from aftermath.optim.schema import Schema
 from aftermath.optim.sign import SignApply
@@ -113,8 +116,8 @@ def _parts(schema: Schema, tier: int, params: Mapping[str, Tensor]) -> tuple[Pri
     """What an optimizer of that kind is made of."""
     settings, results = schema.optimizer, schema.results
     feedback = ErrorFeedback(results, tier, params, settings.decay)
-    return (
-        GradientStep(params, feedback.residual, settings.clip),
-        feedback,
-        SignApply(results, tier, params, settings.weight_decay),
-    )
+    if isinstance(settings, Distro):
+        step = GradientStep(params, feedback.residual, settings.clip)
+        return step, feedback, SignApply(results, tier, params, settings.weight_decay)
+    mean = MeanApply(results, tier, params, settings.divisor, settings.outer_lr)
+    return InnerSteps(params, settings), feedback, mean

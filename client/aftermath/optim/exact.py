@@ -39,8 +39,8 @@ from aftermath.optim.basis import COLUMN_SUM_BITS, basis
 from aftermath.optim.codec import Votes
 from aftermath.optim.format import ResultFormat, Values
 from aftermath.optim.layout import Group, LevelLayout, level_layout
+from aftermath.optim.tally import MAX_PEERS, tally
 
-MAX_PEERS = 256
 MEAN_BITS = 26
 _BATCH = 1 << 18  # coefficients transformed at once: 2 MiB of float64, so that the passes stay in cache
 _FRACTION_BITS, _EXPONENT_BIAS = 52, 1023  # of float64
@@ -69,9 +69,8 @@ def _means(votes: Sequence[Votes], layout: LevelLayout, device: torch.device) ->
         return torch.empty(0, dtype=torch.int64, device=device), torch.empty(0, dtype=torch.int64, device=device)
     given = torch.cat([vote.positions for vote in votes]).to(device)
     values = torch.cat([vote.values for vote in votes]).to(device)
-    positions, peer, counts = torch.unique(given, return_inverse=True, return_counts=True)
     integers = _fixed_point(given, values, layout) if values.is_floating_point() else values.long() << MEAN_BITS
-    sums = torch.zeros_like(positions).index_add_(0, peer, integers)
+    positions, sums, counts = tally(given, integers)
     magnitude = (2 * sums.abs() + counts) // (2 * counts)
     return positions, magnitude * sums.sign()
 

@@ -5,9 +5,11 @@ coefficients of every block are the result.
 
 Decided
 - The residual starts at zero and covers the held segments only.
-- What is subtracted are the unquantised coefficients of the previous result, accepted or not: the sequences of a
-  result that the run did not accept are trained anew, and the residual must not send what was learnt from them twice.
-  What they put into a block's padding reached no parameter and is forgotten.
+- What is subtracted are the coefficients of the previous result, accepted or not: the sequences of a result that the
+  run did not accept are trained anew, and the residual must not send what was learnt from them twice. What they put
+  into a block's padding reached no parameter and is forgotten.
+- Of votes by sign it is the unquantised coefficients that are subtracted, since a vote is no size (as upstream); of
+  values on the lattice what was sent, so that the rest is sent later.
 - It is subtracted only when the next round is trained: until then a look-ahead sees it, as upstream.
 """
 
@@ -22,7 +24,8 @@ from torch import Tensor
 from aftermath.model.segments import view
 from aftermath.optim.clip import refuse_beyond
 from aftermath.optim.codec import encode_level
-from aftermath.optim.format import ResultFormat
+from aftermath.optim.format import ResultFormat, Transform
+from aftermath.optim.lattice import SMALLEST, quantise
 from aftermath.optim.layout import LevelLayout, Part, level_layout
 from aftermath.optim.parts import BadState, PseudoGradient
 from aftermath.optim.transform import UNUSED, cells, forward, inverse, padding, strongest
@@ -37,6 +40,7 @@ class ErrorFeedback:
     def __init__(self, results: ResultFormat, tier: int, params: Mapping[str, Tensor], decay: float) -> None:
         """Raises SchemaError or SegmentError if these are not the tensors of a tier-`tier` replica, UnsupportedEdge."""
         self._format, self._decay_factor, self._names = results, decay, params.keys()
+        self._transformed = results.transform is Transform.DCT
         self._layouts: dict[int, LevelLayout] = {}
         self._residuals: dict[int, list[Tensor]] = {}
         self._previous: dict[int, list[tuple[Tensor, Tensor]]] = {}
@@ -71,7 +75,7 @@ class ErrorFeedback:
             sent = self._previous.get(level)
             for index, residual in enumerate(residuals):
                 if sent is not None:
-                    _take_back(residual, *sent[index])
+                    _take_back(residual, *sent[index], transformed=self._transformed)
                 if self._decay_factor != 1.0:
                     residual.mul_(self._decay_factor)
         for part, residual in self.residual():
@@ -85,12 +89,20 @@ class ErrorFeedback:
         for group, residual in zip(layout.groups, self._residuals[level], strict=True):
             step = max(1, _BATCH // group.block)
             batches = (residual[first : first + step] for first in range(0, group.blocks, step))
-            chosen = [strongest(forward(batch).flatten(1), group.topk) for batch in batches]
+            chosen = [self._chosen(batch, group.topk) for batch in batches]
             kept.append((torch.cat([c[0] for c in chosen]), torch.cat([c[1] for c in chosen])))
         self._previous[level] = kept
         indices = layout.canonical([pair[0] for pair in kept]).cpu().numpy().astype(np.uint16)
         values = layout.canonical([pair[1] for pair in kept]).cpu().numpy()
         return encode_level(self._format, level, indices, values)
+
+    def _chosen(self, blocks: Tensor, topk: int) -> tuple[Tensor, Tensor]:
+        """Indices and values, [n, topk], of what is sent of blocks [n, h, w]."""
+        coefficients = (forward(blocks) if self._transformed else blocks).flatten(1)
+        if not (bits := self._format.values.lattice_bits):
+            return strongest(coefficients, topk)
+        indices, values = strongest(coefficients, topk, SMALLEST)
+        return indices, quantise(values, bits)
 
     # --- what is remembered -------------------------------------------------------------------------------------
 
@@ -133,15 +145,16 @@ class ErrorFeedback:
                 self._previous[level] = [(i.to(device, copy=True), v.to(device, copy=True)) for i, v in kept]
 
 
-def _take_back(residual: Tensor, indices: Tensor, values: Tensor) -> None:
-    """residual <- residual - IDCT of the coefficients sent, [blocks, topk] each."""
+def _take_back(residual: Tensor, indices: Tensor, values: Tensor, *, transformed: bool) -> None:
+    """residual <- residual - (IDCT of) the coefficients sent, [blocks, topk] each."""
     step = max(1, _BATCH // residual[0].numel())
     places = indices.masked_fill(indices == UNUSED, 0)  # unused slots add 0
     for first in range(0, len(residual), step):
         batch = residual[first : first + step]
         sent = torch.zeros_like(batch).flatten(1)
         sent.scatter_add_(1, places[first : first + step], values[first : first + step])
-        batch.sub_(inverse(sent.view(batch.shape)))
+        sent = sent.view(batch.shape)
+        batch.sub_(inverse(sent) if transformed else sent)
 
 
 def _check(state: Mapping[str, Tensor], name: str, shape: tuple[int, ...], block: int | None = None) -> None:

@@ -23,6 +23,7 @@ class Transform(StrEnum):
     """What the numbers of a block are turned into before the strongest are kept."""
 
     DCT = "dct"
+    NONE = "none"
 
 
 class Values(StrEnum):
@@ -31,6 +32,20 @@ class Values(StrEnum):
     SIGN = "sign"
     """One bit: a vote of +1 or -1."""
     FLOAT = "float32"
+    ONE_BIT = "1 bit"
+    """A power of two for every block, and one bit: plus or minus that."""
+    TWO_BIT = "2 bits"
+    """The same, and one bit more: one or three times that."""
+
+    @property
+    def lattice_bits(self) -> int:
+        """Bits of a value on the lattice (`optim.lattice`); 0 for values that are not on it."""
+        return {Values.ONE_BIT: 1, Values.TWO_BIT: 2}.get(self, 0)
+
+
+def plane_bytes(slots: int) -> int:
+    """Bytes of one bit for each slot."""
+    return -(-slots // 8)
 
 
 @dataclass(frozen=True)
@@ -55,9 +70,15 @@ class ResultFormat:
         return self.entries(level) * INDEX_BYTES
 
     def value_bytes(self, level: int) -> int:
-        """Bytes of a level's values: one sign bit per slot, rounded up once, or one fp32 per slot."""
+        """Bytes of a level's values: one sign bit per slot, rounded up once; or one fp32 per slot; or on the lattice
+        one byte per block, and every bit of all slots rounded up by itself.
+        """
         slots = self.entries(level)
-        return -(-slots // 8) if self.values is Values.SIGN else slots * FLOAT_BYTES
+        if self.values is Values.FLOAT:
+            return slots * FLOAT_BYTES
+        if self.values is Values.SIGN:
+            return plane_bytes(slots)
+        return sum(b.count for b in self.of_level(level)) + self.values.lattice_bits * plane_bytes(slots)
 
     def payload_bytes(self, level: int) -> int:
         """Exact bytes of one level of a result: all indices of the level, then all its values."""

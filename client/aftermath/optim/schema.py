@@ -21,12 +21,13 @@ from aftermath.model.levels import SchemaError
 from aftermath.model.schema import StateInputs, StateSchema, state_of_inputs, state_schema
 from aftermath.optim.distro import Distro, DistroInputs
 from aftermath.optim.format import ResultFormat
+from aftermath.optim.sparseloco import SparseLoCo, SparseLoCoInputs
 from aftermath.run.bounded import Malformed, json_as
 
 SCHEMA_VERSION = 2
 MAX_JSON_BYTES = 16 << 20
 
-Settings = Distro
+Settings = Distro | SparseLoCo
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class _Document(msgspec.Struct, frozen=True):
     """The inputs of a schema document; the rest of it follows from them and is compared whole."""
 
     state: StateInputs
-    optimizer: DistroInputs
+    optimizer: DistroInputs | SparseLoCoInputs
 
 
 def build_schema(hf_config: Mapping[str, Any], tiers: int, optimizer: Settings) -> Schema:

@@ -88,14 +88,15 @@ def _runs(size: int, edge: int) -> Iterator[tuple[int, int, int]]:
         yield whole, 1, rest
 
 
-def strongest(coefficients: Tensor, topk: int) -> tuple[Tensor, Tensor]:
+def strongest(coefficients: Tensor, topk: int, smallest: float = _SMALLEST) -> tuple[Tensor, Tensor]:
     """The `topk` largest coefficients by magnitude of each row of fp32 [n, block]: indices int64, values, [n, topk].
 
-    Indices ascend within a row. Zeros are never kept: their slots come last, with index UNUSED and value 0.
+    Indices ascend within a row. What is below `smallest` counts as zero. Zeros are never kept: their slots come last,
+    with index UNUSED and value 0.
     """
     block = coefficients.shape[1]
     magnitudes = coefficients.abs()
-    magnitudes.masked_fill_(magnitudes < _SMALLEST, 0)
+    magnitudes.masked_fill_(magnitudes < smallest, 0)
     if topk < block:
         best = magnitudes.topk(topk + 1, dim=1)
         indices = best.indices[:, :topk]

@@ -1,0 +1,88 @@
+"""The private step of SparseLoCo: some steps of the member's own optimizer, and how far they went.
+
+Decided
+- The share is cut into so many parts as there are inner steps (fewer if it has fewer sequences), and each is one step
+  of AdamW or Muon at the round's learning rate. The pseudo-gradient is start - end.
+- Moments stay from round to round; they are the member's own, and nobody else has to know them. They are kept with the
+  replica, and a share that was given up or refused leaves them as they were before it.
+- Gradients are clipped and refused as everywhere, each step's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from aftermath.optim.clip import clip_gradients, refuse_beyond
+from aftermath.optim.moments import moments, take_moments
+from aftermath.optim.muon import Muon, MuonSettings
+from aftermath.optim.parts import Backward, PseudoGradient
+from aftermath.optim.sparseloco import SparseLoCo
+
+BETAS, EPSILON = (0.9, 0.95), 1e-8
+_LARGEST = 1e30  # as far as a residual may go
+
+
+class InnerSteps:
+    """Makes pseudo-gradients of a replica's own fp32 `params`."""
+
+    def __init__(self, params: Mapping[str, Tensor], settings: SparseLoCo) -> None:
+        self._params, self._settings = dict(params), settings
+        self._optimizer = _optimizer(self._params, settings)
+
+    def make(self, sequences: Tensor, backward: Backward, lr: float, ahead_lr: float) -> PseudoGradient:
+        """Train on the share, part by part; `ahead_lr` is of no use here."""
+        del ahead_lr
+        before = moments(self._optimizer, self._params)
+        start = {name: tensor.detach().clone() for name, tensor in self._params.items()}
+        try:
+            loss = self._train(sequences, backward, lr)
+            with torch.no_grad():
+                moved = {name: start[name] - tensor.detach() for name, tensor in self._params.items()}
+            refuse_beyond(moved, _LARGEST)
+        except BaseException:
+            take_moments(self._optimizer, self._params, before)
+            raise
+        finally:
+            with torch.no_grad():
+                for name, tensor in start.items():
+                    self._params[name].detach().copy_(tensor)
+        return PseudoGradient(moved, 1.0, loss)
+
+    def _train(self, sequences: Tensor, backward: Backward, lr: float) -> float:
+        """All inner steps; the mean loss."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        total = 0.0
+        for part in sequences.tensor_split(min(self._settings.inner_steps, len(sequences))):
+            self._optimizer.zero_grad(set_to_none=True)
+            total += backward(part) * len(part)
+            grads = {name: tensor.grad for name, tensor in self._params.items() if tensor.grad is not None}
+            if self._settings.clip is not None:
+                clip_gradients(grads, self._settings.clip)
+            refuse_beyond(grads, torch.finfo(torch.float32).max)
+            self._optimizer.step()
+        return total / len(sequences)
+
+    def state(self) -> dict[str, Tensor]:
+        """The moments."""
+        return {name: tensor.cpu() for name, tensor in moments(self._optimizer, self._params).items()}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Take over the moments. Raises BadState, leaving all as it was, unless they are of this optimizer."""
+        take_moments(self._optimizer, self._params, state)
+
+    def reset(self) -> None:
+        """Begin without moments."""
+        self._optimizer.state.clear()
+
+
+def _optimizer(params: Mapping[str, Tensor], settings: SparseLoCo) -> torch.optim.Optimizer:
+    """The inner optimizer; each round sets its rate."""
+    if settings.inner_optimizer == "muon":
+        return Muon(params, 0.0, MuonSettings(weight_decay=settings.weight_decay, betas=BETAS, epsilon=EPSILON))
+    return torch.optim.AdamW(
+        params.values(), lr=0.0, betas=BETAS, eps=EPSILON, weight_decay=settings.weight_decay, fused=False
+    )

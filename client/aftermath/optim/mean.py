@@ -1,0 +1,83 @@
+"""The apply of SparseLoCo: x <- x - rate * (sum of the values) / divisor, exactly.
+
+Per coefficient, with S the sum over the accepted results of multiples of the lattice's smallest value 2^LEAST
+(`optim.lattice`), c of them that kept it and n of its level, and d one of c, n, sqrt(c n):
+u = fp32(S / d * (rate * 2^LEAST)), x <- x - u. A coefficient that nobody kept stays as it is.
+
+Why the bits are the same everywhere
+- |S| <= 256 * 3 * 2^43 < 2^53, so S is exact in int64 and as float64, in whatever order votes are counted.
+- d is made once per count, by Python: c and n are whole numbers, and the square root of one is correctly rounded.
+- u is a division, a multiplication and a rounding to fp32, and x gets one subtraction: each a single IEEE operation on
+  two tensors, or on a tensor and a number that is no divisor (a device may divide by a number as it likes, for example
+  by multiplying with the reciprocal). rate * 2^LEAST is the same rate with another exponent.
+Votes are counted on the CPU, whatever holds the model, and everything is decided before the first parameter changes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from aftermath.model.segments import view
+from aftermath.optim.codec import Votes
+from aftermath.optim.format import ResultFormat
+from aftermath.optim.lattice import SMALLEST
+from aftermath.optim.layout import level_layout
+from aftermath.optim.sparseloco import Divisor
+from aftermath.optim.tally import MAX_PEERS, tally
+from aftermath.optim.transform import subtract
+
+
+class MeanApply:
+    """Changes a replica's own fp32 `params`, of tier `tier`, in place."""
+
+    def __init__(
+        self, results: ResultFormat, tier: int, params: Mapping[str, Tensor], divisor: Divisor, rate: float
+    ) -> None:
+        self._params, self._divisor, self._rate = params, divisor, rate
+        self._layouts = {level: level_layout(results, level) for level in range(tier, results.levels)}
+
+    @torch.no_grad()
+    def apply(self, results: Mapping[int, Sequence[Votes]], lr: float) -> None:
+        """Apply one round; `lr` was each member's own. Raises ValueError for votes that no run can have accepted."""
+        del lr
+        decided = {level: changes(votes, level, self._divisor, self._rate) for level, votes in results.items() if votes}
+        for level, (positions, steps) in decided.items():
+            layout = self._layouts[level]
+            for index, group in enumerate(layout.groups):
+                parts = [part for part in layout.parts if part.group == index]
+                device = view(self._params, parts[0].segment).device
+                blocks = torch.zeros(group.blocks, group.height, group.width, device=device)
+                inside = (positions >= group.base) & (positions < group.base + blocks.numel())
+                places = (positions[inside] - group.base).to(device)
+                blocks.view(-1)[places] = steps[inside].to(device)
+                for part in parts:
+                    subtract(view(self._params, part.segment), part.of(blocks), part.blocks)
+
+
+def changes(votes: Sequence[Votes], level: int, divisor: Divisor, rate: float) -> tuple[Tensor, Tensor]:
+    """What is subtracted, of a level's votes (at least one peer's): positions int64 and fp32 steps.
+
+    Raises ValueError for votes of another level or kind, or of more than 256 peers.
+    """
+    if len(votes) > MAX_PEERS or any(vote.level != level for vote in votes):
+        raise ValueError(f"expected votes of at most {MAX_PEERS} peers on level {level}")
+    if any(vote.values.dtype != torch.int64 for vote in votes):
+        raise ValueError("votes of another kind than the result format's")
+    given, values = torch.cat([vote.positions for vote in votes]), torch.cat([vote.values for vote in votes])
+    positions, sums, counts = tally(given, values)
+    divisors = torch.tensor(_divisors(divisor, len(votes)), dtype=torch.float64)
+    return positions, (sums.double() / divisors[counts] * (rate * SMALLEST)).float()
+
+
+def _divisors(divisor: Divisor, results: int) -> list[float]:
+    """By what a sum is divided, by the number of those who kept the coefficient; nobody's (0) is never asked for."""
+    counts = range(results + 1)
+    if divisor is Divisor.KEEPERS:
+        return [float(count) for count in counts]
+    if divisor is Divisor.ALL:
+        return [float(results) for _ in counts]
+    return [math.sqrt(count * results) for count in counts]

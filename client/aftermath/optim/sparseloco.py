@@ -1,0 +1,125 @@
+"""SparseLoCo: inner steps on every member, the strongest of what they changed in one or two bits, and an exact mean.
+
+What its members agree on; `optim.engine` says which parts it is made of.
+
+Source: Sarfi et al., "Communication Efficient LLM Pre-training with SparseLoCo" (arXiv 2508.15706).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Literal
+
+import msgspec
+
+from aftermath.model.canonical import decimal, portable
+from aftermath.model.levels import SchemaError
+from aftermath.model.schema import StateSchema
+from aftermath.optim.blocks import cut
+from aftermath.optim.format import ResultFormat, Transform, Values
+from aftermath.optim.ranges import at_least_zero, within_u16
+
+KIND = "sparseloco"
+MOST_STEPS = 1024
+LARGEST_RATE = 64
+_SET = "choose another in the optimizer's settings"
+
+InnerOptimizer = Literal["adamw", "muon"]
+
+
+class Divisor(StrEnum):
+    """By what the sum of a coefficient's values is divided."""
+
+    KEEPERS = "keepers"
+    """The number of members that kept the coefficient."""
+    ALL = "all"
+    """The number of results of its level."""
+    ROOT = "root"
+    """The square root of both numbers' product."""
+
+
+@dataclass(frozen=True)
+class SparseLoCo:
+    """The settings of SparseLoCo. Raises SchemaError for what they cannot be."""
+
+    inner_steps: int = 4
+    """Parts that a share is cut into, with a step of the inner optimizer on each."""
+    inner_optimizer: InnerOptimizer = "adamw"
+    topk: int = 32
+    topk_embeddings: int = 32
+    """`topk` of the token embedding and the output head."""
+    chunk: int = 64
+    bits: int = 2
+    """Of a value: 1 or 2."""
+    decay: float = 0.95
+    """Of what was not sent, per round."""
+    outer_lr: float = 1.0
+    """How much of the mean is applied."""
+    divisor: Divisor = Divisor.KEEPERS
+    weight_decay: float = 0.0
+    """Of the inner optimizer."""
+    clip: float | None = 1.0
+    """The largest norm of a gradient; None and 0 leave it as it is."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.inner_steps <= MOST_STEPS:
+            raise SchemaError(f"inner_steps must be from 1 to {MOST_STEPS}, not {self.inner_steps}", _SET)
+        if self.inner_optimizer not in ("adamw", "muon"):
+            raise SchemaError(f"inner_optimizer must be adamw or muon, not {self.inner_optimizer!r}", _SET)
+        if self.bits not in (1, 2):
+            raise SchemaError(f"bits must be 1 or 2, not {self.bits}", _SET)
+        if self.divisor not in [*Divisor]:
+            raise SchemaError(f"divisor must be {', '.join(Divisor)}, not {self.divisor!r}", _SET)
+        for label in ("topk", "topk_embeddings", "chunk"):
+            within_u16(label, getattr(self, label), _SET)
+        outer = at_least_zero("outer_lr", self.outer_lr, _SET, most=LARGEST_RATE)
+        if not outer:
+            raise SchemaError("outer_lr must be above 0", _SET)
+        numbers = {"decay": at_least_zero("decay", self.decay, _SET, most=1), "outer_lr": outer}
+        numbers["weight_decay"] = at_least_zero("weight_decay", self.weight_decay, _SET)
+        clip = at_least_zero("clip", self.clip or 0.0, _SET) or None
+        for name, value in (numbers | {"clip": clip, "divisor": Divisor(self.divisor)}).items():
+            object.__setattr__(self, name, value)
+
+    def results(self, state: StateSchema) -> ResultFormat:
+        """What members send each other. Raises SchemaError if the blocks would be too large."""
+        blocks = cut(state.segments, chunk=self.chunk, topk=self.topk, topk_embeddings=self.topk_embeddings)
+        values = Values.ONE_BIT if self.bits == 1 else Values.TWO_BIT
+        return ResultFormat(blocks, state.levels, Transform.NONE, values)
+
+    def document(self) -> dict[str, Any]:
+        """All of it as JSON has it, without floats."""
+        return {"kind": KIND, **portable(vars(self)), "divisor": self.divisor.value}
+
+
+class SparseLoCoInputs(msgspec.Struct, frozen=True, tag_field="kind", tag=KIND):
+    """What the settings are built from, in a document."""
+
+    inner_steps: int
+    inner_optimizer: InnerOptimizer
+    topk: int
+    topk_embeddings: int
+    chunk: int
+    bits: int
+    decay: str
+    outer_lr: str
+    divisor: Divisor
+    weight_decay: str
+    clip: str | None
+
+    def settings(self) -> SparseLoCo:
+        """Raises SchemaError."""
+        return SparseLoCo(
+            inner_steps=self.inner_steps,
+            inner_optimizer=self.inner_optimizer,
+            topk=self.topk,
+            topk_embeddings=self.topk_embeddings,
+            chunk=self.chunk,
+            bits=self.bits,
+            decay=decimal(self.decay, "decay"),
+            outer_lr=decimal(self.outer_lr, "outer_lr"),
+            divisor=self.divisor,
+            weight_decay=decimal(self.weight_decay, "weight_decay"),
+            clip=None if self.clip is None else decimal(self.clip, "clip"),
+        )

@@ -1,0 +1,268 @@
+"""SparseLoCo: inner steps against a plain loop, what they leave behind on an error, and replicas that stay equal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from aftermath.model.segments import level_hash, view
+from aftermath.optim.clip import NonFiniteGradient, clip_gradients
+from aftermath.optim.codec import decode_level
+from aftermath.optim.engine import Engine
+from aftermath.optim.inner import BETAS
+from aftermath.optim.lattice import SMALLEST, quantise
+from aftermath.optim.layout import level_layout
+from aftermath.optim.muon import Muon, MuonSettings
+from aftermath.optim.parts import BadState, PseudoGradient
+from aftermath.optim.schema import Schema
+from optim.optim_oracle import RAGGED, cut_blocks, toy_inner
+from optim.optim_replica import bits, encode, gradients, replica, tensors
+
+SEQUENCES = torch.arange(7 * 2).view(7, 2)
+Grads = Callable[[Tensor], dict[str, Tensor]]
+
+
+class Boom(Exception):
+    """Stands for whatever gives a share up."""
+
+
+def pull(schema: Schema, tier: int, params: dict[str, Tensor]) -> Callable[[Tensor], float]:
+    """A loss whose gradient depends on the weights and on which sequences are trained."""
+
+    def backward(part: Tensor) -> float:
+        own = gradients(schema, tier, int(part[0, 0]))
+        for name, tensor in params.items():
+            tensor.grad = 0.3 * tensor.detach() + own[name]
+        return float(part[0, 0])
+
+    return backward
+
+
+def plain(
+    schema: Schema, tier: int, params: dict[str, Tensor], rounds: list[tuple[list[Tensor], float]], inner: str
+) -> list[dict[str, Tensor]]:
+    """start - end of every round, by torch's own AdamW or by Muon, from the same weights."""
+    optimizer: torch.optim.Optimizer = (
+        Muon(params, 0.0, MuonSettings(weight_decay=0.1, betas=BETAS))
+        if inner == "muon"
+        else torch.optim.AdamW(params.values(), lr=0.0, betas=BETAS, weight_decay=0.1)
+    )
+    found = []
+    for parts, lr in rounds:
+        start = {name: tensor.clone() for name, tensor in params.items()}
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        for part in parts:
+            pull(schema, tier, params)(part)
+            clip_gradients({name: t.grad for name, t in params.items() if t.grad is not None}, 2.0)
+            optimizer.step()
+        found.append({name: start[name] - tensor for name, tensor in params.items()})
+        for name, tensor in start.items():
+            params[name].copy_(tensor)
+    return found
+
+
+@pytest.mark.parametrize("inner", ["adamw", "muon"])
+def test_a_pseudo_gradient_is_how_far_the_member_s_own_optimizer_went(inner: str) -> None:
+    """Seven sequences in three parts, then two in two: moments and their counts go on over rounds."""
+    schema = toy_inner(inner_steps=3, inner_optimizer=inner, clip=2.0, weight_decay=0.1)
+    params, engine = replica(schema, 1)
+    before, made = bits(params), []
+    for sequences, lr in ((SEQUENCES, 0.01), (SEQUENCES[:2], 0.02)):
+        found = engine._step.make(sequences, pull(schema, 1, params), lr, 0.5)
+        assert bits(params) == before
+        assert found.factor == 1.0
+        made.append(found.tensors)
+    assert found.loss == pytest.approx((0 + 2) / 2)
+    rounds = [([SEQUENCES[:3], SEQUENCES[3:5], SEQUENCES[5:]], 0.01), ([SEQUENCES[:1], SEQUENCES[1:2]], 0.02)]
+    expected = plain(schema, 1, tensors(schema, 1, 0), rounds, inner)
+    assert [bits(dict(one)) for one in made] == [bits(one) for one in expected]
+
+
+def test_the_loss_is_the_mean_over_the_sequences() -> None:
+    schema = toy_inner(inner_steps=3)
+    params, engine = replica(schema, 2)
+    trained = engine.train(SEQUENCES, pull(schema, 2, params), 0.01, 0.01)
+    assert trained.loss == pytest.approx((3 * 0 + 2 * 6 + 2 * 10) / 7)
+    assert trained.tokens == 14
+    assert all(tensor.grad is None for tensor in params.values())
+
+
+@pytest.mark.parametrize("inner", ["adamw", "muon"])
+@pytest.mark.parametrize("step", [1, 2, 3])
+@pytest.mark.parametrize("why", ["given up", "not finite", "too far"])
+def test_a_share_that_fails_leaves_weights_and_moments_as_they_were(inner: str, step: int, why: str) -> None:
+    schema = toy_inner(inner_steps=3, inner_optimizer=inner, clip=None)
+    (params, engine), (others, untouched) = replica(schema, 0), replica(schema, 0)
+    for own, each in ((params, engine), (others, untouched)):
+        each.train(SEQUENCES, pull(schema, 0, own), 0.01, 0.01)
+    before, learnt, count = bits(params), bits(engine.state()), 0
+
+    def backward(part: Tensor) -> float:
+        nonlocal count
+        count += 1
+        loss = pull(schema, 0, params)(part)
+        if count == step:
+            if why == "given up":
+                raise Boom
+            gradient = params["model.norm.weight"].grad
+            assert gradient is not None
+            gradient[3] = float("nan") if why == "not finite" else 1.0
+        return loss
+
+    lr = 1e38 if why == "too far" else 0.01
+    with pytest.raises(Boom if why == "given up" else NonFiniteGradient):
+        engine.train(SEQUENCES, backward, lr, 0.01)
+    assert bits(params) == before
+    assert bits(engine.state()) == learnt
+    again = [each.train(SEQUENCES, pull(schema, 0, own), 0.01, 0.01).payloads
+             for own, each in ((params, engine), (others, untouched))]  # fmt: skip
+    assert again[0] == again[1]
+
+
+def test_the_first_share_that_fails_leaves_no_moments() -> None:
+    _, engine = replica(toy_inner(), 2)
+
+    def backward(_: Tensor) -> float:
+        raise Boom
+
+    fresh = bits(engine.state())
+    with pytest.raises(Boom):
+        engine.train(SEQUENCES, backward, 0.01, 0.01)
+    assert bits(engine.state()) == fresh
+
+
+@pytest.mark.parametrize("sizes", [{}, RAGGED], ids=["whole blocks", "padded blocks"])
+@pytest.mark.parametrize("width", [1, 2])
+def test_what_was_not_sent_is_sent_later(width: int, sizes: dict[str, int]) -> None:
+    """Three rounds of residual and values, in plain float64: what is sent leaves the residual, nothing else does."""
+    schema = toy_inner(bits=width, decay=0.9, **sizes)
+    _, engine = replica(schema, 1)
+    name = "model.layers.0.mlp.gate_proj.weight"
+    cut = next(b for b in schema.results.of_level(1) if b.segment.name == name)
+    residual = torch.zeros(cut.count, cut.size, dtype=torch.float64)
+    feedback = engine._result
+    for step in range(3):
+        moved = {name: tensor * 1e-3 for name, tensor in gradients(schema, 1, step).items()}
+        data = compressed(engine, moved)[1]
+        new = torch.from_numpy(cut_blocks(view(moved, cut.segment).numpy(), cut)).double().flatten(1)
+        residual = residual * 0.9 + new
+        best = residual.abs().topk(4, dim=1).indices.sort(dim=1).values
+        sent = quantise(residual.gather(1, best).float(), width).double()
+        part = next(part for part, _ in feedback.residual() if part.blocks == cut)
+        base = level_layout(schema.results, 1).groups[part.group].base + part.first * cut.size
+        votes = decode_level(data, schema.results, 1)
+        got = torch.zeros(cut.count * cut.size, dtype=torch.float64)
+        mine = (votes.positions >= base) & (votes.positions < base + got.numel())
+        got[votes.positions[mine] - base] = votes.values[mine].double() * SMALLEST
+        expected = torch.zeros_like(residual).scatter_(1, best, sent)
+        assert torch.equal(got.view(residual.shape), expected)
+        residual = residual - expected
+        assert residual.abs().max() < 0.02
+
+
+def compressed(engine: Engine, moved: dict[str, Tensor]) -> dict[int, bytes]:
+    """The result of what a private step gave."""
+    return engine._result.compress(PseudoGradient(moved, 1.0, 0.0))
+
+
+def test_what_is_too_small_for_the_lattice_waits() -> None:
+    schema = toy_inner()
+    _, engine = replica(schema, 0)
+    tiny = {name: torch.full_like(t, SMALLEST / 4) for name, t in gradients(schema, 0, 0).items()}
+    found = [len(decode_level(compressed(engine, tiny)[0], schema.results, 0).positions) for _ in range(6)]
+    assert found[:4] == [0, 0, 0, 0]
+    assert found[4] > 0  # a quarter each with a decay of .95: 5 rounds make a whole
+
+
+@pytest.mark.parametrize("sizes", [{}, RAGGED], ids=["whole blocks", "padded blocks"])
+@pytest.mark.parametrize("changed", [{}, {"bits": 1, "divisor": "all", "outer_lr": 0.8}, {"inner_optimizer": "muon"}])
+def test_replicas_of_all_tiers_stay_equal(changed: dict[str, Any], sizes: dict[str, int]) -> None:
+    """Members of tiers 0, 1, 2, 1; who trains and whose result counts changes from round to round."""
+    schema = toy_inner(topk_embeddings=9, inner_steps=2, **changed, **sizes)
+    tiers = [0, 1, 2, 1]
+    members = [replica(schema, tier) for tier in tiers]
+    start = bits(members[0][0])
+    for step in range(12):
+        accepted: dict[int, list[bytes]] = {level: [] for level in range(3)}
+        for slot, (tier, (params, engine)) in enumerate(zip(tiers, members, strict=True)):
+            if (step + slot) % 4 == 0:
+                continue
+            share = SEQUENCES[slot : slot + 3] + 10 * step
+            for level, data in engine.train(share, pull(schema, tier, params), 1e-3, 1e-3).payloads.items():
+                if step % 5 != level:
+                    accepted[level].append(data)
+        for slot, (tier, (_, engine)) in enumerate(zip(tiers, members, strict=True)):
+            order = accepted if slot % 2 else {level: data[::-1] for level, data in accepted.items()}
+            engine.apply({k: [decode_level(d, schema.results, k) for d in order[k]] for k in range(tier, 3)}, 1e-3)
+        for level in range(3):
+            hashes = {
+                level_hash(p, schema.state, level) for t, (p, _) in zip(tiers, members, strict=True) if t <= level
+            }
+            assert len(hashes) == 1
+    assert bits(members[0][0]) != start
+
+
+@pytest.mark.parametrize("inner", ["adamw", "muon"])
+@pytest.mark.parametrize("done", [0, 1, 3])
+def test_a_replica_goes_on_from_its_state_bit_by_bit(inner: str, done: int) -> None:
+    schema = toy_inner(inner_steps=2, inner_optimizer=inner, **RAGGED)
+    params, engine = replica(schema, 1)
+
+    def round_of(own: dict[str, Tensor], each: Engine, step: int) -> dict[int, bytes]:
+        made = each.train(SEQUENCES[:3] + step, pull(schema, 1, own), 1e-2, 1e-2).payloads
+        each.apply({level: [decode_level(data, schema.results, level)] for level, data in made.items()}, 1e-2)
+        return made
+
+    for step in range(done):
+        round_of(params, engine, step)
+    kept, weights = engine.state(), {name: tensor.clone() for name, tensor in params.items()}
+    expected = [round_of(params, engine, step) for step in range(done, done + 3)]
+    other = Engine(schema, 1, weights)
+    other.restore(kept)
+    assert [round_of(weights, other, step) for step in range(done, done + 3)] == expected
+    assert bits(weights) == bits(params)
+    assert kept.keys() >= {"result.residual.1.0"}
+    assert any(name.startswith("private.") for name in kept) == bool(done)
+    if done:
+        other.restore(kept)
+        other.reset()
+        assert bits(other.state()) == bits(Engine(schema, 1, weights).state())
+
+
+SPOILT = {
+    "lacks a moment": lambda state: state.pop("private.exp_avg/model.norm.weight"),
+    "has another's": lambda state: state.update({"private.momentum/model.norm.weight": torch.zeros(24)}),
+    "shape": lambda state: state.update({"private.exp_avg/model.norm.weight": torch.zeros(3)}),
+    "type": lambda state: state.update({"private.step/model.norm.weight": torch.tensor(3)}),
+    "not finite": lambda state: state.update({"private.step/model.norm.weight": torch.tensor(np.inf)}),
+    "of the result": lambda state: state.pop("result.residual.1.0"),
+    "of nothing": lambda state: state.update({"other.x": torch.zeros(1)}),
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILT)
+def test_a_state_that_does_not_fit_is_refused_whole(spoil: str) -> None:
+    schema = toy_inner()
+    (params, engine), (others, older) = replica(schema, 0), replica(schema, 0)
+    for step in range(2):
+        engine.train(SEQUENCES + step, pull(schema, 0, params), 1e-2, 1e-2)
+    older.train(SEQUENCES, pull(schema, 0, others), 1e-2, 1e-2)
+    wrong, before = older.state(), bits(engine.state())
+    SPOILT[spoil](wrong)
+    with pytest.raises(BadState):
+        engine.restore(wrong)
+    assert bits(engine.state()) == before
+
+
+def test_a_share_of_one_sequence_is_one_step() -> None:
+    schema = toy_inner(inner_steps=4, decay=0.0)
+    _, engine = replica(schema, 2)
+    made = encode(engine, gradients(schema, 2, 0), 0.01)
+    assert decode_level(made[2], schema.results, 2).values.abs().max() > 0
+    assert int(engine.state()["private.step/model.norm.weight"]) == 1

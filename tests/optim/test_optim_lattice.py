@@ -1,0 +1,230 @@
+"""Values on the lattice: the nearest ones, their bytes, one encoding of each set of votes, and refusal of all else."""
+
+from __future__ import annotations
+
+import struct
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aftermath.model.levels import SchemaError
+from aftermath.optim.codec import BadPayload, Votes, decode_level, encode_level
+from aftermath.optim.format import ResultFormat
+from aftermath.optim.lattice import LEAST, MOST, SMALLEST, quantise
+from aftermath.optim.layout import level_layout
+from aftermath.optim.transform import UNUSED, strongest
+from optim.optim_oracle import toy_inner
+
+FORMATS = {bits: toy_inner(bits=bits).results for bits in (1, 2)}
+LEVEL = 1
+
+values_of_a_block = st.lists(
+    st.one_of(
+        st.floats(2.0**-45, 2.0**7, width=32),
+        st.floats(0.5, 2.0, width=32),
+        st.sampled_from([SMALLEST, 3.0, 1.0, 1.5, 24.0, 1e30]),
+    ).filter(lambda value: value >= SMALLEST),
+    min_size=1,
+    max_size=12,
+)
+
+
+def error_of(block: list[float], sent: list[float]) -> Fraction:
+    return sum((Fraction(value) - Fraction(near)) ** 2 for value, near in zip(block, sent, strict=True))
+
+
+def best_error(block: list[float], bits: int) -> Fraction:
+    """The least squared error of all exponents there are, in fractions."""
+    multiples = (1, 3) if bits == 2 else (1,)
+    return min(
+        sum(min((Fraction(value) - m * Fraction(2) ** exponent) ** 2 for m in multiples) for value in block)
+        for exponent in range(LEAST, MOST + 1)
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@given(values_of_a_block, st.sampled_from([1, 2]), st.data())
+def test_no_other_exponent_is_nearer(block: list[float], bits: int, data: st.DataObject) -> None:
+    signs = data.draw(st.lists(st.sampled_from([-1.0, 1.0]), min_size=len(block), max_size=len(block)))
+    row = torch.tensor([[value * sign for value, sign in zip(block, signs, strict=True)] + [0.0]])
+    (sent,) = quantise(row, bits).tolist()
+    assert sent[-1] == 0
+    assert [value > 0 for value in sent[:-1]] == [sign > 0 for sign in signs]
+    found, best = error_of(block, [abs(value) for value in sent[:-1]]), best_error(block, bits)
+    assert found <= best * (1 + Fraction(1, 10**5))
+    parts = {np.frexp(abs(value)) for value in sent[:-1]}
+    units = {exponent - (2 if mantissa == 0.75 else 1) for mantissa, exponent in parts}
+    assert len(units) == 1
+    assert LEAST <= units.pop() <= MOST
+    assert {mantissa for mantissa, _ in parts} <= ({0.5, 0.75} if bits == 2 else {0.5})
+
+
+def test_of_two_that_are_as_good_the_lower_exponent_is_taken() -> None:
+    assert quantise(torch.tensor([[1.5, -1.5]]), 1).tolist() == [[1.0, -1.0]]
+    assert quantise(torch.tensor([[3.0, -3.0]]), 2).tolist() == [[3.0, -3.0]]
+
+
+def test_what_is_beyond_the_lattice_is_its_largest_value_and_blocks_do_not_mix() -> None:
+    rows = torch.tensor([[1e30, -1e30], [SMALLEST, 0.0], [0.0, 0.0], [0.25, -0.75]])
+    largest = 3 * 2.0**MOST
+    assert quantise(rows, 2).tolist() == [[largest, -largest], [SMALLEST, 0.0], [0.0, 0.0], [0.25, -0.75]]
+
+
+def test_sums_of_as_many_peers_as_there_can_be_stay_exact() -> None:
+    assert 256 * 3 * 2 ** (MOST - LEAST) < 2**53
+
+
+# --- the bytes --------------------------------------------------------------------------------------------------------
+
+
+def result(results: ResultFormat, seed: int = 0, zeros: float = 0.97) -> tuple[np.ndarray, np.ndarray]:
+    """Indices and lattice values of a level's slots, many of them unused; blocks of very different sizes."""
+    generator = torch.Generator().manual_seed(seed)
+    layout = level_layout(results, LEVEL)
+    kept = []
+    for group in layout.groups:
+        rows = torch.randn(group.blocks, group.block, generator=generator)
+        rows[torch.rand(rows.shape, generator=generator) < zeros] = 0
+        rows *= 2.0 ** torch.randint(-44, 6, (group.blocks, 1), generator=generator)
+        indices, values = strongest(rows, group.topk, SMALLEST)
+        kept.append((indices, quantise(values, results.values.lattice_bits)))
+    indices, values = (layout.canonical([pair[i] for pair in kept]).numpy() for i in range(2))
+    return indices.astype(np.uint16), values
+
+
+def payload(bits: int, **changes: float) -> bytearray:
+    return bytearray(encode_level(FORMATS[bits], LEVEL, *result(FORMATS[bits], **changes)))
+
+
+def encoded_again(votes: Votes, results: ResultFormat) -> bytes:
+    """The payload of decoded votes."""
+    layout = level_layout(results, LEVEL)
+    indices = np.full(layout.entries, UNUSED, np.uint16)
+    values = np.zeros(layout.entries, np.float32)
+    slots = np.flatnonzero(layout.slot_first)
+    at = dict(zip(votes.positions.tolist(), votes.values.tolist(), strict=True))
+    for first, last in zip(slots, [*slots[1:], layout.entries], strict=True):
+        base = int(layout.slot_base[first])
+        own = sorted(position for position in at if base <= position < base + int(layout.slot_block[first]))
+        for slot, position in zip(range(first, last), own, strict=False):
+            indices[slot], values[slot] = position - base, at[position] * SMALLEST
+    return encode_level(results, LEVEL, indices, values)
+
+
+@pytest.mark.parametrize("bits", [1, 2])
+@pytest.mark.parametrize("zeros", [0.0, 0.97, 1.0])
+def test_round_trip(bits: int, zeros: float) -> None:
+    results = FORMATS[bits]
+    indices, values = result(results, seed=3, zeros=zeros)
+    data = encode_level(results, LEVEL, indices, values)
+    assert len(data) == results.payload_bytes(LEVEL)
+    votes = decode_level(memoryview(data), results, LEVEL)
+    used = indices != UNUSED
+    assert used.any() == (zeros < 1)
+    assert votes.positions.tolist() == (level_layout(results, LEVEL).slot_base + indices)[used].tolist()
+    assert votes.values.dtype == torch.int64
+    assert (votes.values.double() * SMALLEST).tolist() == values[used].tolist()
+    assert encoded_again(votes, results) == data
+
+
+def test_layout_on_the_wire() -> None:
+    """Indices, then exponents of blocks, signs, sizes; lowest bit first."""
+    results = toy_inner(hidden_size=8, intermediate_size=16, tiers=2, num_attention_heads=2).results
+    indices = np.full(12, UNUSED, np.uint16)
+    values = np.zeros(12, np.float32)
+    indices[:3], values[:3] = (2, 9, 63), (-0.75, 0.25, -0.25)
+    indices[8], values[8] = 17, 8.0
+    data = encode_level(results, 0, indices, values)
+    slots = struct.pack("<12H", 2, 9, 63, *[0xFFFF] * 5, 17, *[0xFFFF] * 3)
+    with pytest.raises(ValueError, match="lattice"):
+        encode_level(results, 0, indices, values * 8)
+    assert data == slots + struct.pack("<3b", -2, 0, 3) + bytes([0b101, 0]) + bytes([0b1, 0])
+
+
+@pytest.mark.parametrize(
+    "values",
+    [(1.25, 1.25), (0.5, 0.25), (1.5, 3.0), (2.0**-41, 2.0**-41), (2.0**5, 2.0**5), (np.inf, np.inf)],
+    ids=str,
+)
+def test_values_off_the_lattice_are_not_encoded(values: tuple[float, float]) -> None:
+    results = FORMATS[2]
+    indices, all_values = result(results, zeros=1.0)
+    indices[:2], all_values[:2] = (0, 1), values
+    with pytest.raises(ValueError, match="not on the lattice, or not its block's"):
+        encode_level(results, LEVEL, indices, all_values)
+
+
+def test_sizes() -> None:
+    one, two = FORMATS[1], FORMATS[2]
+    slots, blocks = two.entries(LEVEL), sum(cut.count for cut in two.of_level(LEVEL))
+    assert one.value_bytes(LEVEL) == blocks + -(-slots // 8)
+    assert two.value_bytes(LEVEL) == blocks + 2 * -(-slots // 8)
+    with pytest.raises(SchemaError, match="level 3"):
+        decode_level(b"", two, 3)
+
+
+@pytest.mark.parametrize("bits", [1, 2])
+@pytest.mark.parametrize("more", [-1, 1, 7])
+def test_wrong_size(bits: int, more: int) -> None:
+    data = bytes(payload(bits))
+    wrong = data[:more] if more < 0 else data + bytes(more)
+    with pytest.raises(BadPayload, match=f"level 1 takes {len(data)} bytes, not {len(wrong)}"):
+        decode_level(wrong, FORMATS[bits], LEVEL)
+
+
+@pytest.mark.parametrize("exponent", [LEAST - 1, MOST + 1, 127, -128])
+def test_an_exponent_that_the_lattice_does_not_have(exponent: int) -> None:
+    data, results = payload(2, zeros=0.0), FORMATS[2]
+    struct.pack_into("<b", data, results.index_bytes(LEVEL) + 1, exponent)
+    with pytest.raises(BadPayload, match="entry 4: an exponent that is not from -40 to 3"):
+        decode_level(data, results, LEVEL)
+
+
+def test_an_exponent_of_a_block_without_votes() -> None:
+    data, results = payload(1, zeros=1.0), FORMATS[1]
+    data[results.index_bytes(LEVEL)] = 1
+    with pytest.raises(BadPayload, match="entry 0: an exponent without votes"):
+        decode_level(data, results, LEVEL)
+
+
+@pytest.mark.parametrize("plane", ["sign", "size"])
+def test_stray_bits(plane: str) -> None:
+    results = toy_inner(topk=3, hidden_size=8, intermediate_size=16, tiers=2, num_attention_heads=2).results
+    data = bytearray(encode_level(results, 0, np.full(9, UNUSED, np.uint16), np.zeros(9, np.float32)))
+    place = 18 + 3 + (2 if plane == "size" else 0)
+    for bit, sentence in ((9, f"after the last {plane}"), (4, f"entry 4: the {plane} of an unused")):
+        broken = bytearray(data)
+        broken[place + bit // 8] |= 1 << bit % 8
+        with pytest.raises(BadPayload, match=sentence):
+            decode_level(broken, results, 0)
+
+
+def votes_or_refusal(data: bytearray, results: ResultFormat) -> Votes | str:
+    try:
+        return decode_level(data, results, LEVEL)
+    except BadPayload as error:
+        return str(error)
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data(), bits=st.sampled_from([1, 2]))
+def test_flipped_bits_are_refused_or_other_votes(data: st.DataObject, bits: int) -> None:
+    results = FORMATS[bits]
+    valid = payload(bits, zeros=data.draw(st.sampled_from([0.0, 0.97, 1.0])))
+    before = decode_level(bytes(valid), results, LEVEL)
+    for bit in data.draw(st.sets(st.integers(0, len(valid) * 8 - 1), min_size=1, max_size=4)):
+        valid[bit // 8] ^= 1 << bit % 8
+    votes = votes_or_refusal(valid, results)
+    if isinstance(votes, str):
+        assert votes.startswith("level 1")
+        return
+    assert votes.positions.tolist() != before.positions.tolist() or votes.values.tolist() != before.values.tolist()
+    assert len(set(votes.positions.tolist())) == len(votes.positions)
+    multiples = {abs(value) // (abs(value) & -abs(value)) for value in votes.values.tolist()}
+    assert multiples <= ({1, 3} if bits == 2 else {1})
+    assert max(map(abs, votes.values.tolist()), default=0) <= 3 * 2 ** (MOST - LEAST)
+    assert encoded_again(votes, results) == bytes(valid)

@@ -1,0 +1,206 @@
+"""The exact mean against fractions, and its independence of everything that must not matter."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from aftermath.model.segments import view
+from aftermath.optim.codec import Votes
+from aftermath.optim.engine import Engine
+from aftermath.optim.lattice import LEAST, MOST
+from aftermath.optim.layout import level_layout
+from aftermath.optim.mean import MeanApply, changes
+from aftermath.optim.schema import Schema
+from aftermath.optim.sparseloco import Divisor
+from optim.optim_oracle import RAGGED, joined, toy_inner
+from optim.optim_replica import bits, tensors
+
+LARGEST = 3 << (MOST - LEAST)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def oracle(votes: Sequence[Votes], divisor: Divisor, rate: float) -> dict[int, np.float32]:
+    """What is subtracted, by position: every operation in unbounded fractions, rounded as IEEE rounds it."""
+    kept = defaultdict(list)
+    for vote in votes:
+        for position, value in zip(vote.positions.tolist(), vote.values.tolist(), strict=True):
+            kept[position].append(value)
+    found = {}
+    for position, values in kept.items():
+        by: float = {
+            Divisor.KEEPERS: len(values),
+            Divisor.ALL: len(votes),
+            Divisor.ROOT: math.sqrt(len(values) * len(votes)),
+        }[divisor]
+        quotient = float(Fraction(sum(values)) / Fraction(by))  # to the nearest double
+        found[position] = np.float32(float(Fraction(quotient) * Fraction(rate) * Fraction(2) ** LEAST))
+    return found
+
+
+def votes_of(rows: Sequence[dict[int, int]], level: int = 0) -> list[Votes]:
+    return [
+        Votes(level, torch.tensor(list(row), dtype=torch.int64), torch.tensor(list(row.values()), dtype=torch.int64))
+        for row in rows
+    ]
+
+
+multiple = st.builds(
+    lambda sign, size, shift: sign * size << shift,
+    st.sampled_from([-1, 1]),
+    st.sampled_from([1, 3]),
+    st.integers(0, MOST - LEAST),
+)
+peers = st.lists(st.dictionaries(st.integers(0, 5), multiple), min_size=1, max_size=9)
+rates = st.one_of(st.sampled_from([1.0, 0.7, 64.0]), st.floats(1e-6, 64.0))
+
+
+@settings(max_examples=300, deadline=None)
+@given(peers, st.sampled_from(Divisor), rates)
+def test_equals_fractions_and_is_as_near_as_fp32_can_be(rows: list[dict[int, int]], divisor: Divisor, rate: float):
+    votes = votes_of(rows)
+    positions, steps = changes(votes, 0, divisor, rate)
+    expected = oracle(votes, divisor, rate)
+    assert positions.tolist() == sorted(expected)
+    assert [float(expected[position]) for position in positions.tolist()] == steps.tolist()
+    if divisor is not Divisor.ROOT:
+        for position, step in zip(positions.tolist(), steps.tolist(), strict=True):
+            kept = [row[position] for row in rows if position in row]
+            by = len(kept) if divisor is Divisor.KEEPERS else len(rows)
+            true = Fraction(sum(kept), by) * Fraction(rate) * Fraction(2) ** LEAST
+            assert abs(Fraction(step) - true) <= abs(true) * Fraction(1, 2**24) * (1 + Fraction(1, 2**20))
+
+
+@pytest.mark.parametrize("divisor", Divisor)
+def test_the_largest_sums_are_exact(divisor: Divisor) -> None:
+    """256 peers with the largest value, one of which differs by the smallest: a sum that fp32 does not know."""
+    rows = [{0: LARGEST, 1: LARGEST} for _ in range(255)] + [{0: LARGEST, 1: 1}]
+    votes = votes_of(rows)
+    assert sum(row[0] for row in rows) < 2**53
+    _, steps = changes(votes, 0, divisor, 1.0)
+    assert steps.tolist() == [float(value) for value in oracle(votes, divisor, 1.0).values()]
+    by = 256.0  # also the root of 256 * 256
+    assert steps[0].item() == 256 * LARGEST / by * 2.0**LEAST
+
+
+def random_votes(schema: Schema, level: int, count: int, seed: int, density: float = 0.2) -> list[Votes]:
+    generator = torch.Generator().manual_seed(seed)
+    total = sum(group.blocks * group.block for group in level_layout(schema.results, level).groups)
+    found = []
+    for _ in range(count):
+        positions = (torch.rand(total, generator=generator) < density).nonzero().flatten()
+        signs, sizes, shifts = (
+            torch.randint(0, most, (len(positions),), generator=generator) for most in (2, 2, MOST - LEAST + 1)
+        )
+        values = (2 * signs - 1) * (2 * sizes + 1) << shifts
+        found.append(Votes(level, positions, values))
+    return found
+
+
+@pytest.mark.parametrize("divisor", Divisor)
+@pytest.mark.parametrize("sizes", [{}, RAGGED], ids=["whole blocks", "padded blocks"])
+def test_the_apply_is_the_formula_on_every_held_level(sizes: dict[str, int], divisor: Divisor) -> None:
+    schema = toy_inner(divisor=divisor, outer_lr=0.7, **sizes)
+    params = tensors(schema, 1, 0)
+    before = {name: tensor.clone() for name, tensor in params.items()}
+    engine = Engine(schema, 1, params)
+    results = {1: random_votes(schema, 1, 3, seed=1), 2: random_votes(schema, 2, 5, seed=2)}
+    engine.apply(results, 0.1)
+    for level, votes in results.items():
+        layout, expected = level_layout(schema.results, level), oracle(votes, divisor, 0.7)
+        for part in layout.parts:
+            group = layout.groups[part.group]
+            low = group.base + part.first * group.block
+            flat = np.array([expected.get(low + i, 0) for i in range(part.blocks.count * group.block)], np.float32)
+            step = joined(flat.reshape(-1, group.height, group.width), part.blocks)
+            old = view(before, part.segment).numpy()
+            assert np.array_equal(view(params, part.segment).numpy(), old - step)
+    assert bits(params) != bits(before)
+
+
+def test_order_threads_and_memory_layout_do_not_matter() -> None:
+    schema = toy_inner(vocab_size=600, hidden_size=64, chunk=64, divisor="root", outer_lr=0.9)
+    votes = random_votes(schema, 2, 9, seed=4)
+
+    def applied(votes: Sequence[Votes], strided: bool = False) -> dict[str, bytes]:
+        params = tensors(schema, 2, 0)
+        if strided:  # every tensor with gaps in memory
+            params = {name: torch.stack([t, t], -1)[..., 0] for name, t in params.items()}
+        Engine(schema, 2, params).apply({2: votes}, 0.1)
+        return bits({name: tensor.contiguous() for name, tensor in params.items()})
+
+    def gaps(tensor: Tensor) -> Tensor:
+        return torch.stack([tensor, tensor], 1)[:, 1]
+
+    expected = applied(votes)
+    assert expected != bits(tensors(schema, 2, 0))
+    assert applied(votes[::-1]) == expected
+    shuffled = [Votes(2, v.positions.flip(0), v.values.flip(0)) for v in votes]
+    torch.set_num_threads(2)
+    assert applied(votes) == expected
+    assert applied(shuffled[3:] + shuffled[:3]) == expected
+    assert applied([Votes(2, gaps(v.positions), gaps(v.values)) for v in votes], strided=True) == expected
+
+
+def test_what_nobody_kept_keeps_every_bit_and_so_does_a_level_without_votes() -> None:
+    schema = toy_inner()
+    params = tensors(schema, 0, 0)
+    odd = torch.tensor([-0.0, 1e-42, 3e38, -1e-30])
+    params["model.norm.weight"][:4] = odd
+    before = bits(params)
+    engine = Engine(schema, 0, params)
+    engine.apply({0: [], 1: [], 2: []}, 0.1)
+    engine.apply({}, 0.1)
+    engine.apply({2: votes_of([{}, {}], 2)}, 0.1)
+    assert bits(params) == before
+    opposite = votes_of([{0: 5}, {0: -5}], 2)
+    engine.apply({2: opposite}, 0.1)
+    assert bits(params) == before
+
+
+def test_refuses_what_no_run_can_have_accepted_and_changes_nothing() -> None:
+    schema = toy_inner()
+    params = tensors(schema, 1, 0)
+    engine, before = Engine(schema, 1, params), bits(params)
+    good = votes_of([{0: 1}], 1)
+    for results, sentence in (
+        ({1: good * 257}, "256 peers"),
+        ({1: good, 2: good}, "level 2"),
+        ({0: votes_of([{0: 1}])}, r"\[0\], which are not held"),
+        ({1: good, 2: [Votes(2, good[0].positions, torch.ones(1, dtype=torch.int8))]}, "another kind"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            engine.apply(results, 0.1)
+        assert bits(params) == before
+
+
+def test_only_the_groups_own_parameters_change() -> None:
+    """One vote in the first block of each segment moves one number of it."""
+    schema = toy_inner(**RAGGED)
+    params = tensors(schema, 2, 0)
+    before = {name: tensor.clone() for name, tensor in params.items()}
+    layout = level_layout(schema.results, 2)
+    places = [layout.groups[part.group].base + part.first * layout.groups[part.group].block for part in layout.parts]
+    MeanApply(schema.results, 2, params, Divisor.KEEPERS, 1.0).apply(
+        {2: votes_of([dict.fromkeys(places, 1 << -LEAST)], 2)}, 0.1
+    )
+    for part in layout.parts:
+        moved = (view(before, part.segment) - view(params, part.segment)).flatten()
+        assert moved[0].item() == pytest.approx(1.0, abs=1e-6)
+        assert not moved[1:].any()
