@@ -44,7 +44,7 @@ def test_a_run_s_config_is_trained_with_its_tiers(material: Path, tmp_path: Path
     assert (tmp_path / "out" / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon", "distro"])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon", "distro", "sparseloco"])
 def test_a_person_reads_lines(material: Path, tmp_path: Path, optimizer: str) -> None:
     held_out = tmp_path / "held-out"
     held_out.mkdir()
@@ -90,10 +90,14 @@ def test_a_process_that_was_ended_goes_on_to_the_same_end(material: Path, tmp_pa
 
 
 MISTAKES = [
-    (("--optimizer", "sgd"), "--optimizer must be one of distro, adamw, muon", "train-local --help"),
+    (("--optimizer", "sgd"), "--optimizer must be one of distro, sparseloco, adamw, muon", "train-local --help"),
     (("--lr-schedule", "linear"), "--lr-schedule must be one of constant, cosine, stable", "train-local --help"),
     (("--steps", 0), "--steps must be a whole number from 1", "train-local --help"),
     (("--reject", 100), "--reject must be a whole number from 0 to 99", "train-local --help"),
+    (("--optimizer", "sparseloco", "--mean", "median"), "--mean must be one of keepers, all, root", "--help"),
+    (("--optimizer", "sparseloco", "--value-bits", 3), "--value-bits must be one of 1, 2", "--help"),
+    (("--optimizer", "sparseloco", "--inner-steps", 0), "--inner-steps must be a whole number from 1", "--help"),
+    (("--topk", 70_000), "--topk must be a whole number from 1 to 65535", "--help"),
     (("--overlap", 2), "--overlap must be one of 0, 1", "train-local --help"),
     (("--lr", "nan"), "--lr nan is no learning rate", "above 0"),
     (("--lr", "fast"), "--lr must be a number", "train-local --help"),

@@ -20,6 +20,7 @@ from aftermath.watch.events import Event
 
 CPU = torch.device("cpu")
 DISTRO = {"optimizer": "distro", "members": 3, "tiers": "0,1,2", "total_batch": 6}
+INNER = DISTRO | {"optimizer": "sparseloco", "inner_steps": 2}
 
 
 def prepare(root: Path) -> Path:

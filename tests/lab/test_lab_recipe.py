@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from aftermath.lab import rates
 from aftermath.lab.recipe import Recipe, recipe_of
 from aftermath.lab.settings import LabSettings
+from aftermath.optim.agreed import distro_of
 from aftermath.optim.muon import MuonSettings
+from aftermath.optim.sparseloco import Divisor, SparseLoCo
 from aftermath.run.config import load_config
 from aftermath.run.config_read import optimizer_of, schedule_of
 from aftermath.run.config_training import ADAMW, DISTRO
@@ -80,6 +83,34 @@ def test_without_a_config_the_defaults_are_in_one_place() -> None:
     assert bare(optimizer="adamw").numbers == optimizer_of(ADAMW)
     assert bare(optimizer="muon").schedule.base_lr == 0.02
     assert MuonSettings().weight_decay == 0.0
+    assert bare().agreed == distro_of(optimizer_of(DISTRO))
+    assert bare(optimizer="adamw").agreed is None
+
+
+def test_what_members_agree_on_is_said_by_options() -> None:
+    inner = bare(optimizer="sparseloco", members=2)
+    assert (inner.agreed, inner.overlap, inner.schedule.base_lr) == (SparseLoCo(), 0, 2e-3)
+    assert bare(optimizer="sparseloco", overlap="1").overlap == 1
+    said = {"inner_steps": 8, "inner_optimizer": "muon", "value_bits": "1", "outer_lr": 0.5, "mean": "root"}
+    found = bare(optimizer="sparseloco", topk=16, topk_embeddings=64, feedback_decay=0.9, **said)
+    assert found.schedule.base_lr == 0.02
+    assert found.agreed == SparseLoCo(
+        inner_steps=8,
+        inner_optimizer="muon",
+        topk=16,
+        topk_embeddings=64,
+        bits=1,
+        decay=0.9,
+        outer_lr=0.5,
+        divisor=Divisor.ROOT,
+    )
+    assert json.loads(msgspec.json.encode(asdict(found)))["agreed"]["divisor"] == "root"
+    plain = bare(topk=16, feedback_decay=0.9)
+    assert plain.agreed == replace(distro_of(optimizer_of(DISTRO)), topk=16, topk_embeddings=16, decay=0.9)
+    config = recipe(config_path=DEMO)
+    assert config.agreed == distro_of(config.numbers)
+    assert recipe(config_path=DEMO, topk=16).agreed == replace(distro_of(config.numbers), topk=16)
+    assert recipe(config_path=DEMO, optimizer="sparseloco", lr=2e-3).agreed == SparseLoCo(clip=1.0)
 
 
 def test_the_rate_falls_as_the_schedule_says() -> None:
@@ -121,6 +152,15 @@ def test_it_goes_into_json_and_members_take_turns() -> None:
         ({"tiers": "0,1", "optimizer": "muon"}, "2 members with muon", "--total-batch"),
         ({"reject": 5, "optimizer": "adamw"}, "--reject means results", "leave it out"),
         ({"overlap": "0", "optimizer": "adamw"}, "--overlap means results", "leave it out"),
+        ({"topk": 9, "optimizer": "muon"}, "--topk means results of members, and muon has none", "leave it out"),
+        ({"inner_steps": 9, "optimizer": "adamw"}, "--inner-steps means results", "leave it out"),
+        ({"inner_steps": 9}, "--inner-steps means inner steps of sparseloco, and distro has none", "leave it out"),
+        ({"mean": "all"}, "--mean means inner steps of sparseloco", "leave it out"),
+        ({"feedback_decay": 1.5}, "--feedback-decay 1.5 is no part", "from 0 to 1"),
+        ({"feedback_decay": float("nan")}, "--feedback-decay nan is no part", "from 0 to 1"),
+        ({"outer_lr": 0.0, "optimizer": "sparseloco"}, "--outer-lr 0.0 is no rate", "at most 64"),
+        ({"outer_lr": float("nan"), "optimizer": "sparseloco"}, "--outer-lr nan is no rate", "at most 64"),
+        ({"config_path": DEMO, "optimizer": "sparseloco"}, "--optimizer sparseloco: the learning rate", "--lr 0.002"),
         ({"members": 33}, "a batch of 32 is too small for 33 members", "--total-batch"),
         ({"members": 2, "shares": "1,2,3"}, "is for 3 members, not 2", "one for each"),
         ({"members": 2, "shares": "1,2"}, "are 3 sequences, and a step has 32 to 32", "--total-batch 3"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from aftermath.data.local import open_tokens
 from aftermath.lab.together import ReplicasDiffer, Together
 from aftermath.model.initial import init_weights
 from aftermath.optim.codec import decode_level
+from aftermath.optim.schema import Schema
+from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.run.schedules import round_learning_rate
 from aftermath.sim.simulation import Simulation, play
 from aftermath.sim.tiny import CONFIG
@@ -102,6 +105,27 @@ def test_results_wait_for_as_many_rounds_as_overlap(overlap: int) -> None:
     before = together.hashes()
     together.settle()
     assert (together.hashes() != before) == bool(overlap)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{}, {"bits": 1, "divisor": "all"}, {"inner_optimizer": "muon", "divisor": "root", "outer_lr": 0.7}],
+    ids=str,
+)
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_members_with_inner_steps_have_equal_levels_after_every_step(changed: dict[str, Any], overlap: int) -> None:
+    """Of unequal tiers and shares; one result in five is not accepted."""
+    schema = Schema(SCHEMA.state, SparseLoCo(inner_steps=2, topk=4, topk_embeddings=9, chunk=8, **changed))
+    together = Together([replica(tier, schema) for tier in (0, 1, 2, 1)], lambda step: 0.01 / (step + 1), overlap)
+    seen = [together.hashes()]
+    for step in range(1, 7):
+        shares = [SEQUENCES[start : start + count] for start, count in ((0, 3), (3, 1), (4, 2), (6, 3))]
+        done = together.step(step, shares, [(step + member) % 5 > 0 for member in range(4)])
+        assert done.bytes == sum(schema.results.result_bytes(tier) for tier in (0, 1, 2, 1))
+        seen.append(together.hashes())  # raises where two differ
+    changes = [before != after for before, after in pairwise(seen)]
+    assert changes == [not overlap, True, True, True, True, True]
+    assert done.losses[0] is not None
 
 
 def test_a_result_that_is_not_accepted_is_never_applied() -> None:

@@ -16,6 +16,19 @@ PANELS = (
     ("Model and data", ("config_path", "model", "data_path", "token_bytes", "seq_len")),
     ("Learning", ("optimizer", "lr", "lr_schedule", "warmup_steps", "steps", "total_batch", "micro_batch", "seed")),
     ("Members", ("members", "tiers", "shares", "overlap", "reject")),
+    (
+        "Results",
+        (
+            "topk",
+            "topk_embeddings",
+            "feedback_decay",
+            "inner_steps",
+            "inner_optimizer",
+            "value_bits",
+            "outer_lr",
+            "mean",
+        ),
+    ),
     ("Measuring", ("held_out_path", "eval_every", "eval_sequences")),
     ("This machine", ("out", "save_every", "device", "threads")),
 )
@@ -41,8 +54,8 @@ def train_local(
 ) -> Result:
     """Train on this machine alone, without chain or network.
 
-    One machine with AdamW or Muon, or with DisTrO the replicas of as many members as you like, as a run would train
-    them. With --out it can be stopped at any time: the same command goes on.
+    One machine with AdamW or Muon, or with DisTrO or SparseLoCo the replicas of as many members as you like, as a run
+    would train them. With --out it can be stopped at any time: the same command goes on.
     """
     from aftermath.lab.recipe import recipe_of
 

@@ -14,16 +14,14 @@ import torch
 from torch import Tensor
 
 from aftermath.lab.recipe import Recipe
-from aftermath.lab.trainer import Stepped, below, fits, on_cpu, take_weights
-from aftermath.model.documents import CheckpointError
+from aftermath.lab.trainer import Stepped, below, on_cpu, take_weights
 from aftermath.model.llama import Llama
 from aftermath.optim.clip import NonFiniteGradient, clip_gradients, refuse_beyond
+from aftermath.optim.moments import moments, take_moments
 from aftermath.optim.muon import Muon, MuonSettings
 from aftermath.train.replica import accumulate
 
 _WEIGHTS, _OPTIMIZER = "weights/", "optimizer/"
-_KEPT = ({"exp_avg", "exp_avg_sq", "step"}, {"momentum"}, {"count", "first", "second"})
-"""What is remembered of a parameter: by AdamW, and by Muon of a matrix and of the rest."""
 
 
 class Alone:
@@ -67,37 +65,12 @@ class Alone:
 
     def state(self) -> dict[str, Tensor]:
         """Weights, and what the optimizer remembers of each."""
-        kept = {
-            f"{key}/{name}": torch.as_tensor(value)
-            for name, parameter in self._params.items()
-            for key, value in self._optimizer.state.get(parameter, {}).items()
-        }
-        return on_cpu(self._params, _WEIGHTS) | on_cpu(kept, _OPTIMIZER)
+        return on_cpu(self._params, _WEIGHTS) | on_cpu(moments(self._optimizer, self._params), _OPTIMIZER)
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from there. Raises CheckpointError if it does not fit."""
-        kept: dict[str, dict[str, Tensor | int]] = {}
-        for path, tensor in below(state, _OPTIMIZER).items():
-            key, _, name = path.partition("/")
-            if key not in set().union(*_KEPT) or name not in self._params:
-                raise CheckpointError(f"the saved state is not of this optimizer: {path}", "name another --out")
-            kept.setdefault(name, {})[key] = self._restored(path, tensor, self._params[name])
+        """Go on from there. Raises CheckpointError or BadState if it does not fit."""
         take_weights(self._params, below(state, _WEIGHTS))
-        for name in self._params if kept else ():
-            if kept.get(name, {}).keys() not in _KEPT:
-                raise CheckpointError(f"the saved state lacks what the optimizer keeps of {name}", "name another --out")
-        for name, values in kept.items():
-            self._optimizer.state[self._params[name]] = values
-
-    def _restored(self, path: str, kept: Tensor, parameter: Tensor) -> Tensor | int:
-        """A number as it was, or a tensor where its parameter is; AdamW counts in a tensor, on the CPU."""
-        if kept.ndim == 0 and kept.dtype == torch.int64:
-            return int(kept)
-        if kept.ndim == 0 and bool(torch.isfinite(kept)):
-            return kept.clone()
-        if not fits(kept, parameter):
-            raise CheckpointError(f"the saved state does not fit this optimizer: {path}", "name another --out")
-        return kept.to(parameter.device, copy=True)
+        take_moments(self._optimizer, self._params, below(state, _OPTIMIZER))
 
 
 def optimizer_for(model: Llama, recipe: Recipe) -> torch.optim.Optimizer:

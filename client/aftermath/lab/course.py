@@ -29,6 +29,7 @@ from aftermath.lab.start import Start
 from aftermath.lab.trainer import Stepped
 from aftermath.model.documents import CheckpointError
 from aftermath.model.store import read_companions, sync, write_checkpoint, writing
+from aftermath.optim.parts import BadState
 from aftermath.watch.events import Event, Events, JsonLines, Sink
 from aftermath.watch.plot import step_plot
 
@@ -168,7 +169,10 @@ class Course:
             _same(counters.bound, self._begun.bound, self._out)
             if counters.finished is not None:
                 return counters.finished
-            self._begun.trainer.restore(tensors)
+            try:
+                self._begun.trainer.restore(tensors)
+            except BadState as error:
+                raise CheckpointError(f"the saved state does not fit: {error.message}", "name another --out") from None
             self._deal.restore(counters.fresh, counters.again)
             self._done = counters.step
             if log.exists():

@@ -4,7 +4,7 @@ Decided
 - One plain record that goes into JSON and comes back equal: a kept state is bound to it.
 - An optimizer beside a config of another one needs a rate of its own: rates of different optimizers mean different
   things. Clipping is the config's for every optimizer.
-- DisTrO cuts the model into as many levels as the config says, or as the largest tier that takes part needs.
+- Members cut the model into as many levels as the config says, or as the largest tier that takes part needs.
 """
 
 from __future__ import annotations
@@ -16,8 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from aftermath.lab import rates
-from aftermath.lab.settings import RATES, SEQ_LEN, STEPS, TOTAL_BATCH, LabSettings, OptimizerName
+from aftermath.lab.members import agreed_settings
+from aftermath.lab.settings import (
+    ALONE,
+    OVERLAPS,
+    RATES,
+    SEQ_LEN,
+    STEPS,
+    TOTAL_BATCH,
+    LabSettings,
+    OptimizerName,
+)
 from aftermath.model.resolve import local_directory
+from aftermath.optim.schema import Settings
 from aftermath.run.accounts import MAX_LEVELS, Config, LrSchedule, Optimizer
 from aftermath.run.assignment import batch_size, cut
 from aftermath.run.config import RunConfig, load_config
@@ -57,7 +68,9 @@ class Recipe:
     cold_start_steps: int
     optimizer: OptimizerName
     numbers: Optimizer
-    """Muon takes the clipping out of them, and the rest from `optim.muon`."""
+    """Of DisTrO or AdamW. Muon takes the clipping out of them, and the rest from `optim.muon`."""
+    agreed: Settings | None
+    """What members agree on; None for a machine alone."""
     tiers: tuple[int, ...]
     """By member."""
     levels: int
@@ -95,6 +108,7 @@ def recipe_of(said: LabSettings) -> Recipe:
     config = load_config(said.config_path) if said.config_path is not None else None
     steps = said.steps or (config.config.total_steps if config else STEPS)
     optimizer, numbers = _optimizer(said, config)
+    agreed = agreed_settings(said, optimizer, numbers)
     tiers = _tiers(said, optimizer)
     levels = config.llm.matformer.tiers if config else max(tiers) + 1
     if max(tiers) >= levels:
@@ -103,9 +117,9 @@ def recipe_of(said: LabSettings) -> Recipe:
             "name those, or raise tiers in [model.LLM.matformer]",
         )
     batch = _batch(said, config)
-    if said.reject and optimizer != "distro":
+    if said.reject and agreed is None:
         raise UsageError(f"--reject means results of members, and {optimizer} has none", "leave it out")
-    if said.overlap is not None and optimizer != "distro":
+    if said.overlap is not None and agreed is None:
         raise UsageError(f"--overlap means results of members, and {optimizer} has none", "leave it out")
     schedule = _schedule(said, config, optimizer, steps)
     if optimizer == "distro" and highest_rate(schedule) * numbers.weight_decay > 1:
@@ -125,10 +139,11 @@ def recipe_of(said: LabSettings) -> Recipe:
         cold_start_steps=config.llm.cold_start_warmup_steps if config else 0,
         optimizer=optimizer,
         numbers=numbers,
+        agreed=agreed,
         tiers=tiers,
         levels=levels,
         shares=_shares(said, len(tiers), batch),
-        overlap=int(said.overlap or "1") if optimizer == "distro" else 0,
+        overlap=int(said.overlap or OVERLAPS.get(optimizer, "0")),
         reject=said.reject,
         seed=said.seed or 0,
         held_out=str(said.held_out_path.expanduser().absolute()) if said.held_out_path else "",
@@ -181,9 +196,9 @@ def _within(one: Path, other: Path) -> bool:
 def _optimizer(said: LabSettings, config: RunConfig | None) -> tuple[OptimizerName, Optimizer]:
     given = optimizer_of(config.llm.optimizer) if config else None
     name = said.optimizer or (_NAMES[given.kind] if given else "distro")
-    own = optimizer_of(DISTRO if name == "distro" else ADAMW)
+    defaults = optimizer_of(DISTRO if name == "distro" else ADAMW)
     if given is None:
-        return name, own
+        return name, defaults
     if _NAMES[given.kind] == name:
         return name, given
     if said.lr is None:
@@ -191,14 +206,15 @@ def _optimizer(said: LabSettings, config: RunConfig | None) -> tuple[OptimizerNa
             f"--optimizer {name}: the learning rate in {said.config_path} is for {_NAMES[given.kind]}",
             f"pass --lr as well, for example --lr {RATES[name]:g}",
         )
-    return name, replace(own, clip_grad_norm=given.clip_grad_norm)
+    return name, replace(defaults, clip_grad_norm=given.clip_grad_norm)
 
 
 def _schedule(said: LabSettings, config: RunConfig | None, optimizer: OptimizerName, steps: int) -> LrSchedule:
     if said.lr is not None and not (math.isfinite(said.lr) and said.lr > 0):
         raise UsageError(f"--lr {said.lr} is no learning rate", "it is a number above 0, for example 1e-3")
     given = schedule_of(config.llm.lr_schedule) if config else None
-    rate = said.lr or (given.base_lr if given else RATES[optimizer])
+    own = "muon" if said.inner_optimizer == "muon" else optimizer
+    rate = said.lr or (given.base_lr if given else RATES[own])
     warmup = said.warmup_steps if said.warmup_steps is not None else given.warmup_steps if given else steps // 20
     if warmup >= steps:
         raise UsageError(
@@ -236,7 +252,7 @@ def _tiers(said: LabSettings, optimizer: OptimizerName) -> tuple[int, ...]:
         raise UsageError(
             f"--tiers {said.tiers} names {len(named)} members, --members {members}", "name no more tiers than members"
         )
-    if members > 1 and optimizer != "distro":
+    if members > 1 and optimizer in ALONE:
         raise UsageError(
             f"{members} members with {optimizer} are one machine with the whole batch: their gradients are averaged",
             "leave --members out and pass the batch of all of them as --total-batch",

@@ -10,11 +10,19 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-OptimizerName = Literal["distro", "adamw", "muon"]
+from aftermath.optim.sparseloco import MOST_STEPS, Divisor, InnerOptimizer, SparseLoCo
+from aftermath.run.config_training import DISTRO
+
+OptimizerName = Literal["distro", "sparseloco", "adamw", "muon"]
 ScheduleName = Literal["constant", "cosine", "stable"]
 
-RATES: dict[str, float] = {"distro": 1.5e-3, "adamw": 2e-3, "muon": 2e-2}
+RATES: dict[str, float] = {"distro": 1.5e-3, "sparseloco": 2e-3, "adamw": 2e-3, "muon": 2e-2}
+ALONE = ("adamw", "muon")
+"""Optimizers of one machine; with the others, members exchange results."""
+OVERLAPS = {"distro": "1", "sparseloco": "0"}
+"""Rounds that results wait for, where nothing is said."""
 TOTAL_BATCH, STEPS, SEQ_LEN = 32, 1000, 512
+DEFAULTS = SparseLoCo()
 _RATES = ", ".join(f"{rate:g} for {name}" for name, rate in RATES.items())
 
 
@@ -58,9 +66,44 @@ class LabSettings(BaseModel):
         None, description="Sequences of each member, for example 3,4,5; else as equal as they can be."
     )
     overlap: Literal["0", "1"] | None = Field(
-        None, description="Rounds that pass before results are applied, beyond the next; else 1, as in a run."
+        None,
+        description="Rounds that pass before results are applied, beyond the next; else 1, as in a run, and 0 with "
+        "sparseloco.",
     )
     reject: int = Field(0, ge=0, le=99, description="Percent of the results that are not accepted.")
+
+    topk: int | None = Field(
+        None,
+        ge=1,
+        le=65535,
+        description=f"Coefficients that a result keeps of a block; else {DISTRO.compression_topk} with distro and "
+        f"{DEFAULTS.topk} with sparseloco.",
+    )
+    topk_embeddings: int | None = Field(
+        None, ge=1, le=65535, description="The same, of the token embedding and the output head; else as many."
+    )
+    feedback_decay: float | None = Field(
+        None,
+        description="Part of what was not sent that is still there a round later; else "
+        f"{DISTRO.compression_decay:g} with distro and {DEFAULTS.decay:g} with sparseloco.",
+    )
+    inner_steps: int | None = Field(
+        None, ge=1, le=MOST_STEPS, description=f"sparseloco: steps on parts of a share; else {DEFAULTS.inner_steps}."
+    )
+    inner_optimizer: InnerOptimizer | None = Field(
+        None, description=f"sparseloco: what makes these steps; else {DEFAULTS.inner_optimizer}."
+    )
+    value_bits: Literal["1", "2"] | None = Field(
+        None, description=f"sparseloco: bits of a value in a result; else {DEFAULTS.bits}."
+    )
+    outer_lr: float | None = Field(
+        None, description=f"sparseloco: how much of the mean is applied; else {DEFAULTS.outer_lr:g}."
+    )
+    mean: Divisor | None = Field(
+        None,
+        description="sparseloco: over the members that kept a coefficient (keepers), over all, or by the root of both "
+        "numbers' product; else keepers.",
+    )
 
     held_out_path: Path | None = Field(None, description="Token files that are measured on and not trained on.")
     eval_every: int = Field(0, ge=0, description="Steps between measurements; 0 measures at the end only.")

@@ -22,7 +22,7 @@ from aftermath.lab.trainer import Trainer
 from aftermath.model.checkpoint import load, load_config
 from aftermath.model.config import LlamaConfig
 from aftermath.model.llama import Llama
-from aftermath.optim.agreed import agreed_schema
+from aftermath.optim.schema import build_schema
 from aftermath.run.errors import UsageError
 from aftermath.train.replica import Replica
 
@@ -64,11 +64,11 @@ def start(recipe: Recipe, device: torch.device) -> Start:
 
 
 def _trainer(recipe: Recipe, config: LlamaConfig, weights: dict[str, Tensor], device: torch.device) -> Trainer:
-    if recipe.optimizer != "distro":
+    if recipe.agreed is None:
         (tier,) = recipe.tiers
         model = Llama.of(config, tier, {name: tensor.to(device) for name, tensor in weights.items()})
         return Alone(model, optimizer_for(model, recipe), recipe)
-    schema = agreed_schema(config.to_hf(), recipe.levels, recipe.numbers)
+    schema = build_schema(config.to_hf(), recipe.levels, recipe.agreed)
     replicas = [
         Replica(
             schema,

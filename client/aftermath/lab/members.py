@@ -1,0 +1,55 @@
+"""What members of a training agree on: the defaults of their optimizer, and the options that say otherwise."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from aftermath.lab.settings import ALONE, DEFAULTS, LabSettings, OptimizerName
+from aftermath.optim.agreed import distro_of
+from aftermath.optim.schema import Settings
+from aftermath.optim.sparseloco import LARGEST_RATE
+from aftermath.run.accounts import Optimizer
+from aftermath.run.errors import UsageError
+
+_RESULTS = ("topk", "topk_embeddings", "feedback_decay")
+_INNER = ("inner_steps", "inner_optimizer", "value_bits", "outer_lr", "mean")
+
+
+def agreed_settings(said: LabSettings, optimizer: OptimizerName, numbers: Optimizer) -> Settings | None:
+    """The settings that all members have; None for one machine alone. Raises UsageError or SchemaError."""
+    if optimizer in ALONE:
+        _refuse(said, (*_RESULTS, *_INNER), optimizer, "results of members")
+        return None
+    decay, outer = said.feedback_decay, said.outer_lr
+    if decay is not None and not 0 <= decay <= 1:
+        raise UsageError(f"--feedback-decay {decay} is no part of anything", "it is from 0 to 1, for example 0.95")
+    if outer is not None and not (math.isfinite(outer) and 0 < outer <= LARGEST_RATE):
+        raise UsageError(f"--outer-lr {outer} is no rate", f"it is above 0 and at most {LARGEST_RATE}, for example 1")
+    changed = {"topk": said.topk, "decay": decay}
+    if optimizer == "distro":
+        _refuse(said, _INNER, optimizer, "inner steps of sparseloco")
+        own = numbers.compression_topk_embeddings or said.topk
+        return _changed(distro_of(numbers), **changed, topk_embeddings=said.topk_embeddings or own)
+    return _changed(
+        replace(DEFAULTS, clip=numbers.clip_grad_norm or None),
+        **changed,
+        topk_embeddings=said.topk_embeddings or said.topk,
+        inner_steps=said.inner_steps,
+        inner_optimizer=said.inner_optimizer,
+        bits=int(said.value_bits) if said.value_bits else None,
+        outer_lr=outer,
+        divisor=said.mean,
+    )
+
+
+def _changed(settings: Settings, **said: Any) -> Settings:
+    return replace(settings, **{name: value for name, value in said.items() if value is not None})
+
+
+def _refuse(said: LabSettings, names: tuple[str, ...], optimizer: str, what: str) -> None:
+    for name in names:
+        if getattr(said, name) is not None:
+            option = "--" + name.replace("_", "-")
+            raise UsageError(f"{option} means {what}, and {optimizer} has none", "leave it out")
