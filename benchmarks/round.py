@@ -3,7 +3,8 @@
 
 Runs the real thing: the embedded chain, the real commands, one process per member over QUIC. The reference is the
 round's own training time in the same run: what a round takes beyond its slowest member's training is the protocol's
-overhead. All members share this machine's cores, so training times grow with the number of members.
+overhead. All members share this machine's cores, so training times grow with the number of members. With `--overlap 0`
+results travel, and are attested, after the round's training and not during the next one's.
 
 Example: python benchmarks/round.py --members 3 8 --json
 """
@@ -33,12 +34,12 @@ STEPS = 40
 SKIPPED = 3  # rounds at the start of an epoch, which also warm caches
 
 
-def measure(members: int, place: Path) -> dict[str, Any]:
+def measure(members: int, overlap: int, place: Path) -> dict[str, Any]:
     """One run with so many members; medians over rounds and members, in milliseconds."""
     places = Places(place)
     prepare_files(places)
     write_config(places, REPOSITORY / "config" / "demo" / "config.toml")
-    places.config.write_text(short(places.config.read_text(), members))
+    places.config.write_text(short(places.config.read_text(), members, overlap))
     names = [f"member-{index}" for index in range(members)]
     chain, commands = start_chain(places, "embedded")
     processes = [chain]
@@ -52,9 +53,9 @@ def measure(members: int, place: Path) -> dict[str, Any]:
     return findings(members, [read_events(places.events(name)) for name in names])
 
 
-def short(config: str, members: int) -> str:
-    """The demonstration's configuration for so many members and few steps."""
-    for key, value in {"init_min_clients": members, "total_steps": STEPS}.items():
+def short(config: str, members: int, overlap: int) -> str:
+    """The demonstration's configuration for so many members, few steps and this overlap."""
+    for key, value in {"init_min_clients": members, "total_steps": STEPS, "overlap": overlap}.items():
         config, found = re.subn(rf"^{key} = \d+$", f"{key} = {value}", config, flags=re.MULTILINE)
         if found != 1:
             raise DemoFailed(f"the demonstration's configuration does not set {key} once")
@@ -130,13 +131,14 @@ def milliseconds(seconds: list[float]) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--members", type=int, nargs="+", default=[3, 8], help="sizes to measure (default 3 8)")
+    parser.add_argument("--overlap", type=int, choices=(0, 1), default=1, help="of the runs (default %(default)d)")
     parser.add_argument("--json", action="store_true", help="print one JSON object, by size")
     chosen = parser.parse_args()
     report = {}
     for members in chosen.members:
         place = Path(tempfile.mkdtemp(prefix="aftermath-round-"))
         try:
-            found = report[str(members)] = measure(members, place)
+            found = report[str(members)] = measure(members, chosen.overlap, place)
         except DemoFailed as failure:
             print(f"error: {failure}\nlogs: {place}", file=sys.stderr)
             return 1

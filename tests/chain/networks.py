@@ -42,6 +42,7 @@ def config_table(**changes: Any) -> dict[str, Any]:
         "init_min_clients": 1,
         "min_clients": 1,
         "witness_nodes": 0,
+        "overlap": 1,
         "global_batch_size_start": 8,
         "global_batch_size_end": 8,
         "verification_percent": 0,

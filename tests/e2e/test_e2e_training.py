@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from aftermath.run.state import CheckpointKind, RunState
 from e2e.company import Company
 from e2e.diary import applied_sequences
@@ -12,8 +14,10 @@ from e2e.material import Material
 STEPS, EPOCHS = 16, 2
 
 
-def test_three_tiers_train_two_epochs_to_the_end(company: Company, material: Material) -> None:
-    company.configure(material.config(company.place, rounds_per_epoch=STEPS // EPOCHS, total_steps=STEPS))
+@pytest.mark.parametrize("overlap", [1, 0])
+def test_three_tiers_train_two_epochs_to_the_end(company: Company, material: Material, overlap: int) -> None:
+    rules = {"rounds_per_epoch": STEPS // EPOCHS, "total_steps": STEPS, "overlap": overlap}
+    company.configure(material.config(company.place, **rules))
     players = company.start_three()
     company.until_run(lambda run: run.state is RunState.FINISHED, "the run finishes")
     assert [player.process.wait() for player in players] == [0, 0, 0]

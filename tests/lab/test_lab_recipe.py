@@ -132,6 +132,11 @@ def test_batch_and_cold_start_go_as_in_a_run(tmp_path: Path) -> None:
     assert [found.rate(step) for step in range(6)] == pytest.approx([0, 0.001, 0.002, 0.003, 0.004, 0.004])
 
 
+def test_the_overlap_is_the_run_s_unless_said(tmp_path: Path) -> None:
+    at_once = file(tmp_path, ("[config]", "[config]\noverlap = 0"))
+    assert [recipe(config_path=at_once, overlap=said).overlap for said in (None, "0", "1")] == [0, 0, 1]
+
+
 def test_it_goes_into_json_and_members_take_turns() -> None:
     found = bare(members=5, tiers="0,2", total_batch=10, shares="1,2,2,2,3", reject=7, overlap="0")
     assert (found.tiers, found.shares, found.overlap, found.levels) == ((0, 2, 0, 2, 0), (1, 2, 2, 2, 3), 0, 3)

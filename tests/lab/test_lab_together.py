@@ -40,7 +40,11 @@ def replica(tier: int, schema: Any = SCHEMA) -> Replica:
     )
 
 
-@pytest.mark.parametrize("rules", [{}, {"cold_start_warmup_steps": 4, "quantize": False}], ids=["sign", "values"])
+@pytest.mark.parametrize(
+    "rules",
+    [{}, {"cold_start_warmup_steps": 4, "quantize": False}, {"overlap": 0}],
+    ids=["sign", "values", "at once"],
+)
 def test_it_computes_what_the_members_of_a_run_compute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rules: dict[str, Any]
 ) -> None:
@@ -67,17 +71,18 @@ def test_it_computes_what_the_members_of_a_run_compute(
 
     slots = {slot.tier: number for number, slot in enumerate(plans[1].slots) if number < 3}
     data = open_tokens(tmp_path / "data", 2, 16, vocab_size=CONFIG.vocab_size)
+    overlap = sim.run.config.overlap
     together = Together(
         [replica(tier, sim.schema) for tier in (0, 1, 2)],
         lambda step: round_learning_rate(began[0], sim.model, step),
-        overlap=1,
+        overlap,
     )
     for step in range(1, 13):
         indices = [[i for span in plans[step].ranges(slots[tier]) for i in span] for tier in (0, 1, 2)]
         assert all(len(own) == 3 for own in indices)
         together.step(step, [torch.from_numpy(data.read(own)) for own in indices], [True] * 3)
-        if step > 1:
-            assert {str(k): v.hex() for k, v in together.hashes().items()} == hashes[step - 1], step
+        if step > overlap:
+            assert {str(k): v.hex() for k, v in together.hashes().items()} == hashes[step - overlap], step
     together.settle()
     assert {str(k): v.hex() for k, v in together.hashes().items()} == hashes[12]
 

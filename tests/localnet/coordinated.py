@@ -60,10 +60,10 @@ class LoneMember:
     async def witness(self) -> Run:
         """One round: its attestation, and the tick that ends it."""
         run = await self.coordinator.run(RUN)
-        now, before = run.current, run.round(run.current.height - 1)
-        seen = before.roster if before is not None and before.batch else 0
+        now, judged = run.current, run.round(run.config.judged(run.current.height))
+        seen = judged.roster if judged is not None and judged.batch else 0
         fingerprints = (
-            pack_fingerprints({0: bytes(31) + b"\1"}, before.roster, now.seed) if before and seen else bytes(320)
+            pack_fingerprints({0: bytes(31) + b"\1"}, judged.roster, now.seed) if judged and seen else bytes(320)
         )
         metadata = witness_metadata(now.step, 1.0, 1.0, 1.0)
         await self.coordinator.transact(self.coordinator.ix.witness(RUN, 0, now.height, seen, fingerprints, metadata))

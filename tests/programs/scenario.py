@@ -30,6 +30,7 @@ CONFIG: Mapping[str, int] = {
     "init_min_clients": 3,
     "min_clients": 2,
     "witness_nodes": 0,
+    "overlap": 1,
     "global_batch_size_start": 48,
     "global_batch_size_end": 48,
     "verification_percent": 0,
@@ -154,11 +155,11 @@ class Scenario:
         return self.by(index, "tick")
 
     def witness(self, index: int, participation: int | None = None, **forged: Any) -> Outcome:
-        """Attests everything of the previous round, or `participation`."""
+        """Attests everything of the round that is judged, or `participation`."""
         run = self.run
         current = run.current
-        previous = run.round(current.height - 1) if current.height else None
-        seen = (previous.roster if previous else 0) if participation is None else participation
+        judged = run.round(run.config.judged(current.height))
+        seen = (judged.roster if judged else 0) if participation is None else participation
         slot, height = forged.get("slot", self.slot_of(index)), forged.get("height", current.height)
         metadata = {"step": current.step, "loss_milli": 1, "tokens_per_sec": 1, "bytes_per_sec": 1}
         return self.by(index, "witness", slot, height, seen.to_bytes(32, "little"), bytes(320), metadata)

@@ -7,6 +7,7 @@ import pytest
 from solders.keypair import Keypair
 
 from aftermath.run.state import CheckpointKind, RunState
+from aftermath.run.views import VERSION
 from programs.harness import World, address
 from programs.scenario import CONFIG, SCHEMA, Scenario, model_params
 
@@ -16,7 +17,7 @@ def test_a_run_is_created_in_one_transaction(world: World) -> None:
     scenario.create("v1").ok()
     run, model = scenario.run, scenario.model
     assert run.state is RunState.UNINITIALIZED
-    assert (run.run_id, run.seq, run.version) == ("test", 1, 1)
+    assert (run.run_id, run.seq, run.version) == ("test", 1, VERSION)
     assert run.main_authority == bytes(scenario.authority.pubkey())
     assert run.join_authority == bytes(scenario.grantor.pubkey())
     assert model.client_version == "v1"

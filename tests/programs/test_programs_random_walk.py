@@ -17,10 +17,10 @@ PERCENT = 20
 class Walk:
     """One run driven at random; books which sequences a quorum attested."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, overlap: int) -> None:
         self.rng = random.Random(seed)
         self.run = Scenario(World(check_signatures=False)).start(
-            init_min_clients=2, min_clients=2, rounds_per_epoch=6, verification_percent=PERCENT,
+            init_min_clients=2, min_clients=2, rounds_per_epoch=6, verification_percent=PERCENT, overlap=overlap,
             global_batch_size_start=5, global_batch_size_end=40, global_batch_size_warmup_tokens=128 * 500,
         )  # fmt: skip
         self.run.owner("set_future_epoch_rates", 1_000, 40).ok()
@@ -28,16 +28,16 @@ class Walk:
         self.epochs = 0
 
     def settle(self, before: Run, after: Run) -> None:
-        """If a round closed, books the previous round's attested shares."""
+        """If a round closed, books the attested shares of the round that it judged."""
         closing = before.current
         closed = before.state.training and (after.current.height != closing.height or not after.state.training)
-        previous = before.round(closing.height - 1) if closed else None
-        if previous is None:
+        judged = before.round(before.config.judged(closing.height)) if closed else None
+        if judged is None:
             return
-        shares = assignment.assign(previous, self.run.members, PERCENT)
+        shares = assignment.assign(judged, self.run.members, PERCENT)
         for slot, share in shares.items():
             if bitmap.contains(after.rounds[before.head].attested, slot):
-                for indices in assignment.sequences(previous, share):
+                for indices in assignment.sequences(judged, share):
                     self.trained.update(indices)
 
     def act(self) -> None:
@@ -46,8 +46,8 @@ class Walk:
         state, index = run.run, rng.randrange(9)
         choice = rng.random()
         if choice < 0.85 and state.state.training:
-            previous = state.round(state.current.height - 1)
-            roster = previous.roster if previous else 0
+            judged = state.round(state.config.judged(state.current.height))
+            roster = judged.roster if judged else 0
             silent = sum(1 << slot for slot in bitmap.slots(roster) if slot % 4 == state.epoch % 5)
             elected = run.elected()
             if elected:
@@ -57,7 +57,8 @@ class Walk:
         elif choice < 0.37 or 0.85 <= choice < 0.86:
             run.by(index, "leave_run")
         elif 0.86 <= choice < 0.89:
-            missing = state.rounds[state.head - 2].roster & ~state.rounds[state.head - 1].attested
+            closed = state.head - 1
+            missing = state.rounds[closed - state.config.overlap].roster & ~state.rounds[closed].attested
             run.by(index, "health_check", run.names(bitmap.slots(missing)))
         elif 0.89 <= choice < 0.9 or (choice < 0.5 and state.halted):
             run.owner("set_paused", not state.halted)
@@ -87,9 +88,10 @@ class Walk:
         assert len(both) + state.lost_sequences == state.data_index
 
 
+@pytest.mark.parametrize("overlap", [0, 1])
 @pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 16))])
-def test_no_sequence_is_trained_twice_or_forgotten(seed: int) -> None:
-    walk = Walk(seed)
+def test_no_sequence_is_trained_twice_or_forgotten(seed: int, overlap: int) -> None:
+    walk = Walk(seed, overlap)
     for _ in range(400):
         walk.step()
     assert walk.epochs >= 2

@@ -26,6 +26,8 @@ CONFIG_FAULTS = [
     ("TotalStepsZero", {"total_steps": 0}),
     ("VerificationPercentTooLarge", {"verification_percent": 101}),
     ("ExtraTimeZero", {"waiting_for_members_extra_time": 0}),
+    ("OverlapInvalid", {"overlap": 2}),
+    ("OverlapInvalid", {"overlap": 255}),
 ]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from aftermath.run import bitmap, committee
 from aftermath.run.accounts import Config, LrSchedule, Members, Round, Run, Slot
 from aftermath.run.state import ExitReason, MemberState, ModelSource, RunState, ScheduleKind
+from aftermath.run.views import VERSION
 
 IDLE_SLOT = Slot(
     signer=bytes(32),
@@ -25,7 +26,8 @@ IDLE_SLOT = Slot(
 
 
 def config(**given: int) -> Config:
-    return Config(**{field.name: given.get(field.name, 0) for field in fields(Config)})
+    values = {field.name: 0 for field in fields(Config)}
+    return Config(**values | {"overlap": 1} | given)
 
 
 def header(roster: int, **given: int) -> Round:
@@ -49,7 +51,7 @@ def run(state: RunState, *, rounds: tuple[Round, ...] = (), **given: Any) -> Run
     blank = header(0)
     values: dict[str, Any] = {field.name: 0 for field in fields(Run)}
     values |= {
-        "version": 1,
+        "version": VERSION,
         "state": state,
         "pending_pause": False,
         "cold_start": False,

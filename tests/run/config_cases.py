@@ -46,6 +46,7 @@ RULES = [
     ),
     ("TotalStepsZero", r"^total_steps = 25000\n\n# M", "total_steps = 0\n\n# M", 44),
     ("VerificationPercentTooLarge", r"^verification_percent = 0", "verification_percent = 101", 31),
+    ("OverlapInvalid", r"^verification_percent = 0", "overlap = 2", 31),
     ("MaxSeqLenOutOfRange", r"^max_seq_len = 2048", "max_seq_len = 0", 52),
     ("ColdStartTooLong", r"^max_seq_len = 2048", "max_seq_len = 2048\ncold_start_warmup_steps = 21", 53),
     ("RepoMissing", r"^repo_id.*", 'repo_id = ""', 55),

@@ -123,11 +123,11 @@ class Onchain:
         self.tick_at_deadline()
 
     def witness(self, slot: int, results: Mapping[int, bytes]) -> None:
-        """Let the member of a slot attest {slot: commitment} of the previous round; its wallet's number is slot + 1."""
+        """Let the member of a slot attest {slot: commitment} of the judged round; its wallet's number is slot + 1."""
         run, wallet = self.run, self.wallet(slot + 1)
-        before = run.round(run.current.height - 1)
+        judged = run.round(run.config.judged(run.current.height))
         fingerprints = (
-            pack_fingerprints(results, before.roster, run.current.seed) if before else bytes(FINGERPRINT_BYTES)
+            pack_fingerprints(results, judged.roster, run.current.seed) if judged else bytes(FINGERPRINT_BYTES)
         )
         participation = bitmap.from_slots(results)
         metadata = {"step": run.step, "loss_milli": 2500, "tokens_per_sec": 100, "bytes_per_sec": 1000}

@@ -43,6 +43,7 @@ def test_the_seeds_file_is_read_verbatim() -> None:
         "init_min_clients": 1,
         "min_clients": 1,
         "witness_nodes": 1,
+        "overlap": 1,
         "global_batch_size_start": 8,
         "global_batch_size_end": 8,
         "verification_percent": 0,

@@ -107,37 +107,39 @@ def _round_record(record: Any, round_: Any) -> Any:
     return record
 
 
+@pytest.mark.parametrize("overlap", [0, 1])
 @pytest.mark.parametrize("seed", range(5))
-def test_a_whole_epoch_of_failures_leaves_the_backlog_that_the_model_predicts(chain: Onchain, seed: int) -> None:
+def test_a_whole_epoch_of_failures_leaves_the_backlog_that_the_model_predicts(
+    chain: Onchain, seed: int, overlap: int
+) -> None:
     """Members fail at random, witnesses stay away at random; every round's outcome is predicted before it closes."""
     rng = random.Random(seed)
     members = {number: (number % 3, rng.randint(1, 9)) for number in range(1, 7)}
-    chain.configure(SEED, min_clients=3, init_min_clients=6, witness_nodes=3, verification_percent=20)
+    chain.configure(SEED, min_clients=3, init_min_clients=6, witness_nodes=3, verification_percent=20, overlap=overlap)
     chain.begin(members)
-    predicted, before_shares = Backlog(), None
+    predicted = Backlog()
     while chain.run.state.training:
         run = chain.run
-        round_, before = run.current, run.round(run.current.height - 1)
+        round_, judged = run.current, run.round(run.config.judged(run.current.height))
         if round_.batch:
             redo_index, redo, predicted = predicted.take(round_.batch)
             assert (round_.redo_index, round_.redo) == (redo_index, redo)
             assert round_.batch == assignment.batch_size(run.config, round_.data_index)
         present = [slot for slot in committee.witnesses(round_, round_.roster) if rng.random() < 0.9]
-        sent = [_attest(chain, rng, slot, before.roster if before else 0) for slot in present]
+        sent = [_attest(chain, rng, slot, judged.roster if judged else 0) for slot in present]
         while chain.run.current.height == round_.height and chain.run.state is not RunState.COOLDOWN:
             chain.tick_at_deadline()
         closed = chain.run.round(round_.height)
         assert closed is not None
         assert chain.attestations(chain.run.ring(round_.height) or 0, len(sent)) == tuple(sent)
-        if before is not None:
-            assert before_shares is not None
-            idle = bitmap.from_slots(slot for slot, share in before_shares.items() if share.len == 0)
-            attested = consensus.attested_mask(round_, sent, before, idle)
+        if judged is not None:
+            shares = assignment.assign(judged, chain.members, run.config.verification_percent)
+            idle = bitmap.from_slots(slot for slot, share in shares.items() if share.len == 0)
+            attested = consensus.attested_mask(round_, sent, judged, idle)
             assert closed.attested == attested
-            predicted = backlog.settle(predicted, before, before_shares, attested)
-        if not sent and not run.draining:
+            predicted = backlog.settle(predicted, judged, shares, attested)
+        if not sent and overlap and not run.draining:
             predicted = backlog.put_back(predicted, round_)
-        before_shares = assignment.assign(round_, chain.members, run.config.verification_percent)
         after = chain.run
         left = predicted if after.current.height == round_.height else predicted.take(after.current.batch)[2]
         assert after.backlog == left.intervals
@@ -153,28 +155,30 @@ def _attest(chain: Onchain, rng: random.Random, witness: int, roster: int) -> An
     return views.Attestation(witness, bitmap.from_slots(results), packed)
 
 
+@pytest.mark.parametrize("overlap", [0, 1])
 @pytest.mark.parametrize("seed", range(3))
-def test_the_program_drops_whom_the_client_finds_left_out(chain: Onchain, seed: int) -> None:
+def test_the_program_drops_whom_the_client_finds_left_out(chain: Onchain, seed: int, overlap: int) -> None:
     """Random attestations by any number of the elected: `health_check` takes a member if and only if the client would
     name it.
     """
     rng = random.Random(seed)
     members = 6
-    chain.configure(SEED, min_clients=members, init_min_clients=members, witness_nodes=members)
+    chain.configure(SEED, min_clients=members, init_min_clients=members, witness_nodes=members, overlap=overlap)
     chain.begin(dict.fromkeys(range(1, members + 1), (0, 1)))
     while chain.run.current.height < 2:
         for slot in range(members):
-            chain.witness(slot, dict.fromkeys(range(members), bytes(32)) if chain.run.current.height else {})
+            judged = chain.run.round(chain.run.config.judged(chain.run.current.height))
+            chain.witness(slot, dict.fromkeys(range(members), bytes(32)) if judged else {})
     taken = 0
     for _ in range(60):
         given = [rng.getrandbits(members) for _ in range(rng.randint(0, members))]
         _write_attestations(chain, given, attested=rng.getrandbits(members))
-        judged, before = chain.run.round(1), chain.run.round(0)
+        judges, judged = chain.run.round(1), chain.run.round(chain.run.config.judged(1))
+        assert judges is not None
         assert judged is not None
-        assert before is not None
-        absent = consensus.left_out(judged, chain.attestations(chain.run.ring(1) or 0, len(given)))
+        absent = consensus.left_out(judges, chain.attestations(chain.run.ring(1) or 0, len(given)))
         for slot in range(members):
-            expected = bitmap.contains(before.roster & ~judged.attested & absent, slot)
+            expected = bitmap.contains(judged.roster & ~judges.attested & absent, slot)
             assert _takes(chain, 1 << slot) == expected, (given, slot)
             taken += expected
     assert 0 < taken < 60 * members

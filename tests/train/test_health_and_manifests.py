@@ -22,14 +22,21 @@ from train.desk import SCHEMA, header_of, run_at, three_members
 # --- health -----------------------------------------------------------------------------------------------------------
 
 
-def _after(attested: int, attestations: int) -> Run:
+def _after(attested: int, attestations: int, overlap: int = 1) -> Run:
     rounds = [replace(header_of(4)), replace(header_of(5), attested=attested, attestations=attestations), header_of(6)]
-    return builders.run(RunState.ROUND_TRAIN, rounds=tuple(rounds), head=2, epoch=2)
+    config = builders.config(overlap=overlap)
+    return builders.run(RunState.ROUND_TRAIN, rounds=tuple(rounds), head=2, epoch=2, config=config)
 
 
 def test_who_no_quorum_saw_is_suspected() -> None:
     assert unseen(_after(0b011, 3), three_members()) == 0b100
     assert unseen(_after(0b011, 2), three_members()) == 0b100
+
+
+def test_without_overlap_it_is_the_roster_of_the_round_that_closed() -> None:
+    run = _after(0b001, 3, overlap=0)
+    fewer = replace(run, rounds=(run.rounds[0], replace(run.rounds[1], roster=0b011), *run.rounds[2:]))
+    assert (unseen(run, three_members()), unseen(fewer, three_members())) == (0b110, 0b010)
 
 
 def test_who_has_left_is_not_reported() -> None:

@@ -118,7 +118,7 @@ def test_training_that_is_too_late_for_its_round_is_given_up(tmp_path: Path) -> 
     given_up, too_slow = (event["message"] for event in slow.saw("warning")[:2])
     assert given_up == "round 0 was given up: the run is ahead"
     assert "too slow for its share of the rounds: 3 sequences took more than 16 s" in too_slow
-    assert "a round lasts 5 s at most" in too_slow
+    assert "a round leaves 5 s for it at most" in too_slow
     assert not slow.saw("trained")
     # 3 sequences in 16 seconds are at most 11 a minute: so much it declares when it joins again, having fallen out.
     assert [event["weight"] for event in slow.saw("joined")][:2] == [60, 11]
@@ -142,7 +142,7 @@ def test_a_member_alone_and_too_slow_is_told_once_per_epoch(tmp_path: Path, witn
     told = [event for event in alone.saw("warning") if "too slow" in event["message"]]
     assert len(told) == 2, "one for each epoch"
     for event in told:
-        assert "9 sequences took more than 40 s; a round lasts 15 s at most" in event["message"]
+        assert "9 sequences took more than 40 s; a round leaves 15 s for it at most" in event["message"]
         for way_out in ("--matformer-tier", "--threads", "--micro-batch-size", "max_round_train_time"):
             assert way_out in event["message"]
 
@@ -161,7 +161,7 @@ def test_all_of_a_rounds_own_work_counts(tmp_path: Path, seconds: float, told: b
     assert slow.saw("trained")
     said = [e["message"] for player in sim.players for e in player.saw("warning") if "too slow" in e["message"]]
     assert bool(said) is told
-    assert not told or "3 sequences took 14 s and applying a round's results 14 s; a round lasts 15 s" in said[0]
+    assert not told or "3 sequences took 14 s and applying a round's results 14 s; a round leaves 15 s" in said[0]
     assert sim.check(dropped=[slow] if told else []) > 0
 
 

@@ -125,7 +125,7 @@ class CoordinatorInstructions:
     def witness(
         self, run_id: str, slot: int, height: int, participation: int, fingerprints: bytes, metadata: Table
     ) -> Instruction:
-        """State whose results of the previous round this witness holds (`participation` is a bit mask of slots)."""
+        """State whose results of the judged round this witness holds (`participation` is a bit mask of slots)."""
         return self._permissionless(
             "witness",
             run_id,

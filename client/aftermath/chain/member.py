@@ -228,7 +228,7 @@ class SolanaMember:
         tokens_per_sec: float,
         bytes_per_sec: float,
     ) -> None:
-        """Attest the previous round's results; loss and speeds travel along for indexers."""
+        """Attest the results of the round that is judged; loss and speeds travel along for indexers."""
         metadata = witness_metadata(step, loss, tokens_per_sec, bytes_per_sec)
         ix = self._coordinator.ix.witness(self._run_id, slot, height, participation, fingerprints, metadata)
         await self._send(ix)

@@ -143,13 +143,21 @@ def recipe_of(said: LabSettings) -> Recipe:
         tiers=tiers,
         levels=levels,
         shares=_shares(said, len(tiers), batch),
-        overlap=int(said.overlap or OVERLAPS.get(optimizer, "0")),
+        overlap=_overlap(said, config, optimizer),
         reject=said.reject,
         seed=said.seed or 0,
         held_out=str(said.held_out_path.expanduser().absolute()) if said.held_out_path else "",
         eval_every=said.eval_every,
         eval_sequences=said.eval_sequences,
     )
+
+
+def _overlap(said: LabSettings, config: RunConfig | None, optimizer: OptimizerName) -> int:
+    """What was said; else the config's, if it is for this optimizer; 0 where members have no results."""
+    own = OVERLAPS.get(optimizer, "0")
+    if said.overlap is not None or config is None or optimizer not in OVERLAPS:
+        return int(said.overlap or own)
+    return config.config.overlap if _NAMES[optimizer_of(config.llm.optimizer).kind] == optimizer else int(own)
 
 
 def _model(said: LabSettings, config: RunConfig | None) -> str:

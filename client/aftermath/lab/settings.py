@@ -67,8 +67,7 @@ class LabSettings(BaseModel):
     )
     overlap: Literal["0", "1"] | None = Field(
         None,
-        description="Rounds that pass before results are applied, beyond the next; else 1, as in a run, and 0 with "
-        "sparseloco.",
+        description="Rounds that pass before results are applied, beyond the next; else 1, and 0 with sparseloco.",
     )
     reject: int = Field(0, ge=0, le=99, description="Percent of the results that are not accepted.")
 

@@ -49,7 +49,11 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The rules of a run. Times in seconds; `epoch_time` and `rounds_per_epoch` are 0 when unset."""
+    """The rules of a run. Times in seconds; `epoch_time` and `rounds_per_epoch` are 0 when unset.
+
+    With an `overlap` of 1 the results of a round travel while the next one trains, whose witnesses attest them; with 0
+    its own witnesses do. Whatever depends on it asks `judged` and `judges`.
+    """
 
     warmup_time: int
     cooldown_time: int
@@ -63,10 +67,19 @@ class Config:
     init_min_clients: int
     min_clients: int
     witness_nodes: int
+    overlap: int
     global_batch_size_start: int
     global_batch_size_end: int
     verification_percent: int
     waiting_for_members_extra_time: int
+
+    def judged(self, height: int) -> int:
+        """The height of the round whose results the witnesses of round `height` attest; -1 if there is none."""
+        return height - self.overlap
+
+    def judges(self, height: int) -> int:
+        """The height of the round whose witnesses attest the results of round `height`."""
+        return height + self.overlap
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +312,7 @@ class Members:
 
 @dataclass(frozen=True, slots=True)
 class Attestation:
-    """What one witness of round h saw of round h-1: who delivered, and a fingerprint of each result in rank order."""
+    """What one witness saw of the round it judges: who delivered, and a fingerprint of each result in rank order."""
 
     slot: int
     participation: int

@@ -39,6 +39,7 @@ class RunRules(Table):
     init_min_clients: U16
     min_clients: U16
     witness_nodes: U16 = 0
+    overlap: U8 = 1
     global_batch_size_start: U16
     global_batch_size_end: U16
     global_batch_size_warmup_tokens: U64 = 0

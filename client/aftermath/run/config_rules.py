@@ -77,6 +77,7 @@ def _config(config: Mapping[str, Any]) -> _Broken:
         ),
         ("TotalStepsZero", "total_steps", config["total_steps"] == 0),
         ("VerificationPercentTooLarge", "verification_percent", config["verification_percent"] > 100),
+        ("OverlapInvalid", "overlap", config["overlap"] > 1),
     ]
     yield from ((name, ("config", key), config[key]) for name, key, is_broken in rules if is_broken)
 

@@ -1,11 +1,13 @@
-"""Which results of a round everybody applies: what the witnesses of the next round agree they received.
+"""Which results of a round everybody applies: what the witnesses that judge it agree they received.
+
+They are those of the next round, or with an overlap of 0 those of the round itself (`Config.judges`).
 
 Decided: a witness stores, per member of the attested roster, one participation bit and a fingerprint of the commitment
 it accepted, at an exact place (no bloom filter, so no false positive among honest members). 2,560 bits are shared by
 the roster: 64 bits each up to 40 members, 10 bits each at 256. A fingerprint is the low bits of
 sha256(commitment, seed of the attesting round): nobody who announced a result before that round began could have made
-two that look alike, because its seed was not known yet. Up to 40 members no late announcement can either (64 bits); in
-larger runs one that is made after the seed is known still can, and then only the level hashes tell.
+two that look alike, because its seed was not known yet. Whoever knows the seed in time can: a late announcer, and with
+an overlap of 0 everybody. Then only the level hashes tell.
 A result is applied when the program counted it (`attested`) and a quorum of the *elected* witnesses recorded the same
 fingerprint; the answer does not depend on the order in which attestations arrived.
 """
@@ -96,19 +98,19 @@ def left_out(attesting: Round, attestations: Collection[Attestation]) -> int:
     return bitmap.from_slots(s for s in range(bitmap.MAX_MEMBERS) if len(attestations) - seen.get(s, 0) >= needed)
 
 
-def attested_mask(attesting: Round, attestations: Iterable[Attestation], attested: Round, idle: int) -> int:
+def attested_mask(attesting: Round, attestations: Iterable[Attestation], judged: Round, idle: int) -> int:
     """What the program writes to `attesting.attested` when that round closes.
 
-    `attested` is the round before and `idle` the bitmap of its members whose share was empty: they owe nothing and
-    always count.
+    `judged` is the round that it judges and `idle` the bitmap of its members whose share was empty: they owe nothing
+    and always count.
     """
     needed = committee.quorum(attesting.elected)
     counted = bitmap.from_slots(slot for slot, votes in scores(attestations).items() if votes >= needed)
-    return (counted | idle) & attested.roster
+    return (counted | idle) & judged.roster
 
 
 def consensus(attesting: Round, attestations: Iterable[Attestation], roster: int) -> dict[int, Fingerprint]:
-    """The results of the round before `attesting` (closed, with that roster) which everybody applies, by slot."""
+    """The results of the round that `attesting` judges (closed; of that roster) which everybody applies, by slot."""
     needed = committee.quorum(attesting.elected)
     votes: Counter[tuple[int, Fingerprint]] = Counter()
     for attestation in attestations:

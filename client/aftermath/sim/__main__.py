@@ -32,7 +32,7 @@ def main() -> int:
     started, verdicts = time.monotonic(), []
     for verdict in _verdicts(arguments):
         verdicts.append(verdict)
-        _tell(verdict, arguments.seconds, in_full=arguments.seeds is None)
+        _tell(verdict, arguments, in_full=arguments.seeds is None)
     if arguments.events is not None:
         arguments.events.write_text("".join(json.dumps(event, default=repr) + "\n" for event in verdicts[0].events))
     broken = [verdict.seed for verdict in verdicts if verdict.broken]
@@ -61,6 +61,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="S",
         help="virtual seconds in which faults are made; peace follows (default: %(default)g)",
     )
+    parser.add_argument(
+        "--overlap", type=int, choices=(0, 1), help="of all runs (default: each seed draws its own, as all else)"
+    )
     parser.add_argument("--jobs", type=int, default=1, metavar="J", help="processes for --seeds (default: %(default)d)")
     parser.add_argument(
         "--events", type=Path, metavar="FILE", help="write what every member of --seed told, as JSON lines"
@@ -76,7 +79,8 @@ def _span(text: str) -> range:
 
 
 def _verdicts(arguments: argparse.Namespace) -> Iterator[Verdict]:
-    seeds, play = arguments.seeds or [arguments.seed], partial(try_seed, seconds=arguments.seconds)
+    seeds = arguments.seeds or [arguments.seed]
+    play = partial(try_seed, seconds=arguments.seconds, overlap=arguments.overlap)
     if arguments.jobs < 2 or len(seeds) < 2:
         yield from map(play, seeds)
         return
@@ -85,7 +89,7 @@ def _verdicts(arguments: argparse.Namespace) -> Iterator[Verdict]:
             yield done.result()
 
 
-def _tell(verdict: Verdict, seconds: float, *, in_full: bool) -> None:
+def _tell(verdict: Verdict, arguments: argparse.Namespace, *, in_full: bool) -> None:
     state = "BROKEN" if verdict.broken else "ok    "
     print(
         f"seed {verdict.seed:<6} {state} {verdict.digest}  {counted(verdict.steps, 'step')}, "
@@ -98,7 +102,9 @@ def _tell(verdict: Verdict, seconds: float, *, in_full: bool) -> None:
         print("".join(f"  {fault}\n" for fault in verdict.faults), end="")
     if verdict.broken:
         print(f"  broken: {verdict.broken}")
-        print(f"  replay: python -m aftermath.sim --seed {verdict.seed} --seconds {seconds:g}", flush=True)
+        overlap = f" --overlap {arguments.overlap}" if arguments.overlap is not None else ""
+        told = f"--seed {verdict.seed} --seconds {arguments.seconds:g}{overlap}"
+        print(f"  replay: python -m aftermath.sim {told}", flush=True)
 
 
 if __name__ == "__main__":

@@ -45,8 +45,8 @@ class Record:
         self._before = run, members
 
     def _close(self, run: Run, height: int, members: Members) -> None:
-        """Round `height` has closed: the one before it is settled."""
-        closed, round_ = run.round(height), run.round(height - 1)
+        """Round `height` has closed: the one that it judges is settled."""
+        closed, round_ = run.round(height), run.round(run.config.judged(height))
         if closed is None or round_ is None or not round_.batch:
             return
         shares = assign(round_, members, run.config.verification_percent)

@@ -53,9 +53,11 @@ class Scenario:
         return f"members {seats} | {rules} | {kinds} | {self.seconds:.0f} s of faults, then peace"
 
 
-def draw(seed: int, seconds: float) -> Scenario:
-    """The scenario of a seed."""
+def draw(seed: int, seconds: float, overlap: int | None = None) -> Scenario:
+    """The scenario of a seed; with `overlap` given, of one that draws this."""
     lot = random.Random(f"scenario {seed}")
+    if overlap is None:
+        overlap = random.Random(f"overlap {seed}").randint(0, 1)  # not of `lot`: what else a seed stands for stays
     count = lot.randint(3, 6)
     scarce = lot.random() < 0.5  # one holder of tier 0 only
     tiers = [0] + [lot.randint(1 if scarce else 0, 2) for _ in range(count - 1)]
@@ -68,11 +70,12 @@ def draw(seed: int, seconds: float) -> Scenario:
         "warmup_time": warmup,
         "cooldown_time": cooldown,
         "rounds_per_epoch": rounds,
-        "max_round_train_time": lot.choice((8, 12, 15)),
+        "max_round_train_time": lot.choice((8, 12, 15)) * (2 - overlap),  # as late as with overlap a result may be
         "round_witness_time": lot.randint(1, 2),
         "min_clients": least,
         "init_min_clients": lot.randint(least, count),
         "witness_nodes": min(lot.choice((0, 0, 1, 2, 3)), least),
+        "overlap": overlap,
         "waiting_for_members_extra_time": lot.randint(1, 3),
         "global_batch_size_start": batch,
         "global_batch_size_end": batch,

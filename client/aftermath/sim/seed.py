@@ -47,9 +47,9 @@ class Verdict:
     broken: str
 
 
-def try_seed(seed: int, seconds: float) -> Verdict:
-    """Play a seed in a temporary directory."""
-    started, scenario = time.process_time(), draw(seed, seconds)
+def try_seed(seed: int, seconds: float, overlap: int | None = None) -> Verdict:
+    """Play a seed in a temporary directory, with this `overlap` if one is given."""
+    started, scenario = time.process_time(), draw(seed, seconds, overlap)
     with _no_warnings(), tempfile.TemporaryDirectory(prefix="aftermath-sim-") as place:
         trial = Trial(scenario)
         run_virtual(trial.play(Path(place) / "storm"))

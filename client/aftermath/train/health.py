@@ -20,8 +20,9 @@ _DONE = frozenset({"NotUnhealthy", "WrongState", "StaleHeight", "SlotMismatch", 
 
 
 def unseen(run: Run, members: Members) -> int:
-    """Bitmap of the healthy members of two rounds ago whose result no quorum of witnesses saw."""
-    owed, attesting = run.round(run.current.height - 2), run.round(run.current.height - 1)
+    """Bitmap of the healthy members whose result no quorum of the last closed round's witnesses saw."""
+    closed = run.current.height - 1
+    owed, attesting = run.round(run.config.judged(closed)), run.round(closed)
     if owed is None or attesting is None or not owed.batch:
         return 0
     return owed.roster & ~attesting.attested & members.mask(MemberState.HEALTHY)

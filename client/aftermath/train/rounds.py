@@ -1,10 +1,11 @@
 """The rounds of one epoch, from the first training round to cooldown, for one member.
 
-Round r: apply the results of r-2 that a quorum attested; report who did not deliver; train our share, encode it,
-announce it; witness. Results of r-1 and r arrive meanwhile. A member that is late trains the newest round, not the
-ones it missed; it applies every round, in order, or gives up the epoch. Whatever enters the arithmetic (learning rate,
-cold start) or the shares (weights, tiers) is read once, when the epoch begins: a member that applies the last round
-late must get the same bits, although the others have declared anew by then.
+Round r: apply what a quorum attested in the round before; report who did not deliver; train our share, encode it,
+announce it; witness the round that r judges: itself, or with overlap r-1, whose results arrive while r trains. A member
+that is late trains the newest round, not the ones it missed; it applies every round, in order, or gives up the epoch.
+Whatever enters the arithmetic (learning rate, cold start) or the shares (weights, tiers), and the rules, is read once,
+when the epoch begins: a member that applies the last round late must get the same bits, although the others have
+declared anew by then.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from aftermath.train.results import Results
 from aftermath.train.sharetime import ShareTime
 from aftermath.train.traffic import report_traffic
 from aftermath.train.wait import first_of
-from aftermath.train.witness import WitnessDuty
+from aftermath.train.witness import WitnessDuty, time_for_results
 
 _NOT_RUNNING = (RunState.WAITING_FOR_MEMBERS, RunState.PAUSED, RunState.FINISHED)
 
@@ -62,7 +63,8 @@ class Rounds:
         self._epoch = began.epoch
         self._members: Members | None = None
         self._collector = Collector(context, results, began.epoch)
-        self.time = ShareTime(context, began.config.max_round_train_time, weight)
+        self._rules = began.config
+        self.time = ShareTime(context, time_for_results(began.config), weight)
         self._applied = -1  # height of the newest round whose results are in the replica
         self._height = -1
         self._duties: set[asyncio.Task[None]] = set()
@@ -80,7 +82,7 @@ class Rounds:
                     return None
                 if self._ended(run):
                     await self._open_plans(run)
-                    await self._apply_through(run, run.current.height - 1)
+                    await self._apply_through(run, self._rules.judged(run.current.height))
                     return replace(run, epoch=self._epoch)
                 if not self._goes_on(run):
                     raise Desync("the epoch went on without this member")
@@ -141,10 +143,10 @@ class Rounds:
             raise Desync("the chain has moved on")
         since = run.state_started_at
         self._ctx.events.emit("round", epoch=self._epoch, height=self._height, step=plan.header.step, since=since)
-        duty = WitnessDuty(self._ctx, self._results, self._slot, plan)
+        duty = WitnessDuty(self._ctx, self._results, self._slot, plan, self._rules.judged(self._height))
         self._start(duty.attend())
         self._start(duty.inquire(self._collector))
-        await self._apply_through(run, self._height - 2)
+        await self._apply_through(run, self._rules.judged(self._height - 1))
         self._start(report_undelivered(self._ctx, run, self._slot))
         trained = await self._train(plan)
         if trained is None:
@@ -162,8 +164,8 @@ class Rounds:
         for height in range(max(0, newest - STORED_ROUNDS + 1), newest + 1):
             header = run.round(height)
             if header is not None and self._results.plan(height) is None:
-                percent = self._began.config.verification_percent
-                self._results.open(plan_round(self._began.run_id, self._epoch, header, self._members, percent))
+                given = self._epoch, header, self._members, self._rules.verification_percent
+                self._results.open(plan_round(self._began.run_id, *given))
 
     # --- applying -----------------------------------------------------------------------------------------------
 
@@ -171,7 +173,7 @@ class Rounds:
         """Apply every round up to height `last` that is not in the replica yet."""
         while self._applied < last:
             height = self._applied + 1
-            done, attesting = run.round(height), run.round(height + 1)
+            done, attesting = run.round(height), run.round(self._rules.judges(height))
             if done is None or attesting is None:
                 raise Desync(f"round {height} is no longer stored on chain")
             if done.batch:
@@ -213,7 +215,7 @@ class Rounds:
 
         async def give_up() -> NoReturn:
             await self._ctx.feed.until(lambda now: now.epoch != self._epoch)
-            await self._ctx.clock.sleep(self._began.config.max_round_train_time)
+            await self._ctx.clock.sleep(self._rules.max_round_train_time)
             raise Desync(f"the epoch is over and results of round {height} could not be had from any peer")
 
         return await first_of(self._collector.collect(height, seed, accepted), give_up())
@@ -249,8 +251,8 @@ class Rounds:
         return None
 
     async def _cancel_when_late(self, plan: RoundPlan, cancelled: threading.Event) -> None:
-        """A result is still of use in the next round, not after."""
-        latest = plan.header.height + 1
+        """A result is of use until the round that judges it has closed."""
+        latest = self._rules.judges(plan.header.height)
         await self._ctx.feed.until(
             lambda run: run.epoch != plan.epoch or not run.state.training or run.current.height > latest
         )

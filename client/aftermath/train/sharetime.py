@@ -1,6 +1,6 @@
 """How long a member's shares take, and telling it when its machine is too slow for the run.
 
-Choices: what counts is the member's own work of a round, applying and training, against the time a round has at most;
+Choices: what counts is the member's own work of a round, applying and training, against the time it has for that;
 it is said once per epoch, at the first share that took longer, because the next epoch may deal out smaller ones.
 """
 
@@ -12,7 +12,7 @@ from aftermath.train.replica import weight_of
 
 
 class ShareTime:
-    """Watches one member's shares of one epoch; `limit` is `max_round_train_time`, `weight` what it has declared."""
+    """Watches one member's shares of one epoch; `limit`: seconds it has for one, `weight`: what it has declared."""
 
     def __init__(self, context: Context, limit: float, weight: int) -> None:
         self._ctx, self._limit = context, limit
@@ -40,8 +40,8 @@ class ShareTime:
         self._ctx.events.emit(
             "warning",
             message=f"this machine is too slow for its share of the rounds: {counted(sequences, 'sequence')} {took}; "
-            f"a round lasts {self._limit:.0f} s at most, so the work comes too late. What helps: a smaller model (a "
-            "higher --matformer-tier), more --threads, a smaller --micro-batch-size; or the owner of the run gives "
-            "rounds more time (max_round_train_time)",
+            f"a round leaves {self._limit:.0f} s for it at most, so the work comes too late. What helps: a smaller "
+            "model (a higher --matformer-tier), more --threads, a smaller --micro-batch-size; or the owner of the run "
+            "gives rounds more time (max_round_train_time)",
             until="state",
         )

@@ -1,7 +1,7 @@
-"""A witness's duty in one round: attest what the members delivered in the round before.
+"""A witness's duty in one round: attest what the members delivered in the round that is judged, this or the one before.
 
 Choices:
-- it speaks as soon as it holds every result of the round before and everybody has announced this round's, so a round
+- it speaks as soon as it holds every result of the judged round and everybody has announced this round's, so a round
   lasts as long as its slowest member needs, up to the run's limit;
 - members out of reach are waited for a little, then not at all; others until shortly before the round's time is up,
   since RoundWitness may last less than a transaction takes and a missing quorum ends the epoch;
@@ -12,7 +12,7 @@ Choices:
 from __future__ import annotations
 
 from aftermath.run import bitmap
-from aftermath.run.accounts import Run
+from aftermath.run.accounts import Config, Run
 from aftermath.run.committee import witnesses
 from aftermath.run.consensus import pack_fingerprints
 from aftermath.run.state import MemberState, RunState
@@ -30,10 +30,10 @@ _DONE = frozenset({"DuplicateWitness", "WrongState", "StaleHeight", "SlotMismatc
 
 
 class WitnessDuty:
-    """Attests one round, if this member is elected for it."""
+    """Attests in one round, if this member is elected for it; `judged` is the height of the round that it attests."""
 
-    def __init__(self, context: Context, results: Results, slot: int, plan: RoundPlan) -> None:
-        self._ctx, self._results, self._slot, self._plan = context, results, slot, plan
+    def __init__(self, context: Context, results: Results, slot: int, plan: RoundPlan, judged: int) -> None:
+        self._ctx, self._results, self._slot, self._plan, self._judged = context, results, slot, plan, judged
         self._started = context.clock.monotonic()
         self._own_done: float | None = None
         self.loss, self.tokens_per_sec = 0.0, 0.0
@@ -70,27 +70,25 @@ class WitnessDuty:
 
     async def inquire(self, collector: Collector) -> None:
         """As a witness, ask peers for announcements that should be here by now, until the round is over."""
-        height = self._plan.header.height
-        before = self._results.plan(height - 1)
         while not self._over():
             await self._ctx.clock.sleep(ASK_EVERY)
             if self._slot not in witnesses(self._ctx.feed.run.current, await self._healthy()):
                 continue
-            if before is not None and (unheard := before.owing - self._results.announced(height - 1)):
-                await collector.ask(height - 1, unheard, lambda _: False)
-            if self._own_done is not None and (unheard := self._plan.owing - self._results.announced(height)):
-                await collector.ask(height, unheard, lambda _: False)
+            for height in sorted({self._judged, self._plan.header.height}):
+                plan = self._results.plan(height)
+                due = height < self._plan.header.height or self._own_done is not None
+                if plan is not None and due and (unheard := plan.owing - self._results.announced(height)):
+                    await collector.ask(height, unheard, lambda _: False)
 
     def _time_has_come(self, run: Run, healthy: int) -> bool:
         if run.state is RunState.ROUND_WITNESS or self._ctx.chain.now() >= _last_call(run):
             return True
         if self._own_done is None:
             return False
-        height = self._plan.header.height
-        before = self._results.plan(height - 1)
-        missing = self._plan.owing - self._results.announced(height)
-        if before is not None:
-            missing |= before.owing - self._results.settled(height - 1)
+        missing = self._plan.owing - self._results.announced(self._plan.header.height)
+        judged = self._results.plan(self._judged)
+        if judged is not None:
+            missing |= judged.owing - self._results.settled(self._judged)
         missing = frozenset(slot for slot in missing if bitmap.contains(healthy, slot))
         if self._out_of_patience():
             reachable = self._ctx.transport.reachable()
@@ -103,30 +101,46 @@ class WitnessDuty:
 
     async def _attest(self, duty: Duty) -> bool:
         """Send the attestation; whether it arrived."""
-        height = self._plan.header.height
-        before = self._results.plan(height - 1)
-        held = self._results.held(height - 1) if before is not None else {}
-        roster = before.header.roster if before is not None else 0
-        started = self._ctx.clock.monotonic()
-        sent = await duty.fulfil(
-            lambda: self._ctx.chain.witness(
+        header, judged = self._plan.header, self._results.plan(self._judged)
+        roster = judged.header.roster if judged is not None else 0
+        held: dict[int, bytes] = {}
+
+        async def witness() -> None:
+            """What is held now: while the chain was out of reach, more may have come."""
+            nonlocal held
+            held = self._results.held(self._judged) if judged is not None else {}
+            await self._ctx.chain.witness(
                 self._slot,
-                height,
+                header.height,
                 bitmap.from_slots(held),
-                pack_fingerprints(held, roster, self._plan.header.seed),
-                step=self._plan.header.step,
+                pack_fingerprints(held, roster, header.seed),
+                step=header.step,
                 loss=self.loss,
                 tokens_per_sec=self.tokens_per_sec,
                 bytes_per_sec=0.0,
             )
-        )
-        self._ctx.events.emit(
-            "witnessed", height=height, held=len(held), sent=sent, seconds=self._ctx.clock.monotonic() - started
-        )
+
+        started = self._ctx.clock.monotonic()
+        sent = await duty.fulfil(witness)
+        seconds = self._ctx.clock.monotonic() - started
+        self._ctx.events.emit("witnessed", height=header.height, held=len(held), sent=sent, seconds=seconds)
         return sent
 
 
 def _last_call(run: Run) -> float:
     """Chain time at which a witness waits no longer for anything, while the round still trains."""
-    longest = run.config.max_round_train_time
-    return run.state_started_at + longest - min(max(longest / 10, 1.0), 10.0)
+    return run.state_started_at + _longest_wait(run.config)
+
+
+def _longest_wait(config: Config) -> float:
+    """Seconds of a round for which a witness waits."""
+    longest = config.max_round_train_time
+    return longest - min(max(longest / 10, 1.0), 10.0)
+
+
+def time_for_results(config: Config) -> float:
+    """Seconds that a member has for its work of a round. Without overlap its witnesses wait for that, and the result
+    still has its way before it, and the chain counts whole seconds.
+    """
+    longest = config.max_round_train_time
+    return longest if config.overlap else max(_longest_wait(config) - 1.0, longest / 2)

@@ -73,6 +73,8 @@ pub enum CoordinatorError {
     ExtraTimeZero,
     #[msg("Every time must be at most 2592000 seconds (30 days).")]
     TimeTooLong,
+    #[msg("overlap must be 0 (a round's own witnesses attest its results) or 1 (those of the next round do).")]
+    OverlapInvalid,
     // model
     #[msg("name must have at most 64 bytes.")]
     NameTooLong,
@@ -162,9 +164,9 @@ pub enum CoordinatorError {
     NotElected,
     #[msg("This member has attested already in this phase.")]
     DuplicateWitness,
-    #[msg("participation must be a subset of the previous round's roster, and empty in round 0.")]
+    #[msg("participation must be a subset of the roster of the round that is attested: this one, or with overlap the one before.")]
     BadParticipation,
-    #[msg("Each named member must be healthy, of the roster two rounds ago, and missing from the attested results.")]
+    #[msg("Each named member must be healthy, of the last roster whose results were attested, and missing from them.")]
     NotUnhealthy,
     #[msg("This member is not a verifier of that round.")]
     NotAVerifier,

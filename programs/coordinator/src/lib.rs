@@ -89,7 +89,7 @@ pub mod coordinator {
         instructions::warmup_witness(ctx, slot)
     }
 
-    /// An elected witness states whose results of the previous round it holds.
+    /// An elected witness states whose results it holds of the round that is judged.
     pub fn witness(
         ctx: &mut Context<Permissionless>,
         slot: u8,

@@ -8,15 +8,15 @@ use crate::{
 };
 use anchor_lang::prelude::*;
 
-/// Rounds before the current one that may be judged: their results are due, and still stored.
-const ROUNDS_BACK: core::ops::RangeInclusive<usize> = 1..=2;
+/// Rounds before the current one: older results may not be judged any more.
+const OLDEST: usize = 2;
 
 pub fn verify(ctx: &mut Context<Permissionless>, (slot, height): (u8, u32), target: u8, mismatch: bool) -> Result<()> {
     let accounts = &mut ctx.accounts;
     let run: &Run = &accounts.run;
     require!(run.active(), CoordinatorError::WrongState);
     let back = run.current().height.checked_sub(height).ok_or(CoordinatorError::StaleHeight)? as usize;
-    require!(ROUNDS_BACK.contains(&back), CoordinatorError::StaleHeight);
+    require!((newest(run)..=OLDEST).contains(&back), CoordinatorError::StaleHeight);
     let ring = run.ring(back);
     members::check_healthy(&accounts.members, slot, accounts.user.address())?;
     let verdict = Verdict { verifier: slot, target, mismatch: mismatch as u8, pad: 0 };
@@ -30,4 +30,10 @@ pub fn verify(ctx: &mut Context<Permissionless>, (slot, height): (u8, u32), targ
         sequence::bump(&mut accounts.run.members_seq)?;
     }
     accounts.finish()
+}
+
+/// Rounds before the current one whose results are due first. Those of the current round are in cooldown only: without
+/// overlap it has data, and with overlap it is the drain round or one that nobody attests.
+fn newest(run: &Run) -> usize {
+    usize::from(run.state != run_state::COOLDOWN || run.config.overlap == 1)
 }

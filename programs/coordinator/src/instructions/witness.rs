@@ -1,4 +1,4 @@
-//! An elected witness of round h states whose results of round h-1 it holds, and their fingerprints.
+//! An elected witness states whose results it holds of the round that is judged, and their fingerprints.
 
 use super::Permissionless;
 use crate::{
@@ -37,9 +37,9 @@ pub fn witness(
     require!(!bitmap::has(&run.rounds[head].attested, slot), CoordinatorError::DuplicateWitness);
     let stored = &mut accounts.witnesses.rounds[head];
     let count = (run.rounds[head].attestations as usize).min(MAX_WITNESSES - 1);
-    let subset = match height {
-        0 => bitmap::is_empty(participation),
-        _ => bitmap::is_subset(participation, &run.rounds[run.ring(1)].roster),
+    let subset = match run.judged(0) {
+        None => bitmap::is_empty(participation),
+        Some(judged) => bitmap::is_subset(participation, &run.rounds[judged].roster),
     };
     require!(subset, CoordinatorError::BadParticipation);
     let entry = &mut stored.attestations[count];

@@ -18,8 +18,8 @@ pub fn order(round: &Round, purpose: &[u8]) -> Order {
 }
 
 /// Witnesses elected among `clients` members when the config asks for `nodes` (0 = all), at most 32.
-pub fn elected(nodes: u16, clients: u16) -> u8 {
-    let wanted = if nodes == 0 { clients } else { nodes.min(clients) };
+pub fn elected(nodes: u8, clients: u16) -> u8 {
+    let wanted = if nodes == 0 { clients } else { u16::from(nodes).min(clients) };
     wanted.min(crate::constants::MAX_WITNESSES as u16) as u8
 }
 

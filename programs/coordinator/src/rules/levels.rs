@@ -8,8 +8,6 @@ use crate::{
 
 /// Stands for the contents of a level that was trained and not attested since: no durable checkpoint has it.
 pub const UNATTESTED: Hash = [0xff; 32];
-/// Round in which the members apply the first results of an epoch.
-const FIRST_APPLIED: u32 = 2;
 
 /// Mask of all `levels` (at most 8).
 pub fn all(levels: u8) -> u8 {
@@ -26,13 +24,14 @@ pub fn held_by(run: &Run, members: &Members, set: &Bitmap) -> u8 {
 /// Mask of the levels that the running epoch may have changed, also by members that did not stay to its end.
 #[inline(never)]
 pub fn trained(run: &Run, members: &Members) -> u8 {
+    let first_applied = 1 + u32::from(run.config.overlap); // the round in which members apply the first results
     let used = members.slots.iter().take_while(|slot| slot.used == 1);
     from_smallest(
         run,
         used.filter(|slot| match slot.state {
             member_state::IDLE => false,
             member_state::HEALTHY => true,
-            _ => slot.exited_height >= FIRST_APPLIED,
+            _ => slot.exited_height >= first_applied,
         }),
     )
 }

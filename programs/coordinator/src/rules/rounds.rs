@@ -7,7 +7,7 @@ use anchor_lang::prelude::*;
 use bytemuck::Zeroable;
 
 impl Machine<'_> {
-    /// Starts round `height` with the members of `roster`; the drain round has no data.
+    /// Starts round `height` with the members of `roster`; the drain round, which a run with overlap needs, has no data.
     #[inline(never)]
     pub fn start_round(&mut self, roster: &Bitmap, moment: &Moment, height: u32) {
         let run = &mut *self.run;
@@ -40,50 +40,58 @@ impl Machine<'_> {
     pub fn close_round(&mut self, moment: &Moment) -> Result<()> {
         let head = self.run.ring(0);
         let round = self.run.rounds[head];
-        self.run.rounds[head].attested =
-            if round.height >= 1 { self.settle_previous(&round) } else { Bitmap::zeroed() };
+        self.run.rounds[head].attested = match self.run.judged(0) {
+            Some(judged) => self.settle(&round, judged),
+            None => Bitmap::zeroed(),
+        };
         if round.batch > 0 {
             self.run.step = self.run.step.checked_add(1).ok_or(CoordinatorError::Overflow)?;
         }
         if self.run.draining == 1 {
             self.start_cooldown(moment);
-        } else if round.attestations == 0 {
+            return Ok(());
+        }
+        let healthy = members::healthy(self.members);
+        let reason = self.exit_reason(&round, &healthy, moment);
+        self.run.exit_reason = reason;
+        let unsettled = self.run.config.overlap == 1; // its own results wait for the next round's witnesses
+        if reason == exit_reason::NO_ATTESTATION && unsettled {
             let mut gap = Gap::new();
             gap.add(self.run, &round, (0, round.batch));
             gap.flush(self.run, &round);
-            self.run.exit_reason = exit_reason::NO_ATTESTATION;
-            self.start_cooldown(moment);
-        } else {
-            let healthy = members::healthy(self.members);
-            self.run.exit_reason = self.exit_reason(&round, &healthy, moment);
-            self.run.draining = u8::from(self.run.exit_reason != exit_reason::NONE);
-            let height = round.height.checked_add(1).ok_or(CoordinatorError::Overflow)?;
-            self.start_round(&healthy, moment, height);
         }
+        if reason == exit_reason::NO_ATTESTATION || (reason != exit_reason::NONE && !unsettled) {
+            self.start_cooldown(moment);
+            return Ok(());
+        }
+        self.run.draining = u8::from(reason != exit_reason::NONE);
+        let height = round.height.checked_add(1).ok_or(CoordinatorError::Overflow)?;
+        self.start_round(&healthy, moment, height);
         Ok(())
     }
 
-    /// Members of the previous round whose results a quorum holds (or who owed none); the rest of its data is untrained.
+    /// Members of the `judged` round whose results a quorum of the witnesses of `round` holds (or who owed none); the
+    /// rest of its data is untrained.
     #[inline(never)]
-    fn settle_previous(&mut self, round: &Round) -> Bitmap {
-        let previous = self.run.rounds[self.run.ring(1)];
+    fn settle(&mut self, round: &Round, judged: usize) -> Bitmap {
+        let judged = self.run.rounds[judged];
         let count = (round.attestations as usize).min(MAX_WITNESSES);
         let attestations = &self.witnesses.rounds[self.run.ring(0)].attestations[..count];
         let quorum = quorum::of(u32::from(round.elected));
-        let mut attested = bitmap::both(&quorum::tally(attestations, quorum), &previous.roster);
-        if attested == previous.roster {
+        let mut attested = bitmap::both(&quorum::tally(attestations, quorum), &judged.roster);
+        if attested == judged.roster {
             return attested;
         }
-        let plan = Plan::new(&previous, self.members, self.run.config.verification_percent);
+        let plan = Plan::new(&judged, self.members, self.run.config.verification_percent);
         let mut gap = Gap::new();
         for share in plan.shares() {
             if share.len == 0 {
                 bitmap::set(&mut attested, share.slot);
             } else if !bitmap::has(&attested, share.slot) {
-                gap.add(self.run, &previous, (share.start, share.len));
+                gap.add(self.run, &judged, (share.start, share.len));
             }
         }
-        gap.flush(self.run, &previous);
+        gap.flush(self.run, &judged);
         attested
     }
 
@@ -91,7 +99,9 @@ impl Machine<'_> {
     fn exit_reason(&self, round: &Round, healthy: &Bitmap, moment: &Moment) -> u8 {
         let (run, config) = (&*self.run, &self.run.config);
         let rounds = round.height.saturating_add(1);
-        if u32::from(round.attestations) < quorum::of(u32::from(round.elected)) {
+        if round.attestations == 0 {
+            exit_reason::NO_ATTESTATION
+        } else if u32::from(round.attestations) < quorum::of(u32::from(round.elected)) {
             exit_reason::QUORUM_MISSING
         } else if bitmap::count(healthy) < u32::from(config.min_clients) {
             exit_reason::TOO_FEW_CLIENTS

@@ -16,6 +16,7 @@ pub fn check(config: &Config) -> Result<()> {
     check_batch(config)?;
     require!(config.total_steps > 0, CoordinatorError::TotalStepsZero);
     require!(config.verification_percent <= 100, CoordinatorError::VerificationPercentTooLarge);
+    require!(config.overlap <= 1, CoordinatorError::OverlapInvalid);
     Ok(())
 }
 
@@ -34,7 +35,7 @@ fn check_times(config: &Config) -> Result<()> {
 }
 
 fn check_clients(config: &Config) -> Result<()> {
-    let (least, initial, witnesses) = (config.min_clients, config.init_min_clients, config.witness_nodes);
+    let (least, initial, witnesses) = (config.min_clients, config.init_min_clients, u16::from(config.witness_nodes));
     require!(least > 0, CoordinatorError::MinClientsZero);
     let initial_fits = initial >= least && initial as usize <= MAX_MEMBERS;
     require!(initial_fits, CoordinatorError::InitMinClientsOutOfRange);

@@ -29,7 +29,9 @@ pub struct Config {
     /// Healthy members below which an epoch ends.
     pub min_clients: u16,
     /// Witnesses elected per round; 0 = every member, up to 32.
-    pub witness_nodes: u16,
+    pub witness_nodes: u8,
+    /// Rounds that pass until the results of a round are attested: 0 = it attests them itself, 1 = the next one does.
+    pub overlap: u8,
     pub global_batch_size_start: u16,
     pub global_batch_size_end: u16,
     /// Share of the members that verify instead of training.

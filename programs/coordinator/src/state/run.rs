@@ -63,8 +63,8 @@ pub struct Round {
     /// Attestations received.
     pub attestations: u8,
     pub roster: [u8; 32],
-    /// Warm-up: who reported ready. Running round: who attested. Closed round h: members of round h-1 whose results a
-    /// quorum holds.
+    /// Warm-up: who reported ready. Running round: who attested. Closed round: members of the round that its witnesses
+    /// judged whose results a quorum holds.
     pub attested: [u8; 32],
 }
 
@@ -146,6 +146,13 @@ impl Run {
     /// Ring index of the round `back` rounds before the current one (`back` at most 3).
     pub fn ring(&self, back: usize) -> usize {
         (self.head as usize + STORED_ROUNDS - back) % STORED_ROUNDS
+    }
+
+    /// Ring index of the round that the attestations of the round `back` rounds before the current one are about: that
+    /// round itself, or with overlap the one before it. None if the epoch had no such round (`back` at most 2).
+    pub fn judged(&self, back: usize) -> Option<usize> {
+        let back = back + usize::from(self.config.overlap);
+        (back <= self.current().height as usize).then(|| self.ring(back))
     }
 
     pub fn current(&self) -> &Round {

@@ -6,7 +6,7 @@ use crate::constants::*;
 use anchor_lang::prelude::*;
 use bytemuck::{Pod, Zeroable};
 
-/// What one witness of round h holds of round h-1.
+/// What one witness of a round holds of the round that it judges (`Run::judged`).
 #[derive(Clone, Copy, Pod, Zeroable, IdlType)]
 #[repr(C)]
 pub struct Attestation {

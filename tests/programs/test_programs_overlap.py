@@ -1,0 +1,215 @@
+"""A run without overlap: a round's own witnesses attest its results, it settles itself, and an epoch needs no drain."""
+
+import pytest
+
+from aftermath.run import assignment, backlog, committee
+from aftermath.run.state import Committee, ExitReason, MemberState, RunState
+from programs.harness import World
+from programs.scenario import UNATTESTED, Scenario
+
+ALL = 0b111
+
+
+@pytest.fixture
+def run(world: World) -> Scenario:
+    """Three members in round 0 of a run without overlap."""
+    return Scenario(world).start(overlap=0).train([0, 1, 2])
+
+
+def _time_up(run: Scenario) -> None:
+    """The running round closes with the attestations that it has."""
+    run.world.advance(21)
+    run.tick().ok()
+    run.world.advance(6)
+    run.tick().ok()
+
+
+def test_a_round_is_attested_by_its_own_witnesses(run: Scenario) -> None:
+    run.witness(0, participation=0b1000).refused("BadParticipation")
+    run.witness(0, participation=ALL).ok()  # in round 0 already
+    run.everyone_witnesses([1, 2], participation=ALL)
+    state = run.run
+    assert (state.current.height, state.rounds[0].attested, state.current.redo) == (1, ALL, 0)
+    assert (state.step, state.data_index) == (2, 96)
+
+
+def test_only_members_of_the_round_itself_can_be_attested(run: Scenario) -> None:
+    run.by(2, "leave_run").ok()
+    run.everyone_witnesses([0, 1], participation=ALL)  # it had delivered before it left
+    state = run.run
+    assert (state.rounds[0].attested, state.current.roster) == (ALL, 0b011)
+    run.witness(0, participation=ALL).refused("BadParticipation")
+    run.witness(0, participation=0b011).ok()
+
+
+def test_what_no_quorum_holds_is_trained_again_in_the_next_round(run: Scenario) -> None:
+    first = run.run.current
+    run.everyone_witnesses(participation=0b011)
+    state = run.run
+    shares = assignment.assign(first, run.members, 0)
+    redo_index, redo, left = backlog.settle(backlog.Backlog(), first, shares, 0b011).take(48)
+    assert redo == shares[2].len == 16
+    assert (state.rounds[0].attested, state.current.redo_index, state.current.redo) == (0b011, redo_index, redo)
+    assert (state.backlog, state.data_index) == (left.intervals, 2 * 48 - redo)
+
+
+def test_a_health_check_judges_the_round_that_closed_last(run: Scenario) -> None:
+    run.by(0, "health_check", run.names([2])).refused("StaleHeight")
+    run.everyone_witnesses(participation=0b011)
+    run.by(0, "health_check", run.names([1])).refused("NotUnhealthy")
+    run.by(0, "health_check", run.names([2])).ok()
+    slot = run.members.slots[2]
+    assert (slot.state, slot.exited_height) == (MemberState.DROPPED, 1)
+    run.everyone_witnesses([0, 1])
+    assert run.run.current.roster == 0b011
+    run.by(0, "health_check", run.names([1])).refused("NotUnhealthy")
+
+
+def test_a_liar_among_exactly_a_quorum_convicts_nobody(run: Scenario) -> None:
+    run.everyone_witnesses([0])
+    run.everyone_witnesses([1], participation=0)
+    run.world.advance(6)
+    run.tick().ok()
+    assert (run.run.current.height, run.run.rounds[0].attested) == (1, 0)
+    run.by(1, "health_check", run.names([2])).refused("NotUnhealthy")
+
+
+@pytest.mark.parametrize(
+    ("reason", "config"),
+    [
+        (ExitReason.ROUNDS_PER_EPOCH, {"rounds_per_epoch": 2}),
+        (ExitReason.EPOCH_TIME, {"rounds_per_epoch": 0, "epoch_time": 33}),
+        (ExitReason.TOTAL_STEPS, {"total_steps": 2}),
+    ],
+)
+def test_an_epoch_ends_without_a_drain_round(world: World, reason: ExitReason, config: dict[str, int]) -> None:
+    run = Scenario(world).start(overlap=0, **config).train([0, 1, 2])
+    run.everyone_witnesses()
+    world.advance(2)
+    run.everyone_witnesses()
+    state = run.run
+    assert (state.state, state.exit_reason, state.draining) == (RunState.COOLDOWN, reason, False)
+    assert (state.current.height, state.current.attested, state.step, state.data_index) == (1, ALL, 3, 96)
+    assert state.backlog == ()
+
+
+def test_a_pause_ends_the_epoch_with_the_running_round(run: Scenario) -> None:
+    run.owner("set_future_epoch_rates", 300, 0).ok()
+    run.owner("set_paused", True).ok()
+    run.everyone_witnesses()
+    assert (run.run.state, run.run.exit_reason) == (RunState.COOLDOWN, ExitReason.PAUSE)
+    hashes = {level: bytes([level + 1]) * 32 for level in range(3)}
+    for index in (0, 1, 2):
+        run.attest(index, hashes)
+    state = run.run
+    assert (state.levels_attested, state.attested_step, state.step) == (0b111, 2, 2)
+    run.world.advance(31)
+    run.tick().ok()
+    assert (run.run.state, run.run.finishers) == (RunState.PAUSED, ALL)
+
+
+def test_a_missing_quorum_ends_the_epoch_and_settles_nothing(run: Scenario) -> None:
+    run.everyone_witnesses()
+    run.witness(0).ok()
+    _time_up(run)
+    state = run.run
+    assert (state.state, state.exit_reason, state.current.height) == (RunState.COOLDOWN, ExitReason.QUORUM_MISSING, 1)
+    assert (state.current.attested, [(one.start, one.len) for one in state.backlog]) == (0, [(48, 48)])
+
+
+def test_a_round_without_a_witness_ends_the_epoch_and_its_data_comes_back_once(run: Scenario) -> None:
+    run.owner("set_future_epoch_rates", 300, 0).ok()
+    run.everyone_witnesses()
+    _time_up(run)
+    state = run.run
+    assert (state.state, state.exit_reason) == (RunState.COOLDOWN, ExitReason.NO_ATTESTATION)
+    assert [(one.start, one.len) for one in state.backlog] == [(48, 48)]
+    run.world.advance(31)
+    run.tick().ok()
+    assert {slot.points for slot in run.members.slots} == {0}
+    run.train([0, 1, 2])
+    assert (run.run.current.redo_index, run.run.current.redo, run.run.data_index) == (48, 48, 96)
+
+
+def test_a_run_that_everybody_left_goes_to_cooldown(run: Scenario) -> None:
+    run.everyone_witnesses([0, 1])
+    for index in range(3):
+        run.by(index, "leave_run").ok()
+    state = run.run
+    assert (state.state, state.exit_reason) == (RunState.COOLDOWN, ExitReason.TOO_FEW_CLIENTS)
+    assert (state.current.attested, state.backlog) == (ALL, ())
+
+
+def test_who_stays_to_the_last_round_is_paid(world: World) -> None:
+    run = Scenario(world).start(overlap=0, rounds_per_epoch=2)
+    run.owner("set_future_epoch_rates", 300, 0).ok()
+    run.train([0, 1, 2]).finish_rounds()
+    run.world.advance(31)
+    run.tick().ok()
+    assert [slot.points for slot in run.members.slots[:3]] == [100, 100, 100]
+
+
+@pytest.mark.parametrize(("overlap", "rounds", "changed"), [(0, 0, 0), (0, 1, 1), (1, 1, 0), (1, 2, 1)])
+def test_a_level_may_have_changed_once_its_holder_has_applied_results(
+    world: World, overlap: int, rounds: int, changed: int
+) -> None:
+    """The only holder of level 0 leaves after some rounds: results of round 0 are applied in round 1, or in round 2."""
+    run = Scenario(world).start(overlap=overlap, rounds_per_epoch=4)
+    for index in range(3):
+        run.join(index, tier=index).ok()
+    world.advance(6)
+    run.tick().ok()
+    world.advance(31)
+    run.tick().ok()
+    for _ in range(rounds):
+        run.everyone_witnesses()
+    run.by(0, "leave_run").ok()
+    run.finish_rounds()
+    state = run.run
+    assert state.level_hashes == (UNATTESTED if changed else bytes(32), UNATTESTED, UNATTESTED)
+
+
+def test_verdicts_about_the_last_round_are_taken_in_cooldown(world: World) -> None:
+    run = Scenario(world).start(overlap=0, verification_percent=50, rounds_per_epoch=2)
+    run.train(range(6))
+    run.everyone_witnesses()
+    last = run.run.current
+    roles = committee.roles(last, 50)
+    verifiers = [slot for slot, role in roles.items() if role is Committee.VERIFIER]
+    target = next(slot for slot, role in roles.items() if role is Committee.TRAINER)
+    run.by(verifiers[0], "verify", verifiers[0], last.height, target, True).refused("StaleHeight")  # it is not due yet
+    run.everyone_witnesses()
+    assert run.run.state is RunState.COOLDOWN
+    for slot in verifiers[:2]:
+        run.by(slot, "verify", slot, last.height, target, True).ok()
+    member = run.members.slots[target]
+    assert (member.state, member.exited_height) == (MemberState.EJECTED, last.height + 1)
+
+
+def test_with_overlap_the_current_round_is_never_judged(world: World) -> None:
+    """In cooldown it is the drain round, or one whose results nobody attests."""
+    run = Scenario(world).start(verification_percent=50)
+    run.train(range(6))
+    run.everyone_witnesses()
+    _time_up(run)
+    last = run.run.current
+    assert (run.run.state, last.batch) == (RunState.COOLDOWN, 48)
+    roles = committee.roles(last, 50)
+    verifier = next(slot for slot, role in roles.items() if role is Committee.VERIFIER)
+    target = next(slot for slot, role in roles.items() if role is Committee.TRAINER)
+    run.by(verifier, "verify", verifier, last.height, target, True).refused("StaleHeight")
+
+
+def test_the_overlap_may_change_between_epochs(run: Scenario) -> None:
+    run.configure(overlap=1).refused("NotHalted")
+    run.owner("set_paused", True).ok()
+    run.everyone_witnesses()
+    run.world.advance(31)
+    run.tick().ok()
+    run.configure(overlap=1).ok()
+    run.owner("set_paused", False).ok()
+    run.train([0, 1, 2])
+    run.witness(0, participation=1).refused("BadParticipation")
+    run.owner("set_paused", True).ok()
+    run.everyone_witnesses()
+    assert (run.run.draining, run.run.current.height) == (True, 1)
