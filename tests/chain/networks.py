@@ -93,6 +93,11 @@ def model_table() -> dict[str, Any]:
             "beta1_bits": 0,
             "beta2_bits": 0,
             "eps_bits": 0,
+            "outer_lr_bits": 0,
+            "inner_steps": 0,
+            "value_bits": 0,
+            "inner_optimizer": 0,
+            "divisor": 0,
         },
     }
 

@@ -147,7 +147,48 @@ def test_an_optimizer_without_results_is_refused(created: Shell, run_id: str, ma
     config.write_text(head + "[model.LLM.optimizer.AdamW]\nbetas = [0.9, 0.95]\nweight_decay = 0.1\neps = 1e-8\n")
     refused = created("update-config", "--run-id", run_id, "--config-path", config).error
     assert "AdamW is not supported" in refused["error"]
-    assert "use [model.LLM.optimizer.Distro]" in refused["error"]
+    assert "use [model.LLM.optimizer.Distro], or [model.LLM.optimizer.SparseLoCo] with AdamW as" in refused["error"]
+
+
+def test_a_run_with_inner_steps_is_configured_and_shown(
+    created: Shell, run_id: str, material: Path, tmp_path: Path
+) -> None:
+    config = tmp_path / "config.toml"
+    head = (material / "config.toml").read_text().partition("[model.LLM.optimizer")[0]
+    config.write_text(head + "[model.LLM.optimizer.SparseLoCo]\n")
+    (warning,) = created("update-config", "--run-id", run_id, "--config-path", config).data["warnings"]
+    assert "overlap = 1: SparseLoCo learns badly with it" in warning
+    head = head.replace("[config]\n", "[config]\noverlap = 0\n")
+    config.write_text(head + '[model.LLM.optimizer.SparseLoCo]\ninner_steps = 3\ndivisor = "root"\nvalue_bits = 1\n')
+    found = created("update-config", "--run-id", run_id, "--config-path", config)
+    # 29, 6 and 12 blocks on levels 2, 1 and 0, of 2 * 32 bytes for places, one for the exponent, 4 for signs
+    assert found.data["bytes_per_round"] == [47 * 69, 35 * 69, 29 * 69]
+    dump = created("json-dump-run", "--run-id", run_id).data["model"]
+    assert dump["schema_hash"] == found.data["schema_hash"]
+    assert dump["optimizer"] == {
+        "kind": "sparseloco",
+        "clip_grad_norm": 1.0,
+        "weight_decay": 0.0,
+        "compression_decay": 0.95,
+        "compression_chunk": 64,
+        "compression_topk": 32,
+        "compression_topk_embeddings": 0,
+        "value_bits": 1,
+        "inner_steps": 3,
+        "inner_optimizer": "adamw",
+        "divisor": "root",
+        "outer_lr": 1.0,
+    }
+    assert found.data["warnings"] == []
+    config.write_text(head + "[model.LLM.optimizer.SparseLoCo]\ninner_steps = 5\n")
+    (warning,) = created("update-config", "--run-id", run_id, "--config-path", config).data["warnings"]
+    assert "with 3 members and global_batch_size_start = 12 that is 4" in warning
+    config.write_text(head + "[model.LLM.optimizer.SparseLoCo]\nvalue_bits = 3\n")
+    refused = created("update-config", "--run-id", run_id, "--config-path", config).error["error"]
+    assert refused.endswith("value_bits = 3: SparseLoCo needs value_bits 1 or 2.")
+    config.write_text(head + "[model.LLM.optimizer.SparseLoCo]\nweight_decay = 251.0\n")
+    refused = created("update-config", "--run-id", run_id, "--config-path", config).error["error"]
+    assert "weight_decay = 251.0: a step at the highest learning rate, 0.004, would turn" in refused
 
 
 def test_texts_change_alone(configured: Shell, run_id: str) -> None:

@@ -172,7 +172,8 @@ def identities() -> tuple[list[bytes], Decode]:
 
 
 def run_configs() -> tuple[list[bytes], Decode]:
-    return [RULES.encode()], lambda data: parse_config(data.decode("utf-8", "replace"), "config.toml")
+    inner = RULES[: RULES.index("[model.LLM.optimizer")] + "[model.LLM.optimizer.SparseLoCo]\nouter_lr = 0.5\n"
+    return [RULES.encode(), inner.encode()], lambda data: parse_config(data.decode("utf-8", "replace"), "config.toml")
 
 
 def schemas() -> tuple[list[bytes], Decode]:

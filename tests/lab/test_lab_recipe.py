@@ -25,6 +25,7 @@ from aftermath.sim.tiny import RULES
 from aftermath.train.outfit import Unsuitable
 
 DEMO = Path(__file__).parents[2] / "config" / "demo" / "config.toml"
+SOFT_DISTRO = DISTRO.model_copy(update={"clip_grad_norm": 2.0})
 HUB = 'checkpoint = { Hub = { repo_id = "a/b" } }'
 
 
@@ -111,6 +112,26 @@ def test_what_members_agree_on_is_said_by_options() -> None:
     assert config.agreed == distro_of(config.numbers)
     assert recipe(config_path=DEMO, topk=16).agreed == replace(distro_of(config.numbers), topk=16)
     assert recipe(config_path=DEMO, optimizer="sparseloco", lr=2e-3).agreed == SparseLoCo(clip=1.0)
+
+
+def test_a_config_with_sparseloco_is_taken_and_options_beside_it_count(tmp_path: Path) -> None:
+    table = RULES[RULES.index("[model.LLM.optimizer.Distro]") :]
+    keys = "inner_steps = 6\nvalue_bits = 1\ncompression_topk = 9\nweight_decay = 0.01\nclip_grad_norm = 2.0\n"
+    given = file(tmp_path, (table, "[model.LLM.optimizer.SparseLoCo]\n" + keys))
+    of_file = SparseLoCo(inner_steps=6, bits=1, topk=9, topk_embeddings=9, weight_decay=0.01, clip=2.0)
+    found = recipe(config_path=given)
+    assert (found.optimizer, found.agreed, found.overlap, found.schedule.base_lr) == ("sparseloco", of_file, 1, 0.004)
+    said = {"inner_steps": 2, "value_bits": "2", "topk": 5, "outer_lr": 0.5, "mean": "all", "feedback_decay": 0.5}
+    beside = replace(of_file, inner_steps=2, bits=2, topk=5, topk_embeddings=5, outer_lr=0.5, decay=0.5)
+    assert recipe(config_path=given, **said).agreed == replace(beside, divisor=Divisor.ALL)
+    assert recipe(config_path=given, optimizer="distro", lr=1e-3).agreed == distro_of(optimizer_of(SOFT_DISTRO))
+    with pytest.raises(UsageError, match=r"--inner-optimizer muon: the learning rate in .* is for adamw") as told:
+        recipe(config_path=given, inner_optimizer="muon")
+    assert told.value.fix == "pass --lr as well, for example --lr 0.02"
+    assert recipe(config_path=given, inner_optimizer="muon", lr=0.01).agreed == replace(of_file, inner_optimizer="muon")
+    assert recipe(config_path=given, inner_optimizer="adamw").agreed == of_file
+    with pytest.raises(UsageError, match=r"rate of 100\.1 with .* of 0\.01 would turn"):
+        recipe(config_path=given, lr=100.1)
 
 
 def test_the_rate_falls_as_the_schedule_says() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from solders.pubkey import Pubkey
 
+from aftermath.run import views
 from programs.harness import AUTHORIZER, PROGRAM, World, idl
 from programs.scenario import CONFIG, SCHEMA, Scenario, bits, model_params
 
@@ -48,6 +49,11 @@ def _model(part: str, **change: Any) -> dict[str, Any]:
     return model_params(**{part: model_params()[part] | change})
 
 
+def _sparseloco(**change: Any) -> dict[str, Any]:
+    valid = {"kind": 3, "quantize_1bit": 0, "outer_lr_bits": bits(1.0), "inner_steps": 4, "value_bits": 2}
+    return _model("optimizer", **valid | change)
+
+
 MODEL_FAULTS = [
     ("UnknownArchitecture", model_params(architecture=1)),
     ("UnknownDataType", model_params(data_type=2)),
@@ -80,12 +86,45 @@ MODEL_FAULTS = [
     ("TopkOutOfRange", _model("optimizer", compression_chunk=2, compression_topk=5)),
     ("TopkOutOfRange", _model("optimizer", compression_topk_embeddings=4097)),
     ("QuantizeInvalid", _model("optimizer", quantize_1bit=2)),
+    ("UnknownOptimizer", _model("optimizer", kind=4)),
+    ("UnknownOptimizer", _model("optimizer", kind=256 + 2)),
+    ("ChunkOutOfRange", _sparseloco(compression_chunk=0)),
+    ("TopkOutOfRange", _sparseloco(compression_topk=0)),
+    ("TopkOutOfRange", _sparseloco(compression_topk_embeddings=4097)),
+    ("OptimizerNumberInvalid", _sparseloco(compression_decay_bits=bits(1.0))),
+    ("InnerStepsOutOfRange", _sparseloco(inner_steps=0)),
+    ("InnerStepsOutOfRange", _sparseloco(inner_steps=1025)),
+    ("OuterRateOutOfRange", _sparseloco(outer_lr_bits=0)),
+    ("OuterRateOutOfRange", _sparseloco(outer_lr_bits=bits(64.0) + 1)),
+    ("OuterRateOutOfRange", _sparseloco(outer_lr_bits=bits(-0.0))),
+    ("OuterRateOutOfRange", _sparseloco(outer_lr_bits=bits(float("inf")))),
+    ("ValueBitsInvalid", _sparseloco(value_bits=0)),
+    ("ValueBitsInvalid", _sparseloco(value_bits=3)),
+    ("UnknownInnerOptimizer", _sparseloco(inner_optimizer=2)),
+    ("UnknownDivisor", _sparseloco(divisor=3)),
 ]
 
 
 @pytest.mark.parametrize(("name", "model"), MODEL_FAULTS, ids=lambda value: value if isinstance(value, str) else "")
 def test_models_that_break_a_rule_are_refused(created: Scenario, name: str, model: dict[str, Any]) -> None:
     created.update(model=model).refused(name)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        _sparseloco(),
+        _sparseloco(inner_steps=1, outer_lr_bits=1, value_bits=1, inner_optimizer=1, divisor=2),
+        _sparseloco(inner_steps=1024, outer_lr_bits=bits(64.0), divisor=1),
+        _model("optimizer", inner_steps=0, outer_lr_bits=0, value_bits=0),  # of no meaning to DisTrO
+    ],
+)
+def test_every_number_that_sparseloco_can_have_is_stored(world: World, model: dict[str, Any]) -> None:
+    scenario = Scenario(world)
+    scenario.create().ok()
+    scenario.update(model=model).ok()
+    stored = views.model_account().read(world.data(scenario.accounts["model"]))["optimizer"][0]
+    assert {name: int(stored[name]) for name in model["optimizer"]} == model["optimizer"]
 
 
 def _about(**change: Any) -> dict[str, Any]:

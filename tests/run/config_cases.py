@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
@@ -23,6 +24,8 @@ def without(table: str, instead: str) -> str:
     return changed((rf"^\[{re.escape(table)}\][^\[]*(?=\[|\Z)", instead + "\n"))
 
 
+DISTRO = r"^\[model\.LLM\.optimizer\.Distro\][\s\S]*"
+SPARSELOCO = "[model.LLM.optimizer.SparseLoCo]\n"
 RULES = [
     ("EpochLengthMissing", r"^rounds_per_epoch = 20", "", 1),
     ("WarmupTooLong", r"^rounds_per_epoch = 20", "epoch_time = 30", 3),
@@ -63,4 +66,17 @@ RULES = [
     ("ChunkOutOfRange", r"^compression_chunk.*", "compression_chunk = 4097", 76),
     ("TopkOutOfRange", r"^compression_topk.*", "compression_topk = 4097", 77),
     ("TopkOutOfRange", r"^(compression_topk.*)", r"\1\ncompression_topk_embeddings = 4097", 78),
+    ("InnerStepsOutOfRange", DISTRO, SPARSELOCO + "inner_steps = 0", 74),
+    ("InnerStepsOutOfRange", DISTRO, SPARSELOCO + "inner_steps = 1025", 74),
+    ("OuterRateOutOfRange", DISTRO, SPARSELOCO + "outer_lr = 0.0", 74),
+    ("OuterRateOutOfRange", DISTRO, SPARSELOCO + "outer_lr = -1.0", 74),
+    ("OuterRateOutOfRange", DISTRO, SPARSELOCO + "outer_lr = nan", 74),
+    ("OuterRateOutOfRange", DISTRO, SPARSELOCO + f"outer_lr = {math.nextafter(64, 65)!r}", 74),
+    ("ValueBitsInvalid", DISTRO, SPARSELOCO + "value_bits = 0", 74),
+    ("ValueBitsInvalid", DISTRO, SPARSELOCO + "value_bits = 3", 74),
+    ("ChunkOutOfRange", DISTRO, SPARSELOCO + "compression_chunk = 4097", 74),
+    ("TopkOutOfRange", DISTRO, SPARSELOCO + "compression_topk = 4097", 74),
+    ("TopkOutOfRange", DISTRO, SPARSELOCO + "compression_topk_embeddings = 4097", 74),
+    ("OptimizerNumberInvalid", DISTRO, SPARSELOCO + "compression_decay = 1.0", 74),
+    ("OptimizerNumberInvalid", DISTRO, SPARSELOCO + "weight_decay = -0.1", 74),
 ]

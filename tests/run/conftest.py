@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from aftermath.run.accounts import Checkpoint, DataLocation, Metadata, Model, Optimizer
-from aftermath.run.state import CheckpointKind, DataKind, OptimizerKind, ScheduleKind
+from aftermath.run.accounts import Checkpoint, DataLocation, Metadata, Model
+from aftermath.run.config_read import optimizer_of
+from aftermath.run.config_training import DISTRO
+from aftermath.run.state import CheckpointKind, DataKind, ScheduleKind
 from run.builders import schedule
 
 
@@ -24,7 +26,7 @@ def configured_model() -> Model:
         checkpoint_hashes=(bytes(32),) * 3,
         data_location=DataLocation(DataKind.LOCAL, 2, 0, 0, 0, 0, "tokens", "", bytes(32)),
         lr_schedule=schedule(ScheduleKind.CONSTANT),
-        optimizer=Optimizer(OptimizerKind.DISTRO, True, 8, 0, 64, 1.0, 0.0, 0.999, 0.0, 0.0, 0.0),
+        optimizer=optimizer_of(DISTRO),
         schema_hash=b"\x01" * 32,
         tiers=3,
         tier_widths=(256, 128, 64),

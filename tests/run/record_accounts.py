@@ -14,10 +14,20 @@ from typing import Any
 
 from aftermath.run import bitmap, views
 from aftermath.run.state import CheckpointKind, MemberState, RunState
+from run.config_cases import DISTRO, SPARSELOCO, changed
 from run.onchain import RUN_ID, Onchain
 
 FIXTURES = Path(__file__).with_name("accounts")
-CONFIG = Path(__file__).with_name("seed-config.toml")
+OPTIMIZER = """
+inner_steps = 5
+inner_optimizer = "muon"
+outer_lr = 0.75
+divisor = "root"
+value_bits = 1
+compression_topk_embeddings = 48
+weight_decay = 0.125
+"""
+"""The kind with the most numbers, none of them zero."""
 
 
 def plain(value: Any) -> Any:
@@ -66,7 +76,7 @@ def record() -> dict[str, bytes]:
     """The four accounts of the recorded run."""
     chain = Onchain()
     chain.create()
-    text = CONFIG.read_text()
+    text = changed((DISTRO, SPARSELOCO + OPTIMIZER))
     metadata = {"name": "fixture é", "description": "two epochs", "num_parameters": 1234567, "vocab_size": 512}
     chain.update(metadata=metadata)
     chain.send(chain.owner, chain.ix(chain.owner).set_future_epoch_rates(RUN_ID, earning=1000, slashing=10))

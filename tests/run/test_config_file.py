@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,13 @@ import pytest
 
 from aftermath.run.accounts import LrSchedule
 from aftermath.run.config import RunConfig, load_config, parse_config
+from aftermath.run.config_read import optimizer_of
+from aftermath.run.config_training import SPARSELOCO as SPARSELOCO_DEFAULTS
+from aftermath.run.config_training import SparseLoCoSettings
 from aftermath.run.errors import ConfigError
 from aftermath.run.schedules import learning_rate
-from aftermath.run.state import ScheduleKind
-from run.config_cases import CHECKPOINT, SEED, changed, without
+from aftermath.run.state import Divisor, InnerOptimizer, OptimizerKind, ScheduleKind
+from run.config_cases import CHECKPOINT, DISTRO, SEED, SPARSELOCO, changed, without
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -194,6 +198,27 @@ def test_adamw_is_understood() -> None:
     assert (optimizer["kind"], real(optimizer["beta1_bits"]), real(optimizer["beta2_bits"])) == (1, 0.9, 0.95)
 
 
+def test_sparseloco_is_understood_and_what_is_left_out_is_its_rooms_default() -> None:
+    named = 'inner_steps = 7\ninner_optimizer = "muon"\nouter_lr = 0.5\ndivisor = "root"\nvalue_bits = 1\n'
+    numbers = "compression_topk = 9\ncompression_topk_embeddings = 10\ncompression_chunk = 32\nclip_grad_norm = 0.25\n"
+    said = parse_config(changed((DISTRO, SPARSELOCO + named + numbers)), "c")
+    read = optimizer_of(said.llm.optimizer)
+    assert (read.kind, read.quantize_1bit) == (OptimizerKind.SPARSELOCO, False)
+    assert (read.inner_steps, read.inner_optimizer, read.outer_lr) == (7, InnerOptimizer.MUON, 0.5)
+    assert (read.divisor, read.value_bits, read.clip_grad_norm) == (Divisor.ROOT, 1, 0.25)
+    assert (read.compression_topk, read.compression_topk_embeddings, read.compression_chunk) == (9, 10, 32)
+    assert (read.compression_decay, read.weight_decay, read.beta1) == (0.95, 0.0, 0.0)
+
+
+def test_the_table_that_a_preset_names_as_the_other_choice_is_one_with_the_defaults() -> None:
+    text = (REPOSITORY / "config/solana-test/light-config.toml").read_text()
+    before, _, table = text.partition("# [model.LLM.optimizer.SparseLoCo]\n")
+    keys = re.findall(r"^# (\w+ = \S+)", table, re.MULTILINE)
+    assert len(keys) == len(SparseLoCoSettings.model_fields)
+    said = parse_config(before + SPARSELOCO + "\n".join(keys), "c").to_chain()["model"]["optimizer"]
+    assert said | {"compression_topk_embeddings": 0} == SPARSELOCO_DEFAULTS.to_chain()
+
+
 def test_tiers_are_chosen_in_the_matformer_table() -> None:
     assert parse_config(SEED + "\n[model.LLM.matformer]\ntiers = 3\n", "c").llm.matformer.tiers == 3
 
@@ -208,3 +233,5 @@ def test_limits_themselves_are_allowed() -> None:
         (r"^compression_decay.*", f"compression_decay = {math.nextafter(1.0, 0.0)!r}"),
     )
     assert parse_config(text, "config.toml").config.init_min_clients == 256
+    for limits in ("inner_steps = 1\nouter_lr = 5e-324\nvalue_bits = 1", "inner_steps = 1024\nouter_lr = 64.0"):
+        assert parse_config(changed((DISTRO, SPARSELOCO + limits)), "config.toml").llm.optimizer.SparseLoCo

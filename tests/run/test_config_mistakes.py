@@ -10,7 +10,7 @@ import pytest
 from aftermath.run.config import MAX_CONFIG_BYTES, load_config, parse_config
 from aftermath.run.config_rules import program_errors
 from aftermath.run.errors import ConfigError
-from run.config_cases import CHECKPOINT, RULES, SEED, changed, without
+from run.config_cases import CHECKPOINT, DISTRO, RULES, SEED, SPARSELOCO, changed, without
 
 
 def refusal(text: str) -> str:
@@ -41,7 +41,20 @@ MISTAKES = [
     (r"^repo_id.*", "", 54, r"\[model.LLM.checkpoint.Hub\] repo_id is missing"),
     (r'^shuffle = "DontShuffle"', "shuffle = { Seeded = [1, 2] }", 59, r"seed has 2 entries; it must have 32"),
     (r"^quantize_1bit = true", "quantize_1bit = 1", 78, r"quantize_1bit is 1; it must be true or false"),
-    (r"^(\[model\.LLM\.optimizer\.Distro\])", r"[model.LLM.optimizer.AdamW]\n\1", 73, "exactly one of AdamW, Distro"),
+    (
+        r"^(\[model\.LLM\.optimizer\.Distro\])",
+        r"[model.LLM.optimizer.AdamW]\n\1",
+        73,
+        "one of AdamW, Distro, SparseLoCo",
+    ),
+    (DISTRO, SPARSELOCO + 'inner_optimizer = "sgd"', 74, "inner_optimizer is 'sgd'; allowed: adamw, muon"),
+    (
+        DISTRO,
+        SPARSELOCO + 'divisor = "rot"',
+        74,
+        r"'rot' \(did you mean root\?\); allowed: keepers, all, root",
+    ),
+    (DISTRO, SPARSELOCO + "outer_rate = 1.0", 74, r"outer_rate is not a known key \(did you mean outer_lr\?"),
     (r"^compression_topk", "compression_topq", 77, r"did you mean compression_topk\?"),
     (r"^\[model\.LLM\]", "[model.LM]", 49, r"\[model\] LM is not a known key \(did you mean LLM\?\)"),
 ]

@@ -1,7 +1,8 @@
 """Account views as JSON: what `json-dump-run` and `json-dump-user` print and other commands quote.
 
 Decided here: keys are base58 like everywhere on Solana, peer ids and hashes hex, states their lower-case names, and
-member bitmaps lists of slots, so that a script needs neither our code nor 256-bit integers.
+member bitmaps lists of slots, so that a script needs neither our code nor 256-bit integers. Of the optimizer's numbers
+those of its kind are shown: the others are zeros that mean nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 from solders.pubkey import Pubkey
 
-from aftermath.run.accounts import Members, Model, Run, Slot
+from aftermath.run.accounts import Members, Model, Optimizer, Run, Slot
 from aftermath.run.bitmap import slots
 from aftermath.run.state import RunState
 from aftermath.watch.phase import state_words
@@ -25,6 +26,8 @@ MASKS = {"levels_attested", "levels_lost"}
 
 def plain(value: object, name: str = "") -> Any:
     """A view, or a part of one, as JSON types; `name` is the field it comes from."""
+    if isinstance(value, Optimizer):
+        return {name: plain(getattr(value, name), name) for name in value.used}
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name), field.name) for field in fields(value)}
     if isinstance(value, Mapping):

@@ -15,9 +15,12 @@ from aftermath.model.resolve import load_hf_config
 from aftermath.model.schema import ELEMENT_BYTES
 from aftermath.optim.agreed import agreed_schema
 from aftermath.optim.schema import Schema
+from aftermath.optim.sparseloco import SparseLoCo
+from aftermath.run.accounts import Config
 from aftermath.run.config import RunConfig
 from aftermath.run.config_errors import Mistake
 from aftermath.run.config_read import checkpoint_of, optimizer_of, schedule_of
+from aftermath.run.counted import counted
 from aftermath.run.repository import is_repository
 from aftermath.run.schedules import highest_rate
 from aftermath.run.state import CheckpointKind
@@ -55,6 +58,27 @@ class Shape:
         return (
             f"a member of tier 0 sends {size:,} bytes in every round to every other, and the whole model has only "
             f"{model:,}: raise compression_chunk, or lower compression_topk or compression_topk_embeddings"
+        )
+
+    def trouble_with_shares(self, rules: Config) -> str:
+        """Why members would take fewer steps in a round than was meant; empty if shares are large enough."""
+        settings = self.schema.optimizer
+        share = rules.global_batch_size_start // rules.init_min_clients
+        if not isinstance(settings, SparseLoCo) or share >= settings.inner_steps:
+            return ""
+        batch, members = rules.global_batch_size_start, counted(rules.init_min_clients, "member")
+        return (
+            f"inner_steps = {settings.inner_steps}: a share takes at most as many steps as it has sequences, and with "
+            f"{members} and global_batch_size_start = {batch} that is {share}; raise the batch, or lower inner_steps"
+        )
+
+    def trouble_with_overlap(self, rules: Config) -> str:
+        """Why results would come too late for this optimizer; empty if they do not."""
+        if not isinstance(self.schema.optimizer, SparseLoCo) or not rules.overlap:
+            return ""
+        return (
+            f"overlap = {rules.overlap}: SparseLoCo learns badly with it, as members train at weights that lack the "
+            "results that travel, and go the same way once more; use overlap = 0"
         )
 
     def to_chain(self) -> dict[str, object]:
@@ -100,16 +124,17 @@ def _not_done(config: RunConfig) -> Iterator[Mistake]:
         )
     if config.llm.max_seq_len < 2:
         yield (*_LLM, "max_seq_len"), "max_seq_len = 1: a sequence of one token leaves nothing to predict; use more"
-    if config.llm.optimizer.Distro is None:
+    optimizer = config.llm.optimizer
+    if optimizer.AdamW is not None:
         yield (
             (*_LLM, "optimizer", "AdamW"),
-            "the optimizer AdamW is not supported: members exchange results with DisTrO only; "
-            "use [model.LLM.optimizer.Distro]",
+            "the optimizer AdamW is not supported: members exchange results with DisTrO or SparseLoCo; "
+            "use [model.LLM.optimizer.Distro], or [model.LLM.optimizer.SparseLoCo] with AdamW as its inner_optimizer",
         )
-    rate, decay = highest_rate(schedule_of(config.llm.lr_schedule)), optimizer_of(config.llm.optimizer).weight_decay
-    if config.llm.optimizer.Distro is not None and rate * decay > 1:
+    rate, decay = highest_rate(schedule_of(config.llm.lr_schedule)), optimizer_of(optimizer).weight_decay
+    if optimizer.AdamW is None and rate * decay > 1:
         yield (
-            (*_LLM, "optimizer", "Distro", "weight_decay"),
+            (*_LLM, "optimizer", "SparseLoCo" if optimizer.SparseLoCo else "Distro", "weight_decay"),
             f"weight_decay = {decay}: a step at the highest learning rate, {rate}, would turn every weight's sign; use "
             f"at most {1 / rate:g}",
         )

@@ -86,6 +86,8 @@ async def update_config(
         (
             trouble_with_data(model, shape),
             shape.trouble_with_size(),
+            shape.trouble_with_shares(run.config),
+            shape.trouble_with_overlap(run.config),
             trouble_with_end(model.lr_schedule, run.config.total_steps),
         )
         if shape

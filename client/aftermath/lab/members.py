@@ -6,8 +6,8 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from aftermath.lab.settings import ALONE, DEFAULTS, LabSettings, OptimizerName
-from aftermath.optim.agreed import distro_of
+from aftermath.lab.settings import ALONE, LabSettings, OptimizerName
+from aftermath.optim.agreed import settings_of
 from aftermath.optim.schema import Settings
 from aftermath.optim.sparseloco import LARGEST_RATE
 from aftermath.run.accounts import Optimizer
@@ -27,15 +27,14 @@ def agreed_settings(said: LabSettings, optimizer: OptimizerName, numbers: Optimi
         raise UsageError(f"--feedback-decay {decay} is no part of anything", "it is from 0 to 1, for example 0.95")
     if outer is not None and not (math.isfinite(outer) and 0 < outer <= LARGEST_RATE):
         raise UsageError(f"--outer-lr {outer} is no rate", f"it is above 0 and at most {LARGEST_RATE}, for example 1")
-    changed = {"topk": said.topk, "decay": decay}
+    embeddings = said.topk_embeddings or numbers.compression_topk_embeddings or said.topk
+    changed = {"topk": said.topk, "topk_embeddings": embeddings, "decay": decay}
     if optimizer == "distro":
         _refuse(said, _INNER, optimizer, "inner steps of sparseloco")
-        own = numbers.compression_topk_embeddings or said.topk
-        return _changed(distro_of(numbers), **changed, topk_embeddings=said.topk_embeddings or own)
+        return _changed(settings_of(numbers), **changed)
     return _changed(
-        replace(DEFAULTS, clip=numbers.clip_grad_norm or None),
+        settings_of(numbers),
         **changed,
-        topk_embeddings=said.topk_embeddings or said.topk,
         inner_steps=said.inner_steps,
         inner_optimizer=said.inner_optimizer,
         bits=int(said.value_bits) if said.value_bits else None,

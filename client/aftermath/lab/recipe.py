@@ -33,13 +33,17 @@ from aftermath.run.accounts import MAX_LEVELS, Config, LrSchedule, Optimizer
 from aftermath.run.assignment import batch_size, cut
 from aftermath.run.config import RunConfig, load_config
 from aftermath.run.config_read import checkpoint_of, location_of, optimizer_of, rules_of, schedule_of
-from aftermath.run.config_training import ADAMW, DISTRO
+from aftermath.run.config_training import ADAMW, DISTRO, SPARSELOCO
 from aftermath.run.errors import UsageError
 from aftermath.run.schedules import cold_start_factor, highest_rate, learning_rate
 from aftermath.run.state import CheckpointKind, OptimizerKind
 from aftermath.train.outfit import Unsuitable, check_data
 
-_NAMES: dict[OptimizerKind, OptimizerName] = {OptimizerKind.DISTRO: "distro", OptimizerKind.ADAMW: "adamw"}
+_NAMES: dict[OptimizerKind, OptimizerName] = {
+    OptimizerKind.DISTRO: "distro",
+    OptimizerKind.SPARSELOCO: "sparseloco",
+    OptimizerKind.ADAMW: "adamw",
+}
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,7 @@ class Recipe:
     cold_start_steps: int
     optimizer: OptimizerName
     numbers: Optimizer
-    """Of DisTrO or AdamW. Muon takes the clipping out of them, and the rest from `optim.muon`."""
+    """Of the optimizer. Muon takes the clipping out of them, and the rest from `optim.muon`."""
     agreed: Settings | None
     """What members agree on; None for a machine alone."""
     tiers: tuple[int, ...]
@@ -122,7 +126,7 @@ def recipe_of(said: LabSettings) -> Recipe:
     if said.overlap is not None and agreed is None:
         raise UsageError(f"--overlap means results of members, and {optimizer} has none", "leave it out")
     schedule = _schedule(said, config, optimizer, steps)
-    if optimizer == "distro" and highest_rate(schedule) * numbers.weight_decay > 1:
+    if agreed is not None and highest_rate(schedule) * agreed.weight_decay > 1:
         raise UsageError(
             f"a learning rate of {highest_rate(schedule):g} with the config's weight decay of {numbers.weight_decay:g} "
             "would turn every weight's sign",
@@ -204,10 +208,16 @@ def _within(one: Path, other: Path) -> bool:
 def _optimizer(said: LabSettings, config: RunConfig | None) -> tuple[OptimizerName, Optimizer]:
     given = optimizer_of(config.llm.optimizer) if config else None
     name = said.optimizer or (_NAMES[given.kind] if given else "distro")
-    defaults = optimizer_of(DISTRO if name == "distro" else ADAMW)
+    defaults = optimizer_of({"distro": DISTRO, "sparseloco": SPARSELOCO}.get(name, ADAMW))
     if given is None:
         return name, defaults
     if _NAMES[given.kind] == name:
+        inner = given.inner_optimizer.name.lower()
+        if name == "sparseloco" and said.lr is None and said.inner_optimizer not in (None, inner):
+            raise UsageError(
+                f"--inner-optimizer {said.inner_optimizer}: the learning rate in {said.config_path} is for {inner}",
+                f"pass --lr as well, for example --lr {RATES[str(said.inner_optimizer)]:g}",
+            )
         return name, given
     if said.lr is None:
         raise UsageError(

@@ -6,8 +6,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from aftermath.optim.distro import Distro
-from aftermath.optim.schema import Schema, build_schema
+from aftermath.optim.schema import Schema, SchemaError, Settings, build_schema
+from aftermath.optim.sparseloco import Divisor, InnerOptimizer, SparseLoCo
+from aftermath.run import state
 from aftermath.run.accounts import Optimizer
+from aftermath.run.state import OptimizerKind
+
+EXCHANGED = {OptimizerKind.DISTRO: "DisTrO", OptimizerKind.SPARSELOCO: "SparseLoCo"}
+"""The optimizers whose members exchange results, as people write them."""
+_TABLES = "use [model.LLM.optimizer.Distro] or [model.LLM.optimizer.SparseLoCo] in the run's config file"
+_INNER: dict[state.InnerOptimizer, InnerOptimizer] = {
+    state.InnerOptimizer.ADAMW: "adamw",
+    state.InnerOptimizer.MUON: "muon",
+}
 
 
 def agreed_schema(hf_config: Mapping[str, Any], tiers: int, optimizer: Optimizer) -> Schema:
@@ -15,7 +26,16 @@ def agreed_schema(hf_config: Mapping[str, Any], tiers: int, optimizer: Optimizer
 
     Raises WidthNotDivisible, ModelConfigError or SchemaError.
     """
-    return build_schema(hf_config, tiers, distro_of(optimizer))
+    return build_schema(hf_config, tiers, settings_of(optimizer))
+
+
+def settings_of(optimizer: Optimizer) -> Settings:
+    """What a run's members agree on, out of the numbers of its Model account. Raises SchemaError."""
+    if optimizer.kind is OptimizerKind.SPARSELOCO:
+        return sparseloco_of(optimizer)
+    if optimizer.kind is OptimizerKind.DISTRO:
+        return distro_of(optimizer)
+    raise SchemaError(f"members exchange no results with an optimizer of kind {optimizer.kind.name.lower()}", _TABLES)
 
 
 def distro_of(optimizer: Optimizer) -> Distro:
@@ -26,6 +46,23 @@ def distro_of(optimizer: Optimizer) -> Distro:
         chunk=optimizer.compression_chunk,
         quantize_1bit=bool(optimizer.quantize_1bit),
         decay=optimizer.compression_decay,
+        weight_decay=optimizer.weight_decay,
+        clip=optimizer.clip_grad_norm or None,
+    )
+
+
+def sparseloco_of(optimizer: Optimizer) -> SparseLoCo:
+    """SparseLoCo's settings out of the numbers of a Model account. Raises SchemaError."""
+    return SparseLoCo(
+        inner_steps=optimizer.inner_steps,
+        inner_optimizer=_INNER[optimizer.inner_optimizer],
+        topk=optimizer.compression_topk,
+        topk_embeddings=optimizer.compression_topk_embeddings or optimizer.compression_topk,
+        chunk=optimizer.compression_chunk,
+        bits=optimizer.value_bits,
+        decay=optimizer.compression_decay,
+        outer_lr=optimizer.outer_lr,
+        divisor=Divisor[optimizer.divisor.name],
         weight_decay=optimizer.weight_decay,
         clip=optimizer.clip_grad_norm or None,
     )

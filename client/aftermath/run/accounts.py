@@ -14,7 +14,9 @@ from aftermath.run.bitmap import slots
 from aftermath.run.state import (
     CheckpointKind,
     DataKind,
+    Divisor,
     ExitReason,
+    InnerOptimizer,
     MemberState,
     ModelSource,
     OptimizerKind,
@@ -228,7 +230,7 @@ class LrSchedule:
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:
-    """The numbers of the optimizer; zero where a kind does not use one, `clip_grad_norm` 0 for no clipping,
+    """The numbers of the optimizer; zero where a kind does not use one (`used`), `clip_grad_norm` 0 for no clipping,
     and `compression_topk_embeddings` 0 for as many as `compression_topk`.
     """
 
@@ -237,12 +239,45 @@ class Optimizer:
     compression_topk: int
     compression_topk_embeddings: int
     compression_chunk: int
+    value_bits: int
+    inner_steps: int
+    inner_optimizer: InnerOptimizer
+    divisor: Divisor
+    outer_lr: float
     clip_grad_norm: float
     weight_decay: float
     compression_decay: float
     beta1: float
     beta2: float
     eps: float
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """The fields that mean something to this kind."""
+        return _USED[self.kind]
+
+
+_EVERY = ("kind", "clip_grad_norm", "weight_decay")
+_COMPRESSED = (
+    *_EVERY,
+    "compression_decay",
+    "compression_chunk",
+    "compression_topk",
+    "compression_topk_embeddings",
+)
+_USED = {
+    OptimizerKind.NONE: ("kind",),
+    OptimizerKind.ADAMW: (*_EVERY, "beta1", "beta2", "eps"),
+    OptimizerKind.DISTRO: (*_COMPRESSED, "quantize_1bit"),
+    OptimizerKind.SPARSELOCO: (
+        *_COMPRESSED,
+        "value_bits",
+        "inner_steps",
+        "inner_optimizer",
+        "divisor",
+        "outer_lr",
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import struct
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +11,7 @@ from aftermath.run.accounts import Checkpoint, Config, DataLocation, LrSchedule,
 from aftermath.run.config import RunConfig
 from aftermath.run.config_sources import Checkpoint as CheckpointChoice
 from aftermath.run.config_tables import Choice, Variant
-from aftermath.run.state import CheckpointKind, DataKind, OptimizerKind, ScheduleKind
+from aftermath.run.state import CheckpointKind, DataKind, Divisor, InnerOptimizer, OptimizerKind, ScheduleKind
 
 
 def rules_of(config: RunConfig) -> Config:
@@ -20,30 +21,37 @@ def rules_of(config: RunConfig) -> Config:
 
 def checkpoint_of(chosen: CheckpointChoice) -> Checkpoint:
     """Where the run's model is."""
-    return Checkpoint(**_read(chosen.to_chain(), CheckpointKind))
+    return Checkpoint(**_read(chosen.to_chain(), Checkpoint, CheckpointKind))
 
 
 def location_of(chosen: Choice) -> DataLocation:
     """Where the run's tokens are."""
-    return DataLocation(**_read(chosen.to_chain(), DataKind))
+    return DataLocation(**_read(chosen.to_chain(), DataLocation, DataKind))
 
 
 def schedule_of(chosen: Choice | Variant) -> LrSchedule:
     """The numbers of a learning-rate schedule."""
-    return LrSchedule(**_read(chosen.to_chain(), ScheduleKind))
+    return LrSchedule(**_read(chosen.to_chain(), LrSchedule, ScheduleKind))
 
 
 def optimizer_of(chosen: Choice | Variant) -> Optimizer:
     """The numbers of an optimizer."""
-    values = _read(chosen.to_chain(), OptimizerKind)
-    return Optimizer(**values | {"quantize_1bit": bool(values["quantize_1bit"])})
+    values = _read(chosen.to_chain(), Optimizer, OptimizerKind)
+    named = {
+        "quantize_1bit": bool(values["quantize_1bit"]),
+        "inner_optimizer": InnerOptimizer(values["inner_optimizer"]),
+        "divisor": Divisor(values["divisor"]),
+    }
+    return Optimizer(**values | named)
 
 
-def _read(values: Mapping[str, Any], kind: type) -> dict[str, Any]:
+def _read(values: Mapping[str, Any], view: type, kind: type) -> dict[str, Any]:
+    """The fields of a view: a name with `_bits` that is none of them holds the bits of a real."""
+    fields = {field.name for field in dataclasses.fields(view)}
     reals = {
         name.removesuffix("_bits"): struct.unpack("<d", bits.to_bytes(8, "little"))[0]
         for name, bits in values.items()
-        if name.endswith("_bits")
+        if name not in fields
     }
-    plain = {name: value for name, value in values.items() if not name.endswith("_bits")}
+    plain = {name: value for name, value in values.items() if name in fields}
     return plain | reals | {"kind": kind(values["kind"])}

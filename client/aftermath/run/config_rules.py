@@ -30,9 +30,16 @@ REPO_BYTES = 192
 REVISION_BYTES = 64
 LOCATION_BYTES = 192
 MAX_CHUNK = 4096
+MAX_INNER_STEPS = 1024
 # Doubles of at least +0 are ordered as their bits are, and negative ones and NaN lie above infinity.
 _ONE = 0x3FF0_0000_0000_0000
 _INFINITY = 0x7FF0_0000_0000_0000
+_LARGEST_OUTER_RATE = 0x4050_0000_0000_0000  # 64
+_OPTIMIZERS = {
+    OptimizerKind.ADAMW: "AdamW",
+    OptimizerKind.DISTRO: "Distro",
+    OptimizerKind.SPARSELOCO: "SparseLoCo",
+}
 
 
 @cache
@@ -139,19 +146,34 @@ def _schedule(schedule: Mapping[str, Any], table: Path) -> _Broken:
 
 
 def _optimizer(optimizer: Mapping[str, Any], table: Path) -> _Broken:
-    distro = optimizer["kind"] == OptimizerKind.DISTRO
-    variant = (*table, "Distro" if distro else "AdamW")
+    variant = (*table, _OPTIMIZERS[optimizer["kind"]])
     for key in ("clip_grad_norm", "weight_decay", "compression_decay", "beta1", "beta2", "eps"):
         bits = optimizer[f"{key}_bits"]
         if bits >= (_ONE if key in ("compression_decay", "beta1", "beta2") else _INFINITY):
             yield "OptimizerNumberInvalid", (*variant, "betas" if key.startswith("beta") else key), _real(bits)
+    if optimizer["kind"] != OptimizerKind.ADAMW:
+        yield from _compression(optimizer, variant)
+    if optimizer["kind"] == OptimizerKind.SPARSELOCO:
+        yield from _sparseloco(optimizer, variant)
+
+
+def _compression(optimizer: Mapping[str, Any], table: Path) -> _Broken:
     chunk, topk = optimizer["compression_chunk"], optimizer["compression_topk"]
-    if distro and not 1 <= chunk <= MAX_CHUNK:
-        yield "ChunkOutOfRange", (*variant, "compression_chunk"), chunk
-    if distro and not 1 <= topk <= chunk * chunk:
-        yield "TopkOutOfRange", (*variant, "compression_topk"), topk
-    if distro and (embeddings := optimizer["compression_topk_embeddings"]) > chunk * chunk:
-        yield "TopkOutOfRange", (*variant, "compression_topk_embeddings"), embeddings
+    if not 1 <= chunk <= MAX_CHUNK:
+        yield "ChunkOutOfRange", (*table, "compression_chunk"), chunk
+    if not 1 <= topk <= chunk * chunk:
+        yield "TopkOutOfRange", (*table, "compression_topk"), topk
+    if (embeddings := optimizer["compression_topk_embeddings"]) > chunk * chunk:
+        yield "TopkOutOfRange", (*table, "compression_topk_embeddings"), embeddings
+
+
+def _sparseloco(optimizer: Mapping[str, Any], table: Path) -> _Broken:
+    if not 1 <= optimizer["inner_steps"] <= MAX_INNER_STEPS:
+        yield "InnerStepsOutOfRange", (*table, "inner_steps"), optimizer["inner_steps"]
+    if not 1 <= optimizer["outer_lr_bits"] <= _LARGEST_OUTER_RATE:
+        yield "OuterRateOutOfRange", (*table, "outer_lr"), _real(optimizer["outer_lr_bits"])
+    if optimizer["value_bits"] not in (1, 2):
+        yield "ValueBitsInvalid", (*table, "value_bits"), optimizer["value_bits"]
 
 
 def _real(bits: int) -> float:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from aftermath.run.config_tables import U16, U32, Choice, Table, Variant, bits
-from aftermath.run.state import OptimizerKind, ScheduleKind
+from aftermath.run.config_tables import U8, U16, U32, Choice, Table, Variant, bits
+from aftermath.run.state import Divisor, InnerOptimizer, OptimizerKind, ScheduleKind
 
 
 def _schedule(kind: ScheduleKind, given: Table, **renamed: float) -> dict[str, Any]:
@@ -86,14 +86,18 @@ class LearningRate(Choice):
 
 def _optimizer(kind: OptimizerKind, **given: Any) -> dict[str, Any]:
     """The program's form of an optimizer: unused numbers are zero, and reals travel as their bits."""
-    reals = ("clip_grad_norm", "weight_decay", "compression_decay", "beta1", "beta2", "eps")
+    reals = ("clip_grad_norm", "weight_decay", "compression_decay", "beta1", "beta2", "eps", "outer_lr")
     return {
         **{f"{name}_bits": bits(given.get(name) or 0.0) for name in reals},
         "compression_topk": given.get("compression_topk", 0),
         "compression_topk_embeddings": given.get("compression_topk_embeddings") or 0,
         "compression_chunk": given.get("compression_chunk", 0),
+        "inner_steps": given.get("inner_steps", 0),
         "kind": int(kind),
         "quantize_1bit": int(given.get("quantize_1bit", False)),
+        "value_bits": given.get("value_bits", 0),
+        "inner_optimizer": int(given.get("inner_optimizer", 0)),
+        "divisor": int(given.get("divisor", 0)),
     }
 
 
@@ -128,15 +132,43 @@ class DistroSettings(Variant):
         return _optimizer(OptimizerKind.DISTRO, **self.model_dump())
 
 
+class SparseLoCoSettings(Variant):
+    """SparseLoCo: steps of an inner optimizer on every member, whose largest changes per chunk are shared.
+
+    `compression_topk_embeddings` is `compression_topk` for the token embedding and the output head, where it differs.
+    """
+
+    inner_steps: U16 = 4
+    inner_optimizer: Literal["adamw", "muon"] = "adamw"
+    outer_lr: float = 1.0
+    divisor: Literal["keepers", "all", "root"] = "keepers"
+    value_bits: U8 = 2
+    compression_decay: float = 0.95
+    compression_chunk: U16 = 64
+    compression_topk: U16 = 32
+    compression_topk_embeddings: Annotated[U16, Field(ge=1)] | None = None
+    weight_decay: float = 0.0
+    clip_grad_norm: float = 1.0
+
+    def to_chain(self) -> dict[str, Any]:
+        named = {
+            "inner_optimizer": InnerOptimizer[self.inner_optimizer.upper()],
+            "divisor": Divisor[self.divisor.upper()],
+        }
+        return _optimizer(OptimizerKind.SPARSELOCO, **self.model_dump() | named)
+
+
 class Optimizer(Choice):
     """The optimizer."""
 
     AdamW: AdamWSettings | None = None
     Distro: DistroSettings | None = None
+    SparseLoCo: SparseLoCoSettings | None = None
 
 
 DISTRO = DistroSettings(
     clip_grad_norm=1.0, compression_decay=0.999, compression_topk=8, compression_chunk=64, quantize_1bit=True
 )
+SPARSELOCO = SparseLoCoSettings()
 ADAMW = AdamWSettings(betas=[0.9, 0.95], weight_decay=0.0, eps=1e-8, clip_grad_norm=1.0)
 """What the optimizers are where no config file says it."""

@@ -106,3 +106,21 @@ class OptimizerKind(IntEnum):
     NONE = 0
     ADAMW = 1
     DISTRO = 2
+    SPARSELOCO = 3
+
+
+class InnerOptimizer(IntEnum):
+    """What makes the inner steps of SparseLoCo."""
+
+    ADAMW = 0
+    MUON = 1
+
+
+class Divisor(IntEnum):
+    """By what SparseLoCo divides a sum of values: those who kept the coefficient, all results, or the root of both
+    numbers' product.
+    """
+
+    KEEPERS = 0
+    ALL = 1
+    ROOT = 2

@@ -180,7 +180,12 @@ _CONVERTERS: dict[type, dict[str, _Convert]] = {
     Checkpoint: {"kind": state.CheckpointKind, "repo": _text, "revision": _text},
     DataLocation: {"kind": state.DataKind, "primary": _text, "secondary": _text},
     LrSchedule: {"kind": state.ScheduleKind},
-    Optimizer: {"kind": state.OptimizerKind, "quantize_1bit": bool},
+    Optimizer: {
+        "kind": state.OptimizerKind,
+        "quantize_1bit": bool,
+        "inner_optimizer": state.InnerOptimizer,
+        "divisor": state.Divisor,
+    },
     Slot: {"state": _MEMBER_STATES.__getitem__, "pending": bool, "used": bool},
     Attestation: {"participation": bitmap.from_bytes},
 }

@@ -82,7 +82,7 @@ def _no_warnings() -> Iterator[None]:
 
 
 def _stage(scenario: Scenario, place: Path) -> Simulation:
-    sim = Simulation(place, quantize=scenario.quantize, **dict(scenario.rules))
+    sim = Simulation(place, quantize=scenario.quantize, optimizer=None, **dict(scenario.rules))
     sim.keeps = scenario.keeps
     for seat in scenario.seats:
         sim.add(seat.tier, seat.seconds, seat.nodes)

@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import tomllib
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -90,7 +90,10 @@ class Player:
 class Simulation:
     """A cluster, a run, and members that come and go."""
 
-    def __init__(self, place: Path, *, quantize: bool = True, **rules: int) -> None:
+    def __init__(
+        self, place: Path, *, quantize: bool = True, optimizer: Mapping[str, Any] | None = None, **rules: int
+    ) -> None:
+        """`optimizer`: the table of another one than the tiny run's."""
         torch.set_num_threads(1)
         place.mkdir(exist_ok=True)
         self.place, self.chain, self.network, self.record = place, SimChain(), SimNetwork(), Record()
@@ -102,16 +105,18 @@ class Simulation:
         self.keeps = True
         self.now_at_end = 0.0
         self._at = run_addresses(self.chain.coordinator.id, RUN_ID)
-        self._prepare(rules, quantize)
+        self._prepare(rules, quantize, optimizer)
         self.chain.observers.append(lambda: self.record.note(self.run, self.members))
 
-    def _prepare(self, rules: dict[str, int], quantize: bool) -> None:
+    def _prepare(self, rules: dict[str, int], quantize: bool, optimizer: Mapping[str, Any] | None) -> None:
         write_checkpoint(self.place / "model", init_weights(CONFIG, 0), CONFIG, tier=0, companions={})
         (self.place / "data").mkdir()
         tokens = torch.arange(4096).mul(7).remainder(64).to(torch.int16).numpy()
         (self.place / "data" / "tokens.bin").write_bytes(tokens.tobytes())
         text = RULES.replace("MODEL", str(self.place / "model")).replace("DATA", str(self.place / "data"))
         tables = tomllib.loads(text if quantize else text.replace("quantize_1bit = true", "quantize_1bit = false"))
+        if optimizer is not None:
+            tables["model"]["LLM"]["optimizer"] = dict(optimizer)
         for name, value in rules.items():
             (tables["model"]["LLM"] if name == "cold_start_warmup_steps" else tables["config"])[name] = value
         config = RunConfig.model_validate(tables)

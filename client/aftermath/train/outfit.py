@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from aftermath.data.local import TokenFiles, open_tokens
 from aftermath.model.resolve import load_hf_config
-from aftermath.optim.agreed import agreed_schema
+from aftermath.optim.agreed import EXCHANGED, agreed_schema
 from aftermath.optim.schema import Schema
 from aftermath.run.accounts import DataLocation, Model
 from aftermath.run.errors import AftermathError
-from aftermath.run.state import DataKind, OptimizerKind
+from aftermath.run.state import DataKind
 
 _HF_LLAMA = 0
 
@@ -30,8 +30,10 @@ def check_model(model: Model, run_id: str) -> None:
         )
     if model.architecture != _HF_LLAMA:
         raise Unsuitable(f"run {run_id} trains an architecture this client does not have; it has HfLlama")
-    if model.optimizer.kind is not OptimizerKind.DISTRO:
-        raise Unsuitable(f"run {run_id} uses AdamW, and members exchange results with Distro only")
+    if model.optimizer.kind not in EXCHANGED:
+        raise Unsuitable(
+            f"run {run_id} uses AdamW, and members exchange results with {' or '.join(EXCHANGED.values())}"
+        )
     check_data(model.data_location)
 
 

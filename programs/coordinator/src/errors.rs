@@ -118,16 +118,26 @@ pub enum CoordinatorError {
     LearningRateInvalid,
     #[msg("A linear or cosine schedule needs total_steps above warmup_steps.")]
     ScheduleTooShort,
-    #[msg("The optimizer's kind must be 1 (AdamW) or 2 (DisTrO).")]
+    #[msg("The optimizer's kind must be 1 (AdamW), 2 (DisTrO) or 3 (SparseLoCo).")]
     UnknownOptimizer,
     #[msg("The optimizer's numbers must be finite and at least 0; decays and betas must be below 1.")]
     OptimizerNumberInvalid,
-    #[msg("DisTrO needs compression_chunk between 1 and 4096.")]
+    #[msg("DisTrO and SparseLoCo need compression_chunk between 1 and 4096.")]
     ChunkOutOfRange,
-    #[msg("DisTrO needs compression_topk between 1 and compression_chunk squared, and compression_topk_embeddings at most that.")]
+    #[msg("DisTrO and SparseLoCo need compression_topk between 1 and compression_chunk squared, and compression_topk_embeddings at most that.")]
     TopkOutOfRange,
     #[msg("quantize_1bit must be 0 or 1.")]
     QuantizeInvalid,
+    #[msg("SparseLoCo needs inner_steps between 1 and 1024.")]
+    InnerStepsOutOfRange,
+    #[msg("SparseLoCo needs outer_lr above 0 and at most 64.")]
+    OuterRateOutOfRange,
+    #[msg("SparseLoCo needs value_bits 1 or 2.")]
+    ValueBitsInvalid,
+    #[msg("SparseLoCo's inner_optimizer must be 0 (AdamW) or 1 (Muon).")]
+    UnknownInnerOptimizer,
+    #[msg("SparseLoCo's divisor must be 0 (keepers), 1 (all) or 2 (root).")]
+    UnknownDivisor,
     #[msg("A schema needs 1 to 8 tiers and one width for each.")]
     TiersOutOfRange,
     #[msg("The widths of a schema must be above 0 and fall from tier to tier.")]

@@ -5,6 +5,9 @@ use anchor_lang::prelude::*;
 
 const MAX_SEQ_LEN: u32 = 1 << 24;
 const MAX_CHUNK: u16 = 4_096;
+const MAX_INNER_STEPS: u16 = 1_024;
+/// Bits of the double 64.0.
+const MAX_OUTER_RATE: u64 = 0x4050_0000_0000_0000;
 /// Bits of the double 1.0.
 const ONE: u64 = 0x3ff0_0000_0000_0000;
 /// Bits of positive infinity: smaller bit patterns are the finite numbers of at least 0.
@@ -57,21 +60,41 @@ fn check_schedule(schedule: &LrSchedule) -> Result<()> {
 }
 
 fn check_optimizer(optimizer: &Optimizer) -> Result<()> {
-    let known = matches!(optimizer.kind, optimizer_kind::ADAMW | optimizer_kind::DISTRO);
+    let (distro, sparseloco) = (optimizer.kind == optimizer_kind::DISTRO, optimizer.kind == optimizer_kind::SPARSELOCO);
+    let known = optimizer.kind == optimizer_kind::ADAMW || distro || sparseloco;
     require!(known, CoordinatorError::UnknownOptimizer);
     let unbounded = [optimizer.clip_grad_norm_bits, optimizer.weight_decay_bits, optimizer.eps_bits];
     let below_one = [optimizer.compression_decay_bits, optimizer.beta1_bits, optimizer.beta2_bits];
     let valid = unbounded.into_iter().all(finite) && below_one.into_iter().all(|bits| bits < ONE);
     require!(valid, CoordinatorError::OptimizerNumberInvalid);
     require!(optimizer.quantize_1bit <= 1, CoordinatorError::QuantizeInvalid);
-    if optimizer.kind == optimizer_kind::DISTRO {
-        let chunk = optimizer.compression_chunk;
-        require!((1..=MAX_CHUNK).contains(&chunk), CoordinatorError::ChunkOutOfRange);
-        let block = u32::from(chunk) * u32::from(chunk);
-        let (topk, embeddings) = (optimizer.compression_topk, optimizer.compression_topk_embeddings);
-        let fits = topk >= 1 && u32::from(topk.max(embeddings)) <= block;
-        require!(fits, CoordinatorError::TopkOutOfRange);
+    if distro || sparseloco {
+        check_compression(optimizer)?;
     }
+    if sparseloco {
+        check_sparseloco(optimizer)?;
+    }
+    Ok(())
+}
+
+fn check_compression(optimizer: &Optimizer) -> Result<()> {
+    let chunk = optimizer.compression_chunk;
+    require!((1..=MAX_CHUNK).contains(&chunk), CoordinatorError::ChunkOutOfRange);
+    let block = u32::from(chunk) * u32::from(chunk);
+    let (topk, embeddings) = (optimizer.compression_topk, optimizer.compression_topk_embeddings);
+    let fits = topk >= 1 && u32::from(topk.max(embeddings)) <= block;
+    require!(fits, CoordinatorError::TopkOutOfRange);
+    Ok(())
+}
+
+fn check_sparseloco(optimizer: &Optimizer) -> Result<()> {
+    let steps = (1..=MAX_INNER_STEPS).contains(&optimizer.inner_steps);
+    require!(steps, CoordinatorError::InnerStepsOutOfRange);
+    let rate = (1..=MAX_OUTER_RATE).contains(&optimizer.outer_lr_bits);
+    require!(rate, CoordinatorError::OuterRateOutOfRange);
+    require!(matches!(optimizer.value_bits, 1 | 2), CoordinatorError::ValueBitsInvalid);
+    require!(optimizer.inner_optimizer <= LAST_INNER_OPTIMIZER, CoordinatorError::UnknownInnerOptimizer);
+    require!(optimizer.divisor <= LAST_DIVISOR, CoordinatorError::UnknownDivisor);
     Ok(())
 }
 

@@ -29,9 +29,15 @@ pub mod lr_kind {
 
 /// Values of `Optimizer::kind`.
 pub mod optimizer_kind {
-    pub const ADAMW: u8 = 1;
-    pub const DISTRO: u8 = 2;
+    pub const ADAMW: u32 = 1;
+    pub const DISTRO: u32 = 2;
+    pub const SPARSELOCO: u32 = 3;
 }
+
+/// The last value of `Optimizer::inner_optimizer`.
+pub const LAST_INNER_OPTIMIZER: u8 = 1;
+/// The last value of `Optimizer::divisor`.
+pub const LAST_DIVISOR: u8 = 2;
 
 #[derive(Clone, Copy, Pod, Zeroable, IdlType)]
 #[repr(C)]
@@ -70,13 +76,25 @@ pub struct Optimizer {
     pub beta1_bits: u64,
     pub beta2_bits: u64,
     pub eps_bits: u64,
+    /// SparseLoCo: how much of the members' mean is applied.
+    pub outer_lr_bits: u64,
     pub compression_chunk: u16,
     /// Coefficients kept of a block of the token embedding and the output head; 0 = as many as `compression_topk`.
     pub compression_topk_embeddings: u16,
     pub compression_topk: u16,
-    /// 1 AdamW, 2 DisTrO.
-    pub kind: u8,
+    /// SparseLoCo: steps of the inner optimizer in a round.
+    pub inner_steps: u16,
+    /// 1 AdamW, 2 DisTrO, 3 SparseLoCo.
+    pub kind: u32,
+    /// DisTrO: only signs are sent.
     pub quantize_1bit: u8,
+    /// SparseLoCo: bits of a value, 1 or 2.
+    pub value_bits: u8,
+    /// SparseLoCo: 0 AdamW, 1 Muon.
+    pub inner_optimizer: u8,
+    /// SparseLoCo: by what a sum of values is divided: 0 the members that kept the coefficient, 1 all results, 2 the
+    /// root of both numbers' product.
+    pub divisor: u8,
 }
 
 #[derive(Clone, Copy, Pod, Zeroable, IdlType)]

@@ -1,0 +1,58 @@
+"""What members agree on, out of a Model account: every key of a config file arrives at its setting."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+from aftermath.model.levels import SchemaError
+from aftermath.optim.agreed import EXCHANGED, settings_of
+from aftermath.optim.distro import Distro
+from aftermath.optim.sparseloco import SparseLoCo
+from aftermath.run.config_read import optimizer_of
+from aftermath.run.config_training import ADAMW, DISTRO, SPARSELOCO, SparseLoCoSettings
+from aftermath.run.state import OptimizerKind
+
+
+def test_the_defaults_of_the_config_file_are_the_optimizers_own() -> None:
+    assert settings_of(optimizer_of(SPARSELOCO)) == SparseLoCo()
+
+
+@pytest.mark.parametrize(
+    ("said", "means"),
+    [
+        ({"inner_steps": 9}, {"inner_steps": 9}),
+        ({"inner_optimizer": "muon"}, {"inner_optimizer": "muon"}),
+        ({"outer_lr": 0.75}, {"outer_lr": 0.75}),
+        ({"divisor": "all"}, {"divisor": "all"}),
+        ({"divisor": "root"}, {"divisor": "root"}),
+        ({"value_bits": 1}, {"bits": 1}),
+        ({"compression_decay": 0.5}, {"decay": 0.5}),
+        ({"compression_chunk": 32}, {"chunk": 32}),
+        ({"compression_topk": 8}, {"topk": 8, "topk_embeddings": 8}),
+        ({"compression_topk_embeddings": 64}, {"topk_embeddings": 64}),
+        ({"weight_decay": 0.1}, {"weight_decay": 0.1}),
+        ({"clip_grad_norm": 0.5}, {"clip": 0.5}),
+        ({"clip_grad_norm": 0.0}, {"clip": None}),
+    ],
+    ids=str,
+)
+def test_every_key_of_sparseloco_is_one_setting(said: dict[str, Any], means: dict[str, Any]) -> None:
+    found = settings_of(optimizer_of(SparseLoCoSettings(**said)))
+    assert asdict(found) == asdict(SparseLoCo()) | means
+
+
+def test_distro_keeps_its_own() -> None:
+    found = settings_of(optimizer_of(DISTRO))
+    assert isinstance(found, Distro)
+    assert (found.topk, found.topk_embeddings, found.chunk, found.quantize_1bit) == (8, 8, 64, True)
+    assert (found.decay, found.weight_decay, found.clip) == (0.999, 0.0, 1.0)
+
+
+def test_an_optimizer_without_results_has_no_schema() -> None:
+    assert set(EXCHANGED) == set(OptimizerKind) - {OptimizerKind.NONE, OptimizerKind.ADAMW}
+    with pytest.raises(SchemaError, match="no results with an optimizer of kind adamw") as told:
+        settings_of(optimizer_of(ADAMW))
+    assert "[model.LLM.optimizer.SparseLoCo]" in told.value.fix
