@@ -7,6 +7,7 @@ End-to-end cases start several processes each, so they all go to one worker. (py
 from __future__ import annotations
 
 import logging
+import os
 import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 # Examples have no deadline of their own: the machines that run the tests are shared.
 settings.register_profile("shared machine", deadline=None)
 settings.load_profile("shared machine")
+
+# Workers and the processes they start share the cores already: threads inside each would only wait for one another.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 ONE_AT_A_TIME = "tests/e2e/"
 
