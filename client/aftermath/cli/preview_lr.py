@@ -11,7 +11,7 @@ import typer
 from aftermath.cli.command import command
 from aftermath.cli.present import CommandError, Result, facts
 from aftermath.run.accounts import LrSchedule
-from aftermath.run.schedules import cold_start_factor, learning_rate
+from aftermath.run.schedules import first_epoch_rate, learning_rate
 from aftermath.watch.spark import spark
 
 POINTS = 1000  # of a long schedule, so many steps are printed as JSON and drawn
@@ -37,7 +37,7 @@ def preview_lr(
     cold = config.llm.cold_start_warmup_steps
 
     def rate(step: int) -> float:
-        return learning_rate(schedule, step) * cold_start_factor(step, 1, cold)
+        return first_epoch_rate(schedule, cold, step)
 
     curve = [(step, rate(step)) for step in _spread(total, POINTS)]
     if plot is not None:

@@ -18,7 +18,7 @@ from aftermath.cli.options import CLIENT_VERSION, DESCRIPTION, SHOWN_NAME, U32_M
 from aftermath.cli.present import Result, facts, note
 from aftermath.cli.preview_lr import trouble_with_end
 from aftermath.cli.schema import Shape
-from aftermath.run.accounts import Model
+from aftermath.run.accounts import Model, Run
 from aftermath.run.errors import AftermathError, UsageError
 
 
@@ -82,18 +82,7 @@ async def update_config(
         run, model, _ = await chain.coordinator.snapshot(run_id)
         signatures = await chain.sender.send_packed(change.instructions(chain.coordinator.ix, run, model))
         run, model, _ = await chain.coordinator.snapshot(run_id)
-    troubles = (
-        (
-            trouble_with_data(model, shape),
-            shape.trouble_with_size(),
-            shape.trouble_with_shares(run.config),
-            shape.trouble_with_overlap(run.config),
-            trouble_with_end(model.lr_schedule, run.config.total_steps),
-        )
-        if shape
-        else ()
-    )
-    warnings = [trouble for trouble in troubles if trouble]
+    warnings = _warnings(run, model, shape) if shape else []
     for warning in warnings:
         note(f"warning: {warning}")
     data: dict[str, Any] = {
@@ -115,6 +104,18 @@ async def update_config(
         sizes = [f"{size:,} by each member of tier {tier}" for tier, size in enumerate(shape.bytes_per_round)]
         shown_to_people["bytes_per_round"] = sizes
     return Result(data, facts(shown_to_people))
+
+
+def _warnings(run: Run, model: Model, shape: Shape) -> list[str]:
+    """What the program takes, and an owner may not have meant."""
+    troubles = (
+        trouble_with_data(model, shape),
+        shape.trouble_with_size(),
+        shape.trouble_with_shares(run.config),
+        shape.trouble_with_overlap(run.config),
+        trouble_with_end(model.lr_schedule, run.config.total_steps),
+    )
+    return [trouble for trouble in troubles if trouble]
 
 
 def trouble_with_data(model: Model, shape: Shape) -> str:

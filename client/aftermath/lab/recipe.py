@@ -35,7 +35,7 @@ from aftermath.run.config import RunConfig, load_config
 from aftermath.run.config_read import checkpoint_of, location_of, optimizer_of, rules_of, schedule_of
 from aftermath.run.config_training import ADAMW, DISTRO, SPARSELOCO
 from aftermath.run.errors import UsageError
-from aftermath.run.schedules import cold_start_factor, highest_rate, learning_rate
+from aftermath.run.schedules import first_epoch_rate, highest_rate, learning_rate
 from aftermath.run.state import CheckpointKind, OptimizerKind
 from aftermath.train.outfit import Unsuitable, check_data
 
@@ -94,7 +94,7 @@ class Recipe:
 
     def rate(self, step: int) -> float:
         """The learning rate of a step, as a run has it in its first epoch."""
-        return learning_rate(self.schedule, step) * cold_start_factor(step, 1, self.cold_start_steps)
+        return first_epoch_rate(self.schedule, self.cold_start_steps, step)
 
     def batch_size(self, taken: int) -> int:
         """Sequences of the step after `taken` fresh ones."""

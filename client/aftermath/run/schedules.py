@@ -49,6 +49,11 @@ def cold_start_factor(step: int, start_step: int, warmup_steps: int) -> float:
     return min(max(step - start_step + 1, 0), warmup_steps) / warmup_steps
 
 
+def first_epoch_rate(schedule: LrSchedule, cold_steps: int, step: int) -> float:
+    """The rate of a step in a run that goes through without a pause: its one cold start is the first step."""
+    return learning_rate(schedule, step) * cold_start_factor(step, 1, cold_steps)
+
+
 def round_learning_rate(run: Run, model: Model, step: int) -> float:
     """The rate that the result of `step` is applied with in the running epoch, cold start included."""
     rate = learning_rate(model.lr_schedule, step)
