@@ -44,6 +44,10 @@ class NetworkOptions:
     engine: Annotated[
         EngineName, typer.Option(help="embedded needs nothing; validator runs solana-test-validator.")
     ] = EngineName.EMBEDDED
+    slot_ms: Annotated[
+        int,
+        typer.Option("--slot-ms", min=13, max=10_000, help="Length of a slot in milliseconds; shorter ones save waiting."),
+    ] = 400
 
 
 @command("localnet", example="aftermath-solana localnet --ledger ~/.aftermath/ledger")
@@ -70,6 +74,7 @@ def localnet(
         rpc_port=options.port,
         ledger=options.ledger.expanduser() if options.ledger else None,
         programs=[(Pubkey.from_string(program_id), path) for program_id, path in programs],
+        slot_ms=options.slot_ms,
     )
     engine = EmbeddedEngine() if options.engine is EngineName.EMBEDDED else ValidatorEngine()
     run_localnet(config, engine, lambda network: announce(network, options, as_json=json_output))
