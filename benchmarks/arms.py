@@ -1,0 +1,187 @@
+"""The arms that are compared: what `arms.toml` names, how one of them is trained, and what is kept of it.
+
+Decided
+- An arm is trained by the laboratory of `train-local`, so by the members' own code. A training is one arm at one number
+  of steps, one rate and one seed; what is kept of it is a line of `measured/runs/SIZE.jsonl`.
+- A line counts only while the arm is still what it was trained as: it names everything that was said to the laboratory.
+- Seconds are the process's own on the CPU, from the first step to the last, so that other work on the machine does not
+  count as the arm's.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from aftermath.data.bytelevel import VOCAB_SIZE, byte_tokenizer
+from aftermath.data.tokenise import hold_out, standard_library, standard_library_root, tokenise
+from aftermath.demo.plan import model_config
+from aftermath.lab.course import Course
+from aftermath.lab.recipe import recipe_of
+from aftermath.lab.settings import LabSettings
+from aftermath.lab.start import start
+from aftermath.model.config import LlamaConfig
+from aftermath.model.initial import init_weights
+from aftermath.model.store import write_checkpoint
+from aftermath.watch.events import Event
+
+ARMS = Path(__file__).with_name("arms.toml")
+RUNS = Path(__file__).with_name("measured") / "runs"
+CORPUS_BYTES, HELD_OUT_PERCENT = 16_000_000, 20
+SEQ_LEN, MICRO_BATCH, HELD_OUT = 128, 8, 256
+_OWN = ("name", "question", "expected", "sizes", "steps", "lr", "seeds", "times")
+
+
+@dataclass(frozen=True)
+class Training:
+    """One arm at one number of steps, one rate and one seed."""
+
+    arm: str
+    size: str
+    steps: int
+    lr: float
+    seed: int
+    said: dict[str, Any]
+    """To the laboratory, but for places."""
+
+    @property
+    def members(self) -> int:
+        """Machines that train together."""
+        return int(self.said.get("members", 1))
+
+    @property
+    def key(self) -> str:
+        """What it is known by."""
+        return json.dumps([self.arm, self.size, self.steps, self.lr, self.seed, self.said], sort_keys=True)
+
+
+@dataclass(frozen=True)
+class Arm:
+    """What is compared, and what was expected of it."""
+
+    name: str
+    question: str
+    expected: str
+    sizes: tuple[str, ...]
+    trainings: tuple[Training, ...]
+
+
+def arms(path: Path = ARMS) -> tuple[Arm, ...]:
+    """All of them, in the order of the file."""
+    document = tomllib.loads(path.read_text())
+    found = []
+    for table in document["arm"]:
+        given = {name: value for name, value in table.items() if name not in _OWN}
+        trainings = tuple(
+            _training(table, size, document["size"][size]["batch"], steps, lr, seed, given)
+            for size in table["sizes"]
+            for steps in table["steps"]
+            for lr in table["lr"]
+            for seed in table.get("seeds", [0])
+        )
+        found.append(Arm(table["name"], table["question"], table["expected"], tuple(table["sizes"]), trainings))
+    return tuple(found)
+
+
+def _training(
+    table: dict[str, Any], size: str, batch: int, steps: int, lr: float, seed: int, given: dict[str, Any]
+) -> Training:
+    inner = given.get("inner_steps", 1)
+    said = given | {"total_batch": batch * inner * given.get("members", 1) * table.get("times", 1)}
+    return Training(table["name"], size, steps, lr, seed, said | {"steps": steps // inner})
+
+
+def model_of(size: str, path: Path = ARMS) -> dict[str, object]:
+    """The config.json of a size's model: the demo's, with the size's own numbers."""
+    own = dict(tomllib.loads(path.read_text())["size"][size])
+    del own["batch"]
+    return model_config(VOCAB_SIZE) | own
+
+
+def prepare(root: Path, size: str, seed: int) -> dict[str, Path]:
+    """The model of a size, and the two sides of the corpus; what is there already is taken as it is."""
+    places = {"data_path": root / "tokens", "held_out_path": root / "held-out", "model": root / f"{size}-{seed}"}
+    if not places["held_out_path"].exists():
+        sides = hold_out(standard_library(CORPUS_BYTES), standard_library_root(), HELD_OUT_PERCENT)
+        for side, name in zip(sides, ("data_path", "held_out_path"), strict=True):
+            tokenise(side, places[name], byte_tokenizer(), token_bytes=2)
+    if not places["model"].exists():
+        config = LlamaConfig.from_hf(model_of(size))
+        write_checkpoint(places["model"], init_weights(config, seed), config, tier=0, companions={})
+    return places
+
+
+def train(training: Training, root: Path, out: Path | None) -> dict[str, Any]:
+    """Train it, or go on where `out` was left, and return the line that is kept."""
+    settings = LabSettings(
+        **prepare(root, training.size, training.seed),
+        **training.said,
+        lr=training.lr,
+        seed=training.seed,
+        seq_len=SEQ_LEN,
+        micro_batch=MICRO_BATCH,
+        eval_sequences=HELD_OUT,
+    )
+    clock = _Clock()
+    recipe = recipe_of(settings)
+    Course(recipe, start(recipe, torch.device("cpu")), clock.take, out, 50).run()
+    return {
+        **{name: getattr(training, name) for name in ("arm", "steps", "lr", "seed", "said")},
+        "held_out": round(clock.last["held_out_by_tier"]["0"], 4),
+        "tokens": clock.last["tokens"],
+        "result_bytes": round(clock.bytes / clock.steps / training.members) if clock.steps else None,
+        "cpu_seconds_per_step": round(clock.seconds / (clock.steps * training.steps / recipe.steps), 5)
+        if clock.steps
+        else None,
+    }
+
+
+class _Clock:
+    """CPU seconds and bytes of the steps that this process made, and the last event."""
+
+    def __init__(self) -> None:
+        self.seconds, self.bytes, self.steps = 0.0, 0, 0
+        self.last: Event = {}
+        self._since = time.process_time()
+
+    def take(self, event: Event) -> None:
+        """Follow the course."""
+        now = time.process_time()
+        if event["kind"] == "step":
+            self.seconds, self.bytes, self.steps = (
+                self.seconds + now - self._since,
+                self.bytes + event["bytes"],
+                self.steps + 1,
+            )
+        self.last, self._since = event, now
+
+
+def kept(size: str) -> dict[str, dict[str, Any]]:
+    """What was measured at a size, by the key of its training."""
+    path = RUNS / f"{size}.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return {
+        Training(line["arm"], size, line["steps"], line["lr"], line["seed"], line["said"]).key: line for line in lines
+    }
+
+
+def keep(size: str, line: dict[str, Any]) -> None:
+    """Add a line to what was measured."""
+    RUNS.mkdir(parents=True, exist_ok=True)
+    with (RUNS / f"{size}.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def missing(size: str, names: set[str] | None = None) -> Iterator[Training]:
+    """Trainings of a size that are named and not measured, in the order of the file."""
+    done = kept(size)
+    for arm in arms():
+        if names is None or arm.name in names:
+            yield from (one for one in arm.trainings if one.size == size and one.key not in done)
