@@ -19,7 +19,7 @@ from aftermath.demo.story import MemberStory, Story
 from aftermath.demo.view import Screen
 
 LIMIT_SECONDS = 900.0
-KILL_AT_STEP = 80
+KILL_AT_STEP = 32
 DEAD_SECONDS = 6.0  # how long the killed member stays away
 
 
@@ -90,7 +90,7 @@ class Demo:
         self.story.read(self.elapsed())
 
     def half_way(self) -> bool:
-        """The middle of the second epoch, so that the member comes back for the third."""
+        """Early in the second epoch, so that the member is back for the third."""
         return self.story.steps >= KILL_AT_STEP
 
     def check(self, absent: str | None) -> None:
