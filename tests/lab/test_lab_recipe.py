@@ -19,10 +19,9 @@ from aftermath.optim.sparseloco import Divisor, SparseLoCo
 from aftermath.run.config import load_config
 from aftermath.run.config_read import optimizer_of, schedule_of
 from aftermath.run.config_training import ADAMW, DISTRO
-from aftermath.run.errors import AftermathError, UsageError
+from aftermath.run.errors import AftermathError, Unsuitable, UsageError
 from aftermath.run.schedules import learning_rate
 from aftermath.sim.tiny import RULES
-from aftermath.train.outfit import Unsuitable
 
 DEMO = Path(__file__).parents[2] / "config" / "demo" / "config.toml"
 SOFT_DISTRO = DISTRO.model_copy(update={"clip_grad_norm": 2.0})

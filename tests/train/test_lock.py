@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from aftermath.run.errors import Unsuitable
 from aftermath.train.lock import only_process
-from aftermath.train.outfit import Unsuitable
 
 PLACE = {"cluster": "genesis", "program": "program", "run_id": "mine", "wallet": "wallet"}
 

@@ -11,9 +11,10 @@ import pytest
 from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.run.config_read import optimizer_of
 from aftermath.run.config_training import ADAMW
+from aftermath.run.errors import Unsuitable
 from aftermath.run.state import OptimizerKind, RunState
 from aftermath.sim.simulation import Player, Simulation, play
-from aftermath.train.outfit import Unsuitable, check_model
+from aftermath.train.outfit import check_model
 
 STEPS = 3
 """Inner steps of a round: a member's share has as many sequences."""

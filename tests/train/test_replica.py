@@ -13,9 +13,8 @@ from aftermath.optim.clip import NonFiniteGradient
 from aftermath.optim.codec import decode_level
 from aftermath.optim.parts import PseudoGradient
 from aftermath.optim.schema import Schema
-from aftermath.run.errors import UsageError
+from aftermath.run.errors import Unsuitable, UsageError
 from aftermath.sim.tiny import CONFIG
-from aftermath.train.outfit import Unsuitable
 from aftermath.train.replica import Cancelled, Replica, pick_device, weight_of
 from train.desk import DISTRO, SCHEMA
 

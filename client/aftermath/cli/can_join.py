@@ -15,7 +15,7 @@ from aftermath.cli.command import command
 from aftermath.cli.options import Authorizer, ClusterOptions, RunId
 from aftermath.cli.present import EXIT_KNOWN, Result
 from aftermath.run.accounts import Members, Run
-from aftermath.run.errors import ChainRefused
+from aftermath.run.errors import ChainRefused, Unsuitable
 from aftermath.run.state import MemberState, RunState
 from aftermath.watch.phase import state_words
 
@@ -41,8 +41,6 @@ def obstacles(run: Run, members: Members, address: bytes, *, authorized: bool) -
 @contextmanager
 def noting(reasons: list[str]) -> Iterator[None]:
     """Add what a check of `train` refuses to the reasons."""
-    from aftermath.train.outfit import Unsuitable
-
     try:
         yield
     except (ChainRefused, Unsuitable) as refusal:

@@ -34,10 +34,10 @@ from aftermath.run.assignment import batch_size, cut
 from aftermath.run.config import RunConfig, load_config
 from aftermath.run.config_read import checkpoint_of, location_of, optimizer_of, rules_of, schedule_of
 from aftermath.run.config_training import ADAMW, DISTRO, SPARSELOCO
-from aftermath.run.errors import UsageError
+from aftermath.run.errors import Unsuitable, UsageError
 from aftermath.run.schedules import first_epoch_rate, highest_rate, learning_rate
 from aftermath.run.state import CheckpointKind, OptimizerKind
-from aftermath.train.outfit import Unsuitable, check_data
+from aftermath.train.outfit import check_data
 
 _NAMES: dict[OptimizerKind, OptimizerName] = {
     OptimizerKind.DISTRO: "distro",

@@ -23,6 +23,10 @@ class UsageError(AftermathError):
     """A command line that cannot be meant: an option's value, or a combination of options, means nothing."""
 
 
+class Unsuitable(AftermathError):
+    """This client, its machine, or this choice of settings cannot take part in the run."""
+
+
 class ChainError(AftermathError):
     """Something between this member and the coordinator program failed."""
 

@@ -10,9 +10,8 @@ import shutil
 import tempfile
 
 from aftermath.model.schema import StateSchema
-from aftermath.run.errors import UsageError
+from aftermath.run.errors import Unsuitable, UsageError
 from aftermath.run.repository import is_repository
-from aftermath.train.outfit import Unsuitable
 from aftermath.train.settings import TrainSettings
 
 _BYTES = 4  # of a parameter in a checkpoint

@@ -11,14 +11,10 @@ from aftermath.model.resolve import load_hf_config
 from aftermath.optim.agreed import EXCHANGED, agreed_schema
 from aftermath.optim.schema import Schema
 from aftermath.run.accounts import DataLocation, Model
-from aftermath.run.errors import AftermathError
+from aftermath.run.errors import Unsuitable
 from aftermath.run.state import DataKind
 
 _HF_LLAMA = 0
-
-
-class Unsuitable(AftermathError):
-    """This client, or this choice of settings, cannot take part in the run."""
 
 
 def check_model(model: Model, run_id: str) -> None:

@@ -21,8 +21,7 @@ from aftermath.model.segments import level_hash
 from aftermath.optim.codec import Votes
 from aftermath.optim.engine import Engine, Trained
 from aftermath.optim.schema import Schema
-from aftermath.run.errors import UsageError
-from aftermath.train.outfit import Unsuitable
+from aftermath.run.errors import Unsuitable, UsageError
 
 _SHORTEST_PASS = 32  # tokens
 
