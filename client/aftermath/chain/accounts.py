@@ -23,13 +23,13 @@ from solders.rpc.requests import (
 
 from aftermath.chain.failures import BadReply
 from aftermath.chain.rpc import RpcPool
+from aftermath.run.bounded import is_u64
 from aftermath.run.errors import AccountError
 
 T = TypeVar("T")
 
 COMMITMENT = CommitmentLevel.Confirmed
 MAX_ACCOUNT = 10 << 20
-U64_MAX = (1 << 64) - 1
 LAMPORTS_PER_SOL = 1_000_000_000
 
 
@@ -145,7 +145,7 @@ async def rent(pool: RpcPool, size: int) -> int:
 
 def whole(value: Any) -> int:
     """A whole number that the cluster's 64 bits hold; BadReply for anything else."""
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= U64_MAX:
+    if not is_u64(value):
         raise BadReply("the RPC node sent something else than a whole number")
     return value
 

@@ -12,14 +12,13 @@ from solders.system_program import ID as SYSTEM_PROGRAM
 
 from aftermath.chain.addresses import SLOT_HASHES, run_addresses
 from aftermath.chain.programs import AnchorProgram
+from aftermath.run.bounded import U32_MAX
 
 GROWTH = 10_240
 """Bytes that one `grow` adds, and the size that init_run gives the two large accounts."""
 
 MEMBERS, WITNESSES = 0, 1
 """What `grow` grows."""
-
-U32_MAX = (1 << 32) - 1
 
 Table = Mapping[str, Any]
 

@@ -16,7 +16,6 @@ import typer
 from aftermath.run.errors import UsageError
 
 DEFAULT_RPC = "http://127.0.0.1:8899"
-U32_MAX, U64_MAX = (1 << 32) - 1, (1 << 64) - 1  # what the program's counters hold
 CLUSTER = "Cluster"
 WALLET = "Wallet"
 

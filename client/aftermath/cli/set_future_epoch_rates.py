@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 
 from aftermath.cli.command import command
-from aftermath.cli.options import U64_MAX, RunId, SigningOptions
+from aftermath.cli.options import RunId, SigningOptions
 from aftermath.cli.present import Result, facts
+from aftermath.run.bounded import U64_MAX
 from aftermath.run.errors import UsageError
 
 

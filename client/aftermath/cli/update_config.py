@@ -14,11 +14,12 @@ from typing import Annotated, Any
 import typer
 
 from aftermath.cli.command import command
-from aftermath.cli.options import CLIENT_VERSION, DESCRIPTION, SHOWN_NAME, U32_MAX, U64_MAX, RunId, SigningOptions
+from aftermath.cli.options import CLIENT_VERSION, DESCRIPTION, SHOWN_NAME, RunId, SigningOptions
 from aftermath.cli.present import Result, facts, note
 from aftermath.cli.preview_lr import trouble_with_end
 from aftermath.cli.schema import Shape
 from aftermath.run.accounts import Model, Run
+from aftermath.run.bounded import U32_MAX, U64_MAX
 from aftermath.run.errors import AftermathError, UsageError
 
 

@@ -11,6 +11,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from aftermath.optim.sparseloco import MOST_STEPS, Divisor, InnerOptimizer, SparseLoCo
+from aftermath.run.bounded import U32_MAX
 from aftermath.run.config_training import DISTRO
 
 OptimizerName = Literal["distro", "sparseloco", "adamw", "muon"]
@@ -45,10 +46,10 @@ class LabSettings(BaseModel):
         None, description="stable falls to 0 over the last fifth of the steps, cosine to a tenth; else stable."
     )
     warmup_steps: int | None = Field(
-        None, ge=0, le=2**32 - 1, description="Steps until the highest rate; else a twentieth of them."
+        None, ge=0, le=U32_MAX, description="Steps until the highest rate; else a twentieth of them."
     )
     steps: int | None = Field(
-        None, ge=1, le=2**32 - 1, description=f"Steps to train; else {STEPS}. A config's schedule keeps its own length."
+        None, ge=1, le=U32_MAX, description=f"Steps to train; else {STEPS}. A config's schedule keeps its own length."
     )
     total_batch: int | None = Field(
         None, ge=1, le=65535, description=f"Sequences of a step, of all members; else {TOTAL_BATCH}."

@@ -26,11 +26,12 @@ from aftermath.localnet.errors import (
 )
 from aftermath.localnet.params import Config
 from aftermath.localnet.records import Landed
+from aftermath.run.bounded import U64_MAX
 
 ACCOUNT_ENCODINGS = ("binary", "base58", "base64", "base64+zstd", "jsonParsed")
 TRANSACTION_ENCODINGS = ("json", "base64", "base58")
 MAX_BASE58_BYTES = 128
-RENT_EXEMPT_EPOCH = 2**64 - 1
+RENT_EXEMPT_EPOCH = U64_MAX
 
 
 class View(msgspec.Struct, frozen=True):

@@ -17,10 +17,10 @@ from solders.pubkey import Pubkey
 from solders.signature import Signature
 
 from aftermath.localnet.errors import invalid_params
+from aftermath.run.bounded import is_u64
 
 COMMITMENTS = ("processed", "confirmed", "finalized")
 _OLD_COMMITMENTS = ("recent", "single", "singleGossip", "max", "root")
-U64_MAX = 2**64 - 1
 
 
 class Config:
@@ -121,7 +121,7 @@ class Params:
 
 
 def unsigned(value: Any, name: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= U64_MAX:
+    if not is_u64(value):
         raise invalid_params(f"{name} must be an unsigned 64-bit number")
     return value
 

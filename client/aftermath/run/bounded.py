@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import re
 import tomllib
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import msgspec
 
+U32_MAX, U64_MAX = (1 << 32) - 1, (1 << 64) - 1
+"""The largest whole numbers that Solana's JSON, accounts and instructions have room for."""
 MAX_DEPTH = 32
 """How deep a JSON or TOML document may nest. What this software reads nests less than ten deep."""
 MAX_VALUES = 1 << 16
@@ -69,6 +71,11 @@ def msgpack_as(data: bytes, kind: type[T] | Any) -> T:
         raise
     except (msgspec.MsgspecError, ValueError, OverflowError) as error:
         raise Malformed(str(error)[:_SHOWN]) from None
+
+
+def is_u64(value: object) -> TypeGuard[int]:
+    """Whether a value out of a document is a whole number (True and False are none) that 64 bits hold."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= U64_MAX
 
 
 def toml_value(text: str) -> dict[str, Any]:
