@@ -1,4 +1,4 @@
-"""The polar factor of a matrix by polynomials alone: the Polar Express, and the quintic Newton-Schulz iteration.
+"""The polar factor of a matrix by polynomials alone: the Polar Express.
 
 Decided
 - Only products of matrices: they are fast on every device, and no decomposition is needed. In the matrix's own
@@ -8,21 +8,16 @@ Decided
   (relative to the Frobenius norm) and a number of steps they are the best there are. Each keeps every singular value
   within the interval of the next, which rounding must not leave: hence the margin.
 
-Sources: Amsel, Persson, Musco, Gower, "The Polar Express" (arXiv 2505.16932), theorem 3.1 and section 3.4; Jordan et
-al., "Muon" (2024), for the quintic.
+Source: Amsel, Persson, Musco, Gower, "The Polar Express" (arXiv 2505.16932), theorem 3.1 and section 3.4.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
 import torch
 from torch import Tensor
-
-QUINTIC = (3.4445, -4.7750, 2.0315)
-"""Keller Jordan's coefficients: fast to about 1, and no closer than 0.7 to 1.2."""
 
 STEPS = 5
 SMALLEST = 1e-3
@@ -39,21 +34,12 @@ def polar_express(matrices: Tensor, *, steps: int = STEPS, smallest: float = SMA
     Singular values above `smallest` of the Frobenius norm come near 1: with 5 steps and 1e-3 within 0.16, with 11 and
     1e-6 within 0.005. A matrix of zeros stays one.
     """
-    return _iterate(matrices, polynomials(steps, smallest), MARGIN)
-
-
-def newton_schulz(matrices: Tensor, *, steps: int = STEPS) -> Tensor:
-    """Like `polar_express` by one polynomial that is repeated: singular values come between about 0.7 and 1.2."""
-    return _iterate(matrices, [QUINTIC] * steps, 1.0)
-
-
-def _iterate(matrices: Tensor, steps: Sequence[Polynomial], margin: float) -> Tensor:
     tall = matrices.shape[-2] > matrices.shape[-1]
     x: Tensor = matrices.mT if tall else matrices  # [..., short, long]
     largest = x.abs().amax(dim=(-2, -1), keepdim=True)
     x = x / largest.masked_fill(largest == 0, 1)  # now no square overflows, and the norm of none but zeros is below 1
-    x = x / (torch.linalg.matrix_norm(x, keepdim=True) * margin).clamp_min(1)
-    for a, b, c in steps:
+    x = x / (torch.linalg.matrix_norm(x, keepdim=True) * MARGIN).clamp_min(1)
+    for a, b, c in polynomials(steps, smallest):
         square = x @ x.mT  # [..., short, short]
         x = a * x + (b * square + c * (square @ square)) @ x
     return x.mT if tall else x
