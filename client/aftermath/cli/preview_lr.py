@@ -12,7 +12,7 @@ from aftermath.cli.command import command
 from aftermath.cli.present import CommandError, Result, facts
 from aftermath.run.accounts import LrSchedule
 from aftermath.run.schedules import first_epoch_rate, learning_rate
-from aftermath.watch.spark import spark
+from aftermath.watch.spark import evenly, spark
 
 POINTS = 1000  # of a long schedule, so many steps are printed as JSON and drawn
 BARS = 60
@@ -39,7 +39,7 @@ def preview_lr(
     def rate(step: int) -> float:
         return first_epoch_rate(schedule, cold, step)
 
-    curve = [(step, rate(step)) for step in _spread(total, POINTS)]
+    curve = [(step, rate(step)) for step in _steps(total, POINTS)]
     if plot is not None:
         _draw(plot.expanduser(), curve, config_path)
     warning = trouble_with_end(schedule, total)
@@ -53,8 +53,8 @@ def preview_lr(
     }
     shown = {
         "schedule": schedule.kind.name.lower().replace("_", " "),
-        f"steps 1 to {total}": spark([rate(step) for step in _spread(total, BARS)]),
-        "rate": [f"{rate(step):.3e}  at step {step}" for step in _spread(total, ROWS)],
+        f"steps 1 to {total}": spark([rate(step) for step in _steps(total, BARS)]),
+        "rate": [f"{rate(step):.3e}  at step {step}" for step in _steps(total, ROWS)],
     }
     return Result(data, facts(shown | ({"warning": warning} if warning else {})))
 
@@ -71,10 +71,9 @@ def trouble_with_end(schedule: LrSchedule, total_steps: int) -> str:
     )
 
 
-def _spread(total: int, count: int) -> list[int]:
-    """At most `count` of the steps 1 to `total`, evenly, with both ends."""
-    count = min(count, total)
-    return [1 + index * (total - 1) // max(1, count - 1) for index in range(count)]
+def _steps(total: int, room: int) -> list[int]:
+    """At most `room` of the steps 1 to `total`."""
+    return [1 + index for index in evenly(total, room)]
 
 
 def _draw(path: Path, curve: list[tuple[int, float]], config_path: Path) -> None:

@@ -1,10 +1,16 @@
-"""A row of numbers as a line of bars, and a loss curve as a line that says what it draws."""
+"""A row of numbers as a line of bars, a loss curve as one that says what it draws, and which points have room."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 _BARS = "▁▂▃▄▅▆▇█"
+
+
+def evenly(total: int, room: int) -> list[int]:
+    """At most `room` of the indices below `total`, evenly, with both ends."""
+    count = min(room, total)
+    return [index * (total - 1) // max(1, count - 1) for index in range(count)]
 
 
 def spark(values: Sequence[float]) -> str:
@@ -27,6 +33,5 @@ def course(curve: Sequence[tuple[int, float]], width: int) -> str:
     if first == last:
         return f"loss at step {first}: {end:.3f}"
     left, right = f"loss, steps {first} to {last}:  {begin:.3f} ", f" {end:.3f}"
-    room = max(2, min(len(curve), width - len(left) - len(right)))
-    drawn = [curve[index * (len(curve) - 1) // (room - 1)][1] for index in range(room)]
-    return left + spark(drawn) + right
+    drawn = evenly(len(curve), max(2, width - len(left) - len(right)))
+    return left + spark([curve[index][1] for index in drawn]) + right
