@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from pathlib import Path
 from typing import Annotated
 
@@ -10,8 +9,7 @@ import typer
 
 from aftermath.cli.command import command
 from aftermath.cli.present import CommandError, Result, facts
-from aftermath.run.accounts import LrSchedule
-from aftermath.run.schedules import first_epoch_rate, learning_rate
+from aftermath.run.schedules import first_epoch_rate
 from aftermath.watch.spark import evenly, spark
 
 POINTS = 1000  # of a long schedule, so many steps are printed as JSON and drawn
@@ -29,6 +27,7 @@ def preview_lr(
     It is the rate of a run that goes through without a pause; after one, the first steps of an epoch start low again
     (cold_start_warmup_steps).
     """
+    from aftermath.cli.troubles import trouble_with_end
     from aftermath.run.config import load_config
     from aftermath.run.config_read import schedule_of
 
@@ -57,18 +56,6 @@ def preview_lr(
         "rate": [f"{rate(step):.3e}  at step {step}" for step in _steps(total, ROWS)],
     }
     return Result(data, facts(shown | ({"warning": warning} if warning else {})))
-
-
-def trouble_with_end(schedule: LrSchedule, total_steps: int) -> str:
-    """Why the last steps would train for nothing; empty if at most a twentieth of them would."""
-    tail = range(schedule.warmup_steps + 1, total_steps - total_steps // 20 + 1)
-    idle = bisect_left(tail, True, key=lambda step: learning_rate(schedule, step) == 0)
-    if idle == len(tail):
-        return ""
-    return (
-        f"the learning rate is 0 from step {tail[idle]} on and the run has {total_steps:,} steps: what is trained then "
-        "changes nothing; let the schedule last as long as total_steps"
-    )
 
 
 def _steps(total: int, room: int) -> list[int]:

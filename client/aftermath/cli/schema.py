@@ -12,20 +12,15 @@ from typing import Any
 
 from aftermath.model.config import LlamaConfig, stored_tier
 from aftermath.model.resolve import load_hf_config
-from aftermath.model.schema import ELEMENT_BYTES
 from aftermath.optim.agreed import agreed_schema
 from aftermath.optim.schema import Schema
-from aftermath.optim.sparseloco import SparseLoCo
-from aftermath.run.accounts import Config
 from aftermath.run.config import RunConfig
 from aftermath.run.config_errors import Mistake
 from aftermath.run.config_read import checkpoint_of, optimizer_of, schedule_of
-from aftermath.run.counted import counted
 from aftermath.run.repository import is_repository
 from aftermath.run.schedules import highest_rate
 from aftermath.run.state import CheckpointKind
 
-LARGE_RESULT = 64  # a result of more than the model's size over this is worth a warning; 8 of 64 x 64 give 940
 _LLM = ("model", "LLM")
 
 
@@ -49,37 +44,6 @@ class Shape:
     def bytes_per_round(self) -> list[int]:
         """By tier: the bytes of a member's result, which goes to every other member in every round."""
         return [self.schema.results.result_bytes(tier) for tier in range(self.schema.state.tiers)]
-
-    def trouble_with_size(self) -> str:
-        """Why results would be a burden; empty if they are small beside the model."""
-        size, model = self.bytes_per_round[0], ELEMENT_BYTES * self.num_parameters
-        if size * LARGE_RESULT <= model:
-            return ""
-        return (
-            f"a member of tier 0 sends {size:,} bytes in every round to every other, and the whole model has only "
-            f"{model:,}: raise compression_chunk, or lower compression_topk or compression_topk_embeddings"
-        )
-
-    def trouble_with_shares(self, rules: Config) -> str:
-        """Why members would take fewer steps in a round than was meant; empty if shares are large enough."""
-        settings = self.schema.optimizer
-        share = rules.global_batch_size_start // rules.init_min_clients
-        if not isinstance(settings, SparseLoCo) or share >= settings.inner_steps:
-            return ""
-        batch, members = rules.global_batch_size_start, counted(rules.init_min_clients, "member")
-        return (
-            f"inner_steps = {settings.inner_steps}: a share takes at most as many steps as it has sequences, and with "
-            f"{members} and global_batch_size_start = {batch} that is {share}; raise the batch, or lower inner_steps"
-        )
-
-    def trouble_with_overlap(self, rules: Config) -> str:
-        """Why results would come too late for this optimizer; empty if they do not."""
-        if not isinstance(self.schema.optimizer, SparseLoCo) or not rules.overlap:
-            return ""
-        return (
-            f"overlap = {rules.overlap}: SparseLoCo learns badly with it, as members train at weights that lack the "
-            "results that travel, and go the same way once more; use overlap = 0"
-        )
 
     def to_chain(self) -> dict[str, object]:
         """The `schema` part of the program's `UpdateParams`."""

@@ -16,11 +16,8 @@ import typer
 from aftermath.cli.command import command
 from aftermath.cli.options import CLIENT_VERSION, DESCRIPTION, SHOWN_NAME, RunId, SigningOptions
 from aftermath.cli.present import Result, facts, note
-from aftermath.cli.preview_lr import trouble_with_end
-from aftermath.cli.schema import Shape
-from aftermath.run.accounts import Model, Run
 from aftermath.run.bounded import U32_MAX, U64_MAX
-from aftermath.run.errors import AftermathError, UsageError
+from aftermath.run.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -64,6 +61,7 @@ async def update_config(
     from aftermath.cli.change import Change
     from aftermath.cli.connection import sign_in
     from aftermath.cli.schema import shape_of
+    from aftermath.cli.troubles import troubles
     from aftermath.run.config import load_config
 
     given = {key: value for key, value in asdict(shown).items() if value is not None}
@@ -83,7 +81,7 @@ async def update_config(
         run, model, _ = await chain.coordinator.snapshot(run_id)
         signatures = await chain.sender.send_packed(change.instructions(chain.coordinator.ix, run, model))
         run, model, _ = await chain.coordinator.snapshot(run_id)
-    warnings = _warnings(run, model, shape) if shape else []
+    warnings = troubles(run, model, shape) if shape else []
     for warning in warnings:
         note(f"warning: {warning}")
     data: dict[str, Any] = {
@@ -105,29 +103,3 @@ async def update_config(
         sizes = [f"{size:,} by each member of tier {tier}" for tier, size in enumerate(shape.bytes_per_round)]
         shown_to_people["bytes_per_round"] = sizes
     return Result(data, facts(shown_to_people))
-
-
-def _warnings(run: Run, model: Model, shape: Shape) -> list[str]:
-    """What the program takes, and an owner may not have meant."""
-    troubles = (
-        trouble_with_data(model, shape),
-        shape.trouble_with_size(),
-        shape.trouble_with_shares(run.config),
-        shape.trouble_with_overlap(run.config),
-        trouble_with_end(model.lr_schedule, run.config.total_steps),
-    )
-    return [trouble for trouble in troubles if trouble]
-
-
-def trouble_with_data(model: Model, shape: Shape) -> str:
-    """Why a member on this machine could not read the run's data; empty if it could.
-
-    No reason to refuse: an owner need not hold the data, and other clients may read what this one does not.
-    """
-    from aftermath.train.outfit import data_of
-
-    try:
-        data_of(model, shape.schema)
-    except AftermathError as error:
-        return f"a member on this machine could not train: {'; '.join(filter(None, (error.message, error.fix)))}"
-    return ""

@@ -1,0 +1,90 @@
+"""What the program and this client take, and a run's owner may not have meant.
+
+Decided here: each is a sentence that says what to change, and warns only; empty where there is no trouble.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+from aftermath.cli.schema import Shape
+from aftermath.model.schema import ELEMENT_BYTES
+from aftermath.optim.sparseloco import SparseLoCo
+from aftermath.run.accounts import Config, LrSchedule, Model, Run
+from aftermath.run.counted import counted
+from aftermath.run.errors import AftermathError
+from aftermath.run.schedules import learning_rate
+
+LARGE_RESULT = 64  # a result of more than the model's size over this is worth a warning; 8 of 64 x 64 give 940
+
+
+def troubles(run: Run, model: Model, shape: Shape) -> list[str]:
+    """All that there are."""
+    found = (
+        trouble_with_data(model, shape),
+        trouble_with_size(shape),
+        trouble_with_shares(shape, run.config),
+        trouble_with_overlap(shape, run.config),
+        trouble_with_end(model.lr_schedule, run.config.total_steps),
+    )
+    return [trouble for trouble in found if trouble]
+
+
+def trouble_with_data(model: Model, shape: Shape) -> str:
+    """Why a member on this machine could not read the run's data.
+
+    No reason to refuse: an owner need not hold the data, and other clients may read what this one does not.
+    """
+    from aftermath.train.outfit import data_of
+
+    try:
+        data_of(model, shape.schema)
+    except AftermathError as error:
+        return f"a member on this machine could not train: {'; '.join(filter(None, (error.message, error.fix)))}"
+    return ""
+
+
+def trouble_with_size(shape: Shape) -> str:
+    """Why results would be a burden: they are not small beside the model."""
+    size, model = shape.bytes_per_round[0], ELEMENT_BYTES * shape.num_parameters
+    if size * LARGE_RESULT <= model:
+        return ""
+    return (
+        f"a member of tier 0 sends {size:,} bytes in every round to every other, and the whole model has only "
+        f"{model:,}: raise compression_chunk, or lower compression_topk or compression_topk_embeddings"
+    )
+
+
+def trouble_with_shares(shape: Shape, rules: Config) -> str:
+    """Why members would take fewer steps in a round than was meant."""
+    settings = shape.schema.optimizer
+    share = rules.global_batch_size_start // rules.init_min_clients
+    if not isinstance(settings, SparseLoCo) or share >= settings.inner_steps:
+        return ""
+    batch, members = rules.global_batch_size_start, counted(rules.init_min_clients, "member")
+    return (
+        f"inner_steps = {settings.inner_steps}: a share takes at most as many steps as it has sequences, and with "
+        f"{members} and global_batch_size_start = {batch} that is {share}; raise the batch, or lower inner_steps"
+    )
+
+
+def trouble_with_overlap(shape: Shape, rules: Config) -> str:
+    """Why results would come too late for this optimizer."""
+    if not isinstance(shape.schema.optimizer, SparseLoCo) or not rules.overlap:
+        return ""
+    return (
+        f"overlap = {rules.overlap}: SparseLoCo learns badly with it, as members train at weights that lack the "
+        "results that travel, and go the same way once more; use overlap = 0"
+    )
+
+
+def trouble_with_end(schedule: LrSchedule, total_steps: int) -> str:
+    """Why the last steps would train for nothing; none if at most a twentieth of them would."""
+    tail = range(schedule.warmup_steps + 1, total_steps - total_steps // 20 + 1)
+    idle = bisect_left(tail, True, key=lambda step: learning_rate(schedule, step) == 0)
+    if idle == len(tail):
+        return ""
+    return (
+        f"the learning rate is 0 from step {tail[idle]} on and the run has {total_steps:,} steps: what is trained then "
+        "changes nothing; let the schedule last as long as total_steps"
+    )
