@@ -62,7 +62,9 @@ class Aim:
 
     async def storm(self, seconds: float) -> None:
         """Make faults until virtual second `seconds`; then all of them are undone."""
-        hunts = [asyncio.ensure_future(hunt) for hunt in (self._after_major(), self._after_minor(), self._before())]
+        hunts = [
+            asyncio.ensure_future(hunt) for hunt in (self._after_major(), self._after_minor(), self._before_deadlines())
+        ]
         try:
             await asyncio.sleep(max(0.0, seconds - self._sim.now))
         finally:
@@ -85,7 +87,7 @@ class Aim:
             await self._minor.wait()
             self._maybe(self._eager * _MINOR, self._lot.uniform(0, 2))
 
-    async def _before(self) -> None:
+    async def _before_deadlines(self) -> None:
         """Just before what a clock will change."""
         while True:
             run = self._sim.run
