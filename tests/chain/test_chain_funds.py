@@ -5,8 +5,10 @@ before anything is sent, and suffices.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from aiohttp import web
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 from solders.rpc.requests import RequestAirdrop
@@ -19,12 +21,16 @@ from aftermath.chain.coordinator import Coordinator
 from aftermath.chain.deploy import deploy_program, deployment_cost
 from aftermath.chain.endpoints import Endpoint
 from aftermath.chain.fees import transaction_fee
+from aftermath.chain.funds import ensure_funds
 from aftermath.chain.member import SolanaMember
+from aftermath.chain.rpc import RpcPool
 from aftermath.chain.sender import MAX_UNITS, Sender
 from aftermath.chain.wallet import Wallet
 from aftermath.programs import AUTHORIZER_SO
 from aftermath.run.errors import ChainRefused
+from chain.faults import answer
 from chain.networks import SCHEMA_HASH, Place
+from chain.scripted import Node, cluster, serving
 
 FEE = 5_000
 
@@ -62,6 +68,30 @@ async def test_a_drained_member_is_refilled_by_a_local_network(place: Place) -> 
         assert (await member.members()).find(member.wallet) is not None
         await drain(place, wallet)
         await member.leave()
+
+
+async def test_no_sum_is_asked_for_twice_though_only_a_fee_was_spent_since() -> None:
+    """A faucet gives only once for equal requests, so each sum holds what the wallet had."""
+    asked_for: list[int] = []
+    held = 3 * FEE
+
+    async def faucet(body: dict[str, Any]) -> web.Response:
+        nonlocal held
+        if body["method"] == "requestAirdrop":
+            asked_for.append(body["params"][1])
+            held += body["params"][1]
+            return answer(body, "signature")
+        if body["method"] == "getBalance":
+            return answer(body, {"context": {"slot": 7}, "value": held})
+        return answer(body, cluster("the one"))
+
+    node, wallet = Node(), Pubkey.new_unique()
+    node.always = faucet
+    async with serving(node) as endpoints, RpcPool(endpoints) as pool:
+        await ensure_funds(pool, wallet, 1_000_000)
+        held = 2 * FEE
+        await ensure_funds(pool, wallet, 1_000_000)
+    assert len(asked_for) == len(set(asked_for)) == 2
 
 
 async def test_a_transaction_of_several_transfers_is_refilled_for_each(place: Place) -> None:

@@ -133,6 +133,14 @@ def test_values_that_are_no_votes(value: float) -> None:
         decode_level(data, FLOAT, LEVEL)
 
 
+@pytest.mark.parametrize("value", [2.0**-126, -(2.0**-126), (2 - 2.0**-23) * 2.0**127])
+def test_the_smallest_and_the_largest_vote_count(value: float) -> None:
+    """A vote is a normal number of fp32, of which 2^-126 is the smallest."""
+    data = payload(FLOAT, zeros=0.0)
+    struct.pack_into("<f", data, FLOAT.index_bytes(LEVEL) + 4 * 5, value)
+    assert decode_level(data, FLOAT, LEVEL).values[5] == value
+
+
 def test_value_in_an_unused_slot() -> None:
     data = payload(FLOAT, zeros=1.0)
     struct.pack_into("<f", data, FLOAT.index_bytes(LEVEL), -0.0)

@@ -135,6 +135,14 @@ async def test_an_endpoint_keeps_its_entry_and_takes_it_away(opened, tmp_path, m
     assert not entry.exists()
 
 
+async def test_who_finds_peers_on_this_machine_does_not_ask_n0(opened, monkeypatch):
+    def asked():
+        raise AssertionError("n0's discovery would be told of this endpoint")
+
+    monkeypatch.setattr(transport_iroh.iroh, "preset_n0", asked)
+    await opened(1)
+
+
 async def test_a_forged_address_only_costs_a_dial(opened, tmp_path):
     first, second, third = await opened(1), await opened(2), await opened(3)
     ids = sorted([first, second], key=lambda one: one.node_id)
