@@ -17,9 +17,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from aftermath.run.accounts import MAX_LEVELS
 from aftermath.run.errors import AftermathError
 
-MAX_TIERS = 8
+MAX_TIERS = MAX_LEVELS  # each tier has a level of its own
 
 # The elastic tensors of a MatFormer FFN and the dimension that holds the hidden units (arXiv 2310.07707).
 ELASTIC_DIMS: dict[str, Literal[0, 1]] = {

@@ -18,11 +18,12 @@ from aftermath.run.config_sources import Checkpoint, DataLocation
 from aftermath.run.config_tables import U8, U16, U32, U64, Table
 from aftermath.run.config_training import LearningRate, Optimizer
 from aftermath.run.errors import ConfigError
+from aftermath.run.state import Architecture
 
 MAX_CONFIG_BYTES = 1 << 20
 _OURS = "config/demo/config.toml of the project is one that works"
 _NAME_ONE = f"name a run's config file that you may read; {_OURS}"
-_ARCHITECTURES = {"HfLlama": 0}
+_ARCHITECTURES = {"HfLlama": Architecture.HF_LLAMA.value}
 _DATA_TYPES = {"Pretraining": 0, "Finetuning": 1}
 
 

@@ -69,6 +69,12 @@ class Committee(IntEnum):
     VERIFIER = 1
 
 
+class Architecture(IntEnum):
+    """What kind of model a run trains."""
+
+    HF_LLAMA = 0
+
+
 class CheckpointKind(IntEnum):
     """Which kind of durable checkpoint the Model account names."""
 

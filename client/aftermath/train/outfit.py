@@ -12,9 +12,7 @@ from aftermath.optim.agreed import EXCHANGED, agreed_schema
 from aftermath.optim.schema import Schema
 from aftermath.run.accounts import DataLocation, Model
 from aftermath.run.errors import Unsuitable
-from aftermath.run.state import DataKind
-
-_HF_LLAMA = 0
+from aftermath.run.state import Architecture, DataKind
 
 
 def check_model(model: Model, run_id: str) -> None:
@@ -24,7 +22,7 @@ def check_model(model: Model, run_id: str) -> None:
             f"run {run_id} is not configured yet",
             f"its owner configures it: aftermath-solana update-config --run-id {run_id} --config-path FILE",
         )
-    if model.architecture != _HF_LLAMA:
+    if model.architecture != Architecture.HF_LLAMA:
         raise Unsuitable(f"run {run_id} trains an architecture this client does not have; it has HfLlama")
     if model.optimizer.kind not in EXCHANGED:
         raise Unsuitable(

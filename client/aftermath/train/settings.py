@@ -10,6 +10,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
+from aftermath.run.accounts import MAX_LEVELS
+
 
 class TrainSettings(BaseModel):
     """Settings of one `aftermath-solana train` process."""
@@ -52,7 +54,9 @@ class TrainSettings(BaseModel):
     device: str = Field("auto", description="auto, cpu, mps, cuda or cuda:X,Y (the first index is used).")
     threads: int = Field(0, ge=0, description="CPU threads for training; 0 leaves torch's own choice.")
     micro_batch_size: int = Field(8, ge=1, description="Sequences in one forward pass.")
-    matformer_tier: int = Field(0, ge=0, le=7, description="Tier this member holds: tier k keeps 1/2^k of every FFN.")
+    matformer_tier: int = Field(
+        0, ge=0, le=MAX_LEVELS - 1, description="Tier this member holds: tier k keeps 1/2^k of every FFN."
+    )
     matformer_load_strategy: Literal["auto", "sliced", "universal"] = Field(
         "auto",
         description="auto takes a tier's own files if complete, sliced demands them, universal slices the full model.",
