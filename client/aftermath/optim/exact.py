@@ -39,7 +39,7 @@ from aftermath.optim.basis import COLUMN_SUM_BITS, basis
 from aftermath.optim.codec import Votes
 from aftermath.optim.format import ResultFormat, Values
 from aftermath.optim.layout import Group, LevelLayout, level_layout
-from aftermath.optim.tally import MAX_PEERS, tally
+from aftermath.optim.tally import check_votes, tally
 
 MEAN_BITS = 26
 _BATCH = 1 << 18  # coefficients transformed at once: 2 MiB of float64, so that the passes stay in cache
@@ -51,11 +51,7 @@ def signs(votes: Sequence[Votes], results: ResultFormat, level: int, device: tor
 
     Raises ValueError for votes of another level, of mixed kinds, or of more than 256 peers. No votes give zeros.
     """
-    if len(votes) > MAX_PEERS or any(vote.level != level for vote in votes):
-        raise ValueError(f"expected votes of at most {MAX_PEERS} peers on level {level}")
-    kind = torch.int8 if results.values is Values.SIGN else torch.float32
-    if any(vote.values.dtype != kind for vote in votes):
-        raise ValueError("votes of another kind than the result format's")
+    check_votes(votes, level, torch.int8 if results.values is Values.SIGN else torch.float32)
     layout = level_layout(results, level)
     worker = torch.device("cpu") if device.type == "mps" else device
     positions, means = _means(votes, layout, worker)

@@ -27,7 +27,7 @@ from aftermath.optim.format import ResultFormat
 from aftermath.optim.lattice import SMALLEST
 from aftermath.optim.layout import level_layout
 from aftermath.optim.sparseloco import Divisor
-from aftermath.optim.tally import MAX_PEERS, tally
+from aftermath.optim.tally import check_votes, tally
 from aftermath.optim.transform import subtract
 
 
@@ -63,10 +63,7 @@ def changes(votes: Sequence[Votes], level: int, divisor: Divisor, rate: float) -
 
     Raises ValueError for votes of another level or kind, or of more than 256 peers.
     """
-    if len(votes) > MAX_PEERS or any(vote.level != level for vote in votes):
-        raise ValueError(f"expected votes of at most {MAX_PEERS} peers on level {level}")
-    if any(vote.values.dtype != torch.int64 for vote in votes):
-        raise ValueError("votes of another kind than the result format's")
+    check_votes(votes, level, torch.int64)
     given, values = torch.cat([vote.positions for vote in votes]), torch.cat([vote.values for vote in votes])
     positions, sums, counts = tally(given, values)
     divisors = torch.tensor(_divisors(divisor, len(votes)), dtype=torch.float64)

@@ -1,14 +1,28 @@
-"""Counting votes: which coefficients somebody kept, the sum of their integers, and how many kept each.
+"""Counting votes: whose can be counted, which coefficients somebody kept, the sum of their integers, and how many kept
+each.
 
-Decided: integers in int64, so the sums do not depend on the order of peers, on threads or on memory layout.
+Decided: integers in int64, so the sums do not depend on the order of peers, on threads or on memory layout; and no more
+peers than the proofs of `optim.exact` and `optim.mean` allow for.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
+from aftermath.optim.codec import Votes
+
 MAX_PEERS = 256
+
+
+def check_votes(votes: Sequence[Votes], level: int, kind: torch.dtype) -> None:
+    """Raises ValueError for votes of another level, of values of another kind, or of more than 256 peers."""
+    if len(votes) > MAX_PEERS or any(vote.level != level for vote in votes):
+        raise ValueError(f"expected votes of at most {MAX_PEERS} peers on level {level}")
+    if any(vote.values.dtype != kind for vote in votes):
+        raise ValueError("votes of another kind than the result format's")
 
 
 def tally(positions: Tensor, integers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
