@@ -13,9 +13,9 @@ from typing import Annotated
 
 import typer
 
+from aftermath.chain import defaults
 from aftermath.run.errors import UsageError
 
-DEFAULT_RPC = "http://127.0.0.1:8899"
 CLUSTER = "Cluster"
 WALLET = "Wallet"
 
@@ -68,7 +68,7 @@ Authorizer = Annotated[
 class ClusterOptions:
     """Which cluster to talk to, and which coordinator on it."""
 
-    rpc: Annotated[str, shared("--rpc", text="Solana RPC endpoint.", panel=CLUSTER)] = DEFAULT_RPC
+    rpc: Annotated[str, shared("--rpc", text="Solana RPC endpoint.", panel=CLUSTER)] = defaults.RPC
     ws_rpc: Annotated[
         str | None, shared("--ws-rpc", text="Websocket endpoint; by default the RPC's port plus one.", panel=CLUSTER)
     ] = None
@@ -111,4 +111,4 @@ class SigningOptions(WalletOptions, ClusterOptions):
             panel=WALLET,
             least=0,
         ),
-    ] = 10_000
+    ] = defaults.PRIORITY_FEE

@@ -10,6 +10,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
+from aftermath.chain import defaults
 from aftermath.run.accounts import MAX_LEVELS
 
 
@@ -20,7 +21,7 @@ class TrainSettings(BaseModel):
 
     # options of other commands too, which describe them (cli/options.py)
     run_id: str = Field(min_length=1, max_length=32)
-    rpc: str = "http://127.0.0.1:8899"
+    rpc: str = defaults.RPC
     ws_rpc: str | None = None
     rpc_2: str | None = None
     ws_rpc_2: str | None = None
@@ -29,7 +30,7 @@ class TrainSettings(BaseModel):
     coordinator_program_id: str | None = None
     wallet_private_key_path: Path | None = None
     authorizer: str | None = None
-    max_priority_fee: int = Field(10_000, ge=0)
+    max_priority_fee: int = Field(defaults.PRIORITY_FEE, ge=0)
 
     identity_secret_key_path: Path | None = Field(
         None, description="32-byte p2p secret key file; by default the key is derived from the wallet and the run."
