@@ -46,7 +46,9 @@ class NetworkOptions:
     ] = EngineName.EMBEDDED
     slot_ms: Annotated[
         int,
-        typer.Option("--slot-ms", min=13, max=10_000, help="Length of a slot in milliseconds; shorter ones save waiting."),
+        typer.Option(
+            "--slot-ms", min=13, max=10_000, help="Length of a slot in milliseconds; shorter ones save waiting."
+        ),
     ] = 400
 
 
