@@ -40,6 +40,7 @@ lint: $(STAMP)
 # The pages that are made from something else: commands from their help, figures from benchmarks/measured.
 docs: $(STAMP)
 	$(RUN) -m aftermath.cli.docs docs/commands.md
+	$(RUN) benchmarks/plots.py docs
 	$(RUN) benchmarks/quote.py README.md docs/*.md
 
 # Measures anew what the documentation quotes; `make docs` afterwards.

@@ -11,6 +11,7 @@ Decided
 from __future__ import annotations
 
 import json
+import math
 import time
 import tomllib
 from collections.abc import Iterator
@@ -30,6 +31,7 @@ from aftermath.lab.start import start
 from aftermath.model.config import LlamaConfig
 from aftermath.model.initial import init_weights
 from aftermath.model.store import write_checkpoint
+from aftermath.optim.schema import build_schema
 from aftermath.watch.events import Event
 
 ARMS = Path(__file__).with_name("arms.toml")
@@ -118,10 +120,10 @@ def prepare(root: Path, size: str, seed: int) -> dict[str, Path]:
     return places
 
 
-def train(training: Training, root: Path, out: Path | None) -> dict[str, Any]:
-    """Train it, or go on where `out` was left, and return the line that is kept."""
-    settings = LabSettings(
-        **prepare(root, training.size, training.seed),
+def settings_of(training: Training, places: dict[str, Path]) -> LabSettings:
+    """What is said to the laboratory. Raises pydantic's ValidationError for what it does not know."""
+    return LabSettings(
+        **places,
         **training.said,
         lr=training.lr,
         seed=training.seed,
@@ -129,25 +131,35 @@ def train(training: Training, root: Path, out: Path | None) -> dict[str, Any]:
         micro_batch=MICRO_BATCH,
         eval_sequences=HELD_OUT,
     )
+
+
+def result_bytes(training: Training) -> tuple[int, int]:
+    """Bytes of a member's result, 0 without members; and the parameters of the model."""
+    nowhere = {name: Path(name) for name in ("model", "data_path")}
+    agreed = recipe_of(settings_of(training, nowhere)).agreed
+    config = model_of(training.size)
+    parameters = sum(math.prod(shape) for shape in LlamaConfig.from_hf(config).parameter_shapes(0).values())
+    return (build_schema(config, 1, agreed).results.result_bytes() if agreed else 0), parameters
+
+
+def train(training: Training, root: Path) -> dict[str, Any]:
+    """Train it in this process, and return the line that is kept."""
+    recipe = recipe_of(settings_of(training, prepare(root, training.size, training.seed)))
     clock = _Clock()
-    recipe = recipe_of(settings)
-    Course(recipe, start(recipe, torch.device("cpu")), clock.take, out, 50).run()
+    Course(recipe, start(recipe, torch.device("cpu")), clock.take, None, recipe.steps).run()
     return {
         **{name: getattr(training, name) for name in ("arm", "steps", "lr", "seed", "said")},
         "held_out": round(clock.last["held_out_by_tier"]["0"], 4),
         "tokens": clock.last["tokens"],
-        "result_bytes": round(clock.bytes / clock.steps / training.members) if clock.steps else None,
-        "cpu_seconds_per_step": round(clock.seconds / (clock.steps * training.steps / recipe.steps), 5)
-        if clock.steps
-        else None,
+        "cpu_seconds_per_step": round(clock.seconds / training.steps, 5),
     }
 
 
 class _Clock:
-    """CPU seconds and bytes of the steps that this process made, and the last event."""
+    """CPU seconds of all steps, and the last event."""
 
     def __init__(self) -> None:
-        self.seconds, self.bytes, self.steps = 0.0, 0, 0
+        self.seconds = 0.0
         self.last: Event = {}
         self._since = time.process_time()
 
@@ -155,11 +167,7 @@ class _Clock:
         """Follow the course."""
         now = time.process_time()
         if event["kind"] == "step":
-            self.seconds, self.bytes, self.steps = (
-                self.seconds + now - self._since,
-                self.bytes + event["bytes"],
-                self.steps + 1,
-            )
+            self.seconds += now - self._since
         self.last, self._since = event, now
 
 
@@ -177,6 +185,12 @@ def keep(size: str, line: dict[str, Any]) -> None:
     RUNS.mkdir(parents=True, exist_ok=True)
     with (RUNS / f"{size}.jsonl").open("a") as file:
         file.write(json.dumps(line) + "\n")
+
+
+def winner(members: int, path: Path = ARMS) -> str | None:
+    """The arm that is taken by default, with so many members."""
+    named: str | None = tomllib.loads(path.read_text())["winner"].get(str(members))
+    return named
 
 
 def missing(size: str, names: set[str] | None = None) -> Iterator[Training]:

@@ -25,8 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MEASURED = ROOT / "benchmarks" / "measured"
 COMMANDS = {
     "memory": "python benchmarks/memory.py --json",
-    "learning": "python benchmarks/learning.py --arms --json",
-    "optimizers": "python benchmarks/optimizers.py --json",
+    "worth": "python benchmarks/worth.py --json",
     "chain": "python benchmarks/chain.py --json",
     "distro": "python benchmarks/distro.py --json",
     "localnet": "python benchmarks/localnet.py --transactions 5000 --json",

@@ -100,32 +100,55 @@ def table_of_units() -> str:
     return "\n".join(lines) + "\n"
 
 
-def table_of_arms() -> str:
-    """Held-out nats of the tiers, for the demo and what differs from it."""
-    lines = ["| options | tier 0 | tier 1 | tier 2 |", "|---|---|---|---|"]
-    for arm in figures("learning")["arms"]:
-        words = (f"--{name.replace('_', '-')} {value}" for name, value in arm["given"].items())
-        told = f"`{' '.join(words)}`" if arm["given"] else "none: as the demo is"
-        lines.append(f"| {told} | {' | '.join(f'{loss:.3f}' for loss in arm['held_out_by_tier'])} |")
-    return "\n".join(lines) + "\n"
+def pages_of_experiments() -> str:
+    """For every size a picture, and for every question a table of its arms."""
+    parts = []
+    for size, found in figures("worth").items():
+        asked: dict[str, list[tuple[str, Any]]] = {}
+        for name, arm in found["arms"].items():
+            asked.setdefault(arm["question"], []).append((name, arm))
+        parts.append(f"## {size} parameters\n\n![loss by steps](experiments-{size}.svg)\n\n")
+        if found["missing"]:
+            parts.append(f"Named and not trained yet: {found['missing']} trainings.\n\n")
+        for question, those in asked.items():
+            parts.append(f"### {size}: {question}\n\n{_table_of_arms(those)}\n")
+    return "".join(parts)
 
 
-def table_of_optimizers() -> str:
-    """Held-out nats of each arm at its best rate, and at all it tried."""
-    lines = ["| what learns | tokens | held out | by rate |", "|---|---|---|---|"]
-    for arm in figures("optimizers")["arms"]:
-        who = f"{arm['members']} members" if arm["members"] > 1 else "alone"
-        told = f"`--optimizer {arm['optimizer']} --total-batch {arm['batch']}`, {who}"
-        rates = ", ".join(f"{rate}: {loss:.3f}" for rate, loss in arm["held_out_by_rate"].items())
-        lines.append(f"| {told} | {arm['tokens']:,} | {arm['held_out']:.3f} | {rates} |")
-    return "\n".join(lines) + "\n"
+def _table_of_arms(those: list[tuple[str, Any]]) -> str:
+    lines = [
+        "| arm | steps of a machine | held out | at rate | by rate | bytes per parameter and step | equals alone | worth |",
+        f"|{'---|' * 8}",
+    ]
+    for name, arm in those:
+        for end in arm["ends"]:
+            against, sent = end.get("against_adamw"), arm["bytes_per_parameter_step"]
+            rates = ", ".join(f"{rate}: {loss:.3f}" for rate, loss in end["by_rate"].items())
+            words = [
+                f"`{name}`",
+                f"{end['steps']:,}",
+                f"{end['held_out']:.3f}" + (f" ± {end['spread'] / 2:.3f}" if end["seeds"] > 1 else ""),
+                f"{end['lr']:g}",
+                rates,
+                f"{sent:.5f}" if sent else "",
+                f"{against['steps_alone'] or UNKNOWN}" if against else "",
+                f"{_or_unknown(against['worth'])} ({_or_unknown(against['worth_without_protocol'])})"
+                if against
+                else "",
+            ]
+            lines.append(f"| {' | '.join(words)} |")
+    expected = "\n".join(f"- `{name}`, {arm['members']} members. Expected: {arm['expected']}." for name, arm in those)
+    return "\n".join(lines) + f"\n\n{expected.replace(', 1 members', ', alone')}\n"
+
+
+def _or_unknown(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.2f}"
 
 
 BLOCKS: dict[str, Callable[[], str]] = {
     "demo": report_of_demo,
     "units": table_of_units,
-    "learning": table_of_arms,
-    "optimizers": table_of_optimizers,
+    "experiments": pages_of_experiments,
 }
 
 

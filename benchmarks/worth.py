@@ -24,18 +24,20 @@ import json
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
 
-from arms import RUNS, Training, arms, keep, kept, missing, train
+from arms import RUNS, Training, arms, keep, kept, missing, result_bytes, train, winner
 
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / "runs" / "worth"
 SIZES = ("0.2M", "1M", "10M")
+MEMBERS = (4, 8, 16)
+ALONE = ("adamw", "muon")
 QUICK = ("adamw", "sparseloco-8")
 
 SLOT, LATENCY = 0.4, 0.1  # seconds
@@ -63,40 +65,39 @@ def steps_to(curve: Curve, loss: float) -> float | None:
     return None
 
 
-def best(lines: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def best(trainings: Sequence[tuple[Training, Mapping[str, Any]]]) -> list[dict[str, Any]]:
     """For each number of steps the rate whose mean over its seeds is least, with all rates that were tried."""
-    by_steps: dict[int, dict[float, list[Mapping[str, Any]]]] = defaultdict(lambda: defaultdict(list))
-    for line in lines:
-        by_steps[line["steps"]][line["lr"]].append(line)
-    found = []
-    for steps, rates in sorted(by_steps.items()):
-        means = {lr: fmean(line["held_out"] for line in tried) for lr, tried in sorted(rates.items())}
-        lr = min(means, key=lambda rate: means[rate])
-        losses = [line["held_out"] for line in rates[lr]]
-        found.append(
-            {
-                "steps": steps,
-                "lr": lr,
-                "held_out": round(means[lr], 4),
-                "seeds": len(losses),
-                "spread": round(max(losses) - min(losses), 4),
-                "by_rate": {f"{rate:g}": round(mean, 4) for rate, mean in means.items()},
-                "seconds_per_step": fmean(line["cpu_seconds_per_step"] for line in rates[lr]),
-                "result_bytes": round(fmean(line["result_bytes"] for line in rates[lr])),
-                "tokens": rates[lr][0]["tokens"],
-            }
-        )
-    return found
+    tried: dict[int, dict[float, list[Mapping[str, Any]]]] = defaultdict(lambda: defaultdict(list))
+    for training, line in trainings:
+        tried[training.steps][training.lr].append(line)
+    return [_end(steps, rates) for steps, rates in sorted(tried.items())]
 
 
-def compared(ended: Mapping[str, Any], said: Mapping[str, Any], alone: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _end(steps: int, rates: Mapping[float, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+    means = {lr: fmean(line["held_out"] for line in lines) for lr, lines in sorted(rates.items())}
+    lr = min(means, key=lambda rate: means[rate])
+    losses = [line["held_out"] for line in rates[lr]]
+    return {
+        "steps": steps,
+        "tokens": rates[lr][0]["tokens"],
+        "held_out": round(means[lr], 4),
+        "lr": lr,
+        "by_rate": {f"{rate:g}": round(mean, 4) for rate, mean in means.items()},
+        "seeds": len(losses),
+        "spread": round(max(losses) - min(losses), 4),
+        "cpu_seconds_per_step": round(fmean(line["cpu_seconds_per_step"] for line in rates[lr]), 5),
+    }
+
+
+def compared(end: Mapping[str, Any], training: Training, alone: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What members who ended at a loss are worth against one machine whose curve is `alone`."""
-    members, inner = said["members"], said.get("inner_steps", 1)
-    needed = steps_to([(point["steps"], point["held_out"]) for point in alone], ended["held_out"])
-    own = ended["seconds_per_step"] / members
-    one = fmean(point["seconds_per_step"] for point in alone)
-    share = one / (own + protocol_seconds(members, ended["result_bytes"]) / inner)
-    efficiency = None if needed is None else needed / (members * ended["steps"])
+    members, inner = training.members, training.said.get("inner_steps", 1)
+    needed = steps_to([(point["steps"], point["held_out"]) for point in alone], end["held_out"])
+    one = fmean(point["cpu_seconds_per_step"] for point in alone)
+    own = end["cpu_seconds_per_step"] / members
+    sent, _ = result_bytes(training)
+    share = one / (own + protocol_seconds(members, sent) / inner)
+    efficiency = None if needed is None else needed / (members * end["steps"])
     return {
         "steps_alone": None if needed is None else round(needed),
         "token_efficiency": None if efficiency is None else round(efficiency, 3),
@@ -107,55 +108,112 @@ def compared(ended: Mapping[str, Any], said: Mapping[str, Any], alone: Sequence[
 
 
 def of_size(size: str) -> dict[str, Any]:
-    """Every arm that was measured at a size."""
+    """Every arm that was measured at a size, and the figures of the winner."""
     done = kept(size)
     measured: dict[str, Any] = {}
     for arm in arms():
-        lines = [done[one.key] for one in arm.trainings if one.size == size and one.key in done]
-        if lines:
-            measured[arm.name] = {"question": arm.question, "expected": arm.expected, "said": lines[0]["said"]}
-            measured[arm.name]["ends"] = best(lines)
-    alone = {name: measured[name]["ends"] for name in ("adamw", "muon") if name in measured}
-    for arm in measured.values():
-        if "members" in arm["said"]:
-            for end in arm["ends"]:
-                end |= {f"against_{name}": compared(end, arm["said"], curve) for name, curve in alone.items()}
-    return {"arms": measured, "missing": sum(1 for _ in missing(size))}
+        ended = [(one, done[one.key]) for one in arm.trainings if one.size == size and one.key in done]
+        if ended:
+            first = ended[0][0]
+            sent, parameters = result_bytes(first)
+            per_step = sent / parameters / first.said.get("inner_steps", 1)
+            measured[arm.name] = {
+                "question": arm.question,
+                "expected": arm.expected,
+                "members": first.members,
+                "bytes_per_parameter_step": round(per_step, 6),
+                "ends": best(ended),
+            }
+            if first.members > 1:
+                for name in ALONE:
+                    if name in measured:
+                        for end in measured[arm.name]["ends"]:
+                            end[f"against_{name}"] = compared(end, first, measured[name]["ends"])
+    return {**headline(measured), "missing": sum(1 for _ in missing(size)), "arms": measured}
 
 
-def run(size: str, names: set[str] | None) -> None:
-    """Train what is missing, and keep it line by line."""
-    todo: list[Training] = list(missing(size, names))
-    for number, training in enumerate(todo, 1):
+def headline(measured: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures of the winner with eight members in its longest run, and its worth with others; None is not measured.
+
+    Losses are over those of one machine with all sequences, at the same steps.
+    """
+    found: dict[str, Any] = {}
+    ends = {n: measured[name]["ends"][-1] if (name := winner(n)) in measured else None for n in MEMBERS}
+    for name in ALONE:
+        found[f"worth_{name}"] = {
+            str(n): end.get(f"against_{name}", {}).get("worth") if end else None for n, end in ends.items()
+        }
+        bound = measured.get(f"{name}-8x", {"ends": []})["ends"]
+        at = [point["held_out"] for point in bound if ends[8] and point["steps"] == ends[8]["steps"]]
+        found[f"loss_over_{name}"] = round(ends[8]["held_out"] / at[0] - 1, 4) if ends[8] and at else None
+    eight = measured.get(winner(8), {})
+    against = ends[8].get("against_adamw", {}) if ends[8] else {}
+    return found | {
+        "bytes_per_parameter_step": eight.get("bytes_per_parameter_step"),
+        "token_efficiency": against.get("token_efficiency"),
+        "compute_share": against.get("compute_share"),
+    }
+
+
+def run(trainings: Sequence[Training], *, anew: bool = False) -> list[tuple[Training, dict[str, Any]]]:
+    """Train them and keep each, unless it is only done `anew`."""
+    ended = []
+    for number, training in enumerate(trainings, 1):
         told = f"{training.arm}, {training.steps} steps, rate {training.lr:g}, seed {training.seed}"
-        print(f"{number} of {len(todo)}: {told}", file=sys.stderr, flush=True)
-        line = train(training, WORK, None)
-        keep(size, line)
-        print(
-            f"  {line['held_out']}, {line['cpu_seconds_per_step'] * line['steps']:.0f} s", file=sys.stderr, flush=True
-        )
+        print(f"{number} of {len(trainings)}: {told}", file=sys.stderr, flush=True)
+        line = train(training, WORK)
+        if not anew:
+            keep(training.size, line)
+        seconds = line["cpu_seconds_per_step"] * training.steps
+        print(f"  {line['held_out']}, {seconds:.0f} s", file=sys.stderr, flush=True)
+        ended.append((training, line))
+    return ended
+
+
+def repeated() -> dict[str, Any]:
+    """A few trainings of the smallest size once more, each beside what is kept of it."""
+    done = kept("0.2M")
+    chosen = [
+        min((one for one in arm.trainings if one.key in done), key=lambda one: (one.steps, done[one.key]["held_out"]))
+        for arm in arms()
+        if arm.name in QUICK
+    ]
+    return {
+        one.arm: {"steps": one.steps, "held_out": line["held_out"], "kept": done[one.key]["held_out"]}
+        for one, line in run(chosen, anew=True)
+    }
+
+
+def table(report: Mapping[str, Any]) -> str:
+    """The arms of all sizes, a line each."""
+    lines = []
+    for size, found in report.items():
+        lines.append(f"{size}: {found['missing']} trainings not done yet")
+        for name, arm in found["arms"].items():
+            for end in arm["ends"]:
+                against = end.get("against_adamw", {})
+                worth = f"  {against['steps_alone']} steps alone, worth {against['worth']}" if against else ""
+                lines.append(f"  {name:22} {end['steps']:6} steps  {end['held_out']:.3f} at {end['lr']:g}{worth}")
+    return "\n".join(lines)
 
 
 def main() -> None:
     """Read the options, measure if asked to, print."""
-    parser = argparse.ArgumentParser(description="What joining is worth.")
-    parser.add_argument("--run", choices=SIZES, help="train what is named and not measured yet")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--run", choices=SIZES, help="train what is named and not measured yet, and keep it")
+    what.add_argument("--quick", action="store_true", help="train a few arms anew, beside what is kept")
     parser.add_argument("--only", nargs="+", metavar="ARM", help="with --run: only these arms")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
     given = parser.parse_args()
     torch.set_num_threads(1)
     if given.run:
-        run(given.run, set(given.only) if given.only else None)
-    report = {size: of_size(size) for size in SIZES if (RUNS / f"{size}.jsonl").exists()}
-    if given.json:
-        print(json.dumps(report, indent=1))
+        run(list(missing(given.run, set(given.only) if given.only else None)))
+    if given.quick:
+        print(json.dumps(repeated(), indent=1))
         return
-    for size, found in report.items():
-        print(f"{size} ({found['missing']} trainings missing)")
-        for name, arm in found["arms"].items():
-            for end in arm["ends"]:
-                worth = end.get("against_adamw", {})
-                print(f"  {name:24} {end['steps']:6} {end['held_out']:.4f} {end['by_rate']} {worth}")
+    report = {size: of_size(size) for size in SIZES if (RUNS / f"{size}.jsonl").exists()}
+    print(json.dumps(report, indent=1) if given.json else table(report))
 
 
 if __name__ == "__main__":
