@@ -12,9 +12,12 @@ from aftermath.chain.instructions import CoordinatorInstructions
 from aftermath.cli.dump import in_words
 from aftermath.cli.present import CommandError
 from aftermath.cli.schema import Shape
-from aftermath.run.accounts import Config, Model, Run
+from aftermath.run.accounts import Config, Model, Run, steps_before
 from aftermath.run.assignment import batch_size
 from aftermath.run.config import RunConfig
+from aftermath.run.config_read import checkpoint_of
+from aftermath.run.counted import counted
+from aftermath.run.state import ModelSource
 
 
 @dataclass(frozen=True)
@@ -34,9 +37,11 @@ class Change:
     def instructions(self, ix: CoordinatorInstructions, run: Run, model: Model) -> list[Instruction]:
         """One instruction per part, so that they can be spread over transactions; the order is the program's checks'.
 
-        Raises CommandError for a run that cannot be changed now.
+        Raises CommandError for a run that cannot be changed now, or would forget what it has trained.
         """
         self._refuse_unless_halted(run)
+        if self.config and self.shape and not self.switch_to_hub:
+            _refuse_to_forget(self.config, self.shape, run, model)
         parts: list[dict[str, Any]] = []
         if self.config and self.shape:
             on_chain = self.config.to_chain()
@@ -80,3 +85,24 @@ class Change:
                 break
             data_index += batch_size(rules, data_index)
         return {"epoch": run.epoch, "step": self.restart_from_step, "data_index": data_index}
+
+
+def _refuse_to_forget(config: RunConfig, shape: Shape, run: Run, model: Model) -> None:
+    """Raises CommandError if the file takes away a checkpoint that the run has named, or its members' model."""
+    given, held = checkpoint_of(config.llm.checkpoint), model.checkpoint
+    kept, reached = steps_before(model.checkpoint_step), run.trained_steps
+    if kept and given != held:
+        at = f" at {held.revision}" if held.revision else ""
+        raise CommandError(
+            f"the file's checkpoint is {given.repo}, and the run's is {held.repo}{at} by now, of step {kept}, which "
+            "it would forget",
+            "name that one in the file, or pass --switch-to-hub as well to begin from the file's",
+        )
+    peers = run.model_source is ModelSource.PEERS and shape.schema.hash() != model.schema_hash
+    if peers and kept < reached:
+        raise CommandError(
+            f"these settings are another schema: the next epoch would begin from the checkpoint of step {kept}, "
+            f"{counted(reached - kept, 'step')} before",
+            f"name a checkpoint of step {reached} first (aftermath-solana checkpoint), or pass --switch-to-hub as well "
+            "to begin from that one",
+        )

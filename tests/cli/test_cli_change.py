@@ -1,0 +1,83 @@
+"""Changing the config of a run that has trained: what it knows of its model is not forgotten unasked."""
+
+from __future__ import annotations
+
+import pytest
+from solders.pubkey import Pubkey
+
+from aftermath.chain.instructions import CoordinatorInstructions
+from aftermath.chain.programs import coordinator_program
+from aftermath.cli.change import Change
+from aftermath.cli.present import CommandError
+from aftermath.cli.schema import Shape
+from aftermath.optim.agreed import agreed_schema
+from aftermath.run.config import RunConfig, parse_config
+from aftermath.run.config_read import optimizer_of
+from aftermath.run.state import ModelSource
+from aftermath.sim.tiny import CONFIG, RULES
+from programs.harness import World
+from programs.scenario import Scenario
+
+STEP = 3
+HASHES = {level: bytes([level + 1]) * 32 for level in range(3)}
+FILE = RULES.replace("DATA", "data")
+
+
+def _shape(config: RunConfig) -> Shape:
+    return Shape(agreed_schema(CONFIG.to_hf(), config.llm.matformer.tiers, optimizer_of(config.llm.optimizer)))
+
+
+def _paused(checkpoint: str) -> Scenario:
+    """A run of this file, paused after three steps; its members have named `checkpoint` if that is not empty."""
+    run = Scenario(World()).start(rounds_per_epoch=STEP)
+    config = parse_config(FILE.replace("MODEL", "start"), "run.toml")
+    run.owner("set_paused", True).ok()
+    run.update(model=config.to_chain()["model"], schema=_shape(config).to_chain()).ok()
+    run.owner("set_paused", False).ok()
+    for index in range(3):
+        run.join(index, schema_hash=_shape(config).schema.hash()).ok()
+    for seconds in (6, 31):
+        run.world.advance(seconds)
+        run.tick().ok()
+    run.finish_rounds()
+    run.owner("set_paused", True).ok()
+    for index in range(3):
+        run.attest(index, HASHES)
+    if checkpoint:
+        place = {"kind": 2, "repo": checkpoint, "revision": "", "hashes": list(HASHES.values())}
+        run.by(0, "checkpoint", place).ok()
+    else:
+        run.world.advance(31)
+        run.tick().ok()
+    assert (run.run.halted, run.run.model_source, run.run.trained_steps) == (True, ModelSource.PEERS, STEP)
+    return run
+
+
+def _change(run: Scenario, text: str, *, switch_to_hub: bool = False) -> int:
+    """How many instructions the change to this file takes."""
+    config = parse_config(text, "run.toml")
+    change = Change({}, config, _shape(config), None, switch_to_hub, None)
+    ix = CoordinatorInstructions(coordinator_program(), Pubkey.default())
+    return len(change.instructions(ix, run.run, run.model))
+
+
+def test_a_checkpoint_that_the_run_has_named_is_not_replaced_by_the_first_one() -> None:
+    run = _paused("RUN-step3")
+    with pytest.raises(CommandError, match="checkpoint is start, and the run's is RUN-step3 by now, of step 3"):
+        _change(run, FILE.replace("MODEL", "start"))
+    named = _change(run, FILE.replace("MODEL", "RUN-step3"))
+    assert _change(run, FILE.replace("MODEL", "start"), switch_to_hub=True) == named + 1
+
+
+def test_another_schema_does_not_take_the_newest_model_from_the_members() -> None:
+    run = _paused("")
+    other = FILE.replace("MODEL", "start").replace("compression_topk = 4", "compression_topk = 5")
+    with pytest.raises(CommandError, match="would begin from the checkpoint of step 0, 3 steps before"):
+        _change(run, other)
+    same = _change(run, FILE.replace("MODEL", "start").replace("warmup_time = 30", "warmup_time = 40"))
+    assert _change(run, other, switch_to_hub=True) == same + 1
+
+
+def test_another_schema_is_taken_once_its_model_is_in_a_checkpoint() -> None:
+    run = _paused("RUN-step3")
+    assert _change(run, FILE.replace("MODEL", "RUN-step3").replace("compression_topk = 4", "compression_topk = 5"))
