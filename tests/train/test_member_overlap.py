@@ -255,3 +255,15 @@ def test_only_some_of_the_members_witness(tmp_path: Path) -> None:
     sim = play(tmp_path, story, overlap=0, witness_nodes=1)
     assert sim.check(dropped=sim.players) > 0
     assert sim.run.lost_sequences == 0
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_members_that_are_fast_enough_for_rounds_of_a_second_learn(tmp_path: Path, overlap: int) -> None:
+    async def story(sim: Simulation) -> None:
+        for _ in range(3):
+            sim.add(0, seconds=0.05)
+        await sim.until_finished()
+
+    sim = play(tmp_path, story, overlap=overlap, max_round_train_time=1)
+    applied = sum(event["results"] for event in sim.players[0].saw("applied"))
+    assert applied > 12 * 3 / 2  # the chain counts whole seconds, so a round may end before anybody has announced

@@ -133,9 +133,9 @@ def _last_call(run: Run) -> float:
 
 
 def _longest_wait(config: Config) -> float:
-    """Seconds of a round for which a witness waits."""
+    """Seconds of a round for which a witness waits: of a short one half, as there would be nothing to attest."""
     longest = config.max_round_train_time
-    return longest - min(max(longest / 10, 1.0), 10.0)
+    return longest - min(max(longest / 10, 1.0), 10.0, longest / 2)
 
 
 def time_for_results(config: Config) -> float:
