@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from decimal import ROUND_HALF_UP
 
 import numpy as np
 import pytest
 import torch
 
-from aftermath.optim.basis import MAX_EDGE, UnsupportedEdge, basis, integer_basis, scale_bits
-from aftermath.optim.layout import level_layout
-from optim.optim_oracle import real_basis, toy_schema
+from aftermath.optim.basis import UnsupportedEdge, basis, integer_basis, scale_bits
+from aftermath.optim.blocks import MAX_EDGE
+from aftermath.optim.schema import Schema, SchemaError
+from optim.optim_oracle import real_basis, toy_inner, toy_schema
 
 EDGES = [1, 2, 3, 5, 8, 16, 29, 43, 64, 96]
 
@@ -50,7 +52,7 @@ def test_unsupported_edges_say_what_to_do(edge: int) -> None:
         integer_basis(edge)
 
 
-def test_a_schema_with_such_edges_is_refused_before_training() -> None:
-    schema = toy_schema(vocab_size=2050, hidden_size=16, intermediate_size=16, chunk=2050, tiers=1)
-    with pytest.raises(UnsupportedEdge, match="edge of 2050"):
-        level_layout(schema.results, 0)
+@pytest.mark.parametrize("make", [toy_schema, toy_inner])
+def test_there_is_no_schema_with_such_edges(make: Callable[..., Schema]) -> None:
+    with pytest.raises(SchemaError, match="edge of 2050"):
+        make(vocab_size=2050, hidden_size=16, intermediate_size=16, chunk=2050, tiers=1)

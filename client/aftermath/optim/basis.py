@@ -20,10 +20,10 @@ from math import isqrt
 import torch
 from torch import Tensor
 
+from aftermath.optim.blocks import MAX_EDGE
 from aftermath.run.errors import AftermathError
 
 COLUMN_SUM_BITS = 27
-MAX_EDGE = 1024  # a basis is edge^2 float64 numbers
 _BITS = 160  # fraction bits of the working precision
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from aftermath.model.levels import EMBEDDINGS, SchemaError, Segment
 
 MAX_BLOCK = 65535  # indices are u16 and 0xFFFF marks an unused entry
+MAX_EDGE = 1024  # a transform's basis is edge^2 float64 numbers
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,12 @@ def _blocks(segment: Segment, chunk: int, topk: int) -> Blocks:
     if size > MAX_BLOCK:
         raise SchemaError(
             f"compression_chunk {chunk} gives {segment.name} blocks of {size} entries; indices reach {MAX_BLOCK}",
+            "use a compression_chunk of at most 255",
+        )
+    if max(edges) > MAX_EDGE:
+        raise SchemaError(
+            f"compression_chunk {chunk} gives {segment.name} blocks with an edge of {max(edges)}; "
+            f"the longest is {MAX_EDGE}",
             "use a compression_chunk of at most 255",
         )
     return Blocks(segment, edges, min(topk, size))

@@ -43,7 +43,7 @@ class Engine:
     def __init__(
         self, schema: Schema, tier: int, params: Mapping[str, Tensor], stopwatch: Callable[[], float] = lambda: 0.0
     ) -> None:
-        """Raises SchemaError or SegmentError if these are not the tensors of a tier-`tier` replica, UnsupportedEdge."""
+        """Raises SchemaError or SegmentError if these are not the tensors of a tier-`tier` replica."""
         self._params, self._stopwatch, self._training = params, stopwatch, False
         self._levels = range(tier, schema.results.levels)
         self._step, self._result, self._apply = _parts(schema, tier, params)

@@ -38,7 +38,7 @@ class ErrorFeedback:
     """The results of one replica, and what they left of its pseudo-gradients."""
 
     def __init__(self, results: ResultFormat, tier: int, params: Mapping[str, Tensor], decay: float) -> None:
-        """Raises SchemaError or SegmentError if these are not the tensors of a tier-`tier` replica, UnsupportedEdge."""
+        """Raises SchemaError or SegmentError if these are not the tensors of a tier-`tier` replica."""
         self._format, self._decay_factor, self._names = results, decay, params.keys()
         self._transformed = results.transform is Transform.DCT
         self._layouts: dict[int, LevelLayout] = {}

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aftermath.model.levels import Segment
-from aftermath.optim.basis import check_edge
 from aftermath.optim.blocks import Blocks
 from aftermath.optim.format import ResultFormat
 
@@ -89,7 +88,7 @@ class LevelLayout:
 
 @lru_cache(maxsize=64)
 def level_layout(results: ResultFormat, level: int) -> LevelLayout:
-    """The layout of one level. Raises SchemaError if there is no such level, UnsupportedEdge for blocks too long."""
+    """The layout of one level. Raises SchemaError if there is no such level."""
     counts: dict[tuple[int, int, int], int] = {}
     places = []
     for blocks in results.of_level(level):
@@ -108,8 +107,6 @@ def level_layout(results: ResultFormat, level: int) -> LevelLayout:
 def _edges(blocks: Blocks) -> tuple[int, int]:
     """Height and width of a segment's blocks; a vector's blocks have height 1. Tensors have one or two dimensions."""
     height, width = blocks.edges if len(blocks.edges) == 2 else (1, *blocks.edges)
-    check_edge(height)
-    check_edge(width)
     return height, width
 
 
