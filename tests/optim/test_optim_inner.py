@@ -266,3 +266,18 @@ def test_a_share_of_one_sequence_is_one_step() -> None:
     made = encode(engine, gradients(schema, 2, 0), 0.01)
     assert decode_level(made[2], schema.results, 2).values.abs().max() > 0
     assert int(engine.state()["private.step/model.norm.weight"]) == 1
+
+
+@pytest.mark.parametrize("inner", ["adamw", "muon"])
+def test_a_gradient_whose_square_no_moment_can_hold_is_refused(inner: str) -> None:
+    schema = toy_inner(inner_optimizer=inner, clip=None)
+    params, engine = replica(schema, 0)
+
+    def backward(part: Tensor) -> float:
+        for tensor in params.values():
+            tensor.grad = torch.full_like(tensor, 1e20)
+        return 1.0
+
+    with pytest.raises(NonFiniteGradient, match="beyond 1e"):
+        engine.train(SEQUENCES, backward, 0.01, 0.01)
+    engine.restore(engine.state())

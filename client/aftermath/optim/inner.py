@@ -23,6 +23,7 @@ from aftermath.optim.sparseloco import SparseLoCo
 
 BETAS, EPSILON = (0.9, 0.95), 1e-8
 _LARGEST = 1e30  # as far as a residual may go
+_LARGEST_GRADIENT = 1e19  # the square of a larger one is beyond fp32: the moment would stay infinite, and learn nothing
 
 
 class InnerSteps:
@@ -62,7 +63,7 @@ class InnerSteps:
             grads = {name: tensor.grad for name, tensor in self._params.items() if tensor.grad is not None}
             if self._settings.clip is not None:
                 clip_gradients(grads, self._settings.clip)
-            refuse_beyond(grads, torch.finfo(torch.float32).max)
+            refuse_beyond(grads, _LARGEST_GRADIENT)
             self._optimizer.step()
         return total / len(sequences)
 
