@@ -193,6 +193,7 @@ def test_it_goes_into_json_and_members_take_turns() -> None:
         ({"lr": 0.0}, "--lr 0.0 is no learning rate", "above 0"),
         ({"lr": float("nan")}, "--lr nan is no learning rate", "above 0"),
         ({"lr": float("inf")}, "--lr inf is no learning rate", "above 0"),
+        ({"lr": 1e39}, "--lr 1e+39 is no learning rate", "at most 1000"),
         ({"steps": 10, "warmup_steps": 10}, "a warm-up of 10 steps leaves nothing of the 10 steps", "--warmup-steps"),
         ({"held_out_path": Path("tokens")}, "--held-out-path tokens holds what is trained on", "--held-out DIR"),
         ({"held_out_path": Path("tokens/a.bin")}, "holds what is trained on", "--held-out DIR"),

@@ -38,6 +38,7 @@ def test_the_refusals_of_an_attestation(cool: Scenario) -> None:
     cool.by(0, "attest", 0, 0, []).refused("HashesInvalid")
     cool.by(0, "attest", 0, 0b11, [HASHES[0]]).refused("HashesInvalid")
     cool.by(0, "attest", 0, 0b1, [bytes(32)]).refused("HashesInvalid")
+    cool.by(0, "attest", 0, 0b1, [b"\xff" * 32]).refused("HashesInvalid")
     cool.by(0, "attest", 0, 0b1000, [HASHES[0]]).refused("NotElected")  # there is no such level
     cool.by(0, "attest", 1, 0b1, [HASHES[0]]).refused("SlotMismatch")
     cool.attest(0, HASHES).ok()

@@ -136,6 +136,32 @@ def test_the_member_away_longest_loses_its_slot_and_place(run: Scenario) -> None
     assert run.run.finishers == 2**256 - 1 - (1 << 77)
 
 
+def _finished(run: Scenario, slots: bytes, **fields: int) -> None:
+    state = run.world.record("Run", "test")
+    state["finishers"][0] = slots
+    for name, value in fields.items():
+        state[name] = value
+    run.world.store("Run", "test", state)
+
+
+def test_the_slot_of_a_finisher_is_the_last_to_go(run: Scenario) -> None:
+    _fill(run, points=0, last_epoch=3)
+    _finished(run, run.names(range(255)))
+    run.join(0).ok()
+    assert run.slot_of(0) == 255
+    run.join(1).ok()
+    assert run.slot_of(1) == 0
+
+
+def test_those_who_hold_the_model_keep_their_slots_while_they_are_awaited(run: Scenario) -> None:
+    _fill(run, points=0, last_epoch=3)
+    _finished(run, b"\xff" * 32, model_source=1, state_started_at=run.world.now)
+    run.world.advance(34)
+    run.join(0).refused("MembersFull")
+    run.world.advance(1)  # 5 seconds for latecomers and 30 of warm-up
+    run.join(0).ok()
+
+
 def test_an_own_slot_comes_before_everything(run: Scenario) -> None:
     record = _fill(run, points=5)
     record["slots"][0]["signer"][200] = bytes(member(0).pubkey())

@@ -30,6 +30,7 @@ MISTAKES = [
     (r"^warmup_time = 30", "warmup_time = 30.5", 3, r"\[config\] warmup_time is 30.5; it must be a whole number"),
     (r'"HfLlama"', '"HfLama"', 50, r"'HfLama' \(did you mean HfLlama\?\); allowed: HfLlama"),
     (r"^witness_nodes = 1", "witness_nodes = 70000", 34, r"witness_nodes is 70000; it must be at most 65535"),
+    (r"^base_lr.*", "base_lr = 1e38", 66, r"base_lr is 1e\+38; it must be at most 1000"),
     (r"^cooldown_time = 30", "cooldown_time = -1", 6, r"cooldown_time is -1; it must be at least 0"),
     (r"^total_steps = 25000\n\n# Model", "# Model", 1, r"\[config\] total_steps is missing"),
     (

@@ -10,7 +10,6 @@ Decided
 from __future__ import annotations
 
 import hashlib
-import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ from aftermath.run.accounts import MAX_LEVELS, Config, LrSchedule, Optimizer
 from aftermath.run.assignment import batch_size, cut
 from aftermath.run.config import RunConfig, load_config
 from aftermath.run.config_read import checkpoint_of, location_of, optimizer_of, rules_of, schedule_of
-from aftermath.run.config_training import ADAMW, DISTRO, SPARSELOCO
+from aftermath.run.config_training import ADAMW, DISTRO, MOST_RATE, SPARSELOCO
 from aftermath.run.errors import Unsuitable, UsageError
 from aftermath.run.schedules import first_epoch_rate, highest_rate, learning_rate
 from aftermath.run.state import CheckpointKind, OptimizerKind
@@ -228,8 +227,10 @@ def _optimizer(said: LabSettings, config: RunConfig | None) -> tuple[OptimizerNa
 
 
 def _schedule(said: LabSettings, config: RunConfig | None, optimizer: OptimizerName, steps: int) -> LrSchedule:
-    if said.lr is not None and not (math.isfinite(said.lr) and said.lr > 0):
-        raise UsageError(f"--lr {said.lr} is no learning rate", "it is a number above 0, for example 1e-3")
+    if said.lr is not None and not 0 < said.lr <= MOST_RATE:
+        raise UsageError(
+            f"--lr {said.lr} is no learning rate", f"it is above 0 and at most {MOST_RATE:g}, for example 1e-3"
+        )
     given = schedule_of(config.llm.lr_schedule) if config else None
     own = "muon" if said.inner_optimizer == "muon" else optimizer
     rate = said.lr or (given.base_lr if given else RATES[own])

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticKnownError
 
 from aftermath.run.config_tables import U8, U16, U32, Choice, Table, Variant, bits
 from aftermath.run.state import Divisor, InnerOptimizer, OptimizerKind, ScheduleKind
+
+MOST_RATE = 1000.0
+"""More than anybody learns with, and far from what an optimizer's numbers can hold."""
+
+
+def _no_more_than_most(rate: float) -> float:
+    """What is no number at all is left to the program's own rule."""
+    if MOST_RATE < rate < math.inf:
+        raise PydanticKnownError("less_than_equal", {"le": MOST_RATE})
+    return rate
+
+
+Rate = Annotated[float, AfterValidator(_no_more_than_most)]
 
 
 def _schedule(kind: ScheduleKind, given: Table, **renamed: float) -> dict[str, Any]:
@@ -25,8 +40,8 @@ def _schedule(kind: ScheduleKind, given: Table, **renamed: float) -> dict[str, A
 class ConstantRate(Variant):
     """`base_lr` after the warm-up."""
 
-    base_lr: float
-    warmup_init_lr: float = 0.0
+    base_lr: Rate
+    warmup_init_lr: Rate = 0.0
     warmup_steps: U32 = 0
 
     def to_chain(self) -> dict[str, Any]:
@@ -36,9 +51,9 @@ class ConstantRate(Variant):
 class LinearRate(Variant):
     """A straight line from `base_lr` to `final_lr` at `total_steps`."""
 
-    base_lr: float
-    warmup_init_lr: float = 0.0
-    final_lr: float = 0.0
+    base_lr: Rate
+    warmup_init_lr: Rate = 0.0
+    final_lr: Rate = 0.0
     warmup_steps: U32 = 0
     total_steps: U32
 
@@ -49,9 +64,9 @@ class LinearRate(Variant):
 class CosineRate(Variant):
     """Half a cosine wave from `base_lr` to `final_lr` at `total_steps`."""
 
-    base_lr: float
-    warmup_init_lr: float = 0.0
-    final_lr: float = 0.0
+    base_lr: Rate
+    warmup_init_lr: Rate = 0.0
+    final_lr: Rate = 0.0
     warmup_steps: U32 = 0
     total_steps: U32
 
@@ -62,10 +77,10 @@ class CosineRate(Variant):
 class WarmupStableDecayRate(Variant):
     """Stable, then a cosine to one final rate, then a line to another."""
 
-    base_lr: float
-    warmup_init_lr: float = 0.0
-    cosine_decay_final_lr: float = 0.0
-    linear_decay_final_lr: float = 0.0
+    base_lr: Rate
+    warmup_init_lr: Rate = 0.0
+    cosine_decay_final_lr: Rate = 0.0
+    linear_decay_final_lr: Rate = 0.0
     warmup_steps: U32 = 0
     stable_steps: U32
     cosine_decay_steps: U32

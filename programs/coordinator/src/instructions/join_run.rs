@@ -47,7 +47,7 @@ pub fn join_run(ctx: &mut Context<JoinRun>, params: &JoinParams) -> Result<()> {
     require!(!run.halted(), CoordinatorError::RunHalted);
     check(&accounts.model, params)?;
     let moment = Moment::read(&accounts.slot_hashes)?;
-    let added = members::join(run, &mut accounts.members, &user, params)?;
+    let added = members::join(run, &mut accounts.members, (&user, params), &moment)?;
     if added && run.state == run_state::WAITING_FOR_MEMBERS {
         let waiting = bitmap::count(&members::pending(&accounts.members));
         if waiting == u32::from(run.config.init_min_clients) {

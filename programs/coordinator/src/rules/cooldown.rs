@@ -74,7 +74,9 @@ pub fn attest(run: &mut Run, members: &Members, witnesses: &mut Witnesses, state
     entry.mask = mask;
     let levels = (0..MAX_LEVELS).filter(|level| stated.mask >> level & 1 == 1);
     for (level, hash) in levels.zip(stated.hashes) {
-        require!(*hash != [0; 32], CoordinatorError::HashesInvalid);
+        // neither of the two that stand for no contents at all
+        let known = *hash != [0; 32] && *hash != super::levels::UNATTESTED;
+        require!(known, CoordinatorError::HashesInvalid);
         entry.hashes[level] = *hash;
     }
     witnesses.cooldown_count = (count + 1) as u8;

@@ -1,6 +1,6 @@
 //! The slots of members: finding, choosing, counting.
 
-use super::bitmap;
+use super::{bitmap, moment::elapsed, Moment};
 use crate::{constants::*, errors::CoordinatorError, instructions::JoinParams, state::*};
 use anchor_lang::{address_eq, prelude::*};
 
@@ -48,8 +48,13 @@ fn collect(members: &Members, wanted: impl Fn(&Slot) -> bool) -> Bitmap {
 /// Key, tier and weight of a member that belongs to the running epoch stay until that ends: past assignments of its
 /// rounds are computed from them.
 #[inline(never)]
-pub fn join(run: &mut Run, members: &mut Members, signer: &Address, params: &JoinParams) -> Result<bool> {
-    let index = choose(members, signer, &params.p2p)?;
+pub fn join(
+    run: &mut Run,
+    members: &mut Members,
+    (signer, params): (&Address, &JoinParams),
+    moment: &Moment,
+) -> Result<bool> {
+    let index = choose(members, (signer, &params.p2p), &run.finishers, awaits_finishers(run, moment))?;
     let slot = &mut members.slots[index];
     if slot.used == 0 || !address_eq(&slot.signer, signer) {
         members.retired_points = members.retired_points.saturating_add(slot.points);
@@ -83,9 +88,20 @@ fn forget_replica(run: &mut Run, slot: &mut Slot, index: u8) {
     }
 }
 
-/// Own slot; else a never used one; else an idle one without points; else the idle one that was away longest.
-fn choose(members: &Members, signer: &Address, p2p: &[u8; 32]) -> Result<usize> {
-    let (mut own, mut fresh, mut pointless, mut oldest) = (None, None, None, None::<usize>);
+/// Whether those who hold the model still have the time to come back that an epoch waits for them.
+fn awaits_finishers(run: &Run, moment: &Moment) -> bool {
+    let time = u64::from(run.config.waiting_for_members_extra_time).saturating_add(run.config.warmup_time);
+    let waiting = run.state == run_state::WAITING_FOR_MEMBERS && !elapsed(moment.now, run.state_started_at, time);
+    waiting && run.model_source == model_source::PEERS
+}
+
+/// Own slot; else a never used one; else an idle one: of a member that did not finish the last epoch, then one without
+/// points, then the one that was away longest. The slots of `finishers` are not given away while they are `awaited`:
+/// the run would forget who holds its model.
+#[inline(always)] // more arguments than a call on sBPF may have
+fn choose(members: &Members, (signer, p2p): (&Address, &[u8; 32]), finishers: &Bitmap, awaited: bool) -> Result<usize> {
+    let (mut own, mut fresh, mut idle) = (None, None, None);
+    let mut least = (true, true, u32::MAX);
     for (index, slot) in members.slots.iter().enumerate() {
         if slot.used == 0 {
             fresh = Some(index);
@@ -98,15 +114,15 @@ fn choose(members: &Members, signer: &Address, p2p: &[u8; 32]) -> Result<usize> 
         }
         // also of one that is away: whoever took its key would keep it from coming back
         require!(slot.p2p != *p2p, CoordinatorError::P2pKeyTaken);
-        if live {
+        let finisher = bitmap::has(finishers, index as u8);
+        if live || finisher && awaited {
             continue;
         }
-        if slot.points == 0 {
-            pointless = pointless.or(Some(index));
-        } else if oldest.is_none_or(|best| slot.last_epoch < members.slots[best].last_epoch) {
-            oldest = Some(index);
+        let worth = (finisher, slot.points > 0, slot.last_epoch);
+        if idle.is_none() || worth < least {
+            (idle, least) = (Some(index), worth);
         }
     }
-    let chosen = own.or(fresh).or(pointless).or(oldest);
+    let chosen = own.or(fresh).or(idle);
     chosen.ok_or_else(|| CoordinatorError::MembersFull.into())
 }
