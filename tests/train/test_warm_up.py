@@ -163,7 +163,9 @@ def test_an_attested_level_that_has_not_changed_may_come_from_an_older_snapshot(
     run_virtual(story())
 
 
-@pytest.mark.parametrize(("theirs", "source"), [(ATTESTED, "its own replica"), (OTHER, "peers and the checkpoint")])
+@pytest.mark.parametrize(
+    ("theirs", "source"), [(ATTESTED, "its own replica"), (OTHER, "its own replica and the checkpoint")]
+)
 def test_a_replica_with_a_level_nobody_attested_is_kept_only_if_all_hold_the_same(
     tmp_path: Path, theirs: int, source: str
 ) -> None:
@@ -182,6 +184,20 @@ def test_a_replica_with_a_level_nobody_attested_is_kept_only_if_all_hold_the_sam
         await answering
         assert joiner.said("model", "source") == [source]
         assert replica.hashes() == {1: _hash(ATTESTED, 1), 2: _hash(theirs if theirs == ATTESTED else DURABLE, 2)}
+
+    run_virtual(story())
+
+
+def test_of_a_replica_with_a_disputed_level_the_attested_ones_are_kept(tmp_path: Path) -> None:
+    """Nobody else has level 1 any more; somebody disputes level 2, which nobody attested."""
+
+    async def story() -> None:
+        joiner = Joiner(tmp_path, attested=0b010, finished=True)
+        joiner.offer(2, OTHER)
+        replica = await joiner.obtain(ATTESTED)
+        assert replica.hashes() == {1: _hash(ATTESTED, 1), 2: _hash(DURABLE, 2)}
+        assert joiner.said("model", "source") == ["its own replica and the checkpoint"]
+        assert joiner.sent(2) == 0
 
     run_virtual(story())
 

@@ -2,7 +2,7 @@
 
 Choices:
 - whatever arrives is checked level by level against the hashes on chain before it is used; a replica the member
-  already has is kept only if it stands the same check;
+  already has is kept only if it stands the same check, or those of its levels that do: nobody else may have them;
 - the model comes from the peers or from the durable checkpoint, whichever the chain says; a level that no peer can
   give comes from the durable checkpoint, if that is the copy the chain vouches for;
 - a member that nothing can give the model says so on chain before the warm-up's time is over, so that those who have
@@ -13,6 +13,7 @@ Choices:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NoReturn
 
 from torch import Tensor
@@ -48,15 +49,21 @@ class WarmUp:
         self._slot, self._parallel = slot, parallel
         self._weights: dict[str, Tensor] = {}
         self._lacking = set(context.levels)
+        self._sought = frozenset(context.levels)  # without what is kept of an own replica
         self._started = context.clock.monotonic()
 
     async def obtain(self, replica: Replica | None) -> Replica:
         """A replica of the model this epoch starts from. Raises Desync if warm-up ends before there is one."""
-        if replica is not None and await self._is_current(replica):
-            self._ctx.events.emit("model", source="its own replica", step=self._run.trained_steps)
-            return replica
+        if replica is not None:
+            hashes = await self._ctx.compute(replica.hashes)
+            if await self._is_current(hashes):
+                self._ctx.events.emit("model", source="its own replica", step=self._run.trained_steps)
+                return replica
+            self._keep(replica, hashes)
         del replica
         source = await first_of(self._load(), self._give_up())
+        if self._sought != set(self._ctx.levels):
+            source = f"its own replica and {source}"
         self._ctx.events.emit("model", source=source, step=self._run.trained_steps)
         return await self._ctx.compute(lambda: self._origin.replica(self._weights))
 
@@ -99,8 +106,15 @@ class WarmUp:
         known = self._run.levels_attested >> level & 1 and self._run.level_hashes[level] != _NO_HASH
         return self._run.level_hashes[level] if known else None
 
-    async def _is_current(self, replica: Replica) -> bool:
-        hashes = await self._ctx.compute(replica.hashes)
+    def _keep(self, replica: Replica, hashes: Mapping[int, bytes]) -> None:
+        """Begin with the tensors of a replica that has some levels as the chain vouches for them."""
+        right = {level for level in self._ctx.levels if hashes[level] == self._expected(level)}
+        if right:
+            self._weights = {name: tensor.detach() for name, tensor in replica.params.items()}
+            self._lacking -= right
+            self._sought = frozenset(self._lacking)
+
+    async def _is_current(self, hashes: Mapping[int, bytes]) -> bool:
         if any(self._expected(level) not in (None, hashes[level]) for level in self._ctx.levels):
             return False
         unknown = [level for level in self._ctx.levels if self._expected(level) is None]
@@ -162,7 +176,7 @@ class WarmUp:
             raise ModelUnavailable("not all members of the last epoch have answered")
         if not self._lacking:
             return "peers"
-        source = "the checkpoint" if self._lacking == set(self._ctx.levels) else "peers and the checkpoint"
+        source = "the checkpoint" if self._lacking == self._sought else "peers and the checkpoint"
         await self._from_durable(self._lacking)
         return source
 
