@@ -1,6 +1,7 @@
 """Fetching blobs: right bytes or a clear error, whatever the holders do, and no byte asked for twice."""
 
 import asyncio
+import logging
 import time
 
 import pytest
@@ -110,6 +111,17 @@ async def test_a_wrong_hash_is_blamed_and_the_next_holder_asked(honest_and_rogue
     assert await node.fetch(digest, SMALL, [cheat.node_id, honest.node_id], 10) == data
     assert len(cheat.asked) == 1, "a proven liar is asked last"
     assert node.stats().peers[cheat.node_id].failures >= 3
+
+
+async def test_the_lies_of_a_peer_are_said_once_in_a_while(opened, rogue, caplog):
+    node, cheat = await opened(1), await rogue(2)
+    node.set_members([cheat.node_id])
+    await cheat.dial(node, blob_of(content(SMALL, seed=2)))
+    for seed in (3, 4, 5):
+        with pytest.raises(BlobRejected, match="another BLAKE3 hash"):
+            await node.fetch(blake3(content(SMALL, seed=seed)).digest(), SMALL, [cheat.node_id], 10)
+    assert len([one for one in caplog.records if one.levelno >= logging.WARNING]) == 1
+    assert node.stats().rejected == 3
 
 
 async def test_one_liar_among_many_holders_is_found_out(mesh, rogue):

@@ -1,6 +1,7 @@
 """What a member can do to us by misbehaving: nothing that outlives its own connection, or fills a log or memory."""
 
 import asyncio
+import logging
 import time
 
 import pytest
@@ -113,6 +114,19 @@ async def test_requests_are_answered_no_faster_than_allowed(opened, rogue, monke
         assert (await read_message(stream.recv(), Reply)).status == Status.MISSING
     assert time.monotonic() - began >= 25 / 50 * 0.9
     assert node.stats().throttled > 0
+
+
+async def test_who_breaks_the_protocol_again_and_again_is_spoken_of_once(opened, rogue, monkeypatch, caplog):
+    monkeypatch.setattr(links, "BARRED_S", 0.0)
+    node, cheat = await opened(1), await rogue(2)
+    node.set_members([cheat.node_id])
+    for times in (1, 2, 3):
+        connection = await cheat.dial(node)
+        await (await connection.open_bi()).send().write_all(b"\xff\xff\xff\xff")
+        await until(lambda times=times: node.stats().violations == times)
+    told = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+    assert len(told) == 1
+    assert "broke the protocol: a frame of 4294967295 bytes" in told[0]
 
 
 async def test_a_member_that_connects_again_and_again_is_refused_after_a_while(opened, rogue, monkeypatch):

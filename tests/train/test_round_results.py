@@ -193,6 +193,23 @@ def test_a_payload_comes_from_another_holder_when_its_trainer_is_gone() -> None:
     run_virtual(story())
 
 
+def test_of_a_payload_that_is_never_to_be_had_only_the_first_tries_are_told() -> None:
+    async def story() -> None:
+        desk = Desk()
+        desk.results.open(plan_of())
+        payload = LevelPayload(b"d" * 32, SCHEMA.results.payload_bytes(2))
+        desk.hear(2, levels={2: payload})
+        counts = []
+        for _ in range(2):
+            await desk.context.clock.sleep(1000)
+            counts.append(sum(event["kind"] == "fetch_failed" for event in desk.events))
+        assert 1 < counts[0] == counts[1] < 10
+        assert not desk.results.complete(desk.results.candidates(4, 2)[0])
+        desk.results.close()
+
+    run_virtual(story())
+
+
 def test_questions_of_peers_are_answered_and_nonsense_is_not() -> None:
     async def story() -> None:
         desk = Desk()

@@ -254,7 +254,8 @@ class Fetch:
         """Ask a liar no more; what else it is found to have lied about adds nothing."""
         if holder in self._liars:
             return
-        log.warning("%s: peer %s %s", self._name(), short(holder), lie)
+        news = not self._pace.is_blamed(holder)  # else a peer could fill our log with the lies it tells
+        log.log(logging.WARNING if news else logging.DEBUG, "%s: peer %s %s", self._name(), short(holder), lie)
         self._liars.add(holder)
         self._troubles[holder] = lie
         self._pace.events["rejected"] += 1

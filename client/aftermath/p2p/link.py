@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class Link:
-    """A greeted connection. `dialer` is the id of the side that opened it."""
+    """A greeted connection. `dialer` is the id of the side that opened it; `broke_rules`: how its peer did so."""
 
     peer: bytes
     connection: iroh.Connection
@@ -31,7 +31,7 @@ class Link:
     instance: bytes
     opened_at: float
     gone: asyncio.Event = field(default_factory=asyncio.Event)
-    broke_rules: bool = False
+    broke_rules: str = ""
     heard: int = -1
     silent: int = 0
 
@@ -47,8 +47,7 @@ class Link:
 
     def violated(self, violation: ProtocolViolation) -> None:
         """Close the connection because the peer sent what no correct peer sends."""
-        log.warning("peer %s broke the protocol: %s", short(self.peer), violation)
-        self.broke_rules = True
+        self.broke_rules = self.broke_rules or str(violation)
         self.close(Code.VIOLATION, "protocol violation")
 
     def pulse(self) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 import iroh
 
 from aftermath.p2p.bucket import Bucket
+from aftermath.p2p.complaints import Complaints
 from aftermath.p2p.link import (
     Link,
     answer_greeting,
@@ -56,6 +57,7 @@ class Links:
         self._services = services
         self._seats: dict[bytes, Seat] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._complaints = Complaints(log)
         self._handshakes = 0
         self._closed = False
         self._spawn(self._accept())
@@ -260,12 +262,23 @@ class Links:
             self._pace.events["disconnects"] += 1
             if link.broke_rules:
                 self._pace.events["violations"] += 1
+                self._tell(link)
                 seat.barred_until = self._pace.clock() + BARRED_S
             if seat.link is link:
                 seat.link = None
                 seat.trouble = close_reason(link.connection) or "the connection was lost"
                 seat.up.clear()
             link.gone.set()
+
+    def _tell(self, link: Link) -> None:
+        """Log what a peer did against the protocol, once for each: it can do it again whenever it is connected."""
+        first = self._complaints.new("breaking the protocol", link.peer)
+        log.log(
+            logging.WARNING if first else logging.DEBUG,
+            "peer %s broke the protocol: %s",
+            short(link.peer),
+            link.broke_rules,
+        )
 
     async def _watch(self) -> None:
         """Take every link's pulse at a steady rate and drop the silent ones."""

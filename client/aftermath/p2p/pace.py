@@ -124,6 +124,10 @@ class Pace:
             pace.forgive()
         pace.instance = instance
 
+    def is_blamed(self, node_id: bytes) -> bool:
+        """Whether a lie of this peer was proven lately."""
+        return self.peer(node_id).blamed_until > self.clock()
+
     def blamed(self, node_id: bytes) -> None:
         """Note a proven lie; the peer is not asked for long if others are left."""
         pace = self.peer(node_id)

@@ -7,7 +7,7 @@ Choices:
 - a bad payload costs its sender the round and nobody else anything: everybody who holds its level finds the same
   fault in the same bytes, so it can be left out even if witnesses that do not hold the level accepted the rest;
 - a missing payload is asked for again and again from everyone who may hold it, as long as the chain still stores its
-  round.
+  round; that it was not to be had is said of the first tries only, since a round may last for hours.
 """
 
 from __future__ import annotations
@@ -188,10 +188,10 @@ class Results:
         while missing := self._missing(candidate):
             fetches = (self._fetch_level(candidate, level) for level in missing)
             for failure in await asyncio.gather(*fetches, return_exceptions=True):
-                if isinstance(failure, TransportError):
-                    self._ctx.events.emit("fetch_failed", height=said.height, slot=said.slot, why=str(failure))
-                elif failure is not None:
+                if failure is not None and not isinstance(failure, TransportError):
                     raise failure
+                if failure is not None and pause < _LONGEST_PAUSE:
+                    self._ctx.events.emit("fetch_failed", height=said.height, slot=said.slot, why=str(failure))
             if self._missing(candidate):
                 await self._ctx.clock.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
