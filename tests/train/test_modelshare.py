@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import pytest
 import torch
 
 from aftermath.model.segments import level_hash
-from aftermath.p2p.transport import RequestRefused
+from aftermath.p2p.transport import BlobUnavailable, RequestRefused
 from aftermath.sim.clock import run_virtual
 from aftermath.sim.tiny import CONFIG
 from aftermath.train.modelshare import (
@@ -88,6 +90,31 @@ def test_an_offer_that_is_not_the_attested_level_is_passed_over() -> None:
         assert level_hash(weights, SCHEMA.state, 0) == wanted
         with pytest.raises(ModelUnavailable, match="no peer offers it"):
             await fetcher.fetch(0, [], weights, wanted)
+
+    run_virtual(story())
+
+
+def test_who_offers_nonsense_slowly_takes_no_more_than_its_part_of_the_time() -> None:
+    """As many hold the one content as the other, and who lies comes first."""
+
+    async def story() -> None:
+        desk = Desk()
+        slow, right = offered(desk, 1, 1), offered(desk, 2, 2)
+        clock, ours = desk.context.clock, desk.transports[0]
+        fetch = ours.fetch
+
+        async def trickle(digest: bytes, size: int, holders: Sequence[bytes], deadline_s: float) -> bytes:
+            if holders[0] == PEERS[0]:
+                await clock.sleep(deadline_s)
+                raise BlobUnavailable("it did not arrive in time")
+            return await fetch(digest, size, holders, deadline_s)
+
+        ours.fetch = trickle  # type: ignore[method-assign, assignment]
+        weights, wanted = blank(), level_hash(replica(2), SCHEMA.state, 0)
+        began = clock.monotonic()
+        await LevelFetcher(desk.context, 1, 40).fetch(0, [slow, right], weights, wanted)
+        assert level_hash(weights, SCHEMA.state, 0) == wanted
+        assert 20 <= clock.monotonic() - began < 25
 
     run_virtual(story())
 

@@ -4,12 +4,14 @@ Choices:
 - the unit is the schema's segment, so a small tier asks for nothing it does not hold;
 - a snapshot is a copy taken at cooldown, never the live replica, and is dropped at the epoch's first apply;
 - a peer's word is worth nothing: sizes come from the schema, and a level counts only once its hash is the one the
-  members attested on chain.
+  members attested on chain;
+- contents that as many peers offer share the time there is, or who offers nonsense, slowly, could keep others out.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -165,6 +167,7 @@ class LevelFetcher:
 
     def __init__(self, context: Context, parallel: int, deadline_s: float) -> None:
         self._ctx, self._deadline = context, deadline_s
+        self._ends = context.clock.monotonic() + deadline_s
         self._slots = asyncio.Semaphore(parallel)
 
     async def fetch(
@@ -172,9 +175,12 @@ class LevelFetcher:
     ) -> None:
         """Write `level` into `params`; `expected` is its hash on chain, if any. ModelUnavailable if no offer fits."""
         reasons = []
-        for offer in offers:
+        for index, offer in enumerate(offers):
+            rivals = sum(len(other.holders) == len(offer.holders) for other in offers[index + 1 :])
+            now = self._ctx.clock.monotonic()
+            until = now + max(0.0, self._ends - now) / (rivals + 1) if rivals else math.inf
             try:
-                await self._take(level, offer, params)
+                await self._take(level, offer, params, until)
             except (TransportError, SegmentError) as error:
                 reasons.append(str(error))
                 continue
@@ -188,15 +194,18 @@ class LevelFetcher:
     async def _hash(self, params: Mapping[str, Tensor], level: int) -> bytes:
         return await self._ctx.compute(lambda: level_hash(params, self._ctx.schema.state, level))
 
-    async def _take(self, level: int, offer: Offer, params: Mapping[str, Tensor]) -> None:
+    async def _take(self, level: int, offer: Offer, params: Mapping[str, Tensor], until: float) -> None:
         segments = enumerate(self._ctx.schema.state.of_level(level))
-        await every(self._take_one(offer, index, segment, params) for index, segment in segments)
+        await every(self._take_one(offer, index, segment, params, until) for index, segment in segments)
 
-    async def _take_one(self, offer: Offer, index: int, segment: Segment, params: Mapping[str, Tensor]) -> None:
+    async def _take_one(
+        self, offer: Offer, index: int, segment: Segment, params: Mapping[str, Tensor], until: float
+    ) -> None:
         turn = index % len(offer.holders)
         holders = offer.holders[turn:] + offer.holders[:turn]  # spread segments over all holders
         async with self._slots:
-            data = await self._ctx.transport.fetch(offer.digests[index], segment_size(segment), holders, self._deadline)
+            deadline = min(self._deadline, max(0.0, until - self._ctx.clock.monotonic()))
+            data = await self._ctx.transport.fetch(offer.digests[index], segment_size(segment), holders, deadline)
             await self._ctx.decode(lambda: write_segment(params, segment, data))
 
 
