@@ -117,7 +117,8 @@ def pages_of_experiments() -> str:
 
 def _table_of_arms(those: list[tuple[str, Any]]) -> str:
     lines = [
-        "| arm | steps of a machine | held out | at rate | by rate | bytes per parameter and step | equals alone | worth |",
+        "| arm | steps of a machine | held out | at rate | by rate | bytes per parameter and step | as alone after | "
+        "worth |",
         f"|{'---|' * 8}",
     ]
     for name, arm in those:

@@ -23,7 +23,8 @@ from aftermath.run.errors import AftermathError, Unsuitable, UsageError
 from aftermath.run.schedules import learning_rate
 from aftermath.sim.tiny import RULES
 
-DEMO = Path(__file__).parents[2] / "config" / "demo" / "config.toml"
+TESTS = Path(__file__).parents[1]
+DEMO, DISTRO_RUN = TESTS.parent / "config" / "demo" / "config.toml", TESTS / "cli" / "run-config.toml"
 SOFT_DISTRO = DISTRO.model_copy(update={"clip_grad_norm": 2.0})
 HUB = 'checkpoint = { Hub = { repo_id = "a/b" } }'
 
@@ -50,10 +51,10 @@ def test_a_run_s_config_says_everything() -> None:
     assert found.model == str(Path("demo/model").absolute())
     assert found.data == str(Path("demo/tokens").absolute())
     assert found.shuffle_seed == bytes(range(1, 33)).hex()
-    assert (found.seq_len, found.steps, found.batch.start, found.batch.end) == (128, 174, 12, 12)
+    assert (found.seq_len, found.steps, found.batch.start, found.batch.end) == (128, 72, 48, 48)
     assert found.schedule == schedule_of(config.llm.lr_schedule)
     assert found.numbers == optimizer_of(config.llm.optimizer)
-    assert (found.optimizer, found.levels, found.tiers, found.overlap) == ("distro", 3, (0, 1, 2), 1)
+    assert (found.optimizer, found.levels, found.tiers, found.overlap) == ("sparseloco", 3, (0, 1, 2), 0)
 
 
 def test_options_beside_the_config_count() -> None:
@@ -64,10 +65,10 @@ def test_options_beside_the_config_count() -> None:
     assert (found.model, found.data, found.seq_len, found.steps) == ("/m", "/d", 64, 50)
     assert (found.batch.start, found.batch.end) == (7, 7)
     assert found.shuffle_seed not in ("", there.shuffle_seed, recipe(config_path=DEMO, seed=5).shuffle_seed)
-    twice = recipe(config_path=DEMO, lr=3e-3)
-    assert [twice.rate(step) for step in range(1, 211)] == pytest.approx([2 * there.rate(s) for s in range(1, 211)])
+    twice = recipe(config_path=DEMO, lr=8e-3)
+    assert [twice.rate(step) for step in range(1, 81)] == pytest.approx([2 * there.rate(s) for s in range(1, 81)])
     assert recipe(config_path=DEMO, warmup_steps=10).schedule == replace(there.schedule, warmup_steps=10)
-    assert recipe(config_path=DEMO, lr_schedule="constant").rate(174) == there.schedule.base_lr
+    assert recipe(config_path=DEMO, lr_schedule="constant").rate(72) == there.schedule.base_lr
     longer = recipe(config_path=DEMO, steps=400, lr_schedule="stable")
     assert all(longer.rate(step) for step in range(1, 401))
     adamw = recipe(config_path=DEMO, optimizer="adamw", lr=2e-3)
@@ -107,10 +108,12 @@ def test_what_members_agree_on_is_said_by_options() -> None:
     assert json.loads(msgspec.json.encode(asdict(found)))["agreed"]["divisor"] == "root"
     plain = bare(topk=16, feedback_decay=0.9)
     assert plain.agreed == replace(distro_of(optimizer_of(DISTRO)), topk=16, topk_embeddings=16, decay=0.9)
-    config = recipe(config_path=DEMO)
+    config = recipe(config_path=DISTRO_RUN)
     assert config.agreed == distro_of(config.numbers)
-    assert recipe(config_path=DEMO, topk=16).agreed == replace(distro_of(config.numbers), topk=16)
-    assert recipe(config_path=DEMO, optimizer="sparseloco", lr=2e-3).agreed == SparseLoCo(clip=1.0)
+    assert recipe(config_path=DISTRO_RUN, topk=16).agreed == replace(
+        distro_of(config.numbers), topk=16, topk_embeddings=16
+    )
+    assert recipe(config_path=DISTRO_RUN, optimizer="sparseloco", lr=2e-3).agreed == SparseLoCo(clip=1.0)
 
 
 def test_a_config_with_sparseloco_is_taken_and_options_beside_it_count(tmp_path: Path) -> None:
@@ -185,7 +188,7 @@ def test_it_goes_into_json_and_members_take_turns() -> None:
         ({"feedback_decay": float("nan")}, "--feedback-decay nan is no part", "from 0 to 1"),
         ({"outer_lr": 0.0, "optimizer": "sparseloco"}, "--outer-lr 0.0 is no rate", "at most 64"),
         ({"outer_lr": float("nan"), "optimizer": "sparseloco"}, "--outer-lr nan is no rate", "at most 64"),
-        ({"config_path": DEMO, "optimizer": "sparseloco"}, "--optimizer sparseloco: the learning rate", "--lr 0.002"),
+        ({"config_path": DISTRO_RUN, "optimizer": "sparseloco"}, "--optimizer sparseloco: the learning", "--lr 0.002"),
         ({"members": 33}, "a batch of 32 is too small for 33 members", "--total-batch"),
         ({"members": 2, "shares": "1,2,3"}, "is for 3 members, not 2", "one for each"),
         ({"members": 2, "shares": "1,2"}, "are 3 sequences, and a step has 32 to 32", "--total-batch 3"),
@@ -199,9 +202,9 @@ def test_it_goes_into_json_and_members_take_turns() -> None:
         ({"held_out_path": Path("tokens/a.bin")}, "holds what is trained on", "--held-out DIR"),
         ({"config_path": DEMO, "optimizer": "adamw"}, "--optimizer adamw: the learning rate", "--lr 0.002"),
         ({"config_path": DEMO, "tiers": "3"}, "tiers 0 to 2", "matformer"),
-        ({"config_path": DEMO, "steps": 176}, "is 0 before step 176", "--lr-schedule"),
-        ({"config_path": DEMO, "warmup_steps": 2}, "is 0 before step 174", "--lr-schedule"),
-        ({"config_path": DEMO, "steps": 4}, "a warm-up of 4 steps leaves nothing of the 4 steps", "--warmup-steps"),
+        ({"config_path": DEMO, "steps": 74}, "is 0 before step 74", "--lr-schedule"),
+        ({"config_path": DEMO, "warmup_steps": 1}, "is 0 before step 72", "--lr-schedule"),
+        ({"config_path": DEMO, "steps": 3}, "a warm-up of 3 steps leaves nothing of the 3 steps", "--warmup-steps"),
     ],
     ids=str,
 )

@@ -21,7 +21,7 @@ from aftermath.watch.plot import step_plot
 
 LOSS_MUST_FALL = 1.0  # nats
 ROUNDS_AT_LEAST = 40
-LAST_ROUNDS = 5  # one round is four dozen sequences, too few to say how good the model is
+LAST_ROUNDS = 10  # one round is a few dozen sequences, too few to say how good the model is
 
 
 def write_report(story: Story, commands: Commands, engine: str, seconds: float, console: Console) -> int:

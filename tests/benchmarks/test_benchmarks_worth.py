@@ -1,0 +1,121 @@
+"""What joining is worth: the arithmetic, and that what the page says comes from trainings of arms as they are named."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def module(name: str) -> ModuleType:
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
+        assert spec
+        assert spec.loader
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+arms, worth = module("arms"), module("worth")
+CURVE = [(100, 3.0), (200, 2.0), (400, 2.0), (800, 1.0)]
+ALONE = [{"steps": steps, "held_out": loss, "cpu_seconds_per_step": 2.0} for steps, loss in CURVE]
+
+
+def test_a_loss_is_reached_on_a_line_over_the_logarithm_of_steps() -> None:
+    assert worth.steps_to(CURVE, 3.0) == pytest.approx(100)
+    assert worth.steps_to(CURVE, 2.5) == pytest.approx(100 * 2**0.5)
+    assert worth.steps_to(CURVE, 1.5) == pytest.approx(400 * 2**0.5)
+    assert worth.steps_to(CURVE, 3.1) is None
+    assert worth.steps_to(CURVE, 0.9) is None
+
+
+def test_members_are_worth_what_they_are_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight members, 400 steps each in rounds of four, as good as 800 alone: a quarter of the tokens counts."""
+    monkeypatch.setattr(worth, "result_bytes", lambda training: (11_000_000, 1))
+    training = arms.Training("a", "0.2M", 400, 0.1, 0, {"members": 8, "inner_steps": 4})
+    found = worth.compared({"steps": 400, "held_out": 1.0, "cpu_seconds_per_step": 20.0}, training, ALONE)
+    sent = 7 * 11_000_000 * 8 * (1 / 110e6 + 1 / 500e6)
+    round_seconds = 4 * 20 / 8 + 1.5 * 0.4 + 4 * 0.1 + sent
+    assert found["steps_alone"] == 800
+    assert found["token_efficiency"] == 800 / (8 * 400)
+    assert found["compute_share"] == pytest.approx(4 * 2 / round_seconds, abs=1e-4)
+    assert found["worth"] == pytest.approx(800 * 2 / (100 * round_seconds), abs=1e-3)
+    assert found["worth_without_protocol"] == pytest.approx(800 * 2 / (100 * 10), abs=1e-3)
+    beyond = worth.compared({"steps": 400, "held_out": 0.5, "cpu_seconds_per_step": 20.0}, training, ALONE)
+    assert beyond["worth"] is None
+
+
+def test_the_best_rate_is_that_of_the_least_mean_over_seeds() -> None:
+    said: dict[str, Any] = {}
+    tried = [
+        (
+            arms.Training("a", "0.2M", steps, lr, seed, said),
+            {"held_out": loss, "cpu_seconds_per_step": 1.0, "tokens": 7, "steps": steps, "lr": lr},
+        )
+        for steps, lr, seed, loss in [(10, 0.1, 0, 2.0), (10, 0.1, 1, 4.0), (10, 0.2, 0, 2.5), (5, 0.2, 0, 3.0)]
+    ]
+    five, ten = worth.best(tried)
+    assert (five["steps"], five["lr"], five["seeds"]) == (5, 0.2, 1)
+    assert (ten["lr"], ten["held_out"], ten["spread"]) == (0.2, 2.5, 0.0)
+    assert ten["by_rate"] == {"0.1": 3.0, "0.2": 2.5}
+
+
+def test_every_arm_can_be_trained_and_says_what_was_expected() -> None:
+    named = arms.arms()
+    assert len({arm.name for arm in named}) == len(named)
+    assert {arms.winner(members) for members in worth.MEMBERS} <= {arm.name for arm in named}
+    for arm in named:
+        assert arm.question
+        assert arm.expected
+        for training in arm.trainings:
+            sent, parameters = arms.result_bytes(training)
+            assert (sent > 0) == (training.members > 1)
+            assert parameters > 100_000
+            assert training.said["steps"] * training.said.get("inner_steps", 1) == training.steps
+
+
+def test_the_page_is_made_from_all_that_was_trained() -> None:
+    """A line that no arm names any more is taken out, and `measure.py worth` is run after a training."""
+    written = json.loads((BENCHMARKS / "measured" / "worth.json").read_text())["figures"]
+    for size in worth.SIZES:
+        if (arms.RUNS / f"{size}.jsonl").exists():
+            named = {one.key for arm in arms.arms() for one in arm.trainings if one.size == size}
+            assert set(arms.kept(size)) <= named
+            assert json.loads(json.dumps(worth.of_size(size))) == written[size], "run: benchmarks/measure.py worth"
+
+
+def test_the_pictures_are_of_these_figures() -> None:
+    module("quote")  # which plots reads
+    plots, figures = module("plots"), json.loads((BENCHMARKS / "measured" / "worth.json").read_text())["figures"]
+    for size, found in figures.items():
+        drawn = (BENCHMARKS.parent / "docs" / f"experiments-{size}.svg").read_text()
+        assert plots.digest(found) in drawn, "run: make docs"
+
+
+@pytest.mark.slow
+def test_an_arm_trains_and_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arms, "CORPUS_BYTES", 400_000)
+    monkeypatch.setattr(arms, "HELD_OUT", 8)
+    monkeypatch.setattr(arms, "RUNS", tmp_path / "runs")
+    torch.set_num_threads(1)
+    arm = next(arm for arm in arms.arms() if arm.name == arms.winner(8))
+    first = arm.trainings[0]
+    inner = first.said["inner_steps"]
+    short = dataclasses.replace(first, steps=2 * inner, said=first.said | {"steps": 2, "total_batch": 8 * inner})
+    line = arms.train(short, tmp_path)
+    assert line["tokens"] == 2 * 8 * inner * arms.SEQ_LEN
+    assert 0 < line["held_out"] < 7
+    assert line["cpu_seconds_per_step"] > 0
+    arms.keep("0.2M", line)
+    assert list(arms.kept("0.2M")) == [short.key]
+    assert first in list(arms.missing("0.2M"))
