@@ -17,15 +17,13 @@ from torch import Tensor
 from aftermath.model.segments import view
 from aftermath.optim.codec import Votes
 from aftermath.optim.engine import Engine
-from aftermath.optim.lattice import LEAST, MOST
+from aftermath.optim.lattice import LARGEST, LEAST, MOST
 from aftermath.optim.layout import level_layout
 from aftermath.optim.mean import MeanApply, changes
 from aftermath.optim.schema import Schema
-from aftermath.optim.sparseloco import Divisor
+from aftermath.optim.sparseloco import Divisor, InnerOptimizer, SparseLoCo
 from optim.optim_oracle import RAGGED, joined, toy_inner
 from optim.optim_replica import bits, tensors
-
-LARGEST = 3 << (MOST - LEAST)
 
 
 @pytest.fixture(autouse=True)
@@ -72,11 +70,14 @@ rates = st.one_of(st.sampled_from([1.0, 0.7, 64.0]), st.floats(1e-6, 64.0))
 
 
 @settings(max_examples=300, deadline=None)
-@given(peers, st.sampled_from(Divisor), rates)
-def test_equals_fractions_and_is_as_near_as_fp32_can_be(rows: list[dict[int, int]], divisor: Divisor, rate: float):
+@given(peers, st.sampled_from(Divisor), rates, st.one_of(st.just(LARGEST), st.integers(0, LARGEST)))
+def test_equals_fractions_and_is_as_near_as_fp32_can_be(
+    rows: list[dict[int, int]], divisor: Divisor, rate: float, most: int
+) -> None:
     votes = votes_of(rows)
-    positions, steps = changes(votes, 0, divisor, rate)
-    expected = oracle(votes, divisor, rate)
+    positions, steps = changes(votes, 0, SparseLoCo(divisor=divisor, outer_lr=rate), most)
+    rows = [{place: max(-most, min(value, most)) for place, value in row.items()} for row in rows]
+    expected = oracle(votes_of(rows), divisor, rate)
     assert positions.tolist() == sorted(expected)
     assert [float(expected[position]) for position in positions.tolist()] == steps.tolist()
     if divisor is not Divisor.ROOT:
@@ -93,7 +94,7 @@ def test_the_largest_sums_are_exact(divisor: Divisor) -> None:
     rows = [{0: LARGEST, 1: LARGEST} for _ in range(255)] + [{0: LARGEST, 1: 1}]
     votes = votes_of(rows)
     assert sum(row[0] for row in rows) < 2**53
-    _, steps = changes(votes, 0, divisor, 1.0)
+    _, steps = changes(votes, 0, SparseLoCo(divisor=divisor), LARGEST)
     assert steps.tolist() == [float(value) for value in oracle(votes, divisor, 1.0).values()]
     by = 256.0  # also the root of 256 * 256
     assert steps[0].item() == 256 * LARGEST / by * 2.0**LEAST
@@ -121,7 +122,7 @@ def test_the_apply_is_the_formula_on_every_held_level(sizes: dict[str, int], div
     before = {name: tensor.clone() for name, tensor in params.items()}
     engine = Engine(schema, 1, params)
     results = {1: random_votes(schema, 1, 3, seed=1), 2: random_votes(schema, 2, 5, seed=2)}
-    engine.apply(results, 0.1)
+    engine.apply(results, 10.0)  # at which every value counts whole
     for level, votes in results.items():
         layout, expected = level_layout(schema.results, level), oracle(votes, divisor, 0.7)
         for part in layout.parts:
@@ -197,10 +198,28 @@ def test_only_the_groups_own_parameters_change() -> None:
     before = {name: tensor.clone() for name, tensor in params.items()}
     layout = level_layout(schema.results, 2)
     places = [layout.groups[part.group].base + part.first * layout.groups[part.group].block for part in layout.parts]
-    MeanApply(schema.results, 2, params, Divisor.KEEPERS, 1.0).apply(
-        {2: votes_of([dict.fromkeys(places, 1 << -LEAST)], 2)}, 0.1
+    MeanApply(schema.results, 2, params, SparseLoCo()).apply(
+        {2: votes_of([dict.fromkeys(places, 1 << -LEAST)], 2)}, 1.0
     )
     for part in layout.parts:
         moved = (view(before, part.segment) - view(params, part.segment)).flatten()
         assert moved[0].item() == pytest.approx(1.0, abs=1e-6)
         assert not moved[1:].any()
+
+
+@pytest.mark.parametrize(("inner", "most"), [("adamw", 2.0), ("muon", 0.5)])
+def test_one_member_moves_nothing_further_than_the_rate_allows(inner: InnerOptimizer, most: float) -> None:
+    """The largest value that a result can say, alone on its coefficient."""
+    schema, settings = toy_inner(), SparseLoCo(inner_steps=8, inner_optimizer=inner)
+    params = tensors(schema, 0, 0)
+    before = {name: tensor.clone() for name, tensor in params.items()}
+    layout = level_layout(schema.results, 0)
+    places = range(sum(group.blocks * group.block for group in layout.groups))
+    votes = {0: votes_of([dict.fromkeys(places, LARGEST)])}
+    apply = MeanApply(schema.results, 0, params, settings)
+    apply.apply(votes, 0.001)
+    furthest = max((before[name] - params[name]).abs().max().item() for name in params)
+    assert furthest == pytest.approx(most * 8 * 0.001, rel=1e-4)
+    moved = bits(params)
+    apply.apply(votes, 0.0)
+    assert bits(params) == moved

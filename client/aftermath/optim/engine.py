@@ -119,5 +119,5 @@ def _parts(schema: Schema, tier: int, params: Mapping[str, Tensor]) -> tuple[Pri
     if isinstance(settings, Distro):
         step = GradientStep(params, feedback.residual, settings.clip)
         return step, feedback, SignApply(results, tier, params, settings.weight_decay)
-    mean = MeanApply(results, tier, params, settings.divisor, settings.outer_lr)
+    mean = MeanApply(results, tier, params, settings)
     return InnerSteps(params, settings), feedback, mean

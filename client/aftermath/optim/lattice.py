@@ -24,6 +24,8 @@ from torch import Tensor
 
 LEAST, MOST = -40, 3
 SMALLEST = 2.0**LEAST
+LARGEST = 3 << (MOST - LEAST)
+"""In multiples of the smallest."""
 _CANDIDATES = range(-2, 3)
 _FRACTION_BITS, _EXPONENT_BIAS = 23, 127  # of fp32
 

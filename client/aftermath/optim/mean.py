@@ -1,11 +1,13 @@
 """The apply of SparseLoCo: x <- x - rate * (sum of the values) / divisor, exactly.
 
 Per coefficient, with S the sum over the accepted results of multiples of the lattice's smallest value 2^LEAST
-(`optim.lattice`), c of them that kept it and n of its level, and d one of c, n, sqrt(c n):
-u = fp32(S / d * (rate * 2^LEAST)), x <- x - u. A coefficient that nobody kept stays as it is.
+(`optim.lattice`), each cut to what one member may move (`sparseloco.REACH`), c of them that kept it and n of its level,
+and d one of c, n, sqrt(c n): u = fp32(S / d * (rate * 2^LEAST)), x <- x - u. A coefficient that nobody kept stays as it
+is.
 
 Why the bits are the same everywhere
 - |S| <= 256 * 3 * 2^43 < 2^53, so S is exact in int64 and as float64, in whatever order votes are counted.
+- What a value is cut to is a whole number, made by Python from the learning rate, which is the same on all replicas.
 - d is made once per count, by Python: c and n are whole numbers, and the square root of one is correctly rounded.
 - u is a division, a multiplication and a rounding to fp32, and x gets one subtraction: each a single IEEE operation on
   two tensors, or on a tensor and a number that is no divisor (a device may divide by a number as it likes, for example
@@ -24,9 +26,9 @@ from torch import Tensor
 from aftermath.model.segments import view
 from aftermath.optim.codec import Votes
 from aftermath.optim.format import ResultFormat
-from aftermath.optim.lattice import SMALLEST
+from aftermath.optim.lattice import LARGEST, SMALLEST
 from aftermath.optim.layout import level_layout
-from aftermath.optim.sparseloco import Divisor
+from aftermath.optim.sparseloco import REACH, Divisor, SparseLoCo
 from aftermath.optim.tally import check_votes, tally
 from aftermath.optim.transform import subtract
 
@@ -34,17 +36,15 @@ from aftermath.optim.transform import subtract
 class MeanApply:
     """Changes a replica's own fp32 `params`, of tier `tier`, in place."""
 
-    def __init__(
-        self, results: ResultFormat, tier: int, params: Mapping[str, Tensor], divisor: Divisor, rate: float
-    ) -> None:
-        self._params, self._divisor, self._rate = params, divisor, rate
+    def __init__(self, results: ResultFormat, tier: int, params: Mapping[str, Tensor], settings: SparseLoCo) -> None:
+        self._params, self._settings = params, settings
         self._layouts = {level: level_layout(results, level) for level in range(tier, results.levels)}
 
     @torch.no_grad()
     def apply(self, results: Mapping[int, Sequence[Votes]], lr: float) -> None:
         """Apply one round; `lr` was each member's own. Raises ValueError for votes that no run can have accepted."""
-        del lr
-        decided = {level: changes(votes, level, self._divisor, self._rate) for level, votes in results.items() if votes}
+        most = most_of(self._settings, lr)
+        decided = {level: changes(votes, level, self._settings, most) for level, votes in results.items() if votes}
         for level, (positions, steps) in decided.items():
             layout = self._layouts[level]
             for index, group in enumerate(layout.groups):
@@ -58,16 +58,22 @@ class MeanApply:
                     subtract(view(self._params, part.segment), part.of(blocks), part.blocks)
 
 
-def changes(votes: Sequence[Votes], level: int, divisor: Divisor, rate: float) -> tuple[Tensor, Tensor]:
+def most_of(settings: SparseLoCo, lr: float) -> int:
+    """What a value of one member counts at most, in multiples of the lattice's smallest value."""
+    return min(int(REACH[settings.inner_optimizer] * settings.inner_steps * lr / SMALLEST), LARGEST)
+
+
+def changes(votes: Sequence[Votes], level: int, settings: SparseLoCo, most: int) -> tuple[Tensor, Tensor]:
     """What is subtracted, of a level's votes (at least one peer's): positions int64 and fp32 steps.
 
-    Raises ValueError for votes of another level or kind, or of more than 256 peers.
+    No value counts more than `most`. Raises ValueError for votes of another level or kind, or of more than 256 peers.
     """
     check_votes(votes, level, torch.int64)
-    given, values = torch.cat([vote.positions for vote in votes]), torch.cat([vote.values for vote in votes])
+    given = torch.cat([vote.positions for vote in votes])
+    values = torch.cat([vote.values for vote in votes]).clamp(-most, most)
     positions, sums, counts = tally(given, values)
-    divisors = torch.tensor(_divisors(divisor, len(votes)), dtype=torch.float64)
-    return positions, (sums.double() / divisors[counts] * (rate * SMALLEST)).float()
+    divisors = torch.tensor(_divisors(settings.divisor, len(votes)), dtype=torch.float64)
+    return positions, (sums.double() / divisors[counts] * (settings.outer_lr * SMALLEST)).float()
 
 
 def _divisors(divisor: Divisor, results: int) -> list[float]:

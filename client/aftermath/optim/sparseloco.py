@@ -26,6 +26,10 @@ LARGEST_RATE = 64
 _SET = "choose another in the optimizer's settings"
 
 InnerOptimizer = Literal["adamw", "muon"]
+REACH: dict[InnerOptimizer, float] = {"adamw": 2.0, "muon": 0.5}
+"""What one member's value counts at most, in learning rates for every inner step. It bounds what a member can do to the
+model, and takes the overshoot out of what several residuals hold of the same thing (docs/experiments.md).
+"""
 
 
 class Divisor(StrEnum):
