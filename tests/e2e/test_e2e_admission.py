@@ -38,6 +38,7 @@ def refusal(company: Company, player: Player) -> str:
     return process.output
 
 
+@pytest.mark.parametrize("engine", ["embedded"], indirect=True)  # both run the same program
 def test_permissioned_run_admits_delegates_only(company: Company, material: Material) -> None:
     grantor, grantee = company.place / "grantor.json", company.place / "grantee.json"
     grantor_key, grantee_key = create_wallet(grantor).pubkey, create_wallet(grantee).pubkey

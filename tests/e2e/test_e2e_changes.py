@@ -44,6 +44,7 @@ def crew(started: Company) -> Iterator[Company]:
     started.compare_replicas()
 
 
+@ONE_ENGINE
 def test_late_joiner_takes_the_model_from_its_peers(crew: Company) -> None:
     late = crew.player(1)
     begin = crew.poise(late)
