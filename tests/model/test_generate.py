@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from aftermath.model.config import LlamaConfig
-from aftermath.model.generate import generate
+from aftermath.model.generate import Draft, generate
 from aftermath.model.initial import init_weights
 from aftermath.model.llama import Llama
 
@@ -31,7 +31,7 @@ def ending(ends: int | list[int]) -> Llama:
 
 
 def test_greedy_takes_the_likeliest_token_of_the_window() -> None:
-    ids = generate(MODEL, [1, 2, 3], new_tokens=12)
+    ids = generate(MODEL, [1, 2, 3], new_tokens=12).ids
     everything = [1, 2, 3, *ids]
     assert len(ids) == 12
     for place in (3, 9, 14):
@@ -41,16 +41,16 @@ def test_greedy_takes_the_likeliest_token_of_the_window() -> None:
 
 def test_a_seed_repeats_and_another_differs() -> None:
     def draw(seed: int, temperature: float = 1.0) -> list[int]:
-        return generate(MODEL, [1], new_tokens=20, temperature=temperature, seed=seed)
+        return generate(MODEL, [1], new_tokens=20, temperature=temperature, seed=seed).ids
 
     assert draw(1) == draw(1)
     assert draw(1) != draw(2)
-    assert draw(1, 1e-6) == generate(MODEL, [1], new_tokens=20)
+    assert draw(1, 1e-6) == generate(MODEL, [1], new_tokens=20).ids
 
 
 def test_padding_rows_are_never_chosen_and_any_end_token_ends() -> None:
     def draw(model: Llama) -> list[int]:
-        return generate(model, [1], new_tokens=200, temperature=5.0, vocab_size=4)
+        return generate(model, [1], new_tokens=200, temperature=5.0, vocab_size=4).ids
 
     ids = draw(MODEL)
     assert set(ids) == {0, 1, 2, 3}
@@ -63,3 +63,58 @@ def test_padding_rows_are_never_chosen_and_any_end_token_ends() -> None:
 def test_an_empty_prompt_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one token"):
         generate(MODEL, [], new_tokens=1)
+
+
+WIDE = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 40,
+}
+
+
+def of_tier(tier: int, ends: int | None = None) -> Llama:
+    config = LlamaConfig.from_hf(WIDE | {"eos_token_id": ends})
+    return Llama.of(config, tier, init_weights(config, 3, tier))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("tokens", [1, 3, 16])
+@pytest.mark.parametrize("new_tokens", [1, 2, 30, 60])
+def test_a_draft_changes_the_passes_and_not_the_text(temperature: float, tokens: int, new_tokens: int) -> None:
+    """Also where the window ends, behind which nobody guesses."""
+    said = {"new_tokens": new_tokens, "temperature": temperature, "seed": 5}
+    alone = generate(of_tier(0), [1, 2, 3], **said)
+    assert (alone.passes, alone.guessed, alone.taken) == (len(alone.ids), 0, 0)
+    for tier in (1, 2):
+        drafted = generate(of_tier(0), [1, 2, 3], **said, draft=Draft(of_tier(tier), tokens))
+        assert drafted.ids == alone.ids
+        assert drafted.passes == len(alone.ids) - drafted.taken
+        assert drafted.taken <= drafted.guessed
+
+
+def test_a_draft_that_is_the_model_itself_is_always_right() -> None:
+    model = of_tier(0)
+    said = generate(model, [7], new_tokens=30, temperature=1.0, draft=Draft(model, 4))
+    assert said.taken == said.guessed == 24
+    assert said.passes == 6
+
+
+def test_a_draft_ends_a_text_where_the_model_does() -> None:
+    alone = generate(of_tier(0), [1], new_tokens=30, temperature=1.5, seed=2).ids
+    ends = alone[11]
+    cut = alone[: alone.index(ends)]
+    for tier in (0, 1):
+        found = generate(
+            of_tier(0, ends), [1], new_tokens=30, temperature=1.5, seed=2, draft=Draft(of_tier(tier, ends), 5)
+        )
+        assert found.ids == cut
+
+
+def test_tokens_are_drawn_as_often_as_the_model_says() -> None:
+    drawn = [generate(MODEL, [4, 9], new_tokens=1, temperature=0.7, seed=seed).ids[0] for seed in range(3000)]
+    likely = torch.softmax(MODEL(torch.tensor([[4, 9]]))[0, -1].detach() / 0.7, 0)
+    counts = torch.bincount(torch.tensor(drawn), minlength=32) / 3000
+    assert (counts - likely).abs().max() < 0.04

@@ -49,6 +49,7 @@ INDEX = {
     "show-identity": Entry(MEMBER, "Show the wallet's public key and the identity peers see."),
     "can-join": Entry(MEMBER, "Say whether a wallet may join a run, and why not."),
     "train-local": Entry(LAB, "Train on this machine alone, without chain or network."),
+    "generate": Entry(LAB, "Write text with a model, or with a tier of it."),
     "preview-lr": Entry(LAB, "Show the learning rate of every step that a config file means."),
     "create-run": Entry(OWN, "Create a run on chain."),
     "update-config": Entry(OWN, "Set or change a run's configuration."),

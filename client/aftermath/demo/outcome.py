@@ -50,13 +50,13 @@ def outcomes(places: Places) -> Iterator[Outcome]:
     sequences = held_out(places, config.vocab_size)
     for tier in TIERS:
         model = Llama.of(config, tier, load(newest, tier, "universal"))
-        ids = generate(
+        said = generate(
             model,
             tokenizer.encode(PROMPT).ids,
             new_tokens=SAMPLE_TOKENS,
             temperature=TEMPERATURE,
         )
-        yield Outcome(tier, loss_on(model, sequences), tokenizer.decode(ids))
+        yield Outcome(tier, loss_on(model, sequences), tokenizer.decode(said.ids))
 
 
 def held_out(places: Places, vocab_size: int) -> torch.Tensor:

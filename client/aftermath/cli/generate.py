@@ -1,0 +1,93 @@
+"""`generate`: text from any tier of a checkpoint, with a smaller tier as draft."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from aftermath.cli.command import command
+from aftermath.cli.present import CommandError, Result
+from aftermath.run.errors import UsageError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+TIER = "Tier that writes; 0 is the whole model."
+DRAFT = "A smaller tier that guesses ahead; the text stays the same, and takes fewer passes of --tier."
+
+
+@command("generate", example='aftermath-solana generate --model runs/lab/checkpoint --prompt "def " --tokens 200')
+def generate(
+    model: Annotated[Path, typer.Option(help="Checkpoint directory, with its tokenizer.json.")],
+    prompt: Annotated[str, typer.Option(help="What the text begins with.")],
+    tier: Annotated[int, typer.Option(min=0, max=7, help=TIER)] = 0,
+    tokens: Annotated[int, typer.Option(min=1, max=100_000, help="Tokens to write at most.")] = 100,
+    temperature: Annotated[
+        float, typer.Option(min=0.0, max=100.0, help="0 takes the likeliest token, 1 draws as the model says.")
+    ] = 0.0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the drawing.")] = 0,
+    draft_tier: Annotated[int | None, typer.Option(min=1, max=7, help=DRAFT)] = None,
+    draft_tokens: Annotated[int, typer.Option(min=1, max=64, help="Tokens that it guesses at a time.")] = 4,
+    device: Annotated[str, typer.Option(help="auto, cpu, mps, cuda or cuda:X.")] = "auto",
+) -> Result:
+    """Write text with a model, or with a tier of it.
+
+    With --json also how many passes of the model it took, how many guesses of the draft were right, and the time.
+    """
+    if draft_tier is not None and draft_tier <= tier:
+        raise UsageError(f"tier {draft_tier} is no draft for tier {tier}", "name a smaller one, whose number is larger")
+
+    import time
+
+    from aftermath.model.checkpoint import load, load_config
+    from aftermath.model.generate import Draft
+    from aftermath.model.generate import generate as write
+    from aftermath.model.llama import Llama
+    from aftermath.train.replica import pick_device
+
+    place = model.expanduser()
+    config, tokenizer, chosen = load_config(place), _tokenizer(place), pick_device(device)
+    ids = tokenizer.encode(prompt).ids
+    if not ids:
+        raise UsageError("the prompt has no token", "pass at least one letter as --prompt")
+
+    def of_tier(number: int) -> Llama:
+        return Llama.of(config, number, load(place, number)).to(chosen)
+
+    large = of_tier(tier)
+    draft = Draft(of_tier(draft_tier), draft_tokens) if draft_tier is not None else None
+    started = time.perf_counter()
+    said = write(
+        large,
+        ids,
+        new_tokens=tokens,
+        temperature=temperature,
+        seed=seed,
+        vocab_size=tokenizer.get_vocab_size(),
+        draft=draft,
+    )
+    text: str = tokenizer.decode(said.ids)
+    data = {
+        "text": text,
+        "tokens": len(said.ids),
+        "passes": said.passes,
+        "guessed": said.guessed,
+        "taken": said.taken,
+        "seconds": round(time.perf_counter() - started, 4),
+    }
+    return Result(data, prompt + text)
+
+
+def _tokenizer(place: Path) -> Tokenizer:
+    """Raises CommandError if there is none that can be read."""
+    from tokenizers import Tokenizer
+
+    file = place / "tokenizer.json"
+    try:
+        return Tokenizer.from_str(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CommandError(f"cannot read {file}: {error.strerror}", "put the model's tokenizer.json there") from None
+    except Exception as error:  # tokenizers raises nothing narrower
+        raise CommandError(f"{file} is no tokenizer: {error}", "put the model's own tokenizer.json there") from None
