@@ -10,7 +10,9 @@ import typer
 from aftermath.cli.command import command
 from aftermath.cli.options import RunId, SigningOptions
 from aftermath.cli.present import Result
+from aftermath.run.accounts import Run
 from aftermath.run.errors import UsageError
+from aftermath.run.state import RunState
 
 
 class Action(StrEnum):
@@ -29,7 +31,8 @@ async def set_paused(
 ) -> Result:
     """Pause or resume a run.
 
-    An epoch in progress is finished before the pause takes effect; resuming a new run is what starts it.
+    A pause ends an epoch in progress early, with the round that goes on and a cooldown; resuming a new run is what
+    starts it.
     """
     from aftermath.cli.connection import sign_in
     from aftermath.cli.dump import in_words
@@ -42,9 +45,14 @@ async def set_paused(
         signature = await chain.coordinator.set_paused(run_id, paused)
         run = await chain.coordinator.run(run_id)
     state = run.state.name.lower()
-    text = f"run {run_id} is now {in_words(run.state)}" + (
-        " and will pause when its epoch ends" if run.pending_pause else ""
-    )
+    text = f"run {run_id} is now {in_words(run.state)}{_coming(run)}"
     return Result(
         {"run_id": run_id, "state": state, "pending_pause": run.pending_pause, "signature": str(signature)}, text
     )
+
+
+def _coming(run: Run) -> str:
+    """When the run will pause, if it is about to: the rest of the epoch's rounds is not waited for."""
+    if not run.pending_pause:
+        return ""
+    return " and will pause after it" if run.state is RunState.COOLDOWN else " and will pause after this round and cooldown"
