@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,12 +13,12 @@ from aftermath.chain.instructions import CoordinatorInstructions
 from aftermath.cli.dump import in_words
 from aftermath.cli.present import CommandError
 from aftermath.cli.schema import Shape
-from aftermath.run.accounts import Config, Model, Run, steps_before
+from aftermath.run.accounts import Checkpoint, Config, Model, Run, steps_before
 from aftermath.run.assignment import batch_size
 from aftermath.run.config import RunConfig
 from aftermath.run.config_read import checkpoint_of
 from aftermath.run.counted import counted
-from aftermath.run.state import ModelSource
+from aftermath.run.state import CheckpointKind, ModelSource
 
 
 @dataclass(frozen=True)
@@ -96,13 +97,23 @@ def _refuse_to_forget(config: RunConfig, shape: Shape, run: Run, model: Model) -
         raise CommandError(
             f"the file's checkpoint is {given.repo}, and the run's is {held.repo}{at} by now, of step {kept}, which "
             "it would forget",
-            "name that one in the file, or pass --switch-to-hub as well to begin from the file's",
+            f"to keep it, let the file's [model.LLM.checkpoint] say {_in_toml(held)}; or pass --switch-to-hub as well "
+            "to begin from the file's",
         )
     peers = run.model_source is ModelSource.PEERS and shape.schema.hash() != model.schema_hash
     if peers and kept < reached:
         raise CommandError(
-            f"these settings are another schema: the next epoch would begin from the checkpoint of step {kept}, "
-            f"{counted(reached - kept, 'step')} before",
-            f"name a checkpoint of step {reached} first (aftermath-solana checkpoint), or pass --switch-to-hub as well "
-            "to begin from that one",
+            "the file changes the model, its tiers or its optimizer, and what members hold does not fit any more: the "
+            f"next epoch would begin from the checkpoint of step {kept}, and forget {counted(reached - kept, 'step')}",
+            "resume without that change until a member of tier 0 with --checkpoint-dir or --hub-repo has ended an "
+            f"epoch; or name a checkpoint of step {reached} (aftermath-solana checkpoint), or pass --switch-to-hub as "
+            f"well to begin from step {kept}",
         )
+
+
+def _in_toml(held: Checkpoint) -> str:
+    """The line of a config file that names a checkpoint."""
+    if held.kind is CheckpointKind.LOCAL:
+        return f"Local = {json.dumps(held.repo)}"
+    revision = f", revision = {json.dumps(held.revision)}" if held.revision else ""
+    return f"Hub = {{ repo_id = {json.dumps(held.repo)}{revision} }}"

@@ -55,4 +55,5 @@ def _coming(run: Run) -> str:
     """When the run will pause, if it is about to: the rest of the epoch's rounds is not waited for."""
     if not run.pending_pause:
         return ""
-    return " and will pause after it" if run.state is RunState.COOLDOWN else " and will pause after this round and cooldown"
+    rest = "it" if run.state is RunState.COOLDOWN else "this round and cooldown"
+    return f" and will pause after {rest}"

@@ -49,7 +49,11 @@ async def update_config(
         int | None, typer.Option(min=1, max=U32_MAX, help="Continue at this step, and at the data that comes then.")
     ] = None,
     switch_to_hub: Annotated[
-        bool, typer.Option("--switch-to-hub", help="Start the next epoch from the durable checkpoint, not from peers.")
+        bool,
+        typer.Option(
+            "--switch-to-hub",
+            help="Start the next epoch from the durable checkpoint, the file's if one is given, not from peers.",
+        ),
     ] = False,
     shown: ShownOptions,
     client_version: Annotated[str | None, CLIENT_VERSION] = None,
