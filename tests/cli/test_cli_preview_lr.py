@@ -58,13 +58,18 @@ def test_a_person_sees_the_shape_and_some_rates(config: Path) -> None:
     assert "1.000e-03  at step 48" in shown.out
 
 
-def test_a_plot_is_drawn(config: Path, tmp_path: Path) -> None:
-    shown = invoke("preview-lr", "--config-path", config, "--plot", tmp_path / "rates.png")
+@pytest.mark.parametrize("name", ["rates.png", "rates"])
+def test_a_plot_is_drawn(config: Path, tmp_path: Path, name: str) -> None:
+    picture = tmp_path / "pictures" / name
+    picture.parent.mkdir()
+    shown = invoke("preview-lr", "--config-path", config, "--plot", picture)
     assert shown.code == 0, shown.err
-    assert (tmp_path / "rates.png").read_bytes().startswith(b"\x89PNG")
+    assert shown.out.splitlines()[-1].split() == ["plot", str(picture)]
+    assert list(picture.parent.iterdir()) == [picture]
+    assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("name", ["absent/rates.png", "rates.nothing"])
+@pytest.mark.parametrize("name", ["absent/rates.png", "rates.nothing", "."])
 def test_a_plot_that_cannot_be_written_is_said(config: Path, tmp_path: Path, name: str) -> None:
     shown = invoke("preview-lr", "--config-path", config, "--plot", tmp_path / name)
     assert shown.code == 1

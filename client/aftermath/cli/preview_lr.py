@@ -48,13 +48,15 @@ def preview_lr(
         "cold_start_warmup_steps": cold,
         "highest": max(value for _, value in curve),
         "warnings": [warning] if warning else [],
+        "plot": str(plot.expanduser()) if plot is not None else None,
         "rates": [{"step": step, "rate": value} for step, value in curve],
     }
-    shown = {
+    shown: dict[str, object] = {
         "schedule": schedule.kind.name.lower().replace("_", " "),
         f"steps 1 to {total}": spark([rate(step) for step in _steps(total, BARS)]),
         "rate": [f"{rate(step):.3e}  at step {step}" for step in _steps(total, ROWS)],
     }
+    shown |= {"plot": plot.expanduser()} if plot is not None else {}
     return Result(data, facts(shown | ({"warning": warning} if warning else {})))
 
 

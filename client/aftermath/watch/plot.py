@@ -33,5 +33,5 @@ def step_plot(
     axes.set(xlabel="step", ylabel=measure, title=title)
     axes.grid(alpha=0.3)
     figure.tight_layout()
-    figure.savefig(path)
+    figure.savefig(path, format=None if path.suffix else "png")  # it would add a suffix, and write elsewhere
     pyplot.close(figure)
