@@ -175,6 +175,16 @@ def test_another_recipe_does_not_go_on(place: Path, given: dict[str, Any], named
         train(place, **given, out=place / "out")
 
 
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [({"inner_steps": 1}, "inner_steps"), ({"mean": "all", "seed": 3}, "seed, shuffle_seed, divisor")],
+)
+def test_what_members_agree_on_is_named_one_by_one(place: Path, given: dict[str, Any], named: str) -> None:
+    train(place, **INNER, out=place / "out")
+    with pytest.raises(CheckpointError, match=f"other settings: {named}\n"):
+        train(place, **INNER | given, out=place / "out")
+
+
 def test_a_state_is_bound_to_the_files_as_well(place: Path) -> None:
     train(place, out=place / "out")
     file = place / "tokens" / "tokens-00000.bin"

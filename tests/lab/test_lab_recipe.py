@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from aftermath.lab import rates
+from aftermath.lab.advice import advice
 from aftermath.lab.recipe import Recipe, recipe_of
 from aftermath.lab.settings import LabSettings
 from aftermath.optim.agreed import distro_of
@@ -240,3 +241,16 @@ def test_a_rate_at_which_decay_would_turn_weights_over_is_told(tmp_path: Path) -
 def test_a_config_that_is_wrong_is_told_with_its_line(tmp_path: Path) -> None:
     with pytest.raises(AftermathError, match=r"run\.toml:\d+: total_steps = 0"):
         recipe(config_path=file(tmp_path, ("total_steps = 12", "total_steps = 0")))
+
+
+def test_what_sparseloco_does_unasked_is_said() -> None:
+    """A share takes as many inner steps as it has sequences at most, and results that travel are applied too late."""
+    plenty = bare(optimizer="sparseloco", members=3, total_batch=12)
+    assert advice(plenty) == []
+    (few,) = advice(bare(optimizer="sparseloco", members=3, total_batch=11))
+    assert few.startswith("the smallest share has 3 of the 11 sequences of a step, and so many inner steps, not 4: ")
+    (uneven,) = advice(bare(optimizer="sparseloco", members=2, total_batch=12, shares="10,2"))
+    assert uneven.startswith("the smallest share has 2 of the 12 ")
+    (late,) = advice(bare(optimizer="sparseloco", overlap="1"))
+    assert late.startswith("an overlap of 1: ")
+    assert advice(bare(optimizer="distro", members=3, total_batch=3)) == []

@@ -57,9 +57,12 @@ def train_local(
     One machine with AdamW or Muon, or with DisTrO or SparseLoCo the replicas of as many members as you like, as a run
     would train them. With --out it can be stopped at any time: the same command goes on.
     """
+    from aftermath.lab.advice import advice
     from aftermath.lab.recipe import recipe_of
 
     recipe = recipe_of(settings)
+    for sentence in advice(recipe):
+        note(f"warning: {sentence}")
 
     import torch
     from rich.console import Console

@@ -197,12 +197,19 @@ class Course:
 
 def _same(kept: dict[str, Any], ours: dict[str, Any], out: Path) -> None:
     """Raises CheckpointError with what differs, unless a state was made by the same recipe from the same files."""
-    differing = sorted(name for name in kept.keys() | ours.keys() if kept.get(name) != ours.get(name))
+    differing = _differing(kept, ours)
+    if "agreed" in differing and kept.get("agreed") and ours.get("agreed"):
+        differing.remove("agreed")
+        differing += _differing(kept["agreed"], ours["agreed"])
     if differing:
         raise CheckpointError(
             f"{out} holds a training with other settings: {', '.join(differing)}",
             "give the same options as then, or name another --out",
         )
+
+
+def _differing(kept: dict[str, Any], ours: dict[str, Any]) -> list[str]:
+    return sorted(name for name in kept.keys() | ours.keys() if kept.get(name) != ours.get(name))
 
 
 def _mean(done: Stepped, shares: list[list[int]]) -> float | None:

@@ -1,0 +1,27 @@
+"""What a recipe does that whoever wrote it may not have meant. Sentences only: a laboratory may try all of it."""
+
+from __future__ import annotations
+
+from aftermath.lab.recipe import Recipe
+from aftermath.optim.sparseloco import SparseLoCo
+from aftermath.run.assignment import cut
+
+
+def advice(recipe: Recipe) -> list[str]:
+    """A sentence for each, empty if there is none."""
+    settings = recipe.agreed
+    if not isinstance(settings, SparseLoCo):
+        return []
+    said = []
+    smallest = min(share.len for share in cut(recipe.batch.start, list(recipe.shares)))
+    if smallest < settings.inner_steps:
+        said.append(
+            f"the smallest share has {smallest} of the {recipe.batch.start} sequences of a step, and so many inner "
+            f"steps, not {settings.inner_steps}: raise --total-batch, or lower --inner-steps or --members"
+        )
+    if recipe.overlap:
+        said.append(
+            f"an overlap of {recipe.overlap}: SparseLoCo learns badly with it, as members train at weights that lack "
+            "the results that travel, and go the same way once more; pass --overlap 0"
+        )
+    return said
