@@ -12,6 +12,7 @@ import pytest
 
 from aftermath import __version__
 from aftermath.chain.wallet import create_wallet
+from aftermath.run.errors import Unsuitable
 from aftermath.sim.simulation import Simulation, play
 from aftermath.train import session
 from aftermath.train.settings import TrainSettings
@@ -51,6 +52,14 @@ def test_every_event_file_begins_with_what_it_is_about_and_every_event_is_dated(
             at = datetime.fromisoformat(line["at"])
             assert before - timedelta(seconds=1) <= at <= after + timedelta(seconds=1)
             assert 0 <= line["t"] < 60
+
+
+@pytest.mark.parametrize(("option", "field"), [("--write-log", "write_log"), ("--events-dir", "events_dir")])
+def test_a_log_that_cannot_be_written_is_said_with_its_option(tmp_path: Path, option: str, field: str) -> None:
+    (tmp_path / "file").touch()
+    settings = TrainSettings.model_validate({"run_id": "demo", field: tmp_path / "file" / "log"})
+    with contextlib.ExitStack() as stack, pytest.raises(Unsuitable, match=f"^{option}: {tmp_path}/file"):
+        session.events_of(settings, stack)
 
 
 def test_virtual_members_know_no_date(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -33,7 +34,7 @@ from aftermath.model.store import read_companions
 from aftermath.p2p.discovery import local_discovery_dir
 from aftermath.p2p.iroh import IrohTransport, check_interface, open_iroh
 from aftermath.run.accounts import Model
-from aftermath.run.errors import ChainError
+from aftermath.run.errors import ChainError, Unsuitable
 from aftermath.train.archive import Archive, Hub
 from aftermath.train.context import Context
 from aftermath.train.ending import known
@@ -120,10 +121,19 @@ def events_of(settings: TrainSettings, stack: contextlib.ExitStack) -> Events:
     else:
         sinks.append(ConsoleLines(console, _date))
     if settings.write_log:
-        sinks.append(JsonLines(settings.write_log, _date))
+        sinks.append(_kept("--write-log", settings.write_log))
     if settings.events_dir:
-        sinks.append(JsonLines(settings.events_dir / f"{time.time_ns()}-{os.getpid()}.jsonl", _date))
+        sinks.append(_kept("--events-dir", settings.events_dir / f"{time.time_ns()}-{os.getpid()}.jsonl"))
     return Events(elapsed, sinks)
+
+
+def _kept(option: str, path: Path) -> JsonLines:
+    """A file of events. Raises Unsuitable if there can be none."""
+    try:
+        return JsonLines(path, _date)
+    except OSError as error:
+        sentence = f"{option}: {error.filename or path} cannot be written: {error.strerror}"
+        raise Unsuitable(sentence, "name a place that you may write to") from None
 
 
 def _date() -> datetime:
