@@ -107,7 +107,7 @@ class Demo:
         """What happens now to the member that dies, and what comes next."""
         victim = self.story.members[KILLED]
         if killed_at is None:
-            return f"{victim.name} will be killed after step {KILL_AT_STEP}, and come back"
+            return f"{victim.name} will be killed at step {KILL_AT_STEP}, and come back"
         dead = f"{victim.name} was killed (kill -9) at {killed_at:.0f} s"
         if not revived:
             return f"{dead}; the others go on and train its share too"
