@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -23,6 +25,21 @@ from aftermath.watch.terminal import TerminalView
 
 EVIL = "a[/b]\x1b[2J\x1b]0;owned\x07\u202egpj.exe\r"
 NOON = datetime(2026, 11, 21, 12, 0, 0, 250_000, tzinfo=UTC)
+
+
+def test_a_full_disk_under_log_and_stderr_alike_costs_the_log_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after `train ... > log 2>&1`: there is no place left where it could be said."""
+    seen: list[Event] = []
+    with Path("/dev/full").open("w", buffering=1) as log, Path("/dev/full").open("w", buffering=1) as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        events = Events(lambda: 1.5, [ConsoleLines(Console(file=log), lambda: NOON), seen.append])
+        for step in (1, 2):
+            events.emit("warning", message=f"trouble {step}")
+        with contextlib.suppress(OSError):
+            stderr.close()
+        with contextlib.suppress(OSError):
+            log.close()
+    assert [event["message"] for event in seen] == ["trouble 1", "trouble 2"]
 
 
 @given(st.text())

@@ -5,12 +5,14 @@ Choices:
 - the first event of a process is `started`: which run, wallet, client version and tier all that follows is about;
 - the date enters where an event leaves us, in a sink: nothing that decides knows it, and virtual time stays exact;
 - a `warning` may name in `until` the kind of event that makes it outdated;
-- a sink that fails (full disk, closed pipe) is dropped with one warning and never stops training;
+- a sink that fails (full disk, closed pipe) is dropped with one warning and never stops training, even where standard
+  error, which the warning goes to, fails too: often both are one file;
 - no sink blocks: files are line-buffered, the console prints a line.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -48,7 +50,8 @@ class Events:
                 sink(event)
             except OSError as error:
                 self._sinks.remove(sink)
-                print(f"warning: a log could not be written and is closed: {error}", file=sys.stderr)
+                with contextlib.suppress(OSError):
+                    print(f"warning: a log could not be written and is closed: {error}", file=sys.stderr, flush=True)
 
 
 class LogWarnings(logging.Handler):
