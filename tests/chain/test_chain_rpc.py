@@ -54,6 +54,39 @@ async def test_malformed_requests_are_not_retried(code: int) -> None:
     assert node.count("getSlot") == 1
 
 
+@pytest.mark.parametrize("code", [-32602, -32600, -32601, -32700])
+async def test_a_kind_of_request_that_was_answered_before_is_not_malformed(code: int) -> None:
+    """A gateway says so of quotas, or of what it cut off itself: that passes, and is no reason to give up."""
+    node = Node()
+    async with serving(node) as where, RpcPool(where, patience=1.0) as pool:
+        assert await pool.call(GetSlot(), whole) == 7
+        node.script = [error(code)] * 2
+        assert await pool.patient(5.0).call(GetSlot(), whole) == 7
+        node.script = [error(code)] * 1000
+        with pytest.raises(ChainUnavailable, match=f"no .RPC error {code}"):
+            await pool.call(GetSlot(), whole)
+
+
+async def test_what_one_node_calls_malformed_the_next_may_answer() -> None:
+    """Not every provider passes every method on."""
+    primary, fallback = Node(), Node()
+    primary.script = [error(-32601)] * 9
+    async with serving(primary, fallback) as where, RpcPool(where) as pool:
+        for _ in range(3):
+            assert await pool.call(GetSlot(), whole) == 7
+    assert (primary.count("getSlot"), fallback.count("getSlot")) == (2, 3)
+
+
+async def test_what_all_nodes_call_malformed_is_not_asked_for_ever() -> None:
+    nodes = [Node(), Node()]
+    for node in nodes:
+        node.script = [error(-32601)] * 9
+    async with serving(*nodes) as where, RpcPool(where) as pool:
+        with pytest.raises(RpcRejected, match="-32601"):
+            await pool.call(GetSlot(), whole)
+    assert [node.count("getSlot") for node in nodes] == [2, 1]
+
+
 @pytest.mark.parametrize("code", [-32000, -32050, -31999, 1])
 async def test_a_node_that_only_has_errors_of_its_own_is_out_of_reach_when_patience_ends(code: int) -> None:
     node = Node()

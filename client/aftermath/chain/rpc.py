@@ -4,8 +4,9 @@ Decided: a node that fails twice in a row is left for the next one and tried aga
 to 60 s), by one call at a time, so that the primary is returned to without stalling the others; a call for which a
 node has failed twice leaves it, whatever that node answers to other calls, and so do the next ones of its kind, for
 such a pause; between tries the wait grows exponentially with seeded jitter; every await has a deadline; a reply that
-cannot be read is the node's failure, whatever is wrong with it; and a node of another cluster (genesis hash) is never
-used.
+cannot be read is the node's failure, whatever is wrong with it; so is it when a node calls a request malformed, unless
+all nodes do so and none has ever answered one of its kind (gateways say it of quotas, of methods that they do not
+pass on, and of requests that they cut off themselves); and a node of another cluster (genesis hash) is never used.
 """
 
 from __future__ import annotations
@@ -81,6 +82,8 @@ class _Cluster:
     """The cluster first spoken to, as all views of a pool know it."""
 
     genesis: str = ""
+    answered: set[str] = field(default_factory=set)
+    """The kinds of calls that some node has answered."""
 
 
 class RpcPool:
@@ -153,14 +156,16 @@ class RpcPool:
         """The `result` of `request`, as `read` understands it; a result it refuses (BadReply) counts as the node's
         failure.
 
-        Raises ChainUnavailable when no node answered within `patience`, RpcRejected when a node refused the request
-        as malformed, TransactionFailed when the cluster refused a transaction, WrongCluster.
+        Raises ChainUnavailable when no node answered within `patience`, RpcRejected when all nodes refused the request
+        as malformed and none has ever answered its kind, TransactionFailed when the cluster refused a transaction,
+        WrongCluster.
         """
         now = asyncio.get_running_loop().time
         patience = self.patience if patience is None else patience
         deadline = now() + patience
         attempt = attempt or min(self.attempt, patience / TRIES)
         failed: list[_Node] = []
+        refused: set[_Node] = set()
         kind = type(request).__name__
         while True:
             node = self._choose(failed, kind)
@@ -169,6 +174,7 @@ class RpcPool:
             try:
                 result = await self._ask(node, request, read, allowed)
                 node.left.pop(kind, None)
+                self._cluster.answered.add(kind)
                 return result
             except TransactionFailed:
                 raise
@@ -176,7 +182,9 @@ class RpcPool:
                 if isinstance(error, ChainError) and not isinstance(error, BadReply):
                     raise
                 if not retryable(error):
-                    raise RpcRejected(f"{node.endpoint.shown} refused the request: {describe(error)}") from error
+                    refused.add(node)
+                    if len(refused) == len(self._nodes) and kind not in self._cluster.answered:
+                        raise RpcRejected(f"{node.endpoint.shown} refused the request: {describe(error)}") from error
                 self._failed(node, error)
                 failed.append(node)
                 if failed.count(node) == FAILURES_BEFORE_LEAVING:
