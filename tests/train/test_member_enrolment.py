@@ -97,6 +97,24 @@ def test_a_member_that_lost_its_place_is_back_soon(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
+def test_an_owner_who_pauses_again_and_again_keeps_nobody_from_joining(tmp_path: Path) -> None:
+    """A pause while members wait takes their places; no other machine has to do with it."""
+
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1)]  # one too few to begin
+        for times in range(1, 9):
+            await sim.until(lambda _: sim.members.pending.bit_count() == len(players))
+            sim.pause(True)
+            await asyncio.sleep(1)
+            sim.pause(False)
+            resumed = sim.now
+            await sim.until(lambda _: sim.members.pending.bit_count() == len(players))
+            assert sim.now - resumed < 2.5, f"after {times} pauses they wait"
+        assert not [e for player in players for e in player.saw("warning") if "another machine" in e["message"]]
+
+    play(tmp_path, story)
+
+
 def test_whoever_comes_late_says_once_that_it_waits(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
         early = [sim.add(tier) for tier in (0, 1, 2)]

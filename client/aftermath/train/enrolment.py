@@ -2,7 +2,8 @@
 
 Choices: a join that was sent may land although nobody waits for it any more, so it is not cancelled with its caller,
 and whoever leaves waits for it first: otherwise the run would count on a member that is gone. A member that keeps
-losing its place (to another process with its wallet, or because it never delivers) asks for it ever more rarely.
+losing its place (to another process with its wallet, or because it never delivers) asks for it ever more rarely; a
+pause by the run's owner takes everybody's place, and counts for nothing.
 """
 
 from __future__ import annotations
@@ -37,6 +38,10 @@ class Enrolment:
 
     def completed(self) -> None:
         """An epoch was lived through: the next join need not wait."""
+        self._pause = 0.0
+
+    def halted(self) -> None:
+        """The owner has halted the run: nobody has a place, and the next join need not wait."""
         self._pause = 0.0
 
     async def turn(self, run: Run) -> bool:

@@ -202,6 +202,7 @@ class Member:
     async def _join_if_needed(self, run: Run, members: Members) -> None:
         """Ask for the next epoch, unless that is already on chain as we want it."""
         if run.state.halted:
+            self._enrolment.halted()
             return
         me = members.slots[self.slot] if self.slot is not None else None
         between = run.state is RunState.WAITING_FOR_MEMBERS
