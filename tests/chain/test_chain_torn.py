@@ -42,6 +42,26 @@ async def test_an_account_that_cannot_be_read_is_read_again(embedded: Place) -> 
     assert not any(torn.values())
 
 
+@pytest.mark.parametrize("method", ["getMultipleAccounts", "getAccountInfo"])
+async def test_a_node_that_does_not_know_the_run_is_not_believed_against_another(embedded: Place, method: str) -> None:
+    """What was there is gone only if all nodes say so."""
+    await embedded.configured_run(run := f"known-{method.lower()}")
+    forgetful = False
+
+    async def forget(body: dict[str, Any]) -> web.StreamResponse | None:
+        if not forgetful or body["method"] != method:
+            return None
+        nothing = [None, None] if method == "getMultipleAccounts" else None
+        return answer(body, {"context": {"slot": 1 << 40}, "value": nothing})
+
+    async with meddling(embedded.network.rpc_url, forget) as url:
+        where = [Endpoint(url, embedded.network.ws_url), endpoint(embedded.network.rpc_url, embedded.network.ws_url)]
+        async with RpcPool(where) as pool, SolanaMember(pool, embedded.wallet, run, client_version="") as member:
+            forgetful = True
+            assert (await member.run(fresh=True)).run_id == run
+            assert (await member.members()).find(member.wallet) is None
+
+
 async def test_a_clock_that_cannot_be_read_does_not_end_the_watch(
     embedded: Place, caplog: pytest.LogCaptureFixture
 ) -> None:

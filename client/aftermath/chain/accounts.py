@@ -22,7 +22,7 @@ from solders.rpc.requests import (
 )
 
 from aftermath.chain.failures import BadReply
-from aftermath.chain.rpc import RpcPool
+from aftermath.chain.rpc import FAILURES_BEFORE_LEAVING, RpcPool
 from aftermath.run.bounded import is_u64
 from aftermath.run.errors import AccountError
 
@@ -42,6 +42,19 @@ class AccountData:
     owner: Pubkey
     executable: bool
     data: bytes
+
+
+class Absence:
+    """One reading of an account that was there: it is gone only if all nodes say so, each as often as it may fail."""
+
+    def __init__(self, pool: RpcPool) -> None:
+        self._doubts = FAILURES_BEFORE_LEAVING * len(pool.endpoints)
+
+    def reported(self) -> None:
+        """A node has sent nothing for it, or another program's account. Raises BadReply while that may be its fault."""
+        self._doubts -= 1
+        if self._doubts > 0:
+            raise BadReply("the RPC node does not know an account of the run")
 
 
 async def fetch(

@@ -16,7 +16,7 @@ from typing import TypeVar
 from solders.instruction import Instruction
 from solders.pubkey import Pubkey
 
-from aftermath.chain.accounts import AccountData, fetch_as
+from aftermath.chain.accounts import Absence, AccountData, fetch_as
 from aftermath.chain.addresses import run_addresses
 from aftermath.chain.admission import VERSION_MISMATCH, check_version
 from aftermath.chain.authorizer import Authorizer
@@ -261,8 +261,11 @@ class SolanaMember:
         back.
         """
 
+        absence = Absence(self._pool)
+
         def read(account: AccountData | None) -> T:
             if account is None or account.owner != self._coordinator.program_id:
+                absence.reported()
                 raise ChainError(f"an account of run {self._run_id!r} is gone: the run was closed")
             return parse(account)
 

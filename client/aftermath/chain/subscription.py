@@ -15,7 +15,7 @@ from typing import Any
 
 from solders.pubkey import Pubkey
 
-from aftermath.chain.accounts import AccountData, fetch_many
+from aftermath.chain.accounts import Absence, AccountData, fetch_many
 from aftermath.chain.addresses import CLOCK
 from aftermath.chain.clock import ChainClock
 from aftermath.chain.endpoints import describe
@@ -106,9 +106,15 @@ class RunWatcher:
 
     async def refresh(self, patience: float | None = None, min_slot: int = 0) -> Run:
         """Read the run now (and chain time with it), not older than `min_slot` or anything seen before."""
-        oldest = max(self.slot, min_slot) or None
+        oldest, absence = max(self.slot, min_slot) or None, Absence(self._pool)
+
+        def legible(accounts: list[AccountData | None]) -> None:
+            if self._latest is not None and (accounts[0] is None or accounts[0].owner != self._program):
+                absence.reported()
+            self._legible(accounts)
+
         slot, (account, _) = await fetch_many(
-            self._pool, [self._address, CLOCK], min_slot=oldest, patience=patience, legible=self._legible
+            self._pool, [self._address, CLOCK], min_slot=oldest, patience=patience, legible=legible
         )
         self.polls += 1
         if account is None or account.owner != self._program:
