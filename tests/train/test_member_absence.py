@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -89,3 +91,38 @@ def test_a_holder_that_dies_in_cooldown_does_not_cost_the_run_its_model(tmp_path
     for player in (sim.players[0], *sim.players[2:]):
         assert [event["source"] for event in player.saw("model")] == ["the checkpoint", "its own replica"], player.name
     assert sim.check(dropped=[sim.players[1]]) > 0
+
+
+def test_a_stall_of_all_is_held_against_nobody(tmp_path: Path) -> None:
+    """A member that had nothing to train is no judge of those who had: it would be left alone, without the model."""
+
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1, 2, 2)]
+        idle = players[3].member
+        assert idle is not None
+        idle._weight = 1
+        for height in range(1, 12):
+            await sim.until_round(height)
+            await asyncio.sleep(0.1)
+            plan = idle._results.plan(height)
+            if plan is not None and idle.slot not in plan.owing:
+                break
+        _all_take(players, 16.0)
+        stalled = await sim.until_round(height + 1)
+        _all_take(players, 1.0)
+        await sim.until(lambda run: run.epoch > 0 or run.step >= stalled.step + 3)
+        assert (sim.run.epoch, sim.run.lost_sequences) == (0, 0)
+        assert all(player.saw("witnessed", height=height, held=0, sent=True) for player in players)
+        await sim.until_finished()
+
+    batch = {"global_batch_size_start": 10, "global_batch_size_end": 10}
+    sim = play(tmp_path, story, overlap=0, max_round_train_time=15, init_min_clients=4, rounds_per_epoch=12, **batch)
+    assert not sim.record.dropped
+    assert sim.check() > 0
+
+
+def _all_take(players: Sequence[Player], seconds: float) -> None:
+    """From now on, for each piece of work."""
+    for player in players:
+        assert player.compute is not None
+        player.compute._seconds = seconds

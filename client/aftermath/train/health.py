@@ -1,14 +1,18 @@
 """Reporting members that did not deliver, so that the run stops waiting for them.
 
-Choices: only what a quorum of witnesses did without counts; members take turns in a seeded order, so that one report
-suffices; nobody reports itself.
+Choices:
+- only what a quorum of witnesses did without counts; members take turns in a seeded order, so that one report
+  suffices; nobody reports itself;
+- a round without anybody's result accuses nobody if some who owe one attested that themselves: they live, and what
+  held them all up (machines that slept, a line that was cut) is over. Else the one member that had nothing to train
+  would have all others dropped, and the epoch would end without those who hold the model.
 """
 
 from __future__ import annotations
 
 from aftermath.run import bitmap
 from aftermath.run.accounts import Members, Run
-from aftermath.run.consensus import left_out
+from aftermath.run.consensus import left_out, scores
 from aftermath.run.deadlines import TICK_STEP, tick_order
 from aftermath.run.errors import ChainRefused
 from aftermath.run.state import MemberState
@@ -33,7 +37,10 @@ async def undelivered(chain: Chain, run: Run, members: Members) -> int:
     missing, attesting = unseen(run, members), run.round(run.current.height - 1)
     if not missing or attesting is None:
         return 0
-    return missing & left_out(attesting, await chain.attestations(attesting))
+    attestations = await chain.attestations(attesting)
+    missing &= left_out(attesting, attestations)
+    stalled = not scores(attestations) and any(bitmap.contains(missing, a.slot) for a in attestations)
+    return 0 if stalled else missing
 
 
 async def report_undelivered(context: Context, run: Run, slot: int) -> None:
