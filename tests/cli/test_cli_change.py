@@ -7,14 +7,13 @@ from solders.pubkey import Pubkey
 
 from aftermath.chain.instructions import CoordinatorInstructions
 from aftermath.chain.programs import coordinator_program
-from aftermath.cli.change import Change, _in_toml
+from aftermath.cli.change import Change
 from aftermath.cli.present import CommandError
 from aftermath.cli.schema import Shape
 from aftermath.optim.agreed import agreed_schema
-from aftermath.run.accounts import Checkpoint
 from aftermath.run.config import RunConfig, parse_config
-from aftermath.run.config_read import checkpoint_of, optimizer_of
-from aftermath.run.state import CheckpointKind, ModelSource
+from aftermath.run.config_read import optimizer_of
+from aftermath.run.state import ModelSource
 from aftermath.sim.tiny import CONFIG, RULES
 from programs.harness import World
 from programs.scenario import Scenario
@@ -62,15 +61,19 @@ def _change(run: Scenario, text: str, *, switch_to_hub: bool = False) -> int:
     return len(change.instructions(ix, run.run, run.model))
 
 
-def test_a_checkpoint_that_the_run_has_named_is_not_replaced_by_the_first_one() -> None:
-    run = _paused("RUN-step3")
-    with pytest.raises(
-        CommandError, match="checkpoint is start, and the run's is RUN-step3 by now, of step 3"
-    ) as refused:
-        _change(run, FILE.replace("MODEL", "start"))
-    assert 'say Local = "RUN-step3"; or' in refused.value.fix
-    named = _change(run, FILE.replace("MODEL", "RUN-step3"))
-    assert _change(run, FILE.replace("MODEL", "start"), switch_to_hub=True) == named + 1
+def test_a_checkpoint_that_the_run_has_named_is_kept_whatever_the_file_says() -> None:
+    """With the flag the run begins from the file's; with the same one in the file there is nothing to keep."""
+    first, named = FILE.replace("MODEL", "start"), FILE.replace("MODEL", "RUN-step3")
+    for text, switch, after in ((first, False, "RUN-step3"), (named, False, "RUN-step3"), (first, True, "start")):
+        run = _paused("RUN-step3")
+        config = parse_config(text.replace("warmup_time = 30", "warmup_time = 40"), "run.toml")
+        change = Change({}, config, _shape(config), None, switch, None)
+        kept = change.kept_checkpoint(run.model)
+        assert (kept.repo if kept else "") == ("RUN-step3" if text == first and not switch else "")
+        ix = CoordinatorInstructions(coordinator_program(), run.authority.pubkey())
+        run.world.send(*change.instructions(ix, run.run, run.model), signers=[run.authority]).ok()
+        assert (run.run.config.warmup_time, run.model.checkpoint.repo) == (40, after)
+        assert run.model.checkpoint_step == (0 if switch else STEP + 1)
 
 
 def test_another_schema_does_not_take_the_newest_model_from_the_members() -> None:
@@ -86,18 +89,3 @@ def test_another_schema_does_not_take_the_newest_model_from_the_members() -> Non
 def test_another_schema_is_taken_once_its_model_is_in_a_checkpoint() -> None:
     run = _paused("RUN-step3")
     assert _change(run, FILE.replace("MODEL", "RUN-step3").replace("compression_topk = 4", "compression_topk = 5"))
-
-
-@pytest.mark.parametrize(
-    "held",
-    [
-        Checkpoint(CheckpointKind.LOCAL, '/a "b"/c', ""),
-        Checkpoint(CheckpointKind.HUB, "ada/model", "0" * 40),
-        Checkpoint(CheckpointKind.HUB, "ada/model", ""),
-    ],
-)
-def test_the_line_that_keeps_a_checkpoint_is_one_that_a_file_can_hold(held: Checkpoint) -> None:
-    line = 'checkpoint = { Local = "MODEL" }'
-    assert line in FILE
-    text = FILE.replace(line, f"checkpoint = {{ {_in_toml(held)} }}")
-    assert checkpoint_of(parse_config(text, "run.toml").llm.checkpoint) == held

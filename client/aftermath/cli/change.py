@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +17,7 @@ from aftermath.run.assignment import batch_size
 from aftermath.run.config import RunConfig
 from aftermath.run.config_read import checkpoint_of
 from aftermath.run.counted import counted
-from aftermath.run.state import CheckpointKind, ModelSource
+from aftermath.run.state import ModelSource
 
 
 @dataclass(frozen=True)
@@ -42,10 +41,12 @@ class Change:
         """
         self._refuse_unless_halted(run)
         if self.config and self.shape and not self.switch_to_hub:
-            _refuse_to_forget(self.config, self.shape, run, model)
+            _refuse_to_forget(self.shape, run, model)
         parts: list[dict[str, Any]] = []
         if self.config and self.shape:
             on_chain = self.config.to_chain()
+            if held := self.kept_checkpoint(model):
+                on_chain["model"]["checkpoint"] = {"kind": int(held.kind), "repo": held.repo, "revision": held.revision}
             parts += [{"config": on_chain["config"]}, {"model": on_chain["model"]}, {"schema": self.shape.to_chain()}]
         if metadata := self._metadata(model):
             parts.append({"metadata": metadata})
@@ -57,6 +58,15 @@ class Change:
         if self.client_version is not None:
             steps.append(ix.update_client_version(run.run_id, self.client_version))
         return steps
+
+    def kept_checkpoint(self, model: Model) -> Checkpoint | None:
+        """The checkpoint that members have named since and the run keeps, if the file says another one.
+
+        A file says where a run begins. What it has trained is in the checkpoints that its members name.
+        """
+        if self.config is None or self.switch_to_hub or not steps_before(model.checkpoint_step):
+            return None
+        return model.checkpoint if checkpoint_of(self.config.llm.checkpoint) != model.checkpoint else None
 
     def _refuse_unless_halted(self, run: Run) -> None:
         if not run.halted:
@@ -88,18 +98,9 @@ class Change:
         return {"epoch": run.epoch, "step": self.restart_from_step, "data_index": data_index}
 
 
-def _refuse_to_forget(config: RunConfig, shape: Shape, run: Run, model: Model) -> None:
-    """Raises CommandError if the file takes away a checkpoint that the run has named, or its members' model."""
-    given, held = checkpoint_of(config.llm.checkpoint), model.checkpoint
+def _refuse_to_forget(shape: Shape, run: Run, model: Model) -> None:
+    """Raises CommandError if the file takes away the model that members hold, and no checkpoint is as new."""
     kept, reached = steps_before(model.checkpoint_step), run.trained_steps
-    if kept and given != held:
-        at = f" at {held.revision}" if held.revision else ""
-        raise CommandError(
-            f"the file's checkpoint is {given.repo}, and the run's is {held.repo}{at} by now, of step {kept}, which "
-            "it would forget",
-            f"to keep it, let the file's [model.LLM.checkpoint] say {_in_toml(held)}; or pass --switch-to-hub as well "
-            "to begin from the file's",
-        )
     peers = run.model_source is ModelSource.PEERS and shape.schema.hash() != model.schema_hash
     if peers and kept < reached:
         raise CommandError(
@@ -109,11 +110,3 @@ def _refuse_to_forget(config: RunConfig, shape: Shape, run: Run, model: Model) -
             f"epoch; or name a checkpoint of step {reached} (aftermath-solana checkpoint), or pass --switch-to-hub as "
             f"well to begin from step {kept}",
         )
-
-
-def _in_toml(held: Checkpoint) -> str:
-    """The line of a config file that names a checkpoint."""
-    if held.kind is CheckpointKind.LOCAL:
-        return f"Local = {json.dumps(held.repo)}"
-    revision = f", revision = {json.dumps(held.revision)}" if held.revision else ""
-    return f"Hub = {{ repo_id = {json.dumps(held.repo)}{revision} }}"

@@ -16,6 +16,7 @@ import typer
 from aftermath.cli.command import command
 from aftermath.cli.options import CLIENT_VERSION, DESCRIPTION, SHOWN_NAME, RunId, SigningOptions
 from aftermath.cli.present import Result, facts, note
+from aftermath.run.accounts import steps_before
 from aftermath.run.bounded import U32_MAX, U64_MAX
 from aftermath.run.errors import UsageError
 
@@ -83,9 +84,15 @@ async def update_config(
     )
     async with sign_in(options) as chain:
         run, model, _ = await chain.coordinator.snapshot(run_id)
+        kept = change.kept_checkpoint(model)
         signatures = await chain.sender.send_packed(change.instructions(chain.coordinator.ix, run, model))
         run, model, _ = await chain.coordinator.snapshot(run_id)
     warnings = troubles(run, model, shape) if shape else []
+    if kept:
+        note(
+            f"the run keeps its checkpoint {kept.repo}, of step {steps_before(model.checkpoint_step)}, which members "
+            "have named; --switch-to-hub begins from the file's"
+        )
     for warning in warnings:
         note(f"warning: {warning}")
     data: dict[str, Any] = {
