@@ -8,7 +8,7 @@ import torch
 
 from aftermath.model.initial import init_weights
 from aftermath.model.segments import SegmentError, segment_bytes, write_segment
-from aftermath.optim.codec import BadPayload, decode_level
+from aftermath.optim.codec import BadPayload, decode_level, encode_level
 from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.p2p import discovery, wire
 from aftermath.p2p.transport import RequestRefused
@@ -56,18 +56,15 @@ def model_manifests() -> tuple[list[bytes], Decode]:
 
 
 def payloads() -> tuple[list[bytes], Decode]:
-    return [empty_payload(2), bytes(SCHEMA.results.payload_bytes(2))], lambda data: decode_level(
-        data, SCHEMA.results, 2
-    )
+    blocks = sum(cut.count for cut in SCHEMA.results.of_level(2))
+    some = encode_level(SCHEMA.results, 2, np.tile(np.arange(4, dtype=np.uint16), blocks), np.ones(4 * blocks, "f4"))
+    return [empty_payload(2), some], lambda data: decode_level(data, SCHEMA.results, 2)
 
 
 def lattice_payloads() -> tuple[list[bytes], Decode]:
     blocks = sum(cut.count for cut in INNER.of_level(2))
-    nothing = b"\xff" * INNER.index_bytes(2) + bytes(INNER.value_bytes(2))
-    places = np.tile(np.arange(4, dtype="<u2"), blocks).tobytes()
-    sizes = np.full(blocks, -9, np.int8).tobytes()
-    rest = INNER.value_bytes(2) - blocks
-    return [nothing, places + sizes + bytes(rest)], lambda data: decode_level(data, INNER, 2)
+    some = encode_level(INNER, 2, np.tile(np.arange(4, dtype=np.uint16), blocks), np.full(4 * blocks, 2.0**-9, "f4"))
+    return [bytes(INNER.payload_bytes(2)), some], lambda data: decode_level(data, INNER, 2)
 
 
 def model_parts() -> tuple[list[bytes], Decode]:

@@ -12,10 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aftermath.model.levels import SchemaError
+from aftermath.optim.blocks import UNUSED
 from aftermath.optim.codec import BadPayload, Votes, decode_level, encode_level
 from aftermath.optim.format import Values
 from aftermath.optim.layout import level_layout
-from aftermath.optim.transform import UNUSED, strongest
+from aftermath.optim.places import bits_of
+from aftermath.optim.transform import strongest
 from optim.optim_oracle import toy_schema
 
 BIT, FLOAT = toy_schema().results, toy_schema(quantize_1bit=False).results
@@ -39,10 +41,6 @@ def payload(results, **changes) -> bytearray:
     return bytearray(encode_level(results, LEVEL, *result(results, **changes)))
 
 
-def set_index(data: bytearray, slot: int, index: int) -> None:
-    struct.pack_into("<H", data, 2 * slot, index)
-
-
 @pytest.mark.parametrize("results", [BIT, FLOAT])
 @pytest.mark.parametrize("zeros", [0.0, 0.97, 1.0])
 def test_round_trip(results, zeros: float) -> None:
@@ -58,7 +56,10 @@ def test_round_trip(results, zeros: float) -> None:
 
 
 def test_layout_on_the_wire() -> None:
-    """Two blocks of 64, 4 slots each: indices of both, then the signs of both, lowest bit first."""
+    """Three blocks of 64, 4 slots each: 20 bits for the places of each, then the signs, lowest bit first.
+
+    2081 sets have fewer than 3 members and 1 fewer than 1; 2, 36 and 39711 are C(2, 1), C(9, 2) and C(63, 3).
+    """
     results = toy_schema(hidden_size=8, intermediate_size=16, tiers=2, num_attention_heads=2).results
     names = [blocks.segment.name for blocks in results.of_level(0)]
     assert [name.split(".")[-2] for name in names] == ["down_proj", "gate_proj", "up_proj"]
@@ -67,7 +68,8 @@ def test_layout_on_the_wire() -> None:
     indices[:3], values[:3] = (2, 9, 63), (-1.0, 0.5, -3.0)
     indices[8], values[8] = 17, -0.25
     data = encode_level(results, 0, indices, values)
-    assert data == struct.pack("<12H", 2, 9, 63, *[0xFFFF] * 5, 17, *[0xFFFF] * 3) + bytes([0b101, 0b1])
+    places = (2081 + 2 + 36 + 39711) | (1 + 17) << 40
+    assert data == places.to_bytes(8, "little") + bytes([0b101, 0b1])
     votes = decode_level(data, results, 0)
     assert votes.positions.tolist() == [2, 9, 63, 128 + 17]
     assert votes.values.tolist() == [-1, 1, -1, -1]
@@ -87,28 +89,33 @@ def test_unknown_level() -> None:
         decode_level(b"", BIT, 3)
 
 
-@pytest.mark.parametrize(
-    ("slot", "index", "sentence"),
-    [
-        (0, 64, "down_proj.weight, entry 0: index 64 is outside a block of 64"),
-        (1, 65534, "entry 1: index 65534 is outside"),
-        (1, 0, "entry 1: index 0 follows"),
-        (0, 63, "entry 1: index"),
-        (0, UNUSED, "entry 1: index .* follows 65535"),
-    ],
-)
-def test_bad_indices(slot: int, index: int, sentence: str) -> None:
-    data = payload(BIT, zeros=0.0)
-    set_index(data, slot, index)
-    with pytest.raises(BadPayload, match=sentence):
-        decode_level(data, BIT, LEVEL)
+def test_a_number_of_no_set_is_refused() -> None:
+    """A block of 64 keeps at most 4, one of 679,121 sets, in 20 bits; three blocks have four bits to a whole byte."""
+    results = toy_schema(hidden_size=8, intermediate_size=16, tiers=2, num_attention_heads=2).results
+    sets = sum(math.comb(64, members) for members in range(5))
+    for block, name in enumerate(("down_proj", "gate_proj", "up_proj")):
+        for number in (sets - 1, sets, (1 << 20) - 1):
+            data = (number << 20 * block).to_bytes(8, "little") + bytes(2)
+            if number < sets:
+                assert decode_level(data, results, 0).positions.tolist() == [64 * block + at for at in range(60, 64)]
+                continue
+            with pytest.raises(BadPayload, match=f"{name}.weight, block 0: no set of at most 4 of 64 places"):
+                decode_level(data, results, 0)
+    for bit in range(60, 64):
+        with pytest.raises(BadPayload, match="level 0: a bit after the last place is set"):
+            decode_level((1 << bit).to_bytes(8, "little") + bytes(2), results, 0)
 
 
-def test_repeated_index() -> None:
-    data = payload(BIT, zeros=0.0)
-    data[2:4] = data[0:2]
-    with pytest.raises(BadPayload, match="follows"):
-        decode_level(data, BIT, LEVEL)
+def test_the_block_of_a_refused_number_is_named() -> None:
+    first = 0
+    for cut in BIT.of_level(LEVEL):
+        bits = bits_of(cut.size, cut.topk)
+        last = first + (cut.count - 1) * bits
+        data = (((1 << bits) - 1) << last).to_bytes(BIT.payload_bytes(LEVEL), "little")
+        with pytest.raises(BadPayload, match=f"level 1, {cut.segment.name}, block {cut.count - 1}: no set of at most"):
+            decode_level(data, BIT, LEVEL)
+        first += cut.count * bits
+    assert max(cut.count for cut in BIT.of_level(LEVEL)) > 1
 
 
 def test_stray_bits() -> None:
@@ -120,7 +127,7 @@ def test_stray_bits() -> None:
         (4, "entry 4: the sign of an unused"),
     ):
         broken = bytearray(data)
-        broken[18 + bit // 8] |= 1 << bit % 8
+        broken[results.place_bytes(0) + bit // 8] |= 1 << bit % 8
         with pytest.raises(BadPayload, match=sentence):
             decode_level(broken, results, 0)
 
@@ -128,7 +135,7 @@ def test_stray_bits() -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.0, -0.0, 1e-40])
 def test_values_that_are_no_votes(value: float) -> None:
     data = payload(FLOAT, zeros=0.0)
-    struct.pack_into("<f", data, FLOAT.index_bytes(LEVEL) + 4 * 5, value)
+    struct.pack_into("<f", data, FLOAT.place_bytes(LEVEL) + 4 * 5, value)
     with pytest.raises(BadPayload, match="entry 5: a value that is zero, too small or not finite"):
         decode_level(data, FLOAT, LEVEL)
 
@@ -137,13 +144,13 @@ def test_values_that_are_no_votes(value: float) -> None:
 def test_the_smallest_and_the_largest_vote_count(value: float) -> None:
     """A vote is a normal number of fp32, of which 2^-126 is the smallest."""
     data = payload(FLOAT, zeros=0.0)
-    struct.pack_into("<f", data, FLOAT.index_bytes(LEVEL) + 4 * 5, value)
+    struct.pack_into("<f", data, FLOAT.place_bytes(LEVEL) + 4 * 5, value)
     assert decode_level(data, FLOAT, LEVEL).values[5] == value
 
 
 def test_value_in_an_unused_slot() -> None:
     data = payload(FLOAT, zeros=1.0)
-    struct.pack_into("<f", data, FLOAT.index_bytes(LEVEL), -0.0)
+    struct.pack_into("<f", data, FLOAT.place_bytes(LEVEL), -0.0)
     with pytest.raises(BadPayload, match="entry 0: an unused entry with a value"):
         decode_level(data, FLOAT, LEVEL)
 

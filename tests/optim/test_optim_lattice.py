@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aftermath.model.levels import SchemaError
+from aftermath.optim.blocks import UNUSED
 from aftermath.optim.codec import BadPayload, Votes, decode_level, encode_level
 from aftermath.optim.format import ResultFormat
 from aftermath.optim.lattice import LEAST, MOST, SMALLEST, quantise
 from aftermath.optim.layout import level_layout
-from aftermath.optim.transform import UNUSED, strongest
+from aftermath.optim.transform import strongest
 from optim.optim_oracle import toy_inner
 
 FORMATS = {bits: toy_inner(bits=bits).results for bits in (1, 2)}
@@ -109,7 +110,8 @@ def encoded_again(votes: Votes, results: ResultFormat) -> bytes:
     at = dict(zip(votes.positions.tolist(), votes.values.tolist(), strict=True))
     for first, last in zip(slots, [*slots[1:], layout.entries], strict=True):
         base = int(layout.slot_base[first])
-        own = sorted(position for position in at if base <= position < base + int(layout.slot_block[first]))
+        block = next(g.block for g in layout.groups if g.base <= base < g.base + g.blocks * g.block)
+        own = sorted(position for position in at if base <= position < base + block)
         for slot, position in zip(range(first, last), own, strict=False):
             indices[slot], values[slot] = position - base, at[position] * SMALLEST
     return encode_level(results, LEVEL, indices, values)
@@ -132,17 +134,17 @@ def test_round_trip(bits: int, zeros: float) -> None:
 
 
 def test_layout_on_the_wire() -> None:
-    """Indices, then exponents of blocks, signs, sizes; lowest bit first."""
+    """Places, then exponents of blocks, signs, sizes; lowest bit first."""
     results = toy_inner(hidden_size=8, intermediate_size=16, tiers=2, num_attention_heads=2).results
     indices = np.full(12, UNUSED, np.uint16)
     values = np.zeros(12, np.float32)
     indices[:3], values[:3] = (2, 9, 63), (-0.75, 0.25, -0.25)
     indices[8], values[8] = 17, 8.0
     data = encode_level(results, 0, indices, values)
-    slots = struct.pack("<12H", 2, 9, 63, *[0xFFFF] * 5, 17, *[0xFFFF] * 3)
+    places = (2081 + 2 + 36 + 39711 | (1 + 17) << 40).to_bytes(8, "little")  # as in test_optim_codec
     with pytest.raises(ValueError, match="lattice"):
         encode_level(results, 0, indices, values * 8)
-    assert data == slots + struct.pack("<3b", -2, 0, 3) + bytes([0b101, 0]) + bytes([0b1, 0])
+    assert data == places + struct.pack("<3b", -2, 0, 3) + bytes([0b101, 0]) + bytes([0b1, 0])
 
 
 @pytest.mark.parametrize(
@@ -179,14 +181,14 @@ def test_wrong_size(bits: int, more: int) -> None:
 @pytest.mark.parametrize("exponent", [LEAST - 1, MOST + 1, 127, -128])
 def test_an_exponent_that_the_lattice_does_not_have(exponent: int) -> None:
     data, results = payload(2, zeros=0.0), FORMATS[2]
-    struct.pack_into("<b", data, results.index_bytes(LEVEL) + 1, exponent)
+    struct.pack_into("<b", data, results.place_bytes(LEVEL) + 1, exponent)
     with pytest.raises(BadPayload, match="entry 4: an exponent that is not from -40 to 3"):
         decode_level(data, results, LEVEL)
 
 
 def test_an_exponent_of_a_block_without_votes() -> None:
     data, results = payload(1, zeros=1.0), FORMATS[1]
-    data[results.index_bytes(LEVEL)] = 1
+    data[results.place_bytes(LEVEL)] = 1
     with pytest.raises(BadPayload, match="entry 0: an exponent without votes"):
         decode_level(data, results, LEVEL)
 
@@ -195,7 +197,7 @@ def test_an_exponent_of_a_block_without_votes() -> None:
 def test_stray_bits(plane: str) -> None:
     results = toy_inner(topk=3, hidden_size=8, intermediate_size=16, tiers=2, num_attention_heads=2).results
     data = bytearray(encode_level(results, 0, np.full(9, UNUSED, np.uint16), np.zeros(9, np.float32)))
-    place = 18 + 3 + (2 if plane == "size" else 0)
+    place = results.place_bytes(0) + 3 + (2 if plane == "size" else 0)
     for bit, sentence in ((9, f"after the last {plane}"), (4, f"entry 4: the {plane} of an unused")):
         broken = bytearray(data)
         broken[place + bit // 8] |= 1 << bit % 8

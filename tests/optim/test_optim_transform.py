@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from aftermath.model.levels import Segment
-from aftermath.optim.blocks import Blocks
-from aftermath.optim.transform import UNUSED, cells, forward, inverse, padding, strongest
+from aftermath.optim.blocks import UNUSED, Blocks
+from aftermath.optim.transform import cells, forward, inverse, padding, strongest
 from optim.optim_oracle import cut_blocks
 
 

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 from aftermath.model.levels import EMBEDDINGS, SchemaError, Segment
 
-MAX_BLOCK = 65535  # indices are u16 and 0xFFFF marks an unused entry
+MAX_BLOCK = 65535  # indices are u16, and one marks an unused slot
+UNUSED = 0xFFFF  # index of an entry slot without a coefficient
 MAX_EDGE = 1024  # a transform's basis is edge^2 float64 numbers
 
 

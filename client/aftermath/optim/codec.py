@@ -1,8 +1,9 @@
 """The bytes of one level of a result, and the votes in them.
 
-Layout, all little-endian (sizes follow from the result format alone): for every entry slot in canonical order
-(segments, then blocks row-major, `topk` slots a block) a u16 index, ascending within a block, 0xFFFF in the unused
-slots at a block's end; then the values.
+Layout, all little-endian (sizes follow from the result format alone): for every block in canonical order (segments,
+then blocks row-major) the bits of its places (`optim.places`), lowest bit first, with zeros up to a whole byte after
+those of the last block; then the values. A block has `topk` entry slots, for its places in ascending order; those at
+its end may be unused.
 - Signs: one bit for every slot, first slot in the lowest bit (1 is negative).
 - Floats: an fp32 for every slot.
 - On the lattice: for every block its exponent as a signed byte, then the signs, then with 2 bits another bit for every
@@ -25,10 +26,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from aftermath.optim.blocks import UNUSED
 from aftermath.optim.format import ResultFormat, Values, plane_bytes
 from aftermath.optim.lattice import LEAST, MOST, exponents_of, is_three
 from aftermath.optim.layout import LevelLayout, level_layout
-from aftermath.optim.transform import UNUSED
+from aftermath.optim.places import bits_of, from_bits, to_bits
 from aftermath.run.errors import AftermathError
 
 _MAGNITUDE = 0x7FFFFFFF  # of the bits of an fp32
@@ -59,11 +61,12 @@ def encode_level(results: ResultFormat, level: int, indices: NDArray[np.uint16],
     """
     used = indices != UNUSED
     values = np.where(used, values, np.float32(0))
+    layout = level_layout(results, level)
+    parts = [_places(indices, layout)]
     if results.values is Values.FLOAT:
-        return indices.astype("<u2").tobytes() + values.astype("<f4").tobytes()
-    parts = [indices.astype("<u2").tobytes()]
+        return parts[0] + values.astype("<f4").tobytes()
     if results.values.lattice_bits:
-        parts.append(exponents_of(values, level_layout(results, level).slot_first).tobytes())
+        parts.append(exponents_of(values, layout.slot_first).tobytes())
     parts.append(np.packbits(values < 0, bitorder="little").tobytes())
     if results.values is Values.TWO_BIT:
         parts.append(np.packbits(is_three(values), bitorder="little").tobytes())
@@ -76,9 +79,10 @@ def decode_level(data: bytes | bytearray | memoryview, results: ResultFormat, le
     if len(data) != size:
         raise BadPayload(f"a result of level {level} takes {size} bytes, not {len(data)}")
     layout = level_layout(results, level)
-    indices = np.frombuffer(data, "<u2", count=layout.entries)
-    used = _checked_indices(indices, layout, level)
-    rest = np.frombuffer(data, np.uint8, offset=results.index_bytes(level))
+    places = results.place_bytes(level)
+    indices = _indices(np.frombuffer(data, np.uint8, count=places), layout, level)
+    used = indices != UNUSED
+    rest = np.frombuffer(data, np.uint8, offset=places)
     values: NDArray[np.int8] | NDArray[np.float32] | NDArray[np.int64]
     if results.values is Values.SIGN:
         values = _signs(rest, used, layout, level)
@@ -90,19 +94,34 @@ def decode_level(data: bytes | bytearray | memoryview, results: ResultFormat, le
     return Votes(level, torch.from_numpy(positions), torch.from_numpy(values[used]))
 
 
-def _checked_indices(indices: NDArray[np.uint16], layout: LevelLayout, level: int) -> NDArray[np.bool_]:
-    used: NDArray[np.bool_] = indices != UNUSED
-    outside = used & (indices >= layout.slot_block)
-    if outside.any():
-        slot = int(outside.argmax())
-        raise BadPayload(
-            f"{_place(layout, level, slot)}: index {indices[slot]} is outside a block of {layout.slot_block[slot]}"
-        )
-    disordered = used[1:] & ~layout.slot_first[1:] & (indices[:-1] >= indices[1:])
-    if disordered.any():
-        slot = int(disordered.argmax()) + 1
-        raise BadPayload(f"{_place(layout, level, slot)}: index {indices[slot]} follows {indices[slot - 1]}")
-    return used
+def _places(indices: NDArray[np.uint16], layout: LevelLayout) -> bytes:
+    """The places of all blocks, of indices by slot. As int16, since torch hardly knows u16."""
+    grouped = layout.grouped(torch.from_numpy(indices.view(np.int16)), [group.topk for group in layout.groups])
+    bits = [
+        torch.from_numpy(to_bits(own.numpy().view(np.uint16), group.block))
+        for own, group in zip(grouped, layout.groups, strict=True)
+    ]
+    return np.packbits(layout.canonical(bits).numpy(), bitorder="little").tobytes()
+
+
+def _indices(data: NDArray[np.uint8], layout: LevelLayout, level: int) -> NDArray[np.uint16]:
+    """The indices of all slots. Raises BadPayload if a block's bits are no set of places, or if any are left over."""
+    sizes = [bits_of(group.block, group.topk) for group in layout.groups]
+    bits = np.unpackbits(data, bitorder="little")
+    size = sum(group.blocks * size for group, size in zip(layout.groups, sizes, strict=True))
+    if bits[size:].any():
+        raise BadPayload(f"level {level}: a bit after the last place is set")
+    found = []
+    for number, own in enumerate(layout.grouped(torch.from_numpy(bits[:size]), sizes)):
+        group = layout.groups[number]
+        indices, wrong = from_bits(own.numpy(), group.block, group.topk)
+        if wrong.any():
+            segment, block = layout.block_of(number, int(wrong.argmax()))
+            raise BadPayload(
+                f"level {level}, {segment.name}, block {block}: no set of at most {group.topk} of {group.block} places"
+            )
+        found.append(torch.from_numpy(indices.view(np.int16)))
+    return layout.canonical(found).numpy().view(np.uint16)
 
 
 def _signs(data: NDArray[np.uint8], used: NDArray[np.bool_], layout: LevelLayout, level: int) -> NDArray[np.int8]:

@@ -22,13 +22,14 @@ import torch
 from torch import Tensor
 
 from aftermath.model.segments import view
+from aftermath.optim.blocks import UNUSED
 from aftermath.optim.clip import refuse_beyond
 from aftermath.optim.codec import encode_level
 from aftermath.optim.format import ResultFormat, Transform
 from aftermath.optim.lattice import SMALLEST, quantise
 from aftermath.optim.layout import LevelLayout, Part, level_layout
 from aftermath.optim.parts import BadState, PseudoGradient
-from aftermath.optim.transform import UNUSED, cells, forward, inverse, padding, strongest
+from aftermath.optim.transform import cells, forward, inverse, padding, strongest
 
 _LARGEST = 1e30  # beyond it the residual or its transform could overflow fp32
 _BATCH = 1 << 18  # coefficients transformed at once

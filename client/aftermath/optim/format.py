@@ -1,8 +1,9 @@
 """The format of a result: which coefficients of which blocks it holds, what their values are, and its exact size.
 
-Decided: a result of level l is, over the level's segments in canonical order and their blocks in row-major order, every
-index as a little-endian u16 (ascending in a block, 0xFFFF in unused slots), then every value. So its size follows from
-the schema alone, and is known before the first byte is asked for.
+Decided: a result of level l is, over the level's segments in canonical order and their blocks in row-major order, the
+places that each block keeps, in as many bits as its size and top-k say (`optim.places`), all in one string of bits that
+ends with a whole byte; then every value. So its size follows from the schema alone, and is known before the first byte
+is asked for.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from typing import Any
 
 from aftermath.model.levels import checked_level
 from aftermath.optim.blocks import Blocks
+from aftermath.optim.places import bits_of
 
-INDEX_BYTES = 2
 FLOAT_BYTES = 4
 
 
@@ -65,9 +66,9 @@ class ResultFormat:
         """Coefficient slots in one level of a result."""
         return sum(blocks.entries for blocks in self.of_level(level))
 
-    def index_bytes(self, level: int) -> int:
-        """Bytes of a level's indices: one little-endian u16 per slot."""
-        return self.entries(level) * INDEX_BYTES
+    def place_bytes(self, level: int) -> int:
+        """Bytes of a level's places: the bits of all its blocks, rounded up once."""
+        return -(-sum(blocks.count * bits_of(blocks.size, blocks.topk) for blocks in self.of_level(level)) // 8)
 
     def value_bytes(self, level: int) -> int:
         """Bytes of a level's values: one sign bit per slot, rounded up once; or one fp32 per slot; or on the lattice
@@ -81,8 +82,8 @@ class ResultFormat:
         return sum(b.count for b in self.of_level(level)) + self.values.lattice_bits * plane_bytes(slots)
 
     def payload_bytes(self, level: int) -> int:
-        """Exact bytes of one level of a result: all indices of the level, then all its values."""
-        return self.index_bytes(level) + self.value_bytes(level)
+        """Exact bytes of one level of a result: all places of the level, then all its values."""
+        return self.place_bytes(level) + self.value_bytes(level)
 
     def result_bytes(self, tier: int = 0) -> int:
         """Exact bytes of the result that a tier-k member makes in a round: its levels together."""

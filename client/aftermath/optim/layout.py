@@ -65,7 +65,6 @@ class LevelLayout:
     groups: tuple[Group, ...]
     parts: tuple[Part, ...]
     slot_base: NDArray[np.int64]  # position of the first coefficient of the slot's block
-    slot_block: NDArray[np.uint16]  # coefficients in the slot's block: indices are below this
     slot_first: NDArray[np.bool_]  # is the slot the first of its block
 
     @property
@@ -74,8 +73,24 @@ class LevelLayout:
         return len(self.slot_base)
 
     def canonical(self, per_group: Sequence[Tensor]) -> Tensor:
-        """One tensor [blocks, topk] per group, flattened into the canonical order of entry slots."""
+        """One tensor [blocks, n] per group, as with n = topk of entry slots, flattened into the canonical order."""
         return torch.cat([part.of(per_group[part.group]).reshape(-1) for part in self.parts])
+
+    def grouped(self, flat: Tensor, widths: Sequence[int]) -> list[Tensor]:
+        """What `canonical` was given, with so many numbers for each block of a group."""
+        found = [flat.new_empty(group.blocks, width) for group, width in zip(self.groups, widths, strict=True)]
+        sizes = [part.blocks.count * widths[part.group] for part in self.parts]
+        for part, rows in zip(self.parts, flat.split(sizes), strict=True):
+            own = part.of(found[part.group])
+            own.copy_(rows.view(own.shape))
+        return found
+
+    def block_of(self, group: int, block: int) -> tuple[Segment, int]:
+        """The segment that a group's block belongs to, and its number there."""
+        for part in self.parts:
+            if part.group == group and part.first <= block < part.first + part.blocks.count:
+                return part.segment, block - part.first
+        raise IndexError("there is no such block")
 
     def segment_of(self, slot: int) -> Segment:
         """The segment an entry slot belongs to."""
@@ -110,16 +125,12 @@ def _edges(blocks: Blocks) -> tuple[int, int]:
     return height, width
 
 
-def _slots(
-    groups: Sequence[Group], parts: Sequence[Part]
-) -> tuple[NDArray[np.int64], NDArray[np.uint16], NDArray[np.bool_]]:
+def _slots(groups: Sequence[Group], parts: Sequence[Part]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     bases = [np.empty(0, np.int64)]
-    blocks = [np.empty(0, np.uint16)]
     firsts = [np.empty(0, np.bool_)]
     for part in parts:
         group, count = groups[part.group], part.blocks.count
         starts = group.base + (part.first + np.arange(count, dtype=np.int64)) * group.block
         bases.append(np.repeat(starts, group.topk))
-        blocks.append(np.full(count * group.topk, group.block, np.uint16))
         firsts.append(np.tile(np.arange(group.topk) == 0, count))
-    return np.concatenate(bases), np.concatenate(blocks), np.concatenate(firsts)
+    return np.concatenate(bases), np.concatenate(firsts)

@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from aftermath.optim.basis import basis
-from aftermath.optim.blocks import Blocks
+from aftermath.optim.blocks import UNUSED, Blocks
 
-UNUSED = 0xFFFF  # index of an entry slot without a coefficient
 _SMALLEST = torch.finfo(torch.float32).tiny  # below the smallest normal number a coefficient counts as zero
 
 
@@ -111,6 +110,3 @@ def strongest(coefficients: Tensor, topk: int, smallest: float = _SMALLEST) -> t
     unused = indices == UNUSED
     values = coefficients.gather(1, indices.masked_fill(unused, 0)).masked_fill_(unused, 0)
     return indices, values
-
-
-__all__ = ["UNUSED", "cells", "forward", "inverse", "padding", "strongest", "subtract"]

@@ -53,12 +53,12 @@ def with_payload(said: Commitment, transport: SimTransport, level: int, data: by
 
 
 def garbage_in(player: Player, levels: range) -> Lie:
-    """Commits to bytes of the right size that are no encoding (indices that do not ascend), for these levels."""
+    """Commits to bytes of the right size that are no encoding (no set of places has this number), for these levels."""
 
     async def lie(said: Commitment, transport: SimTransport) -> None:
         for level in levels:
             size = said.levels[level].size
-            said = with_payload(said, transport, level, (b"\x01\x00" * size)[:size])
+            said = with_payload(said, transport, level, b"\xff" * size)
         tell_all(transport, sign(player, said))
 
     return lie
@@ -70,7 +70,7 @@ def nan_in(sim: Simulation, player: Player) -> Lie:
     async def lie(said: Commitment, transport: SimTransport) -> None:
         for level, payload in said.levels.items():
             data = bytearray(transport._blobs[payload.blake3])
-            start = sim.schema.results.index_bytes(level)
+            start = sim.schema.results.place_bytes(level)
             data[start:] = np.full((len(data) - start) // 4, np.nan, "<f4").tobytes()
             said = with_payload(said, transport, level, bytes(data))
         tell_all(transport, sign(player, said))
@@ -82,7 +82,7 @@ def other_result(sim: Simulation, said: Commitment, transport: SimTransport) -> 
     """Another valid result of the same share: one vote of the common level has the other sign."""
     level = max(said.levels)
     data = bytearray(transport._blobs[said.levels[level].blake3])
-    data[sim.schema.results.index_bytes(level)] ^= 1
+    data[sim.schema.results.place_bytes(level)] ^= 1
     return with_payload(said, transport, level, bytes(data))
 
 

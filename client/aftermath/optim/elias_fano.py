@@ -1,0 +1,61 @@
+"""A set of at most k of n places as low bits and a bitmap of high parts (Elias-Fano), always of one size.
+
+Decided
+- A place is low + 2^l high. For each of k slots its low bits, 0 where the slot is not used; then the high parts as a
+  bitmap, in which the member of slot s sets bit high + s. With l = 0 that is a bitmap of the places themselves.
+- l is what takes the fewest bits, the least of those that are as good: n / k, roughly.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aftermath.optim.blocks import UNUSED
+
+
+def bits_of(places: int, most: int) -> int:
+    """Bits of a set of at most `most` of `places` places."""
+    return _size(places, most, _low_bits(places, most))
+
+
+def to_bits(indices: NDArray[np.uint16], places: int) -> NDArray[np.uint8]:
+    """The sets [blocks, k], each ascending and then UNUSED: [blocks, bits]."""
+    blocks, most = indices.shape
+    low = _low_bits(places, most)
+    used = indices != UNUSED
+    known = np.where(used, indices, 0).astype(np.int64)
+    bits = np.zeros((blocks, _size(places, most, low)), np.uint8)
+    bits[:, : most * low] = (known[:, :, None] >> np.arange(low) & 1).reshape(blocks, most * low)
+    block, slot = np.nonzero(used)
+    bits[block, most * low + (known >> low)[used] + (slot if low else 0)] = 1
+    return bits
+
+
+def from_bits(bits: NDArray[np.uint8], places: int, most: int) -> tuple[NDArray[np.uint16], NDArray[np.bool_]]:
+    """The sets of [blocks, bits], as `to_bits` takes them, and which of the rows no set has: [blocks]."""
+    low = _low_bits(places, most)
+    lows = bits[:, : most * low].reshape(len(bits), most, low) @ (1 << np.arange(low))
+    high = bits[:, most * low :]
+    members = high.sum(1, dtype=np.int64)
+    wrong = members > most
+    block, at = np.nonzero(high & ~wrong[:, None])
+    own = np.where(wrong, 0, members)
+    slot = np.arange(len(at)) - np.repeat(np.cumsum(own) - own, own)
+    found = np.full((len(bits), most), places)
+    found[block, slot] = (at - (slot if low else 0)) << low | lows[block, slot]
+    used = np.arange(most) < own[:, None]
+    wrong |= (used & (found >= places) | ~used & (lows != 0)).any(1)
+    wrong |= (used[:, 1:] & (found[:, 1:] <= found[:, :-1])).any(1)
+    return np.where(used, found, UNUSED).astype(np.uint16), wrong
+
+
+@lru_cache(maxsize=256)
+def _low_bits(places: int, most: int) -> int:
+    return min(range(places.bit_length()), key=lambda low: _size(places, most, low))
+
+
+def _size(places: int, most: int, low: int) -> int:
+    return most * (low + 1) + -(-places >> low) if low else places

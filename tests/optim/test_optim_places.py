@@ -1,0 +1,194 @@
+"""Places as bits: a number for every set and a set for every number, against Python's integers; and the least bits."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aftermath.optim import elias_fano, places, ranks
+from aftermath.optim.blocks import UNUSED
+
+SMALL = [(n, k) for n in range(1, 9) for k in range(1, n + 1)]
+CODES = pytest.mark.parametrize("code", [ranks, elias_fano], ids=["ranks", "elias-fano"])
+
+
+def rows_of(sets: Iterable[Sequence[int]], most: int) -> np.ndarray:
+    return np.array([[*one, *[UNUSED] * (most - len(one))] for one in sets], np.uint16)
+
+
+def bits_of_numbers(numbers: Sequence[int], bits: int) -> np.ndarray:
+    return np.array([[number >> bit & 1 for bit in range(bits)] for number in numbers], np.uint8)
+
+
+def numbers_of(bits: np.ndarray) -> list[int]:
+    return [sum(int(bit) << at for at, bit in enumerate(row)) for row in bits]
+
+
+def count(n: int, k: int) -> int:
+    return sum(math.comb(n, members) for members in range(k + 1))
+
+
+@cache
+def weights(n: int, k: int) -> list[list[int]]:
+    """W(p, i) of `optim.ranks` by its definition, [i][p]; and before them how many sets are smaller, by members."""
+
+    def up(number: int) -> int:
+        far = max(number.bit_length() - 32, 0)
+        return -(-number >> far) << far
+
+    rows = [[1] * (n + 1)]
+    for _ in range(k):
+        row = [0]
+        for below in rows[-1][:-1]:
+            row.append(up(row[-1] + below))
+        rows.append(row)
+    smaller = [0]
+    for row in rows[:-1]:
+        smaller.append(up(smaller[-1] + row[-1]))
+    return [smaller, *rows[1:]]
+
+
+def rank(members: Sequence[int], n: int, k: int) -> int:
+    table = weights(n, k)
+    return table[0][len(members)] + sum(table[i][place] for i, place in enumerate(members, 1))
+
+
+@pytest.mark.parametrize(("n", "k"), SMALL)
+def test_ranks_are_the_numbers_below_the_count_of_sets(n: int, k: int) -> None:
+    sets = [one for members in range(k + 1) for one in itertools.combinations(range(n), members)]
+    bits = ranks.to_bits(rows_of(sets, k), n)
+    numbers = numbers_of(bits)
+    assert sorted(numbers) == list(range(count(n, k)))
+    for one, number in zip(sets, numbers, strict=True):
+        assert number == count(n, len(one) - 1) + sum(math.comb(place, i) for i, place in enumerate(one, 1))
+
+
+@CODES
+@pytest.mark.parametrize(("n", "k"), SMALL)
+def test_every_set_has_one_encoding_and_all_else_is_refused(code, n: int, k: int) -> None:
+    sets = rows_of((one for m in range(k + 1) for one in itertools.combinations(range(n), m)), k)
+    bits = code.to_bits(sets, n)
+    assert bits.shape == (len(sets), code.bits_of(n, k))
+    numbers = numbers_of(bits)
+    assert len(set(numbers)) == len(sets)
+    every = range(1 << code.bits_of(n, k))
+    back, wrong = code.from_bits(bits_of_numbers(every, code.bits_of(n, k)), n, k)
+    assert set(np.flatnonzero(~wrong)) == set(numbers)
+    assert (back[numbers] == sets).all()
+
+
+@st.composite
+def some_sets(draw: st.DrawFn) -> tuple[int, int, list[list[int]]]:
+    n = draw(st.integers(1, 700))
+    k = draw(st.integers(1, min(n, 60)))
+    one = st.sets(st.integers(0, n - 1), max_size=k).map(sorted)
+    ends = [[], list(range(k)), list(range(n - k, n)), [n - 1], [0]]
+    return n, k, draw(st.lists(one | st.sampled_from(ends), min_size=1, max_size=8))
+
+
+@settings(max_examples=150, deadline=None)
+@given(some_sets())
+def test_ranks_are_those_of_python_integers(given: tuple[int, int, list[list[int]]]) -> None:
+    n, k, sets = given
+    bits = ranks.to_bits(rows_of(sets, k), n)
+    assert numbers_of(bits) == [rank(one, n, k) for one in sets]
+    assert bits.shape[1] == ranks.bits_of(n, k)
+
+
+@CODES
+@settings(max_examples=200, deadline=None)
+@given(some_sets())
+def test_round_trip(code, given: tuple[int, int, list[list[int]]]) -> None:
+    n, k, sets = given
+    rows = rows_of(sets, k)
+    back, wrong = code.from_bits(code.to_bits(rows, n), n, k)
+    assert not wrong.any()
+    assert (back == rows).all()
+
+
+@CODES
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 700), st.integers(1, 60), st.data())
+def test_bits_that_are_taken_come_back(code, n: int, k: int, data: st.DataObject) -> None:
+    """Whatever is not refused is the encoding of its set, so there is no second one."""
+    k = min(n, k)
+    size = code.bits_of(n, k)
+    hostile = st.integers(0, (1 << size) - 1) | st.integers(0, size).map(lambda low: (1 << size) - (1 << low))
+    numbers = data.draw(st.lists(hostile, min_size=1, max_size=8))
+    bits = bits_of_numbers(numbers, size)
+    back, wrong = code.from_bits(bits, n, k)
+    assert (code.to_bits(back[~wrong], n) == bits[~wrong]).all()
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 700), st.integers(1, 60))
+def test_numbers_after_the_last_rank_are_refused(n: int, k: int) -> None:
+    k = min(n, k)
+    last, size = rank(range(n - k, n), n, k), ranks.bits_of(n, k)
+    numbers = [last, *sorted({min(last + more, (1 << size) - 1) for more in (1, 2, 1 << 40)} - {last})]
+    _, wrong = ranks.from_bits(bits_of_numbers(numbers, size), n, k)
+    assert wrong.tolist() == [False] + [True] * (len(numbers) - 1)
+
+
+@pytest.mark.parametrize(("n", "k"), [(4096, 8), (4096, 64), (4096, 300), (1000, 400), (20_000, 12), (65_025, 3)])
+def test_large_blocks(n: int, k: int) -> None:
+    """Round trips and, where Python's integers are quick, the numbers themselves; full, part full and empty."""
+    draw = np.random.default_rng(n + k)
+    sets = [sorted(draw.choice(n, size, replace=False).tolist()) for size in (k, k, k, k // 2, 1, 0)]
+    sets += [list(range(k)), list(range(n - k, n))]
+    rows = rows_of(sets, k)
+    bits = places.to_bits(rows, n)
+    back, wrong = places.from_bits(bits, n, k)
+    assert not wrong.any()
+    assert (back == rows).all()
+    if n * k < 1 << 19:
+        assert numbers_of(bits) == [rank(one, n, k) for one in sets]
+    noise = draw.integers(0, 2, (400, bits.shape[1]), dtype=np.uint8)
+    noise[:100, : bits.shape[1] // 2] = 1
+    noise[100:200, bits.shape[1] // 2 :] = 1
+    back, wrong = places.from_bits(noise, n, k)
+    assert wrong.any()
+    assert (places.to_bits(back[~wrong], n) == noise[~wrong]).all()
+
+
+def test_more_blocks_than_are_done_at_once() -> None:
+    draw = np.random.default_rng(3)
+    rows = np.sort(draw.permuted(np.tile(np.arange(20), (10_000, 1)), axis=1)[:, :4]).astype(np.uint16)
+    bits = places.to_bits(rows, 20)
+    bits[9_000] = 1
+    back, wrong = places.from_bits(bits, 20, 4)
+    assert np.flatnonzero(wrong).tolist() == [9_000]
+    assert (back[~wrong] == rows[~wrong]).all()
+
+
+@pytest.mark.parametrize(
+    "k", [1, 2, 8, 16, 32, 64, 100, 256, 512, 1000, 1500, 2000, 2046, 2047, 2048, 3000, 4095, 4096]
+)
+def test_blocks_of_4096_take_the_least_bits(k: int) -> None:
+    """As few as whole numbers for so many sets can have; one for each place where half of them or more are kept."""
+    least = (count(4096, k) - 1).bit_length()
+    assert places.bits_of(4096, k) == (least if k < 2047 else 4096)
+    assert least >= 4095 or k < 2047
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 1000), st.data())
+def test_other_blocks_take_one_bit_more_at_most(n: int, data: st.DataObject) -> None:
+    k = data.draw(st.integers(1, n))
+    least = (count(n, k) - 1).bit_length()
+    assert least <= places.bits_of(n, k) <= min(least + 1, n)
+
+
+@pytest.mark.parametrize("k", [129, 512, 2048, 8192, 32_512, 65_025])
+def test_blocks_whose_table_would_be_large_take_a_quarter_more_at_most(k: int) -> None:
+    bits = places.bits_of(65_025, k)
+    assert bits == elias_fano.bits_of(65_025, k) <= 65_025
+    binomial = [math.lgamma(65_026) - math.lgamma(m + 1) - math.lgamma(65_026 - m) for m in range(k + 1)]
+    assert bits <= 1.25 * max(binomial) / math.log(2)
