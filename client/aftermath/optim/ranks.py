@@ -24,6 +24,8 @@ from aftermath.optim.blocks import UNUSED
 _LIMB = 32  # bits of a limb, and of a weight's significand
 _MASK = (1 << _LIMB) - 1
 _SLACK_BITS = 13
+_SHORT = 62  # bits of the longest numbers that are done in one int64
+_ONE = 1 << _LIMB | 1 << _LIMB - 1  # as a weight
 _FAR = 2 * _LIMB - 2  # the longest shift of an int64
 
 Numbers = NDArray[np.int64]
@@ -56,88 +58,100 @@ def from_bits(bits: NDArray[np.uint8], places: int, most: int) -> tuple[NDArray[
     table, rest = _weights(places, most), _Remainders(bits)
     members = rest.largest(table[0])
     rest.subtract(table[0, members])
-    last = np.full(len(bits), places)
-    wrong = np.zeros(len(bits), np.bool_)
-    indices = np.full((len(bits), most), UNUSED, np.uint16)
-    for i in range(most, 0, -1):
-        place = rest.largest(table[i])
-        own = (members >= i) & ~wrong
-        wrong |= own & (place >= last)
-        own &= ~wrong
-        rest.subtract(np.where(own, table[i, place], 0))
-        last = np.where(own, place, last)
-        indices[:, i - 1] = np.where(own, place, UNUSED)
-    return indices, wrong | (members == 0) & rest.positive()
+    found = np.full((len(bits), most + 1), places)
+    short = _short_weights(places, most)
+    for i in range(most, len(short), -1):
+        found[:, i - 1] = place = rest.largest(table[i])
+        rest.subtract(np.where(members >= i, table[i, place], 0))
+    numbers, wrong = rest.short()
+    for i in range(len(short), 0, -1):
+        row = short[i - 1]
+        found[:, i - 1] = place = np.searchsorted(row, numbers, side="right") - 1
+        numbers -= np.where(members >= i, row[place], 0)
+    used = np.arange(1, most + 1) <= members[:, None]
+    found[:, :-1][~used] = places
+    wrong |= (numbers != 0) | (used & (found[:, :-1] >= found[:, 1:])).any(1)
+    return np.where(used, found[:, :-1], UNUSED).astype(np.uint16), wrong
 
 
 class _Remainders:
-    """What is left of one number for each block."""
+    """What is left of one number for each block: limbs, the lowest first, with a zero below them."""
 
     def __init__(self, bits: NDArray[np.uint8]) -> None:
         packed = np.packbits(bits, axis=1, bitorder="little")
         used = -(-packed.shape[1] * 8 // _LIMB)
         octets = np.zeros((len(bits), used * _LIMB // 8), np.uint8)
         octets[:, : packed.shape[1]] = packed
-        limbs = np.zeros((len(bits), 1 + used + 2), np.int64)  # a zero below the number, and two above it
+        limbs = np.zeros((len(bits), 1 + used + 2), np.int64)
         limbs[:, 1 : 1 + used] = octets.view("<u4")
         self._flat = limbs.reshape(-1)
-        self._lowest = np.arange(len(bits)) * limbs.shape[1] + 1
-        self._top = self._lowest + used - 1  # nothing but zeros above it
+        self._first = np.arange(len(bits)) * limbs.shape[1]
+        self._top = np.full(len(bits), used)  # nothing but zeros above it
 
     def largest(self, weights: Numbers) -> Numbers:
         """The last of these ascending weights that is not above the number: its index, for each block."""
-        flat, lowest = self._flat, self._lowest
-        high = flat[self._top]
-        while (empty := (high == 0) & (self._top > lowest)).any():
+        at = self._first + self._top
+        while not (high := self._flat[at]).all() and (empty := (high == 0) & (self._top > 1)).any():
             self._top -= empty
-            high = flat[self._top]
-        length = np.frexp(high.astype(np.float64))[1]  # its bits: 0 to 32
-        above = np.where(self._top == lowest, _LIMB, length)  # bits of `high` that are in the significand
-        significand = (high << (_LIMB - above) | flat[self._top - 1] >> above) & _MASK
-        exponent = (self._top - lowest) * _LIMB + above - _LIMB
-        found: Numbers = np.searchsorted(weights, exponent << _LIMB | significand, side="right") - 1
+            at -= empty
+        length = np.frexp(high)[1]
+        significand = high << (_LIMB - length) | self._flat[at - 1] >> length
+        keys = (self._top * _LIMB + (length - _LIMB)) << _LIMB | significand
+        found: Numbers = np.searchsorted(weights, keys, side="right") - 1
         return found
 
     def subtract(self, weights: Numbers) -> None:
-        """Take a weight off each number that is not below it, nor so far above that another would have been larger."""
-        exponents = weights >> _LIMB
-        at = self._lowest + exponents // _LIMB
-        shifted = (weights & _MASK) << exponents % _LIMB
-        low = self._flat[at] - (shifted & _MASK)
-        middle = self._flat[at + 1] - (shifted >> _LIMB) + (low >> _LIMB)
-        self._flat[at] = low & _MASK
-        self._flat[at + 1] = middle & _MASK
-        self._flat[at + 2] += middle >> _LIMB
+        """Take a weight off each number, none of which is below it."""
+        at, low, high = _limbs_of(weights)
+        at += self._first
+        borrowed = self._flat[at] - low
+        self._flat[at] = borrowed & _MASK
+        borrowed = self._flat[at + 1] - high + (borrowed >> _LIMB)
+        while True:
+            at += 1
+            self._flat[at] = borrowed & _MASK
+            borrowed >>= _LIMB
+            if not borrowed.any():
+                return
+            borrowed += self._flat[at + 1]
 
-    def positive(self) -> NDArray[np.bool_]:
-        """Which numbers are not zero."""
-        found: NDArray[np.bool_] = np.any(self._flat.reshape(len(self._lowest), -1), axis=1)
-        return found
+    def short(self) -> tuple[Numbers, NDArray[np.bool_]]:
+        """The numbers, 0 for those with more than 62 bits; and which these are."""
+        limbs = self._flat.reshape(len(self._first), -1)
+        long = limbs[:, 3:].any(1) | (limbs[:, 2] >> _SHORT - _LIMB != 0)
+        return np.where(long, 0, limbs[:, 2] << _LIMB | limbs[:, 1]), long
 
 
 def _sums(weights: Numbers, count: int) -> Numbers:
     """The sum of each row of weights, as `count` limbs, the lowest first."""
-    exponents = weights >> _LIMB
-    shifted = (weights & _MASK) << exponents % _LIMB
-    at = (np.arange(len(weights))[:, None] * count + exponents // _LIMB).ravel()
+    at, low, high = _limbs_of(weights)
+    at += (np.arange(len(weights)) * (count + 1))[:, None]
     # Sums of at most 2^16 limbs, which the float64 of bincount holds exactly.
-    low = np.bincount(at, (shifted & _MASK).ravel(), len(weights) * count)
-    high = np.bincount(at + 1, (shifted >> _LIMB).ravel(), len(weights) * count)
-    limbs = (low + high).astype(np.int64).reshape(len(weights), count)
+    size = len(weights) * (count + 1)
+    sums = np.bincount(at.ravel(), low.ravel(), size) + np.bincount(at.ravel() + 1, high.ravel(), size)
+    limbs = sums.astype(np.int64).reshape(len(weights), count + 1)[:, 1:]
     for limb in range(count - 1):
         limbs[:, limb + 1] += limbs[:, limb] >> _LIMB
         limbs[:, limb] &= _MASK
     return limbs
 
 
+def _limbs_of(weights: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+    """Where a weight's lower limb is, counted from one that has 32 bits after the point; that limb; the next one."""
+    length = weights >> _LIMB
+    shifted = (weights & _MASK) << (length & _LIMB - 1)
+    return length // _LIMB, shifted & _MASK, shifted >> _LIMB
+
+
 @lru_cache(maxsize=16)
 def _weights(places: int, most: int) -> Numbers:
     """[i, p]: W(p, i) for i from 1 to `most` and p from 0 to `places`; [0, m]: N(m) for m from 0 to `most`.
 
-    A weight is significand + 2^32 exponent, of which the exponent is the least: so they compare as the numbers do.
+    A weight is its highest 32 bits, of which the first is 1, and above them its length in bits, or 0: so weights
+    compare as the numbers do.
     """
     columns = np.zeros((places + 1, most + 1), np.int64)
-    columns[:, 0] = 1
+    columns[:, 0] = _ONE
     for place in range(places):
         columns[place + 1, 1:] = _rounded_up(columns[place, 1:], columns[place, :-1])
     rows = np.ascontiguousarray(columns.T)
@@ -150,12 +164,24 @@ def _weights(places: int, most: int) -> Numbers:
     return rows
 
 
+@lru_cache(maxsize=16)
+def _short_weights(places: int, most: int) -> Numbers:
+    """[i - 1, p]: W(p, i) as plain numbers, of as many i from 1 on as have none of more than 62 bits."""
+    rows = _weights(places, most)[1:]
+    long = np.flatnonzero(rows[:, -1] >> _LIMB > _SHORT)
+    rows = rows[: long[0]] if len(long) else rows
+    length, significand = rows >> _LIMB, rows & _MASK
+    numbers: Numbers = significand << (length - _LIMB).clip(0) >> (_LIMB - length).clip(0)
+    numbers.flags.writeable = False
+    return numbers
+
+
 def _rounded_up(one: Numbers, other: Numbers) -> Numbers:
     """The sums of weights, as weights that are not below them."""
-    exponent = np.maximum(one, other) >> _LIMB
-    total = _shifted(one & _MASK, exponent - (one >> _LIMB)) + _shifted(other & _MASK, exponent - (other >> _LIMB))
+    length = np.maximum(one, other) >> _LIMB
+    total = _shifted(one & _MASK, length - (one >> _LIMB)) + _shifted(other & _MASK, length - (other >> _LIMB))
     more = total >> _LIMB
-    return (exponent + more) << _LIMB | _shifted(total, more)
+    return (length + more) << _LIMB | _shifted(total, more)
 
 
 def _shifted(numbers: Numbers, by: Numbers) -> Numbers:
