@@ -6,12 +6,18 @@ import importlib.util
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from aftermath.model.levels import Segment
+from aftermath.optim.blocks import Blocks
+from aftermath.optim.format import ResultFormat, Transform, Values
+
 ROOT = Path(__file__).parents[2]
+RESEARCH = ROOT / "docs/research.md"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 UNITS = (
@@ -33,9 +39,12 @@ SET_BY_US = {
         "4",  # bytes of one
         "32,003",  # an example of a vocabulary with an awkward size, and of one without
         "32,000",
-        "81",  # bits that number the ways to choose 8 of 4,096
-        "11.1",  # the bytes of these and of 8 signs
-        "4,096",
+        "4,096",  # coefficients of a block
+        *("11.1", "12.1", "13.1", "37.4", "38.4", "42.4", "67.0", "68.0", "76.0"),  # bytes of one, as tested below
+        "33.4",  # bytes for 32 places of one
+        "2",  # of a value
+        "64",  # MiB of the largest table of them: optim/places.py
+        "65,025",  # the places of the largest block
     },
     "operations.md": {
         "1,642,560",  # lamports of rent by Solana's rule, here and in the next four
@@ -105,6 +114,19 @@ def test_what_quotes_has_no_figures_of_its_own(page: Path) -> None:
     strange = [found for found in own if found not in known]
     assert not strange, "quote it as benchmarks/quote.py says, or list it here if nobody measures it"
     assert not known - set(own), "these are not in the page any more"
+
+
+def test_the_sizes_of_a_block_are_those_of_results() -> None:
+    rows = re.findall(r"^\| (\d+) \| (\d+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", RESEARCH.read_text(), re.MULTILINE)
+    assert [int(row[0]) for row in rows] == [8, 32, 64]
+    square = Blocks(Segment("square", 0, None, 0, 64, (64, 64)), (64, 64), 1)
+    for kept, bits, *sizes in rows:
+        results = [
+            ResultFormat((replace(square, topk=int(kept)),) * 8, 1, Transform.NONE, values)
+            for values in (Values.SIGN, Values.ONE_BIT, Values.TWO_BIT)
+        ]
+        assert results[0].place_bytes(0) == int(bits)  # of eight blocks
+        assert sizes == [f"{one.payload_bytes(0) / 8:.1f}" for one in results]
 
 
 def test_no_line_begins_with_a_quote(page: Path) -> None:

@@ -37,7 +37,6 @@ from aftermath.train.results import TOPIC as COMMITMENTS
 from aftermath.train.settings import TrainSettings
 
 DECLARED = 20_000  # sequences per minute
-OUTSIDE = 0xFFFE  # an index that no block has
 Lie = Callable[["LyingTransport", Commitment], Iterator[Commitment | bytes]]
 """Gives what is announced in place of a commitment; bytes are sent as they are."""
 
@@ -114,8 +113,8 @@ def not_a_number(transport: LyingTransport, said: Commitment) -> Iterator[Commit
 
 
 def out_of_range(transport: LyingTransport, said: Commitment) -> Iterator[Commitment]:
-    """A vote for a coefficient that does not exist."""
-    yield transport.forge(said, lambda data: struct.pack("<H", OUTSIDE) + data[2:])
+    """A number of no set of places: the highest there is, in the first block and some after it."""
+    yield transport.forge(said, lambda data: b"\xff" * 32 + data[32:])
 
 
 def another_share(transport: LyingTransport, said: Commitment) -> Iterator[Commitment]:

@@ -25,7 +25,7 @@ LIES: dict[str, tuple[int, str]] = {
     "wrong_hash": (0, "sent bytes with another"),
     "oversized": (0, "not what it was assigned"),
     "not_a_number": (1, "zero, too small or not finite"),
-    "out_of_range": (1, "is outside a block"),
+    "out_of_range": (1, "no set of at most"),
     "another_share": (2, "not what it was assigned"),
     "nested": (2, "not signed by the key it names"),
 }
