@@ -138,8 +138,9 @@ def _table_of_arms(those: list[tuple[str, Any]]) -> str:
                 else "",
             ]
             lines.append(f"| {' | '.join(words)} |")
-    expected = "\n".join(f"- `{name}`, {arm['members']} members. Expected: {arm['expected']}." for name, arm in those)
-    return "\n".join(lines) + f"\n\n{expected.replace(', 1 members', ', alone')}\n"
+    lines += ["", "| arm | members | expected |", "|---|---|---|"]
+    lines += [f"| `{name}` | {arm['members']} | {arm['expected']} |" for name, arm in those]
+    return "\n".join(lines) + "\n"
 
 
 def _or_unknown(value: float | None) -> str:
