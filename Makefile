@@ -21,7 +21,7 @@ demo: $(STAMP)
 	$(RUN) -m aftermath.demo --engine $(ENGINE) $(if $(DIR),--dir "$(DIR)")
 
 # Real sockets and processes on a busy machine: a test that fails is run once more, and reported as rerun.
-PYTEST := $(RUN) -m pytest --reruns 1 -r R
+PYTEST := $(RUN) -m pytest --reruns 1 -r R --durations 15
 
 test: $(STAMP)
 	$(PYTEST) -n 3 -m "not slow"

@@ -21,7 +21,6 @@ ROOT = Path(__file__).parents[2]
         (("localnet.py", "--transactions", "200"), ("http_per_second", "ratio", "ratio_ledger")),
         (("p2p.py",), ("blob_mb_per_s", "ratio_to_tcp", "announcement_round_trip_ms")),
         (("round.py", "--members", "3"), ("3.rounds", "3.overhead_ms", "3.overhead_to_training")),
-        (("worth.py",), ("0\\.2M.arms", "0\\.2M.worth_adamw")),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else None,
 )

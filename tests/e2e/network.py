@@ -34,7 +34,7 @@ class Network:
         self.rpc, self.ws_rpc = found.groups()
 
     def _start(self, port: str) -> Running:
-        slot = "100" if self.engine == "validator" else "400"  # there the cases would mostly wait for slots
+        slot = "200" if self.engine == "validator" else "400"  # there the cases would mostly wait for slots
         command = [CONSOLE, "localnet", "--engine", self.engine, "--port", port, "--slot-ms", slot]
         name = f"localnet-{self.engine}"
         return Running(self._xprocess, name, [*command, "--ledger", self._place / "ledger"], ready="localnet ready")

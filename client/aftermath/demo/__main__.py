@@ -19,7 +19,7 @@ from aftermath.demo.story import MemberStory, Story
 from aftermath.demo.view import Screen
 
 LIMIT_SECONDS = 900.0
-KILL_AT_STEP = 32
+KILL_AT_STEP = 20
 DEAD_SECONDS = 6.0  # how long the killed member stays away
 
 

@@ -19,7 +19,7 @@ from aftermath.cli.main import INDEX, load
 
 TIERS = (0, 1, 2)
 RUN_ID = "demo"
-CORPUS_BYTES = 3_000_000  # six times what the run reads, so that nothing is read twice and some can be held out
+CORPUS_BYTES = 2_000_000  # six times what the run reads, so that nothing is read twice and some can be held out
 MODEL = {"hidden": 128, "layers": 4, "heads": 4, "kv-heads": 2, "intermediate": 512}
 KILLED = 1  # the member that is killed half way
 TRAIN_THREADS = 1
