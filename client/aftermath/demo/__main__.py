@@ -1,4 +1,4 @@
-"""`make demo`: three unequal computers train one model through Solana; one of them dies half way and comes back."""
+"""`make demo`: three unequal computers train one model through Solana; one of them dies on the way and comes back."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ class Demo:
     # --- watching -----------------------------------------------------------------------------------------------
 
     def watch(self) -> None:
-        """Show the run until it is finished; kill one member half way and bring it back."""
+        """Show the run until it is finished; kill one member on the way and bring it back."""
         victim = self.story.members[KILLED]
         killed_at: float | None = None
         revived = False
         with Screen(self.console, f"aftermath on {self.engine}") as screen:
             while any(self.processes[m.name].running for m in self.story.members) or (killed_at and not revived):
                 self.read()
-                if killed_at is None and self.half_way():
+                if killed_at is None and self.time_to_kill():
                     self.processes[victim.name].kill()
                     killed_at, victim.state = self.elapsed(), "killed"
                     self.story.marks.append((self.story.steps, f"{victim.name} killed"))
@@ -89,7 +89,7 @@ class Demo:
             self.story.watch(self.places.events(member.name), member)
         self.story.read(self.elapsed())
 
-    def half_way(self) -> bool:
+    def time_to_kill(self) -> bool:
         """Early in the second epoch, so that the member is back for the third."""
         return self.story.steps >= KILL_AT_STEP
 
