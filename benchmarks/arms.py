@@ -59,6 +59,11 @@ class Training:
         return int(self.said.get("members", 1))
 
     @property
+    def inner_steps(self) -> int:
+        """Steps of a machine in a round."""
+        return int(self.said.get("inner_steps", 1))
+
+    @property
     def key(self) -> str:
         """What it is known by."""
         return json.dumps([self.arm, self.size, self.steps, self.lr, self.seed, self.said], sort_keys=True)
@@ -71,13 +76,16 @@ class Arm:
     name: str
     question: str
     expected: str
-    sizes: tuple[str, ...]
     trainings: tuple[Training, ...]
 
 
-def arms(path: Path = ARMS) -> tuple[Arm, ...]:
+def _document() -> dict[str, Any]:
+    return tomllib.loads(ARMS.read_text())
+
+
+def arms() -> tuple[Arm, ...]:
     """All of them, in the order of the file."""
-    document = tomllib.loads(path.read_text())
+    document = _document()
     found = []
     for table in document["arm"]:
         given = {name: value for name, value in table.items() if name not in _OWN}
@@ -88,7 +96,7 @@ def arms(path: Path = ARMS) -> tuple[Arm, ...]:
             for lr in table["lr"]
             for seed in table.get("seeds", [0])
         )
-        found.append(Arm(table["name"], table["question"], table["expected"], tuple(table["sizes"]), trainings))
+        found.append(Arm(table["name"], table["question"], table["expected"], trainings))
     return tuple(found)
 
 
@@ -100,9 +108,9 @@ def _training(
     return Training(table["name"], size, steps, lr, seed, said | {"steps": steps // inner})
 
 
-def model_of(size: str, path: Path = ARMS) -> dict[str, object]:
+def model_of(size: str) -> dict[str, object]:
     """The config.json of a size's model: the demo's, with the size's own numbers."""
-    own = dict(tomllib.loads(path.read_text())["size"][size])
+    own = dict(_document()["size"][size])
     del own["batch"]
     return model_config(VOCAB_SIZE) | own
 
@@ -187,9 +195,9 @@ def keep(size: str, line: dict[str, Any]) -> None:
         file.write(json.dumps(line) + "\n")
 
 
-def winner(members: int, path: Path = ARMS) -> str | None:
+def winner(members: int) -> str | None:
     """The arm that is taken by default, with so many members."""
-    named: str | None = tomllib.loads(path.read_text())["winner"].get(str(members))
+    named: str | None = _document()["winner"].get(str(members))
     return named
 
 

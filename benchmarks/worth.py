@@ -89,14 +89,15 @@ def _end(steps: int, rates: Mapping[float, Sequence[Mapping[str, Any]]]) -> dict
     }
 
 
-def compared(end: Mapping[str, Any], training: Training, alone: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What members who ended at a loss are worth against one machine whose curve is `alone`."""
-    members, inner = training.members, training.said.get("inner_steps", 1)
+def compared(
+    end: Mapping[str, Any], training: Training, sent: int, alone: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """What members who ended at a loss with results of `sent` bytes are worth against one machine of curve `alone`."""
+    members = training.members
     needed = steps_to([(point["steps"], point["held_out"]) for point in alone], end["held_out"])
     one = fmean(point["cpu_seconds_per_step"] for point in alone)
     own = end["cpu_seconds_per_step"] / members
-    sent, _ = result_bytes(training)
-    share = one / (own + protocol_seconds(members, sent) / inner)
+    share = one / (own + protocol_seconds(members, sent) / training.inner_steps)
     efficiency = None if needed is None else needed / (members * end["steps"])
     return {
         "steps_alone": None if needed is None else round(needed),
@@ -113,22 +114,21 @@ def of_size(size: str) -> dict[str, Any]:
     measured: dict[str, Any] = {}
     for arm in arms():
         ended = [(one, done[one.key]) for one in arm.trainings if one.size == size and one.key in done]
-        if ended:
-            first = ended[0][0]
-            sent, parameters = result_bytes(first)
-            per_step = sent / parameters / first.said.get("inner_steps", 1)
-            measured[arm.name] = {
-                "question": arm.question,
-                "expected": arm.expected,
-                "members": first.members,
-                "bytes_per_parameter_step": round(per_step, 6),
-                "ends": best(ended),
-            }
-            if first.members > 1:
-                for name in ALONE:
-                    if name in measured:
-                        for end in measured[arm.name]["ends"]:
-                            end[f"against_{name}"] = compared(end, first, measured[name]["ends"])
+        if not ended:
+            continue
+        first, ends = ended[0][0], best(ended)
+        sent, parameters = result_bytes(first)
+        for name in ALONE:
+            if first.members > 1 and name in measured:
+                for end in ends:
+                    end[f"against_{name}"] = compared(end, first, sent, measured[name]["ends"])
+        measured[arm.name] = {
+            "question": arm.question,
+            "expected": arm.expected,
+            "members": first.members,
+            "bytes_per_parameter_step": round(sent / parameters / first.inner_steps, 6),
+            "ends": ends,
+        }
     return {**headline(measured), "missing": sum(1 for _ in missing(size)), "arms": measured}
 
 

@@ -39,11 +39,10 @@ def test_a_loss_is_reached_on_a_line_over_the_logarithm_of_steps() -> None:
     assert worth.steps_to(CURVE, 0.9) is None
 
 
-def test_members_are_worth_what_they_are_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_members_are_worth_what_they_are_by_hand() -> None:
     """Eight members, 400 steps each in rounds of four, as good as 800 alone: a quarter of the tokens counts."""
-    monkeypatch.setattr(worth, "result_bytes", lambda training: (11_000_000, 1))
     training = arms.Training("a", "0.2M", 400, 0.1, 0, {"members": 8, "inner_steps": 4})
-    found = worth.compared({"steps": 400, "held_out": 1.0, "cpu_seconds_per_step": 20.0}, training, ALONE)
+    found = worth.compared({"steps": 400, "held_out": 1.0, "cpu_seconds_per_step": 20.0}, training, 11_000_000, ALONE)
     sent = 7 * 11_000_000 * 8 * (1 / 110e6 + 1 / 500e6)
     round_seconds = 4 * 20 / 8 + 1.5 * 0.4 + 4 * 0.1 + sent
     assert found["steps_alone"] == 800
@@ -51,7 +50,7 @@ def test_members_are_worth_what_they_are_by_hand(monkeypatch: pytest.MonkeyPatch
     assert found["compute_share"] == pytest.approx(4 * 2 / round_seconds, abs=1e-4)
     assert found["worth"] == pytest.approx(800 * 2 / (100 * round_seconds), abs=1e-3)
     assert found["worth_without_protocol"] == pytest.approx(800 * 2 / (100 * 10), abs=1e-3)
-    beyond = worth.compared({"steps": 400, "held_out": 0.5, "cpu_seconds_per_step": 20.0}, training, ALONE)
+    beyond = worth.compared({"steps": 400, "held_out": 0.5, "cpu_seconds_per_step": 20.0}, training, 11_000_000, ALONE)
     assert beyond["worth"] is None
 
 
@@ -81,7 +80,7 @@ def test_every_arm_can_be_trained_and_says_what_was_expected() -> None:
             sent, parameters = arms.result_bytes(training)
             assert (sent > 0) == (training.members > 1)
             assert parameters > 100_000
-            assert training.said["steps"] * training.said.get("inner_steps", 1) == training.steps
+            assert training.said["steps"] * training.inner_steps == training.steps
 
 
 def test_the_page_is_made_from_all_that_was_trained() -> None:

@@ -9,7 +9,7 @@ from bisect import bisect_left
 
 from aftermath.cli.schema import Shape
 from aftermath.model.schema import ELEMENT_BYTES
-from aftermath.optim.sparseloco import SparseLoCo
+from aftermath.optim.sparseloco import LATE, SparseLoCo
 from aftermath.run.accounts import Config, LrSchedule, Model, Run
 from aftermath.run.counted import counted
 from aftermath.run.errors import AftermathError
@@ -72,10 +72,7 @@ def trouble_with_overlap(shape: Shape, rules: Config) -> str:
     """Why results would come too late for this optimizer."""
     if not isinstance(shape.schema.optimizer, SparseLoCo) or not rules.overlap:
         return ""
-    return (
-        f"overlap = {rules.overlap}: SparseLoCo learns badly with it, as members train at weights that lack the "
-        "results that travel, and go the same way once more; use overlap = 0"
-    )
+    return f"overlap = {rules.overlap}: {LATE}; use overlap = 0"
 
 
 def trouble_with_end(schedule: LrSchedule, total_steps: int) -> str:

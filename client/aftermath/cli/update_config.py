@@ -9,16 +9,19 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from aftermath.cli.command import command
 from aftermath.cli.options import CLIENT_VERSION, DESCRIPTION, SHOWN_NAME, RunId, SigningOptions
 from aftermath.cli.present import Result, facts, note
-from aftermath.run.accounts import steps_before
+from aftermath.run.accounts import Model, Run, steps_before
 from aftermath.run.bounded import U32_MAX, U64_MAX
 from aftermath.run.errors import UsageError
+
+if TYPE_CHECKING:
+    from aftermath.cli.schema import Shape
 
 
 @dataclass(frozen=True)
@@ -95,8 +98,18 @@ async def update_config(
         )
     for warning in warnings:
         note(f"warning: {warning}")
-    data: dict[str, Any] = {
-        "run_id": run_id,
+    data = _data(run, model, shape) | {"warnings": warnings, "signatures": [str(one) for one in signatures]}
+    shown_to_people = {name: value for name, value in data.items() if name != "warnings"}
+    if shape:
+        sizes = [f"{size:,} by each member of tier {tier}" for tier, size in enumerate(shape.bytes_per_round)]
+        shown_to_people["bytes_per_round"] = sizes
+    return Result(data, facts(shown_to_people))
+
+
+def _data(run: Run, model: Model, shape: Shape | None) -> dict[str, Any]:
+    """What the run is now."""
+    return {
+        "run_id": run.run_id,
         "name": model.metadata.name,
         "description": model.metadata.description,
         "num_parameters": model.metadata.num_parameters,
@@ -106,11 +119,4 @@ async def update_config(
         "bytes_per_round": shape.bytes_per_round if shape else None,
         "step": run.trained_steps,
         "total_steps": run.config.total_steps,
-        "warnings": warnings,
-        "signatures": [str(signature) for signature in signatures],
     }
-    shown_to_people = {name: value for name, value in data.items() if name != "warnings"}
-    if shape:
-        sizes = [f"{size:,} by each member of tier {tier}" for tier, size in enumerate(shape.bytes_per_round)]
-        shown_to_people["bytes_per_round"] = sizes
-    return Result(data, facts(shown_to_people))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aftermath.lab.recipe import Recipe
-from aftermath.optim.sparseloco import SparseLoCo
+from aftermath.optim.sparseloco import LATE, SparseLoCo
 from aftermath.run.assignment import cut
 
 
@@ -20,8 +20,5 @@ def advice(recipe: Recipe) -> list[str]:
             f"steps, not {settings.inner_steps}: raise --total-batch, or lower --inner-steps or --members"
         )
     if recipe.overlap:
-        said.append(
-            f"an overlap of {recipe.overlap}: SparseLoCo learns badly with it, as members train at weights that lack "
-            "the results that travel, and go the same way once more; pass --overlap 0"
-        )
+        said.append(f"an overlap of {recipe.overlap}: {LATE}; pass --overlap 0")
     return said

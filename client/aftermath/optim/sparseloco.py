@@ -25,6 +25,11 @@ MOST_STEPS = 1024
 LARGEST_RATE = 64
 _SET = "choose another in the optimizer's settings"
 
+LATE = (
+    "SparseLoCo learns badly with it, as members train at weights that lack the results that travel, and go the same "
+    "way once more"
+)
+"""What is to be said of an overlap."""
 InnerOptimizer = Literal["adamw", "muon"]
 REACH: dict[InnerOptimizer, float] = {"adamw": 2.0, "muon": 0.5}
 """What one member's value counts at most, in learning rates for every inner step. It bounds what a member can do to the
