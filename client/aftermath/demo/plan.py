@@ -21,7 +21,7 @@ TIERS = (0, 1, 2)
 RUN_ID = "demo"
 CORPUS_BYTES = 2_000_000  # six times what the run reads, so that nothing is read twice and some can be held out
 MODEL = {"hidden": 128, "layers": 4, "heads": 4, "kv-heads": 2, "intermediate": 512}
-KILLED = 1  # the member that is killed in the second epoch
+KILLED = 1  # the member that is killed in the first epoch
 TRAIN_THREADS = 1
 CALL_SECONDS = 300  # for a command that only sets the stage
 
