@@ -4,6 +4,7 @@ before anything is sent, and suffices.
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ async def give(place: Place, wallet: Wallet, lamports: int) -> None:
     before = await balance(place.pool, wallet.pubkey)
     await place.pool.call(RequestAirdrop(wallet.pubkey, lamports), str)
     while await balance(place.pool, wallet.pubkey) == before:
-        pass
+        await asyncio.sleep(0.05)
 
 
 async def drain(place: Place, wallet: Wallet) -> None:

@@ -126,6 +126,7 @@ def test_a_second_process_with_the_same_wallet_is_refused(crew: Company) -> None
     crew.until_trains(player, mark, results=3)
 
 
+@ONE_ENGINE  # `make demo` shows it on both
 def test_killed_member_is_dropped_its_share_done_again_and_it_returns(crew: Company) -> None:
     victim, observer = crew.players[1], crew.players[0]
     crew.until_early_in_an_epoch()

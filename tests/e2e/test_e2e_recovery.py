@@ -17,6 +17,7 @@ STEPS = 12
 DOWN_SECONDS = 20.0
 
 
+@pytest.mark.parametrize("engine", ["embedded"], indirect=True)  # no engine knows of members
 def test_all_gone_and_back_from_the_durable_checkpoint(company: Company, material: Material) -> None:
     rules = {"rounds_per_epoch": STEPS // 2, "total_steps": STEPS, "waiting_for_members_extra_time": 5}
     company.configure(material.config(company.place, **rules))

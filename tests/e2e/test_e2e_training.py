@@ -14,7 +14,11 @@ from e2e.material import Material
 STEPS, EPOCHS = 16, 2
 
 
-@pytest.mark.parametrize("overlap", [1, 0])
+# Without overlap the demo trains on both engines.
+CASES = [("embedded", 1), ("embedded", 0), pytest.param("validator", 1, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize(("engine", "overlap"), CASES, indirect=["engine"])
 def test_three_tiers_train_two_epochs_to_the_end(company: Company, material: Material, overlap: int) -> None:
     rules = {"rounds_per_epoch": STEPS // EPOCHS, "total_steps": STEPS, "overlap": overlap}
     company.configure(material.config(company.place, **rules))

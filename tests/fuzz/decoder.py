@@ -24,7 +24,7 @@ class Decoder:
     name: str
     prepare: Callable[[], tuple[list[bytes], Decode]]
     errors: tuple[type[Exception], ...] = ()
-    many: int = 30_000
+    many: int = 15_000
 
 
 def through_file(name: str, read: Callable[[Path], object]) -> Decode:

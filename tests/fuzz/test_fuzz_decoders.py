@@ -1,7 +1,7 @@
 """No bytes whatever make a decoder do anything but return, or raise what it declares.
 
 Each is given what hypothesis thinks of, and seeded changes of real messages: some thousands in every run, and
-thirty thousand (eight thousand, where one takes long) in the slow one.
+fifteen thousand (eight thousand, where one takes long) in the slow one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ every = pytest.mark.parametrize("decoder", DECODERS, ids=lambda one: one.name)
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """A warning for each of thirty thousand inputs helps nobody."""
+    """A warning for each of thousands of inputs helps nobody."""
     logging.disable(logging.ERROR)
     yield
     logging.disable(logging.NOTSET)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import struct
 from collections.abc import Sequence
@@ -44,6 +45,12 @@ class Urls:
 async def fund(client: AsyncClient, key: Pubkey, lamports: int = 10 * SOL) -> None:
     signature = (await client.request_airdrop(key, lamports)).value
     await client.confirm_transaction(signature, Confirmed, sleep_seconds=0.1)
+
+
+async def until_slot(client: AsyncClient, slot: int) -> None:
+    """Wait for it, at a pace that leaves the node time for it."""
+    while (await client.get_slot()).value < slot:
+        await asyncio.sleep(0.05)
 
 
 def move(payer: Keypair, to: Pubkey, lamports: int) -> Instruction:

@@ -14,7 +14,7 @@ from solders.pubkey import Pubkey
 from solders.system_program import ID as SYSTEM_ID
 from solders.system_program import CreateAccountParams, create_account
 
-from localnet.chainwork import PRELOADED_ID, close_program, deploy, memo, recent, send, sign, upgrade
+from localnet.chainwork import PRELOADED_ID, close_program, deploy, memo, recent, send, sign, until_slot, upgrade
 
 ASSOCIATED_ID = Pubkey.from_string("ATokenGPvbdGVxr1b2hvZbsiqW5xWH25efTNsLJA8knL")
 TOKEN_ID = Pubkey.from_string("TokenkegQfeZyiNwAJbNbGKPFXCWuBvf9Ss623VQ5DA")
@@ -30,9 +30,7 @@ async def logs_of(client: AsyncClient, program: Pubkey, payer: Keypair, data: by
 
 async def next_slot(client: AsyncClient) -> None:
     """A program is callable from the slot after its deployment."""
-    slot = (await client.get_slot()).value
-    while (await client.get_slot()).value <= slot + 1:
-        pass
+    await until_slot(client, (await client.get_slot()).value + 2)
 
 
 async def test_the_preloaded_program_runs(client: AsyncClient, payer: Keypair) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import struct
 
@@ -33,6 +32,7 @@ from localnet.chainwork import (
     send,
     sign,
     transfer_new,
+    until_slot,
     write_buffer,
 )
 
@@ -53,8 +53,7 @@ async def test_the_chain_describes_itself(client: AsyncClient, network: Urls) ->
 
 async def test_slots_pass_while_idle_and_the_clock_follows(client: AsyncClient) -> None:
     first = (await client.get_slot()).value
-    while (await client.get_slot()).value < first + 3:
-        pass
+    await until_slot(client, first + 3)
     account = (await client.get_account_info(CLOCK)).value
     assert account is not None
     slot, _, epoch, _, unix_time = struct.unpack("<QqQQq", account.data)
@@ -66,8 +65,7 @@ async def test_slots_pass_while_idle_and_the_clock_follows(client: AsyncClient) 
 
 
 async def test_slot_hashes_name_finished_slots(client: AsyncClient) -> None:
-    while (await client.get_slot()).value < 1:  # a validator has none before its first slot is over
-        await asyncio.sleep(0.1)
+    await until_slot(client, 1)  # a validator has none before its first slot is over
     account = (await client.get_account_info(SLOT_HASHES)).value
     assert account is not None
     assert len(account.data) == 20_488

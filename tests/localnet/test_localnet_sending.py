@@ -36,6 +36,7 @@ from localnet.chainwork import (
     send,
     sign,
     transfer_new,
+    until_slot,
 )
 
 BASE64 = {"encoding": "base64", "commitment": "confirmed", "preflightCommitment": "confirmed"}
@@ -206,8 +207,7 @@ async def test_simulation_of_what_would_fail(network: Urls, client: AsyncClient,
 
 async def test_a_versioned_transaction_with_a_lookup_table(client: AsyncClient, payer: Keypair) -> None:
     slot = (await client.get_slot()).value
-    while (await client.get_slot()).value == slot:
-        pass
+    await until_slot(client, slot + 1)
     table, bump = Pubkey.find_program_address([bytes(payer.pubkey()), struct.pack("<Q", slot)], LOOKUP_PROGRAM)
     to = Keypair().pubkey()
     who = [AccountMeta(table, False, True), AccountMeta(payer.pubkey(), True, False)]
@@ -215,9 +215,8 @@ async def test_a_versioned_transaction_with_a_lookup_table(client: AsyncClient, 
     create = Instruction(LOOKUP_PROGRAM, struct.pack("<IQB", 0, slot, bump), [*who, *rest])
     extend = Instruction(LOOKUP_PROGRAM, struct.pack("<IQ", 2, 1) + bytes(to), [*who, *rest])
     await send(client, [create, extend], payer)
-    slot = (await client.get_slot()).value
-    while (await client.get_slot()).value <= slot + 1:  # the table's new entries are usable from the next slot
-        pass
+    # The table's new entries are usable from the next slot.
+    await until_slot(client, (await client.get_slot()).value + 2)
     known = AddressLookupTableAccount(table, [to])
     message = MessageV0.try_compile(payer.pubkey(), [move(payer, to, SOL)], [known], await recent(client))
     assert to not in message.account_keys
