@@ -1,8 +1,8 @@
-"""The arms that are compared: what `arms.toml` names, how one of them is trained, and what is kept of it.
+"""The arms that are compared: what a file like `arms.toml` names, how one of them is trained, and what is kept of it.
 
 Decided
 - An arm is trained by the laboratory of `train-local`, so by the members' own code. A training is one arm at one number
-  of steps, one rate and one seed; what is kept of it is a line of `measured/runs/SIZE.jsonl`.
+  of steps, one rate and one seed; what is kept of it is a line of a file in `measured/runs`.
 - A line counts only while the arm is still what it was trained as: it names everything that was said to the laboratory.
 - Seconds are the process's own on the CPU, from the first step to the last, so that other work on the machine does not
   count as the arm's.
@@ -38,7 +38,7 @@ ARMS = Path(__file__).with_name("arms.toml")
 RUNS = Path(__file__).with_name("measured") / "runs"
 CORPUS_BYTES, HELD_OUT_PERCENT = 16_000_000, 20
 SEQ_LEN, MICRO_BATCH, HELD_OUT = 128, 8, 256
-_OWN = ("name", "question", "expected", "sizes", "steps", "lr", "seeds", "times")
+_OWN = ("name", "kind", "question", "expected", "sizes", "steps", "lr", "seeds", "times")
 
 
 @dataclass(frozen=True)
@@ -79,18 +79,18 @@ class Arm:
     trainings: tuple[Training, ...]
 
 
-def _document() -> dict[str, Any]:
-    return tomllib.loads(ARMS.read_text())
+def _document(source: Path = ARMS) -> dict[str, Any]:
+    return tomllib.loads(source.read_text())
 
 
-def arms() -> tuple[Arm, ...]:
-    """All of them, in the order of the file."""
-    document = _document()
+def arms(source: Path = ARMS) -> tuple[Arm, ...]:
+    """All of a file, in its order; sizes are those of arms.toml."""
+    sizes = _document()["size"]
     found = []
-    for table in document["arm"]:
+    for table in _document(source)["arm"]:
         given = {name: value for name, value in table.items() if name not in _OWN}
         trainings = tuple(
-            _training(table, size, document["size"][size]["batch"], steps, lr, seed, given)
+            _training(table, size, sizes[size]["batch"], steps, lr, seed, given)
             for size in table["sizes"]
             for steps in table["steps"]
             for lr in table["lr"]
@@ -104,7 +104,7 @@ def _training(
     table: dict[str, Any], size: str, batch: int, steps: int, lr: float, seed: int, given: dict[str, Any]
 ) -> Training:
     inner = given.get("inner_steps", 1)
-    said = given | {"total_batch": batch * inner * given.get("members", 1) * table.get("times", 1)}
+    said = given | {"total_batch": int(batch * inner * given.get("members", 1) * table.get("times", 1))}
     return Training(table["name"], size, steps, lr, seed, said | {"steps": steps // inner})
 
 
@@ -155,9 +155,11 @@ def train(training: Training, root: Path) -> dict[str, Any]:
     recipe = recipe_of(settings_of(training, prepare(root, training.size, training.seed)))
     clock = _Clock()
     Course(recipe, start(recipe, torch.device("cpu")), clock.take, None, recipe.steps).run()
+    by_tier = {tier: round(loss, 4) for tier, loss in clock.last["held_out_by_tier"].items()}
     return {
         **{name: getattr(training, name) for name in ("arm", "steps", "lr", "seed", "said")},
-        "held_out": round(clock.last["held_out_by_tier"]["0"], 4),
+        "held_out": by_tier[min(by_tier)],
+        **({"held_out_by_tier": by_tier} if "tiers" in training.said else {}),
         "tokens": clock.last["tokens"],
         "cpu_seconds_per_step": round(clock.seconds / training.steps, 5),
     }
@@ -179,19 +181,24 @@ class _Clock:
         self.last, self._since = event, now
 
 
-def kept(size: str) -> dict[str, dict[str, Any]]:
+def runs_of(size: str, source: Path = ARMS) -> Path:
+    """The file of what was measured at a size, of the arms that `source` names."""
+    return RUNS / (f"{size}.jsonl" if source == ARMS else f"{source.stem}-{size}.jsonl")
+
+
+def kept(size: str, source: Path = ARMS) -> dict[str, dict[str, Any]]:
     """What was measured at a size, by the key of its training."""
-    path = RUNS / f"{size}.jsonl"
+    path = runs_of(size, source)
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     return {
         Training(line["arm"], size, line["steps"], line["lr"], line["seed"], line["said"]).key: line for line in lines
     }
 
 
-def keep(size: str, line: dict[str, Any]) -> None:
+def keep(size: str, line: dict[str, Any], source: Path = ARMS) -> None:
     """Add a line to what was measured."""
     RUNS.mkdir(parents=True, exist_ok=True)
-    with (RUNS / f"{size}.jsonl").open("a") as file:
+    with runs_of(size, source).open("a") as file:
         file.write(json.dumps(line) + "\n")
 
 
@@ -201,9 +208,9 @@ def winner(members: int) -> str | None:
     return named
 
 
-def missing(size: str, names: set[str] | None = None) -> Iterator[Training]:
+def missing(size: str, names: set[str] | None = None, source: Path = ARMS) -> Iterator[Training]:
     """Trainings of a size that are named and not measured, in the order of the file."""
-    done = kept(size)
-    for arm in arms():
+    done = kept(size, source)
+    for arm in arms(source):
         if names is None or arm.name in names:
             yield from (one for one in arm.trainings if one.size == size and one.key not in done)

@@ -31,7 +31,7 @@ from typing import Any
 
 import torch
 
-from arms import RUNS, Training, arms, keep, kept, missing, result_bytes, train, winner
+from arms import ARMS, RUNS, Training, arms, keep, kept, missing, result_bytes, train, winner
 
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / "runs" / "worth"
@@ -155,15 +155,17 @@ def headline(measured: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def run(trainings: Sequence[Training], *, anew: bool = False) -> list[tuple[Training, dict[str, Any]]]:
-    """Train them and keep each, unless it is only done `anew`."""
+def run(
+    trainings: Sequence[Training], source: Path = ARMS, *, anew: bool = False
+) -> list[tuple[Training, dict[str, Any]]]:
+    """Train them, of the arms that `source` names, and keep each, unless it is only done `anew`."""
     ended = []
     for number, training in enumerate(trainings, 1):
         told = f"{training.arm}, {training.steps} steps, rate {training.lr:g}, seed {training.seed}"
         print(f"{number} of {len(trainings)}: {told}", file=sys.stderr, flush=True)
         line = train(training, WORK)
         if not anew:
-            keep(training.size, line)
+            keep(training.size, line, source)
         seconds = line["cpu_seconds_per_step"] * training.steps
         print(f"  {line['held_out']}, {seconds:.0f} s", file=sys.stderr, flush=True)
         ended.append((training, line))
