@@ -1,0 +1,75 @@
+"""A member's votes as tensors in the shapes of the parameters: for whoever looks into a run, never for training.
+
+Decided
+- Values are what the run counts: a vote of +1 or -1, a float as it was sent, or a multiple of the lattice's smallest
+  value, cut to what one member may move at that learning rate. Coefficients are transformed back, in fp32.
+- One parameter at a time, so that a large model needs the memory of its largest tensor only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from aftermath.model.segments import view
+from aftermath.optim.codec import Votes
+from aftermath.optim.format import Transform
+from aftermath.optim.lattice import SMALLEST
+from aftermath.optim.layout import LevelLayout, Part, level_layout
+from aftermath.optim.mean import most_of
+from aftermath.optim.schema import Schema
+from aftermath.optim.sparseloco import SparseLoCo
+from aftermath.optim.transform import cells, inverse
+
+
+def dense_shapes(schema: Schema) -> dict[str, tuple[int, ...]]:
+    """The tensors that `dense` gives, in its order: all parameters of the full model."""
+    return dict(sorted(schema.state.config.parameter_shapes().items()))
+
+
+@torch.no_grad()
+def dense(schema: Schema, votes: Mapping[int, Votes], lr: float) -> Iterator[tuple[str, Tensor]]:
+    """Every parameter's name and its fp32 tensor, of the full model's shape: zero where nothing was voted for, and in
+    levels without votes.
+    """
+    parts: dict[str, list[tuple[int, Part]]] = {}
+    for level in votes:
+        for part in level_layout(schema.results, level).parts:
+            parts.setdefault(part.segment.name, []).append((level, part))
+    sorted_votes = {level: _sorted(vote, schema, lr) for level, vote in votes.items()}
+    for name, shape in dense_shapes(schema).items():
+        tensor = torch.zeros(shape)
+        for level, part in parts.get(name, ()):
+            blocks = _blocks(part, level_layout(schema.results, level), *sorted_votes[level])
+            if schema.results.transform is Transform.DCT:
+                blocks = inverse(blocks)
+            for number, own in cells(view({name: tensor}, part.segment), blocks, part.blocks):
+                number.copy_(own)
+        yield name, tensor
+
+
+def counted(votes: Votes, schema: Schema, lr: float) -> Tensor:
+    """The values of votes as the run counts them: fp32 [n]."""
+    settings = schema.optimizer
+    if not isinstance(settings, SparseLoCo):
+        return votes.values.float()
+    most = most_of(settings, lr)
+    return (votes.values.clamp(-most, most).double() * SMALLEST).float()
+
+
+def _sorted(votes: Votes, schema: Schema, lr: float) -> tuple[Tensor, Tensor]:
+    """Positions in ascending order, and their values."""
+    positions, order = votes.positions.sort()
+    return positions, counted(votes, schema, lr)[order]
+
+
+def _blocks(part: Part, layout: LevelLayout, positions: Tensor, values: Tensor) -> Tensor:
+    """A segment's own blocks [n, h, w]."""
+    group = layout.groups[part.group]
+    blocks = torch.zeros(part.blocks.count, group.height, group.width)
+    start = group.base + part.first * group.block
+    first, last = torch.searchsorted(positions, torch.tensor([start, start + blocks.numel()])).tolist()
+    blocks.view(-1)[positions[first:last] - start] = values[first:last]
+    return blocks

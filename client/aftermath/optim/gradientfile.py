@@ -1,0 +1,175 @@
+"""One member's result of one round as a file that explains itself.
+
+Decided
+- It is a safetensors file: a tensor `level.N` of bytes for the payload of every level, and as metadata whose result it
+  is, the learning rate it was applied with, and the schema that says what the bytes mean.
+- The same result gives the same bytes, whoever writes it.
+- Whoever reads it trusts none of it: the schema is rebuilt from its inputs, and sizes follow from it alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from aftermath.model.header import header
+from aftermath.optim.codec import Votes, decode_level
+from aftermath.optim.schema import MAX_JSON_BYTES, Schema
+from aftermath.run.bounded import U32_MAX
+from aftermath.run.errors import AftermathError
+
+FORMAT_VERSION = "1"
+MAX_HEADER_BYTES = 2 * MAX_JSON_BYTES + (1 << 20)  # the schema stands in it as a text, with its quotes escaped
+MAX_PAYLOAD_BYTES = 256 << 20  # of all levels; decoding takes some 64 times as much memory
+_LONGEST_RUN_ID = 32
+_LARGEST_RATE = 1e6
+_AGAIN = "copy it again from the directory that a member wrote it to"
+
+
+class BadGradientFile(AftermathError):
+    """A file is not a result as `train --write-gradients-dir` writes it."""
+
+
+@dataclass(frozen=True)
+class About:
+    """Whose result it is, and where in the run."""
+
+    run_id: str
+    epoch: int
+    round: int
+    """Of the epoch."""
+    step: int
+    slot: int
+    """Of the member that trained it."""
+    tier: int
+    learning_rate: float
+    """With which it was applied."""
+
+
+@dataclass(frozen=True)
+class GradientFile:
+    """A result, and what is needed to understand it."""
+
+    schema: Schema
+    about: About
+    payloads: Mapping[int, bytes]
+    """By level; those that the member who wrote the file holds."""
+
+    @property
+    def name(self) -> str:
+        """What the file is called."""
+        return f"step-{self.about.step:06}-member-{self.about.slot}.safetensors"
+
+    def to_bytes(self) -> bytes:
+        """The file."""
+        document = self.schema.to_json()
+        facts = asdict(self.about) | {"learning_rate": repr(self.about.learning_rate), "format": FORMAT_VERSION}
+        facts |= {"schema": document.decode(), "schema_hash": self.schema.hash().hex()}
+        payloads = {_tensor(level): payload for level, payload in self.payloads.items()}
+        shapes = {name: ("U8", (len(payload),)) for name, payload in payloads.items()}
+        head = header(shapes, {name: str(value) for name, value in facts.items()})
+        return b"".join([head, *(payload for _, payload in sorted(payloads.items()))])
+
+    def votes(self) -> dict[int, Votes]:
+        """What the result says, by level. Raises BadPayload if a payload is no encoding of the schema's."""
+        results = self.schema.results
+        return {level: decode_level(payload, results, level) for level, payload in sorted(self.payloads.items())}
+
+
+def read_gradient_file(path: Path) -> GradientFile:
+    """The result in a file, whoever wrote it; its payloads have the right size. Raises BadGradientFile."""
+    try:
+        _check_size(path)
+        with safe_open(path, framework="np") as file:
+            return _parsed(file, path)
+    except BadGradientFile:
+        raise
+    except OSError as error:
+        raise BadGradientFile(f"cannot read {path}: {error.strerror or error}", "name a file that is there") from None
+    except (SafetensorError, AftermathError) as error:
+        said = error.message if isinstance(error, AftermathError) else error
+        raise BadGradientFile(f"{path} is no result of a member: {said}", _AGAIN) from None
+
+
+def _check_size(path: Path) -> None:
+    if path.exists() and not path.is_file():
+        raise BadGradientFile(f"{path} is no file", "name the files in it one by one")
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+    if length > MAX_HEADER_BYTES:
+        raise BadGradientFile(f"{path} is no result of a member: its header is too large", _AGAIN)
+    if path.stat().st_size > 8 + length + MAX_PAYLOAD_BYTES:
+        raise BadGradientFile(f"{path} is larger than {MAX_PAYLOAD_BYTES} bytes of payload", _AGAIN)
+
+
+def _parsed(file: Any, path: Path) -> GradientFile:
+    facts: dict[str, str] = file.metadata() or {}
+    if (version := facts.get("format")) != FORMAT_VERSION:
+        raise AftermathError(f"its format is {_shown(version)}, and this client reads {FORMAT_VERSION}")
+    schema = Schema.from_json(facts.get("schema", "").encode())
+    if facts.get("schema_hash") != schema.hash().hex():
+        raise AftermathError("its schema is not the one whose hash it names")
+    about = About(
+        run_id=_run_id(facts),
+        epoch=_number(facts, "epoch"),
+        round=_number(facts, "round"),
+        step=_number(facts, "step"),
+        slot=_number(facts, "slot"),
+        tier=_number(facts, "tier"),
+        learning_rate=_rate(facts),
+    )
+    if about.tier >= schema.state.tiers:
+        raise AftermathError(f"its member is of tier {about.tier}, and the run has {schema.state.tiers}")
+    return GradientFile(schema, about, _payloads(file, schema, about.tier, path))
+
+
+def _payloads(file: Any, schema: Schema, tier: int, path: Path) -> dict[int, bytes]:
+    levels = {_tensor(level): level for level in range(tier, schema.results.levels)}
+    names = list(file.keys())
+    if not names:
+        raise AftermathError("it holds no level")
+    if strange := [name for name in names if name not in levels]:
+        raise AftermathError(f"a member of tier {tier} sends no {_shown(strange[0])}")
+    for name in names:
+        part, size = file.get_slice(name), schema.results.payload_bytes(levels[name])
+        if part.get_dtype() != "U8" or part.get_shape() != [size]:
+            raise AftermathError(f"{name} is {part.get_dtype()} {part.get_shape()[:4]}, not {size} bytes")
+    return {levels[name]: file.get_tensor(name).tobytes() for name in names}
+
+
+def _tensor(level: int) -> str:
+    return f"level.{level}"
+
+
+def _run_id(facts: Mapping[str, str]) -> str:
+    run_id = facts.get("run_id", "")
+    if not 1 <= len(run_id) <= _LONGEST_RUN_ID or not run_id.isprintable():
+        raise AftermathError(f"its run_id {_shown(run_id)} is no name of a run")
+    return run_id
+
+
+def _number(facts: Mapping[str, str], name: str) -> int:
+    text = facts.get(name, "")
+    if not (text.isascii() and text.isdecimal() and len(text) <= 10 and int(text) <= U32_MAX):
+        raise AftermathError(f"its {name} {_shown(text)} is no number")
+    return int(text)
+
+
+def _rate(facts: Mapping[str, str]) -> float:
+    text = facts.get("learning_rate", "")
+    try:
+        rate = float(text) if len(text) <= 32 else math.nan
+    except ValueError:
+        rate = math.nan
+    if not 0 <= rate <= _LARGEST_RATE:
+        raise AftermathError(f"its learning_rate {_shown(text)} is none")
+    return rate
+
+
+def _shown(text: str | None) -> str:
+    return repr(text)[:60]

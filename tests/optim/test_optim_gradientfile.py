@@ -1,0 +1,245 @@
+"""A result as a file: it comes back whole, any reader of safetensors reads it, and what it claims is checked."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from torch import Tensor
+
+from aftermath.optim import gradientfile
+from aftermath.optim.dense import dense, dense_shapes
+from aftermath.optim.engine import Engine
+from aftermath.optim.gradientfile import About, BadGradientFile, GradientFile, read_gradient_file
+from aftermath.optim.schema import Schema
+from optim.optim_oracle import RAGGED, toy_inner, toy_schema
+from optim.optim_replica import SEQUENCES, encode, gradients, replica
+
+SIGNS = toy_schema(**RAGGED)
+FLOATS = toy_schema(**RAGGED, quantize_1bit=False)
+LATTICE = toy_inner(**RAGGED, inner_steps=1)
+ABOUT = About(run_id="r", epoch=1, round=3, step=12, slot=3, tier=1, learning_rate=0.004)
+
+
+def made(schema: Schema, tier: int = 1, lr: float = 0.1) -> GradientFile:
+    _, engine = replica(schema, tier)
+    payloads = encode(engine, gradients(schema, tier, 5), lr)
+    return GradientFile(schema, replace(ABOUT, tier=tier, learning_rate=lr), payloads)
+
+
+def inner(schema: Schema, tier: int, lr: float) -> GradientFile:
+    """The same with inner steps, whose gradient is that of the weights' own size."""
+    params, engine = replica(schema, tier)
+
+    def backward(_: Tensor) -> float:
+        for name, tensor in params.items():
+            tensor.grad = gradients(schema, tier, 5)[name].clone()
+        return 0.0
+
+    for tensor in params.values():
+        tensor.requires_grad_()
+    payloads = engine.train(SEQUENCES, backward, lr, lr).payloads
+    return GradientFile(schema, replace(ABOUT, tier=tier, learning_rate=lr), payloads)
+
+
+def at(place: Path, data: bytes) -> Path:
+    path = place / "file.safetensors"
+    path.write_bytes(data)
+    return path
+
+
+# --- there and back ---------------------------------------------------------------------------------------------------
+
+
+@given(
+    about=st.builds(
+        About,
+        run_id=st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "S")), min_size=1, max_size=32),
+        epoch=st.integers(0, 2**16),
+        round=st.integers(0, 2**16),
+        step=st.integers(0, 2**32 - 1),
+        slot=st.integers(0, 255),
+        tier=st.integers(0, 2),
+        learning_rate=st.floats(0, 1e3),
+    ),
+    kept=st.sets(st.integers(0, 2), min_size=1),
+    filling=st.binary(min_size=1, max_size=8),
+)
+@settings(max_examples=60, deadline=None)
+def test_a_file_comes_back_as_it_was(
+    tmp_path_factory: pytest.TempPathFactory, about: About, kept: set[int], filling: bytes
+) -> None:
+    """Whatever the bytes of its payloads are: those are for the decoder of levels."""
+    levels = {level for level in kept if level >= about.tier} or {2}
+    sizes = {level: SIGNS.results.payload_bytes(level) for level in levels}
+    payloads = {level: (filling * size)[:size] for level, size in sizes.items()}
+    written = GradientFile(SIGNS, about, payloads)
+    found = read_gradient_file(at(tmp_path_factory.mktemp("file"), written.to_bytes()))
+    assert (found.about, found.payloads) == (about, payloads)
+    assert found.schema.hash() == SIGNS.hash()
+    assert found.to_bytes() == written.to_bytes()
+
+
+def test_its_name_sorts_by_step_and_says_whose_it_is() -> None:
+    assert made(SIGNS).name == "step-000012-member-3.safetensors"
+
+
+def test_any_reader_of_safetensors_reads_it(tmp_path: Path) -> None:
+    file = made(SIGNS)
+    with safe_open(at(tmp_path, file.to_bytes()), framework="pt") as opened:
+        facts = opened.metadata()
+        assert {name: opened.get_tensor(name).numpy().tobytes() for name in opened.keys()} == {  # noqa: SIM118
+            "level.1": file.payloads[1],
+            "level.2": file.payloads[2],
+        }
+    assert facts.pop("schema").encode() == SIGNS.to_json()
+    assert facts == {
+        "format": "1",
+        "run_id": "r",
+        "epoch": "1",
+        "round": "3",
+        "step": "12",
+        "slot": "3",
+        "tier": "1",
+        "learning_rate": "0.1",
+        "schema_hash": SIGNS.hash().hex(),
+    }
+
+
+def test_the_same_result_is_the_same_file_in_whatever_order_its_levels_come() -> None:
+    file = made(SIGNS)
+    turned = GradientFile(SIGNS, file.about, dict(reversed(file.payloads.items())))
+    assert turned.to_bytes() == file.to_bytes()
+
+
+# --- what a stranger wrote --------------------------------------------------------------------------------------------
+
+
+def changed(file: GradientFile, facts: dict[str, str] | None = None, drop: str = "", tensor: str = "") -> bytes:
+    """The file with other metadata, without one of its entries, or with another name for its first tensor."""
+    data = file.to_bytes()
+    length = int.from_bytes(data[:8], "little")
+    head = json.loads(data[8 : 8 + length])
+    head["__metadata__"] = {k: v for k, v in (head["__metadata__"] | (facts or {})).items() if k != drop}
+    if tensor:
+        head[tensor] = head.pop("level.1")
+    text = json.dumps(head).encode()
+    return len(text).to_bytes(8, "little") + text + data[8 + length :]
+
+
+@pytest.mark.parametrize(
+    ("facts", "drop", "tensor", "says"),
+    [
+        ({"format": "2"}, "", "", "its format is '2', and this client reads 1"),
+        ({}, "format", "", "its format is None"),
+        ({"schema_hash": "00" * 32}, "", "", "not the one whose hash it names"),
+        ({"schema": "{}"}, "", "", "not a schema"),
+        ({"schema": SIGNS.to_json().decode() + " "}, "", "", "not the canonical one"),
+        ({"tier": "3"}, "", "", "of tier 3, and the run has 3"),
+        ({"tier": "2"}, "", "", "a member of tier 2 sends no 'level.1'"),
+        ({}, "", "level.9", "sends no 'level.9'"),
+        ({}, "", "x" * 5000, "sends no 'xxx"),
+        ({"step": "-1"}, "", "", "its step '-1' is no number"),
+        ({"epoch": "4294967296"}, "", "", "its epoch '4294967296' is no number"),
+        ({"slot": "٣"}, "", "", "its slot '٣' is no number"),
+        ({"learning_rate": "nan"}, "", "", "its learning_rate 'nan' is none"),
+        ({"learning_rate": "1e308"}, "", "", "its learning_rate '1e308' is none"),
+        ({"learning_rate": "x"}, "", "", "its learning_rate 'x' is none"),
+        ({"run_id": ""}, "", "", "is no name of a run"),
+        ({"run_id": "\x1b[2J"}, "", "", "is no name of a run"),
+    ],
+)
+def test_what_contradicts_itself_is_a_sentence(
+    tmp_path: Path, facts: dict[str, str], drop: str, tensor: str, says: str
+) -> None:
+    path = at(tmp_path, changed(made(SIGNS), facts, drop, tensor))
+    with pytest.raises(BadGradientFile) as caught:
+        read_gradient_file(path)
+    assert says in caught.value.message
+    assert len(caught.value.message) < 500
+    assert caught.value.fix
+
+
+def test_a_payload_of_another_size_is_a_sentence(tmp_path: Path) -> None:
+    file = made(SIGNS)
+    short = GradientFile(SIGNS, file.about, {1: file.payloads[1][:-1], 2: file.payloads[2]})
+    with pytest.raises(BadGradientFile, match=r"level.1 is U8 \[\d+\], not \d+ bytes"):
+        read_gradient_file(at(tmp_path, short.to_bytes()))
+    with pytest.raises(BadGradientFile, match="it holds no level"):
+        read_gradient_file(at(tmp_path, GradientFile(SIGNS, file.about, {}).to_bytes()))
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"", "is no result of a member"),
+        (b"\xff" * 8, "its header is too large"),
+        ((3 << 20).to_bytes(8, "little"), "is no result of a member"),
+        (bytes(8) + bytes(100), "is no result of a member"),
+    ],
+)
+def test_garbage_is_a_sentence(tmp_path: Path, data: bytes, says: str) -> None:
+    with pytest.raises(BadGradientFile, match=says):
+        read_gradient_file(at(tmp_path, data))
+
+
+def test_what_is_no_file_is_a_sentence(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for name, says in (("gone", "cannot read"), (".", "is no file"), ("pipe", "is no file")):
+        with pytest.raises(BadGradientFile, match=says):
+            read_gradient_file(tmp_path / name)
+
+
+def test_a_file_beyond_the_limit_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gradientfile, "MAX_PAYLOAD_BYTES", 100)
+    with pytest.raises(BadGradientFile, match="is larger than 100 bytes"):
+        read_gradient_file(at(tmp_path, made(SIGNS).to_bytes()))
+
+
+# --- dense tensors ----------------------------------------------------------------------------------------------------
+
+
+def applied(file: GradientFile, lr: float) -> dict[str, Tensor]:
+    """What the run makes of this one result: the change of a tier-0 replica of zeros."""
+    params = {name: torch.zeros(shape) for name, shape in dense_shapes(file.schema).items()}
+    Engine(file.schema, 0, params).apply({level: [votes] for level, votes in file.votes().items()}, lr)
+    return params
+
+
+@pytest.mark.parametrize("schema", [SIGNS, FLOATS], ids=["signs", "floats"])
+def test_of_distro_its_signs_are_those_that_the_run_applies(schema: Schema) -> None:
+    """Where the fp32 sum is not within rounding of zero."""
+    file = made(schema)
+    found, expected = dict(dense(schema, file.votes(), 0.1)), applied(file, 0.1)
+    assert found.keys() == expected.keys()
+    for name, tensor in found.items():
+        assert tensor.shape == expected[name].shape
+        clear = tensor.abs() > 1e-5
+        assert torch.equal(tensor.sign()[clear], -expected[name].sign()[clear]), name
+        assert clear.any() or not expected[name].any(), name
+
+
+@pytest.mark.parametrize("lr", [0.1, 1e-3])
+def test_of_sparseloco_they_are_what_the_run_subtracts(lr: float) -> None:
+    """Also where a value is cut to what one member may move: with outer_lr 1 and one member that is the whole step."""
+    file = inner(LATTICE, 1, lr)
+    found, expected = dict(dense(LATTICE, file.votes(), lr)), applied(file, lr)
+    for name, tensor in found.items():
+        torch.testing.assert_close(tensor, -expected[name], rtol=1e-6, atol=0)
+    assert any(tensor.any() for tensor in found.values())
+
+
+def test_what_a_higher_tier_does_not_hold_is_zero() -> None:
+    file = made(SIGNS, tier=2)
+    width = SIGNS.state.config.width(2)
+    found = dict(dense(SIGNS, file.votes(), 0.1))
+    name = next(name for name in found if name.endswith("up_proj.weight"))
+    assert found[name][:width].any()
+    assert not found[name][width:].any()
