@@ -18,7 +18,7 @@ from aftermath.optim.feedback import ErrorFeedback
 from aftermath.optim.gradient import GradientStep
 from aftermath.optim.inner import InnerSteps
 from aftermath.optim.mean import MeanApply
-from aftermath.optim.parts import Apply, Backward, BadState, PrivateStep, Result
+from aftermath.optim.parts import Apply, Backward, BadState, Measured, PrivateStep, Result
 from aftermath.optim.schema import Schema
 from aftermath.optim.sign import SignApply
 
@@ -35,6 +35,9 @@ class Trained:
     tokens: int
     seconds: float
     encode_seconds: float
+    measured: dict[int, Measured] | None = None
+    """Per level it holds, if that was asked for."""
+    measure_seconds: float = 0.0
 
 
 class Engine:
@@ -48,11 +51,14 @@ class Engine:
         self._levels = range(tier, schema.results.levels)
         self._step, self._result, self._apply = _parts(schema, tier, params)
 
-    def train(self, sequences: Tensor, backward: Backward, lr: float, ahead_lr: float) -> Trained:
+    def train(
+        self, sequences: Tensor, backward: Backward, lr: float, ahead_lr: float, measured: bool = False
+    ) -> Trained:
         """Train on sequences int64 [n, seq_len] and encode the result; the parameters stay as they were.
 
-        `ahead_lr` is the learning rate of the step before. Raises NonFiniteGradient, SegmentError for a parameter
-        without a gradient, and what `backward` does to give up; nothing is learnt then.
+        `ahead_lr` is the learning rate of the step before; `measured` asks for figures, which change nothing. Raises
+        NonFiniteGradient, SegmentError for a parameter without a gradient, and what `backward` does to give up; nothing
+        is learnt then.
         """
         started = self._stopwatch()
         self._forget_gradients()
@@ -61,10 +67,13 @@ class Engine:
             made = self._step.make(sequences, backward, lr, ahead_lr)
             encoding = self._stopwatch()
             payloads = self._result.compress(made)
+            encoded = self._stopwatch()
+            found = self._result.measure(made) if measured else None
         finally:
             self._training = False
             self._forget_gradients()
-        return Trained(payloads, made.loss, sequences.numel(), encoding - started, self._stopwatch() - encoding)
+        trained, took = (payloads, made.loss, sequences.numel()), (encoding - started, encoded - encoding)
+        return Trained(*trained, *took, found, self._stopwatch() - encoded if measured else 0.0)
 
     def apply(self, results: Mapping[int, Sequence[Votes]], lr: float) -> None:
         """Apply one round: per level the votes of the peers whose results the run accepted, in any order.

@@ -15,6 +15,7 @@ Decided
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -28,7 +29,7 @@ from aftermath.optim.codec import encode_level
 from aftermath.optim.format import ResultFormat, Transform
 from aftermath.optim.lattice import SMALLEST, quantise
 from aftermath.optim.layout import LevelLayout, Part, level_layout
-from aftermath.optim.parts import BadState, PseudoGradient
+from aftermath.optim.parts import BadState, Measured, PseudoGradient
 from aftermath.optim.transform import cells, forward, inverse, padding, strongest
 
 _LARGEST = 1e30  # beyond it the residual or its transform could overflow fp32
@@ -105,6 +106,31 @@ class ErrorFeedback:
         indices, values = strongest(coefficients, topk, SMALLEST)
         return indices, quantise(values, bits)
 
+    # --- what is measured ---------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def measure(self, made: PseudoGradient) -> dict[int, Measured]:
+        """Of every held level, the norms of the pseudo-gradient and of what its result leaves behind.
+
+        What a result puts into the padding of blocks counts as carried.
+        """
+        return {level: self._measured(level, made) for level in self._layouts}
+
+    def _measured(self, level: int, made: PseudoGradient) -> Measured:
+        given = sum(_energy(view(made.tensors, part.segment)) for part in self._layouts[level].parts)
+        whole = carried = 0.0
+        for residual, (indices, values) in zip(self._residuals[level], self._previous[level], strict=True):
+            step = max(1, _BATCH // residual[0].numel())
+            places = indices.masked_fill(indices == UNUSED, 0)  # unused slots carry 0
+            for first in range(0, len(residual), step):
+                blocks, sent = residual[first : first + step], values[first : first + step]
+                coefficients = (forward(blocks) if self._transformed else blocks).flatten(1)
+                was = coefficients.gather(1, places[first : first + step])
+                whole += _energy(coefficients)
+                carried += _energy(was) - _energy(was - sent)
+        left = math.sqrt(max(0.0, whole - carried))
+        return Measured(abs(made.factor) * math.sqrt(given), left, carried / whole if whole else 0.0)
+
     # --- what is remembered -------------------------------------------------------------------------------------
 
     def reset(self) -> None:
@@ -156,6 +182,11 @@ def _take_back(residual: Tensor, indices: Tensor, values: Tensor, *, transformed
         sent.scatter_add_(1, places[first : first + step], values[first : first + step])
         sent = sent.view(batch.shape)
         batch.sub_(inverse(sent) if transformed else sent)
+
+
+def _energy(numbers: Tensor) -> float:
+    """The sum of their squares."""
+    return float(torch.linalg.vector_norm(numbers)) ** 2
 
 
 def _check(state: Mapping[str, Tensor], name: str, shape: tuple[int, ...], block: int | None = None) -> None:

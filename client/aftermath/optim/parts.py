@@ -38,6 +38,18 @@ class PseudoGradient:
     """Mean over the share."""
 
 
+@dataclass(frozen=True)
+class Measured:
+    """What one level of a result is to the residual it was taken from."""
+
+    gradient_norm: float
+    """Of the pseudo-gradient."""
+    residual_norm: float
+    """Of what is left for later rounds."""
+    carried: float
+    """The part of the residual's energy (its squared norm) that the result took along, 0 to 1."""
+
+
 class Remembering(Protocol):
     """What a replica alone knows and needs in order to go on."""
 
@@ -72,6 +84,9 @@ class Result(Remembering, Protocol):
         Raises NonFiniteGradient, naming the tensor, or SegmentError for a missing or misshapen one; what is remembered
         is untouched then.
         """
+
+    def measure(self, made: PseudoGradient) -> dict[int, Measured]:
+        """Per held level, what the last `compress`, which was of this pseudo-gradient, did. It changes nothing."""
 
 
 class Apply(Protocol):
