@@ -96,6 +96,7 @@ class Desk:
             compute=InlineWorker(),
             decode=InlineWorker(),
             upload=InlineWorker(),
+            write=InlineWorker(),
             p2p_secret=SECRETS[0],
             schema=SCHEMA,
             tier=0,

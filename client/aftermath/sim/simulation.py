@@ -103,6 +103,9 @@ class Simulation:
         self.upload_seconds = 30.0
         """Virtual time of an upload: longer than a cooldown."""
         self.keeps = True
+        self.writes_gradients = False
+        """Whether members write the results they apply, each into a directory `gradients/NAME`."""
+        self.optim_stats_steps = 0
         self.now_at_end = 0.0
         self._at = run_addresses(self.chain.coordinator.id, RUN_ID)
         self._prepare(rules, quantize, optimizer)
@@ -185,11 +188,14 @@ class Simulation:
             compute=player.compute,
             decode=InlineWorker(0.01),
             upload=InlineWorker(self.upload_seconds),
+            write=InlineWorker(0.01),
             p2p_secret=player.identity.secret(),
             schema=self.schema,
             tier=player.tier,
             data=open_tokens(self.place / "data", 2, self.model.max_seq_len, vocab_size=CONFIG.vocab_size),
             hash_replicas=True,
+            gradients_dir=self.place / "gradients" / player.name if self.writes_gradients else None,
+            optim_stats_steps=self.optim_stats_steps,
         )
         origin = Origin(self.schema, player.tier, "auto", torch.device("cpu"), 4, clock.monotonic)
         directory = self.place / "kept" / player.name if player.tier == 0 and self.keeps else None

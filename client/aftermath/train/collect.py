@@ -39,8 +39,8 @@ class Collector:
         self._turn = 0
         self._complaints = Complaints(_log)
 
-    async def collect(self, height: int, seed: int, accepted: Mapping[int, Fingerprint]) -> dict[int, list[Votes]]:
-        """The votes of the accepted results per level held, in slot order; waits until all are here.
+    async def collect(self, height: int, seed: int, accepted: Mapping[int, Fingerprint]) -> list[Candidate]:
+        """The accepted results in slot order; waits until all that concerns us of them is here.
 
         `seed` is that of the attesting round. Raises Desync when the chain no longer stores the round and something is
         still missing.
@@ -50,7 +50,7 @@ class Collector:
             found = {slot: self._matching(height, seed, slot, seen) for slot, seen in sorted(accepted.items())}
             complete = [c for c in found.values() if c is not None and self._results.complete(c)]
             if len(complete) == len(accepted):
-                return self._by_level(complete)
+                return complete
             run, now = self._ctx.feed.run, self._ctx.clock.monotonic()
             give_up = min(give_up, now + LINGER) if run.halted else give_up
             if self._too_late(run, height) or now > give_up:
@@ -74,7 +74,8 @@ class Collector:
         candidates = self._results.candidates(height, slot)
         return next((c for c in candidates if matches(accepted, c.digest, seed)), None)
 
-    def _by_level(self, candidates: Collection[Candidate]) -> dict[int, list[Votes]]:
+    def by_level(self, candidates: Collection[Candidate]) -> dict[int, list[Votes]]:
+        """The votes of results per level held, in their order."""
         votes: dict[int, list[Votes]] = {level: [] for level in self._ctx.levels}
         for candidate in candidates:
             for level in candidate.votes.keys() & votes.keys():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 from aftermath.data.local import TokenFiles
@@ -42,12 +43,18 @@ class Context:
     """The thread that checks and decodes what peers sent."""
     upload: Worker
     """The thread that sends checkpoints to the Hub."""
+    write: Worker
+    """The thread that writes the files of results."""
     p2p_secret: bytes
     schema: Schema
     tier: int
     data: TokenFiles
     hash_replicas: bool
     """Whether to hash the replica after every apply and report it as an event."""
+    gradients_dir: Path | None = None
+    """Where to keep the results that are applied."""
+    optim_stats_steps: int = 0
+    """After how many steps to report what the optimizer keeps and sends; 0: never."""
 
     @property
     def levels(self) -> range:

@@ -1,4 +1,4 @@
-"""Whether this member can keep the checkpoints it was asked to keep: found out before it joins, not after an epoch.
+"""Whether this member can keep what it was asked to keep: found out before it joins, not after an epoch.
 
 Choices: what needs no chain is checked first; the directory is tried by writing into it, since permissions alone do not
 tell; there must be room for two checkpoints, because a new one is complete before an old one goes.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from pathlib import Path
 
 from aftermath.model.schema import StateSchema
 from aftermath.run.errors import Unsuitable, UsageError
@@ -40,15 +41,7 @@ def check_directory(settings: TrainSettings, schema: StateSchema) -> None:
     if settings.checkpoint_dir is None or settings.matformer_tier:
         return
     directory = settings.checkpoint_dir.absolute()
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=directory) as probe:
-            probe.write(b"checkpoint")
-        free = shutil.disk_usage(directory).free
-    except OSError as error:
-        raise Unsuitable(
-            f"--checkpoint-dir {directory}: {error.strerror}", "name a directory that you may write to"
-        ) from error
+    free = _free("--checkpoint-dir", directory)
     needed = _AT_ONCE * _BYTES * schema.parameters()
     if free <= needed:
         raise Unsuitable(
@@ -56,6 +49,23 @@ def check_directory(settings: TrainSettings, schema: StateSchema) -> None:
             f"{_size(needed)}",
             "make room, or name a directory on another disk",
         )
+
+
+def check_gradients(settings: TrainSettings) -> None:
+    """Make --write-gradients-dir and try it. Raises Unsuitable if it cannot be written."""
+    if settings.write_gradients_dir is not None:
+        _free("--write-gradients-dir", settings.write_gradients_dir.absolute())
+
+
+def _free(option: str, directory: Path) -> int:
+    """The free bytes of a directory, which is made if need be. Raises Unsuitable if it cannot be written."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory) as probe:
+            probe.write(b"probe")
+        return shutil.disk_usage(directory).free
+    except OSError as error:
+        raise Unsuitable(f"{option} {directory}: {error.strerror}", "name a directory that you may write to") from error
 
 
 def keeping_advice(settings: TrainSettings) -> str | None:

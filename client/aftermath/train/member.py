@@ -22,6 +22,7 @@ from aftermath.train.collect import LINGER
 from aftermath.train.context import Context, Desync
 from aftermath.train.cooldown import Cooldown
 from aftermath.train.enrolment import Enrolment
+from aftermath.train.gradients import GradientFiles
 from aftermath.train.modelshare import ModelShare
 from aftermath.train.origin import Origin
 from aftermath.train.ready import Readiness, announce_ready
@@ -48,6 +49,7 @@ class Member:
     def __init__(self, context: Context, origin: Origin, archive: Archive, *, weight: int, parallel: int) -> None:
         self._ctx, self._origin, self._parallel = context, origin, parallel
         self._keeper = Keeper(context, archive)
+        self._gradients = GradientFiles(context)
         self._weight = weight
         self._share = ModelShare(context.transport)
         self._results = Results(context)
@@ -73,6 +75,7 @@ class Member:
             )
         finally:
             await self._keeper.close()
+            await self._gradients.close()
             self._results.close()
             self._share.withdraw()
 
@@ -94,6 +97,7 @@ class Member:
                 self._ctx.events.emit("finished", step=run.trained_steps)
                 await self._ctx.clock.sleep(LINGER if self._replica is not None else 0.0)
                 await self._keeper.settle()
+                await self._gradients.settle()
                 return
             members = await self._ctx.chain.members()
             if self._takes_part(run, members):
@@ -135,7 +139,8 @@ class Member:
         if run.cold_start:
             await self._ctx.compute(replica.optimizer.reset)
         await announce_ready(self._ctx, self._readiness, run, self.slot)
-        rounds = Rounds(self._ctx, self._results, self._share, replica, run, model, self.slot, self._weight)
+        kept = self._results, self._share, self._gradients
+        rounds = Rounds(self._ctx, *kept, replica, run, model, self.slot, self._weight)
         try:
             ended = await rounds.live()
         finally:

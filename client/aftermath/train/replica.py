@@ -56,14 +56,16 @@ class Replica:
         """The levels this replica holds, in ascending order."""
         return range(self.tier, self.schema.state.levels)
 
-    def train(self, sequences: Tensor, lr: float, ahead_lr: float, cancelled: threading.Event) -> Trained:
+    def train(
+        self, sequences: Tensor, lr: float, ahead_lr: float, cancelled: threading.Event, measured: bool = False
+    ) -> Trained:
         """Train on `sequences` int64 [n, seq_len] and encode the result; the parameters stay as they were.
 
-        `ahead_lr` is the learning rate of the look-ahead (the previous step's). Raises Cancelled between
-        micro-batches, or optim.clip.NonFiniteGradient.
+        `ahead_lr` is the learning rate of the look-ahead (the previous step's); `measured` asks for the figures of
+        `Trained`. Raises Cancelled between micro-batches, or optim.clip.NonFiniteGradient.
         """
         return self.optimizer.train(
-            sequences, lambda part: accumulate(self.model, part, self._micro, cancelled), lr, ahead_lr
+            sequences, lambda part: accumulate(self.model, part, self._micro, cancelled), lr, ahead_lr, measured
         )
 
     def measure_weight(self, seq_len: int, seconds: float) -> int:

@@ -42,6 +42,8 @@ class Candidate:
     raw: bytes
     digest: bytes
     votes: dict[int, Votes] = field(default_factory=dict)
+    payloads: dict[int, bytes] = field(default_factory=dict)
+    """Of the levels in `votes`: the bytes that our transport serves, not a copy of them."""
     served: list[bytes] = field(default_factory=list)
     """Digests of the payloads that our transport serves."""
     bad: set[int] = field(default_factory=set)
@@ -158,10 +160,10 @@ class Results:
             self._refused[said.height].add(slot)
             self._ctx.events.emit("refused", height=said.height, slot=slot, why="not what it was assigned")
 
-    def keep_own(self, said: Commitment, raw: bytes, votes: Mapping[int, Votes]) -> None:
+    def keep_own(self, said: Commitment, raw: bytes, votes: Mapping[int, Votes], payloads: Mapping[int, bytes]) -> None:
         """Add this member's own result, whose payloads are published already."""
         served = [payload.blake3 for payload in said.levels.values()]
-        own = Candidate(said, raw, said.digest, dict(votes), served)
+        own = Candidate(said, raw, said.digest, dict(votes), dict(payloads), served)
         self._found[said.height].setdefault(said.slot, []).append(own)
         self.changed.fire()
 
@@ -215,6 +217,7 @@ class Results:
             candidate.bad.add(level)
             self._ctx.events.emit("refused", height=candidate.said.height, slot=candidate.said.slot, why=str(error))
             return
+        candidate.payloads[level] = data
         self._ctx.events.emit(
             "fetched",
             height=candidate.said.height,

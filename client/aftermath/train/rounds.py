@@ -14,13 +14,13 @@ import asyncio
 import math
 import threading
 from collections.abc import Coroutine, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, NoReturn
 
 import torch
 
 from aftermath.optim.clip import NonFiniteGradient
-from aftermath.optim.codec import Votes, decode_level
+from aftermath.optim.codec import decode_level
 from aftermath.optim.engine import Trained
 from aftermath.run import bitmap
 from aftermath.run.accounts import STORED_ROUNDS, Members, Model, Round, Run
@@ -31,11 +31,12 @@ from aftermath.run.schedules import round_learning_rate
 from aftermath.run.state import RunState
 from aftermath.train.collect import Collector
 from aftermath.train.context import Context, Desync
+from aftermath.train.gradients import GradientFiles
 from aftermath.train.health import report_undelivered
 from aftermath.train.modelshare import ModelShare
 from aftermath.train.plan import RoundPlan, plan_round
 from aftermath.train.replica import Cancelled, Replica
-from aftermath.train.results import Results
+from aftermath.train.results import Candidate, Results
 from aftermath.train.sharetime import ShareTime
 from aftermath.train.traffic import report_traffic
 from aftermath.train.wait import first_of
@@ -52,13 +53,14 @@ class Rounds:
         context: Context,
         results: Results,
         share: ModelShare,
+        gradients: GradientFiles,
         replica: Replica,
         began: Run,
         model: Model,
         slot: int,
         weight: int,
     ) -> None:
-        self._ctx, self._results, self._share = context, results, share
+        self._ctx, self._results, self._share, self._gradients = context, results, share, gradients
         self._replica, self._began, self._model, self._slot = replica, began, model, slot
         self._epoch = began.epoch
         self._members: Members | None = None
@@ -187,11 +189,13 @@ class Rounds:
         except ChainRefused as error:
             raise Desync(str(error)) from error
         accepted = consensus(attesting, attestations, done.roster)
-        votes = await self._votes(done.height, attesting.seed, accepted)
+        results = await self._collect(done.height, attesting.seed, accepted)
+        votes = self._collector.by_level(results)
         waited = self._ctx.clock.monotonic() - started
         lr = round_learning_rate(self._began, self._model, done.step)
         self._share.withdraw()
         await self._ctx.compute(lambda: self._replica.apply(votes, lr))
+        self._gradients.keep(results, lr)
         hashes = await self._ctx.compute(self._replica.hashes) if self._ctx.hash_replicas else {}
         seconds = self._ctx.clock.monotonic() - started - waited
         self.time.applied(seconds)
@@ -207,8 +211,8 @@ class Rounds:
             hashes=hashes,
         )
 
-    async def _votes(self, height: int, seed: int, accepted: Mapping[int, Fingerprint]) -> dict[int, list[Votes]]:
-        """The votes of a round, per level. Desync if they are not here a round's time after the epoch has ended.
+    async def _collect(self, height: int, seed: int, accepted: Mapping[int, Fingerprint]) -> list[Candidate]:
+        """The accepted results of a round. Desync if they are not here a round's time after the epoch has ended.
 
         The next epoch may wait for this member, and then the chain never says that it is too late.
         """
@@ -229,11 +233,12 @@ class Rounds:
             return None
         lr = round_learning_rate(self._began, self._model, plan.header.step)
         ahead = round_learning_rate(self._began, self._model, plan.header.step - 1)
+        measured = bool(every := self._ctx.optim_stats_steps) and plan.header.step % every == 0
         cancelled, started = threading.Event(), self._ctx.clock.monotonic()
         watch = asyncio.ensure_future(self._cancel_when_late(plan, cancelled))
         try:
             sequences = await self._ctx.compute(lambda: torch.from_numpy(self._ctx.data.read(indices)))
-            trained = await self._ctx.compute(lambda: self._replica.train(sequences, lr, ahead, cancelled))
+            trained = await self._ctx.compute(lambda: self._replica.train(sequences, lr, ahead, cancelled, measured))
         except Cancelled:
             self._ctx.events.emit("warning", message=f"round {plan.header.height} was given up: the run is ahead")
             self.time.took(len(indices), self._ctx.clock.monotonic() - started, done=False)
@@ -285,7 +290,7 @@ class Rounds:
         votes = await self._ctx.decode(
             lambda: {level: decode_level(data, results, level) for level, data in trained.payloads.items()}
         )
-        self._results.keep_own(said, raw, votes)
+        self._results.keep_own(said, raw, votes, trained.payloads)
         await self._ctx.transport.announce(raw)
         self._ctx.events.emit(
             "trained",
@@ -300,3 +305,12 @@ class Rounds:
             announce_seconds=self._ctx.clock.monotonic() - started,
             bytes=sum(map(len, trained.payloads.values())),
         )
+        if trained.measured is not None:
+            self._ctx.events.emit(
+                "optimizer",
+                epoch=plan.epoch,
+                height=plan.header.height,
+                step=plan.header.step,
+                levels={level: asdict(found) for level, found in trained.measured.items()},
+                seconds=trained.measure_seconds,
+            )

@@ -40,7 +40,7 @@ from aftermath.train.context import Context
 from aftermath.train.ending import known
 from aftermath.train.feed import RunFeed
 from aftermath.train.interrupts import CLOSE_SECONDS, Interrupts
-from aftermath.train.keeping import check_directory, check_hub, keeping_advice
+from aftermath.train.keeping import check_directory, check_gradients, check_hub, keeping_advice
 from aftermath.train.lock import lock_directory, only_process
 from aftermath.train.member import Member
 from aftermath.train.origin import Origin
@@ -257,6 +257,7 @@ async def _member(
     schema = await compute(lambda: schema_of(model, settings.run_id))
     check_tier(settings.matformer_tier, schema, settings.run_id)
     check_directory(settings, schema.state)
+    check_gradients(settings)
     if advice := keeping_advice(settings):
         events.emit("warning", message=advice)
     origin = Origin(
@@ -277,11 +278,14 @@ async def _member(
         compute=compute,
         decode=ThreadWorker("decode"),
         upload=ThreadWorker("upload"),
+        write=ThreadWorker("write"),
         p2p_secret=secret,
         schema=schema,
         tier=settings.matformer_tier,
         data=data_of(model, schema),
         hash_replicas=settings.events_dir is not None,
+        gradients_dir=settings.write_gradients_dir,
+        optim_stats_steps=settings.optim_stats_steps,
     )
     archive = Archive(
         settings.checkpoint_dir,

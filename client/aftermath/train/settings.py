@@ -76,3 +76,14 @@ class TrainSettings(BaseModel):
     )
     write_log: Path | None = Field(None, description="Also append JSON lines to this file.")
     events_dir: Path | None = Field(None, description="Directory that receives this member's events as JSON lines.")
+    write_gradients_dir: Path | None = Field(
+        None,
+        description="Directory, one for each member, that receives every result this member applies, its own and its "
+        "peers', as a file; decode-gradients reads them.",
+    )
+    optim_stats_steps: int = Field(
+        0,
+        ge=0,
+        description="After so many steps each, an event `optimizer` with the norms of what is learnt, sent and kept; "
+        "0: never.",
+    )
