@@ -29,6 +29,8 @@ from aftermath.model.initial import init_weights
 from aftermath.model.levels import SchemaError
 from aftermath.model.store import write_checkpoint
 from aftermath.model.weights import read_weights
+from aftermath.optim.codec import BadPayload
+from aftermath.optim.gradientfile import About, BadGradientFile, GradientFile, read_gradient_file
 from aftermath.optim.schema import Schema
 from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.run.bounded import Malformed, json_value, msgpack_as, toml_value
@@ -36,7 +38,7 @@ from aftermath.run.config import parse_config
 from aftermath.run.errors import AftermathError, ConfigError
 from aftermath.sim.tiny import CONFIG, RULES
 from fuzz.decoder import Decode, Decoder, folder, now, through_file
-from train.desk import SCHEMA
+from train.desk import SCHEMA, empty_payload
 
 KEY = Keypair.from_seed(bytes(32))
 SHA = "ab" * 32
@@ -181,6 +183,12 @@ def schemas() -> tuple[list[bytes], Decode]:
     return [schema.to_json() for schema in kinds], Schema.from_json
 
 
+def gradient_files() -> tuple[list[bytes], Decode]:
+    about = About(run_id="sim", epoch=0, round=3, step=12, slot=3, tier=1, learning_rate=0.004)
+    seed = GradientFile(SCHEMA, about, {level: empty_payload(level) for level in (1, 2)}).to_bytes()
+    return [seed], through_file("step.safetensors", lambda path: read_gradient_file(path).votes())
+
+
 CHECKPOINT = (CheckpointError, ModelConfigError)
 BOUND = (Malformed,)
 LONG = 8_000
@@ -190,6 +198,7 @@ FILES = [
     Decoder("safetensors index", indexes, CHECKPOINT),
     Decoder("tier manifest", tier_manifests, CHECKPOINT),
     Decoder("schema", schemas, (SchemaError, ModelConfigError), LONG),
+    Decoder("gradient file", gradient_files, (BadGradientFile, BadPayload), LONG),
     Decoder("tokens", tokens, (AftermathError,), LONG),
     Decoder("run config", run_configs, (ConfigError,), LONG),
     Decoder("key file", wallets, (WalletError,)),

@@ -59,6 +59,7 @@ INDEX = {
     "set-future-epoch-rates": Entry(OWN, "Set the points that members earn and lose from the next epoch on."),
     "close-run": Entry(OWN, "Close a halted run and take back its rent."),
     "list-runs": Entry(LOOK, "List the runs on a cluster."),
+    "decode-gradients": Entry(LOOK, "Show what members sent, from the files that train writes of it."),
     "json-dump-run": Entry(LOOK, "Print everything the chain knows of a run, as JSON."),
     "json-dump-user": Entry(LOOK, "Print everything a run knows of one wallet, as JSON."),
     "join-authorization-create": Entry(JOIN, "Let a key, or everybody, join the runs of a join authority."),

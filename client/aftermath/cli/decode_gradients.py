@@ -1,0 +1,152 @@
+"""`decode-gradients`: what members sent, from the files of `train --write-gradients-dir`.
+
+Decided here: a file may come from anybody, so what it says is checked before it is believed, and so is the room that
+its tensors take before one is made: a short payload may stand for a model that no machine holds.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from aftermath.cli.command import command
+from aftermath.cli.present import CommandError, Result, listing
+from aftermath.run.errors import UsageError
+
+if TYPE_CHECKING:
+    from aftermath.optim.codec import Votes
+    from aftermath.optim.gradientfile import GradientFile
+
+COLUMNS = ("file", "run", "step", "member", "level", "bytes", "votes", "values")
+LARGEST_TENSOR = 16 << 30
+"""Bytes of the largest tensor that --out makes."""
+
+
+@command("decode-gradients", example="aftermath-solana decode-gradients step-000012-member-3.safetensors --out dense")
+def decode_gradients(
+    files: Annotated[list[Path], typer.Argument(help="Files that train --write-gradients-dir wrote.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Directory for dense tensors: per file one of the same name, in the parameters' shapes."),
+    ] = None,
+) -> Result:
+    """Show what members sent, from the files that train writes of it.
+
+    Values are those that the run counts: votes of 1 and -1, or numbers. With --out they are tensors of the full model's
+    names and shapes, transformed back where the run transforms; zero where nothing was sent.
+    """
+    from aftermath.optim.gradientfile import read_gradient_file
+
+    if out is not None and len({path.name for path in files}) < len(files):
+        raise UsageError("two files have the same name, and --out takes one of each", "decode them one after the other")
+    found = []
+    for path in files:
+        file = read_gradient_file(path)
+        votes = _votes(path, file)
+        if out is not None:
+            _check_room(path, file, out)
+        described = _described(path, file, votes)
+        if out is None:
+            found.append(described)
+            continue
+        found.append(described | {"out": str(_write(out / path.name, path, file, votes))})
+    return Result(found, _shown(found))
+
+
+def _votes(path: Path, file: GradientFile) -> dict[int, Votes]:
+    from aftermath.optim.codec import BadPayload
+
+    try:
+        return file.votes()
+    except BadPayload as error:
+        raise CommandError(
+            f"{path} is no result of a member: {error.message}", "copy it again from its member"
+        ) from None
+
+
+def _described(path: Path, file: GradientFile, votes: Mapping[int, Votes]) -> dict[str, Any]:
+    from aftermath.optim.dense import counted
+
+    levels = {}
+    for level, vote in votes.items():
+        values = counted(vote, file.schema, file.about.learning_rate)
+        least, most = (float(values.min()), float(values.max())) if len(values) else (None, None)
+        levels[str(level)] = {
+            "bytes": len(file.payloads[level]),
+            "votes": len(values),
+            "of": file.schema.results.entries(level),
+            "least": least,
+            "most": most,
+        }
+    return {"file": str(path), **asdict(file.about), "schema_hash": file.schema.hash().hex(), "levels": levels}
+
+
+def _shown(found: Sequence[Mapping[str, Any]]) -> Any:
+    rows = [
+        (
+            *(entry[name] for name in ("file", "run_id", "step", "slot")),
+            level,
+            f"{of['bytes']:,}",
+            f"{of['votes']:,} of {of['of']:,}",
+            None if of["least"] is None else f"{of['least']:.6g} to {of['most']:.6g}",
+        )
+        for entry in found
+        for level, of in entry["levels"].items()
+    ]
+    return listing(COLUMNS, rows)
+
+
+# --- dense tensors ----------------------------------------------------------------------------------------------------
+
+
+def _check_room(path: Path, file: GradientFile, out: Path) -> None:
+    """Make the directory. Raises CommandError unless it has room, and this machine may have, for a file's tensors."""
+    from aftermath.model.store import writing
+    from aftermath.optim.dense import dense_shapes
+
+    sizes = {name: 4 * math.prod(shape) for name, shape in dense_shapes(file.schema).items()}
+    name = max(sizes, key=lambda one: sizes[one])
+    if sizes[name] > LARGEST_TENSOR:
+        raise CommandError(
+            f"{path}: {name} would take {sizes[name]:,} bytes, and {LARGEST_TENSOR:,} is the most that is made",
+            "leave --out away, which shows the votes alone",
+        )
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(out).free
+    if sum(sizes.values()) >= free:
+        raise CommandError(
+            f"{path} makes tensors of {sum(sizes.values()):,} bytes, and {out} has {free:,} free",
+            "free some space, or name a directory on another disk",
+        )
+
+
+def _write(target: Path, source: Path, file: GradientFile, votes: Mapping[int, Votes]) -> Path:
+    """The dense tensors of a result, written one by one."""
+    from aftermath.model.header import header
+    from aftermath.model.store import writing
+    from aftermath.optim.dense import dense, dense_shapes
+
+    if target.exists() and target.samefile(source):
+        raise UsageError(f"--out {target.parent} is where {source} is", "name another directory")
+    shapes = {name: ("F32", shape) for name, shape in dense_shapes(file.schema).items()}
+    about = file.about
+    facts = {"run_id": about.run_id, "step": str(about.step), "slot": str(about.slot), "format": "pt"}
+    facts |= {"levels": " ".join(map(str, votes)), "schema_hash": file.schema.hash().hex()}
+    partial = target.with_name(f".{target.name}.partial")
+    with writing(target.parent):
+        try:
+            with partial.open("wb") as stream:
+                stream.write(header(shapes, facts))
+                for _, tensor in dense(file.schema, votes, about.learning_rate):
+                    stream.write(tensor.numpy().astype("<f4", copy=False).data)
+            partial.replace(target)
+        finally:
+            partial.unlink(missing_ok=True)
+    return target

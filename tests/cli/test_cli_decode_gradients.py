@@ -1,0 +1,137 @@
+"""`decode-gradients`: what files of results hold, as a table, as JSON, and as tensors of the parameters' shapes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from aftermath.cli import decode_gradients as command
+from aftermath.optim.codec import encode_level
+from aftermath.optim.dense import dense, dense_shapes
+from aftermath.optim.engine import Engine
+from aftermath.optim.gradientfile import About, GradientFile
+from aftermath.optim.schema import Schema, build_schema
+from aftermath.optim.sparseloco import SparseLoCo
+from aftermath.sim.tiny import CONFIG
+from cli.cli_runs import invoke
+from train.desk import SCHEMA, empty_payload
+
+LATTICE = Schema(SCHEMA.state, SparseLoCo(inner_steps=1, topk=4, topk_embeddings=4, chunk=8))
+
+
+def result_of(schema: Schema, tier: int, slot: int = 3) -> GradientFile:
+    """The result of a member of that tier whose gradients are as chance has it."""
+    generator = torch.Generator().manual_seed(slot)
+    params = {name: torch.randn(s, generator=generator) for name, s in CONFIG.parameter_shapes(tier).items()}
+
+    def backward(_: torch.Tensor) -> float:
+        for tensor in params.values():
+            tensor.grad = torch.randn(tensor.shape, generator=generator)
+        return 0.0
+
+    for tensor in params.values():
+        tensor.requires_grad_()
+    trained = Engine(schema, tier, params).train(torch.zeros(1, 2, dtype=torch.int64), backward, 0.1, 0.1)
+    about = About(run_id="demo", epoch=0, round=3, step=12, slot=slot, tier=tier, learning_rate=0.1)
+    return GradientFile(schema, about, trained.payloads)
+
+
+def put(place: Path, file: GradientFile) -> Path:
+    (place / file.name).write_bytes(file.to_bytes())
+    return place / file.name
+
+
+def test_a_file_is_described_level_by_level(tmp_path: Path) -> None:
+    file = result_of(SCHEMA, 1)
+    (told,) = invoke("decode-gradients", put(tmp_path, file), "--json").data
+    levels = told.pop("levels")
+    assert told == {
+        "file": str(tmp_path / "step-000012-member-3.safetensors"),
+        "run_id": "demo",
+        "epoch": 0,
+        "round": 3,
+        "step": 12,
+        "slot": 3,
+        "tier": 1,
+        "learning_rate": 0.1,
+        "schema_hash": SCHEMA.hash().hex(),
+    }
+    assert levels.keys() == {"1", "2"}
+    for level, votes in file.votes().items():
+        expected = {"bytes": len(file.payloads[level]), "votes": len(votes.values), "least": -1.0, "most": 1.0}
+        assert levels[str(level)] == expected | {"of": SCHEMA.results.entries(level)}
+
+
+def test_a_person_reads_one_line_for_each_level(tmp_path: Path) -> None:
+    empty = GradientFile(SCHEMA, result_of(SCHEMA, 2, slot=4).about, {2: empty_payload(2)})
+    shown = invoke("decode-gradients", put(tmp_path, result_of(SCHEMA, 1)), put(tmp_path, empty))
+    assert (shown.code, shown.err) == (0, "")
+    head, *lines = shown.out.splitlines()
+    assert head.split() == ["file", "run", "step", "member", "level", "bytes", "votes", "values"]
+    assert len(lines) == 3
+    assert "-1 to 1" in lines[0]
+    assert lines[2].split()[-4:] == ["0", "of", f"{SCHEMA.results.entries(2):,}", "-"]
+
+
+@pytest.mark.parametrize("schema", [SCHEMA, LATTICE], ids=["distro", "sparseloco"])
+def test_out_gives_the_parameters_tensors(tmp_path: Path, schema: Schema) -> None:
+    files = [result_of(schema, tier=1, slot=3), result_of(schema, tier=0, slot=4)]
+    paths = [put(tmp_path, file) for file in files]
+    told = invoke("decode-gradients", *paths, "--out", tmp_path / "new" / "dense", "--json").data
+    for file, entry in zip(files, told, strict=True):
+        assert entry["out"] == str(tmp_path / "new" / "dense" / file.name)
+        found = load_file(entry["out"])
+        expected = dict(dense(schema, file.votes(), 0.1))
+        assert {name: tuple(tensor.shape) for name, tensor in found.items()} == dense_shapes(schema)
+        assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+        assert any(tensor.any() for tensor in found.values())
+    assert len([*(tmp_path / "new" / "dense").iterdir()]) == 2, "nothing half written is left"
+
+
+def test_mistakes_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = put(tmp_path, result_of(SCHEMA, 1))
+    (tmp_path / "other").mkdir()
+    twin = put(tmp_path / "other", result_of(SCHEMA, 1))
+    (tmp_path / "text.safetensors").write_text("no tensors here")
+    (tmp_path / "taken").write_text("")
+
+    def told(*words: Any) -> dict[str, str]:
+        return invoke("decode-gradients", *words, "--json").error
+
+    assert "is no result of a member" in told(tmp_path / "text.safetensors")["error"]
+    assert "cannot read" in told(tmp_path / "gone.safetensors")["error"]
+    assert "cannot write to" in told(path, "--out", tmp_path / "taken")["error"]
+    assert "the same name" in invoke("decode-gradients", path, twin, "--out", tmp_path / "x", "--json").mistake["error"]
+    assert "is where" in invoke("decode-gradients", path, "--out", tmp_path, "--json").mistake["error"]
+    assert invoke("decode-gradients", "--json").mistake["error"] == "files is missing"
+    monkeypatch.setattr(command, "LARGEST_TENSOR", 100)
+    assert "is the most that is made" in told(path, "--out", tmp_path / "x")["error"]
+    assert path.read_bytes() == result_of(SCHEMA, 1).to_bytes()
+
+
+def test_a_payload_that_is_no_encoding_is_told(tmp_path: Path) -> None:
+    file = result_of(SCHEMA, 2)
+    size = SCHEMA.results.payload_bytes(2)
+    broken = GradientFile(SCHEMA, file.about, {2: b"\xff" * size})
+    told = invoke("decode-gradients", put(tmp_path, broken), "--json").error
+    assert "is no result of a member: level 2" in told["error"]
+    assert told["fix"]
+
+
+def test_a_model_for_which_there_is_no_room_is_not_begun(tmp_path: Path) -> None:
+    """A payload of kilobytes that stands for tensors of many gigabytes."""
+    huge = CONFIG.to_hf() | {"vocab_size": 1 << 22, "hidden_size": 1 << 12, "num_hidden_layers": 1}
+    schema = build_schema(huge, 1, SparseLoCo(topk=1, topk_embeddings=1, chunk=255, bits=1))
+    entries = schema.results.entries(0)
+    payload = encode_level(schema.results, 0, np.full(entries, 0xFFFF, np.uint16), np.zeros(entries, np.float32))
+    about = About(run_id="demo", epoch=0, round=0, step=1, slot=0, tier=0, learning_rate=0.1)
+    path = put(tmp_path, GradientFile(schema, about, {0: payload}))
+    told = invoke("decode-gradients", path, "--out", tmp_path / "dense", "--json").error
+    assert "would take" in told["error"]
+    assert "the most that is made" in told["error"]
+    assert not (tmp_path / "dense").exists()
