@@ -161,6 +161,9 @@ def test_a_place_that_cannot_be_written_is_said_before_joining(tmp_path: Path) -
     named = {"run_id": "r", "write_gradients_dir": tmp_path / "file" / "gradients"}
     with pytest.raises(Unsuitable, match=r"--write-gradients-dir .*Not a directory"):
         check_gradients(TrainSettings.model_validate(named))
+    for _ in range(2):
+        check_gradients(TrainSettings.model_validate(named | {"write_gradients_dir": tmp_path / "new"}))
+        (tmp_path / "new" / ".step-000001-member-0.safetensors.partial").write_bytes(b"half")
     check_gradients(TrainSettings.model_validate(named | {"write_gradients_dir": tmp_path / "new"}))
     assert not [*(tmp_path / "new").iterdir()]
 

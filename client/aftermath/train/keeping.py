@@ -52,9 +52,14 @@ def check_directory(settings: TrainSettings, schema: StateSchema) -> None:
 
 
 def check_gradients(settings: TrainSettings) -> None:
-    """Make --write-gradients-dir and try it. Raises Unsuitable if it cannot be written."""
+    """Make --write-gradients-dir and try it; what a killed process left there half written is removed.
+
+    Raises Unsuitable if it cannot be written.
+    """
     if settings.write_gradients_dir is not None:
         _free("--write-gradients-dir", settings.write_gradients_dir.absolute())
+        for partial in settings.write_gradients_dir.glob(".step-*.partial"):
+            partial.unlink(missing_ok=True)
 
 
 def _free(option: str, directory: Path) -> int:
