@@ -76,6 +76,8 @@ class Arm:
     name: str
     question: str
     expected: str
+    kind: str
+    """How the tiers are cut from the model; "" where there is one tier."""
     trainings: tuple[Training, ...]
 
 
@@ -96,7 +98,7 @@ def arms(source: Path = ARMS) -> tuple[Arm, ...]:
             for lr in table["lr"]
             for seed in table.get("seeds", [0])
         )
-        found.append(Arm(table["name"], table["question"], table["expected"], trainings))
+        found.append(Arm(table["name"], table["question"], table["expected"], table.get("kind", ""), trainings))
     return tuple(found)
 
 

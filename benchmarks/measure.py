@@ -26,6 +26,8 @@ MEASURED = ROOT / "benchmarks" / "measured"
 COMMANDS = {
     "memory": "python benchmarks/memory.py --json",
     "worth": "python benchmarks/worth.py --json",
+    "heterogeneity": "python benchmarks/heterogeneity.py --json",
+    "codec": "python benchmarks/codec.py --json",
     "chain": "python benchmarks/chain.py --json",
     "distro": "python benchmarks/distro.py --json",
     "localnet": "python benchmarks/localnet.py --transactions 5000 --json",

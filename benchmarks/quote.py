@@ -115,6 +115,38 @@ def pages_of_experiments() -> str:
     return "".join(parts)
 
 
+def tables_of_unequal() -> str:
+    """For every size what each arm of unequal members reached, and who gained by whom."""
+    parts = []
+    for size, found in figures("heterogeneity").items():
+        lines = [f"### {size}: tiers cut {found['kind']}", ""]
+        if found["missing"]:
+            lines += [f"Named and not trained yet: {found['missing']} trainings.", ""]
+        lines += ["| arm | at rate | by rate | tier 0 | tier 1 | tier 2 | expected |", f"|{'---|' * 7}"]
+        for name, arm in found["arms"].items():
+            rates = ", ".join(f"{rate}: {loss:.3f}" for rate, loss in arm["by_rate"].items())
+            ends = [_with_interval(arm["held_out"].get(tier)) for tier in "012"]
+            words = [f"`{name}`", f"{arm['lr']:g}", rates, *ends, arm["expected"]]
+            lines.append(f"| {' | '.join(words)} |")
+        lines += ["", "| gain (nats per byte) | mean and 95 % interval | seeds | clear |", f"|{'---|' * 4}"]
+        for one in found["gains"]:
+            clear = "yes" if one["clear"] else "no"
+            lines.append(
+                f"| {one['question']} | {one['gain']:+.3f} ± {one['interval']:.3f} | {one['seeds']} | {clear} |"
+            )
+        share = _or_unknown(found["recovered_per_compute"])
+        lines += [
+            "",
+            f"Of what two large members give, two small ones give {share} times as much for the same computing.",
+        ]
+        parts.append("\n".join(lines) + "\n")
+    return "\n".join(parts)
+
+
+def _with_interval(end: Mapping[str, float] | None) -> str:
+    return f"{end['mean']:.3f} ± {end['interval']:.3f}" if end else ""
+
+
 def _table_of_arms(those: list[tuple[str, Any]]) -> str:
     lines = [
         "| arm | steps of a machine | held out | at rate | by rate | bytes per parameter and step | as alone after | "
@@ -151,6 +183,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "demo": report_of_demo,
     "units": table_of_units,
     "experiments": pages_of_experiments,
+    "unequal": tables_of_unequal,
 }
 
 

@@ -1,0 +1,169 @@
+"""What unequal members are worth to each other: does the large one learn more beside small ones, and they beside it?
+
+    python benchmarks/heterogeneity.py [--json] [--kind static]   the figures, from what is kept in measured/runs
+    python benchmarks/heterogeneity.py --run SIZE [--kind static] train what unequal.toml names and nobody measured
+
+Decided
+- An arm is taken at the rate that is best for its largest tier on the mean over seeds.
+- Gains are in nats per byte held out, of the same tier and seed with and without the others; an interval holds the
+  mean with 95 % by Student's t over the seeds. A gain is clear when its interval does not hold 0.
+- Computing is counted in parameters times sequences: what a member of a tier does for a step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import torch
+
+from aftermath.model.config import LlamaConfig
+from arms import Arm, Training, arms, kept, missing, model_of, runs_of
+from worth import SIZES, run
+
+SOURCE = Path(__file__).with_name("unequal.toml")
+KINDS = ("static",)
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+"""The 97.5 % point of Student's t with 1, 2, ... degrees of freedom."""
+
+QUESTIONS = (
+    ("tier 0 beside tiers 1 and 2, against alone", 0, "mixed", "alone"),
+    ("tier 0 beside tiers 1 and 2, against alone with AdamW", 0, "mixed", "alone-adamw"),
+    ("tier 0 beside two of its kind, against alone", 0, "three-large", "alone"),
+    ("tier 0 beside tiers 1 and 2, against beside two of its kind", 0, "mixed", "three-large"),
+    ("tier 1 beside tiers 0 and 2, against without tier 0", 1, "mixed", "small-only"),
+    ("tier 2 beside tiers 0 and 1, against without tier 0", 2, "mixed", "small-only"),
+    ("tier 2 beside tiers 0 and 1, against three of its kind", 2, "mixed", "smallest"),
+)
+"""What is asked, of which tier: the loss with the second arm minus that with the first."""
+
+Losses = Mapping[int, Mapping[int, float]]
+"""Held-out loss by tier and seed."""
+
+
+def interval(numbers: Sequence[float]) -> tuple[float, float]:
+    """The mean, and how far from it the 95 % interval goes; infinite for a single number."""
+    if len(numbers) < 2:
+        return fmean(numbers), math.inf
+    return fmean(numbers), STUDENT[len(numbers) - 2] * stdev(numbers) / math.sqrt(len(numbers))
+
+
+def losses_of(lines: Sequence[Mapping[str, Any]]) -> Losses:
+    """By tier and seed, of trainings of one arm at one rate."""
+    found: dict[int, dict[int, float]] = {}
+    for line in lines:
+        for tier, loss in line.get("held_out_by_tier", {"0": line["held_out"]}).items():
+            found.setdefault(int(tier), {})[line["seed"]] = loss
+    return found
+
+
+def ended(arm: Arm, size: str, done: Mapping[str, Mapping[str, Any]]) -> dict[float, Losses]:
+    """What is kept of an arm, by rate."""
+    by_rate: dict[float, list[Mapping[str, Any]]] = {}
+    for one in arm.trainings:
+        if one.size == size and one.key in done:
+            by_rate.setdefault(one.lr, []).append(done[one.key])
+    return {lr: losses_of(lines) for lr, lines in sorted(by_rate.items())}
+
+
+def best(rates: Mapping[float, Losses]) -> float:
+    """The rate whose mean over seeds is least for the largest tier."""
+    return min(rates, key=lambda lr: fmean(rates[lr][min(rates[lr])].values()))
+
+
+def gain(question: str, tier: int, names: tuple[str, str], losses: Mapping[str, Losses]) -> dict[str, Any] | None:
+    """What is gained with the first arm against the second; None unless both have that tier for two seeds."""
+    first, second = (losses.get(name, {}).get(tier, {}) for name in names)
+    seeds = sorted(first.keys() & second.keys())
+    if len(seeds) < 2:
+        return None
+    mean, reach = interval([second[seed] - first[seed] for seed in seeds])
+    return {
+        "question": question,
+        "tier": tier,
+        "with": names[0],
+        "without": names[1],
+        "gain": round(mean, 4),
+        "interval": round(reach, 4),
+        "seeds": len(seeds),
+        "clear": abs(mean) > reach,
+    }
+
+
+def recovered(gains: Sequence[Mapping[str, Any]], size: str) -> float | None:
+    """How much of the gain of large members small ones give, per unit of their computing."""
+    by_arm = {one["with"]: one["gain"] for one in gains if one["without"] == "alone"}
+    if not {"mixed", "three-large"} <= by_arm.keys() or by_arm["three-large"] <= 0:
+        return None
+    config = LlamaConfig.from_hf(model_of(size))
+    large, *small = (sum(map(math.prod, config.parameter_shapes(tier).values())) for tier in (0, 1, 2))
+    return round(by_arm["mixed"] / sum(small) / (by_arm["three-large"] / (2 * large)), 3)
+
+
+def of_size(size: str, kind: str) -> dict[str, Any]:
+    """Arms and gains of a size."""
+    done, shown, losses = kept(size, SOURCE), {}, {}
+    for arm in arms(SOURCE):
+        rates = ended(arm, size, done)
+        if arm.kind != kind or not rates:
+            continue
+        lr = best(rates)
+        losses[arm.name] = rates[lr]
+        shown[arm.name] = {
+            "expected": arm.expected,
+            "lr": lr,
+            "by_rate": {f"{rate:g}": round(fmean(of[min(of)].values()), 4) for rate, of in rates.items()},
+            "held_out": {
+                str(tier): dict(
+                    zip(("mean", "interval"), (round(x, 4) for x in interval([*seeds.values()])), strict=True)
+                )
+                for tier, seeds in sorted(rates[lr].items())
+                if len(seeds) > 1
+            },
+        }
+    gains = [found for what, tier, *names in QUESTIONS if (found := gain(what, tier, (names[0], names[1]), losses))]
+    return {
+        "kind": kind,
+        "missing": len(_missing(size, kind)),
+        "arms": shown,
+        "gains": gains,
+        "recovered_per_compute": recovered(gains, size),
+    }
+
+
+def _missing(size: str, kind: str) -> list[Training]:
+    names = {arm.name for arm in arms(SOURCE) if arm.kind == kind}
+    return sorted(missing(size, names, SOURCE), key=lambda one: one.seed)  # all arms of a seed before the next
+
+
+def table(report: Mapping[str, Any]) -> str:
+    """The gains of all sizes, a line each."""
+    lines = []
+    for size, found in report.items():
+        lines.append(f"{size}, {found['kind']}: {found['missing']} trainings not done yet")
+        lines += [f"  {one['question']:62} {one['gain']:+.3f} ± {one['interval']:.3f}" for one in found["gains"]]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Read the options, train if asked to, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run", choices=SIZES, help="train what is named and not measured yet, and keep it")
+    parser.add_argument("--kind", choices=KINDS, default="static", help="how the tiers are cut from the model")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    if given.run:
+        run(_missing(given.run, given.kind), SOURCE)
+    report = {size: of_size(size, given.kind) for size in SIZES if runs_of(size, SOURCE).exists()}
+    print(json.dumps(report, indent=1) if given.json else table(report), file=sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""What unequal members are worth to each other: the arithmetic, and that the page is made from what was trained."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from benchmarks.test_benchmarks_worth import BENCHMARKS, arms, module
+
+module("worth")
+unequal = module("heterogeneity")
+
+
+def test_an_interval_is_students() -> None:
+    """Of 1, 2, 3, 4, 5: the mean 3, and 2.776 times the square root of 2.5 / 5."""
+    mean, reach = unequal.interval([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert mean == 3
+    assert reach == pytest.approx(2.776 * math.sqrt(0.5))
+    assert unequal.interval([2.0]) == (2.0, math.inf)
+
+
+def test_a_gain_is_of_the_same_tier_and_seeds() -> None:
+    losses = {"a": {0: {0: 2.0, 1: 2.1, 2: 9.0}, 1: {0: 1.0}}, "b": {0: {0: 2.5, 1: 2.7}}}
+    found = unequal.gain("q", 0, ("a", "b"), losses)
+    assert (found["gain"], found["seeds"]) == (0.55, 2)
+    assert found["interval"] == pytest.approx(12.706 * 0.05, abs=1e-3)
+    assert not found["clear"]
+    assert unequal.gain("q", 1, ("a", "b"), losses) is None
+    close = {"a": {0: {0: 2.0, 1: 2.0}}, "b": {0: {0: 2.5, 1: 2.51}}}
+    assert unequal.gain("q", 0, ("a", "b"), close)["clear"]
+
+
+def test_small_members_are_counted_by_what_they_compute() -> None:
+    gains = [
+        {"with": "mixed", "without": "alone", "gain": 0.1},
+        {"with": "three-large", "without": "alone", "gain": 0.2},
+    ]
+    assert unequal.recovered(gains, "0.2M") > 0.5  # half the gain, for less than the computing of two large ones
+    assert unequal.recovered(gains[:1], "0.2M") is None
+
+
+def test_every_arm_can_be_trained_and_every_question_is_about_arms() -> None:
+    named = arms.arms(unequal.SOURCE)
+    assert {name for _, _, *names in unequal.QUESTIONS for name in names} <= {arm.name for arm in named}
+    assert {arm.kind for arm in named} <= set(unequal.KINDS)
+    for arm in named:
+        for training in arm.trainings:
+            arms.result_bytes(training)
+            assert training.said["steps"] * training.inner_steps == training.steps
+    tokens = {arm.name: arm.trainings[0].said["total_batch"] for arm in named}
+    assert tokens["small-only"] == tokens["mixed"] == tokens["three-large"] == 3 * tokens["alone"]
+
+
+def test_the_page_is_made_from_all_that_was_trained() -> None:
+    written = json.loads((BENCHMARKS / "measured" / "heterogeneity.json").read_text())["figures"]
+    for size, found in written.items():
+        named = {one.key for arm in arms.arms(unequal.SOURCE) for one in arm.trainings if one.size == size}
+        assert set(arms.kept(size, unequal.SOURCE)) <= named
+        again = json.loads(json.dumps(unequal.of_size(size, found["kind"])))
+        assert again == found, "run: benchmarks/measure.py heterogeneity"
