@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from collections.abc import Iterable, Sequence
 from functools import cache
 
@@ -166,6 +167,38 @@ def test_more_blocks_than_are_done_at_once() -> None:
     back, wrong = places.from_bits(bits, 20, 4)
     assert np.flatnonzero(wrong).tolist() == [9_000]
     assert (back[~wrong] == rows[~wrong]).all()
+
+
+def test_no_bits_take_much_longer_than_those_of_random_sets() -> None:
+    """In every block the limbs end, or a borrow begins, at another i."""
+    n, k, blocks = 4096, 1024, 256
+    draw, one = np.random.default_rng(5), np.arange(k)
+    random = np.sort(draw.permuted(np.tile(np.arange(n, dtype=np.uint16), (blocks, 1)), axis=1)[:, :k])
+    falling = np.where(one < 4 * np.arange(blocks)[:, None], one, one + n - k).astype(np.uint16)
+    size, table = places.bits_of(n, k), ranks._weights(n, k)
+    rest = [number_of(table[0, k])]
+    for i in range(k, 0, -1):
+        rest.append(rest[-1] + number_of(table[i, n]))
+    borrowing = [rest[4 * block] | 1 << size - 1 for block in range(blocks)]  # no set's
+    allowed = 2 * seconds_of(places.to_bits(random, n), n, k)
+    assert seconds_of(places.to_bits(falling, n), n, k) < allowed
+    assert seconds_of(bits_of_numbers(borrowing, size), n, k) < allowed
+
+
+def number_of(weight: int) -> int:
+    """What a weight of `optim.ranks` stands for."""
+    length, significand = int(weight) >> 32, int(weight) & 0xFFFFFFFF
+    return significand << length - 32 if length > 32 else significand >> 32 - length
+
+
+def seconds_of(bits: np.ndarray, n: int, k: int) -> float:
+    """Of the processor, in the faster of two decodings."""
+    taken = []
+    for _ in range(2):
+        started = time.process_time()
+        places.from_bits(bits, n, k)
+        taken.append(time.process_time() - started)
+    return min(taken)
 
 
 @pytest.mark.parametrize(

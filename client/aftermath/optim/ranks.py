@@ -7,7 +7,8 @@ Decided
 - Binomials beyond 2^32 are rounded up to 32 significant bits: W(p, i) = up(W(p - 1, i) + W(p - 1, i - 1)). So a table
   takes 8 bytes for each, however long they are, and a number is a few operations on 32-bit limbs. Being rounded up,
   W(p + 1, i) >= W(p, i) + W(p, i - 1), thus W(p_1, 1) + ... + W(p_i, i) < W(p_i + 1, i): taking the largest place that
-  fits, from i = m down, finds the set again. Numbers that no set has are refused.
+  fits, from i = m down, finds the set again. Numbers that no set has are refused, and are 0 from where that is seen:
+  in what remains of others a borrow goes no further than the next limb.
 - Each sum is rounded by less than a factor of 1 + 2^-31, so with n + k < 2^17 all ranks are below (1 + 2^-13) times the
   number of sets. `bits_of` counts that many: more than the least number of bits, by one, for hardly any n and k.
 """
@@ -60,10 +61,16 @@ def from_bits(bits: NDArray[np.uint8], places: int, most: int) -> tuple[NDArray[
     rest.subtract(table[0, members])
     found = np.full((len(bits), most + 1), places)
     short = _short_weights(places, most)
+    beyond = np.zeros(len(bits), np.bool_)
     for i in range(most, len(short), -1):
         found[:, i - 1] = place = rest.largest(table[i])
+        if (place == places).any() and (new := (place == places) & (members >= i)).any():
+            beyond |= new
+            rest.forget(new)
+            place = np.where(new, 0, place)
         rest.subtract(np.where(members >= i, table[i, place], 0))
     numbers, wrong = rest.short()
+    wrong |= beyond
     for i in range(len(short), 0, -1):
         row = short[i - 1]
         found[:, i - 1] = place = np.searchsorted(row, numbers, side="right") - 1
@@ -84,21 +91,29 @@ class _Remainders:
         octets[:, : packed.shape[1]] = packed
         limbs = np.zeros((len(bits), 1 + used + 2), np.int64)
         limbs[:, 1 : 1 + used] = octets.view("<u4")
-        self._flat = limbs.reshape(-1)
+        self._limbs, self._flat = limbs, limbs.reshape(-1)
         self._first = np.arange(len(bits)) * limbs.shape[1]
         self._top = np.full(len(bits), used)  # nothing but zeros above it
 
     def largest(self, weights: Numbers) -> Numbers:
         """The last of these ascending weights that is not above the number: its index, for each block."""
         at = self._first + self._top
-        while not (high := self._flat[at]).all() and (empty := (high == 0) & (self._top > 1)).any():
+        if not (high := self._flat[at]).all() and (empty := (high == 0) & (self._top > 1)).any():
             self._top -= empty
-            at -= empty
+            if len(rows := np.flatnonzero(empty & (self._flat[at - empty] == 0))):  # far below: not one limb at a time
+                used = self._limbs[rows] != 0
+                self._top[rows] = np.maximum((used * np.arange(used.shape[1])).max(1), 1)
+            at = self._first + self._top
+            high = self._flat[at]
         length = np.frexp(high)[1]
         significand = high << (_LIMB - length) | self._flat[at - 1] >> length
         keys = (self._top * _LIMB + (length - _LIMB)) << _LIMB | significand
         found: Numbers = np.searchsorted(weights, keys, side="right") - 1
         return found
+
+    def forget(self, which: NDArray[np.bool_]) -> None:
+        """Make these numbers 0."""
+        self._limbs[which] = 0
 
     def subtract(self, weights: Numbers) -> None:
         """Take a weight off each number, none of which is below it."""
@@ -117,9 +132,8 @@ class _Remainders:
 
     def short(self) -> tuple[Numbers, NDArray[np.bool_]]:
         """The numbers, 0 for those with more than 62 bits; and which these are."""
-        limbs = self._flat.reshape(len(self._first), -1)
-        long = limbs[:, 3:].any(1) | (limbs[:, 2] >> _SHORT - _LIMB != 0)
-        return np.where(long, 0, limbs[:, 2] << _LIMB | limbs[:, 1]), long
+        long = self._limbs[:, 3:].any(1) | (self._limbs[:, 2] >> _SHORT - _LIMB != 0)
+        return np.where(long, 0, self._limbs[:, 2] << _LIMB | self._limbs[:, 1]), long
 
 
 def _sums(weights: Numbers, count: int) -> Numbers:
