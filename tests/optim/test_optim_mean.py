@@ -223,3 +223,12 @@ def test_one_member_moves_nothing_further_than_the_rate_allows(inner: InnerOptim
     moved = bits(params)
     apply.apply(votes, 0.0)
     assert bits(params) == moved
+
+
+def test_a_rate_beyond_all_numbers_leaves_the_lattice_as_the_bound() -> None:
+    """The program takes any finite rate."""
+    schema = toy_inner()
+    params = tensors(schema, 2, 0)
+    before = {name: tensor.clone() for name, tensor in params.items()}
+    MeanApply(schema.results, 2, params, SparseLoCo()).apply({2: votes_of([{0: LARGEST}], 2)}, 1e300)
+    assert max((before[name] - params[name]).abs().max().item() for name in params) == pytest.approx(3 << MOST)

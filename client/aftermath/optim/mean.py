@@ -60,7 +60,7 @@ class MeanApply:
 
 def most_of(settings: SparseLoCo, lr: float) -> int:
     """What a value of one member counts at most, in multiples of the lattice's smallest value."""
-    return min(int(REACH[settings.inner_optimizer] * settings.inner_steps * lr / SMALLEST), LARGEST)
+    return int(min(REACH[settings.inner_optimizer] * settings.inner_steps * lr / SMALLEST, LARGEST))
 
 
 def changes(votes: Sequence[Votes], level: int, settings: SparseLoCo, most: int) -> tuple[Tensor, Tensor]:
