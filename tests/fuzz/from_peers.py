@@ -97,8 +97,8 @@ PEERS = [
     Decoder("question", questions, (RequestRefused,)),
     Decoder("answer", answers, (bounded.Malformed,)),
     Decoder("offered model", model_manifests),
-    Decoder("result", payloads, (BadPayload,)),
-    Decoder("result on the lattice", lattice_payloads, (BadPayload,)),
+    Decoder("result", payloads, (BadPayload,), many=8_000),
+    Decoder("result on the lattice", lattice_payloads, (BadPayload,), many=8_000),
     Decoder("model part", model_parts, (SegmentError,)),
     Decoder("whereabouts", whereabouts),
 ]
