@@ -17,6 +17,7 @@ from aftermath.run.state import RunState
 from aftermath.sim.clock import InlineWorker, VirtualClock
 from aftermath.sim.network import SimNetwork, SimTransport
 from aftermath.sim.tiny import CONFIG
+from aftermath.train.attention import Attention
 from aftermath.train.context import Context
 from aftermath.train.feed import RunFeed
 from aftermath.train.plan import RoundPlan, plan_round
@@ -92,6 +93,7 @@ class Desk:
             transport=self.transports[0],
             feed=self.feed,
             clock=VirtualClock(),
+            attention=Attention(VirtualClock()),
             events=Events(lambda: 0.0, [self.events.append]),
             compute=InlineWorker(),
             decode=InlineWorker(),

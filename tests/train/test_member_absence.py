@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from aftermath.run.accounts import Run
 from aftermath.run.committee import witnesses
 from aftermath.run.errors import ChainRefused
 from aftermath.run.state import ExitReason, MemberState, ModelSource, RunState
+from aftermath.sim.clock import hold_up
 from aftermath.sim.simulation import Player, Simulation, play
 
 
@@ -119,6 +121,36 @@ def test_a_stall_of_all_is_held_against_nobody(tmp_path: Path) -> None:
     sim = play(tmp_path, story, overlap=0, max_round_train_time=15, init_min_clients=4, rounds_per_epoch=12, **batch)
     assert not sim.record.dropped
     assert sim.check() > 0
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_a_round_in_which_all_are_stopped_is_finished_when_they_go_on(tmp_path: Path, overlap: int) -> None:
+    """Some results are there and that of the only holder of level 0 is not: it gets its time, and is not dropped."""
+
+    async def story(sim: Simulation) -> None:
+        slow, *quick = [sim.add(tier, seconds) for tier, seconds in ((0, 1.0), (1, 0.2), (2, 0.2))]
+        for stopped in (30.0, 11.0, 13.0, 90.0):
+            height = (await sim.until(lambda run: _waits_for(run, slow, quick))).current.height
+            hold_up(stopped)
+            await sim.until(lambda run, height=height: run.current.height > height)
+            assert slow.saw("trained", height=height)
+        run = await sim.until(lambda run: run.epoch > 0)
+        assert (run.lost_sequences, run.levels_lost, run.backlog) == (0, 0, ())
+
+    batch = {"global_batch_size_start": 12, "global_batch_size_end": 12}
+    sim = play(tmp_path, story, overlap=overlap, max_round_train_time=12, rounds_per_epoch=24, total_steps=100, **batch)
+    assert not sim.record.dropped
+    assert not [event for event in sim.players[0].saw("warning") if "too slow" in event["message"]]
+    assert sim.check() > 0
+
+
+def _waits_for(run: Run, slow: Player, quick: Sequence[Player]) -> bool:
+    """Whether the round goes on until `slow` has trained its share, and the `quick` have."""
+    assert slow.member is not None
+    height = run.current.height
+    plan = slow.member._results.plan(height) if run.state is RunState.ROUND_TRAIN else None
+    trained = [bool(player.saw("trained", height=height)) for player in (slow, *quick)]
+    return plan is not None and slow.member.slot in plan.owing and trained == [False, True, True]
 
 
 def _all_take(players: Sequence[Player], seconds: float) -> None:

@@ -44,6 +44,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._now += max(0.0, seconds)
 
 
+def hold_up(seconds: float) -> None:
+    """Let time pass in which nobody on the running virtual loop does anything, as if all were stopped."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    loop._pass(seconds)
+
+
 class VirtualClock:
     """The `train.ports.Clock` of the running virtual loop."""
 

@@ -35,6 +35,7 @@ from aftermath.sim.record import Broken, Record
 from aftermath.sim.road import Mood
 from aftermath.sim.tiny import CONFIG, RULES, RUN_ID
 from aftermath.train.archive import Archive, Hub
+from aftermath.train.attention import Attention
 from aftermath.train.context import Context
 from aftermath.train.feed import RunFeed
 from aftermath.train.member import Member
@@ -184,6 +185,7 @@ class Simulation:
             transport=player.transport,
             feed=RunFeed(self.run),
             clock=clock,
+            attention=Attention(clock),
             events=Events(clock.monotonic, [player.note]),
             compute=player.compute,
             decode=InlineWorker(0.01),

@@ -10,6 +10,7 @@ from typing import Protocol, TypeVar
 from aftermath.data.local import TokenFiles
 from aftermath.optim.schema import Schema
 from aftermath.p2p.transport import Transport
+from aftermath.train.attention import Attention
 from aftermath.train.feed import RunFeed
 from aftermath.train.ports import Chain, Clock
 from aftermath.watch.events import Events
@@ -36,6 +37,7 @@ class Context:
     transport: Transport
     feed: RunFeed
     clock: Clock
+    attention: Attention
     events: Events
     compute: Worker
     """The thread that owns the replica."""

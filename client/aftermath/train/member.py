@@ -69,7 +69,8 @@ class Member:
             await first_of(
                 self._epochs(),
                 self._ctx.feed.follow(self._ctx.chain),
-                Ticker(self._ctx.chain, self._ctx.feed, self._ctx.clock).run(),
+                self._ctx.attention.watch(),
+                Ticker(self._ctx.chain, self._ctx.feed, self._ctx.clock, self._ctx.attention).run(),
                 self._listen(),
                 self._follow_members(),
             )

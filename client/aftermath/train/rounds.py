@@ -198,7 +198,8 @@ class Rounds:
         self._gradients.keep(results, lr)
         hashes = await self._ctx.compute(self._replica.hashes) if self._ctx.hash_replicas else {}
         seconds = self._ctx.clock.monotonic() - started - waited
-        self.time.applied(seconds)
+        if not self._held_up_since(started):
+            self.time.applied(seconds)
         self._ctx.events.emit(
             "applied",
             epoch=self._epoch,
@@ -241,7 +242,7 @@ class Rounds:
             trained = await self._ctx.compute(lambda: self._replica.train(sequences, lr, ahead, cancelled, measured))
         except Cancelled:
             self._ctx.events.emit("warning", message=f"round {plan.header.height} was given up: the run is ahead")
-            self.time.took(len(indices), self._ctx.clock.monotonic() - started, done=False)
+            self._took(len(indices), started, done=False)
             return None
         except NonFiniteGradient as error:
             self._ctx.events.emit("warning", message=f"step {plan.header.step} is left out: {error}")
@@ -249,11 +250,21 @@ class Rounds:
         finally:
             watch.cancel()
             cancelled.set()  # if we were cancelled ourselves, the worker thread stops at its next micro-batch
-        self.time.took(len(indices), self._ctx.clock.monotonic() - started, done=True)
+        self._took(len(indices), started, done=True)
         if math.isfinite(trained.loss):
             return trained
         self._ctx.events.emit("warning", message=f"step {plan.header.step} is left out: its loss is {trained.loss}")
         return None
+
+    def _took(self, sequences: int, started: float, *, done: bool) -> None:
+        """Tell how long a share took, unless that shows nothing: with a weight of next to nothing this member would get
+        no share any more, and without one nothing shows its true speed.
+        """
+        if not self._held_up_since(started):
+            self.time.took(sequences, self._ctx.clock.monotonic() - started, done=done)
+
+    def _held_up_since(self, started: float) -> bool:
+        return self._ctx.attention.woke() >= started
 
     async def _cancel_when_late(self, plan: RoundPlan, cancelled: threading.Event) -> None:
         """A result is of use until the round that judges it has closed."""

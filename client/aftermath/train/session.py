@@ -36,6 +36,7 @@ from aftermath.p2p.iroh import IrohTransport, check_interface, open_iroh
 from aftermath.run.accounts import Model
 from aftermath.run.errors import ChainError, Unsuitable
 from aftermath.train.archive import Archive, Hub
+from aftermath.train.attention import Attention
 from aftermath.train.context import Context
 from aftermath.train.ending import known
 from aftermath.train.feed import RunFeed
@@ -268,12 +269,14 @@ async def _member(
         settings.micro_batch_size,
         time.monotonic,
     )
+    clock = RealClock()
     context = Context(
         run_id=settings.run_id,
         chain=chain,
         transport=transport,
         feed=RunFeed(run),
-        clock=RealClock(),
+        clock=clock,
+        attention=Attention(clock),
         events=events,
         compute=compute,
         decode=ThreadWorker("decode"),

@@ -2,8 +2,9 @@
 
 Choices: time here is chain time, the machine's own clock only measures waiting; the run is read anew before every tick,
 which spares the fee when somebody else was first, and finds out when the chain was out of reach. After an outage
-everybody's attestations are tried again before anybody ticks, so that an outage does not throw a round away. A slow
-answer counts as an outage once for one state of the run, or a node that is always slow would be one for ever.
+everybody's attestations are tried again before anybody ticks, so that an outage does not throw a round away; a member
+that was held up itself allows for the others having been so too. A slow answer counts as an outage once for one state
+of the run, or a node that is always slow would be one for ever.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from aftermath.run.accounts import Members, Run
 from aftermath.run.deadlines import next_deadline, tick_delay, tick_order
 from aftermath.run.errors import ChainRefused, ChainUnavailable
+from aftermath.train.attention import Attention
 from aftermath.train.feed import RunFeed
 from aftermath.train.ports import Chain, Clock
 from aftermath.train.wait import first_of
@@ -23,10 +25,11 @@ _LEAST_GRACE, _MOST_GRACE = 6.0, 60.0  # seconds; the least is more than `persis
 class Ticker:
     """Keeps the run's clock going from one member."""
 
-    def __init__(self, chain: Chain, feed: RunFeed, clock: Clock) -> None:
-        self._chain, self._feed, self._clock = chain, feed, clock
+    def __init__(self, chain: Chain, feed: RunFeed, clock: Clock, attention: Attention) -> None:
+        self._chain, self._feed, self._clock, self._attention = chain, feed, clock, attention
         self._not_before = float("-inf")
         self._waited_for = -1
+        self._woke = float("-inf")
 
     async def run(self) -> None:
         """Tick whenever it is due and nobody before us did, for ever."""
@@ -42,6 +45,7 @@ class Ticker:
             due = deadline + self._delay(run, members) - self._chain.now()
             wait = max(due, self._not_before - self._clock.monotonic(), 0.05)
             await first_of(self._feed.after(run.seq), self._clock.sleep(wait))
+            self._allow_for_sleep(run, deadline)
             if self._feed.run.seq == run.seq:
                 await self._tick(run, deadline)
 
@@ -55,6 +59,12 @@ class Ticker:
         """After a read that took as long as an outage does, leave the others the time this state gives them."""
         if self._clock.monotonic() - asked > _SLOW and self._waited_for != run.seq:
             self._waited_for = run.seq
+            self._be_patient(run, deadline)
+
+    def _allow_for_sleep(self, run: Run, deadline: int) -> None:
+        """After we were held up, leave the others the same time: what held us up may have held them all."""
+        if (woke := self._attention.woke()) > self._woke:
+            self._woke = woke
             self._be_patient(run, deadline)
 
     def _be_patient(self, run: Run, deadline: int) -> None:

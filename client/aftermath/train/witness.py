@@ -5,6 +5,8 @@ Choices:
   lasts as long as its slowest member needs, up to the run's limit;
 - members out of reach are waited for a little, then not at all; others until shortly before the round's time is up,
   since RoundWitness may last less than a transaction takes and a missing quorum ends the epoch;
+- held up itself, it gives the others the time of a round again: they may have been, and their results are on their way.
+  It then speaks only a little after it holds them all, because its word opens RoundWitness for those who do not yet;
 - what it attests is only what it holds and has checked itself; what is known to be worthless is not waited for;
 - announcements that never came are asked for, so that a lost message costs nobody its share.
 """
@@ -25,6 +27,8 @@ from aftermath.train.wait import first_of
 
 _PATIENCE = 3.0  # seconds, and twice the time our own share took, for members out of reach
 _LOOK_AGAIN = 0.5
+_MOST_GRACE = 50.0  # seconds; less than what `ticker` gives
+_SETTLE = 1.0  # seconds that a result may take from the first who holds it to the last
 # no longer healthy: SlotMismatch; somebody that we took to have left has attested: NotElected
 _DONE = frozenset({"DuplicateWitness", "WrongState", "StaleHeight", "SlotMismatch", "NotElected"})
 
@@ -36,6 +40,8 @@ class WitnessDuty:
         self._ctx, self._results, self._slot, self._plan, self._judged = context, results, slot, plan, judged
         self._started = context.clock.monotonic()
         self._own_done: float | None = None
+        self._complete = float("inf")
+        """When this member had nothing left to wait for."""
         self.loss, self.tokens_per_sec = 0.0, 0.0
 
     def own_share_done(self, loss: float, tokens_per_sec: float) -> None:
@@ -81,7 +87,7 @@ class WitnessDuty:
                     await collector.ask(height, unheard, lambda _: False)
 
     def _time_has_come(self, run: Run, healthy: int) -> bool:
-        if run.state is RunState.ROUND_WITNESS or self._ctx.chain.now() >= _last_call(run):
+        if run.state is RunState.ROUND_WITNESS or self._too_late_to_wait(run):
             return True
         if self._own_done is None:
             return False
@@ -93,11 +99,20 @@ class WitnessDuty:
         if self._out_of_patience():
             reachable = self._ctx.transport.reachable()
             missing = frozenset(s for s in missing if self._plan.slots[s].p2p in reachable)
-        return not missing - {self._slot}
+        if missing - {self._slot}:
+            return False
+        now = self._ctx.clock.monotonic()
+        self._complete = min(self._complete, now)
+        return self._ctx.chain.now() < _last_call(run) or now >= self._complete + _SETTLE
+
+    def _too_late_to_wait(self, run: Run) -> bool:
+        grace = self._ctx.attention.woke() + min(_longest_wait(run.config), _MOST_GRACE)
+        return self._ctx.chain.now() >= _last_call(run) and self._ctx.clock.monotonic() >= grace
 
     def _out_of_patience(self) -> bool:
         done = self._own_done if self._own_done is not None else float("inf")
-        return self._ctx.clock.monotonic() >= done + max(_PATIENCE, 2 * (done - self._started))
+        since = max(done, self._ctx.attention.woke())
+        return self._ctx.clock.monotonic() >= since + max(_PATIENCE, 2 * (done - self._started))
 
     async def _attest(self, duty: Duty) -> bool:
         """Send the attestation; whether it arrived."""
