@@ -128,6 +128,7 @@ def test_a_round_in_which_all_are_stopped_is_finished_when_they_go_on(tmp_path: 
     """Some results are there and that of the only holder of level 0 is not: it gets its time, and is not dropped."""
 
     async def story(sim: Simulation) -> None:
+        sim.held_up = True
         slow, *quick = [sim.add(tier, seconds) for tier, seconds in ((0, 1.0), (1, 0.2), (2, 0.2))]
         for stopped in (30.0, 11.0, 13.0, 90.0):
             height = (await sim.until(lambda run: _waits_for(run, slow, quick))).current.height

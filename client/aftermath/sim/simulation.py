@@ -88,6 +88,16 @@ class Player:
         return [e for e in self.events if e["kind"] == kind and all(e.get(k) == v for k, v in fields.items())]
 
 
+class _Undisturbed(Attention):
+    """Of members whom nothing holds up: without a timer that shifts all others, a seed stays the trouble it was."""
+
+    def woke(self) -> float:
+        return float("-inf")
+
+    async def watch(self) -> None:
+        await asyncio.Event().wait()
+
+
 class Simulation:
     """A cluster, a run, and members that come and go."""
 
@@ -104,6 +114,8 @@ class Simulation:
         self.upload_seconds = 30.0
         """Virtual time of an upload: longer than a cooldown."""
         self.keeps = True
+        self.held_up = False
+        """Whether members look out for having been held up, as by `sim.clock.hold_up`."""
         self.writes_gradients = False
         """Whether members write the results they apply, each into a directory `gradients/NAME`."""
         self.optim_stats_steps = 0
@@ -185,7 +197,7 @@ class Simulation:
             transport=player.transport,
             feed=RunFeed(self.run),
             clock=clock,
-            attention=Attention(clock),
+            attention=Attention(clock) if self.held_up else _Undisturbed(clock),
             events=Events(clock.monotonic, [player.note]),
             compute=player.compute,
             decode=InlineWorker(0.01),
