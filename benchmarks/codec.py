@@ -1,0 +1,186 @@
+"""Bytes and speed of results against DeMo's published algorithm, restated here, in the same process.
+
+Usage: python benchmarks/codec.py [--json]
+
+DeMo (Peng et al., arXiv 2411.19870; its reference code): per tensor, in 64 x 64 chunks, delta <- delta * decay + lr
+grad, DCT, top-k by magnitude, int64 indices of 8 bytes and fp32 values; delta loses the inverse DCT of what is sent;
+apply is a scatter mean of all peers, an inverse DCT and the sign.
+
+Decided
+- `encode` is from a gradient to the bytes that travel, with everything that error feedback does; DeMo's to its tensors.
+- `apply` is from decoded results to changed weights. Ours is exact: the same bits on every replica.
+- Both of our kinds are measured as runs use them: DisTrO with one bit, SparseLoCo with two and the mean.
+- Ratios are DeMo's seconds over ours, on two threads, the best of five by turns: above 1 ours is faster.
+- `aggregate32_seconds` is the exact apply of 32 members' results to a model of 124 M parameters.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aftermath.optim.engine import Engine
+from aftermath.optim.feedback import ErrorFeedback
+from aftermath.optim.parts import PseudoGradient
+from aftermath.optim.schema import Schema, build_schema
+from aftermath.optim.sparseloco import SparseLoCo
+from distro import DECAY, LR, MODEL, best, decode_all, encoded, noise, the_schema
+
+PEERS, MANY, THREADS = 16, 32, 2
+TOPK, EDGE = 8, 64
+DEMO_BYTES = 8 + 4  # of an index and a value
+GPT2 = MODEL | {
+    "vocab_size": 50257,
+    "hidden_size": 768,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 12,
+}
+
+Sent = Sequence[tuple[Tensor, Tensor]]
+"""Of one peer, per tensor: indices int64 and values fp32, [chunks, k]."""
+
+
+def basis(edge: int) -> Tensor:
+    """The orthonormal DCT-II, [frequency, place]."""
+    place = torch.arange(edge, dtype=torch.float64)
+    rows = torch.cos(torch.pi * (2 * place + 1) * place.unsqueeze(1) / (2 * edge)) * (2 / edge) ** 0.5
+    rows[0] = edge**-0.5
+    return rows.float()
+
+
+class Demo:
+    """DeMo's optimizer for one replica: no exactness, and no bytes."""
+
+    def __init__(self, params: Mapping[str, Tensor]) -> None:
+        self.params, self.delta = params, {name: torch.zeros_like(tensor) for name, tensor in params.items()}
+        self.rows = basis(EDGE)
+
+    def chunks(self, tensor: Tensor) -> Tensor:
+        """[h, w] as [h / 64, w / 64, 64, 64], a vector as [w / 64, 64]; every edge here is a multiple of 64."""
+        if tensor.ndim == 1:
+            return tensor.view(-1, EDGE)
+        height, width = tensor.shape
+        return tensor.view(height // EDGE, EDGE, width // EDGE, EDGE).transpose(1, 2)
+
+    def forward(self, chunks: Tensor) -> Tensor:
+        """The DCT over the last edge or the last two."""
+        out = chunks @ self.rows.T
+        return out if chunks.ndim == 2 else torch.einsum("...ij,ki->...kj", out, self.rows)
+
+    def inverse(self, chunks: Tensor) -> Tensor:
+        """Back from `forward`."""
+        out = chunks @ self.rows
+        return out if chunks.ndim == 2 else torch.einsum("...ij,ik->...kj", out, self.rows)
+
+    def restored(self, tensor: Tensor, sent: Sent) -> Tensor:
+        """The inverse DCT of the mean of what was sent of a tensor, in its shape."""
+        like = self.chunks(tensor)
+        flat = torch.zeros(like.numel() // self.size(tensor), self.size(tensor))
+        indices, values = (torch.cat(parts, 1) for parts in zip(*sent, strict=True))
+        flat.scatter_reduce_(1, indices, values, "mean", include_self=False)
+        out = self.inverse(flat.view(like.shape))
+        return out.reshape(tensor.shape) if tensor.ndim == 1 else out.transpose(1, 2).reshape(tensor.shape)
+
+    def size(self, tensor: Tensor) -> int:
+        """Numbers of a chunk."""
+        return EDGE if tensor.ndim == 1 else EDGE * EDGE
+
+    @torch.no_grad()
+    def encode(self, grads: Mapping[str, Tensor]) -> Sent:
+        """One step's result."""
+        found = []
+        for name, delta in self.delta.items():
+            delta.mul_(DECAY).add_(grads[name], alpha=LR)
+            flat = self.forward(self.chunks(delta)).reshape(-1, self.size(delta))
+            indices = flat.abs().topk(TOPK, dim=1, sorted=False).indices
+            values = flat.gather(1, indices)
+            found.append((indices, values))
+            delta.sub_(self.restored(delta, [(indices, values)]))
+        return found
+
+    @torch.no_grad()
+    def apply(self, results: Sequence[Sent]) -> None:
+        """x <- x - lr sign(mean of all)."""
+        for tensor, sent in zip(self.params.values(), zip(*results, strict=True), strict=True):
+            tensor.sub_(self.restored(tensor, sent).sign_(), alpha=LR)
+
+
+def loco(model: Mapping[str, Any], topk: int, bits: int = 2) -> Schema:
+    """A run of SparseLoCo."""
+    return build_schema(model, 1, SparseLoCo(topk=topk, topk_embeddings=topk, bits=bits))
+
+
+def bytes_of(bits: int) -> dict[str, float]:
+    """Bytes for 4,096 numbers, by top-k, with so many bits a value; over a whole model, small vectors and all."""
+    found = {}
+    for topk in (8, 32, 64):
+        schema = loco(GPT2, topk, bits)
+        found[str(topk)] = schema.results.result_bytes() * 4096 / schema.state.parameters()
+    return found
+
+
+def against_demo(schema: Schema) -> dict[str, float]:
+    """DeMo's seconds over ours, for a result and for applying those of 16 members."""
+    params = noise(schema, 0)
+    ours, feedback = Engine(schema, 0, params), ErrorFeedback(schema.results, 0, params, DECAY)
+    demo, grads = Demo({name: tensor.clone() for name, tensor in params.items()}), noise(schema, 100)
+    step = PseudoGradient(grads, LR, 0.0)
+    encode, demos = best(partial(feedback.compress, step), partial(demo.encode, grads))
+    peers = [noise(schema, 1 + peer) for peer in range(PEERS)]
+    fresh = (ErrorFeedback(schema.results, 0, params, DECAY) for _ in peers)
+    votes = [decode_all(schema, encoded(sender, each)) for sender, each in zip(fresh, peers, strict=True)]
+    results = {level: [each[level] for each in votes] for level in votes[0]}
+    sent = [Demo(params).encode(each) for each in peers]
+    apply, demo_apply = best(partial(ours.apply, results, LR), partial(demo.apply, sent))
+    return {
+        "encode_over_demo": demos / encode,
+        f"apply{PEERS}_over_demo": demo_apply / apply,
+        "encode_seconds": encode,
+        f"apply{PEERS}_seconds": apply,
+    }
+
+
+def aggregate(schema: Schema) -> float:
+    """Seconds of applying 32 members' results: each its own places, as of independent noise."""
+    params = noise(schema, 0)
+    sender = ErrorFeedback(schema.results, 0, params, DECAY)
+    votes = [decode_all(schema, encoded(sender, noise(schema, 1 + peer))) for peer in range(MANY)]
+    results = {level: [each[level] for each in votes] for level in votes[0]}
+    engine = Engine(schema, 0, params)
+    return best(partial(engine.apply, results, LR), repeats=3)[0]
+
+
+def measure() -> dict[str, Any]:
+    """Everything this benchmark reports."""
+    torch.set_num_threads(THREADS)
+    big = loco(GPT2, 32)
+    return {
+        "demo_bytes_per_4096": TOPK * DEMO_BYTES,
+        "bytes_per_4096": {"1": bytes_of(1), "2": bytes_of(2)},
+        "parameters": the_schema().state.parameters(),
+        "distro": against_demo(the_schema()),
+        "sparseloco": against_demo(loco(MODEL, TOPK)),
+        "aggregate_parameters": big.state.parameters(),
+        f"aggregate{MANY}_seconds": aggregate(big),
+    }
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
+    as_json = parser.parse_args().json
+    report = measure()
+    print(json.dumps(report, indent=1) if as_json else "\n".join(f"{name}: {value}" for name, value in report.items()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""DeMo, restated as what our codec is measured against, is DeMo: it keeps and applies what DisTrO does."""
+
+from __future__ import annotations
+
+from aftermath.optim.codec import decode_level
+from aftermath.optim.distro import Distro
+from aftermath.optim.engine import Engine
+from aftermath.optim.feedback import ErrorFeedback
+from aftermath.optim.schema import build_schema
+from benchmarks.test_benchmarks_worth import module
+
+distro = module("distro")
+codec = module("codec")
+SMALL = distro.MODEL | {"vocab_size": 128, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1}
+SMALL |= {"num_attention_heads": 2, "num_key_value_heads": 2}
+
+
+def test_the_reference_learns_what_distro_does() -> None:
+    settings = Distro(8, 8, chunk=64, quantize_1bit=False, decay=distro.DECAY, weight_decay=0.0, clip=None)
+    schema = build_schema(SMALL, 1, settings)
+    start = distro.noise(schema, 0)
+    ours = {name: tensor.clone() for name, tensor in start.items()}
+    demos = [codec.Demo({name: tensor.clone() for name, tensor in start.items()}) for _ in range(2)]
+    senders = [ErrorFeedback(schema.results, 0, start, distro.DECAY) for _ in range(2)]
+    engine = Engine(schema, 0, ours)
+    for step in range(3):
+        grads = [distro.noise(schema, 10 * step + peer) for peer in range(2)]
+        results = [demo.encode(each) for demo, each in zip(demos, grads, strict=True)]
+        payloads = [distro.encoded(sender, each) for sender, each in zip(senders, grads, strict=True)]
+        votes = [decode_level(data[0], schema.results, 0) for data in payloads]
+        demos[0].apply(results)
+        engine.apply({0: votes}, distro.LR)
+    for name, tensor in ours.items():
+        same = (tensor == demos[0].params[name]).float().mean()
+        assert same > 0.999, name  # a sum within rounding of zero may have another sign
+    moved = sum(int((ours[name] != start[name]).sum()) for name in ours)
+    assert moved > 10_000
+
+
+def test_bytes_are_a_part_of_demos() -> None:
+    found = codec.bytes_of(1)
+    assert found["8"] < 96 / 7
+    assert found["8"] < found["32"] < found["64"] < codec.bytes_of(2)["64"]
