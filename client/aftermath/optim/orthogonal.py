@@ -23,7 +23,7 @@ STEPS = 5
 SMALLEST = 1e-3
 MARGIN = 1.01
 _CUSHION = 0.02407327424182761  # below this part of the largest, singular values are raised without being centred
-_NEARLY_ONE = 5e-6
+_NEARLY_ONE = 1e-4  # intervals narrower than a tenth of this make the exchange's system singular
 
 Polynomial = tuple[float, float, float]
 
