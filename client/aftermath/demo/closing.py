@@ -26,7 +26,7 @@ def closing(report: Mapping[str, Any], places: Places, killed: MemberStory) -> l
         )
     if killed.returned is not None:
         sentences.append(
-            f"{killed.name} was killed with kill -9, came back with the model from {killed.sources[-1]}, and has "
+            f"{killed.name} was killed with kill -9, came back with the model from {killed.came_back_with}, and has "
             f"trained again since step {killed.returned}."
         )
     sentences += [

@@ -29,6 +29,8 @@ class MemberStory:
     rounds: set[int] = field(default_factory=set)
     returned: int | None = None
     """The first step that a later process of this member trained."""
+    came_back_with: str | None = None
+    """Where that process had the model from, at first."""
     warnings: list[str] = field(default_factory=list)
     progress: Progress = field(default_factory=Progress)
 
@@ -77,6 +79,8 @@ class Story:
             member.slot = event["slot"]
         elif kind == "model":
             member.sources.append(event["source"])
+            if member.came_back_with is None and len(member.traffic) > 1:
+                member.came_back_with = event["source"]
         elif kind == "trained":
             self._trained(member, event, now)
         elif kind in ("applied", "cooldown"):
