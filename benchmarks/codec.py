@@ -30,7 +30,7 @@ from aftermath.optim.feedback import ErrorFeedback
 from aftermath.optim.parts import PseudoGradient
 from aftermath.optim.schema import Schema, build_schema
 from aftermath.optim.sparseloco import SparseLoCo
-from distro import DECAY, LR, MODEL, best, decode_all, encoded, noise, the_schema
+from distro import DECAY, LR, MODEL, best, dct_rows, decode_all, encoded, noise, the_schema
 
 PEERS, MANY, THREADS = 16, 32, 2
 TOPK, EDGE = 8, 64
@@ -48,20 +48,12 @@ Sent = Sequence[tuple[Tensor, Tensor]]
 """Of one peer, per tensor: indices int64 and values fp32, [chunks, k]."""
 
 
-def basis(edge: int) -> Tensor:
-    """The orthonormal DCT-II, [frequency, place]."""
-    place = torch.arange(edge, dtype=torch.float64)
-    rows = torch.cos(torch.pi * (2 * place + 1) * place.unsqueeze(1) / (2 * edge)) * (2 / edge) ** 0.5
-    rows[0] = edge**-0.5
-    return rows.float()
-
-
 class Demo:
     """DeMo's optimizer for one replica: no exactness, and no bytes."""
 
     def __init__(self, params: Mapping[str, Tensor]) -> None:
         self.params, self.delta = params, {name: torch.zeros_like(tensor) for name, tensor in params.items()}
-        self.rows = basis(EDGE)
+        self.rows = dct_rows(EDGE).float()
 
     def chunks(self, tensor: Tensor) -> Tensor:
         """[h, w] as [h / 64, w / 64, 64, 64], a vector as [w / 64, 64]; every edge here is a multiple of 64."""

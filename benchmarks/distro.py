@@ -93,13 +93,18 @@ def float_estimate(votes: Sequence[Votes], schema: Schema, level: int, dtype: to
     return [part.of(groups[part.group]) for part in layout.parts]
 
 
+def dct_rows(edge: int) -> Tensor:
+    """The orthonormal DCT-II, float64 [frequency, place], not made from our integers."""
+    place = torch.arange(edge, dtype=torch.float64)
+    rows = torch.cos(torch.pi * (2 * place + 1) * place.unsqueeze(1) / (2 * edge)) * (2 / edge) ** 0.5
+    rows[0] = edge**-0.5
+    return rows
+
+
 def inverse_float64(coefficients: Tensor) -> Tensor:
-    """The inverse DCT with a float64 basis of its own, not made from our integers."""
+    """The inverse DCT with a float64 basis of its own."""
     for axis in (1, 2):
-        edge = coefficients.shape[axis]
-        turn = torch.arange(edge, dtype=torch.float64)
-        rows = torch.cos(torch.pi * (2 * turn + 1) * turn.unsqueeze(1) / (2 * edge)) * (2 / edge) ** 0.5
-        rows[0] = edge**-0.5
+        rows = dct_rows(coefficients.shape[axis])
         coefficients = (coefficients.transpose(axis, 2) @ rows).transpose(axis, 2)
     return coefficients
 

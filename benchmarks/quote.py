@@ -109,7 +109,7 @@ def pages_of_experiments() -> str:
             asked.setdefault(arm["question"], []).append((name, arm))
         parts.append(f"## {size} parameters\n\n![loss by steps](experiments-{size}.svg)\n\n")
         if found["missing"]:
-            parts.append(f"Named and not trained yet: {found['missing']} trainings.\n\n")
+            parts.append(f"{_not_trained(found)}\n\n")
         for question, those in asked.items():
             parts.append(f"### {size}: {question}\n\n{_table_of_arms(those)}\n")
     return "".join(parts)
@@ -121,12 +121,11 @@ def tables_of_unequal() -> str:
     for size, found in figures("heterogeneity").items():
         lines = [f"### {size}: tiers cut {found['kind']}", ""]
         if found["missing"]:
-            lines += [f"Named and not trained yet: {found['missing']} trainings.", ""]
+            lines += [_not_trained(found), ""]
         lines += ["| arm | at rate | by rate | tier 0 | tier 1 | tier 2 | expected |", f"|{'---|' * 7}"]
         for name, arm in found["arms"].items():
-            rates = ", ".join(f"{rate}: {loss:.3f}" for rate, loss in arm["by_rate"].items())
             ends = [_with_interval(arm["held_out"].get(tier)) for tier in "012"]
-            words = [f"`{name}`", f"{arm['lr']:g}", rates, *ends, arm["expected"]]
+            words = [f"`{name}`", f"{arm['lr']:g}", _by_rate(arm), *ends, arm["expected"]]
             lines.append(f"| {' | '.join(words)} |")
         lines += ["", "| gain (nats per byte) | mean and 95 % interval | seeds | clear |", f"|{'---|' * 4}"]
         for one in found["gains"]:
@@ -143,6 +142,14 @@ def tables_of_unequal() -> str:
     return "\n".join(parts)
 
 
+def _not_trained(found: Mapping[str, Any]) -> str:
+    return f"Named and not trained yet: {found['missing']} trainings."
+
+
+def _by_rate(end: Mapping[str, Any]) -> str:
+    return ", ".join(f"{rate}: {loss:.3f}" for rate, loss in end["by_rate"].items())
+
+
 def _with_interval(end: Mapping[str, float] | None) -> str:
     return f"{end['mean']:.3f} ± {end['interval']:.3f}" if end else ""
 
@@ -156,13 +163,12 @@ def _table_of_arms(those: list[tuple[str, Any]]) -> str:
     for name, arm in those:
         for end in arm["ends"]:
             against, sent = end.get("against_adamw"), arm["bytes_per_parameter_step"]
-            rates = ", ".join(f"{rate}: {loss:.3f}" for rate, loss in end["by_rate"].items())
             words = [
                 f"`{name}`",
                 f"{end['steps']:,}",
                 f"{end['held_out']:.3f}" + (f" ± {end['spread'] / 2:.3f}" if end["seeds"] > 1 else ""),
                 f"{end['lr']:g}",
-                rates,
+                _by_rate(end),
                 f"{sent:.5f}" if sent else "",
                 f"{against['steps_alone'] or UNKNOWN}" if against else "",
                 f"{_or_unknown(against['worth'])} ({_or_unknown(against['worth_without_protocol'])})"
