@@ -6,13 +6,15 @@ import errno
 import os
 import shutil
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 import torch
 
+from aftermath.model.store import replacing
 from aftermath.optim.codec import Votes
 from aftermath.optim.gradientfile import GradientFile, read_gradient_file
 from aftermath.run.errors import Unsuitable
@@ -92,8 +94,11 @@ def test_they_hold_the_very_votes_that_are_applied(
                     assert torch.equal(one.values, other.values)
 
 
-def _full(_: Path) -> None:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+@contextmanager
+def _full(target: Path) -> Iterator[BinaryIO]:
+    with replacing(target) as stream:
+        yield stream
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_a_full_disk_is_one_warning_until_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +108,7 @@ def test_a_full_disk_is_one_warning_until_there_is_room(tmp_path: Path, monkeypa
             sim.add(tier)
         await sim.until_round(3)
         with monkeypatch.context() as patch:
-            patch.setattr(gradients, "sync", _full)
+            patch.setattr(gradients, "replacing", _full)
             await sim.until_round(1, epoch=1)
         await sim.until_finished()
 

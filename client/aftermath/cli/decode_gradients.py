@@ -130,7 +130,7 @@ def _check_room(path: Path, file: GradientFile, out: Path) -> None:
 def _write(target: Path, source: Path, file: GradientFile, votes: Mapping[int, Votes]) -> Path:
     """The dense tensors of a result, written one by one."""
     from aftermath.model.header import header
-    from aftermath.model.store import writing
+    from aftermath.model.store import replacing, writing
     from aftermath.optim.dense import dense, dense_shapes
 
     if target.exists() and target.samefile(source):
@@ -139,14 +139,8 @@ def _write(target: Path, source: Path, file: GradientFile, votes: Mapping[int, V
     about = file.about
     facts = {"run_id": about.run_id, "step": str(about.step), "slot": str(about.slot), "format": "pt"}
     facts |= {"levels": " ".join(map(str, votes)), "schema_hash": file.schema.hash().hex()}
-    partial = target.with_name(f".{target.name}.partial")
-    with writing(target.parent):
-        try:
-            with partial.open("wb") as stream:
-                stream.write(header(shapes, facts))
-                for _, tensor in dense(file.schema, votes, about.learning_rate):
-                    stream.write(tensor.numpy().astype("<f4", copy=False).data)
-            partial.replace(target)
-        finally:
-            partial.unlink(missing_ok=True)
+    with writing(target.parent), replacing(target) as stream:
+        stream.write(header(shapes, facts))
+        for _, tensor in dense(file.schema, votes, about.learning_rate):
+            stream.write(tensor.numpy().astype("<f4", copy=False).data)
     return target

@@ -24,7 +24,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 import torch
 from safetensors.torch import save_file
@@ -212,6 +212,19 @@ def writing(directory: Path) -> Iterator[None]:
         if isinstance(error, OSError):
             raise CheckpointError(f"cannot write to {directory}: {error.strerror or error}") from None
         raise
+
+
+@contextmanager
+def replacing(target: Path) -> Iterator[BinaryIO]:
+    """A stream whose bytes stand under the target's name once all of them are on disk, and nowhere after an error."""
+    partial = target.with_name(f".{target.name}.partial")
+    try:
+        with partial.open("wb") as stream:
+            yield stream
+        sync(partial)
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _require_space(directory: Path, need: int) -> None:

@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from aftermath.model.store import sync, writing
+from aftermath.model.store import replacing, sync, writing
 from aftermath.optim.gradientfile import About, GradientFile
 from aftermath.run.accounts import STORED_ROUNDS
 from aftermath.train.context import Context
@@ -86,12 +86,6 @@ def write_files(directory: Path, files: Iterable[GradientFile]) -> None:
     with writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
         for file in files:
-            partial = directory / f".{file.name}.partial"
-            try:
-                partial.write_bytes(file.to_bytes())
-                sync(partial)
-                partial.replace(directory / file.name)
-            except OSError:
-                partial.unlink(missing_ok=True)  # it takes the room that is lacking
-                raise
+            with replacing(directory / file.name) as stream:
+                stream.write(file.to_bytes())
         sync(directory)
