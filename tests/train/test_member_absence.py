@@ -9,12 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from aftermath.optim.engine import Trained
 from aftermath.run.accounts import Run
 from aftermath.run.committee import witnesses
 from aftermath.run.errors import ChainRefused
 from aftermath.run.state import ExitReason, MemberState, ModelSource, RunState
 from aftermath.sim.clock import hold_up
 from aftermath.sim.simulation import Player, Simulation, play
+from aftermath.train.plan import RoundPlan
+from aftermath.train.rounds import Rounds
 
 
 def _witness(sim: Simulation) -> Player:
@@ -121,6 +124,30 @@ def test_a_stall_of_all_is_held_against_nobody(tmp_path: Path) -> None:
     sim = play(tmp_path, story, overlap=0, max_round_train_time=15, init_min_clients=4, rounds_per_epoch=12, **batch)
     assert not sim.record.dropped
     assert sim.check() > 0
+
+
+def test_who_withholds_its_share_and_attests_it_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a round of one sequence nobody else owes a result: that looks like a stall of all, once."""
+    announce = Rounds._announce
+    withheld: list[int] = []
+
+    async def story(sim: Simulation) -> None:
+        _, _, _, sly = [sim.add(tier) for tier in (0, 1, 2, 2)]
+
+        async def announced_by_others(rounds: Rounds, plan: RoundPlan, trained: Trained) -> None:
+            if sly.member is not None and rounds._slot == sly.member.slot:
+                withheld.append(plan.header.height)
+            else:
+                await announce(rounds, plan, trained)
+
+        monkeypatch.setattr(Rounds, "_announce", announced_by_others)
+        await sim.until(lambda run: run.epoch == 1)
+
+    batch = {"global_batch_size_start": 1, "global_batch_size_end": 1}
+    sim = play(tmp_path, story, overlap=0, max_round_train_time=15, init_min_clients=4, rounds_per_epoch=16, **batch)
+    assert len(withheld) == 2, "excused once, dropped the next time"
+    assert len(sim.record.dropped) == 1
+    assert sim.check(dropped=[sim.players[3]]) > 0
 
 
 @pytest.mark.parametrize("overlap", [0, 1])

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from aftermath.run import bitmap
 from aftermath.run.accounts import Members, Run
+from aftermath.run.committee import quorum
 from aftermath.run.consensus import left_out, scores
 from aftermath.run.deadlines import TICK_STEP, tick_order
 from aftermath.run.errors import ChainRefused
@@ -32,22 +33,33 @@ def unseen(run: Run, members: Members) -> int:
     return owed.roster & ~attesting.attested & members.mask(MemberState.HEALTHY)
 
 
-async def undelivered(chain: Chain, run: Run, members: Members) -> int:
-    """Those of the unseen that a quorum of witnesses did without: only they may be dropped."""
-    missing, attesting = unseen(run, members), run.round(run.current.height - 1)
-    if not missing or attesting is None:
-        return 0
-    attestations = await chain.attestations(attesting)
-    missing &= left_out(attesting, attestations)
-    stalled = not scores(attestations) and any(bitmap.contains(missing, a.slot) for a in attestations)
-    return 0 if stalled else missing
+class Excuses:
+    """Whom this member excused in an epoch, and saw no result of since."""
+
+    def __init__(self) -> None:
+        self._given = 0
+
+    async def undelivered(self, chain: Chain, run: Run, members: Members) -> int:
+        """Those of the unseen that a quorum of witnesses did without: only they may be dropped."""
+        missing, attesting = unseen(run, members), run.round(run.current.height - 1)
+        if attesting is None or not (missing or self._given):
+            return 0
+        attestations = await chain.attestations(attesting)
+        seen = scores(attestations)
+        needed = quorum(attesting.elected)
+        self._given &= ~bitmap.from_slots(member for member, votes in seen.items() if votes >= needed)
+        missing &= left_out(attesting, attestations)
+        held_up = missing if not seen and any(bitmap.contains(missing, a.slot) for a in attestations) else 0
+        excused = held_up & ~self._given
+        self._given |= excused
+        return missing & ~excused
 
 
-async def report_undelivered(context: Context, run: Run, slot: int) -> None:
+async def report_undelivered(context: Context, excuses: Excuses, run: Run, slot: int) -> None:
     """Have those dropped that did not deliver, when it is our turn and nobody did it before us."""
     members = await context.chain.members()
     try:
-        missing = await undelivered(context.chain, run, members)
+        missing = await excuses.undelivered(context.chain, run, members)
     except ChainRefused:
         return  # the run is far ahead: that round is no longer stored
     reporters = [other for other in tick_order(run, members) if not bitmap.contains(missing, other)]

@@ -32,7 +32,7 @@ from aftermath.run.state import RunState
 from aftermath.train.collect import Collector
 from aftermath.train.context import Context, Desync
 from aftermath.train.gradients import GradientFiles
-from aftermath.train.health import report_undelivered
+from aftermath.train.health import Excuses, report_undelivered
 from aftermath.train.modelshare import ModelShare
 from aftermath.train.plan import RoundPlan, plan_round
 from aftermath.train.replica import Cancelled, Replica
@@ -64,6 +64,7 @@ class Rounds:
         self._replica, self._began, self._model, self._slot = replica, began, model, slot
         self._epoch = began.epoch
         self._members: Members | None = None
+        self._excuses = Excuses()
         self._collector = Collector(context, results, began.epoch)
         self._rules = began.config
         self.time = ShareTime(context, time_for_results(began.config), weight)
@@ -149,7 +150,7 @@ class Rounds:
         self._start(duty.attend())
         self._start(duty.inquire(self._collector))
         await self._apply_through(run, self._rules.judged(self._height - 1))
-        self._start(report_undelivered(self._ctx, run, self._slot))
+        self._start(report_undelivered(self._ctx, self._excuses, run, self._slot))
         trained = await self._train(plan)
         if trained is None:
             duty.own_share_done(0.0, 0.0)
