@@ -94,6 +94,7 @@ def model_table() -> dict[str, Any]:
             "beta2_bits": 0,
             "eps_bits": 0,
             "outer_lr_bits": 0,
+            "orthogonal_lr_bits": 0,
             "inner_steps": 0,
             "value_bits": 0,
             "inner_optimizer": 0,

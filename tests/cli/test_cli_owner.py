@@ -182,6 +182,7 @@ def test_a_run_with_inner_steps_is_configured_and_shown(
         "inner_optimizer": "adamw",
         "divisor": "root",
         "outer_lr": 1.0,
+        "orthogonal_lr": 0.0,
     }
     assert found.data["warnings"] == []
     config.write_text(head + "[model.LLM.optimizer.SparseLoCo]\ninner_steps = 5\n")

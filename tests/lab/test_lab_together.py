@@ -114,7 +114,12 @@ def test_results_wait_for_as_many_rounds_as_overlap(overlap: int) -> None:
 
 @pytest.mark.parametrize(
     "changed",
-    [{}, {"bits": 1, "divisor": "all"}, {"inner_optimizer": "muon", "divisor": "root", "outer_lr": 0.7}],
+    [
+        {},
+        {"bits": 1, "divisor": "all"},
+        {"inner_optimizer": "muon", "divisor": "root", "outer_lr": 0.7},
+        {"orthogonal_lr": 3.0},
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("overlap", [0, 1])

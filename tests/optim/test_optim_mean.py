@@ -232,3 +232,13 @@ def test_a_rate_beyond_all_numbers_leaves_the_lattice_as_the_bound() -> None:
     before = {name: tensor.clone() for name, tensor in params.items()}
     MeanApply(schema.results, 2, params, SparseLoCo()).apply({2: votes_of([{0: LARGEST}], 2)}, 1e300)
     assert max((before[name] - params[name]).abs().max().item() for name in params) == pytest.approx(3 << MOST)
+
+
+@pytest.mark.parametrize("rate", [-1.0, float("nan")])
+def test_what_is_no_rate_is_refused_and_changes_nothing(rate: float) -> None:
+    schema = toy_inner()
+    params = tensors(schema, 2, 0)
+    before = bits(params)
+    with pytest.raises(ValueError, match="learning rate"):
+        MeanApply(schema.results, 2, params, SparseLoCo()).apply({2: votes_of([{0: 1}], 2)}, rate)
+    assert bits(params) == before

@@ -50,7 +50,14 @@ def model_params(**changes: Any) -> dict[str, Any]:
     optimizer = {"clip_grad_norm_bits": bits(1.0), "weight_decay_bits": 0, "compression_decay_bits": bits(0.999)}
     optimizer |= {"beta1_bits": 0, "beta2_bits": 0, "eps_bits": 0, "compression_chunk": 64, "compression_topk": 8}
     optimizer |= {"compression_topk_embeddings": 0, "kind": 2, "quantize_1bit": 1}
-    optimizer |= {"outer_lr_bits": 0, "inner_steps": 0, "value_bits": 0, "inner_optimizer": 0, "divisor": 0}
+    optimizer |= {
+        "outer_lr_bits": 0,
+        "orthogonal_lr_bits": 0,
+        "inner_steps": 0,
+        "value_bits": 0,
+        "inner_optimizer": 0,
+        "divisor": 0,
+    }
     location = {"kind": 2, "token_bytes": 2, "shuffle": 0, "pad_zeros": 0, "start_index": 0, "num_files": 0}
     location |= {"primary": "data", "secondary": "", "shuffle_seed": bytes(32)}
     model = {"architecture": 0, "data_type": 0, "max_seq_len": 128, "cold_start_warmup_steps": 0}

@@ -95,6 +95,8 @@ MODEL_FAULTS = [
     ("InnerStepsOutOfRange", _sparseloco(inner_steps=0)),
     ("InnerStepsOutOfRange", _sparseloco(inner_steps=1025)),
     ("OuterRateOutOfRange", _sparseloco(outer_lr_bits=0)),
+    ("OuterRateOutOfRange", _sparseloco(orthogonal_lr_bits=bits(64.0) + 1)),
+    ("OuterRateOutOfRange", _sparseloco(orthogonal_lr_bits=bits(-0.0))),
     ("OuterRateOutOfRange", _sparseloco(outer_lr_bits=bits(64.0) + 1)),
     ("OuterRateOutOfRange", _sparseloco(outer_lr_bits=bits(-0.0))),
     ("OuterRateOutOfRange", _sparseloco(outer_lr_bits=bits(float("inf")))),
@@ -115,7 +117,7 @@ def test_models_that_break_a_rule_are_refused(created: Scenario, name: str, mode
     [
         _sparseloco(),
         _sparseloco(inner_steps=1, outer_lr_bits=1, value_bits=1, inner_optimizer=1, divisor=2),
-        _sparseloco(inner_steps=1024, outer_lr_bits=bits(64.0), divisor=1),
+        _sparseloco(inner_steps=1024, outer_lr_bits=bits(64.0), orthogonal_lr_bits=bits(64.0), divisor=1),
         _model("optimizer", inner_steps=0, outer_lr_bits=0, value_bits=0),  # of no meaning to DisTrO
     ],
 )

@@ -22,6 +22,7 @@ OPTIMIZER = """
 inner_steps = 5
 inner_optimizer = "muon"
 outer_lr = 0.75
+orthogonal_lr = 15.0
 divisor = "root"
 value_bits = 1
 compression_topk_embeddings = 48

@@ -43,6 +43,7 @@ def _taken(player: Player) -> set[int]:
         {},
         {"inner_optimizer": "muon", "divisor": "root", "value_bits": 1, "outer_lr": 0.7, "weight_decay": 0.01},
         {"divisor": "all", "clip_grad_norm": 0.0, "compression_decay": 0.0},
+        {"divisor": "all", "orthogonal_lr": 10.0},
     ],
 )
 def test_three_tiers_end_with_the_same_levels_and_have_changed_them(
@@ -106,6 +107,12 @@ def test_a_member_that_was_killed_comes_back_without_moments_and_replicas_stay_e
         assert all(min(_taken(player)) > 2 * STEPS for player in players if player is not players[1])
         await sim.until_finished()
 
-    sim = play(tmp_path, story, optimizer=_table(inner_optimizer="muon"), init_min_clients=4, total_steps=18)
+    sim = play(
+        tmp_path,
+        story,
+        optimizer=_table(inner_optimizer="muon", orthogonal_lr=10.0),
+        init_min_clients=4,
+        total_steps=18,
+    )
     assert sim.check(dropped=[sim.players[1]]) > 0
     assert sim.players[1].saw("applied", epoch=1)

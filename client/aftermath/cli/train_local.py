@@ -27,6 +27,7 @@ PANELS = (
             "value_bits",
             "outer_lr",
             "mean",
+            "orthogonal_lr",
         ),
     ),
     ("Measuring", ("held_out_path", "eval_every", "eval_sequences")),

@@ -14,7 +14,7 @@ from aftermath.run.accounts import Optimizer
 from aftermath.run.errors import UsageError
 
 _RESULTS = ("topk", "topk_embeddings", "feedback_decay")
-_INNER = ("inner_steps", "inner_optimizer", "value_bits", "outer_lr", "mean")
+_INNER = ("inner_steps", "inner_optimizer", "value_bits", "outer_lr", "mean", "orthogonal_lr")
 
 
 def agreed_settings(said: LabSettings, optimizer: OptimizerName, numbers: Optimizer) -> Settings | None:
@@ -27,6 +27,9 @@ def agreed_settings(said: LabSettings, optimizer: OptimizerName, numbers: Optimi
         raise UsageError(f"--feedback-decay {decay} is no part of anything", "it is from 0 to 1, for example 0.95")
     if outer is not None and not (math.isfinite(outer) and 0 < outer <= LARGEST_RATE):
         raise UsageError(f"--outer-lr {outer} is no rate", f"it is above 0 and at most {LARGEST_RATE}, for example 1")
+    orthogonal = said.orthogonal_lr
+    if orthogonal is not None and not (math.isfinite(orthogonal) and 0 <= orthogonal <= LARGEST_RATE):
+        raise UsageError(f"--orthogonal-lr {orthogonal} is no rate", f"it is from 0 to {LARGEST_RATE}, for example 15")
     embeddings = said.topk_embeddings or numbers.compression_topk_embeddings or said.topk
     changed = {"topk": said.topk, "topk_embeddings": embeddings, "decay": decay}
     if optimizer == "distro":
@@ -40,6 +43,7 @@ def agreed_settings(said: LabSettings, optimizer: OptimizerName, numbers: Optimi
         bits=int(said.value_bits) if said.value_bits else None,
         outer_lr=outer,
         divisor=said.mean,
+        orthogonal_lr=orthogonal,
     )
 
 

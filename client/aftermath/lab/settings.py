@@ -104,6 +104,11 @@ class LabSettings(BaseModel):
         description="sparseloco: over the members that kept a coefficient (keepers), over all, or by the root of both "
         "numbers' product; else keepers.",
     )
+    orthogonal_lr: float | None = Field(
+        None,
+        description="sparseloco: how many learning rates hidden matrices go along the polar factor of the mean, as "
+        f"Muon does; 0 goes by the mean itself; else {DEFAULTS.orthogonal_lr:g}.",
+    )
 
     held_out_path: Path | None = Field(None, description="Token files that are measured on and not trained on.")
     eval_every: int = Field(0, ge=0, description="Steps between measurements; 0 measures at the end only.")

@@ -63,6 +63,7 @@ def sparseloco_of(optimizer: Optimizer) -> SparseLoCo:
         decay=optimizer.compression_decay,
         outer_lr=optimizer.outer_lr,
         divisor=Divisor[optimizer.divisor.name],
+        orthogonal_lr=optimizer.orthogonal_lr,
         weight_decay=optimizer.weight_decay,
         clip=optimizer.clip_grad_norm or None,
     )

@@ -18,6 +18,7 @@ from aftermath.optim.feedback import ErrorFeedback
 from aftermath.optim.gradient import GradientStep
 from aftermath.optim.inner import InnerSteps
 from aftermath.optim.mean import MeanApply
+from aftermath.optim.outer_muon import OuterMuon
 from aftermath.optim.parts import Apply, Backward, BadState, Measured, PrivateStep, Result
 from aftermath.optim.schema import Schema
 from aftermath.optim.sign import SignApply
@@ -128,5 +129,5 @@ def _parts(schema: Schema, tier: int, params: Mapping[str, Tensor]) -> tuple[Pri
     if isinstance(settings, Distro):
         step = GradientStep(params, feedback.residual, settings.clip)
         return step, feedback, SignApply(results, tier, params, settings.weight_decay)
-    mean = MeanApply(results, tier, params, settings)
-    return InnerSteps(params, settings), feedback, mean
+    apply = (OuterMuon if settings.orthogonal_lr else MeanApply)(results, tier, params, settings)
+    return InnerSteps(params, settings), feedback, apply

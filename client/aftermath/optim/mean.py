@@ -18,7 +18,7 @@ Votes are counted on the CPU, whatever holds the model, and everything is decide
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from aftermath.model.segments import view
 from aftermath.optim.codec import Votes
 from aftermath.optim.format import ResultFormat
 from aftermath.optim.lattice import LARGEST, SMALLEST
-from aftermath.optim.layout import level_layout
+from aftermath.optim.layout import LevelLayout, Part, level_layout
 from aftermath.optim.sparseloco import REACH, Divisor, SparseLoCo
 from aftermath.optim.tally import check_votes, tally
 from aftermath.optim.transform import subtract
@@ -45,21 +45,23 @@ class MeanApply:
         """Apply one round; `lr` was each member's own. Raises ValueError for votes that no run can have accepted."""
         most = most_of(self._settings, lr)
         decided = {level: changes(votes, level, self._settings, most) for level, votes in results.items() if votes}
-        for level, (positions, steps) in decided.items():
-            layout = self._layouts[level]
-            for index, group in enumerate(layout.groups):
-                parts = [part for part in layout.parts if part.group == index]
-                device = view(self._params, parts[0].segment).device
-                blocks = torch.zeros(group.blocks, group.height, group.width, device=device)
-                inside = (positions >= group.base) & (positions < group.base + blocks.numel())
-                places = (positions[inside] - group.base).to(device)
-                blocks.view(-1)[places] = steps[inside].to(device)
-                for part in parts:
-                    subtract(view(self._params, part.segment), part.of(blocks), part.blocks)
+        for level, found in decided.items():
+            for part, blocks in placed(self._layouts[level], *found):
+                self._move(view(self._params, part.segment), part, blocks, lr)
+
+    def _move(self, tensor: Tensor, part: Part, blocks: Tensor, lr: float) -> None:
+        """Change a segment's own `tensor` by the mean, as blocks on the CPU."""
+        del lr  # the values have it in them
+        subtract(tensor, blocks.to(tensor.device), part.blocks)
 
 
 def most_of(settings: SparseLoCo, lr: float) -> int:
-    """What a value of one member counts at most, in multiples of the lattice's smallest value."""
+    """What a value of one member counts at most, in multiples of the lattice's smallest value.
+
+    Raises ValueError for a rate below 0 or NaN.
+    """
+    if not lr >= 0:
+        raise ValueError(f"a learning rate of {lr}")
     return int(min(REACH[settings.inner_optimizer] * settings.inner_steps * lr / SMALLEST, LARGEST))
 
 
@@ -74,6 +76,17 @@ def changes(votes: Sequence[Votes], level: int, settings: SparseLoCo, most: int)
     positions, sums, counts = tally(given, values)
     divisors = torch.tensor(_divisors(settings.divisor, len(votes)), dtype=torch.float64)
     return positions, (sums.double() / divisors[counts] * (settings.outer_lr * SMALLEST)).float()
+
+
+def placed(layout: LevelLayout, positions: Tensor, steps: Tensor) -> Iterator[tuple[Part, Tensor]]:
+    """Every segment of a level and its own blocks fp32 [n, h, w] with those steps, and zero elsewhere."""
+    for index, group in enumerate(layout.groups):
+        blocks = torch.zeros(group.blocks, group.height, group.width)
+        inside = (positions >= group.base) & (positions < group.base + blocks.numel())
+        blocks.view(-1)[positions[inside] - group.base] = steps[inside]
+        for part in layout.parts:
+            if part.group == index:
+                yield part, part.of(blocks)
 
 
 def _divisors(divisor: Divisor, results: int) -> list[float]:

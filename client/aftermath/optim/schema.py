@@ -24,7 +24,7 @@ from aftermath.optim.format import ResultFormat
 from aftermath.optim.sparseloco import SparseLoCo, SparseLoCoInputs
 from aftermath.run.bounded import Malformed, json_as
 
-SCHEMA_VERSION = 3  # also when the bytes of a result change
+SCHEMA_VERSION = 4  # also when the bytes of a result change
 MAX_JSON_BYTES = 16 << 20
 
 Settings = Distro | SparseLoCo

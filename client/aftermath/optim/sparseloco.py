@@ -66,6 +66,8 @@ class SparseLoCo:
     outer_lr: float = 1.0
     """How much of the mean is applied."""
     divisor: Divisor = Divisor.KEEPERS
+    orthogonal_lr: float = 0.0
+    """How far a step along the polar factor of the mean goes in a hidden matrix, in learning rates; 0: by the mean."""
     weight_decay: float = 0.0
     """Of the inner optimizer."""
     clip: float | None = 1.0
@@ -86,6 +88,7 @@ class SparseLoCo:
         if not outer:
             raise SchemaError("outer_lr must be above 0", _SET)
         numbers = {"decay": at_least_zero("decay", self.decay, _SET, most=1), "outer_lr": outer}
+        numbers["orthogonal_lr"] = at_least_zero("orthogonal_lr", self.orthogonal_lr, _SET, most=LARGEST_RATE)
         numbers["weight_decay"] = at_least_zero("weight_decay", self.weight_decay, _SET)
         clip = at_least_zero("clip", self.clip or 0.0, _SET) or None
         for name, value in (numbers | {"clip": clip, "divisor": Divisor(self.divisor)}).items():
@@ -114,6 +117,7 @@ class SparseLoCoInputs(msgspec.Struct, frozen=True, tag_field="kind", tag=KIND):
     decay: str
     outer_lr: str
     divisor: Divisor
+    orthogonal_lr: str
     weight_decay: str
     clip: str | None
 
@@ -129,6 +133,7 @@ class SparseLoCoInputs(msgspec.Struct, frozen=True, tag_field="kind", tag=KIND):
             decay=decimal(self.decay, "decay"),
             outer_lr=decimal(self.outer_lr, "outer_lr"),
             divisor=self.divisor,
+            orthogonal_lr=decimal(self.orthogonal_lr, "orthogonal_lr"),
             weight_decay=decimal(self.weight_decay, "weight_decay"),
             clip=None if self.clip is None else decimal(self.clip, "clip"),
         )

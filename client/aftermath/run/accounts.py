@@ -244,6 +244,7 @@ class Optimizer:
     inner_optimizer: InnerOptimizer
     divisor: Divisor
     outer_lr: float
+    orthogonal_lr: float
     clip_grad_norm: float
     weight_decay: float
     compression_decay: float
@@ -276,6 +277,7 @@ _USED = {
         "inner_optimizer",
         "divisor",
         "outer_lr",
+        "orthogonal_lr",
     ),
 }
 

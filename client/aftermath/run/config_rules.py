@@ -35,6 +35,7 @@ MAX_INNER_STEPS = 1024
 _ONE = 0x3FF0_0000_0000_0000
 _INFINITY = 0x7FF0_0000_0000_0000
 _LARGEST_OUTER_RATE = 0x4050_0000_0000_0000  # 64
+_BELOW_ONE = ("compression_decay", "beta1", "beta2")
 _OPTIMIZERS = {
     OptimizerKind.ADAMW: "AdamW",
     OptimizerKind.DISTRO: "Distro",
@@ -147,9 +148,9 @@ def _schedule(schedule: Mapping[str, Any], table: Path) -> _Broken:
 
 def _optimizer(optimizer: Mapping[str, Any], table: Path) -> _Broken:
     variant = (*table, _OPTIMIZERS[optimizer["kind"]])
-    for key in ("clip_grad_norm", "weight_decay", "compression_decay", "beta1", "beta2", "eps"):
+    for key in ("clip_grad_norm", "weight_decay", "eps", *_BELOW_ONE):
         bits = optimizer[f"{key}_bits"]
-        if bits >= (_ONE if key in ("compression_decay", "beta1", "beta2") else _INFINITY):
+        if bits >= (_ONE if key in _BELOW_ONE else _INFINITY):
             yield "OptimizerNumberInvalid", (*variant, "betas" if key.startswith("beta") else key), _real(bits)
     if optimizer["kind"] != OptimizerKind.ADAMW:
         yield from _compression(optimizer, variant)
@@ -172,6 +173,8 @@ def _sparseloco(optimizer: Mapping[str, Any], table: Path) -> _Broken:
         yield "InnerStepsOutOfRange", (*table, "inner_steps"), optimizer["inner_steps"]
     if not 1 <= optimizer["outer_lr_bits"] <= _LARGEST_OUTER_RATE:
         yield "OuterRateOutOfRange", (*table, "outer_lr"), _real(optimizer["outer_lr_bits"])
+    if optimizer["orthogonal_lr_bits"] > _LARGEST_OUTER_RATE:
+        yield "OuterRateOutOfRange", (*table, "orthogonal_lr"), _real(optimizer["orthogonal_lr_bits"])
     if optimizer["value_bits"] not in (1, 2):
         yield "ValueBitsInvalid", (*table, "value_bits"), optimizer["value_bits"]
 

@@ -99,11 +99,22 @@ class LearningRate(Choice):
     WarmupStableDecay: WarmupStableDecayRate | None = None
 
 
+_REALS = (
+    "clip_grad_norm",
+    "weight_decay",
+    "compression_decay",
+    "beta1",
+    "beta2",
+    "eps",
+    "outer_lr",
+    "orthogonal_lr",
+)
+
+
 def _optimizer(kind: OptimizerKind, **given: Any) -> dict[str, Any]:
     """The program's form of an optimizer: unused numbers are zero, and reals travel as their bits."""
-    reals = ("clip_grad_norm", "weight_decay", "compression_decay", "beta1", "beta2", "eps", "outer_lr")
     return {
-        **{f"{name}_bits": bits(given.get(name) or 0.0) for name in reals},
+        **{f"{name}_bits": bits(given.get(name) or 0.0) for name in _REALS},
         "compression_topk": given.get("compression_topk", 0),
         "compression_topk_embeddings": given.get("compression_topk_embeddings") or 0,
         "compression_chunk": given.get("compression_chunk", 0),
@@ -151,12 +162,14 @@ class SparseLoCoSettings(Variant):
     """SparseLoCo: steps of an inner optimizer on every member, whose largest changes per chunk are shared.
 
     `compression_topk_embeddings` is `compression_topk` for the token embedding and the output head, where it differs.
+    With `orthogonal_lr` hidden matrices go that many learning rates along the polar factor of the mean (Muon's step).
     """
 
     inner_steps: U16 = 4
     inner_optimizer: Literal["adamw", "muon"] = "adamw"
     outer_lr: float = 1.0
     divisor: Literal["keepers", "all", "root"] = "keepers"
+    orthogonal_lr: float = 0.0
     value_bits: U8 = 2
     compression_decay: float = 0.95
     compression_chunk: U16 = 64

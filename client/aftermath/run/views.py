@@ -36,7 +36,7 @@ from aftermath.run.accounts import (
 )
 from aftermath.run.errors import AccountError
 
-VERSION = 2
+VERSION = 3
 
 _Row = TypeVar("_Row")
 _Convert = Callable[[Any], Any]

@@ -130,7 +130,7 @@ pub enum CoordinatorError {
     QuantizeInvalid,
     #[msg("SparseLoCo needs inner_steps between 1 and 1024.")]
     InnerStepsOutOfRange,
-    #[msg("SparseLoCo needs outer_lr above 0 and at most 64.")]
+    #[msg("SparseLoCo needs outer_lr above 0 and at most 64, and orthogonal_lr at most 64.")]
     OuterRateOutOfRange,
     #[msg("SparseLoCo needs value_bits 1 or 2.")]
     ValueBitsInvalid,

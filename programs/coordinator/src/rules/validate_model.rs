@@ -90,8 +90,8 @@ fn check_compression(optimizer: &Optimizer) -> Result<()> {
 fn check_sparseloco(optimizer: &Optimizer) -> Result<()> {
     let steps = (1..=MAX_INNER_STEPS).contains(&optimizer.inner_steps);
     require!(steps, CoordinatorError::InnerStepsOutOfRange);
-    let rate = (1..=MAX_OUTER_RATE).contains(&optimizer.outer_lr_bits);
-    require!(rate, CoordinatorError::OuterRateOutOfRange);
+    let outer = (1..=MAX_OUTER_RATE).contains(&optimizer.outer_lr_bits);
+    require!(outer && optimizer.orthogonal_lr_bits <= MAX_OUTER_RATE, CoordinatorError::OuterRateOutOfRange);
     require!(matches!(optimizer.value_bits, 1 | 2), CoordinatorError::ValueBitsInvalid);
     require!(optimizer.inner_optimizer <= LAST_INNER_OPTIMIZER, CoordinatorError::UnknownInnerOptimizer);
     require!(optimizer.divisor <= LAST_DIVISOR, CoordinatorError::UnknownDivisor);

@@ -78,6 +78,8 @@ pub struct Optimizer {
     pub eps_bits: u64,
     /// SparseLoCo: how much of the members' mean is applied.
     pub outer_lr_bits: u64,
+    /// SparseLoCo: how far an orthogonal step of a hidden matrix goes, in learning rates; 0 = by the mean itself.
+    pub orthogonal_lr_bits: u64,
     pub compression_chunk: u16,
     /// Coefficients kept of a block of the token embedding and the output head; 0 = as many as `compression_topk`.
     pub compression_topk_embeddings: u16,

@@ -1,0 +1,139 @@
+"""Muon at the apply: its formula, its bounds, and its independence of everything that must not matter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from aftermath.model.segments import view
+from aftermath.optim.codec import Votes
+from aftermath.optim.engine import Engine
+from aftermath.optim.layout import Part, level_layout
+from aftermath.optim.mean import changes, most_of
+from aftermath.optim.muon import hidden_matrices
+from aftermath.optim.polar import exact_polar
+from aftermath.optim.schema import Schema
+from aftermath.optim.sparseloco import SparseLoCo
+from optim.optim_oracle import RAGGED, joined, toy_inner
+from optim.optim_replica import bits, tensors
+from optim.test_optim_mean import random_votes
+
+LR, ORTHOGONAL = 0.01, 3.0
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def _schema(**changed: object) -> Schema:
+    return toy_inner(orthogonal_lr=ORTHOGONAL, divisor="all", **changed)
+
+
+def _mean(schema: Schema, part: Part, votes: Sequence[Votes], level: int) -> Tensor:
+    """What `optim.mean` would subtract of a segment."""
+    assert isinstance(schema.optimizer, SparseLoCo)
+    positions, steps = changes(votes, level, schema.optimizer, most_of(schema.optimizer, LR))
+    layout = level_layout(schema.results, level)
+    flat = torch.zeros(sum(group.blocks * group.block for group in layout.groups))
+    flat[positions] = steps
+    group = layout.groups[part.group]
+    low = group.base + part.first * group.block
+    blocks = flat[low : low + part.blocks.count * group.block].view(-1, group.height, group.width)
+    return torch.from_numpy(joined(blocks.numpy(), part.blocks))
+
+
+@pytest.mark.parametrize("sizes", [{}, RAGGED], ids=["whole blocks", "padded blocks"])
+def test_the_apply_is_the_formula_on_every_held_level(sizes: dict[str, int]) -> None:
+    schema = _schema(**sizes)
+    params = tensors(schema, 1, 0)
+    expected = {name: tensor.clone() for name, tensor in params.items()}
+    results = {level: random_votes(schema, level, 3, seed=level) for level in (1, 2)}
+    Engine(schema, 1, params).apply(results, LR)
+    hidden = []
+    for level, votes in results.items():
+        for part in level_layout(schema.results, level).parts:
+            mean, held = _mean(schema, part, votes, level), view(expected, part.segment)
+            if part.segment.name not in hidden_matrices(params):
+                held -= mean
+                continue
+            hidden.append((level, part.segment.name))
+            rows, columns = mean.shape
+            held -= (exact_polar(mean) * (LR * ORTHOGONAL * max(1, rows / columns) ** 0.5)).float()
+    assert bits(params) == bits(expected)
+    assert len(hidden) == 3 + 7  # the FFN's parts in level 1, with those of attention in level 2
+
+
+def test_a_step_has_one_size_whatever_members_send() -> None:
+    """The largest that can be sent, all in one direction: as far as the rate says."""
+    schema = _schema()
+    params = tensors(schema, 2, 0)
+    before = {name: tensor.clone() for name, tensor in params.items()}
+    layout = level_layout(schema.results, 2)
+    count = sum(group.blocks * group.block for group in layout.groups)
+    for value in (1, 3 << 43):
+        votes = [Votes(2, torch.arange(count), torch.full((count,), value))]
+        Engine(schema, 2, params).apply({2: votes}, LR)
+        for name in hidden_matrices(params):
+            rows, columns = params[name].shape
+            moved = torch.linalg.matrix_norm(before[name].double() - params[name], 2)
+            assert 0.8 < moved / (LR * ORTHOGONAL * max(1, rows / columns) ** 0.5) < 1.2, name
+        before = {name: tensor.clone() for name, tensor in params.items()}
+
+
+def test_order_threads_and_memory_layout_do_not_matter() -> None:
+    schema = _schema(hidden_size=64, chunk=64)
+    rounds = [random_votes(schema, 2, 5, seed=seed) for seed in (4, 5)]
+
+    def applied(reverse: bool = False, strided: bool = False) -> dict[str, bytes]:
+        params = tensors(schema, 2, 0)
+        if strided:  # every tensor with gaps in memory
+            params = {name: torch.stack([t, t], -1)[..., 0] for name, t in params.items()}
+        engine = Engine(schema, 2, params)
+        for votes in rounds:
+            engine.apply({2: votes[::-1] if reverse else votes}, 0.1)
+        return bits({name: tensor.contiguous() for name, tensor in params.items()})
+
+    expected = applied()
+    assert expected != bits(tensors(schema, 2, 0))
+    torch.set_num_threads(2)
+    assert applied() == applied(reverse=True) == applied(strided=True) == expected
+
+
+def test_every_tier_gives_the_levels_it_holds_the_same_bits() -> None:
+    schema = _schema()
+    replicas = [tensors(schema, tier, 0) for tier in range(3)]
+    engines = [Engine(schema, tier, params) for tier, params in enumerate(replicas)]
+    for seed in range(3):
+        votes = {level: random_votes(schema, level, 4, seed=10 * seed + level) for level in range(3)}
+        for tier, engine in enumerate(engines):
+            engine.apply({level: votes[level] for level in range(tier, 3)}, LR)
+    for segment in (segment for level in range(3) for segment in schema.state.of_level(level)):
+        held = [view(params, segment) for params in replicas[: segment.level + 1]]
+        assert all(torch.equal(held[0], other) for other in held)
+
+
+def test_a_level_without_votes_stays_as_it_is() -> None:
+    schema = _schema()
+    params = tensors(schema, 1, 0)
+    before = bits(params)
+    Engine(schema, 1, params).apply({1: [], 2: []}, LR)
+    Engine(schema, 1, params).apply({}, LR)
+    assert bits(params) == before
+
+
+def test_what_no_run_can_have_accepted_changes_nothing() -> None:
+    schema = _schema()
+    params = tensors(schema, 1, 0)
+    engine, before = Engine(schema, 1, params), bits(params)
+    good = {level: random_votes(schema, level, 2, seed=level) for level in (1, 2)}
+    for bad in ({**good, 2: good[2] * 129}, {**good, 2: good[1]}):
+        with pytest.raises(ValueError, match="256 peers on level 2"):
+            engine.apply(bad, LR)
+        assert bits(params) == before
