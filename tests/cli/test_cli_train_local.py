@@ -31,7 +31,7 @@ def events(text: str) -> list[dict[str, Any]]:
 
 
 def test_a_run_s_config_is_trained_with_its_tiers(material: Path, tmp_path: Path) -> None:
-    done = invoke(*quick(material, "--tiers", "0,1,2", "--out", tmp_path / "out", "--eval-every", 3, "--json"))
+    done = invoke(*quick(material, "--tiers", "0,1,2", "--out", tmp_path / "out", "--json"))
     assert (done.code, done.err) == (0, "")
     said = events(done.out)
     assert [event["kind"] for event in said] == ["started", *["step"] * 6, "finished"]

@@ -93,7 +93,7 @@ def test_what_members_agree_on_is_said_by_options() -> None:
     inner = bare(optimizer="sparseloco", members=2)
     assert (inner.agreed, inner.overlap, inner.schedule.base_lr) == (SparseLoCo(), 0, 2e-3)
     assert bare(optimizer="sparseloco", overlap="1").overlap == 1
-    said = {"inner_steps": 8, "inner_optimizer": "muon", "value_bits": "1", "outer_lr": 0.5, "mean": "root"}
+    said = {"inner_steps": 8, "inner_optimizer": "muon", "value_bits": "1", "outer_lr": 0.5, "orthogonal_lr": 3.0, "mean": "root"}
     found = bare(optimizer="sparseloco", topk=16, topk_embeddings=64, feedback_decay=0.9, **said)
     assert found.schedule.base_lr == 0.02
     assert found.agreed == SparseLoCo(
@@ -104,6 +104,7 @@ def test_what_members_agree_on_is_said_by_options() -> None:
         bits=1,
         decay=0.9,
         outer_lr=0.5,
+        orthogonal_lr=3.0,
         divisor=Divisor.ROOT,
     )
     assert json.loads(msgspec.json.encode(asdict(found)))["agreed"]["divisor"] == "root"
@@ -189,10 +190,15 @@ def test_it_goes_into_json_and_members_take_turns() -> None:
         ({"feedback_decay": float("nan")}, "--feedback-decay nan is no part", "from 0 to 1"),
         ({"outer_lr": 0.0, "optimizer": "sparseloco"}, "--outer-lr 0.0 is no rate", "at most 64"),
         ({"outer_lr": float("nan"), "optimizer": "sparseloco"}, "--outer-lr nan is no rate", "at most 64"),
+        ({"orthogonal_lr": 64.5, "optimizer": "sparseloco"}, "--orthogonal-lr 64.5 is no rate", "from 0 to 64"),
+        ({"orthogonal_lr": 1.0, "optimizer": "distro"}, "--orthogonal-lr means", "leave it out"),
         ({"config_path": DISTRO_RUN, "optimizer": "sparseloco"}, "--optimizer sparseloco: the learning", "--lr 0.002"),
         ({"members": 33}, "a batch of 32 is too small for 33 members", "--total-batch"),
         ({"members": 2, "shares": "1,2,3"}, "is for 3 members, not 2", "one for each"),
-        ({"members": 2, "shares": "1,2"}, "are 3 sequences, and a step has 32 to 32", "--total-batch 3"),
+        ({"members": 2, "shares": "1,2"}, "are 3 sequences, and a step has 32", "--total-batch 3"),
+        ({"config_path": DEMO, "eval_every": 2}, "--eval-every measures on held-out text", "--held-out-path DIR"),
+        ({"topk": 4097}, "--topk 4097: a block has 4096 coefficients", "4096 or less"),
+        ({"topk_embeddings": 4097}, "--topk-embeddings 4097: a block has 4096 coefficients", "4096 or less"),
         ({"members": 2, "shares": "0,32"}, "--shares '0,32' must be whole numbers from 1", "for example"),
         ({"lr": 0.0}, "--lr 0.0 is no learning rate", "above 0"),
         ({"lr": float("nan")}, "--lr nan is no learning rate", "above 0"),
@@ -214,6 +220,18 @@ def test_what_cannot_be_meant_is_told(given: dict[str, Any], sentence: str, fix:
         bare(**given)
     assert sentence in told.value.message
     assert fix in told.value.fix
+
+
+def test_a_batch_of_one_size_is_told_as_one_number() -> None:
+    with pytest.raises(UsageError) as told:
+        bare(members=2, shares="1,2")
+    assert told.value.message.endswith("a step has 32")
+
+
+def test_a_block_may_be_sent_whole() -> None:
+    agreed = bare(topk=4096, topk_embeddings=4096).agreed
+    assert agreed is not None
+    assert (agreed.topk, agreed.topk_embeddings) == (4096, 4096)
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ def agreed_settings(said: LabSettings, optimizer: OptimizerName, numbers: Optimi
     orthogonal = said.orthogonal_lr
     if orthogonal is not None and not (math.isfinite(orthogonal) and 0 <= orthogonal <= LARGEST_RATE):
         raise UsageError(f"--orthogonal-lr {orthogonal} is no rate", f"it is from 0 to {LARGEST_RATE}, for example 15")
+    _check_block(said, numbers)
     embeddings = said.topk_embeddings or numbers.compression_topk_embeddings or said.topk
     changed = {"topk": said.topk, "topk_embeddings": embeddings, "decay": decay}
     if optimizer == "distro":
@@ -45,6 +46,14 @@ def agreed_settings(said: LabSettings, optimizer: OptimizerName, numbers: Optimi
         divisor=said.mean,
         orthogonal_lr=orthogonal,
     )
+
+
+def _check_block(said: LabSettings, numbers: Optimizer) -> None:
+    """What a run refuses is refused here: a block has no more coefficients than chunk squared."""
+    size = numbers.compression_chunk**2
+    for option, count in (("--topk", said.topk), ("--topk-embeddings", said.topk_embeddings)):
+        if count is not None and count > size:
+            raise UsageError(f"{option} {count}: a block has {size} coefficients", f"pass {size} or less")
 
 
 def _changed(settings: Settings, **said: Any) -> Settings:

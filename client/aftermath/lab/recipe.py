@@ -124,6 +124,11 @@ def recipe_of(said: LabSettings) -> Recipe:
         raise UsageError(f"--reject means results of members, and {optimizer} has none", "leave it out")
     if said.overlap is not None and agreed is None:
         raise UsageError(f"--overlap means results of members, and {optimizer} has none", "leave it out")
+    if said.eval_every and said.held_out_path is None:
+        raise UsageError(
+            "--eval-every measures on held-out text, and there is none",
+            "pass --held-out-path DIR; scripts/tokenise.py --held-out DIR makes some",
+        )
     schedule = _schedule(said, config, optimizer, steps)
     if agreed is not None and highest_rate(schedule) * agreed.weight_decay > 1:
         raise UsageError(
@@ -292,8 +297,9 @@ def _shares(said: LabSettings, members: int, batch: Batch) -> tuple[int, ...]:
     if len(shares) != members:
         raise UsageError(f"--shares {said.shares} is for {len(shares)} members, not {members}", "name one for each")
     if batch.start != batch.end or sum(shares) != batch.end:
+        sizes = f"{batch.end}" if batch.start == batch.end else f"{least} to {batch.end}"
         raise UsageError(
-            f"--shares {said.shares} are {sum(shares)} sequences, and a step has {least} to {batch.end}",
+            f"--shares {said.shares} are {sum(shares)} sequences, and a step has {sizes}",
             f"let them add up to the batch, or pass --total-batch {sum(shares)}",
         )
     return shares
