@@ -93,7 +93,14 @@ def test_what_members_agree_on_is_said_by_options() -> None:
     inner = bare(optimizer="sparseloco", members=2)
     assert (inner.agreed, inner.overlap, inner.schedule.base_lr) == (SparseLoCo(), 0, 2e-3)
     assert bare(optimizer="sparseloco", overlap="1").overlap == 1
-    said = {"inner_steps": 8, "inner_optimizer": "muon", "value_bits": "1", "outer_lr": 0.5, "orthogonal_lr": 3.0, "mean": "root"}
+    said = {
+        "inner_steps": 8,
+        "inner_optimizer": "muon",
+        "value_bits": "1",
+        "outer_lr": 0.5,
+        "orthogonal_lr": 3.0,
+        "mean": "root",
+    }
     found = bare(optimizer="sparseloco", topk=16, topk_embeddings=64, feedback_decay=0.9, **said)
     assert found.schedule.base_lr == 0.02
     assert found.agreed == SparseLoCo(
