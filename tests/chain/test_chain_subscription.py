@@ -19,7 +19,7 @@ from aftermath.chain.endpoints import Endpoint, endpoint
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.subscription import RunWatcher
 from aftermath.run.accounts import Run
-from aftermath.run.errors import ChainError, ChainUnavailable
+from aftermath.run.errors import ChainError, ChainUnavailable, NoSuchRun
 from chain.faults import FaultyNode, Proxy, faulty_websocket, proxy
 from chain.networks import Place
 
@@ -283,7 +283,7 @@ async def test_a_closed_run_ends_the_updates(place: Place) -> None:
     coordinator = await place.configured_run(RUN)
     async with watching(place.pool, coordinator) as watcher:
         await coordinator.close_run(RUN)
-        with pytest.raises(ChainError, match="no such run"):
+        with pytest.raises(NoSuchRun, match="the run has been closed"):
             await seen(watcher, 1 << 60, 10)
 
 

@@ -66,3 +66,18 @@ def test_permissioned_run_admits_delegates_only(company: Company, material: Mate
     assert [player.process.wait() for player in delegates] == [0, 0]
     assert company.compare_replicas() == 2 * (STEPS + 1)
     assert company.members.find(bytes(stranger.wallet)) is None
+
+
+@pytest.mark.parametrize("engine", ["embedded"], indirect=True)
+def test_a_member_that_waits_in_a_run_that_is_closed_is_told_so(company: Company, material: Material) -> None:
+    """And does not try to leave what is no longer there."""
+    company.configure(material.config(company.place, init_min_clients=2))
+    waiting = company.player(0)
+    process = company.start(waiting)
+    process.expected = False
+    company.until(lambda: waiting.diary.saw("state"), "it waits in the paused run")
+    company.command("close-run", "--run-id", company.run_id)
+    assert process.wait() == 1
+    assert "the run has been closed" in process.output
+    assert "could not be told" not in process.output
+    assert "Traceback" not in process.output

@@ -23,7 +23,7 @@ from aftermath.chain.failures import BadReply
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.socket import AccountSocket, Push
 from aftermath.run.accounts import Run
-from aftermath.run.errors import AftermathError, ChainError, ChainUnavailable
+from aftermath.run.errors import AftermathError, ChainError, ChainUnavailable, NoSuchRun
 from aftermath.run.views import parse_run
 
 log = logging.getLogger(__name__)
@@ -118,7 +118,9 @@ class RunWatcher:
         )
         self.polls += 1
         if account is None or account.owner != self._program:
-            raise ChainError(
+            if self._latest is not None:
+                raise NoSuchRun("the run has been closed: its accounts are gone")
+            raise NoSuchRun(
                 "there is no such run on this cluster (never created, or closed)",
                 "check the run id, --rpc and the program id: aftermath-solana list-runs",
             )

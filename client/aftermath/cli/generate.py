@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 TIER = "Tier that writes; 0 is the whole model."
+DRAFT_TOKENS = 4
 DRAFT = "A smaller tier that guesses ahead; the text stays the same, and takes fewer passes of --tier."
 
 
@@ -29,13 +30,19 @@ def generate(
     ] = 0.0,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the drawing.")] = 0,
     draft_tier: Annotated[int | None, typer.Option(min=1, max=7, help=DRAFT)] = None,
-    draft_tokens: Annotated[int, typer.Option(min=1, max=64, help="Tokens that it guesses at a time.")] = 4,
+    draft_tokens: Annotated[
+        int | None, typer.Option(min=1, max=64, help=f"Tokens that it guesses at a time; else {DRAFT_TOKENS}.")
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, mps, cuda or cuda:X.")] = "auto",
 ) -> Result:
     """Write text with a model, or with a tier of it.
 
     With --json also how many passes of the model it took, how many guesses of the draft were right, and the time.
     """
+    if draft_tokens is not None and draft_tier is None:
+        raise UsageError(
+            "--draft-tokens means a draft, and there is none", "pass --draft-tier as well, or leave it out"
+        )
     if draft_tier is not None and draft_tier <= tier:
         raise UsageError(f"tier {draft_tier} is no draft for tier {tier}", "name a smaller one, whose number is larger")
 
@@ -57,7 +64,7 @@ def generate(
         return Llama.of(config, number, load(place, number)).to(chosen)
 
     large = of_tier(tier)
-    draft = Draft(of_tier(draft_tier), draft_tokens) if draft_tier is not None else None
+    draft = Draft(of_tier(draft_tier), draft_tokens or DRAFT_TOKENS) if draft_tier is not None else None
     started = time.perf_counter()
     said = write(
         large,

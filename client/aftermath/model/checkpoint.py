@@ -137,10 +137,10 @@ def _guard_slice(directory: Path, stored: int, tier: int, strategy: Strategy) ->
     if tier > stored:
         raise CheckpointError(
             f"{directory} is already a slice of tier {stored}; slicing it again for tier {tier} is refused",
-            f"name the full checkpoint, or train tier {stored}",
+            f"name the full checkpoint, or choose tier {stored}",
         )
     if tier < stored:
         raise CheckpointError(
             f"{directory} is a slice of tier {stored} and lacks what tier {tier} holds",
-            f"name the full checkpoint, or train tier {stored}",
+            f"name the full checkpoint, or choose tier {stored}",
         )

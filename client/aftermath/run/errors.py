@@ -35,6 +35,10 @@ class ChainUnavailable(ChainError):
     """No RPC endpoint answered: nothing is known to have happened; try again later."""
 
 
+class NoSuchRun(ChainError):
+    """The run is not on chain, or no longer."""
+
+
 class ChainRefused(ChainError):
     """The program refused the instruction. `name` is the error's variant in the program (for example `NotElected`)."""
 

@@ -34,7 +34,7 @@ from aftermath.model.store import read_companions
 from aftermath.p2p.discovery import local_discovery_dir
 from aftermath.p2p.iroh import IrohTransport, check_interface, open_iroh
 from aftermath.run.accounts import Model
-from aftermath.run.errors import ChainError, Unsuitable
+from aftermath.run.errors import ChainError, NoSuchRun, Unsuitable
 from aftermath.train.archive import Archive, Hub
 from aftermath.train.attention import Attention
 from aftermath.train.context import Context
@@ -174,8 +174,12 @@ async def _life(settings: TrainSettings, named: _Named, events: Events, interrup
     async with _ports(settings, named, events) as member:
         try:
             await member.live()
-        finally:
+        except NoSuchRun:
+            raise  # there is nothing left to leave
+        except BaseException:
             await _leave(member, events, interrupts.leaving())
+            raise
+        await _leave(member, events, interrupts.leaving())
 
 
 async def _leave(member: Member, events: Events, seconds: float) -> None:
