@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -17,14 +15,6 @@ from aftermath.optim.engine import Engine
 from aftermath.optim.layout import level_layout
 from optim.optim_oracle import RAGGED, cut_blocks, joined, oracle_signs, real_basis, toy_schema
 from optim.optim_replica import SEQUENCES, bits, encode, gradients, replica, tensors
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("sizes", [{}, RAGGED], ids=["whole blocks", "padded blocks"])

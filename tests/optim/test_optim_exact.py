@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -16,14 +14,6 @@ from aftermath.optim.layout import level_layout
 from optim.optim_oracle import RAGGED, oracle_means, oracle_signs, toy_schema
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def random_votes(results, level: int, peers: int, seed: int, density: float = 0.1) -> list[Votes]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 
 import numpy as np
@@ -24,14 +24,6 @@ from aftermath.optim.schema import Schema
 from aftermath.optim.sparseloco import Divisor, InnerOptimizer, SparseLoCo
 from optim.optim_oracle import RAGGED, joined, toy_inner
 from optim.optim_replica import bits, tensors
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def oracle(votes: Sequence[Votes], divisor: Divisor, rate: float) -> dict[int, np.float32]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -22,14 +22,6 @@ from optim.optim_replica import bits, tensors
 from optim.test_optim_mean import random_votes
 
 LR, ORTHOGONAL = 0.01, 3.0
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def _schema(**changed: object) -> Schema:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from fractions import Fraction
 
 import numpy as np
@@ -18,13 +17,6 @@ from aftermath.optim.orthogonal import polar_express, polynomials
 from aftermath.optim.polar import COEFFICIENT_BITS, FRACTION_BITS, POLYNOMIALS, exact_polar
 
 SHAPES = [(1, 1), (1, 7), (7, 1), (5, 5), (64, 64), (192, 64), (64, 192), (33, 130)]
-
-
-@pytest.fixture(autouse=True)
-def _threads_as_before() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def _matrix(shape: tuple[int, int], seed: int, condition: float = 30.0) -> Tensor:
