@@ -14,7 +14,7 @@ $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { printf 'error: %s\nfix: %s\n' "aftermath needs Python 3.11 or newer" "make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
 	@echo "making $(VENV): PyTorch and some more are downloaded, which takes minutes"
 	@if command -v uv >/dev/null; then uv venv -q --allow-existing --python $(PYTHON) $(VENV) && uv pip install -q --python $(RUN) -e '.[dev]'; \
-	else test -x $(RUN) || $(PYTHON) -m venv $(VENV); $(RUN) -m pip install -q --no-compile --disable-pip-version-check -e '.[dev]'; fi
+	else test -x $(RUN) || $(PYTHON) -m venv $(VENV); $(RUN) -m pip install -q --disable-pip-version-check -e '.[dev]'; fi
 	@touch $@
 
 demo: $(STAMP)
