@@ -57,7 +57,7 @@ def test_the_apply_is_the_formula_on_every_held_level(sizes: dict[str, int]) -> 
                 continue
             hidden.append((level, part.segment.name))
             rows, columns = mean.shape
-            held -= (exact_polar(mean) * (LR * ORTHOGONAL * max(1, rows / columns) ** 0.5)).float()
+            held -= (exact_polar(mean) * (LR * ORTHOGONAL * math.sqrt(max(1, rows / columns)))).float()
     assert bits(params) == bits(expected)
     assert len(hidden) == 3 + 7  # the FFN's parts in level 1, with those of attention in level 2
 

@@ -143,3 +143,9 @@ def test_a_matrix_beyond_the_proof_is_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(polar, "MOST_ENTRIES", 14)
     with pytest.raises(ValueError, match="15 entries"):
         exact_polar(torch.zeros(3, 5))
+
+
+def test_a_zero_has_one_sign() -> None:
+    """Of any matrix, also where all products of a sum are -0."""
+    found = exact_polar(torch.tensor([[-1.0, 0.0, -0.0], [-0.0, -0.0, 0.0], [0.0, -2.0, -0.0]]))
+    assert not bool(torch.signbit(found[found == 0]).any())

@@ -13,6 +13,7 @@ Decided
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -43,5 +44,6 @@ class OuterMuon(MeanApply):
         for number, own in cells(mean, blocks, part.blocks):
             number.copy_(own)
         rows, columns = mean.shape
-        step = exact_polar(mean.to(tensor.device)).mul(lr * self._rate * max(1.0, rows / columns) ** 0.5)
+        rate = lr * self._rate * math.sqrt(max(1.0, rows / columns))  # a power would be the C library's, which differ
+        step = exact_polar(mean.to(tensor.device)).mul(rate)
         tensor.sub_(step.float().to(tensor.device))
