@@ -6,6 +6,8 @@ Choices:
 - a round without anybody's result accuses nobody if some who owe one attested that themselves: they live, and what
   held them all up (machines that slept, a line that was cut) is over. Else the one member that had nothing to train
   would have all others dropped, and the epoch would end without those who hold the model.
+- it does so once: a member is excused again only after a result of it was seen. One that withholds its share where
+  rounds are of one member's could else do so in every round, by attesting them. So two stalls in a row do accuse.
 """
 
 from __future__ import annotations
