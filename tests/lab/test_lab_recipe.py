@@ -66,7 +66,7 @@ def test_options_beside_the_config_count() -> None:
     assert (found.model, found.data, found.seq_len, found.steps) == ("/m", "/d", 64, 50)
     assert (found.batch.start, found.batch.end) == (7, 7)
     assert found.shuffle_seed not in ("", there.shuffle_seed, recipe(config_path=DEMO, seed=5).shuffle_seed)
-    twice = recipe(config_path=DEMO, lr=8e-3)
+    twice = recipe(config_path=DEMO, lr=2 * there.schedule.base_lr)
     assert [twice.rate(step) for step in range(1, 61)] == pytest.approx([2 * there.rate(s) for s in range(1, 61)])
     assert recipe(config_path=DEMO, warmup_steps=10).schedule == replace(there.schedule, warmup_steps=10)
     assert recipe(config_path=DEMO, lr_schedule="constant").rate(54) == there.schedule.base_lr
