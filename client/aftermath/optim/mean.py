@@ -46,13 +46,15 @@ class MeanApply:
         most = most_of(self._settings, lr)
         decided = {level: changes(votes, level, self._settings, most) for level, votes in results.items() if votes}
         for level, found in decided.items():
-            for part, blocks in placed(self._layouts[level], *found):
+            layout = self._layouts[level]
+            device = view(self._params, layout.parts[0].segment).device
+            for part, blocks in placed(layout, *found, device):
                 self._move(view(self._params, part.segment), part, blocks, lr)
 
     def _move(self, tensor: Tensor, part: Part, blocks: Tensor, lr: float) -> None:
-        """Change a segment's own `tensor` by the mean, as blocks on the CPU."""
+        """Change a segment's own `tensor` by the mean, as blocks beside it."""
         del lr  # the values have it in them
-        subtract(tensor, blocks.to(tensor.device), part.blocks)
+        subtract(tensor, blocks, part.blocks)
 
 
 def most_of(settings: SparseLoCo, lr: float) -> int:
@@ -78,12 +80,14 @@ def changes(votes: Sequence[Votes], level: int, settings: SparseLoCo, most: int)
     return positions, (sums.double() / divisors[counts] * (settings.outer_lr * SMALLEST)).float()
 
 
-def placed(layout: LevelLayout, positions: Tensor, steps: Tensor) -> Iterator[tuple[Part, Tensor]]:
-    """Every segment of a level and its own blocks fp32 [n, h, w] with those steps, and zero elsewhere."""
+def placed(
+    layout: LevelLayout, positions: Tensor, steps: Tensor, device: torch.device
+) -> Iterator[tuple[Part, Tensor]]:
+    """Every segment of a level and its own blocks fp32 [n, h, w] on `device`, with those steps and zero elsewhere."""
     for index, group in enumerate(layout.groups):
-        blocks = torch.zeros(group.blocks, group.height, group.width)
+        blocks = torch.zeros(group.blocks, group.height, group.width, device=device)
         inside = (positions >= group.base) & (positions < group.base + blocks.numel())
-        blocks.view(-1)[positions[inside] - group.base] = steps[inside]
+        blocks.view(-1)[(positions[inside] - group.base).to(device)] = steps[inside].to(device)
         for part in layout.parts:
             if part.group == index:
                 yield part, part.of(blocks)

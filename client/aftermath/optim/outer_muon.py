@@ -40,10 +40,10 @@ class OuterMuon(MeanApply):
         if part.segment.name not in self._hidden:
             super()._move(tensor, part, blocks, lr)
             return
-        mean = torch.zeros(part.segment.shape)
+        mean = torch.zeros(part.segment.shape, device=tensor.device)
         for number, own in cells(mean, blocks, part.blocks):
             number.copy_(own)
         rows, columns = mean.shape
         rate = lr * self._rate * math.sqrt(max(1.0, rows / columns))  # a power would be the C library's, which differ
-        step = exact_polar(mean.to(tensor.device)).mul(rate)
+        step = exact_polar(mean).mul(rate)
         tensor.sub_(step.float().to(tensor.device))
