@@ -57,12 +57,14 @@ def test_strongest_prefers_lower_indices_among_equals() -> None:
 
 
 def test_strongest_never_keeps_zeros() -> None:
-    rows = torch.tensor([[0.0, -0.0, 5.0, 0.0], [0.0] * 4, [1e-40, -1.0, 1e-40, 2.0]])
+    rows = torch.tensor([[0.0, -0.0, 5.0, 0.0], [0.0] * 4, [1e-40, -1.0, 1e-40, 2.0], [-1.0, 3.0, -2.0, 4.0]])
     for topk in (3, 4):
         indices, values = strongest(rows, topk)
         pad = topk - 1
-        assert indices.tolist() == [[2] + [UNUSED] * pad, [UNUSED] * topk, [1, 3] + [UNUSED] * (pad - 1)]
-        assert values.tolist() == [[5.0] + [0.0] * pad, [0.0] * topk, [-1.0, 2.0] + [0.0] * (pad - 1)]
+        assert indices[:3].tolist() == [[2] + [UNUSED] * pad, [UNUSED] * topk, [1, 3] + [UNUSED] * (pad - 1)]
+        assert values[:3].tolist() == [[5.0] + [0.0] * pad, [0.0] * topk, [-1.0, 2.0] + [0.0] * (pad - 1)]
+        assert indices[3].tolist() == [0, 1, 2, 3][-topk:]
+        assert values[3].tolist() == [-1.0, 3.0, -2.0, 4.0][-topk:]
 
 
 @pytest.mark.parametrize("levels", [3, 50])

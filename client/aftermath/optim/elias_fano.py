@@ -3,7 +3,8 @@
 Decided
 - A place is low + 2^l high. For each of k slots its low bits, 0 where the slot is not used; then the high parts as a
   bitmap, in which the member of slot s sets bit high + s. With l = 0 that is a bitmap of the places themselves.
-- l is what takes the fewest bits, the least of those that are as good: n / k, roughly.
+- l is what takes the fewest bits, the least of those that are as good: n / k, roughly. If all places may be used, l is
+  0, and sets of all of them, most there are, are told before the others are looked at.
 """
 
 from __future__ import annotations
@@ -24,6 +25,11 @@ def bits_of(places: int, most: int) -> int:
 def to_bits(indices: NDArray[np.uint16], places: int) -> NDArray[np.uint8]:
     """The sets [blocks, k], each ascending and then UNUSED: [blocks, bits]."""
     blocks, most = indices.shape
+    if most == places and (whole := indices[:, -1] != UNUSED).any():
+        bits = np.ones((blocks, places), np.uint8)
+        if not whole.all():
+            bits[~whole] = to_bits(indices[~whole], places)
+        return bits
     low = _low_bits(places, most)
     used = indices != UNUSED
     known = np.where(used, indices, 0).astype(np.int64)
@@ -36,6 +42,11 @@ def to_bits(indices: NDArray[np.uint16], places: int) -> NDArray[np.uint8]:
 
 def from_bits(bits: NDArray[np.uint8], places: int, most: int) -> tuple[NDArray[np.uint16], NDArray[np.bool_]]:
     """The sets of [blocks, bits], as `to_bits` takes them, and which of the rows no set has: [blocks]."""
+    if most == places and (whole := bits.all(1)).any():
+        indices, refused = np.tile(np.arange(places, dtype=np.uint16), (len(bits), 1)), np.zeros(len(bits), np.bool_)
+        if not whole.all():
+            indices[~whole], refused[~whole] = from_bits(bits[~whole], places, most)
+        return indices, refused
     low = _low_bits(places, most)
     lows = bits[:, : most * low].reshape(len(bits), most, low) @ (1 << np.arange(low))
     high = bits[:, most * low :]

@@ -13,6 +13,9 @@ Which exponents can be best: with 2^f <= mean < 2^(f+1) of n magnitudes a, scale
 (a - 3s)^2)). For s <= mean / 6 that of 2s is no larger, as it is at most sum((a - 6s)^2) = sum(a^2) - 12 s sum(a) +
 36 n s^2, and that of s at least sum(a^2) - 6 s sum(a). For s >= 2 mean the error of 2s is no less than that of s, as
 for every a it is larger by at least 3 s^2 - 6 s a. So the best is from f - 2 to f + 2. With one bit it is f or f + 1.
+
+The error of scale s is sum(a^2) + s (n s - 2 sum(a)) - 4 s sum(max(0, a - 2 s)), the last part with 2 bits alone: an a
+above 2 s is nearer to 3 s. So a scale costs one pass, and sum(a^2) need not be known.
 """
 
 from __future__ import annotations
@@ -28,6 +31,8 @@ LARGEST = 3 << (MOST - LEAST)
 """In multiples of the smallest."""
 _CANDIDATES = range(-2, 3)
 _FRACTION_BITS, _EXPONENT_BIAS = 23, 127  # of fp32
+_HALF = 1 << _FRACTION_BITS - 1  # of the fraction: set in 1.5 times a power of two
+_HALVES = _HALF - 1  # what else there is of it
 
 
 def quantise(values: Tensor, bits: int) -> Tensor:
@@ -36,18 +41,22 @@ def quantise(values: Tensor, bits: int) -> Tensor:
     used = magnitudes > 0
     mean = magnitudes.sum(1, keepdim=True) / used.sum(1, keepdim=True).clamp_(min=1)
     floor = torch.frexp(mean).exponent - 1  # of log2 of the mean, [blocks, 1]
-    magnitudes = magnitudes * _power(-floor)  # so that squares stay within fp32
-    best = torch.zeros_like(values)
-    lowest = torch.full_like(mean, torch.inf)
+    magnitudes.mul_(_power(-floor))  # so that squares stay within fp32
+    count, total = used.sum(1, keepdim=True), magnitudes.sum(1, keepdim=True)
+    best, lowest = torch.zeros_like(floor), torch.full_like(mean, torch.inf)
     for candidate in _CANDIDATES:
         exponent = (floor + candidate).clamp_(LEAST, MOST)
         unit = _power(exponent - floor)
-        multiple = torch.where(magnitudes > 2 * unit, 3.0, 1.0) if bits == 2 else torch.ones_like(magnitudes)
-        error = torch.where(used, magnitudes - multiple * unit, 0).square_().sum(1, keepdim=True)
+        error = unit * (unit * count - 2 * total)
+        if bits == 2:
+            error -= 4 * unit * (magnitudes - 2 * unit).clamp_(min=0).sum(1, keepdim=True)
         better = error < lowest
         lowest = torch.where(better, error, lowest)
-        best = torch.where(better, multiple * _power(exponent), best)
-    return torch.where(used, best.copysign(values), 0)
+        best = torch.where(better, exponent, best)
+    sent = _power(best).expand_as(values).copysign(values)
+    if bits == 2:
+        sent = torch.where(magnitudes > 2 * _power(best - floor), 3 * sent, sent)
+    return sent.mul_(used)
 
 
 def _power(exponents: Tensor) -> Tensor:
@@ -61,12 +70,12 @@ def exponents_of(values: NDArray[np.float32], first: NDArray[np.bool_]) -> NDArr
 
     `first` marks the first slot of each block; used slots come first. Raises ValueError for values off the lattice.
     """
-    mantissa, exponent = np.frexp(np.abs(values))
-    used, own = values != 0, exponent - np.where(mantissa == 0.75, 2, 1)
-    shared = np.where(used, own, 0)[first]
-    off = used & (
-        ((mantissa != 0.5) & (mantissa != 0.75)) | (own != shared[np.cumsum(first) - 1]) | (own < LEAST) | (own > MOST)
-    )
+    bits, used = values.view(np.int32), values != 0
+    own = ((bits >> _FRACTION_BITS & 0xFF) - _EXPONENT_BIAS).astype(np.int16)
+    own -= is_three(values)
+    shared = np.where(used[first], own[first], 0)
+    expected = np.repeat(shared, np.diff(np.flatnonzero(first), append=len(first)))
+    off = used & ((bits & _HALVES != 0) | (own != expected) | (own < LEAST) | (own > MOST))
     if off.any():
         raise ValueError(f"{values[int(off.argmax())]} is not on the lattice, or not its block's")
     return shared.astype(np.int8)
@@ -74,5 +83,5 @@ def exponents_of(values: NDArray[np.float32], first: NDArray[np.bool_]) -> NDArr
 
 def is_three(values: NDArray[np.float32]) -> NDArray[np.bool_]:
     """Which lattice values are three times their block's power of two."""
-    three: NDArray[np.bool_] = np.frexp(np.abs(values))[0] == 0.75
+    three: NDArray[np.bool_] = values.view(np.int32) & _HALF != 0
     return three

@@ -60,9 +60,9 @@ class MeanApply:
 def most_of(settings: SparseLoCo, lr: float) -> int:
     """What a value of one member counts at most, in multiples of the lattice's smallest value.
 
-    Raises ValueError for a rate below 0 or NaN.
+    Raises ValueError for a rate below 0 or one that is not finite.
     """
-    if not lr >= 0:
+    if not 0 <= lr < math.inf:
         raise ValueError(f"a learning rate of {lr}")
     return int(min(REACH[settings.inner_optimizer] * settings.inner_steps * lr / SMALLEST, LARGEST))
 
@@ -83,11 +83,19 @@ def changes(votes: Sequence[Votes], level: int, settings: SparseLoCo, most: int)
 def placed(
     layout: LevelLayout, positions: Tensor, steps: Tensor, device: torch.device
 ) -> Iterator[tuple[Part, Tensor]]:
-    """Every segment of a level and its own blocks fp32 [n, h, w] on `device`, with those steps and zero elsewhere."""
+    """Every segment of a level and its own blocks fp32 [n, h, w] on `device`, with those steps and zero elsewhere.
+
+    Positions are distinct and ascend.
+    """
+    bases = torch.tensor([group.base for group in layout.groups])
+    firsts = [*torch.searchsorted(positions, bases).tolist(), len(positions)]
     for index, group in enumerate(layout.groups):
-        blocks = torch.zeros(group.blocks, group.height, group.width, device=device)
-        inside = (positions >= group.base) & (positions < group.base + blocks.numel())
-        blocks.view(-1)[(positions[inside] - group.base).to(device)] = steps[inside].to(device)
+        own = slice(firsts[index], firsts[index + 1])
+        blocks = steps[own].to(device)
+        if len(blocks) < group.blocks * group.block:
+            kept, blocks = blocks, torch.zeros(group.blocks * group.block, device=device)
+            blocks[(positions[own] - group.base).to(device)] = kept
+        blocks = blocks.view(group.blocks, group.height, group.width)
         for part in layout.parts:
             if part.group == index:
                 yield part, part.of(blocks)

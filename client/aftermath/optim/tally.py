@@ -35,6 +35,8 @@ def tally(positions: Tensor, integers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         counts = torch.bincount(positions, minlength=span)
         sums = torch.zeros(span, dtype=torch.int64, device=positions.device).index_add_(0, positions, integers)
         found = counts.nonzero().flatten()
+        if len(found) == span:
+            return found, sums, counts
         return found, sums[found], counts[found]
     found, voter, counts = torch.unique(positions, return_inverse=True, return_counts=True)
     return found, torch.zeros_like(found).index_add_(0, voter, integers), counts

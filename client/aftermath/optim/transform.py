@@ -96,16 +96,28 @@ def strongest(coefficients: Tensor, topk: int, smallest: float = _SMALLEST) -> t
     block = coefficients.shape[1]
     magnitudes = coefficients.abs()
     magnitudes.masked_fill_(magnitudes < smallest, 0)
-    if topk < block:
-        best = magnitudes.topk(topk + 1, dim=1)
-        indices = best.indices[:, :topk]
-        tied = (best.values[:, topk - 1] == best.values[:, topk]) & (best.values[:, topk] > 0)
-        if bool(tied.any()):
-            order = magnitudes[tied].sort(dim=1, descending=True, stable=True).indices
-            indices[tied] = order[:, :topk]
-    else:
-        indices = torch.arange(block, device=coefficients.device).expand(len(coefficients), block)
-    unused = magnitudes.gather(1, indices) == 0
+    if topk >= block:
+        return _all_but_zeros(coefficients, magnitudes)
+    best = magnitudes.topk(topk + 1, dim=1)
+    indices = best.indices[:, :topk]
+    tied = (best.values[:, topk - 1] == best.values[:, topk]) & (best.values[:, topk] > 0)
+    if bool(tied.any()):
+        order = magnitudes[tied].sort(dim=1, descending=True, stable=True).indices
+        indices[tied] = order[:, :topk]
+    return _in_order(coefficients, indices, magnitudes.gather(1, indices) == 0)
+
+
+def _all_but_zeros(coefficients: Tensor, magnitudes: Tensor) -> tuple[Tensor, Tensor]:
+    """Of rows that are kept whole: hardly any has a zero, and the others need no sorting."""
+    indices = torch.arange(coefficients.shape[1], device=coefficients.device).repeat(len(coefficients), 1)
+    values, zero = coefficients.clone(), magnitudes == 0
+    if len(rows := zero.any(1).nonzero().flatten()):
+        indices[rows], values[rows] = _in_order(coefficients[rows], indices[rows], zero[rows])
+    return indices, values
+
+
+def _in_order(coefficients: Tensor, indices: Tensor, unused: Tensor) -> tuple[Tensor, Tensor]:
+    """Indices in ascending order, with UNUSED for those that are not used, and their values."""
     indices = indices.masked_fill(unused, UNUSED).sort(dim=1).values
     unused = indices == UNUSED
     values = coefficients.gather(1, indices.masked_fill(unused, 0)).masked_fill_(unused, 0)
