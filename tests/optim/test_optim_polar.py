@@ -140,7 +140,7 @@ def test_zeros_stay() -> None:
 
 
 def test_a_matrix_beyond_the_proof_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(polar, "MOST_ENTRIES", 14)
+    monkeypatch.setattr(polar, "LARGEST_MATRIX", 14)
     with pytest.raises(ValueError, match="15 entries"):
         exact_polar(torch.zeros(3, 5))
 

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from aftermath.optim.orthogonal import MARGIN
+from aftermath.optim.ranges import LARGEST_MATRIX
 
 FRACTION_BITS = 23
 COEFFICIENT_BITS = 12
@@ -39,7 +40,6 @@ POLYNOMIALS = (
     (9423, -6836, 1715),
 )
 """Of the steps: a, b and c in multiples of 2^-12."""
-MOST_ENTRIES = 1 << 28
 _NORM_BITS = 17
 _UNIT = 2.0**-FRACTION_BITS
 
@@ -50,7 +50,7 @@ def exact_polar(matrix: Tensor) -> Tensor:
     Singular values above 1e-3 of the Frobenius norm come near 1, within 0.17. A matrix of zeros stays one. Entries must
     be finite. Raises ValueError for more than 2^28 of them.
     """
-    if matrix.numel() > MOST_ENTRIES:
+    if matrix.numel() > LARGEST_MATRIX:
         raise ValueError(f"a matrix of {matrix.numel()} entries is too large for an exact polar factor")
     if matrix.device.type == "mps":
         matrix = matrix.cpu()
