@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import signal
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
@@ -56,7 +59,8 @@ def train_local(
     """Train on this machine alone, without chain or network.
 
     One machine with AdamW or Muon, or with DisTrO or SparseLoCo the replicas of as many members as you like, as a run
-    would train them. With --out it can be stopped at any time: the same command goes on.
+    would train them. With --out it can be stopped at any time: the same command goes on. Ctrl-C then ends it after the
+    step under way and saves that.
     """
     from aftermath.lab.advice import advice
     from aftermath.lab.recipe import recipe_of
@@ -79,10 +83,34 @@ def train_local(
         torch.set_num_threads(settings.threads)
     screen = JsonLines(sys.stdout, now) if json_output else StepLines(Console(soft_wrap=not sys.stdout.isatty()))
     out = settings.out.expanduser().absolute() if settings.out else None
+    course = Course(recipe, start(recipe, device), screen, out, settings.save_every)
+    if out is None:
+        course.run()
+        return Result(None, None)
     try:
-        Course(recipe, start(recipe, device), screen, out, settings.save_every).run()
+        with _ending_after_the_step(course.stop):
+            course.run()
     except KeyboardInterrupt:
-        if out is not None:
-            note(f"the same command goes on from the last state saved in {out}")
+        note(f"the same command goes on from the last state saved in {out}")
         raise
     return Result(None, None)
+
+
+@contextmanager
+def _ending_after_the_step(stop: Callable[[], None]) -> Iterator[None]:
+    """The first Ctrl-C ends the training after the step under way, with its state saved; a second ends it at once."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler:  # somebody else decides, or it is ignored
+        yield
+        return
+
+    def told(*_: object) -> None:
+        signal.signal(signal.SIGINT, before)
+        stop()
+        note("ending after this step; Ctrl-C once more ends at once")
+
+    signal.signal(signal.SIGINT, told)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

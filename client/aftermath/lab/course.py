@@ -46,9 +46,14 @@ class Course:
         self._curves: dict[str, list[tuple[int, float]]] = {"training": []}
         self._events = Events(_elapsed(), [screen])
         self._tokens = 0
+        self._stopping = False
+
+    def stop(self) -> None:
+        """Have `run` end after the step under way, with its state saved."""
+        self._stopping = True
 
     def run(self) -> None:
-        """Train to the end. Raises an AftermathError that says what is in the way."""
+        """Train to the end. Raises an AftermathError that says what is in the way, KeyboardInterrupt if stopped."""
         with only_here(self._out) if self._out is not None else contextlib.nullcontext():
             if (finished := self._take_up()) is not None:
                 self._events.emit("finished", **finished)
@@ -67,8 +72,10 @@ class Course:
                 self._step(step)
                 if recipe.eval_every and step % recipe.eval_every == 0 and step < recipe.steps:
                     self._measure(step)
-                if step % self._save_every == 0 and step < recipe.steps:
+                if (step % self._save_every == 0 or self._stopping) and step < recipe.steps:
                     self._save(step)
+                if self._stopping and step < recipe.steps:
+                    raise KeyboardInterrupt
             self._finish()
 
     # --- one step ---------------------------------------------------------------------------------------------------
