@@ -26,6 +26,7 @@ MISTAKES = [
     ("train --run-id x --iroh-relay psyche", "--iroh-relay must be one of auto, disabled, n0", "train --help"),
     ("train --run-id x --delete-old-steps=yes", "--delete-old-steps takes no value", "train --help"),
     ("train --run-id " + "x" * 33, "cannot be a run id", "1 to 32 bytes"),
+    ("create-run --run-id two\x1b[2J", "'two\\x1b[2J' has characters that cannot be seen", "leave them out"),
     ("create-run --run-id x --name " + "n" * 65, "--name has 65 bytes", "at most 64 bytes"),
     ("update-config --run-id x --description " + "é" * 141, "--description has 282 bytes", "at most 280 bytes"),
     ("update-config --run-id x --config-path=", "the path given for --config-path is empty", "leave the option out"),

@@ -210,7 +210,9 @@ def writing(directory: Path) -> Iterator[None]:
         if full:
             raise CheckpointError(f"the disk of {directory} is full", "free some space; nothing was changed") from None
         if isinstance(error, OSError):
-            raise CheckpointError(f"cannot write to {directory}: {error.strerror or error}") from None
+            raise CheckpointError(
+                f"cannot write to {directory}: {error.strerror or error}", "name a directory that you may write to"
+            ) from None
         raise
 
 
