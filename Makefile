@@ -15,6 +15,7 @@ $(STAMP): pyproject.toml
 	@echo "making $(VENV): PyTorch and some more are downloaded, which takes minutes"
 	@if command -v uv >/dev/null; then uv venv -q --allow-existing --python $(PYTHON) $(VENV) && uv pip install -q --python $(RUN) -e '.[dev]'; \
 	else test -x $(RUN) || $(PYTHON) -m venv $(VENV); $(RUN) -m pip install -q --disable-pip-version-check -e '.[dev]'; fi
+	@$(RUN) -m compileall -q client  # else every process does, where PYTHONDONTWRITEBYTECODE is set
 	@touch $@
 
 demo: $(STAMP)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +52,14 @@ class ProgramIdl:
         return Idl.from_json(json.dumps(self.legacy))
 
     def program(self, program_id: Pubkey | None = None) -> Program:
-        """anchorpy's Program for building instructions. Its provider is never asked anything: `chain.sender` sends."""
-        provider = Provider(AsyncClient("http://offline.invalid"), Wallet(Keypair()))
-        return Program(self._parsed, program_id or self.address, provider)
+        """anchorpy's Program for building instructions."""
+        return Program(self._parsed, program_id or self.address, _provider())
+
+
+@cache
+def _provider() -> Provider:
+    """anchorpy wants one; it is never asked anything, since `chain.sender` sends."""
+    return Provider(AsyncClient("http://offline.invalid"), Wallet(Keypair()))
 
 
 def load_idl(path: Path) -> ProgramIdl:

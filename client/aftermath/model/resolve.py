@@ -1,11 +1,12 @@
-"""From the checkpoint a run names on chain to a directory on this machine. No torch here."""
+"""From the checkpoint a run names on chain to a directory on this machine. No torch here, and the Hub's library, which
+takes a while to load, only for a checkpoint on the Hub.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from aftermath.model import hub
 from aftermath.model.documents import CheckpointError, Strategy, hf_config
 from aftermath.run.accounts import Checkpoint
 from aftermath.run.state import CheckpointKind
@@ -25,6 +26,8 @@ def resolve(
     """
     _require_weights(checkpoint)
     if checkpoint.kind is CheckpointKind.HUB:
+        from aftermath.model import hub
+
         return hub.download(
             checkpoint.repo, checkpoint.revision, tier=tier, strategy=strategy, cache_dir=cache_dir, token=token
         )
@@ -45,6 +48,8 @@ def load_hf_config(
     """The checkpoint's config.json, without its weights. Raises CheckpointError."""
     _require_weights(checkpoint)
     if checkpoint.kind is CheckpointKind.HUB:
+        from aftermath.model import hub
+
         return hf_config(hub.download_config(checkpoint.repo, checkpoint.revision, cache_dir=cache_dir, token=token))
     return hf_config(local_directory(checkpoint) / "config.json")
 
