@@ -31,7 +31,7 @@ from aftermath.run.commitment import (
     decode_announcement,
     encode_announcement,
 )
-from aftermath.train import session
+from aftermath.train import member, session
 from aftermath.train.origin import Origin
 from aftermath.train.results import TOPIC as COMMITMENTS
 from aftermath.train.settings import TrainSettings
@@ -146,26 +146,27 @@ async def live(members: list[dict[str, Any]]) -> None:
     """All of them at once, until the run is finished."""
     with contextlib.ExitStack() as stack:
         sessions = []
-        for member in members:
-            settings = TrainSettings.model_validate(member["settings"])
+        for given in members:
+            settings = TrainSettings.model_validate(given["settings"])
             events = session.events_of(settings, stack)
             sessions.append(session._session(settings, session._named(settings), events))
         await asyncio.gather(*sessions)
 
 
 def corrupt(members: list[dict[str, Any]]) -> None:
-    """Make every transport a lying one, and declare a speed that earns a share in every round."""
+    """Make every transport a lying one, and declare a speed that earns a share in every round, whatever it becomes."""
     parts = {}
-    for member in members:
-        settings = TrainSettings.model_validate(member["settings"])
+    for given in members:
+        settings = TrainSettings.model_validate(given["settings"])
         wallet = load_wallet(settings.wallet_private_key_path)
-        parts[identity_secret(settings.run_id, wallet)] = LIES[member["lie"]], member["epoch"]
+        parts[identity_secret(settings.run_id, wallet)] = LIES[given["lie"]], given["epoch"]
 
     async def opened(secret: bytes, **options: Any) -> LyingTransport:
         return LyingTransport(await open_iroh(secret, **options), secret, *parts[secret])
 
     session.open_iroh = opened  # type: ignore[assignment]
     Origin.measure_weight = lambda self, seq_len: DECLARED  # type: ignore[method-assign]
+    member._WEIGHT_DRIFT = float("inf")
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ def part(company: Company, lie: str, player: Player) -> dict[str, Any]:
 def test_lies_are_refused_and_the_liars_dropped(company: Company, material: Material, xprocess: XProcess) -> None:
     batch = {"global_batch_size_start": 32, "global_batch_size_end": 32}
     rules = {"init_min_clients": 3 + len(LIES), "rounds_per_epoch": ROUNDS, "total_steps": ROUNDS * EPOCHS}
-    config = material.config(company.place, one_bit=False, max_round_train_time=6, **rules, **batch)
+    config = material.config(company.place, one_bit=False, max_round_train_time=12, **rules, **batch)
     company.configure(config)
     liars = cast(company, xprocess)
     honest = company.start_three()
