@@ -21,7 +21,7 @@ from aftermath.run.errors import Unsuitable
 from aftermath.run.schedules import learning_rate
 from aftermath.sim.simulation import Player, Simulation, play
 from aftermath.train import gradients
-from aftermath.train.keeping import check_gradients
+from aftermath.train.keeping import gradients_place
 from aftermath.train.replica import Replica
 from aftermath.train.settings import TrainSettings
 
@@ -165,12 +165,16 @@ def test_a_place_that_cannot_be_written_is_said_before_joining(tmp_path: Path) -
     (tmp_path / "file").write_text("")
     named = {"run_id": "r", "write_gradients_dir": tmp_path / "file" / "gradients"}
     with pytest.raises(Unsuitable, match=r"--write-gradients-dir .*Not a directory"):
-        check_gradients(TrainSettings.model_validate(named))
-    for _ in range(2):
-        check_gradients(TrainSettings.model_validate(named | {"write_gradients_dir": tmp_path / "new"}))
+        gradients_place(TrainSettings.model_validate(named)).__enter__()
+    ours = TrainSettings.model_validate(named | {"write_gradients_dir": tmp_path / "new"})
+    with gradients_place(ours):
         (tmp_path / "new" / ".step-000001-member-0.safetensors.partial").write_bytes(b"half")
-    check_gradients(TrainSettings.model_validate(named | {"write_gradients_dir": tmp_path / "new"}))
-    assert not [*(tmp_path / "new").iterdir()]
+        with pytest.raises(Unsuitable, match="another process on this machine writes there"):
+            gradients_place(ours).__enter__()
+        assert len([*(tmp_path / "new").iterdir()]) == 2, "what is being written is not taken away"
+    with gradients_place(ours):
+        pass
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["lock"]
 
 
 # --- figures ----------------------------------------------------------------------------------------------------------

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from aftermath.cli.command import command
-from aftermath.cli.present import CommandError, Result
+from aftermath.cli.present import Result
 from aftermath.run.errors import UsageError
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 TIER = "Tier that writes; 0 is the whole model."
 DRAFT_TOKENS = 4
@@ -52,13 +49,13 @@ def generate(
     from aftermath.model.generate import Draft
     from aftermath.model.generate import generate as write
     from aftermath.model.llama import Llama
+    from aftermath.model.text import Prompt, load_tokenizer
     from aftermath.train.replica import pick_device
 
     place = model.expanduser()
-    config, tokenizer, chosen = load_config(place), _tokenizer(place), pick_device(device)
-    ids = tokenizer.encode(prompt).ids
-    if not ids:
-        raise UsageError("the prompt has no token", "pass at least one letter as --prompt")
+    config, tokenizer, chosen = load_config(place), load_tokenizer(place), pick_device(device)
+    begun = Prompt(prompt, tokens, tokenizer)
+    begun.check(config.vocab_size)
 
     def of_tier(number: int) -> Llama:
         return Llama.of(config, number, load(place, number)).to(chosen)
@@ -68,7 +65,7 @@ def generate(
     started = time.perf_counter()
     said = write(
         large,
-        ids,
+        begun.ids,
         new_tokens=tokens,
         temperature=temperature,
         seed=seed,
@@ -85,16 +82,3 @@ def generate(
         "seconds": round(time.perf_counter() - started, 4),
     }
     return Result(data, prompt + text)
-
-
-def _tokenizer(place: Path) -> Tokenizer:
-    """Raises CommandError if there is none that can be read."""
-    from tokenizers import Tokenizer
-
-    file = place / "tokenizer.json"
-    try:
-        return Tokenizer.from_str(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CommandError(f"cannot read {file}: {error.strerror}", "put the model's tokenizer.json there") from None
-    except Exception as error:  # tokenizers raises nothing narrower
-        raise CommandError(f"{file} is no tokenizer: {error}", "put the model's own tokenizer.json there") from None

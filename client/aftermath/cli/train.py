@@ -31,7 +31,7 @@ PANELS = (
     ("Peers", ("identity", "bind_p2p", "iroh", "discovery", "max_concurrent")),
     ("Training", ("device", "threads", "micro_batch", "matformer")),
     ("Checkpoints", ("checkpoint_dir", "hub_", "delete_old", "keep_steps")),
-    ("Progress", ("logs", "write_", "events_dir", "optim_stats")),
+    ("Progress", ("logs", "write_", "events_dir", "prompt_", "optim_stats")),
 )
 
 

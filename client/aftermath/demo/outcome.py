@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer
 
 from aftermath.data.local import open_tokens
 from aftermath.demo.plan import RUN_ID, TIERS, DemoFailed, Places
@@ -21,6 +20,7 @@ from aftermath.model.checkpoint import load_config as load_model_config
 from aftermath.model.generate import generate
 from aftermath.model.llama import Llama
 from aftermath.model.steps import saved_steps
+from aftermath.model.text import load_tokenizer
 from aftermath.run.config import load_config
 
 PROMPT = "def "
@@ -46,7 +46,7 @@ def outcomes(places: Places) -> Iterator[Outcome]:
     if not kept:
         raise DemoFailed(f"no checkpoint was written to {places.checkpoints}")
     newest = kept[-1]
-    config, tokenizer = load_model_config(newest), Tokenizer.from_file(str(newest / "tokenizer.json"))
+    config, tokenizer = load_model_config(newest), load_tokenizer(newest)
     sequences = held_out(places, config.vocab_size)
     for tier in TIERS:
         model = Llama.of(config, tier, load(newest, tier, "universal"))

@@ -22,6 +22,7 @@ from aftermath.chain.instructions import GROWTH, CoordinatorInstructions
 from aftermath.data.local import open_tokens
 from aftermath.model.initial import init_weights
 from aftermath.model.store import write_checkpoint
+from aftermath.model.text import Prompt
 from aftermath.optim.agreed import agreed_schema
 from aftermath.run.accounts import Members, Model, Run
 from aftermath.run.config import RunConfig
@@ -119,6 +120,8 @@ class Simulation:
         self.writes_gradients = False
         """Whether members write the results they apply, each into a directory `gradients/NAME`."""
         self.optim_stats_steps = 0
+        self.prompt: Prompt | None = None
+        """What members continue while the run does not need them."""
         self.now_at_end = 0.0
         self._at = run_addresses(self.chain.coordinator.id, RUN_ID)
         self._prepare(rules, quantize, optimizer)
@@ -210,6 +213,7 @@ class Simulation:
             hash_replicas=True,
             gradients_dir=self.place / "gradients" / player.name if self.writes_gradients else None,
             optim_stats_steps=self.optim_stats_steps,
+            prompt=self.prompt,
         )
         origin = Origin(self.schema, player.tier, "auto", torch.device("cpu"), 4, clock.monotonic)
         directory = self.place / "kept" / player.name if player.tier == 0 and self.keeps else None

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from aftermath.data.local import TokenFiles
+from aftermath.model.text import Prompt
 from aftermath.optim.schema import Schema
 from aftermath.p2p.transport import Transport
 from aftermath.train.attention import Attention
@@ -57,6 +58,8 @@ class Context:
     """Where to keep the results that are applied."""
     optim_stats_steps: int = 0
     """After how many steps to report what the optimizer keeps and sends; 0: never."""
+    prompt: Prompt | None = None
+    """What to continue while the run does not need this member."""
 
     @property
     def levels(self) -> range:

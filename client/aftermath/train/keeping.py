@@ -6,13 +6,16 @@ tell; there must be room for two checkpoints, because a new one is complete befo
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from aftermath.model.schema import StateSchema
 from aftermath.run.errors import Unsuitable, UsageError
 from aftermath.run.repository import is_repository
+from aftermath.train.lock import hold
 from aftermath.train.settings import TrainSettings
 
 _BYTES = 4  # of a parameter in a checkpoint
@@ -51,15 +54,28 @@ def check_directory(settings: TrainSettings, schema: StateSchema) -> None:
         )
 
 
-def check_gradients(settings: TrainSettings) -> None:
-    """Make --write-gradients-dir and try it; what a killed process left there half written is removed.
+@contextlib.contextmanager
+def gradients_place(settings: TrainSettings) -> Iterator[None]:
+    """Make --write-gradients-dir, try it and hold it; what a killed process left there half written is removed.
 
-    Raises Unsuitable if it cannot be written.
+    Raises Unsuitable if it cannot be written, or if another process holds it.
     """
-    if settings.write_gradients_dir is not None:
-        _free("--write-gradients-dir", settings.write_gradients_dir.absolute())
-        for partial in settings.write_gradients_dir.glob(".step-*.partial"):
+    if settings.write_gradients_dir is None:
+        yield
+        return
+    directory = settings.write_gradients_dir.absolute()
+    _free("--write-gradients-dir", directory)
+    try:
+        held = hold(directory / "lock")
+    except BlockingIOError:
+        raise Unsuitable(
+            f"--write-gradients-dir {directory}: another process on this machine writes there",
+            "name a directory for this member alone",
+        ) from None
+    with held:
+        for partial in directory.glob(".step-*.partial"):
             partial.unlink(missing_ok=True)
+        yield
 
 
 def _free(option: str, directory: Path) -> int:

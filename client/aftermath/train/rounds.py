@@ -35,6 +35,7 @@ from aftermath.train.gradients import GradientFiles
 from aftermath.train.health import Excuses, report_undelivered
 from aftermath.train.modelshare import ModelShare
 from aftermath.train.plan import RoundPlan, plan_round
+from aftermath.train.prompt import Continuations
 from aftermath.train.replica import Cancelled, Replica
 from aftermath.train.results import Candidate, Results
 from aftermath.train.sharetime import ShareTime
@@ -66,6 +67,7 @@ class Rounds:
         self._members: Members | None = None
         self._excuses = Excuses()
         self._collector = Collector(context, results, began.epoch)
+        self._continuations = Continuations(context, context.prompt) if context.prompt else None
         self._rules = began.config
         self.time = ShareTime(context, time_for_results(began.config), weight)
         self._applied = -1  # height of the newest round whose results are in the replica
@@ -157,6 +159,8 @@ class Rounds:
         else:
             await self._announce(plan, trained)
             duty.own_share_done(trained.loss, trained.tokens / max(trained.seconds, 1e-6))
+        if self._continuations:
+            self._start(self._continuations.go_on(self._replica, self._epoch, self._height, plan.header.step))
         report_traffic(self._ctx)
 
     async def _open_plans(self, run: Run) -> None:

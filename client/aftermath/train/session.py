@@ -28,9 +28,10 @@ from aftermath.chain.member import SolanaMember
 from aftermath.chain.options import coordinator_id, open_pool, public_key
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wallet import Wallet, identity_secret, load_wallet
-from aftermath.model.hub import upload
 from aftermath.model.resolve import resolve
 from aftermath.model.store import read_companions
+from aftermath.model.text import Prompt, load_tokenizer
+from aftermath.optim.schema import Schema
 from aftermath.p2p.discovery import local_discovery_dir
 from aftermath.p2p.iroh import IrohTransport, check_interface, open_iroh
 from aftermath.run.accounts import Model
@@ -41,7 +42,7 @@ from aftermath.train.context import Context
 from aftermath.train.ending import known
 from aftermath.train.feed import RunFeed
 from aftermath.train.interrupts import CLOSE_SECONDS, Interrupts
-from aftermath.train.keeping import check_directory, check_gradients, check_hub, keeping_advice
+from aftermath.train.keeping import check_directory, check_hub, gradients_place, keeping_advice
 from aftermath.train.lock import lock_directory, only_process
 from aftermath.train.member import Member
 from aftermath.train.origin import Origin
@@ -204,6 +205,7 @@ async def _ports(settings: TrainSettings, named: _Named, events: Events) -> Asyn
         max_priority_fee=settings.max_priority_fee,
     )
     async with contextlib.AsyncExitStack() as stack:
+        stack.enter_context(gradients_place(settings))
         await stack.enter_async_context(pool)
         stack.enter_context(
             only_process(
@@ -262,7 +264,6 @@ async def _member(
     schema = await compute(lambda: schema_of(model, settings.run_id))
     check_tier(settings.matformer_tier, schema, settings.run_id)
     check_directory(settings, schema.state)
-    check_gradients(settings)
     if advice := keeping_advice(settings):
         events.emit("warning", message=advice)
     origin = Origin(
@@ -293,6 +294,7 @@ async def _member(
         hash_replicas=settings.events_dir is not None,
         gradients_dir=settings.write_gradients_dir,
         optim_stats_steps=settings.optim_stats_steps,
+        prompt=await compute(lambda: _prompt(settings, model, schema)),
     )
     archive = Archive(
         settings.checkpoint_dir,
@@ -304,9 +306,21 @@ async def _member(
     return Member(context, origin, archive, weight=weight, parallel=settings.max_concurrent_parameter_requests)
 
 
+def _prompt(settings: TrainSettings, model: Model, schema: Schema) -> Prompt | None:
+    """What is to be continued, if anything. Raises CheckpointError without the model's tokenizer, or UsageError."""
+    if settings.prompt_text is None:
+        return None
+    place = resolve(model.checkpoint, tier=settings.matformer_tier, strategy=settings.matformer_load_strategy)
+    prompt = Prompt(settings.prompt_text, settings.prompt_tokens, load_tokenizer(place))
+    prompt.check(schema.state.config.vocab_size)
+    return prompt
+
+
 def _hub(settings: TrainSettings) -> Hub | None:
     if settings.hub_repo is None:
         return None
+    from aftermath.model.hub import upload
+
     token = settings.hub_token.get_secret_value() if settings.hub_token else None
     repo = settings.hub_repo
     return Hub(repo, lambda directory, message: upload(directory, repo, token=token, message=message))

@@ -81,6 +81,10 @@ class TrainSettings(BaseModel):
         description="Directory, one for each member, that receives every result this member applies, its own and its "
         "peers', as a file; decode-gradients reads them.",
     )
+    prompt_text: str | None = Field(
+        None, description="Text that the model continues while it is trained, in events `sample`; needs its tokenizer."
+    )
+    prompt_tokens: int = Field(64, ge=1, le=4096, description="Tokens that it adds to --prompt-text.")
     optim_stats_steps: int = Field(
         0,
         ge=0,

@@ -27,6 +27,7 @@ _SENTENCES: dict[str, str] = {
     "model": "the model is here, from {source}; the run is at step {step}",
     "trained": "step {step}  loss {loss:.4f}  {tokens_per_sec:,.0f} tokens/s",
     "applied": "step {step}: applied {results}",
+    "sample": "step {step}: {prompt}[bold]{text}[/bold]",
     "waiting": "waits for the next epoch",
     "dropped": "members {slots} did not deliver and are dropped",
     "checkpoint": "checkpoint of step {step} at {path}",

@@ -90,6 +90,8 @@ class TerminalView:
             sent, received = (f"{event[name] / 1e6:.2f} MB" for name in ("sent", "received"))
             self._facts["traffic"] = f"{sent} sent, {received} received"
             self._facts["chain"] = f"{counted(event['transactions'], 'transaction')}, {event['lamports']:,} lamports"
+        elif kind == "sample":
+            self._facts["text"] = printable(" ".join(f"{event['prompt']}{event['text']}".split()))
         elif "message" in event:
             message = printable(event["message"], keep="\n")
             before = self._warnings.pop(message, None)

@@ -1,0 +1,52 @@
+"""Text for a model: a checkpoint's tokenizer, and what a text is to begin with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from aftermath.model.documents import CheckpointError, read_limited
+from aftermath.model.store import MAX_COMPANION_BYTES
+from aftermath.run.errors import UsageError
+
+_FIX = "put the model's own tokenizer.json there"
+
+
+def load_tokenizer(directory: Path) -> Tokenizer:
+    """The tokenizer of a checkpoint directory. Raises CheckpointError if there is none that can be read."""
+    file = directory / "tokenizer.json"
+    if not file.is_file():
+        raise CheckpointError(f"there is no {file}", _FIX)
+    data = read_limited(file, MAX_COMPANION_BYTES)
+    try:
+        return Tokenizer.from_str(data.decode())
+    except Exception as error:  # tokenizers raises nothing narrower
+        raise CheckpointError(f"{file} is no tokenizer: {error}", _FIX) from None
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What a text begins with, how many tokens more it gets, and the tokenizer of both."""
+
+    text: str
+    tokens: int
+    tokenizer: Tokenizer
+
+    @property
+    def ids(self) -> list[int]:
+        """The tokens of the beginning."""
+        found: list[int] = self.tokenizer.encode(self.text).ids
+        return found
+
+    def check(self, vocab_size: int) -> None:
+        """Raises UsageError if there is nothing to begin with, CheckpointError if it is not of this vocabulary."""
+        ids = self.ids
+        if not ids:
+            raise UsageError("the prompt has no token", "pass at least one letter as prompt")
+        if max(ids) >= vocab_size:
+            raise CheckpointError(
+                f"the checkpoint's tokenizer gives a token {max(ids)}, and the model's vocabulary has {vocab_size}",
+                _FIX,
+            )

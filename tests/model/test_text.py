@@ -1,0 +1,35 @@
+"""A checkpoint's tokenizer, and prompts that fit it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aftermath.data.bytelevel import byte_tokenizer
+from aftermath.model.documents import CheckpointError
+from aftermath.model.text import Prompt, load_tokenizer
+from aftermath.run.errors import UsageError
+
+
+def test_a_tokenizer_is_read_back(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(byte_tokenizer().to_str())
+    prompt = Prompt("def ", 8, load_tokenizer(tmp_path))
+    assert prompt.ids == [*b"def "]
+    prompt.check(257)
+
+
+@pytest.mark.parametrize("content", [b"{}", b"\xff", b"[" * 10_000, b"", None])
+def test_what_is_none_is_told_with_what_to_do(tmp_path: Path, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / "tokenizer.json").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json") as told:
+        load_tokenizer(tmp_path)
+    assert told.value.fix == "put the model's own tokenizer.json there"
+
+
+def test_a_prompt_must_have_tokens_that_the_model_knows() -> None:
+    with pytest.raises(UsageError, match="no token"):
+        Prompt("", 8, byte_tokenizer()).check(257)
+    with pytest.raises(CheckpointError, match="gives a token 102, and the model's vocabulary has 100"):
+        Prompt("def", 8, byte_tokenizer()).check(100)

@@ -1,0 +1,59 @@
+"""Text that members write while they train: it comes, it changes nothing, and nobody waits for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from aftermath.model.text import Prompt
+from aftermath.sim.simulation import Simulation, play
+from aftermath.sim.tiny import CONFIG
+
+WORDS = [f"w{number}" for number in range(CONFIG.vocab_size)]
+
+
+def words() -> Tokenizer:
+    """A tokenizer whose ids are words."""
+    tokenizer = Tokenizer(models.WordLevel({word: at for at, word in enumerate(WORDS)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return tokenizer
+
+
+def whole_run(place: Path, prompt: Prompt | None, **rules: Any) -> Simulation:
+    async def story(sim: Simulation) -> None:
+        sim.prompt = prompt
+        for tier in (0, 1, 2):
+            sim.add(tier)
+        await sim.until_finished()
+
+    return play(place, story, **rules)
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_every_member_continues_the_prompt_while_replicas_stay_the_same(tmp_path: Path, overlap: int) -> None:
+    sim = whole_run(tmp_path, Prompt("w3 w10", 5, words()), overlap=overlap)
+    assert sim.check() == 42, "all rounds were applied by all"
+    assert sim.run.lost_sequences == 0
+    for player in sim.players:
+        told = player.saw("sample")
+        assert told
+        assert not player.saw("warning")
+        for event in told:
+            assert event["prompt"] == "w3 w10"
+            assert len(event["text"].split()) == 5
+            assert {*event["text"].split()} <= {*WORDS}
+        steps = [event["step"] for event in told]
+        assert steps == sorted({*steps}), "one text a round at most"
+        assert 1 <= steps[0] <= steps[-1] <= 12
+
+
+def test_a_text_longer_than_a_round_has_time_for_holds_nobody_up(tmp_path: Path) -> None:
+    """Of 3,000 tokens a second each: more than the whole run takes."""
+    silent = whole_run(tmp_path / "silent", None)
+    sim = whole_run(tmp_path / "told", Prompt("w1", 3000, words()))
+    assert sim.check() == silent.check() == 42
+    assert not any(player.saw("sample") or player.saw("warning") for player in sim.players)
+    assert sim.now_at_end < 1.5 * silent.now_at_end
