@@ -30,7 +30,7 @@ from aftermath.demo.stage import REPOSITORY, create_run, prepare_files, start_ch
 
 TIERS = (0, 1, 2)
 LIMIT_SECONDS = 600.0
-STEPS = 24
+STEPS = 16
 SKIPPED = 3  # rounds at the start of an epoch, which also warm caches
 
 
