@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 WINDOW = 100.0
 """Virtual seconds over which a run's pace is measured."""
+_EDGE = 7  # of a block, as in the tiny run
+_BLOCK = _EDGE * _EDGE
 _GRACE = 45.0  # for what has no setting: places that were lost are asked for ever more rarely
 
 
@@ -33,6 +35,8 @@ class Scenario:
     seats: tuple[Seat, ...]
     rules: tuple[tuple[str, int], ...]
     quantize: bool
+    sparseloco: tuple[tuple[str, str | float], ...]
+    """Settings of SparseLoCo; without any the run has DisTrO."""
     keeps: bool
     """Whether the members of tier 0 keep checkpoints in a directory."""
     eager: float
@@ -49,7 +53,8 @@ class Scenario:
     def describe(self) -> str:
         seats = " ".join(f"{seat.tier}@{seat.seconds}s" + "+1" * (seat.nodes - 1) for seat in self.seats)
         rules = " ".join(f"{name}={value}" for name, value in self.rules)
-        kinds = f"{'1-bit' if self.quantize else 'float'} {'keeps' if self.keeps else 'keeps nothing'}"
+        learns = " ".join(f"{name}={value}" for name, value in self.sparseloco) or ("1-bit", "float")[not self.quantize]
+        kinds = f"{learns} {'keeps' if self.keeps else 'keeps nothing'}"
         return f"members {seats} | {rules} | {kinds} | {self.seconds:.0f} s of faults, then peace"
 
 
@@ -88,6 +93,23 @@ def draw(seed: int, seconds: float, overlap: int | None = None) -> Scenario:
         seats=seats,
         rules=tuple(sorted(rules.items())),
         quantize=lot.random() < 0.7,
+        sparseloco=_sparseloco(random.Random(f"learning {seed}")),  # not of `lot` either
         keeps=lot.random() < 0.85,
         eager=lot.choice((0.2, 0.4, 0.7)),
+    )
+
+
+def _sparseloco(lot: random.Random) -> tuple[tuple[str, str | float], ...]:
+    if lot.random() >= 0.5:
+        return ()
+    kept = lot.choice((4, _BLOCK))
+    return (
+        ("inner_steps", lot.choice((1, 2, 4))),
+        ("inner_optimizer", lot.choice(("adamw", "muon"))),
+        ("value_bits", lot.choice((1, 2))),
+        ("divisor", lot.choice(("keepers", "all", "root"))),
+        ("orthogonal_lr", lot.choice((0.0, 10.0))),
+        ("compression_chunk", _EDGE),
+        ("compression_topk", kept),
+        ("compression_topk_embeddings", kept),
     )

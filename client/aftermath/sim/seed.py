@@ -82,7 +82,8 @@ def _no_warnings() -> Iterator[None]:
 
 
 def _stage(scenario: Scenario, place: Path) -> Simulation:
-    sim = Simulation(place, quantize=scenario.quantize, optimizer=None, **dict(scenario.rules))
+    optimizer = {"SparseLoCo": dict(scenario.sparseloco)} if scenario.sparseloco else None
+    sim = Simulation(place, quantize=scenario.quantize, optimizer=optimizer, **dict(scenario.rules))
     sim.keeps = scenario.keeps
     for seat in scenario.seats:
         sim.add(seat.tier, seat.seconds, seat.nodes)
