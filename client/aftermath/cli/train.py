@@ -30,7 +30,7 @@ SHORT_FLAGS = {"identity_secret_key_path": "-i"}
 PANELS = (
     ("Peers", ("identity", "bind_p2p", "iroh", "discovery", "max_concurrent")),
     ("Training", ("device", "threads", "micro_batch", "matformer")),
-    ("Checkpoints", ("checkpoint_dir", "hub_", "delete_old", "keep_steps")),
+    ("Checkpoints", ("checkpoint_dir", "hub_", "delete_old", "keep_steps", "optimizer_state")),
     ("Progress", ("logs", "write_", "events_dir", "prompt_", "optim_stats")),
 )
 

@@ -120,6 +120,8 @@ class Simulation:
         self.writes_gradients = False
         """Whether members write the results they apply, each into a directory `gradients/NAME`."""
         self.optim_stats_steps = 0
+        self.remembers = False
+        """Whether members keep what their optimizers know, in one directory `private`."""
         self.prompt: Prompt | None = None
         """What members continue while the run does not need them."""
         self.now_at_end = 0.0
@@ -213,6 +215,7 @@ class Simulation:
             hash_replicas=True,
             gradients_dir=self.place / "gradients" / player.name if self.writes_gradients else None,
             optim_stats_steps=self.optim_stats_steps,
+            optimizer_state_dir=self.place / "private" if self.remembers else None,
             prompt=self.prompt,
         )
         origin = Origin(self.schema, player.tier, "auto", torch.device("cpu"), 4, clock.monotonic)

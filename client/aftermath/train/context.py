@@ -58,6 +58,8 @@ class Context:
     """Where to keep the results that are applied."""
     optim_stats_steps: int = 0
     """After how many steps to report what the optimizer keeps and sends; 0: never."""
+    optimizer_state_dir: Path | None = None
+    """Where to keep what the optimizer knows, for a restart."""
     prompt: Prompt | None = None
     """What to continue while the run does not need this member."""
 

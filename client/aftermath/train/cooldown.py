@@ -14,6 +14,7 @@ from aftermath.train.archive import Keeper
 from aftermath.train.context import Context
 from aftermath.train.modelshare import ModelShare, snapshot
 from aftermath.train.persist import Duty
+from aftermath.train.private import PrivateState
 from aftermath.train.replica import Replica
 from aftermath.train.traffic import report_traffic
 
@@ -23,9 +24,11 @@ _ATTESTED = frozenset({"DuplicateWitness", "WrongState", "NotElected", "SlotMism
 class Cooldown:
     """One member's cooldown of one epoch."""
 
-    def __init__(self, context: Context, share: ModelShare, replica: Replica, keeper: Keeper, slot: int) -> None:
+    def __init__(
+        self, context: Context, share: ModelShare, replica: Replica, keeper: Keeper, private: PrivateState, slot: int
+    ) -> None:
         self._ctx, self._share, self._replica = context, share, replica
-        self._keeper, self._slot = keeper, slot
+        self._keeper, self._private, self._slot = keeper, private, slot
 
     async def live(self, run: Run) -> None:
         """Go through the cooldown of the epoch that `run` ended; returns when the chain has left it."""
@@ -35,6 +38,7 @@ class Cooldown:
         replica, state, tier = self._replica, self._ctx.schema.state, self._ctx.tier
         self._share.offer(await self._ctx.compute(lambda: snapshot(replica.params, state, tier, run.step)))
         await self._keeper.keep(run, replica, hashes)
+        await self._private.keep(replica, run.epoch, hashes)
         report_traffic(self._ctx)
         await self._ctx.feed.until(lambda now: self._over(run, now))
 

@@ -40,7 +40,12 @@ def check_hub(settings: TrainSettings) -> None:
 
 
 def check_directory(settings: TrainSettings, schema: StateSchema) -> None:
-    """Make --checkpoint-dir and try it. Raises Unsuitable if it cannot be written or has no room for checkpoints."""
+    """Make --checkpoint-dir and --optimizer-state-dir and try them.
+
+    Raises Unsuitable if one cannot be written, or has no room for checkpoints.
+    """
+    if settings.optimizer_state_dir is not None:
+        _free("--optimizer-state-dir", settings.optimizer_state_dir.absolute())
     if settings.checkpoint_dir is None or settings.matformer_tier:
         return
     directory = settings.checkpoint_dir.absolute()

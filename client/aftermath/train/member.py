@@ -25,6 +25,7 @@ from aftermath.train.enrolment import Enrolment
 from aftermath.train.gradients import GradientFiles
 from aftermath.train.modelshare import ModelShare
 from aftermath.train.origin import Origin
+from aftermath.train.private import PrivateState
 from aftermath.train.ready import Readiness, announce_ready
 from aftermath.train.replica import Replica
 from aftermath.train.results import Results
@@ -50,6 +51,7 @@ class Member:
         self._ctx, self._origin, self._parallel = context, origin, parallel
         self._keeper = Keeper(context, archive)
         self._gradients = GradientFiles(context)
+        self._private = PrivateState(context)
         self._weight = weight
         self._share = ModelShare(context.transport)
         self._results = Results(context)
@@ -77,6 +79,7 @@ class Member:
         finally:
             await self._keeper.close()
             await self._gradients.close()
+            await self._private.close()
             self._results.close()
             self._share.withdraw()
 
@@ -99,6 +102,7 @@ class Member:
                 await self._ctx.clock.sleep(LINGER if self._replica is not None else 0.0)
                 await self._keeper.settle()
                 await self._gradients.settle()
+                await self._private.settle()
                 return
             members = await self._ctx.chain.members()
             if self._takes_part(run, members):
@@ -135,10 +139,12 @@ class Member:
         model = await self._ctx.chain.model()
         self._tell_what_is_lost(run, model)
         warm = WarmUp(self._ctx, self._origin, self._share, run, self.slot, self._parallel)
-        self._replica = replica = await warm.obtain(self._take_replica())
+        had = self._take_replica()
+        self._replica = replica = await warm.obtain(had)
         self._said_stateless = False
-        if run.cold_start:
-            await self._ctx.compute(replica.optimizer.reset)
+        if replica is not had:
+            await self._private.restore(replica, run.epoch)
+        del had
         await announce_ready(self._ctx, self._readiness, run, self.slot)
         kept = self._results, self._share, self._gradients
         rounds = Rounds(self._ctx, *kept, replica, run, model, self.slot, self._weight)
@@ -151,7 +157,7 @@ class Member:
         self._enrolment.completed()
         if not ended.pending_pause:
             await self._join(ended)
-        await Cooldown(self._ctx, self._share, replica, self._keeper, self.slot).live(ended)
+        await Cooldown(self._ctx, self._share, replica, self._keeper, self._private, self.slot).live(ended)
 
     def _tell_state(self, run: Run) -> None:
         self._ctx.events.emit(

@@ -294,6 +294,7 @@ async def _member(
         hash_replicas=settings.events_dir is not None,
         gradients_dir=settings.write_gradients_dir,
         optim_stats_steps=settings.optim_stats_steps,
+        optimizer_state_dir=settings.optimizer_state_dir,
         prompt=await compute(lambda: _prompt(settings, model, schema)),
     )
     archive = Archive(

@@ -81,6 +81,12 @@ class TrainSettings(BaseModel):
         description="Directory, one for each member, that receives every result this member applies, its own and its "
         "peers', as a file; decode-gradients reads them.",
     )
+    optimizer_state_dir: Path | None = Field(
+        None,
+        description="Directory that keeps what this member's optimizer alone knows after every epoch (up to 12 bytes "
+        "for each parameter, and more where most numbers are sent), so that a member that is started again before the "
+        "next one goes on from it.",
+    )
     prompt_text: str | None = Field(
         None, description="Text that the model continues while it is trained, in events `sample`; needs its tokenizer."
     )

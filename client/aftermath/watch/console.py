@@ -25,6 +25,7 @@ _SENTENCES: dict[str, str] = {
     "joined": "joined as member {slot} with tier {tier}",
     "state": "epoch {epoch}: {state}; {progress}",
     "model": "the model is here, from {source}; the run is at step {step}",
+    "remembered": "the optimizer goes on from what it knew when this member was stopped",
     "trained": "step {step}  loss {loss:.4f}  {tokens_per_sec:,.0f} tokens/s",
     "applied": "step {step}: applied {results}",
     "sample": "step {step}: {prompt}[bold]{text}[/bold]",
