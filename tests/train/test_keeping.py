@@ -75,6 +75,8 @@ def test_a_directory_that_cannot_be_is_named_whole(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(AftermathError, match=f"--checkpoint-dir {tmp_path}/file/kept: Not a directory"):
         check_directory(settings(checkpoint_dir="file/kept"), schema)
+    with pytest.raises(AftermathError, match=r"--optimizer-state-dir .*/file/kept: Not a directory"):
+        check_directory(settings(optimizer_state_dir="file/kept", matformer_tier=1), schema)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

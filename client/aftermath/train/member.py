@@ -139,12 +139,10 @@ class Member:
         model = await self._ctx.chain.model()
         self._tell_what_is_lost(run, model)
         warm = WarmUp(self._ctx, self._origin, self._share, run, self.slot, self._parallel)
-        had = self._take_replica()
-        self._replica = replica = await warm.obtain(had)
+        self._replica = replica = await warm.obtain(self._take_replica())
         self._said_stateless = False
-        if replica is not had:
+        if not warm.kept:
             await self._private.restore(replica, run.epoch)
-        del had
         await announce_ready(self._ctx, self._readiness, run, self.slot)
         kept = self._results, self._share, self._gradients
         rounds = Rounds(self._ctx, *kept, replica, run, model, self.slot, self._weight)

@@ -113,7 +113,7 @@ def _save(file: Path, state: Mapping[str, Tensor], bound: _Bound) -> None:
     """Raises CheckpointError; the last one is then untouched."""
     partial = file.with_suffix(".partial")
     with writing(file.parent):
-        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        file.parent.mkdir(parents=True, exist_ok=True)
         try:
             save_file(dict(state), partial, metadata={_BOUND: msgspec.json.encode(bound).decode()})
             sync(partial)

@@ -51,6 +51,8 @@ class WarmUp:
         self._lacking = set(context.levels)
         self._sought = frozenset(context.levels)  # without what is kept of an own replica
         self._started = context.clock.monotonic()
+        self.kept = False
+        """Whether what was obtained is the replica that this member had."""
 
     async def obtain(self, replica: Replica | None) -> Replica:
         """A replica of the model this epoch starts from. Raises Desync if warm-up ends before there is one."""
@@ -58,6 +60,7 @@ class WarmUp:
             hashes = await self._ctx.compute(replica.hashes)
             if await self._is_current(hashes):
                 self._ctx.events.emit("model", source="its own replica", step=self._run.trained_steps)
+                self.kept = True
                 return replica
             self._keep(replica, hashes)
         del replica
