@@ -240,13 +240,16 @@ def test_restart_counts_the_batch_warm_up() -> None:
     run = _Run(replace(rules))
     found = Change({}, None, None, 21, False, None)._progress(run)  # type: ignore[arg-type]
     assert found == {"epoch": 0, "step": 21, "data_index": data_index}
+    # Back, where batches were smaller before: no data is left out.
+    back = Change({}, None, None, 18, False, None)
+    assert back._progress(_Run(rules, step=21, data_index=9))["data_index"] == 9  # type: ignore[arg-type]
 
 
 class _Run:
     epoch = 0
 
-    def __init__(self, config: object) -> None:
-        self.config = config
+    def __init__(self, config: object, step: int = 1, data_index: int = 0) -> None:
+        self.config, self.step, self.data_index = config, step, data_index
 
 
 def test_pause_and_resume(configured: Shell, run_id: str) -> None:

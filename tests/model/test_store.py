@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from aftermath.model import store
 from aftermath.model.checkpoint import load, load_config
@@ -124,6 +125,17 @@ def test_a_place_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(CheckpointError, match="cannot write to"):
         keep(tmp_path / "file" / "in", 1)
+
+
+def test_a_write_that_only_safetensors_tells_of_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def limited(*_: Any, **__: Any) -> None:
+        raise SafetensorError("I/O error: File too large (os error 27)")
+
+    monkeypatch.setattr(store, "save_file", limited)
+    with pytest.raises(CheckpointError, match=r"cannot write to .*: I/O error: File too large") as told:
+        keep(tmp_path, 1)
+    assert told.value.fix == "name a directory that you may write to"
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_killed_save_leaves_no_checkpoint_and_is_cleaned_up(tmp_path: Path) -> None:

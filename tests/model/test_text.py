@@ -31,5 +31,7 @@ def test_what_is_none_is_told_with_what_to_do(tmp_path: Path, content: bytes | N
 def test_a_prompt_must_have_tokens_that_the_model_knows() -> None:
     with pytest.raises(UsageError, match="no token"):
         Prompt("", 8, byte_tokenizer()).check(257)
+    with pytest.raises(UsageError, match="is not text"):
+        Prompt("\udcff", 8, byte_tokenizer()).check(257)
     with pytest.raises(CheckpointError, match="gives a token 102, and the model's vocabulary has 100"):
         Prompt("def", 8, byte_tokenizer()).check(100)

@@ -16,6 +16,7 @@ from aftermath.run.errors import Unsuitable
 from aftermath.sim.simulation import Simulation, play
 from aftermath.train import session
 from aftermath.train.settings import TrainSettings
+from aftermath.watch.events import JsonLines
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
@@ -52,6 +53,18 @@ def test_every_event_file_begins_with_what_it_is_about_and_every_event_is_dated(
             at = datetime.fromisoformat(line["at"])
             assert before - timedelta(seconds=1) <= at <= after + timedelta(seconds=1)
             assert 0 <= line["t"] < 60
+
+
+def test_a_log_that_ends_in_half_a_line_goes_on_in_a_line_of_its_own(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    for before, lines in ((None, 1), (b"", 1), (b'{"kind":"left"}\n', 2), (b'{"kind":"left"}\n{"at":"x","ki', 3)):
+        log.unlink(missing_ok=True)
+        if before is not None:
+            log.write_bytes(before)
+        JsonLines(log, lambda: datetime.now(UTC))({"kind": "started"})
+        found = log.read_text().splitlines()
+        assert len(found) == lines
+        assert json.loads(found[-1])["kind"] == "started"
 
 
 @pytest.mark.parametrize(("option", "field"), [("--write-log", "write_log"), ("--events-dir", "events_dir")])

@@ -95,6 +95,8 @@ class Change:
                 data_index += (self.restart_from_step - step) * rules.global_batch_size_end
                 break
             data_index += batch_size(rules, data_index)
+        if self.restart_from_step <= run.step:  # batches may have been smaller than they are now: leave nothing out
+            data_index = min(data_index, run.data_index)
         return {"epoch": run.epoch, "step": self.restart_from_step, "data_index": data_index}
 
 

@@ -19,7 +19,7 @@ from typer.core import TyperCommand, TyperGroup
 from aftermath import __version__
 from aftermath.cli.describe import kind_of
 from aftermath.cli.help import command_page, index_page
-from aftermath.cli.present import reporting
+from aftermath.cli.present import EXIT_INTERRUPTED, reporting
 from aftermath.cli.usage import ParserError, explained, unknown_command
 from aftermath.run.errors import UsageError
 
@@ -171,7 +171,10 @@ def root(
 
 def main() -> None:
     """Entry point of the console script."""
-    app()
+    try:
+        app()
+    except KeyboardInterrupt:  # while a command's libraries are imported
+        raise SystemExit(EXIT_INTERRUPTED) from None
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import typer
 from aftermath.cli.command import command
 from aftermath.cli.options import CLIENT_VERSION, DESCRIPTION, SHOWN_NAME, RunId, SigningOptions
 from aftermath.cli.present import Result, facts, note
-from aftermath.run.accounts import Model, Run, steps_before
+from aftermath.run.accounts import Model, Run
 from aftermath.run.bounded import U32_MAX, U64_MAX
 from aftermath.run.errors import UsageError
 
@@ -93,8 +93,8 @@ async def update_config(
     warnings = troubles(run, model, shape) if shape else []
     if kept:
         note(
-            f"the run keeps its checkpoint {kept.repo}, of step {steps_before(model.checkpoint_step)}, which members "
-            "have named; --switch-to-hub begins from the file's"
+            f"the run keeps its checkpoint {kept.repo}, which members have named; --switch-to-hub begins from that of "
+            "the file"
         )
     for warning in warnings:
         note(f"warning: {warning}")

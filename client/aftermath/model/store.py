@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -209,9 +210,10 @@ def writing(directory: Path) -> Iterator[None]:
         full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error)
         if full:
             raise CheckpointError(f"the disk of {directory} is full", "free some space; nothing was changed") from None
-        if isinstance(error, OSError):
+        if isinstance(error, OSError | SafetensorError):
+            why = getattr(error, "strerror", None) or error
             raise CheckpointError(
-                f"cannot write to {directory}: {error.strerror or error}", "name a directory that you may write to"
+                f"cannot write to {directory}: {why}", "name a directory that you may write to"
             ) from None
         raise
 

@@ -42,6 +42,10 @@ class Prompt:
 
     def check(self, vocab_size: int) -> None:
         """Raises UsageError if there is nothing to begin with, CheckpointError if it is not of this vocabulary."""
+        try:
+            self.text.encode()
+        except UnicodeEncodeError:  # bytes of a terminal that are no text
+            raise UsageError("the prompt is not text", "pass it in UTF-8") from None
         ids = self.ids
         if not ids:
             raise UsageError("the prompt has no token", "pass at least one letter as prompt")

@@ -7,6 +7,7 @@ tell; there must be room for two checkpoints, because a new one is complete befo
 from __future__ import annotations
 
 import contextlib
+import errno
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -70,16 +71,18 @@ def gradients_place(settings: TrainSettings) -> Iterator[None]:
         return
     directory = settings.write_gradients_dir.absolute()
     _free("--write-gradients-dir", directory)
-    try:
-        held = hold(directory / "lock")
-    except BlockingIOError:
-        raise Unsuitable(
-            f"--write-gradients-dir {directory}: another process on this machine writes there",
-            "name a directory for this member alone",
-        ) from None
-    with held:
-        for partial in directory.glob(".step-*.partial"):
-            partial.unlink(missing_ok=True)
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(hold(directory / "lock"))
+            for partial in directory.glob(".step-*.partial"):
+                partial.unlink(missing_ok=True)
+        except OSError as error:
+            why = error.strerror
+            if isinstance(error, BlockingIOError):
+                why = "another process on this machine writes there"
+            raise Unsuitable(
+                f"--write-gradients-dir {directory}: {why}", "name a directory for this member alone"
+            ) from None
         yield
 
 
@@ -91,7 +94,9 @@ def _free(option: str, directory: Path) -> int:
             probe.write(b"probe")
         return shutil.disk_usage(directory).free
     except OSError as error:
-        raise Unsuitable(f"{option} {directory}: {error.strerror}", "name a directory that you may write to") from error
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        fix = "make room, or name a directory on another disk" if full else "name a directory that you may write to"
+        raise Unsuitable(f"{option} {directory}: {error.strerror}", fix) from error
 
 
 def keeping_advice(settings: TrainSettings) -> str | None:

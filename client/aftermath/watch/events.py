@@ -85,15 +85,36 @@ class JsonLines:
     """Appends events to a file or stream as JSON lines, each with the date at which it was written (`at`)."""
 
     def __init__(self, target: Path | TextIO, wall: Wall) -> None:
-        self._wall = wall
+        self._wall, self._path = wall, target if isinstance(target, Path) else None
         if isinstance(target, Path):
             target.parent.mkdir(parents=True, exist_ok=True)
+            torn = _torn(target)
             descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             self._stream: TextIO = os.fdopen(descriptor, "a", buffering=1, encoding="utf-8")
+            if torn:
+                self._stream.write("\n")
         else:
             self._stream = target
 
     def __call__(self, event: Event) -> None:
+        """Raises OSError, with the file's name, if it cannot be written."""
         dated = {"at": self._wall().isoformat(timespec="milliseconds"), **event}
-        self._stream.write(json.dumps(dated, separators=(",", ":")) + "\n")
-        self._stream.flush()
+        try:
+            self._stream.write(json.dumps(dated, separators=(",", ":")) + "\n")
+            self._stream.flush()
+        except OSError as error:
+            if self._path is not None:
+                error.filename = str(self._path)
+            raise
+
+
+def _torn(path: Path) -> bool:
+    """Whether a file ends in half a line, as a disk that was full leaves it: what is added begins a line of its own."""
+    try:
+        if not path.is_file() or not path.stat().st_size:
+            return False
+        with path.open("rb") as file:
+            file.seek(-1, os.SEEK_END)
+            return file.read(1) != b"\n"
+    except OSError:
+        return False
