@@ -146,10 +146,12 @@ def test_lookahead_restores_every_bit(fails: bool) -> None:
     assert (moved > 0).float().mean() > 0.99
 
 
-def test_fresh_state_looks_nowhere() -> None:
+def test_fresh_state_looks_nowhere_and_reset_returns_to_it() -> None:
     schema = toy_schema()
-    first = encode(replica(schema, 0)[1], gradients(schema, 0, 0), 0.1)
     params, engine = replica(schema, 0)
+    first = encode(engine, gradients(schema, 0, 0), 0.1)
+    encode(engine, gradients(schema, 0, 1), 0.1)
+    engine.reset()
     before = bits(params)
 
     def backward(_: Tensor) -> float:

@@ -229,6 +229,10 @@ def test_a_replica_goes_on_from_its_state_bit_by_bit(inner: str, done: int) -> N
     assert bits(weights) == bits(params)
     assert kept.keys() >= {"result.residual.1.0"}
     assert any(name.startswith("private.") for name in kept) == bool(done)
+    if done:
+        other.restore(kept)
+        other.reset()
+        assert bits(other.state()) == bits(Engine(schema, 1, weights).state())
 
 
 SPOILT = {

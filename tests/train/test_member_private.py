@@ -18,6 +18,8 @@ from aftermath.run.state import RunState
 from aftermath.sim.simulation import Player, Simulation, play
 from aftermath.train import private
 
+ALL = {"min_clients": 3, "waiting_for_members_extra_time": 20}
+"""No epoch begins without everybody."""
 SPARSELOCO = {"SparseLoCo": {"inner_steps": 2, "compression_chunk": 7, "compression_topk": 4}}
 
 
@@ -27,14 +29,12 @@ def known(player: Player) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in player.member._replica.optimizer.state().items()}
 
 
-async def night(sim: Simulation) -> list[dict[str, Tensor]]:
-    """All train an epoch; all but the first stop while the run is paused, and start again. What these knew."""
+async def restart(sim: Simulation) -> list[dict[str, Tensor]]:
+    """All train an epoch; all but the first stop after it, and start again. What these knew."""
     for tier in (0, 1, 2):
         sim.add(tier)
-    await sim.until_round(3)
-    sim.pause(True)
-    await sim.until(lambda run: run.state is RunState.PAUSED)
-    await asyncio.sleep(20)
+    await sim.until(lambda run: run.epoch == 1 and run.state is RunState.WAITING_FOR_MEMBERS)
+    await asyncio.sleep(3)
     before = [known(player) for player in sim.players[1:]]
     for player in sim.players[1:]:
         await sim.stop(player)
@@ -47,7 +47,7 @@ def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
 
 
 @pytest.mark.parametrize("optimizer", [None, SPARSELOCO], ids=["distro", "sparseloco"])
-def test_members_that_stop_while_the_run_is_paused_go_on_from_what_they_knew(
+def test_members_that_are_started_again_between_two_epochs_go_on_from_what_they_knew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: dict[str, Any] | None
 ) -> None:
     whole, taken = Engine.restore, []
@@ -61,11 +61,10 @@ def test_members_that_stop_while_the_run_is_paused_go_on_from_what_they_knew(
 
     async def story(sim: Simulation) -> None:
         sim.remembers = True
-        before.extend(await night(sim))
-        sim.pause(False)
+        before.extend(await restart(sim))
         await sim.until_finished()
 
-    sim = play(tmp_path, story, optimizer=optimizer)
+    sim = play(tmp_path, story, optimizer=optimizer, **ALL)
     assert sim.check() > 0
     assert len(taken) == 2
     for state in before:
@@ -103,13 +102,12 @@ def test_a_member_that_was_away_for_an_epoch_begins_with_nothing_and_says_so(tmp
 def test_a_damaged_file_is_told_and_left(tmp_path: Path, damage: bytes) -> None:
     async def story(sim: Simulation) -> None:
         sim.remembers = True
-        await night(sim)
+        await restart(sim)
         for file in (tmp_path / "private").iterdir():
             file.write_bytes(damage)
-        sim.pause(False)
         await sim.until_finished()
 
-    sim = play(tmp_path, story)
+    sim = play(tmp_path, story, **ALL)
     assert sim.check() > 0
     for player in sim.players[1:]:
         (told,) = (event["message"] for event in player.saw("warning") if "the optimizer" in event["message"])
@@ -125,11 +123,10 @@ def test_a_full_disk_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     async def story(sim: Simulation) -> None:
         sim.remembers = True
-        await night(sim)
-        sim.pause(False)
+        await restart(sim)
         await sim.until_finished()
 
-    sim = play(tmp_path, story)
+    sim = play(tmp_path, story, **ALL)
     assert sim.check() > 0
     for player in sim.players[1:]:
         assert any("what the optimizer knows is not kept: the disk of" in e["message"] for e in player.saw("warning"))

@@ -88,6 +88,11 @@ class Engine:
             raise ValueError(f"results for levels {strange}, which are not held")
         self._apply.apply(results, lr)
 
+    def reset(self) -> None:
+        """Forget everything learnt from past rounds."""
+        self._step.reset()
+        self._result.reset()
+
     def state(self) -> dict[str, Tensor]:
         """What this replica alone knows, as named tensors on the CPU.
 

@@ -133,6 +133,12 @@ class ErrorFeedback:
 
     # --- what is remembered -------------------------------------------------------------------------------------
 
+    def reset(self) -> None:
+        """Forget everything learnt from past rounds: the residual is zero, nothing was sent."""
+        for residual in (residual for residuals in self._residuals.values() for residual in residuals):
+            residual.zero_()
+        self._previous = {}
+
     def state(self) -> dict[str, Tensor]:
         """The residual, and what was sent last."""
         found = {}

@@ -62,3 +62,6 @@ class GradientStep:
         """Raises BadState if there is anything."""
         if state:
             raise BadState(f"an optimizer's state has too much of {min(state)}")
+
+    def reset(self) -> None:
+        """Nothing is remembered."""

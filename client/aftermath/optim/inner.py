@@ -75,6 +75,10 @@ class InnerSteps:
         """Take over the moments. Raises BadState, leaving all as it was, unless they are of this optimizer."""
         take_moments(self._optimizer, self._params, state)
 
+    def reset(self) -> None:
+        """Begin without moments."""
+        self._optimizer.state.clear()
+
 
 def _optimizer(params: Mapping[str, Tensor], settings: SparseLoCo) -> torch.optim.Optimizer:
     """The inner optimizer; each round sets its rate."""

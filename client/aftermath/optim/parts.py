@@ -59,6 +59,9 @@ class Remembering(Protocol):
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Take over what `state` gave. Raises BadState, leaving all as it was, unless it fits this replica exactly."""
 
+    def reset(self) -> None:
+        """Forget everything learnt from past rounds."""
+
 
 class PrivateStep(Remembering, Protocol):
     """From the shared weights and a share to a pseudo-gradient."""

@@ -141,7 +141,9 @@ class Member:
         warm = WarmUp(self._ctx, self._origin, self._share, run, self.slot, self._parallel)
         self._replica = replica = await warm.obtain(self._take_replica())
         self._said_stateless = False
-        if not warm.kept:
+        if run.cold_start:
+            await self._ctx.compute(replica.optimizer.reset)
+        elif not warm.kept:
             await self._private.restore(replica, run.epoch)
         await announce_ready(self._ctx, self._readiness, run, self.slot)
         kept = self._results, self._share, self._gradients

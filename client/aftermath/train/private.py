@@ -3,7 +3,7 @@
 Choices:
 - one file, put in the last one's place after every epoch. It is bound to the run, the tier, the epoch and the hashes of
   the weights that it belongs to, and is taken for exactly these: a member that was away for an epoch begins with
-  nothing, since what it had not sent then is of other weights;
+  nothing, since what it had not sent then is of other weights, and so do all in a run's cold start;
 - it is written by a thread of its own and read when the model is here; whatever goes wrong is a warning, and the member
   begins with nothing;
 - it is never given to others nor taken from them.
@@ -50,9 +50,7 @@ class PrivateState:
     def __init__(self, context: Context) -> None:
         self._ctx = context
         self._writing: asyncio.Task[None] | None = None
-        wallet, run_id = context.chain.wallet.hex(), context.run_id
-        name = hashlib.sha256(f"{wallet} {run_id}".encode()).hexdigest()[:16]
-        self._file = context.optimizer_state_dir / f"{name}.safetensors" if context.optimizer_state_dir else None
+        self._file = _file_in(context.optimizer_state_dir, context) if context.optimizer_state_dir else None
 
     async def keep(self, replica: Replica, epoch: int, hashes: Mapping[int, bytes]) -> None:
         """Have the state of a replica written in the background, which has ended that epoch with these hashes."""
@@ -107,6 +105,12 @@ class PrivateState:
             await self._ctx.write(lambda: _save(file, state, bound))
         except Exception as error:  # nobody awaits this task, so it has to be told here
             self._ctx.events.emit("warning", message=f"what the optimizer knows is not kept: {error}")
+
+
+def _file_in(directory: Path, context: Context) -> Path:
+    """One for each wallet and run."""
+    name = hashlib.sha256(f"{context.chain.wallet.hex()} {context.run_id}".encode()).hexdigest()
+    return directory / f"{name[:16]}.safetensors"
 
 
 def _save(file: Path, state: Mapping[str, Tensor], bound: _Bound) -> None:
