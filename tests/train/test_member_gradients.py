@@ -174,11 +174,11 @@ def test_a_place_that_cannot_be_written_is_said_before_joining(tmp_path: Path) -
         assert len([*(tmp_path / "new").iterdir()]) == 2, "what is being written is not taken away"
     with gradients_place(ours):
         pass
-    (tmp_path / "new" / "lock").unlink()
-    (tmp_path / "new" / "lock").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "new" / ".lock").unlink()
+    (tmp_path / "new" / ".lock").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(Unsuitable, match=r"--write-gradients-dir .*symbolic links"):
         gradients_place(ours).__enter__()
-    assert [path.name for path in (tmp_path / "new").iterdir()] == ["lock"]
+    assert [path.name for path in (tmp_path / "new").iterdir()] == [".lock"]
 
 
 # --- figures ----------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ costs is asked for once, before anything is sent, with the fees of what an owner
 
 from __future__ import annotations
 
+import unicodedata
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,6 +15,7 @@ import typer
 from aftermath.cli.command import command
 from aftermath.cli.options import CLIENT_VERSION, DESCRIPTION, SHOWN_NAME, RunId, SigningOptions
 from aftermath.cli.present import CommandError, Result, facts
+from aftermath.run.errors import UsageError
 
 if TYPE_CHECKING:
     from solders.instruction import Instruction
@@ -50,6 +52,8 @@ async def create_run(
     from aftermath.cli.connection import sign_in
     from aftermath.cli.dump import in_words
 
+    if not run_id.isprintable() or run_id != unicodedata.normalize("NFC", run_id.strip()):
+        raise UsageError(f"{run_id!r} cannot be told from other ids by reading it", "choose one that people can type")
     named = public_key(join_authority) if join_authority is not None else None
     async with sign_in(options) as chain:
         own = chain.wallet.pubkey

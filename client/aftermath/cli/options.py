@@ -35,13 +35,11 @@ def shared(
 
 
 def checked_run_id(run_id: str | None) -> str | None:
-    """A run's id as it is. Raises UsageError when it cannot be one, or is none that people could read and type."""
+    """A run's id as it is. Raises UsageError when it cannot be one."""
     from aftermath.chain.addresses import run_seed
 
     if run_id is not None:
         run_seed(run_id)
-        if not run_id.isprintable():
-            raise UsageError(f"{run_id!r} has characters that cannot be seen", "leave them out of the run's id")
     return run_id
 
 

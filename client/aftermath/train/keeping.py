@@ -73,7 +73,7 @@ def gradients_place(settings: TrainSettings) -> Iterator[None]:
     _free("--write-gradients-dir", directory)
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(hold(directory / "lock"))
+            stack.enter_context(hold(directory / ".lock"))
             for partial in directory.glob(".step-*.partial"):
                 partial.unlink(missing_ok=True)
         except OSError as error:

@@ -28,7 +28,7 @@ _SENTENCES: dict[str, str] = {
     "remembered": "the optimizer goes on from what it knew when this member was stopped",
     "trained": "step {step}  loss {loss:.4f}  {tokens_per_sec:,.0f} tokens/s",
     "applied": "step {step}: applied {results}",
-    "sample": "step {step}: {prompt}[bold]{text}[/bold]",
+    "sample": "step {step}  the model goes on: {prompt}[bold]{text}[/bold]",
     "waiting": "waits for the next epoch",
     "dropped": "members {slots} did not deliver and are dropped",
     "checkpoint": "checkpoint of step {step} at {path}",
