@@ -86,10 +86,12 @@ def _document(source: Path = ARMS) -> dict[str, Any]:
 
 
 def arms(source: Path = ARMS) -> tuple[Arm, ...]:
-    """All of a file, in its order; sizes are those of arms.toml."""
+    """All of a file, in its order; sizes are those of arms.toml. An arm may be named more than once."""
     sizes = _document()["size"]
-    found = []
-    for table in _document(source)["arm"]:
+    tables: dict[str, dict[str, Any]] = {}
+    found: dict[str, Arm] = {}
+    for said in _document(source)["arm"]:
+        table = tables[said["name"]] = tables.get(said["name"], {}) | said
         given = {name: value for name, value in table.items() if name not in _OWN}
         trainings = tuple(
             _training(table, size, sizes[size]["batch"], steps, lr, seed, given)
@@ -98,8 +100,10 @@ def arms(source: Path = ARMS) -> tuple[Arm, ...]:
             for lr in table["lr"]
             for seed in table.get("seeds", [0])
         )
-        found.append(Arm(table["name"], table["question"], table["expected"], table.get("kind", ""), trainings))
-    return tuple(found)
+        before = found[table["name"]].trainings if table["name"] in found else ()
+        about = (table[name] for name in ("name", "question", "expected"))
+        found[table["name"]] = Arm(*about, table.get("kind", ""), before + trainings)
+    return tuple(found.values())
 
 
 def _training(
