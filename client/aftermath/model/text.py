@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -34,7 +35,7 @@ class Prompt:
     tokens: int
     tokenizer: Tokenizer
 
-    @property
+    @cached_property
     def ids(self) -> list[int]:
         """The tokens of the beginning."""
         found: list[int] = self.tokenizer.encode(self.text).ids

@@ -53,7 +53,9 @@ class Scenario:
     def describe(self) -> str:
         seats = " ".join(f"{seat.tier}@{seat.seconds}s" + "+1" * (seat.nodes - 1) for seat in self.seats)
         rules = " ".join(f"{name}={value}" for name, value in self.rules)
-        learns = " ".join(f"{name}={value}" for name, value in self.sparseloco) or ("1-bit", "float")[not self.quantize]
+        learns = " ".join(f"{name}={value}" for name, value in self.sparseloco)
+        if not learns:
+            learns = "1-bit" if self.quantize else "float"
         kinds = f"{learns} {'keeps' if self.keeps else 'keeps nothing'}"
         return f"members {seats} | {rules} | {kinds} | {self.seconds:.0f} s of faults, then peace"
 
