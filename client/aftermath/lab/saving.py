@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from aftermath.model.documents import CheckpointError
-from aftermath.model.store import sync, writing
+from aftermath.model.store import standing_in, sync, writing
 from aftermath.run.bounded import Malformed, json_as
 from aftermath.train.lock import hold
 
@@ -40,11 +40,9 @@ class Counters(msgspec.Struct, frozen=True):
 
 def save_state(directory: Path, tensors: Mapping[str, Tensor], counters: Counters) -> None:
     """Put a state in the place of the last one. Raises CheckpointError; that one is then untouched."""
-    partial = directory / f"{STATE}.partial"
     with writing(directory):
-        save_file(dict(tensors), partial, metadata={_COUNTERS: msgspec.json.encode(counters).decode()})
-        sync(partial)
-        partial.replace(directory / STATE)
+        with standing_in(directory / STATE) as partial:
+            save_file(dict(tensors), partial, metadata={_COUNTERS: msgspec.json.encode(counters).decode()})
         sync(directory)
 
 

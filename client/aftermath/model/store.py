@@ -221,10 +221,16 @@ def writing(directory: Path) -> Iterator[None]:
 @contextmanager
 def replacing(target: Path) -> Iterator[BinaryIO]:
     """A stream whose bytes stand under the target's name once all of them are on disk, and nowhere after an error."""
+    with standing_in(target) as partial, partial.open("wb") as stream:
+        yield stream
+
+
+@contextmanager
+def standing_in(target: Path) -> Iterator[Path]:
+    """A name to write under: the file there takes the target's once it is on disk, and is removed after an error."""
     partial = target.with_name(f".{target.name}.partial")
     try:
-        with partial.open("wb") as stream:
-            yield stream
+        yield partial
         sync(partial)
         partial.replace(target)
     finally:

@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from aftermath.model.documents import CheckpointError
-from aftermath.model.store import sync, writing
+from aftermath.model.store import standing_in, sync, writing
 from aftermath.optim.parts import BadState
 from aftermath.run.bounded import Malformed, json_as
 from aftermath.train.context import Context
@@ -115,16 +115,11 @@ def _file_in(directory: Path, context: Context) -> Path:
 
 def _save(file: Path, state: Mapping[str, Tensor], bound: _Bound) -> None:
     """Raises CheckpointError; the last one is then untouched."""
-    partial = file.with_suffix(".partial")
     with writing(file.parent):
         file.parent.mkdir(parents=True, exist_ok=True)
-        try:
+        with standing_in(file) as partial:
             save_file(dict(state), partial, metadata={_BOUND: msgspec.json.encode(bound).decode()})
-            sync(partial)
-            partial.replace(file)
-            sync(file.parent)
-        finally:
-            partial.unlink(missing_ok=True)
+        sync(file.parent)
 
 
 def _read(file: Path, bound: _Bound) -> dict[str, Tensor] | None:
