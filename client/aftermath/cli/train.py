@@ -6,16 +6,15 @@ from __future__ import annotations
 
 import inspect
 import os
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Annotated, Any, NoReturn, get_type_hints
 
 import typer
 from pydantic.fields import FieldInfo
 
 from aftermath.cli.command import OptionGroup, command, field_option, keyword
+from aftermath.cli.interrupt import on_interrupt
 from aftermath.cli.options import Authorizer, RunId, SigningOptions
 from aftermath.cli.present import EXIT_INTERRUPTED, note, reporting
 from aftermath.train.settings import TrainSettings
@@ -97,24 +96,15 @@ def train(
     os._exit(code)  # a computation may still hold its thread; nothing of it is wanted any more
 
 
-@contextmanager
-def ending_at_once() -> Iterator[None]:
+def ending_at_once() -> AbstractContextManager[None]:
     """Ctrl-C ends the process from within its handler: libraries swallow a KeyboardInterrupt, or abort on it, while
     they are imported.
     """
-    before = signal.getsignal(signal.SIGINT)
-    if before is not signal.default_int_handler:  # somebody else decides, or it is ignored
-        yield
-        return
-    signal.signal(signal.SIGINT, _end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
+    def end() -> None:
+        try:
+            note("interrupted")
+        finally:
+            os._exit(EXIT_INTERRUPTED)
 
-def _end(*_: object) -> None:
-    try:
-        note("interrupted")
-    finally:
-        os._exit(EXIT_INTERRUPTED)
+    return on_interrupt(end)

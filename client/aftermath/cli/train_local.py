@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import inspect
-import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Annotated
 
 import typer
 
 from aftermath.cli.command import OptionGroup, command, field_option, keyword
+from aftermath.cli.interrupt import on_interrupt
 from aftermath.cli.present import Result, note
 from aftermath.lab.settings import LabSettings
 
@@ -96,21 +96,11 @@ def train_local(
     return Result(None, None)
 
 
-@contextmanager
-def _ending_after_the_step(stop: Callable[[], None]) -> Iterator[None]:
+def _ending_after_the_step(stop: Callable[[], None]) -> AbstractContextManager[None]:
     """The first Ctrl-C ends the training after the step under way, with its state saved; a second ends it at once."""
-    before = signal.getsignal(signal.SIGINT)
-    if before is not signal.default_int_handler:  # somebody else decides, or it is ignored
-        yield
-        return
 
-    def told(*_: object) -> None:
-        signal.signal(signal.SIGINT, before)
+    def told() -> None:
         stop()
         note("ending after this step; Ctrl-C once more ends at once")
 
-    signal.signal(signal.SIGINT, told)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+    return on_interrupt(told)
