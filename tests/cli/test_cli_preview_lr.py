@@ -83,6 +83,23 @@ def test_a_rate_that_is_zero_too_early_is_warned_about(config: Path) -> None:
     assert "the learning rate is 0 from step 24 on and the run has 48 steps" in shown.out
 
 
+@pytest.mark.parametrize(
+    ("kind", "ends"),
+    [
+        (SCHEDULE.replace("total_steps = 48", "total_steps = 60"), 60),
+        ("base_lr = 4.0e-3\nwarmup_steps = 60", 60),
+    ],
+)
+def test_a_schedule_that_outlasts_the_run_is_warned_about(config: Path, kind: str, ends: int) -> None:
+    text = TEXT.replace(SCHEDULE, kind)
+    config.write_text(text if "total_steps = 60" in kind else text.replace("Cosine]", "Constant]"))
+    warnings = invoke("preview-lr", "--config-path", config, "--json").data["warnings"]
+    assert len(warnings) == 1
+    assert warnings[0].startswith(f"the learning rate changes until step {ends} and the run has 48 steps: it ends at ")
+    config.write_text(TEXT.replace(SCHEDULE, SCHEDULE.replace("48", "50")))
+    assert invoke("preview-lr", "--config-path", config, "--json").data["warnings"] == []
+
+
 @pytest.mark.parametrize("preset", sorted((ROOT / "config").glob("*/*.toml")), ids=lambda path: path.parent.name)
 def test_presets_learn_to_their_end(preset: Path) -> None:
     data = invoke("preview-lr", "--config-path", preset, "--json").data

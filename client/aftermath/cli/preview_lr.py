@@ -27,7 +27,7 @@ def preview_lr(
     It is the rate of a run that goes through without a pause; after one, the first steps of an epoch start low again
     (cold_start_warmup_steps).
     """
-    from aftermath.cli.troubles import trouble_with_end
+    from aftermath.cli.troubles import trouble_with_schedule
     from aftermath.run.config import load_config
     from aftermath.run.config_read import schedule_of
 
@@ -41,7 +41,7 @@ def preview_lr(
     curve = [(step, rate(step)) for step in _steps(total, POINTS)]
     if plot is not None:
         _draw(plot.expanduser(), curve, config_path)
-    warning = trouble_with_end(schedule, total)
+    warning = trouble_with_schedule(schedule, total)
     data = {
         "schedule": schedule.kind.name.lower(),
         "total_steps": total,
@@ -72,4 +72,5 @@ def _draw(path: Path, curve: list[tuple[int, float]], config_path: Path) -> None
     try:
         step_plot(path, {"rate": curve}, [], str(config_path), "learning rate")
     except (OSError, ValueError) as error:
-        raise CommandError(f"{path} cannot be written: {error}", "name a PNG file in a directory that exists") from None
+        why = getattr(error, "strerror", None) or error
+        raise CommandError(f"{path} cannot be written: {why}", "name a PNG file in a directory that exists") from None

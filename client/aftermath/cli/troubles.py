@@ -13,7 +13,7 @@ from aftermath.optim.sparseloco import LATE, SparseLoCo
 from aftermath.run.accounts import Config, LrSchedule, Model, Run
 from aftermath.run.counted import counted
 from aftermath.run.errors import AftermathError
-from aftermath.run.schedules import learning_rate
+from aftermath.run.schedules import last_change, learning_rate
 
 LARGE_RESULT = 64  # a result of more than the model's size over this is worth a warning; 8 of 64 x 64 give 940
 SMALL_RESULT = 1 << 20  # none of up to so many bytes is: half a second to seven others at 110 Mb/s
@@ -26,7 +26,7 @@ def troubles(run: Run, model: Model, shape: Shape) -> list[str]:
         trouble_with_size(shape),
         trouble_with_shares(shape, run.config),
         trouble_with_overlap(shape, run.config),
-        trouble_with_end(model.lr_schedule, run.config.total_steps),
+        trouble_with_schedule(model.lr_schedule, run.config.total_steps),
     )
     return [trouble for trouble in found if trouble]
 
@@ -76,8 +76,14 @@ def trouble_with_overlap(shape: Shape, rules: Config) -> str:
     return f"overlap = {rules.overlap}: {LATE}; use overlap = 0"
 
 
-def trouble_with_end(schedule: LrSchedule, total_steps: int) -> str:
-    """Why the last steps would train for nothing; none if at most a twentieth of them would."""
+def trouble_with_schedule(schedule: LrSchedule, total_steps: int) -> str:
+    """Why the rates do not fit the run's steps; a twentieth more or less is no trouble."""
+    last = last_change(schedule)
+    if last - last // 20 > total_steps:
+        return (
+            f"the learning rate changes until step {last:,} and the run has {total_steps:,} steps: it ends at the rate "
+            f"{learning_rate(schedule, total_steps):.3g}; let the schedule last as long as total_steps"
+        )
     tail = range(schedule.warmup_steps + 1, total_steps - total_steps // 20 + 1)
     idle = bisect_left(tail, True, key=lambda step: learning_rate(schedule, step) == 0)
     if idle == len(tail):

@@ -39,6 +39,15 @@ def highest_rate(schedule: LrSchedule) -> float:
     return max(schedule.base_lr, schedule.warmup_init_lr, schedule.final_lr, schedule.cosine_decay_final_lr)
 
 
+def last_change(schedule: LrSchedule) -> int:
+    """The step from which on the rate stays what it is."""
+    if schedule.kind is ScheduleKind.CONSTANT:
+        return schedule.warmup_steps
+    if schedule.kind is ScheduleKind.WARMUP_STABLE_DECAY:
+        return schedule.warmup_steps + schedule.stable_steps + schedule.cosine_decay_steps + schedule.linear_decay_steps
+    return schedule.total_steps
+
+
 def cold_start_factor(step: int, start_step: int, warmup_steps: int) -> float:
     """What the rate is multiplied by in the first steps after a cold start.
 
