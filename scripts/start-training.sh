@@ -15,7 +15,10 @@ shift 2
 own_wallet "$cluster" "member-$$"
 cd -- "$here"
 case " $* " in
-    *" --matformer-tier "[1-9]* | *" --checkpoint-dir "*) ;;
-    *) set -- --checkpoint-dir "$checkpoints" "$@" ;;
+    *" --matformer-tier"[\ =][1-9]* | *" --checkpoint-dir"[\ =]* | *" --hub-repo"[\ =]*) ;;
+    *)
+        [ "${MATFORMER_TIER:-0}" != 0 ] || [ -n "${CHECKPOINT_DIR:-}${HUB_REPO:-}" ] ||
+            set -- --checkpoint-dir "$checkpoints" "$@"
+        ;;
 esac
 exec "$aftermath" train --rpc "$rpc" --run-id "$run_id" "$@"

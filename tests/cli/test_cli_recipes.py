@@ -84,6 +84,38 @@ def test_a_recipe_without_a_wallet_names_the_variable_that_it_reads(
     assert f"there is no key file {tmp_path / 'none.json'}" in taken.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "environment", "keeps"),
+    [
+        ([], {}, True),
+        (["--matformer-tier", "0"], {}, True),
+        (["--matformer-tier=2"], {}, False),
+        (["--matformer-tier", "1", "--logs", "json"], {}, False),
+        ([], {"MATFORMER_TIER": "1"}, False),
+        (["--checkpoint-dir=elsewhere"], {}, False),
+        (["--hub-repo", "me/model"], {}, False),
+        ([], {"CHECKPOINT_DIR": "elsewhere"}, False),
+    ],
+)
+def test_only_a_member_of_tier_0_without_a_place_of_its_own_is_given_one(
+    project: Path,
+    variables: dict[str, str],
+    tmp_path: Path,
+    arguments: list[str],
+    environment: dict[str, str],
+    keeps: bool,
+) -> None:
+    told = tmp_path / "aftermath-solana"
+    told.write_text('#!/bin/sh\necho "$@"\n')
+    told.chmod(0o755)
+    here = variables | {"PATH": f"{tmp_path}{os.pathsep}{variables['PATH']}"} | environment
+    done = script(project, "start-training.sh", "localnet", "light", *arguments, env=here)
+    line = done.stdout.splitlines()[-1]
+    assert line.startswith("train ")
+    assert line.endswith(" ".join(arguments))
+    assert ("runs/light/checkpoints" in line) == keeps
+
+
 @pytest.mark.parametrize("name", ["setup-run.sh", "start-training.sh"])
 def test_recipes_explain_themselves(project: Path, variables: dict[str, str], name: str) -> None:
     for arguments in ((), ("localnet",), ("localnet", "heavy")):
