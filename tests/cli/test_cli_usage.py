@@ -26,6 +26,7 @@ MISTAKES = [
     ("train --run-id x --iroh-relay psyche", "--iroh-relay must be one of auto, disabled, n0", "train --help"),
     ("train --run-id x --delete-old-steps=yes", "--delete-old-steps takes no value", "train --help"),
     ("train --run-id " + "x" * 33, "cannot be a run id", "1 to 32 bytes"),
+    ("train --run-id \udcff", "the run id is not text", "UTF-8"),
     ("create-run --run-id two\x1b[2J", "'two\\x1b[2J' cannot be told from other ids by reading it", "can type"),
     ("create-run --run-id e\u0301", "cannot be told from other ids by reading it", "choose one that people can type"),
     ("create-run --run-id x --name " + "n" * 65, "--name has 65 bytes", "at most 64 bytes"),

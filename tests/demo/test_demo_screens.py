@@ -130,7 +130,7 @@ def test_it_ends_with_what_happened_in_plain_sentences() -> None:
     checks = report["checks_of_replicas"]
     assert checks == 3 * TOTAL
     assert said == [
-        "3 members trained 120 steps together in 75 s; the loss went from 6.075 to 3.212 nats per token.",
+        "3 members trained 120 steps together in 75 s; the loss went from 6.075 to 3.212 nats per byte of text.",
         "Each tier's own loss over its last rounds, and on text that nobody trained on: "
         "tier 0 3.112 and 3.200, tier 1 3.212 and 3.300, tier 2 3.312 and 3.400.",
         f"The replicas are identical: {checks} times two members held the same level of the model after the same step, "

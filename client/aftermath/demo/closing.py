@@ -16,7 +16,7 @@ def closing(report: Mapping[str, Any], places: Places, killed: MemberStory) -> l
     tiers = ", ".join(f"tier {tier} {loss:.3f} and {unseen[tier]:.3f}" for tier, loss in trained.items())
     sentences = [
         f"{len(report['tiers'])} members trained {report['rounds']} steps together in {report['wall_seconds']:.0f} s; "
-        f"the loss went from {first:.3f} to {last:.3f} nats per token.",
+        f"the loss went from {first:.3f} to {last:.3f} nats per byte of text.",
         f"Each tier's own loss over its last rounds, and on text that nobody trained on: {tiers}.",
     ]
     if report["replicas_identical"]:

@@ -77,9 +77,7 @@ def gradients_place(settings: TrainSettings) -> Iterator[None]:
             for partial in directory.glob(".step-*.partial"):
                 partial.unlink(missing_ok=True)
         except OSError as error:
-            why = error.strerror
-            if isinstance(error, BlockingIOError):
-                why = "another process on this machine writes there"
+            why = "another process on this machine writes there" if isinstance(error, BlockingIOError) else _why(error)
             raise Unsuitable(
                 f"--write-gradients-dir {directory}: {why}", "name a directory for this member alone"
             ) from None
@@ -96,7 +94,11 @@ def _free(option: str, directory: Path) -> int:
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         fix = "make room, or name a directory on another disk" if full else "name a directory that you may write to"
-        raise Unsuitable(f"{option} {directory}: {error.strerror}", fix) from error
+        raise Unsuitable(f"{option} {directory}: {_why(error)}", fix) from error
+
+
+def _why(error: OSError) -> str:
+    return "that is a file" if isinstance(error, FileExistsError) else str(error.strerror)
 
 
 def keeping_advice(settings: TrainSettings) -> str | None:
