@@ -38,7 +38,7 @@ ARMS = Path(__file__).with_name("arms.toml")
 RUNS = Path(__file__).with_name("measured") / "runs"
 CORPUS_BYTES, HELD_OUT_PERCENT = 16_000_000, 20
 SEQ_LEN, MICRO_BATCH, HELD_OUT = 128, 8, 256
-_OWN = ("name", "kind", "question", "expected", "sizes", "steps", "lr", "seeds", "times")
+_OWN = ("name", "question", "expected", "sizes", "steps", "lr", "seeds", "times")
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,6 @@ class Arm:
     name: str
     question: str
     expected: str
-    kind: str
-    """How the tiers are cut from the model; "" where there is one tier."""
     trainings: tuple[Training, ...]
 
 
@@ -102,7 +100,7 @@ def arms(source: Path = ARMS) -> tuple[Arm, ...]:
         )
         before = found[table["name"]].trainings if table["name"] in found else ()
         about = (table[name] for name in ("name", "question", "expected"))
-        found[table["name"]] = Arm(*about, table.get("kind", ""), before + trainings)
+        found[table["name"]] = Arm(*about, before + trainings)
     return tuple(found.values())
 
 

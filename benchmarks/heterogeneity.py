@@ -1,9 +1,10 @@
 """What unequal members are worth to each other: does the large one learn more beside small ones, and they beside it?
 
-    python benchmarks/heterogeneity.py [--json] [--kind static]   the figures, from what is kept in measured/runs
-    python benchmarks/heterogeneity.py --run SIZE [--kind static] train what unequal.toml names and nobody measured
+    python benchmarks/heterogeneity.py [--json] [--kind KIND]    the figures, from what is kept in measured/runs
+    python benchmarks/heterogeneity.py --run SIZE [--kind KIND]  train what is named and nobody measured
 
 Decided
+- A kind is how the tiers are cut from the model and what trains them. Each has a file of arms of its own.
 - An arm is taken at the rate that is best for its largest tier on the mean over seeds.
 - Gains are in nats per byte held out, of the same tier and seed with and without the others; an interval holds the
   mean with 95 % by Student's t over the seeds. A gain is clear when its interval does not hold 0.
@@ -27,14 +28,21 @@ from aftermath.model.config import LlamaConfig
 from arms import Arm, Training, arms, kept, missing, model_of, runs_of
 from worth import SIZES, run
 
-SOURCE = Path(__file__).with_name("unequal.toml")
-KINDS = ("static",)
+KINDS = {
+    kind: Path(__file__).with_name(name)
+    for kind, name in (
+        ("static", "unequal.toml"),
+        ("static-muon", "unequal-muon.toml"),
+    )
+}
+"""The arms of each."""
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """The 97.5 % point of Student's t with 1, 2, ... degrees of freedom."""
 
 QUESTIONS = (
     ("tier 0 beside tiers 1 and 2, against alone", 0, "mixed", "alone"),
     ("tier 0 beside tiers 1 and 2, against alone with AdamW", 0, "mixed", "alone-adamw"),
+    ("tier 0 beside tiers 1 and 2, against alone with Muon", 0, "mixed", "alone-muon"),
     ("tier 0 beside two of its kind, against alone", 0, "three-large", "alone"),
     ("tier 0 beside tiers 1 and 2, against beside two of its kind", 0, "mixed", "three-large"),
     ("tier 1 beside tiers 0 and 2, against without tier 0", 1, "mixed", "small-only"),
@@ -108,10 +116,10 @@ def recovered(gains: Sequence[Mapping[str, Any]], size: str) -> float | None:
 
 def of_size(size: str, kind: str) -> dict[str, Any]:
     """Arms and gains of a size."""
-    done, shown, losses = kept(size, SOURCE), {}, {}
-    for arm in arms(SOURCE):
+    done, shown, losses = kept(size, KINDS[kind]), {}, {}
+    for arm in arms(KINDS[kind]):
         rates = ended(arm, size, done)
-        if arm.kind != kind or not rates:
+        if not rates:
             continue
         lr = best(rates)
         losses[arm.name] = rates[lr]
@@ -129,7 +137,6 @@ def of_size(size: str, kind: str) -> dict[str, Any]:
         }
     gains = [found for what, tier, *names in QUESTIONS if (found := gain(what, tier, (names[0], names[1]), losses))]
     return {
-        "kind": kind,
         "missing": len(_missing(size, kind)),
         "arms": shown,
         "gains": gains,
@@ -138,16 +145,20 @@ def of_size(size: str, kind: str) -> dict[str, Any]:
 
 
 def _missing(size: str, kind: str) -> list[Training]:
-    names = {arm.name for arm in arms(SOURCE) if arm.kind == kind}
-    return sorted(missing(size, names, SOURCE), key=lambda one: one.seed)  # all arms of a seed before the next
+    return sorted(missing(size, source=KINDS[kind]), key=lambda one: one.seed)  # all arms of a seed before the next
+
+
+def _of_kind(kind: str) -> dict[str, Any]:
+    return {size: of_size(size, kind) for size in SIZES if runs_of(size, KINDS[kind]).exists()}
 
 
 def table(report: Mapping[str, Any]) -> str:
-    """The gains of all sizes, a line each."""
+    """The gains of all kinds and sizes, a line each."""
     lines = []
-    for size, found in report.items():
-        lines.append(f"{size}, {found['kind']}: {found['missing']} trainings not done yet")
-        lines += [f"  {one['question']:62} {one['gain']:+.3f} ± {one['interval']:.3f}" for one in found["gains"]]
+    for kind, sizes in report.items():
+        for size, found in sizes.items():
+            lines.append(f"{size}, {kind}: {found['missing']} trainings not done yet")
+            lines += [f"  {one['question']:62} {one['gain']:+.3f} ± {one['interval']:.3f}" for one in found["gains"]]
     return "\n".join(lines)
 
 
@@ -155,13 +166,15 @@ def main() -> None:
     """Read the options, train if asked to, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", choices=SIZES, help="train what is named and not measured yet, and keep it")
-    parser.add_argument("--kind", choices=KINDS, default="static", help="how the tiers are cut from the model")
+    parser.add_argument("--kind", choices=KINDS, help="how the tiers are cut, and what trains them; else all")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
     given = parser.parse_args()
     torch.set_num_threads(1)
+    kinds = [given.kind] if given.kind else [*KINDS]
     if given.run:
-        run(_missing(given.run, given.kind), SOURCE)
-    report = {size: of_size(size, given.kind) for size in SIZES if runs_of(size, SOURCE).exists()}
+        for kind in kinds:
+            run(_missing(given.run, kind), KINDS[kind])
+    report = {kind: _of_kind(kind) for kind in kinds}
     print(json.dumps(report, indent=1) if given.json else table(report), file=sys.stdout)
 
 

@@ -116,30 +116,30 @@ def pages_of_experiments() -> str:
 
 
 def tables_of_unequal() -> str:
-    """For every size what each arm of unequal members reached, and who gained by whom."""
-    parts = []
-    for size, found in figures("heterogeneity").items():
-        lines = [f"### {size}: tiers cut {found['kind']}", ""]
-        if found["missing"]:
-            lines += [_not_trained(found), ""]
-        lines += ["| arm | at rate | by rate | tier 0 | tier 1 | tier 2 | expected |", f"|{'---|' * 7}"]
-        for name, arm in found["arms"].items():
-            ends = [_with_interval(arm["held_out"].get(tier)) for tier in "012"]
-            words = [f"`{name}`", f"{arm['lr']:g}", _by_rate(arm), *ends, arm["expected"]]
-            lines.append(f"| {' | '.join(words)} |")
-        lines += ["", "| gain (nats per byte) | mean and 95 % interval | seeds | clear |", f"|{'---|' * 4}"]
-        for one in found["gains"]:
-            clear = "yes" if one["clear"] else "no"
-            lines.append(
-                f"| {one['question']} | {one['gain']:+.3f} ± {one['interval']:.3f} | {one['seeds']} | {clear} |"
-            )
-        share = _or_unknown(found["recovered_per_compute"])
-        lines += [
-            "",
-            f"Of what two large members give, two small ones give {share} times as much for the same computing.",
-        ]
-        parts.append("\n".join(lines) + "\n")
-    return "\n".join(parts)
+    """For every kind and size what each arm of unequal members reached, and who gained by whom."""
+    kinds = figures("heterogeneity").items()
+    return "\n".join(_of_unequal(kind, size, found) for kind, sizes in kinds for size, found in sizes.items())
+
+
+def _of_unequal(kind: str, size: str, found: Mapping[str, Any]) -> str:
+    lines = [f"### {size}: {kind}", ""]
+    if found["missing"]:
+        lines += [_not_trained(found), ""]
+    lines += ["| arm | at rate | by rate | tier 0 | tier 1 | tier 2 | expected |", f"|{'---|' * 7}"]
+    for name, arm in found["arms"].items():
+        ends = [_with_interval(arm["held_out"].get(tier)) for tier in "012"]
+        words = [f"`{name}`", f"{arm['lr']:g}", _by_rate(arm), *ends, arm["expected"]]
+        lines.append(f"| {' | '.join(words)} |")
+    lines += ["", "| gain (nats per byte) | mean and 95 % interval | seeds | clear |", f"|{'---|' * 4}"]
+    for one in found["gains"]:
+        clear = "yes" if one["clear"] else "no"
+        lines.append(f"| {one['question']} | {one['gain']:+.3f} ± {one['interval']:.3f} | {one['seeds']} | {clear} |")
+    share = _or_unknown(found["recovered_per_compute"])
+    lines += [
+        "",
+        f"Of what two large members give, two small ones give {share} times as much for the same computing.",
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def _not_trained(found: Mapping[str, Any]) -> str:
