@@ -52,10 +52,31 @@ def test_rpc_down_for_all_for_twenty_seconds_loses_nothing(tmp_path: Path) -> No
     assert sim.check() == 63
 
 
-async def _outage(sim: Simulation) -> None:
+async def _outage(sim: Simulation, seconds: float = 20) -> None:
     sim.chain.down = True
-    await asyncio.sleep(20)
+    await asyncio.sleep(seconds)
     sim.chain.down = False
+
+
+@pytest.mark.parametrize("outages", [((0, 14), (3, 11)), ((1, 22), (2, 20))], ids=str)
+def test_rpc_down_over_the_end_of_a_cooldown_leaves_no_model_unattested(
+    tmp_path: Path, outages: tuple[tuple[int, int], ...]
+) -> None:
+    """Whoever reaches the chain first does not end the cooldown before the others' attestations are there."""
+
+    async def story(sim: Simulation) -> None:
+        for tier in (0, 1, 2):
+            sim.add(tier)
+        for epoch, (after, seconds) in enumerate(outages):
+            await sim.until(lambda run, epoch=epoch: run.epoch == epoch and run.state is RunState.COOLDOWN)
+            await asyncio.sleep(after)
+            await _outage(sim, seconds)
+            run = await sim.until(lambda run, epoch=epoch: run.epoch == epoch + 1)
+            assert run.attested_step == run.step
+        await sim.until_finished()
+
+    sim = play(tmp_path, story, cooldown_time=10, total_steps=18)
+    assert sim.check() == 63
 
 
 def test_rpc_down_in_warm_up(tmp_path: Path) -> None:

@@ -110,6 +110,10 @@ class SolanaMember:
         """Chain time in unix seconds."""
         return self._watcher.clock.now()
 
+    def back(self) -> float:
+        """When, on the event loop's clock, the chain was last reached again after an outage; -inf for never."""
+        return self._watcher.back
+
     def updates(self) -> AsyncIterator[Run]:
         """The newest state at once and after every change."""
         return self._watcher.updates()

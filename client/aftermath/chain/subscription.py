@@ -29,6 +29,7 @@ from aftermath.run.views import parse_run
 log = logging.getLogger(__name__)
 
 SILENCE_SECONDS = 2.0
+OUTAGE_SECONDS = 4.0  # without a sign of the run: more than a poll and its answer ever take on a node that works
 SUBSCRIBE_SECONDS = 1.0
 POLL_PATIENCE = 10.0
 MUTE_AFTER = 2
@@ -61,6 +62,8 @@ class RunWatcher:
         self._socket = AccountSocket(pool, address, self._pushed, self._subscribed)
         self._tasks: list[asyncio.Task[None]] = []
         self._contact = 0.0
+        self.back = float("-inf")
+        """When, on the event loop's clock, the run was read again after an outage."""
         self._unpushed = 0
         self._said = ""
         self.slot = 0
@@ -216,8 +219,10 @@ class RunWatcher:
         """Take the state if it is newer than the last one, and wake the readers."""
         run = parse_run(account.data)
         self._said = ""
-        self._contact = asyncio.get_running_loop().time()
-        before = self._latest
+        before, now = self._latest, asyncio.get_running_loop().time()
+        if before is not None and now - self._contact > OUTAGE_SECONDS:
+            self.back = now
+        self._contact = now
         if before is not None and run.seq <= before.seq:
             return
         self.slot = max(self.slot, slot)

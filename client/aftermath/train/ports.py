@@ -38,6 +38,9 @@ class Chain(Protocol):
     def now(self) -> int:
         """Chain time in unix seconds."""
 
+    def back(self) -> float:
+        """When, on the event loop's clock, the chain was last reached again after an outage; -inf for never."""
+
     def updates(self) -> AsyncIterator[Run]:
         """The run's newest state at once and after every change; slow readers skip states, they never fail."""
 

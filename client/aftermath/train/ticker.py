@@ -2,9 +2,10 @@
 
 Choices: time here is chain time, the machine's own clock only measures waiting; the run is read anew before every tick,
 which spares the fee when somebody else was first, and finds out when the chain was out of reach. After an outage
-everybody's attestations are tried again before anybody ticks, so that an outage does not throw a round away; a member
-that was held up itself allows for the others having been so too. A slow answer counts as an outage once for one state
-of the run, or a node that is always slow would be one for ever.
+everybody's attestations are tried again before anybody ticks, so that an outage does not throw a round away or leave an
+epoch's model unattested: the time for that begins when the chain answers again. A member that was held up itself allows
+for the others having been so too. It does so a few times in one state of the run, or a node that is always slow would
+hold it up for ever.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from aftermath.train.ports import Chain, Clock
 from aftermath.train.wait import first_of
 
 _LOOK_AGAIN = 1.0  # seconds between looks at a deadline that has passed without effect
-_SLOW = 3.0  # seconds after which a read counts as an outage survived
+_ALLOWANCES = 3  # in one state of the run
 _LEAST_GRACE, _MOST_GRACE = 6.0, 60.0  # seconds; the least is more than `persist` ever pauses
 
 
@@ -28,24 +29,22 @@ class Ticker:
     def __init__(self, chain: Chain, feed: RunFeed, clock: Clock, attention: Attention) -> None:
         self._chain, self._feed, self._clock, self._attention = chain, feed, clock, attention
         self._not_before = float("-inf")
-        self._waited_for = -1
-        self._woke = float("-inf")
+        self._returned = float("-inf")
+        self._allowed_in, self._allowances = -1, 0
 
     async def run(self) -> None:
         """Tick whenever it is due and nobody before us did, for ever."""
         while True:
             run = self._feed.run
-            asked = self._clock.monotonic()
             members, model = await self._chain.members(), await self._chain.model()
             deadline = next_deadline(run, members, model)
             if deadline is None:
                 await self._feed.after(run.seq)
                 continue
-            self._allow_for_outage(run, deadline, asked)
+            self._allow_for_absence(run, deadline)
             due = deadline + self._delay(run, members) - self._chain.now()
             wait = max(due, self._not_before - self._clock.monotonic(), 0.05)
             await first_of(self._feed.after(run.seq), self._clock.sleep(wait))
-            self._allow_for_sleep(run, deadline)
             if self._feed.run.seq == run.seq:
                 await self._tick(run, deadline)
 
@@ -55,30 +54,31 @@ class Ticker:
         slot = members.find(self._chain.wallet)
         return tick_delay(order.index(slot) if slot in order else len(order))
 
-    def _allow_for_outage(self, run: Run, deadline: int, asked: float) -> None:
-        """After a read that took as long as an outage does, leave the others the time this state gives them."""
-        if self._clock.monotonic() - asked > _SLOW and self._waited_for != run.seq:
-            self._waited_for = run.seq
-            self._be_patient(run, deadline)
+    def _allow_for_absence(self, run: Run, deadline: int) -> None:
+        """After the chain was out of reach, or we were held up, leave the others the time this state gives them: what
+        held us up may have held them all.
+        """
+        returned = max(self._attention.woke(), self._chain.back())
+        if returned <= self._returned:
+            return
+        self._returned = returned
+        if self._allowed_in != run.seq:
+            self._allowed_in, self._allowances = run.seq, 0
+        self._allowances += 1
+        if self._allowances <= _ALLOWANCES:
+            self._be_patient(run, deadline, returned)
 
-    def _allow_for_sleep(self, run: Run, deadline: int) -> None:
-        """After we were held up, leave the others the same time: what held us up may have held them all."""
-        if (woke := self._attention.woke()) > self._woke:
-            self._woke = woke
-            self._be_patient(run, deadline)
-
-    def _be_patient(self, run: Run, deadline: int) -> None:
+    def _be_patient(self, run: Run, deadline: int, since: float) -> None:
         grace = min(max(float(deadline - run.state_started_at), _LEAST_GRACE), _MOST_GRACE)
-        self._not_before = self._clock.monotonic() + grace
+        self._not_before = since + grace
 
     async def _tick(self, run: Run, deadline: int) -> None:
-        asked = self._clock.monotonic()
         try:
             newest = await self._chain.run(fresh=True)
-            self._allow_for_outage(run, deadline, asked)
+            self._allow_for_absence(run, deadline)
             if newest.seq == run.seq and self._clock.monotonic() >= self._not_before:
                 await self._chain.tick()
         except ChainRefused:
             await self._clock.sleep(_LOOK_AGAIN / 2)  # a little early, or somebody else ticked
         except ChainUnavailable:
-            self._be_patient(run, deadline)
+            self._be_patient(run, deadline, self._clock.monotonic())
