@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from aftermath.chain.member import SolanaMember
 from aftermath.optim.engine import Trained
 from aftermath.run.state import RunState
 from aftermath.sim.simulation import Player, Simulation, play
@@ -189,3 +191,24 @@ def _offered(player: Player) -> set[bytes]:
     assert player.transport is not None
     assert digests <= player.transport._blobs.keys()
     return digests
+
+
+def test_an_attestation_says_how_fast_its_member_sends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[float] = []
+    original = SolanaMember.witness
+
+    async def listening(self: SolanaMember, *args: Any, bytes_per_sec: float, **others: Any) -> None:
+        told.append(bytes_per_sec)
+        await original(self, *args, bytes_per_sec=bytes_per_sec, **others)
+
+    async def story(sim: Simulation) -> None:
+        for tier in (0, 1, 2):
+            sim.add(tier)
+        await sim.until_finished()
+
+    monkeypatch.setattr(SolanaMember, "witness", listening)
+    sim = play(tmp_path, story)
+    assert sim.check() == 42
+    sent = [player.saw("traffic")[-1]["sent"] for player in sim.players]
+    assert min(told) >= 0
+    assert 0 < max(told) < min(sent), "in one second no member sends what it sends in all rounds"

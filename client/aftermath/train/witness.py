@@ -39,6 +39,7 @@ class WitnessDuty:
     def __init__(self, context: Context, results: Results, slot: int, plan: RoundPlan, judged: int) -> None:
         self._ctx, self._results, self._slot, self._plan, self._judged = context, results, slot, plan, judged
         self._started = context.clock.monotonic()
+        self._sent_before = _sent(context)
         self._own_done: float | None = None
         self._complete = float("inf")
         """When this member had nothing left to wait for."""
@@ -114,6 +115,11 @@ class WitnessDuty:
         since = max(done, self._ctx.attention.woke())
         return self._ctx.clock.monotonic() >= since + max(_PATIENCE, 2 * (done - self._started))
 
+    def _bytes_per_second(self) -> float:
+        """What this member has sent to its peers in this round, by the time that has passed in it."""
+        seconds = self._ctx.clock.monotonic() - self._started
+        return (_sent(self._ctx) - self._sent_before) / seconds if seconds > 0 else 0.0
+
     async def _attest(self, duty: Duty) -> bool:
         """Send the attestation; whether it arrived."""
         header, judged = self._plan.header, self._results.plan(self._judged)
@@ -132,7 +138,7 @@ class WitnessDuty:
                 step=header.step,
                 loss=self.loss,
                 tokens_per_sec=self.tokens_per_sec,
-                bytes_per_sec=0.0,
+                bytes_per_sec=self._bytes_per_second(),
             )
 
         started = self._ctx.clock.monotonic()
@@ -140,6 +146,10 @@ class WitnessDuty:
         seconds = self._ctx.clock.monotonic() - started
         self._ctx.events.emit("witnessed", height=header.height, held=len(held), sent=sent, seconds=seconds)
         return sent
+
+
+def _sent(context: Context) -> int:
+    return sum(context.transport.stats().sent.values())
 
 
 def _last_call(run: Run) -> float:
