@@ -99,6 +99,16 @@ def test_the_config_alone_can_be_fetched(fetch: Fetch, server: Hub) -> None:
     assert server.fetched == ["config.json"]
 
 
+def test_the_config_is_the_one_beside_the_only_manifest(fetch: Fetch, server: Hub) -> None:
+    files = server.repos["me/model"]
+    files["sub/config.json"] = files["config.json"]
+    files[f"sub/{MANIFEST_FILE}"] = files.pop(MANIFEST_FILE)
+    files["config.json"] = b"another model's"
+    document = hf_config(download_config("me/model", COMMIT, **fetch.options))
+    assert LlamaConfig.from_hf(document) == CONFIG
+    assert server.fetched == ["sub/config.json"]
+
+
 def test_a_pushed_checkpoint_arrives_and_its_commit_is_returned(server: Hub, tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "m", init_weights(CONFIG, 5), CONFIG, tier=0, companions={"tokenizer.json": b"{}"})
     commit = upload(tmp_path / "m", "me/model", token="hf_x", message="step 4", endpoint=server.endpoint)

@@ -160,6 +160,13 @@ async def test_a_holder_too_slow_for_the_deadline_gets_help(trio):
     assert three.node.stats().received["blob"] < MIB + 65536, "what is taken over is not sent twice"
 
 
+async def test_a_holder_fast_enough_for_the_deadline_gets_none(trio):
+    data = content(MIB)
+    three = await trio(trickling(data, 25_600))  # 4 s for all of it
+    assert await three.fetch(data, 60)
+    assert not any(one.stats().sent["blob"] for one in three.honest)
+
+
 async def test_a_silent_part_of_a_large_blob_is_taken_over_without_patience(endless_patience, trio):
     data = content(16 * MIB)
     three = await trio(stalling(data, MIB))

@@ -181,6 +181,7 @@ def test_announcements_that_get_lost_are_asked_for(tmp_path: Path) -> None:
 
     sim = play(tmp_path, story)
     assert sim.check() == 42
+    assert sim.now_at_end < 150, "what nobody asks for costs a round its whole time"
 
 
 def test_a_cut_between_two_members_is_bridged_by_the_third(tmp_path: Path) -> None:
