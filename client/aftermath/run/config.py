@@ -1,7 +1,8 @@
 """A run's config file: the seed's `config.toml` and everything upstream's accepts, checked before anything is sent.
 
-Decided: this file is the one place of defaults. What the program would refuse is refused here with the program's own
-sentence, so that a run's owner reads the same words before a fee is paid as after.
+Decided: defaults stand with the keys of the file, here and in the tables that it names, and nowhere else for a run.
+What the program would refuse is refused here with the program's own sentence, so that a run's owner reads the same
+words before a fee is paid as after.
 """
 
 from __future__ import annotations

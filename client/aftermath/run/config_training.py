@@ -141,7 +141,7 @@ class AdamWSettings(Variant):
 
 
 class DistroSettings(Variant):
-    """DisTrO: momentum whose largest DCT coefficients per chunk are shared.
+    """DisTrO: of what was not sent yet, the largest DCT coefficients per chunk are shared.
 
     `compression_topk_embeddings` is `compression_topk` for the token embedding and the output head, where it differs.
     """

@@ -1,4 +1,4 @@
-"""A member's replica: its tier of the model, the optimizer state and the data, behind four verbs.
+"""A member's replica: its tier of the model and the optimizer's state, behind four verbs.
 
 Choices:
 - everything here is plain synchronous torch; the pipeline calls it on one worker thread, never concurrently;
