@@ -9,6 +9,7 @@ import typer
 
 from aftermath.cli.command import command
 from aftermath.cli.present import Result
+from aftermath.run.accounts import MAX_LEVELS
 from aftermath.run.errors import UsageError
 
 TIER = "Tier that writes; 0 is the whole model."
@@ -20,13 +21,13 @@ DRAFT = "A smaller tier that guesses ahead; the text stays the same, and takes f
 def generate(
     model: Annotated[Path, typer.Option(help="Checkpoint directory, with its tokenizer.json.")],
     prompt: Annotated[str, typer.Option(help="What the text begins with.")],
-    tier: Annotated[int, typer.Option(min=0, max=7, help=TIER)] = 0,
+    tier: Annotated[int, typer.Option(min=0, max=MAX_LEVELS - 1, help=TIER)] = 0,
     tokens: Annotated[int, typer.Option(min=1, max=100_000, help="Tokens to write at most.")] = 100,
     temperature: Annotated[
         float, typer.Option(min=0.0, max=100.0, help="0 takes the likeliest token, 1 draws as the model says.")
     ] = 0.0,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the drawing.")] = 0,
-    draft_tier: Annotated[int | None, typer.Option(min=1, max=7, help=DRAFT)] = None,
+    draft_tier: Annotated[int | None, typer.Option(min=1, max=MAX_LEVELS - 1, help=DRAFT)] = None,
     draft_tokens: Annotated[
         int | None, typer.Option(min=1, max=64, help=f"Tokens that it guesses at a time; else {DRAFT_TOKENS}.")
     ] = None,

@@ -16,6 +16,11 @@ from aftermath.run.errors import AftermathError
 EMBEDDINGS = frozenset({"model.embed_tokens.weight", "lm_head.weight"})  # tensors with a row for every token
 
 
+def is_hidden_matrix(name: str, dimensions: int) -> bool:
+    """Whether a tensor maps activations to activations: what Muon is for, and no table with a row for every token."""
+    return dimensions == 2 and name not in EMBEDDINGS
+
+
 class SchemaError(AftermathError):
     """The settings give no valid schema, or bytes that claim to be one are not."""
 

@@ -19,7 +19,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from aftermath.model.levels import EMBEDDINGS
+from aftermath.model.levels import is_hidden_matrix
 from aftermath.optim.orthogonal import SMALLEST, STEPS, polar_express
 
 
@@ -40,7 +40,7 @@ class MuonSettings:
 
 def hidden_matrices(params: Mapping[str, Tensor]) -> list[str]:
     """The names of the tensors that Muon makes orthogonal, in order."""
-    return sorted(name for name, tensor in params.items() if tensor.ndim == 2 and name not in EMBEDDINGS)
+    return sorted(name for name, tensor in params.items() if is_hidden_matrix(name, tensor.ndim))
 
 
 class Muon(torch.optim.Optimizer):

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from aftermath.model.canonical import decimal, portable
-from aftermath.model.levels import EMBEDDINGS, SchemaError
+from aftermath.model.levels import SchemaError, is_hidden_matrix
 from aftermath.model.schema import StateSchema
 from aftermath.optim.blocks import cut
 from aftermath.optim.format import ResultFormat, Transform, Values
@@ -99,7 +99,7 @@ class SparseLoCo:
         too large.
         """
         for segment in state.segments if self.orthogonal_lr else ():
-            if len(segment.shape) == 2 and segment.name not in EMBEDDINGS and segment.numel > LARGEST_MATRIX:
+            if is_hidden_matrix(segment.name, len(segment.shape)) and segment.numel > LARGEST_MATRIX:
                 raise SchemaError(
                     f"{segment.name} has {segment.numel} entries, more than the {LARGEST_MATRIX} of which a polar "
                     "factor is exact",

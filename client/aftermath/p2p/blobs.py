@@ -18,7 +18,7 @@ from aftermath.p2p.wire import BlobRequest, Code, Reply, Status, frame_of
 
 PIECE = 1 << 20
 PIECE_S = 120.0
-THREADED_HASH = 1 << 20
+_THREADED = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class BlobStore:
         """Keep `data`; returns its digest. ValueError if it is empty."""
         if not data:
             raise ValueError("a blob has at least one byte")
-        digest = blake3(data, max_threads=blake3.AUTO if len(data) >= THREADED_HASH else 1).digest()
+        digest = hash_of(data)
         self.keep(digest, data)
         return digest
 
@@ -100,3 +100,8 @@ async def _send_range(source: Source, request: BlobRequest, stream: iroh.SendStr
         pace.sent["blob"] += length
         offset += length
     await stream.finish()
+
+
+def hash_of(data: bytes | bytearray) -> bytes:
+    """BLAKE3, on all cores if there is much of it."""
+    return blake3(data, max_threads=blake3.AUTO if len(data) >= _THREADED else 1).digest()

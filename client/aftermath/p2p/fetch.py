@@ -14,10 +14,9 @@ from collections import Counter, deque
 from collections.abc import Sequence
 
 import iroh
-from blake3 import blake3
 
 from aftermath.p2p.attempt import LEAST_PROGRESS, STRIPE_FROM, Attempt, Pull
-from aftermath.p2p.blobs import PIECE, THREADED_HASH
+from aftermath.p2p.blobs import PIECE, hash_of
 from aftermath.p2p.link import Link
 from aftermath.p2p.links import Links
 from aftermath.p2p.pace import Pace
@@ -236,10 +235,10 @@ class Fetch:
 
     async def _verified(self, attempt: Attempt) -> bool:
         """Check the digest; if it is wrong note who is to blame, or who may be."""
-        found = await asyncio.to_thread(_digest, attempt.buffer)
+        found = await asyncio.to_thread(hash_of, attempt.buffer)
         if found == self._digest:
             for holder, start, end, given in self._suspects:
-                if _digest(attempt.buffer[start:end]) != given:
+                if hash_of(attempt.buffer[start:end]) != given:
                     self._condemn(holder, "sent bytes that are not the blob's")
             return True
         givers = {holder for holder, _, _ in attempt.origin}
@@ -247,7 +246,7 @@ class Fetch:
             self._condemn(givers.pop(), "sent bytes with another BLAKE3 hash")
         else:
             log.warning("%s from %d holders has the wrong hash; asking them one by one", self._name(), len(givers))
-            self._suspects += [(who, a, b, _digest(attempt.buffer[a:b])) for who, a, b in attempt.origin]
+            self._suspects += [(who, a, b, hash_of(attempt.buffer[a:b])) for who, a, b in attempt.origin]
         return False
 
     def _condemn(self, holder: bytes, lie: str) -> None:
@@ -277,8 +276,3 @@ class Fetch:
         if not self._troubles:
             return ""
         return ": " + "; ".join(f"peer {short(one)}: {what}" for one, what in sorted(self._troubles.items()))
-
-
-def _digest(data: bytes | bytearray) -> bytes:
-    """BLAKE3 of `data`, on all cores if it is large."""
-    return blake3(data, max_threads=blake3.AUTO if len(data) >= THREADED_HASH else 1).digest()

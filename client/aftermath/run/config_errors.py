@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from aftermath.run.counted import counted
+from aftermath.run.errors import shown
 
 Path = tuple[str, ...]
 Mistake = tuple[Path, str]
@@ -75,7 +76,7 @@ def _sentence(item: Any, root: type[BaseModel]) -> str:
         return f"{where} is missing"
     if kind == "literal_error":
         allowed = re.findall(r"'([^']*)'", context["expected"])
-        return f"{where} is {_shown(given)}{_nearest(str(given), allowed)}; allowed: {', '.join(allowed)}"
+        return f"{where} is {shown(given)}{_nearest(str(given), allowed)}; allowed: {', '.join(allowed)}"
     if kind in ("greater_than_equal", "less_than_equal"):
         limit = context.get("ge", context.get("le"))
         side = "at least" if "ge" in context else "at most"
@@ -85,12 +86,7 @@ def _sentence(item: Any, root: type[BaseModel]) -> str:
         return f"{where} has {counted(context['actual_length'], 'entry', 'entries')}; it must have {limit}"
     if kind == "value_error":
         return f"{where} {context['error']}"
-    return f"{where} is {_shown(given)}; it must be {_KINDS.get(kind, item['msg'])}"
-
-
-def _shown(given: Any) -> str:
-    text = repr(given)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return f"{where} is {shown(given)}; it must be {_KINDS.get(kind, item['msg'])}"
 
 
 def _nearest(given: str, allowed: Iterable[str]) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import struct
 from collections.abc import Mapping
 from typing import Any
 
 from aftermath.run.accounts import Checkpoint, Config, DataLocation, LrSchedule, Optimizer
 from aftermath.run.config import RunConfig
+from aftermath.run.config_rules import real
 from aftermath.run.config_sources import Checkpoint as CheckpointChoice
 from aftermath.run.config_tables import Choice, Variant
 from aftermath.run.state import CheckpointKind, DataKind, Divisor, InnerOptimizer, OptimizerKind, ScheduleKind
@@ -48,10 +48,6 @@ def optimizer_of(chosen: Choice | Variant) -> Optimizer:
 def _read(values: Mapping[str, Any], view: type, kind: type) -> dict[str, Any]:
     """The fields of a view: a name with `_bits` that is none of them holds the bits of a real."""
     fields = {field.name for field in dataclasses.fields(view)}
-    reals = {
-        name.removesuffix("_bits"): struct.unpack("<d", bits.to_bytes(8, "little"))[0]
-        for name, bits in values.items()
-        if name not in fields
-    }
+    reals = {name.removesuffix("_bits"): real(bits) for name, bits in values.items() if name not in fields}
     plain = {name: value for name, value in values.items() if name in fields}
     return plain | reals | {"kind": kind(values["kind"])}

@@ -140,7 +140,7 @@ def _schedule(schedule: Mapping[str, Any], table: Path) -> _Broken:
         bits = schedule[f"{key}_bits"]
         if bits >= _INFINITY or (key == "base_lr" and bits == 0):
             name = "linear_decay_final_lr" if (variant, key) == ("WarmupStableDecay", "final_lr") else key
-            yield "LearningRateInvalid", (*table, variant, name), _real(bits)
+            yield "LearningRateInvalid", (*table, variant, name), real(bits)
     too_short = schedule["total_steps"] <= schedule["warmup_steps"]
     if schedule["kind"] in (ScheduleKind.LINEAR, ScheduleKind.COSINE) and too_short:
         yield "ScheduleTooShort", (*table, variant, "total_steps"), schedule["total_steps"]
@@ -151,7 +151,7 @@ def _optimizer(optimizer: Mapping[str, Any], table: Path) -> _Broken:
     for key in ("clip_grad_norm", "weight_decay", "eps", *_BELOW_ONE):
         bits = optimizer[f"{key}_bits"]
         if bits >= (_ONE if key in _BELOW_ONE else _INFINITY):
-            yield "OptimizerNumberInvalid", (*variant, "betas" if key.startswith("beta") else key), _real(bits)
+            yield "OptimizerNumberInvalid", (*variant, "betas" if key.startswith("beta") else key), real(bits)
     if optimizer["kind"] != OptimizerKind.ADAMW:
         yield from _compression(optimizer, variant)
     if optimizer["kind"] == OptimizerKind.SPARSELOCO:
@@ -172,14 +172,15 @@ def _sparseloco(optimizer: Mapping[str, Any], table: Path) -> _Broken:
     if not 1 <= optimizer["inner_steps"] <= MAX_INNER_STEPS:
         yield "InnerStepsOutOfRange", (*table, "inner_steps"), optimizer["inner_steps"]
     if not 1 <= optimizer["outer_lr_bits"] <= _LARGEST_OUTER_RATE:
-        yield "OuterRateOutOfRange", (*table, "outer_lr"), _real(optimizer["outer_lr_bits"])
+        yield "OuterRateOutOfRange", (*table, "outer_lr"), real(optimizer["outer_lr_bits"])
     if optimizer["orthogonal_lr_bits"] > _LARGEST_OUTER_RATE:
-        yield "OuterRateOutOfRange", (*table, "orthogonal_lr"), _real(optimizer["orthogonal_lr_bits"])
+        yield "OuterRateOutOfRange", (*table, "orthogonal_lr"), real(optimizer["orthogonal_lr_bits"])
     if optimizer["value_bits"] not in (1, 2):
         yield "ValueBitsInvalid", (*table, "value_bits"), optimizer["value_bits"]
 
 
-def _real(bits: int) -> float:
+def real(bits: int) -> float:
+    """The double that these bits are."""
     value: float = struct.unpack("<d", bits.to_bytes(8, "little"))[0]
     return value
 

@@ -57,3 +57,9 @@ class ConfigError(AftermathError):
 
 class BadAnnouncement(AftermathError):
     """A peer's announcement is malformed, out of range or not signed by the key it names."""
+
+
+def shown(given: object) -> str:
+    """What was given instead, as a sentence shows it: cut where it gets long."""
+    text = repr(given)
+    return text if len(text) <= 60 else text[:57] + "..."

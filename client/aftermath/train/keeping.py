@@ -13,13 +13,12 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from aftermath.model.schema import StateSchema
+from aftermath.model.schema import ELEMENT_BYTES, StateSchema
 from aftermath.run.errors import Unsuitable, UsageError
 from aftermath.run.repository import is_repository
 from aftermath.train.lock import hold
 from aftermath.train.settings import TrainSettings
 
-_BYTES = 4  # of a parameter in a checkpoint
 _AT_ONCE = 2
 
 
@@ -51,7 +50,7 @@ def check_directory(settings: TrainSettings, schema: StateSchema) -> None:
         return
     directory = settings.checkpoint_dir.absolute()
     free = _free("--checkpoint-dir", directory)
-    needed = _AT_ONCE * _BYTES * schema.parameters()
+    needed = _AT_ONCE * ELEMENT_BYTES * schema.parameters()
     if free <= needed:
         raise Unsuitable(
             f"--checkpoint-dir {directory}: {_size(free)} are free, and {_AT_ONCE} checkpoints of this model take "

@@ -21,7 +21,7 @@ from blake3 import blake3
 from torch import Tensor
 
 from aftermath.chain.together import every
-from aftermath.model.schema import Segment, StateSchema
+from aftermath.model.schema import ELEMENT_BYTES, Segment, StateSchema
 from aftermath.model.segments import SegmentError, level_hash, segment_bytes, write_segment
 from aftermath.p2p.transport import RequestRefused, Transport, TransportError
 from aftermath.run.bounded import Malformed, msgpack_as
@@ -211,4 +211,4 @@ class LevelFetcher:
 
 def segment_size(segment: Segment) -> int:
     """Bytes of a segment's fp32 tensor."""
-    return 4 * segment.numel
+    return ELEMENT_BYTES * segment.numel

@@ -5,7 +5,6 @@ Everything here is synchronous and slow; the pipeline calls it on the replica's 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -34,11 +33,6 @@ class Origin:
     device: torch.device
     micro_batch_size: int
     stopwatch: Callable[[], float]
-
-    @property
-    def parameters(self) -> int:
-        """How many numbers the tier has."""
-        return sum(math.prod(shape) for shape in self.config.parameter_shapes(self.tier).values())
 
     def measure_weight(self, seq_len: int) -> int:
         """Throughput of this machine with this tier, before any weights are here, in sequences per minute."""

@@ -17,7 +17,9 @@ _SLOWEST = 1
 
 async def measured_weight(context: Context, origin: Origin, seq_len: int) -> int:
     """This machine's throughput in sequences per minute, as a member declares it."""
-    context.events.emit("measuring", tier=context.tier, parameters=origin.parameters, limit=PATIENCE)
+    context.events.emit(
+        "measuring", tier=context.tier, parameters=context.schema.state.parameters(context.tier), limit=PATIENCE
+    )
     started = context.clock.monotonic()
 
     async def measure() -> int | None:
