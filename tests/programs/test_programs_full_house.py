@@ -4,10 +4,11 @@ import random
 
 import pytest
 
-from aftermath.run import assignment, backlog, bitmap, committee
+from aftermath.run import assignment, bitmap, committee
 from aftermath.run.state import ExitReason, MemberState, RunState
 from programs.harness import World
 from programs.scenario import Scenario
+from run import backlog
 
 HASHES = {level: bytes([level + 1]) * 32 for level in range(3)}
 GOAL = 50_000

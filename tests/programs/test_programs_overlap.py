@@ -2,10 +2,11 @@
 
 import pytest
 
-from aftermath.run import assignment, backlog, committee
+from aftermath.run import assignment, committee
 from aftermath.run.state import Committee, ExitReason, MemberState, RunState
 from programs.harness import World
 from programs.scenario import UNATTESTED, Scenario
+from run import backlog
 
 ALL = 0b111
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from aftermath.run import assignment
 from aftermath.run.accounts import BACKLOG, Interval, Round
 from aftermath.run.assignment import PositionInterval
-from aftermath.run.backlog import Backlog, put_back, settle
+from run.backlog import Backlog, put_back, settle
 from run.builders import header, members, slot
 
 CLIENTS = 6

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 from solders.account import Account
 
-from aftermath.run import assignment, backlog, bitmap, committee, consensus, views
-from aftermath.run.backlog import Backlog
+from aftermath.run import assignment, bitmap, committee, consensus, views
 from aftermath.run.config import RunConfig
 from aftermath.run.deadlines import next_deadline
 from aftermath.run.state import MemberState, RunState
+from run import backlog
+from run.backlog import Backlog
 from run.builders import header
 from run.config_cases import RULES, SEED, changed
 from run.onchain import RUN_ID, Onchain, Refused

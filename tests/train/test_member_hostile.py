@@ -14,7 +14,8 @@ from aftermath.run.commitment import Commitment, LevelPayload, Ready, SequenceIn
 from aftermath.run.consensus import unpack_fingerprints
 from aftermath.run.state import RunState
 from aftermath.sim.network import SimTransport
-from aftermath.sim.saboteurs import (
+from aftermath.sim.simulation import Player, Simulation, play
+from train.saboteurs import (
     Lie,
     garbage_in,
     nan_in,
@@ -23,7 +24,6 @@ from aftermath.sim.saboteurs import (
     sign,
     tell_all,
 )
-from aftermath.sim.simulation import Player, Simulation, play
 
 ROUND_SECONDS = 15  # of the run's rules
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from aftermath.sim.saboteurs import offer_garbage
 from aftermath.sim.simulation import Player, Simulation, play
 from aftermath.train.modelshare import segment_size
+from train.saboteurs import offer_garbage
 
 
 @pytest.mark.parametrize(("fill", "fetched"), [(0.25, 2), (float("nan"), 1)])

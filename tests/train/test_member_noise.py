@@ -13,12 +13,12 @@ import pytest
 from aftermath.p2p.transport import Announcement, RequestFailed
 from aftermath.run.commitment import MAX_ANNOUNCEMENT_BYTES, Ready
 from aftermath.sim.network import SimTransport
-from aftermath.sim.saboteurs import sign
 from aftermath.sim.simulation import Player, Simulation, play
 from aftermath.train.member import Member
 from aftermath.train.modelshare import TOPIC as MODEL
 from aftermath.train.results import TOPIC as COMMITMENTS
 from fuzz.mutations import mutations, nested
+from train.saboteurs import sign
 
 
 def noise(player: Player, said: bytes) -> Iterator[bytes]:

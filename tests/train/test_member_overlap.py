@@ -11,9 +11,9 @@ import pytest
 
 from aftermath.optim.engine import Trained
 from aftermath.run.state import ExitReason, RunState
-from aftermath.sim.saboteurs import other_result, sabotage, sign, tell_all
 from aftermath.sim.simulation import Player, Simulation, play
 from aftermath.sim.tiny import RUN_ID
+from train.saboteurs import other_result, sabotage, sign, tell_all
 
 
 def _down(player: Player, down: bool) -> None:

@@ -1,8 +1,8 @@
 """What becomes of sequences that nobody trained: the program's backlog, as pure functions.
 
-Decided: the chain keeps up to eight intervals of sequences, oldest first. A round takes from the first of them before
-anything fresh, so no data is skipped; what does not fit is counted as lost. No member computes this, since all read the
-result in `Run`: it says the program's rule a second time, and tests hold it against the compiled program.
+The chain keeps up to eight intervals of sequences, oldest first. A round takes from the first of them before anything
+fresh, so no data is skipped; what does not fit is counted as lost. Members only read the result in `Run`: this says the
+program's rule a second time, for tests to hold against the compiled program.
 """
 
 from __future__ import annotations
