@@ -37,7 +37,7 @@ ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / "runs" / "worth"
 SIZES = ("0.2M", "0.2M-16", "1M", "10M")
 MEMBERS = (4, 8, 16)
-ALONE = ("adamw", "muon")
+ALONE = ("adamw", "muon", "outer-alone")
 QUICK = ("adamw", "sparseloco-8")
 
 SLOT, LATENCY = 0.4, 0.1  # seconds
