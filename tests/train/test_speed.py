@@ -74,7 +74,7 @@ def test_what_stands_in_for_the_weights_has_their_shapes_and_trains() -> None:
     made = origin()
     weights = made._stand_in()
     assert {name: tuple(tensor.shape) for name, tensor in weights.items()} == LONG.parameter_shapes(0)
-    assert made.parameters == sum(tensor.numel() for tensor in weights.values())
+    assert made.schema.state.parameters() == sum(tensor.numel() for tensor in weights.values())
     assert torch.isfinite(made.replica(weights).model.loss(torch.arange(64).view(1, 64)))
 
 
@@ -90,7 +90,7 @@ def test_it_is_said_what_is_measured_and_how_long_that_can_take(seconds: float, 
     found, events = run_virtual(measure())
     assert found == weight
     assert [event["kind"] for event in events if event["kind"] != "warning"] == ["measuring", "measured"]
-    assert (events[0]["tier"], events[0]["parameters"]) == (0, origin().parameters)
+    assert (events[0]["tier"], events[0]["parameters"]) == (0, origin().schema.state.parameters())
     assert events[0]["limit"] == speed.PATIENCE == 60
     assert events[-1]["seconds"] == min(seconds, speed.PATIENCE)
     assert any("asks for the smallest share" in str(event.get("message")) for event in events) is (weight == 1)
