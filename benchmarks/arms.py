@@ -4,14 +4,16 @@ Decided
 - An arm is trained by the laboratory of `train-local`, so by the members' own code. A training is one arm at one number
   of steps, one rate and one seed; what is kept of it is a line of a file in `measured/runs`.
 - A line counts only while the arm is still what it was trained as: it names everything that was said to the laboratory.
-- Seconds are the process's own on the CPU, from the first step to the last, so that other work on the machine does not
-  count as the arm's.
+- Seconds are the process's own on the CPU, so that other work on the machine does not count as the arm's.
+- A training that is stopped goes on from its last save, as `train-local` does: the large ones take hours.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import shutil
 import time
 import tomllib
 from collections.abc import Iterator
@@ -26,7 +28,7 @@ from aftermath.data.tokenise import hold_out, standard_library, standard_library
 from aftermath.demo.plan import model_config
 from aftermath.lab.course import Course
 from aftermath.lab.recipe import recipe_of
-from aftermath.lab.settings import LabSettings
+from aftermath.lab.settings import OVERLAPS, LabSettings
 from aftermath.lab.start import start
 from aftermath.model.config import LlamaConfig
 from aftermath.model.initial import init_weights
@@ -38,6 +40,8 @@ ARMS = Path(__file__).with_name("arms.toml")
 RUNS = Path(__file__).with_name("measured") / "runs"
 CORPUS_BYTES, HELD_OUT_PERCENT = 16_000_000, 20
 SEQ_LEN, MICRO_BATCH, HELD_OUT = 128, 8, 256
+SAVES = 16
+"""How often a training is saved on its way."""
 _OWN = ("name", "question", "expected", "sizes", "steps", "lr", "seeds", "times")
 
 
@@ -62,6 +66,11 @@ class Training:
     def inner_steps(self) -> int:
         """Steps of a machine in a round."""
         return int(self.said.get("inner_steps", 1))
+
+    @property
+    def overlap(self) -> bool:
+        """Whether results are applied a round late."""
+        return str(self.said.get("overlap", OVERLAPS.get(self.said["optimizer"]))) == "1"
 
     @property
     def key(self) -> str:
@@ -155,33 +164,39 @@ def result_bytes(training: Training) -> tuple[int, int]:
 
 
 def train(training: Training, root: Path) -> dict[str, Any]:
-    """Train it in this process, and return the line that is kept."""
+    """Train it in this process, and return the line that is kept. What was stopped goes on where it was."""
+    out = root / "under-way" / hashlib.sha256(training.key.encode()).hexdigest()[:16]
     recipe = recipe_of(settings_of(training, prepare(root, training.size, training.seed)))
-    clock = _Clock()
-    Course(recipe, start(recipe, torch.device("cpu")), clock.take, None, recipe.steps).run()
+    every = max(2, recipe.steps // SAVES)
+    clock = _Clock(every)
+    Course(recipe, start(recipe, torch.device("cpu")), clock.take, out, every).run()
+    shutil.rmtree(out)
+    if not clock.rounds:  # it was stopped after its last step, and nobody knows how long they took
+        return train(training, root)
     by_tier = {tier: round(loss, 4) for tier, loss in clock.last["held_out_by_tier"].items()}
     return {
         **{name: getattr(training, name) for name in ("arm", "steps", "lr", "seed", "said")},
         "held_out": by_tier[min(by_tier)],
         **({"held_out_by_tier": by_tier} if "tiers" in training.said else {}),
         "tokens": clock.last["tokens"],
-        "cpu_seconds_per_step": round(clock.seconds / training.steps, 5),
+        "cpu_seconds_per_step": round(clock.seconds / clock.rounds / training.inner_steps, 5),
     }
 
 
 class _Clock:
-    """CPU seconds of all steps, and the last event."""
+    """CPU seconds of this process's rounds, but for the first after a save, which has that in it; the last event."""
 
-    def __init__(self) -> None:
-        self.seconds = 0.0
+    def __init__(self, save_every: int) -> None:
+        self.seconds, self.rounds, self._save_every = 0.0, 0, save_every
         self.last: Event = {}
         self._since = time.process_time()
 
     def take(self, event: Event) -> None:
         """Follow the course."""
         now = time.process_time()
-        if event["kind"] == "step":
+        if event["kind"] == "step" and event["step"] % self._save_every != 1:
             self.seconds += now - self._since
+            self.rounds += 1
         self.last, self._since = event, now
 
 

@@ -12,8 +12,8 @@ Decided
   of steps. What lies beyond the curve's ends is not guessed.
 - Compute share: the seconds that one machine alone would need for a member's steps, over the seconds of a member's
   rounds: its own computing with encoding and applying, as measured, and the protocol's time by the model below.
-- The protocol's time is a model of home lines and a public chain, the same for every arm. Results are applied at once,
-  so nothing of it is hidden behind training.
+- The protocol's time is a model of home lines and a public chain, the same for every arm. With an overlap of 1 a
+  round's results travel while the next one trains, so that a round lasts as long as the longer of the two.
 """
 
 from __future__ import annotations
@@ -97,7 +97,8 @@ def compared(
     needed = steps_to([(point["steps"], point["held_out"]) for point in alone], end["held_out"])
     one = fmean(point["cpu_seconds_per_step"] for point in alone)
     own = end["cpu_seconds_per_step"] / members
-    share = one / (own + protocol_seconds(members, sent) / training.inner_steps)
+    beside = protocol_seconds(members, sent) / training.inner_steps
+    share = one / (max(own, beside) if training.overlap else own + beside)
     efficiency = None if needed is None else needed / (members * end["steps"])
     return {
         "steps_alone": None if needed is None else round(needed),

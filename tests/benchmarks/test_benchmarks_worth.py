@@ -41,7 +41,7 @@ def test_a_loss_is_reached_on_a_line_over_the_logarithm_of_steps() -> None:
 
 def test_members_are_worth_what_they_are_by_hand() -> None:
     """Eight members, 400 steps each in rounds of four, as good as 800 alone: a quarter of the tokens counts."""
-    training = arms.Training("a", "0.2M", 400, 0.1, 0, {"members": 8, "inner_steps": 4})
+    training = arms.Training("a", "0.2M", 400, 0.1, 0, {"optimizer": "sparseloco", "members": 8, "inner_steps": 4})
     found = worth.compared({"steps": 400, "held_out": 1.0, "cpu_seconds_per_step": 20.0}, training, 11_000_000, ALONE)
     sent = 7 * 11_000_000 * 8 * (1 / 110e6 + 1 / 500e6)
     round_seconds = 4 * 20 / 8 + 1.5 * 0.4 + 4 * 0.1 + sent
@@ -52,6 +52,19 @@ def test_members_are_worth_what_they_are_by_hand() -> None:
     assert found["worth_without_protocol"] == pytest.approx(800 * 2 / (100 * 10), abs=1e-3)
     beyond = worth.compared({"steps": 400, "held_out": 0.5, "cpu_seconds_per_step": 20.0}, training, 11_000_000, ALONE)
     assert beyond["worth"] is None
+
+
+@pytest.mark.parametrize(("seconds", "longest"), [(20.0, 4 * 20 / 8), (0.2, 1.5 * 0.4 + 4 * 0.1)])
+def test_what_travels_while_members_train_costs_no_time_of_its_own(seconds: float, longest: float) -> None:
+    said = {"optimizer": "sparseloco", "members": 8, "inner_steps": 4, "overlap": "1"}
+    training = arms.Training("a", "0.2M", 400, 0.1, 0, said)
+    found = worth.compared({"steps": 400, "held_out": 1.0, "cpu_seconds_per_step": seconds}, training, 0, ALONE)
+    assert found["compute_share"] == pytest.approx(4 * 2 / longest, abs=1e-4)
+
+
+@pytest.mark.parametrize(("optimizer", "late"), [("distro", True), ("sparseloco", False), ("adamw", False)])
+def test_an_arm_that_says_nothing_of_it_is_as_late_as_the_laboratory_makes_it(optimizer: str, late: bool) -> None:
+    assert arms.Training("a", "0.2M", 400, 0.1, 0, {"optimizer": optimizer, "members": 8}).overlap is late
 
 
 def test_the_best_rate_is_that_of_the_least_mean_over_seeds() -> None:
@@ -110,11 +123,27 @@ def test_an_arm_trains_and_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     arm = next(arm for arm in arms.arms() if arm.name == arms.winner(8))
     first = arm.trainings[0]
     inner = first.said["inner_steps"]
-    short = dataclasses.replace(first, steps=2 * inner, said=first.said | {"steps": 2, "total_batch": 8 * inner})
+    short = dataclasses.replace(first, steps=3 * inner, said=first.said | {"steps": 3, "total_batch": 8 * inner})
     line = arms.train(short, tmp_path)
-    assert line["tokens"] == 2 * 8 * inner * arms.SEQ_LEN
+    assert line["tokens"] == 3 * 8 * inner * arms.SEQ_LEN
     assert 0 < line["held_out"] < 7
     assert line["cpu_seconds_per_step"] > 0
     arms.keep("0.2M", line)
     assert list(arms.kept("0.2M")) == [short.key]
     assert first in list(arms.missing("0.2M"))
+
+    take = arms._Clock.take
+
+    def stop(self: Any, event: Any) -> None:
+        take(self, event)
+        if event["kind"] == "step" and event["step"] == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(arms._Clock, "take", stop)
+    with pytest.raises(KeyboardInterrupt):
+        arms.train(short, tmp_path)
+    began = []
+    monkeypatch.setattr(arms._Clock, "take", lambda self, event: (began.append(event), take(self, event))[1])
+    assert arms.train(short, tmp_path)["held_out"] == line["held_out"]
+    assert next(event["done"] for event in began if event["kind"] == "started") == 2, "the last save"
+    assert not list((tmp_path / "under-way").iterdir())
