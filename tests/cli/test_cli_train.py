@@ -77,6 +77,14 @@ def test_unknown_run(owner: Shell) -> None:
     assert "Traceback" not in done.stdout + done.stderr
 
 
+def test_the_length_of_a_continuation_needs_a_text(owner: Shell) -> None:
+    done = train(owner, "--run-id", "nowhere", "--prompt-tokens", "8")
+    assert done.returncode == 2
+    assert done.stderr.startswith(
+        "error: --prompt-tokens is the length of a continuation, of no text\nfix: pass --prompt"
+    )
+
+
 def test_the_live_picture_into_a_pipe_is_lines_from_the_start(owner: Shell, tmp_path: Path) -> None:
     done = train(owner, "--run-id", "nowhere", "--logs", "tui", "--events-dir", tmp_path / "events")
     assert done.returncode == 1

@@ -35,7 +35,7 @@ from aftermath.optim.schema import Schema
 from aftermath.p2p.discovery import local_discovery_dir
 from aftermath.p2p.iroh import IrohTransport, check_interface, open_iroh
 from aftermath.run.accounts import Model
-from aftermath.run.errors import ChainError, NoSuchRun, Unsuitable
+from aftermath.run.errors import ChainError, NoSuchRun, Unsuitable, UsageError
 from aftermath.train.archive import Archive, Hub
 from aftermath.train.attention import Attention
 from aftermath.train.context import Context
@@ -48,7 +48,7 @@ from aftermath.train.member import Member
 from aftermath.train.origin import Origin
 from aftermath.train.outfit import check_tier, data_of, schema_of
 from aftermath.train.replica import pick_device
-from aftermath.train.settings import TrainSettings
+from aftermath.train.settings import PROMPT_TOKENS, TrainSettings
 from aftermath.train.speed import measured_weight
 from aftermath.train.worker import ThreadWorker
 from aftermath.watch.console import ConsoleLines
@@ -96,6 +96,7 @@ def run_member(settings: TrainSettings) -> None:
 
 def _named(settings: TrainSettings) -> _Named:
     check_hub(settings)
+    _check_prompt(settings)
     check_interface(settings.bind_p2p_interface)
     return _Named(
         open_pool(settings, patience=_START_PATIENCE),
@@ -307,12 +308,18 @@ async def _member(
     return Member(context, origin, archive, weight=weight, parallel=settings.max_concurrent_parameter_requests)
 
 
+def _check_prompt(settings: TrainSettings) -> None:
+    """Raises UsageError for the length of a continuation without a text."""
+    if settings.prompt_tokens is not None and settings.prompt_text is None:
+        raise UsageError("--prompt-tokens is the length of a continuation, of no text", "pass --prompt-text as well")
+
+
 def _prompt(settings: TrainSettings, model: Model, schema: Schema) -> Prompt | None:
     """What is to be continued, if anything. Raises CheckpointError without the model's tokenizer, or UsageError."""
     if settings.prompt_text is None:
         return None
     place = resolve(model.checkpoint, tier=settings.matformer_tier, strategy=settings.matformer_load_strategy)
-    prompt = Prompt(settings.prompt_text, settings.prompt_tokens, load_tokenizer(place))
+    prompt = Prompt(settings.prompt_text, settings.prompt_tokens or PROMPT_TOKENS, load_tokenizer(place))
     prompt.check(schema.state.config.vocab_size)
     return prompt
 

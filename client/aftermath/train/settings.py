@@ -13,6 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr
 from aftermath.chain import defaults
 from aftermath.run.accounts import MAX_LEVELS
 
+PROMPT_TOKENS = 64
+
 
 class TrainSettings(BaseModel):
     """Settings of one `aftermath-solana train` process."""
@@ -90,7 +92,9 @@ class TrainSettings(BaseModel):
     prompt_text: str | None = Field(
         None, description="Text that the model continues while it is trained, in events `sample`; needs its tokenizer."
     )
-    prompt_tokens: int = Field(64, ge=1, le=4096, description="Tokens that it adds to --prompt-text.")
+    prompt_tokens: int | None = Field(
+        None, ge=1, le=4096, description=f"Tokens that it adds to --prompt-text; else {PROMPT_TOKENS}."
+    )
     optim_stats_steps: int = Field(
         0,
         ge=0,
