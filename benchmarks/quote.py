@@ -110,6 +110,8 @@ def pages_of_experiments() -> str:
         parts.append(f"## {size} parameters\n\n![loss by steps](experiments-{size}.svg)\n\n")
         if found["missing"]:
             parts.append(f"{_not_trained(found)}\n\n")
+        if needed := found["step_seconds_for"]:
+            parts.append(f"{_step_seconds(needed)}\n\n")
         for question, those in asked.items():
             parts.append(f"### {size}: {question}\n\n{_table_of_arms(those)}\n")
     return "".join(parts)
@@ -144,6 +146,12 @@ def _of_unequal(kind: str, size: str, found: Mapping[str, Any]) -> str:
 
 def _not_trained(found: Mapping[str, Any]) -> str:
     return f"Named and not trained yet: {found['missing']} trainings."
+
+
+def _step_seconds(needed: Mapping[str, float | None]) -> str:
+    """From which length of a step on members are worth so much."""
+    words = [f"{worth}: {'never' if seconds is None else f'{seconds:.2f} s'}" for worth, seconds in needed.items()]
+    return f"Seconds that a step must take one machine for eight to be worth as many as named: {', '.join(words)}."
 
 
 def _by_rate(end: Mapping[str, Any]) -> str:

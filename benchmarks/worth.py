@@ -37,6 +37,7 @@ ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / "runs" / "worth"
 SIZES = ("0.2M", "0.2M-16", "1M", "10M")
 MEMBERS = (4, 8, 16)
+WORTHS = (2, 4, 6)
 ALONE = ("adamw", "muon", "outer-alone")
 QUICK = ("adamw", "sparseloco-8")
 
@@ -109,6 +110,21 @@ def compared(
     }
 
 
+def step_seconds_for(worth: float, end: Mapping[str, Any], training: Training, sent: int) -> float | None:
+    """How long a step must take one machine for members to be worth so much; None if they never are.
+
+    Supposed: tokens count as they did for `end`, results are as large, and what members compute beside the gradient
+    takes the same part of a step.
+    """
+    against = end["against_adamw"]
+    if against["worth"] is None or against["worth_without_protocol"] <= worth:
+        return None
+    most = training.members * against["token_efficiency"]
+    beside = protocol_seconds(training.members, sent) / training.inner_steps
+    own = most / against["worth_without_protocol"]  # of a step, in steps of one machine alone
+    return round(beside / (most / worth - own), 3)
+
+
 def of_size(size: str) -> dict[str, Any]:
     """Every arm that was measured at a size, and the figures of the winner."""
     done = kept(size)
@@ -130,6 +146,10 @@ def of_size(size: str) -> dict[str, Any]:
             "bytes_per_parameter_step": round(sent / parameters / first.inner_steps, 6),
             "ends": ends,
         }
+        if first.members > 1 and not first.overlap and "against_adamw" in ends[-1]:
+            measured[arm.name]["step_seconds_for"] = {
+                str(worth): step_seconds_for(worth, ends[-1], first, sent) for worth in WORTHS
+            }
     return {**headline(measured), "missing": sum(1 for _ in missing(size)), "arms": measured}
 
 
@@ -153,6 +173,7 @@ def headline(measured: Mapping[str, Any]) -> dict[str, Any]:
         "bytes_per_parameter_step": eight.get("bytes_per_parameter_step"),
         "token_efficiency": against.get("token_efficiency"),
         "compute_share": against.get("compute_share"),
+        "step_seconds_for": eight.get("step_seconds_for"),
     }
 
 

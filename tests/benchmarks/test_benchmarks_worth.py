@@ -62,6 +62,20 @@ def test_what_travels_while_members_train_costs_no_time_of_its_own(seconds: floa
     assert found["compute_share"] == pytest.approx(4 * 2 / longest, abs=1e-4)
 
 
+@pytest.mark.parametrize("wanted", [2, 3.5])
+def test_the_seconds_of_a_step_that_members_need_are_those_that_make_them_worth_so_much(wanted: float) -> None:
+    """The same figures with steps of that length, and results of that size, give the worth that was asked for."""
+    said = {"optimizer": "sparseloco", "members": 8, "inner_steps": 4}
+    training = arms.Training("a", "0.2M", 150, 0.1, 0, said)
+    end = {"steps": 150, "held_out": 1.0, "cpu_seconds_per_step": 2.0 * 8 * 1.2}
+    end["against_adamw"] = worth.compared(end, training, 11_000_000, ALONE)
+    seconds = worth.step_seconds_for(wanted, end, training, 11_000_000)
+    alone = [point | {"cpu_seconds_per_step": seconds} for point in ALONE]
+    slower = end | {"cpu_seconds_per_step": seconds * 8 * 1.2}
+    assert worth.compared(slower, training, 11_000_000, alone)["worth"] == pytest.approx(wanted, rel=2e-3)
+    assert worth.step_seconds_for(4.5, end, training, 11_000_000) is None, "not even without the protocol"
+
+
 @pytest.mark.parametrize(("optimizer", "late"), [("distro", True), ("sparseloco", False), ("adamw", False)])
 def test_an_arm_that_says_nothing_of_it_is_as_late_as_the_laboratory_makes_it(optimizer: str, late: bool) -> None:
     assert arms.Training("a", "0.2M", 400, 0.1, 0, {"optimizer": optimizer, "members": 8}).overlap is late
