@@ -15,9 +15,7 @@ from aftermath.run.accounts import Round, Run
 from aftermath.run.errors import ChainRefused
 from aftermath.run.state import ModelSource, RunState
 from aftermath.run.views import parse_run, run_account
-from aftermath.train.modelshare import Manifest
 from aftermath.train.rounds import Rounds
-from aftermath.train.warmup import WarmUp
 
 _NOT_RUNNING = (RunState.WAITING_FOR_MEMBERS, RunState.PAUSED, RunState.FINISHED)
 
@@ -75,13 +73,3 @@ def attestations_are_those_of_the_round_that_was_stored(patch: pytest.MonkeyPatc
         return known[place]
 
     patch.setattr(SolanaMember, "_stored", believed)
-
-
-def whoever_was_dropped_counts_on_itself(patch: pytest.MonkeyPatch) -> None:
-    """As a holder of levels that nobody attested (`train/warmup.py`)."""
-
-    def own(self: WarmUp) -> Manifest | None:
-        held = self._share.manifest
-        return held if held is not None and held.step == self._run.step else None
-
-    patch.setattr(WarmUp, "_own", own)

@@ -48,12 +48,3 @@ def test_attestations_that_take_long_to_read_are_not_those_of_another_round() ->
     Held against: `SolanaMember.attestations` not looking again, after the read, whether the round is still stored.
     """
     _finds(98, 185, reverted.attestations_are_those_of_the_round_that_was_stored, "applied step")
-
-
-@pytest.mark.slow
-def test_who_was_dropped_from_an_epoch_begins_the_next_from_what_the_others_have() -> None:
-    """Its level was never attested, and the others, who do not ask it, take that level from the checkpoint.
-
-    Held against: `WarmUp` counting its own copy, whether it finished the epoch or not.
-    """
-    _finds(57, 200, reverted.whoever_was_dropped_counts_on_itself, "applied step")
