@@ -35,7 +35,7 @@ from arms import ARMS, RUNS, Training, arms, keep, kept, missing, result_bytes, 
 
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / "runs" / "worth"
-SIZES = ("0.2M", "0.2M-16", "1M", "10M")
+SIZES = ("0.2M", "0.2M-16", "1M", "1M-16", "10M")
 MEMBERS = (4, 8, 16)
 WORTHS = (2, 4, 6)
 ALONE = ("adamw", "muon", "outer-alone")

@@ -155,7 +155,7 @@ def test_a_run_with_inner_steps_is_configured_and_shown(
     head = (material / "config.toml").read_text().partition("[model.LLM.optimizer")[0]
     config.write_text(head + "[model.LLM.optimizer.SparseLoCo]\n")
     (warning,) = created("update-config", "--run-id", run_id, "--config-path", config).data["warnings"]
-    assert "overlap = 1: SparseLoCo learns badly with it" in warning
+    assert "overlap = 1: SparseLoCo learns less with it" in warning
     head = head.replace("[config]\n", "[config]\noverlap = 0\n")
     config.write_text(head + '[model.LLM.optimizer.SparseLoCo]\ninner_steps = 3\ndivisor = "root"\nvalue_bits = 1\n')
     found = created("update-config", "--run-id", run_id, "--config-path", config)

@@ -25,6 +25,7 @@ from aftermath.train.replica import Replica
 from train.desk import SCHEMA
 
 CPU = torch.device("cpu")
+INNER = {"SparseLoCo": {"inner_steps": 2, "inner_optimizer": "muon", "divisor": "all", "orthogonal_lr": 1.5}}
 SEQUENCES = torch.arange(9 * 16).mul(7).remainder(64).view(9, 16)
 
 
@@ -42,8 +43,14 @@ def replica(tier: int, schema: Any = SCHEMA) -> Replica:
 
 @pytest.mark.parametrize(
     "rules",
-    [{}, {"cold_start_warmup_steps": 4, "quantize": False}, {"overlap": 0}],
-    ids=["sign", "values", "at once"],
+    [
+        {},
+        {"cold_start_warmup_steps": 4, "quantize": False},
+        {"overlap": 0},
+        {"optimizer": INNER},
+        {"optimizer": INNER, "overlap": 0},
+    ],
+    ids=["sign", "values", "at once", "inner steps", "inner steps at once"],
 )
 def test_it_computes_what_the_members_of_a_run_compute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rules: dict[str, Any]

@@ -74,7 +74,7 @@ def test_a_pseudo_gradient_is_how_far_the_member_s_own_optimizer_went(inner: str
     params, engine = replica(schema, 1)
     before, made = bits(params), []
     for sequences, lr in ((SEQUENCES, 0.01), (SEQUENCES[:2], 0.02)):
-        found = engine._step.make(sequences, pull(schema, 1, params), lr, 0.5)
+        found = engine._step.make(sequences, pull(schema, 1, params), lr, 0.5, travelling=False)
         assert bits(params) == before
         assert found.factor == 1.0
         made.append(found.tensors)
@@ -82,6 +82,48 @@ def test_a_pseudo_gradient_is_how_far_the_member_s_own_optimizer_went(inner: str
     rounds = [([SEQUENCES[:3], SEQUENCES[3:5], SEQUENCES[5:]], 0.01), ([SEQUENCES[:1], SEQUENCES[1:2]], 0.02)]
     expected = plain(schema, 1, tensors(schema, 1, 0), rounds, inner)
     assert [bits(dict(one)) for one in made] == [bits(one) for one in expected]
+
+
+@pytest.mark.parametrize("rates", [{}, {"divisor": "all", "outer_lr": 4.0, "orthogonal_lr": 1.5}])
+def test_what_travels_is_looked_ahead_to_as_its_apply_would_have_it(rates: dict[str, Any]) -> None:
+    """A member whose result travels trains as one to whom it was applied alone, and its weights stay as they were."""
+    schema = toy_inner(inner_optimizer="muon", **rates)
+    (late, ahead), (others, at_once) = replica(schema, 1), replica(schema, 1)
+    for own, each in ((late, ahead), (others, at_once)):
+        each.train(SEQUENCES, pull(schema, 1, own), 0.02, 0.01)
+    shared = bits(late)
+    sent = at_once._result.sent()
+    at_once.apply({level: [decode_level(data, schema.results, level)] for level, data in sent.items()}, 0.03)
+    found = ahead.train(SEQUENCES + 1, pull(schema, 1, late), 0.02, 0.03, travelling=True)
+    expected = at_once.train(SEQUENCES + 1, pull(schema, 1, others), 0.02, 0.03)
+    assert found.payloads == expected.payloads
+    assert bits(ahead.state()) == bits(at_once.state())
+    assert bits(late) == shared != bits(others)
+
+
+def test_a_look_ahead_that_is_given_up_leaves_the_weights_as_they_were() -> None:
+    schema = toy_inner(orthogonal_lr=1.5)
+    params, engine = replica(schema, 0)
+    engine.train(SEQUENCES, pull(schema, 0, params), 0.02, 0.01)
+    before, learnt = bits(params), bits(engine.state())
+    seen = []
+
+    def backward(_: Tensor) -> float:
+        seen.append(bits(params))
+        raise Boom
+
+    with pytest.raises(Boom):
+        engine.train(SEQUENCES, backward, 0.02, 0.03, travelling=True)
+    assert seen[0] != before == bits(params)
+    assert bits(engine.state()) == learnt
+
+
+def test_who_has_sent_nothing_looks_nowhere() -> None:
+    """After it was taken over, or forgot what it had learnt."""
+    schema = toy_inner()
+    (params, engine), (others, fresh) = replica(schema, 2), replica(schema, 2)
+    ahead = engine.train(SEQUENCES, pull(schema, 2, params), 0.02, 0.03, travelling=True)
+    assert ahead.payloads == fresh.train(SEQUENCES, pull(schema, 2, others), 0.02, 0.03).payloads
 
 
 def test_the_loss_is_the_mean_over_the_sequences() -> None:

@@ -27,7 +27,7 @@ from aftermath.train.replica import Replica
 Results = dict[int, list[bytes]]
 """The payloads of a round that count, by level."""
 
-_UNDER_WAY = "under-way/"
+_UNDER_WAY, _TRAVELLING = "under-way/", "travelling"
 
 
 class ReplicasDiffer(AftermathError):
@@ -41,14 +41,16 @@ class Together:
         self.replicas = list(replicas)
         self._schema, self._rate, self._overlap = self.replicas[0].schema, rate, overlap
         self._under_way: list[tuple[int, Results]] = []
+        self._travelling = [False] * len(self.replicas)
 
     def step(self, step: int, shares: Sequence[Tensor], accepted: Sequence[bool]) -> Stepped:
         """One round: every member trains its share, then the results whose time has come are applied."""
         results: Results = {level: [] for level in range(self._schema.state.levels)}
         losses: list[float | None] = []
         left_out, sent = [], 0
-        for replica, sequences, counts in zip(self.replicas, shares, accepted, strict=True):
-            trained = self._train(replica, sequences, step)
+        for member, (sequences, counts) in enumerate(zip(shares, accepted, strict=True)):
+            trained = self._train(member, sequences, step)
+            self._travelling[member] = bool(self._overlap) and not isinstance(trained, str)
             if isinstance(trained, str):
                 losses.append(None)
                 left_out.append(trained)
@@ -63,10 +65,11 @@ class Together:
             self._apply(*self._under_way.pop(0))
         return Stepped(losses, sent, tuple(left_out))
 
-    def _train(self, replica: Replica, sequences: Tensor, step: int) -> Trained | str:
+    def _train(self, member: int, sequences: Tensor, step: int) -> Trained | str:
         """A member's result, or why it has none."""
+        rates, travelling = (self._rate(step), self._rate(step - 1)), self._travelling[member]
         try:
-            trained = replica.train(sequences, self._rate(step), self._rate(step - 1), threading.Event())
+            trained = self.replicas[member].train(sequences, *rates, threading.Event(), travelling=travelling)
         except NonFiniteGradient as error:
             return error.message
         return trained if math.isfinite(trained.loss) else f"the loss is {trained.loss}"
@@ -106,7 +109,7 @@ class Together:
 
     def state(self) -> dict[str, Tensor]:
         """Weights and private state of every member, and the results under way."""
-        kept: dict[str, Tensor] = {}
+        kept = {_TRAVELLING: torch.tensor(self._travelling)}
         for member, replica in enumerate(self.replicas):
             kept |= on_cpu(replica.params, f"{member}/weights/")
             kept |= on_cpu(replica.optimizer.state(), f"{member}/optimizer/")
@@ -120,10 +123,13 @@ class Together:
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Go on from there. Raises CheckpointError or BadState if it does not fit, BadPayload for a damaged result."""
         under_way = self._results(below(state, _UNDER_WAY))
+        travelling = state.get(_TRAVELLING, torch.empty(0))
+        if travelling.shape != (len(self.replicas),) or travelling.dtype != torch.bool:
+            raise CheckpointError("the saved state does not say whose results travel", "name another --out")
         for member, replica in enumerate(self.replicas):
             take_weights(replica.params, below(state, f"{member}/weights/"))
             replica.optimizer.restore(below(state, f"{member}/optimizer/"))
-        self._under_way = under_way
+        self._under_way, self._travelling = under_way, travelling.tolist()
         self.check()
 
     def _results(self, kept: Mapping[str, Tensor]) -> list[tuple[int, Results]]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from aftermath.optim.codec import Votes
+from aftermath.optim.codec import Votes, decode_level
 from aftermath.optim.distro import Distro
 from aftermath.optim.feedback import ErrorFeedback
 from aftermath.optim.gradient import GradientStep
@@ -53,11 +53,18 @@ class Engine:
         self._step, self._result, self._apply = _parts(schema, tier, params)
 
     def train(
-        self, sequences: Tensor, backward: Backward, lr: float, ahead_lr: float, measured: bool = False
+        self,
+        sequences: Tensor,
+        backward: Backward,
+        lr: float,
+        ahead_lr: float,
+        measured: bool = False,
+        travelling: bool = False,
     ) -> Trained:
         """Train on sequences int64 [n, seq_len] and encode the result; the parameters stay as they were.
 
-        `ahead_lr` is the learning rate of the step before; `measured` asks for figures, which change nothing. Raises
+        `ahead_lr` is the learning rate of the step before, and `travelling` says that this replica's result of it is
+        still to be applied; `measured` asks for figures, which change nothing. Raises
         NonFiniteGradient, SegmentError for a parameter without a gradient, and what `backward` does to give up; nothing
         is learnt then.
         """
@@ -65,7 +72,7 @@ class Engine:
         self._forget_gradients()
         self._training = True
         try:
-            made = self._step.make(sequences, backward, lr, ahead_lr)
+            made = self._step.make(sequences, backward, lr, ahead_lr, travelling)
             encoding = self._stopwatch()
             payloads = self._result.compress(made)
             encoded = self._stopwatch()
@@ -130,4 +137,8 @@ def _parts(schema: Schema, tier: int, params: Mapping[str, Tensor]) -> tuple[Pri
         step = GradientStep(params, feedback.residual, settings.clip)
         return step, feedback, SignApply(results, tier, params, settings.weight_decay)
     apply = (OuterMuon if settings.orthogonal_lr else MeanApply)(results, tier, params, settings)
-    return InnerSteps(params, settings), feedback, apply
+
+    def ahead(lr: float) -> None:
+        apply.apply({level: [decode_level(sent, results, level)] for level, sent in feedback.sent().items()}, lr)
+
+    return InnerSteps(params, settings, ahead), feedback, apply

@@ -94,9 +94,17 @@ class ErrorFeedback:
             chosen = [self._chosen(batch, group.topk) for batch in batches]
             kept.append((torch.cat([c[0] for c in chosen]), torch.cat([c[1] for c in chosen])))
         self._previous[level] = kept
+        return self._encoded(level)
+
+    def _encoded(self, level: int) -> bytes:
+        layout, kept = self._layouts[level], self._previous[level]
         indices = layout.canonical([pair[0] for pair in kept]).cpu().numpy().astype(np.uint16)
         values = layout.canonical([pair[1] for pair in kept]).cpu().numpy()
         return encode_level(self._format, level, indices, values)
+
+    def sent(self) -> dict[int, bytes]:
+        """The last result, per held level; nothing before the first."""
+        return {level: self._encoded(level) for level in self._previous}
 
     def _chosen(self, blocks: Tensor, topk: int) -> tuple[Tensor, Tensor]:
         """Indices and values, [n, topk], of what is sent of blocks [n, h, w]."""

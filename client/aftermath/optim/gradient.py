@@ -30,8 +30,11 @@ class GradientStep:
     def __init__(self, params: Mapping[str, Tensor], residual: Residual, clip: float | None) -> None:
         self._params, self._residual, self._clip = params, residual, clip
 
-    def make(self, sequences: Tensor, backward: Backward, lr: float, ahead_lr: float) -> PseudoGradient:
-        """The gradient at the looked-ahead weights, in the parameters' `grad`."""
+    def make(
+        self, sequences: Tensor, backward: Backward, lr: float, ahead_lr: float, travelling: bool
+    ) -> PseudoGradient:
+        """The gradient at the looked-ahead weights, in the parameters' `grad`. The residual has what travels in it."""
+        del travelling
         with self.lookahead(ahead_lr):
             loss = backward(sequences)
         grads = {name: p.grad for name, p in self._params.items() if p.grad is not None}

@@ -6,11 +6,13 @@ Decided
 - Moments stay from round to round; they are the member's own, and nobody else has to know them. They are kept with the
   replica, and a share that was given up or refused leaves them as they were before it.
 - Gradients are clipped and refused as everywhere, each step's own.
+- While the member's last result travels, the steps begin where its apply alone would lead: else they would go the same
+  way once more. Afterwards the parameters are exactly what they were (docs/experiments.md has what this is worth).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -27,18 +29,21 @@ _LARGEST_GRADIENT = 1e19  # the square of a larger one is beyond fp32: the momen
 
 
 class InnerSteps:
-    """Makes pseudo-gradients of a replica's own fp32 `params`."""
+    """Makes pseudo-gradients of a replica's own fp32 `params`; `ahead` applies its last result at a rate."""
 
-    def __init__(self, params: Mapping[str, Tensor], settings: SparseLoCo) -> None:
-        self._params, self._settings = dict(params), settings
+    def __init__(self, params: Mapping[str, Tensor], settings: SparseLoCo, ahead: Callable[[float], None]) -> None:
+        self._params, self._settings, self._ahead = dict(params), settings, ahead
         self._optimizer = _optimizer(self._params, settings)
 
-    def make(self, sequences: Tensor, backward: Backward, lr: float, ahead_lr: float) -> PseudoGradient:
-        """Train on the share, part by part; `ahead_lr` is of no use here."""
-        del ahead_lr
-        before = moments(self._optimizer, self._params)
-        start = {name: tensor.detach().clone() for name, tensor in self._params.items()}
+    def make(
+        self, sequences: Tensor, backward: Backward, lr: float, ahead_lr: float, travelling: bool
+    ) -> PseudoGradient:
+        """Train on the share, part by part."""
+        before, shared = moments(self._optimizer, self._params), self._copies()
         try:
+            if travelling:
+                self._ahead(ahead_lr)
+            start = self._copies() if travelling else shared
             loss = self._train(sequences, backward, lr)
             with torch.no_grad():
                 moved = {name: start[name] - tensor.detach() for name, tensor in self._params.items()}
@@ -48,9 +53,12 @@ class InnerSteps:
             raise
         finally:
             with torch.no_grad():
-                for name, tensor in start.items():
+                for name, tensor in shared.items():
                     self._params[name].detach().copy_(tensor)
         return PseudoGradient(moved, 1.0, loss)
+
+    def _copies(self) -> dict[str, Tensor]:
+        return {name: tensor.detach().clone() for name, tensor in self._params.items()}
 
     def _train(self, sequences: Tensor, backward: Backward, lr: float) -> float:
         """All inner steps; the mean loss."""

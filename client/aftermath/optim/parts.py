@@ -66,10 +66,13 @@ class Remembering(Protocol):
 class PrivateStep(Remembering, Protocol):
     """From the shared weights and a share to a pseudo-gradient."""
 
-    def make(self, sequences: Tensor, backward: Backward, lr: float, ahead_lr: float) -> PseudoGradient:
+    def make(
+        self, sequences: Tensor, backward: Backward, lr: float, ahead_lr: float, travelling: bool
+    ) -> PseudoGradient:
         """Train on sequences int64 [n, seq_len]; the parameters are exactly what they were then, also on an error.
 
-        `ahead_lr` is the rate of the step before, whose results may not be applied yet. The tensors may be the
+        `ahead_lr` is the rate of the step before, and `travelling` says that this member has a result of it which is
+        still to be applied. The tensors may be the
         parameters' own `grad`, and are used up before the next step. Raises NonFiniteGradient, and what `backward`
         raises.
         """

@@ -26,8 +26,8 @@ LARGEST_RATE = 64
 _SET = "choose another in the optimizer's settings"
 
 LATE = (
-    "SparseLoCo learns badly with it, as members train at weights that lack the results that travel, and go the same "
-    "way once more"
+    "SparseLoCo learns less with it, since members train at weights that lack what others sent; it pays only where "
+    "results travel for about as long as a round trains"
 )
 """What is to be said of an overlap."""
 InnerOptimizer = Literal["adamw", "muon"]

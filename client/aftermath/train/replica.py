@@ -57,7 +57,13 @@ class Replica:
         return range(self.tier, self.schema.state.levels)
 
     def train(
-        self, sequences: Tensor, lr: float, ahead_lr: float, cancelled: threading.Event, measured: bool = False
+        self,
+        sequences: Tensor,
+        lr: float,
+        ahead_lr: float,
+        cancelled: threading.Event,
+        measured: bool = False,
+        travelling: bool = False,
     ) -> Trained:
         """Train on `sequences` int64 [n, seq_len] and encode the result; the parameters stay as they were.
 
@@ -65,7 +71,12 @@ class Replica:
         `Trained`. Raises Cancelled between micro-batches, or optim.clip.NonFiniteGradient.
         """
         return self.optimizer.train(
-            sequences, lambda part: accumulate(self.model, part, self._micro, cancelled), lr, ahead_lr, measured
+            sequences,
+            lambda part: accumulate(self.model, part, self._micro, cancelled),
+            lr,
+            ahead_lr,
+            measured,
+            travelling,
         )
 
     def measure_weight(self, seq_len: int, seconds: float) -> int:

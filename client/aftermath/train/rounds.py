@@ -71,6 +71,7 @@ class Rounds:
         self._rules = began.config
         self.time = ShareTime(context, time_for_results(began.config), weight)
         self._applied = -1  # height of the newest round whose results are in the replica
+        self._announced = -1  # height of the newest round of which this member has told of a result
         self._height = -1
         self._duties: set[asyncio.Task[None]] = set()
 
@@ -158,6 +159,7 @@ class Rounds:
             duty.own_share_done(0.0, 0.0)
         else:
             await self._announce(plan, trained)
+            self._announced = self._height
             duty.own_share_done(trained.loss, trained.tokens / max(trained.seconds, 1e-6))
         if self._continuations:
             self._start(self._continuations.go_on(self._replica, self._epoch, self._height, plan.header.step))
@@ -240,11 +242,14 @@ class Rounds:
         lr = round_learning_rate(self._began, self._model, plan.header.step)
         ahead = round_learning_rate(self._began, self._model, plan.header.step - 1)
         measured = bool(every := self._ctx.optim_stats_steps) and plan.header.step % every == 0
+        travelling = self._applied < self._announced == plan.header.height - 1
         cancelled, started = threading.Event(), self._ctx.clock.monotonic()
         watch = asyncio.ensure_future(self._cancel_when_late(plan, cancelled))
         try:
             sequences = await self._ctx.compute(lambda: torch.from_numpy(self._ctx.data.read(indices)))
-            trained = await self._ctx.compute(lambda: self._replica.train(sequences, lr, ahead, cancelled, measured))
+            trained = await self._ctx.compute(
+                lambda: self._replica.train(sequences, lr, ahead, cancelled, measured, travelling)
+            )
         except Cancelled:
             self._ctx.events.emit("warning", message=f"round {plan.header.height} was given up: the run is ahead")
             self._took(len(indices), started, done=False)
