@@ -201,7 +201,7 @@ def test_what_was_not_sent_is_sent_later(width: int, sizes: dict[str, int]) -> N
         votes = decode_level(data, schema.results, 1)
         got = torch.zeros(cut.count * cut.size, dtype=torch.float64)
         mine = (votes.positions >= base) & (votes.positions < base + got.numel())
-        got[votes.positions[mine] - base] = votes.values[mine].double() * SMALLEST
+        got[votes.positions[mine] - base] = votes.multiples()[mine].double() * SMALLEST
         expected = torch.zeros_like(residual).scatter_(1, best, sent)
         assert torch.equal(got.view(residual.shape), expected)
         residual = residual - expected
@@ -306,7 +306,7 @@ def test_a_share_of_one_sequence_is_one_step() -> None:
     schema = toy_inner(inner_steps=4, decay=0.0)
     _, engine = replica(schema, 2)
     made = encode(engine, gradients(schema, 2, 0), 0.01)
-    assert decode_level(made[2], schema.results, 2).values.abs().max() > 0
+    assert decode_level(made[2], schema.results, 2).multiples().abs().max() > 0
     assert int(engine.state()["private.step/model.norm.weight"]) == 1
 
 
@@ -323,3 +323,25 @@ def test_a_gradient_whose_square_no_moment_can_hold_is_refused(inner: str) -> No
     with pytest.raises(NonFiniteGradient, match="beyond 1e"):
         engine.train(SEQUENCES, backward, 0.01, 0.01)
     engine.restore(engine.state())
+
+
+def test_results_of_everything_take_two_bytes_a_number_beside_positions_that_peers_share() -> None:
+    """Where a block has zeros, other places count, and only that peer's positions are its own."""
+    schema = toy_inner(chunk=4, topk=16, topk_embeddings=16, orthogonal_lr=1.5)
+    votes = []
+    for seed in range(3):
+        _, engine = replica(schema, 2)
+        payloads = engine._result.compress(PseudoGradient(gradients(schema, 2, seed), 1.0, 0.0))
+        votes.append(decode_level(payloads[2], schema.results, 2))
+    first, second, third = votes
+    assert first.positions is second.positions is third.positions
+    for vote in votes:
+        assert vote.shifts is not None
+        assert vote.values.element_size() + vote.shifts.element_size() == 2
+    _, engine = replica(schema, 2)
+    holed = gradients(schema, 2, 7)
+    holed["model.norm.weight"][0] = 0.0
+    other = decode_level(engine._result.compress(PseudoGradient(holed, 1.0, 0.0))[2], schema.results, 2)
+    assert len(other.positions) == len(first.positions) - 1
+    again = decode_level(payloads[2], schema.results, 2)
+    assert torch.equal(again.positions, first.positions)

@@ -107,7 +107,7 @@ def encoded_again(votes: Votes, results: ResultFormat) -> bytes:
     indices = np.full(layout.entries, UNUSED, np.uint16)
     values = np.zeros(layout.entries, np.float32)
     slots = np.flatnonzero(layout.slot_first)
-    at = dict(zip(votes.positions.tolist(), votes.values.tolist(), strict=True))
+    at = dict(zip(votes.positions.tolist(), votes.multiples().tolist(), strict=True))
     for first, last in zip(slots, [*slots[1:], layout.entries], strict=True):
         base = int(layout.slot_base[first])
         block = next(g.block for g in layout.groups if g.base <= base < g.base + g.blocks * g.block)
@@ -128,8 +128,8 @@ def test_round_trip(bits: int, zeros: float) -> None:
     used = indices != UNUSED
     assert used.any() == (zeros < 1)
     assert votes.positions.tolist() == (level_layout(results, LEVEL).slot_base + indices)[used].tolist()
-    assert votes.values.dtype == torch.int64
-    assert (votes.values.double() * SMALLEST).tolist() == values[used].tolist()
+    assert votes.kind == votes.multiples().dtype == torch.int64
+    assert (votes.multiples().double() * SMALLEST).tolist() == values[used].tolist()
     assert encoded_again(votes, results) == data
 
 
@@ -224,9 +224,12 @@ def test_flipped_bits_are_refused_or_other_votes(data: st.DataObject, bits: int)
     if isinstance(votes, str):
         assert votes.startswith("level 1")
         return
-    assert votes.positions.tolist() != before.positions.tolist() or votes.values.tolist() != before.values.tolist()
+    assert (
+        votes.positions.tolist() != before.positions.tolist()
+        or votes.multiples().tolist() != before.multiples().tolist()
+    )
     assert len(set(votes.positions.tolist())) == len(votes.positions)
-    multiples = {abs(value) // (abs(value) & -abs(value)) for value in votes.values.tolist()}
+    multiples = {abs(value) // (abs(value) & -abs(value)) for value in votes.multiples().tolist()}
     assert multiples <= ({1, 3} if bits == 2 else {1})
-    assert max(map(abs, votes.values.tolist()), default=0) <= 3 * 2 ** (MOST - LEAST)
+    assert max(map(abs, votes.multiples().tolist()), default=0) <= 3 * 2 ** (MOST - LEAST)
     assert encoded_again(votes, results) == bytes(valid)

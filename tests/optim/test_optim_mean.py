@@ -30,7 +30,7 @@ def oracle(votes: Sequence[Votes], divisor: Divisor, rate: float) -> dict[int, n
     """What is subtracted, by position: every operation in unbounded fractions, rounded as IEEE rounds it."""
     kept = defaultdict(list)
     for vote in votes:
-        for position, value in zip(vote.positions.tolist(), vote.values.tolist(), strict=True):
+        for position, value in zip(vote.positions.tolist(), vote.multiples().tolist(), strict=True):
             kept[position].append(value)
     found = {}
     for position, values in kept.items():

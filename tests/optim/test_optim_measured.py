@@ -88,7 +88,7 @@ def test_of_a_lattice_what_rounding_leaves_is_not_carried() -> None:
         whole = sum(float(t.double().square().sum()) for t in own)
         votes = decode_level(trained.payloads[level], schema.results, level)
         flat = torch.cat([t.flatten() for t in own]).double()
-        flat[votes.positions] -= votes.values.double() * 2.0**-40
+        flat[votes.positions] -= votes.multiples().double() * 2.0**-40
         assert found.residual_norm == pytest.approx(float(flat.norm()), rel=1e-4)
         assert found.carried == pytest.approx(1 - float(flat.square().sum()) / whole, rel=1e-4)
 

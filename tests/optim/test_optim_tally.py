@@ -8,7 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aftermath.optim.tally import tally
+from aftermath.optim.codec import Votes
+from aftermath.optim.lattice import LARGEST, LEAST, MOST
+from aftermath.optim.tally import tally, tally_multiples
 
 
 @settings(max_examples=200, deadline=None)
@@ -24,3 +26,40 @@ def test_sums_and_counts_are_those_of_a_dictionary(span: int, votes: list[tuple[
     assert sums.tolist() == [sum(kept[place]) for place in found.tolist()]
     assert counts.tolist() == [len(kept[place]) for place in found.tolist()]
     assert found.dtype == sums.dtype == counts.dtype == torch.int64
+
+
+@st.composite
+def _lattice_votes(draw: st.DrawFn) -> list[Votes]:
+    """Of one to five peers, some of whom have the very same positions; as whole numbers, or in two bytes each."""
+    span = draw(st.integers(1, 60))
+    sets = [
+        torch.tensor(draw(st.permutations(sorted(draw(st.sets(st.integers(0, span - 1)))))), dtype=torch.int64)
+        for _ in range(2)
+    ]
+    found = []
+    for _ in range(draw(st.integers(1, 5))):
+        positions = draw(st.sampled_from(sets))
+        count = len(positions)
+        units = torch.tensor(draw(st.lists(st.sampled_from([-3, -1, 1, 3]), min_size=count, max_size=count)))
+        shifts = torch.tensor(draw(st.lists(st.integers(0, MOST - LEAST), min_size=count, max_size=count)))
+        if draw(st.booleans()):
+            found.append(Votes(0, positions, units.to(torch.int8), shifts.to(torch.uint8)))
+        else:
+            found.append(Votes(0, positions, units.long() << shifts.long()))
+    return found
+
+
+@settings(max_examples=300, deadline=None)
+@given(_lattice_votes(), st.integers(1, LARGEST))
+def test_votes_on_the_lattice_are_counted_as_their_whole_numbers(votes: list[Votes], most: int) -> None:
+    """Few or many, with shared positions or not, in either form; and what is counted is left as it was."""
+    before = [(vote.values.clone(), vote.shifts) for vote in votes]
+    found, sums, counts = tally_multiples(votes, most)
+    kept = defaultdict(list)
+    for vote in votes:
+        for place, value in zip(vote.positions.tolist(), vote.multiples().tolist(), strict=True):
+            kept[place].append(max(-most, min(most, value)))
+    assert found.tolist() == sorted(kept)
+    assert sums.tolist() == [sum(kept[place]) for place in found.tolist()]
+    assert counts.tolist() == [len(kept[place]) for place in found.tolist()]
+    assert all(torch.equal(vote.values, was) for vote, (was, _) in zip(votes, before, strict=True))

@@ -14,7 +14,8 @@ Decided
 - One encoding per set of votes: whatever does not fit it is refused with a sentence, so equal votes have equal hashes.
 - Nothing is allocated from what a peer says: the size is compared with the format's before anything else.
 - A coefficient that is exactly zero is no vote; a float vote is a normal number (no zero, subnormal, NaN, infinity).
-- Lattice votes become whole multiples of the lattice's smallest value, so that their sums are exact.
+- Lattice votes are whole multiples of the lattice's smallest value, so that their sums are exact. A member holds those
+  of many peers at once, so a vote is kept in two bytes, and peers who send everything share one tensor of positions.
 """
 
 from __future__ import annotations
@@ -48,9 +49,20 @@ class Votes:
     level: int
     positions: Tensor  # int64 [n], positions of `optim.layout`, on the CPU
     values: Tensor
-    """Signs: int8 [n] in {-1, +1}. Floats: fp32 [n], finite and not zero. On the lattice: int64 [n], multiples of its
-    smallest value, not zero.
+    """Signs: int8 [n] in {-1, +1}. Floats: fp32 [n], finite and not zero. On the lattice, in multiples of its smallest
+    value and not zero: int64 [n], or int8 [n] that `shifts` moves to the left.
     """
+    shifts: Tensor | None = None  # uint8 [n]
+
+    @property
+    def kind(self) -> torch.dtype:
+        """Of the values, as they count."""
+        return self.values.dtype if self.shifts is None else torch.int64
+
+    def multiples(self) -> Tensor:
+        """A copy of values on the lattice, int64 [n]."""
+        whole = self.values.to(torch.int64, copy=True)
+        return whole if self.shifts is None else whole.bitwise_left_shift_(self.shifts)
 
 
 def encode_level(results: ResultFormat, level: int, indices: NDArray[np.uint16], values: NDArray[np.float32]) -> bytes:
@@ -83,15 +95,12 @@ def decode_level(data: bytes | bytearray | memoryview, results: ResultFormat, le
     indices = _indices(np.frombuffer(data, np.uint8, count=places), layout, level)
     used = indices != UNUSED
     rest = np.frombuffer(data, np.uint8, offset=places)
-    values: NDArray[np.int8] | NDArray[np.float32] | NDArray[np.int64]
-    if results.values is Values.SIGN:
-        values = _signs(rest, used, layout, level)
-    elif results.values is Values.FLOAT:
-        values = _floats(rest, used, layout, level)
-    else:
-        values = _multiples(rest, used, layout, level, results.values.lattice_bits)
-    positions = layout.slot_base[used] + indices[used]
-    return Votes(level, torch.from_numpy(positions), torch.from_numpy(values[used]))
+    positions = layout.positions_of(indices, used)
+    if bits := results.values.lattice_bits:
+        values, shifts = _multiples(rest, used, layout, level, bits)
+        return Votes(level, positions, torch.from_numpy(values[used]), torch.from_numpy(shifts[used]))
+    found = _signs if results.values is Values.SIGN else _floats
+    return Votes(level, positions, torch.from_numpy(found(rest, used, layout, level)[used]))
 
 
 def _places(indices: NDArray[np.uint16], layout: LevelLayout) -> bytes:
@@ -145,8 +154,8 @@ def _plane(
 
 def _multiples(
     data: NDArray[np.uint8], used: NDArray[np.bool_], layout: LevelLayout, level: int, bits: int
-) -> NDArray[np.int64]:
-    """Multiples of the lattice's smallest value for all slots. Raises BadPayload for what is on no lattice."""
+) -> tuple[NDArray[np.int8], NDArray[np.uint8]]:
+    """Values of all slots, and how far each is shifted. Raises BadPayload for what is on no lattice."""
     count, plane = int(layout.slot_first.sum()), plane_bytes(layout.entries)
     exponents, voted = data[:count].view(np.int8), used[layout.slot_first]
     wrong = np.where(voted, (exponents < LEAST) | (exponents > MOST), exponents != 0)
@@ -155,12 +164,12 @@ def _multiples(
         slot = int(np.flatnonzero(layout.slot_first)[block])
         what = f"an exponent that is not from {LEAST} to {MOST}" if voted[block] else "an exponent without votes"
         raise BadPayload(f"{_place(layout, level, slot)}: {what}")
-    signs = _signs(data[count : count + plane], used, layout, level).astype(np.int64)
+    signs = _signs(data[count : count + plane], used, layout, level)
     if bits == 2:
-        signs *= 1 + 2 * _plane(data[count + plane :], used, layout, level, "size")
-    shifts = np.where(voted, exponents.astype(np.int64) - LEAST, 0)
-    multiples: NDArray[np.int64] = signs << shifts[np.cumsum(layout.slot_first) - 1]
-    return multiples
+        signs *= (1 + 2 * _plane(data[count + plane :], used, layout, level, "size")).view(np.int8)
+    shifts = np.where(voted, exponents - LEAST, 0).astype(np.uint8)
+    slots = np.diff(np.flatnonzero(layout.slot_first), append=layout.entries)
+    return signs, np.repeat(shifts, slots)
 
 
 def _floats(data: NDArray[np.uint8], used: NDArray[np.bool_], layout: LevelLayout, level: int) -> NDArray[np.float32]:

@@ -56,7 +56,7 @@ def counted(votes: Votes, schema: Schema, lr: float) -> Tensor:
     if not isinstance(settings, SparseLoCo):
         return votes.values.float()
     most = most_of(settings, lr)
-    return (votes.values.clamp(-most, most).double() * SMALLEST).float()
+    return (votes.multiples().clamp_(-most, most).double() * SMALLEST).float()
 
 
 def _sorted(votes: Votes, schema: Schema, lr: float) -> tuple[Tensor, Tensor]:

@@ -10,8 +10,9 @@ Decided
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
@@ -66,11 +67,27 @@ class LevelLayout:
     parts: tuple[Part, ...]
     slot_base: NDArray[np.int64]  # position of the first coefficient of the slot's block
     slot_first: NDArray[np.bool_]  # is the slot the first of its block
+    _last: list[weakref.ref[Tensor]] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @property
     def entries(self) -> int:
         """Entry slots of the level."""
         return len(self.slot_base)
+
+    def positions_of(self, indices: NDArray[np.uint16], used: NDArray[np.bool_]) -> Tensor:
+        """Positions int64 of the used slots, in their order.
+
+        Where a result has a slot for every coefficient, those of all peers are mostly the same: then they are one
+        tensor, for as long as anybody holds it.
+        """
+        found = torch.from_numpy(self.slot_base[used] + indices[used])
+        if any(group.topk < group.block for group in self.groups):
+            return found
+        last = self._last[0]() if self._last else None
+        if last is not None and torch.equal(last, found):
+            return last
+        self._last[:] = [weakref.ref(found)]
+        return found
 
     def canonical(self, per_group: Sequence[Tensor]) -> Tensor:
         """One tensor [blocks, n] per group, as with n = topk of entry slots, flattened into the canonical order."""

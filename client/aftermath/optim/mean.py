@@ -29,8 +29,10 @@ from aftermath.optim.format import ResultFormat
 from aftermath.optim.lattice import LARGEST, SMALLEST
 from aftermath.optim.layout import LevelLayout, Part, level_layout
 from aftermath.optim.sparseloco import REACH, Divisor, SparseLoCo
-from aftermath.optim.tally import check_votes, tally
+from aftermath.optim.tally import check_votes, tally_multiples
 from aftermath.optim.transform import subtract
+
+_AT_ONCE = 1 << 20  # coefficients divided at once
 
 
 class MeanApply:
@@ -73,11 +75,13 @@ def changes(votes: Sequence[Votes], level: int, settings: SparseLoCo, most: int)
     No value counts more than `most`. Raises ValueError for votes of another level or kind, or of more than 256 peers.
     """
     check_votes(votes, level, torch.int64)
-    given = torch.cat([vote.positions for vote in votes])
-    values = torch.cat([vote.values for vote in votes]).clamp(-most, most)
-    positions, sums, counts = tally(given, values)
+    positions, sums, counts = tally_multiples(votes, most)
     divisors = torch.tensor(_divisors(settings.divisor, len(votes)), dtype=torch.float64)
-    return positions, (sums.double() / divisors[counts] * (settings.outer_lr * SMALLEST)).float()
+    steps = torch.empty(len(sums))
+    for first in range(0, len(sums), _AT_ONCE):
+        own = slice(first, first + _AT_ONCE)
+        steps[own] = sums[own].double() / divisors[counts[own].long()] * (settings.outer_lr * SMALLEST)
+    return positions, steps
 
 
 def placed(

@@ -5,6 +5,8 @@ Decided
 - Integers in int64, so the sums do not depend on the order of peers, on threads or on memory layout; and no more peers
   than the proofs of `optim.exact` and `optim.mean` allow for.
 - Few votes are sorted, many counted place by place: the same integers either way.
+- Votes on the lattice, which may be of every number, are counted peer by peer: what is held beside them does not grow
+  with the number of peers, and peers with the same tensor of positions are added up before any place is looked up.
 """
 
 from __future__ import annotations
@@ -24,8 +26,30 @@ def check_votes(votes: Sequence[Votes], level: int, kind: torch.dtype) -> None:
     """Raises ValueError for votes of another level, of values of another kind, or of more than 256 peers."""
     if len(votes) > MAX_PEERS or any(vote.level != level for vote in votes):
         raise ValueError(f"expected votes of at most {MAX_PEERS} peers on level {level}")
-    if any(vote.values.dtype != kind for vote in votes):
+    if any(vote.kind != kind for vote in votes):
         raise ValueError("votes of another kind than the result format's")
+
+
+def tally_multiples(votes: Sequence[Votes], most: int) -> tuple[Tensor, Tensor, Tensor]:
+    """What `tally` gives for votes on the lattice (at least one peer's), of which none counts more than `most`."""
+    span = 1 + max(int(vote.positions.max()) if len(vote.positions) else -1 for vote in votes)
+    if sum(len(vote.positions) for vote in votes) * _DENSE <= span:
+        whole = torch.cat([vote.multiples() for vote in votes]).clamp_(-most, most)
+        return tally(torch.cat([vote.positions for vote in votes]), whole)
+    alike: dict[int, list[Votes]] = {}
+    for vote in votes:
+        alike.setdefault(id(vote.positions), []).append(vote)
+    sums, counts = torch.zeros(span, dtype=torch.int64), torch.zeros(span, dtype=torch.int16)
+    for same in alike.values():
+        positions, total = same[0].positions, same[0].multiples().clamp_(-most, most)
+        for vote in same[1:]:
+            total += vote.multiples().clamp_(-most, most)
+        sums.index_add_(0, positions, total)
+        counts.index_add_(0, positions, torch.full((), len(same), dtype=torch.int16).expand(len(positions)))
+    found = counts.nonzero().flatten()
+    if len(found) == span:
+        return found, sums, counts
+    return found, sums[found], counts[found]
 
 
 def tally(positions: Tensor, integers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
