@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import httpx
 import pytest
 
 from aftermath.run.committee import quorum, witnesses
 from aftermath.run.errors import ChainUnavailable
 from aftermath.run.state import RunState
+from aftermath.sim.road import Road
 from aftermath.sim.simulation import Simulation, play
 
 
@@ -77,6 +79,41 @@ def test_rpc_down_over_the_end_of_a_cooldown_leaves_no_model_unattested(
 
     sim = play(tmp_path, story, cooldown_time=10, total_steps=18)
     assert sim.check() == 63
+
+
+def test_nodes_that_take_no_transactions_for_a_while_cost_little_more_than_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They answer all else, when a warm-up waits for dead members. There is no outage after which to be patient."""
+    deaf, answer = [False], Road.handle_async_request
+
+    async def handled(self: Road, request: httpx.Request) -> httpx.Response:
+        if deaf[0] and b'"sendTransaction"' in await request.aread():
+            return httpx.Response(500, content=b"no")
+        return await answer(self, request)
+
+    monkeypatch.setattr(Road, "handle_async_request", handled)
+    took = []
+
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 0, 1, 2)]
+        await sim.until(lambda run: run.state is RunState.WAITING_FOR_MEMBERS and sim.members.pending == 0b1111)
+        for player in players[2:]:
+            await sim.kill(player)
+        await sim.until(lambda run: run.state is RunState.WARMUP)
+        await asyncio.sleep(50)
+        assert sim.run.state is RunState.WARMUP
+        deaf[0] = True
+        await asyncio.sleep(30)
+        deaf[0] = False
+        healed = sim.now
+        await sim.until(lambda run: run.state.training)
+        took.append(sim.now - healed)
+        await sim.until(lambda run: run.epoch == 1)
+
+    sim = play(tmp_path, story, warmup_time=60, min_clients=2, init_min_clients=4)
+    assert took[0] < 15
+    sim.check(dropped=sim.players[2:])
 
 
 def test_rpc_down_in_warm_up(tmp_path: Path) -> None:

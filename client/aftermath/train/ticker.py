@@ -66,11 +66,8 @@ class Ticker:
             self._allowed_in, self._allowances = run.seq, 0
         self._allowances += 1
         if self._allowances <= _ALLOWANCES:
-            self._be_patient(run, deadline, returned)
-
-    def _be_patient(self, run: Run, deadline: int, since: float) -> None:
-        grace = min(max(float(deadline - run.state_started_at), _LEAST_GRACE), _MOST_GRACE)
-        self._not_before = since + grace
+            grace = min(max(float(deadline - run.state_started_at), _LEAST_GRACE), _MOST_GRACE)
+            self._not_before = returned + grace
 
     async def _tick(self, run: Run, deadline: int) -> None:
         try:
@@ -80,5 +77,5 @@ class Ticker:
                 await self._chain.tick()
         except ChainRefused:
             await self._clock.sleep(_LOOK_AGAIN / 2)  # a little early, or somebody else ticked
-        except ChainUnavailable:
-            self._be_patient(run, deadline, self._clock.monotonic())
+        except ChainUnavailable:  # if it was an outage, patience begins at its end
+            self._not_before = max(self._not_before, self._clock.monotonic() + _LEAST_GRACE)
