@@ -1,4 +1,4 @@
-"""How many bytes of tensors a member holds at most while it trains, per tier of the two recipe models.
+"""How many bytes of tensors a member holds at most while it trains, per tier of the recipes' models.
 
 Usage: python benchmarks/memory.py [--json]
 
@@ -8,6 +8,9 @@ the same tensors, and some hundred MB of its own (its context, the libraries' wo
 counted here. `state` is 16 bytes for each parameter the tier holds; what the peak has beyond it are activations. One
 and two layers are measured, and the peak of all of them lies on the straight line through both, since every layer
 holds the same (`layer`).
+
+`sent` is the light recipe's model with the demonstration's optimizer, where every number is sent: what its members hold
+most of are the results of eight that are applied together.
 """
 
 from __future__ import annotations
@@ -35,9 +38,14 @@ from aftermath.run.config import parse_config
 from aftermath.train.replica import Replica
 
 ROOT = Path(__file__).parents[1]
-CONFIGS = {"light": "light-config.toml", "test": "config.toml"}
+CONFIGS = {"light": "light-config.toml", "test": "config.toml", "sent": "light-config.toml"}
 TIERS = 3
-STATE_BYTES = 16  # weight, gradient, delta and the copy during the look-ahead, in fp32
+STATE_BYTES = {"light": 16, "test": 16, "sent": 24}
+"""For each parameter, in fp32: weight, gradient, delta and the copy during the look-ahead; with inner steps the moments
+and the copy at their start in place of that.
+"""
+MEMBERS = {"light": 1, "test": 1, "sent": 8}
+TABLE = re.compile(r"^\[model\.LLM\.optimizer\.\w+\]\n(?:[^\[\n][^\n]*\n)*", re.MULTILINE)
 
 
 class LiveBytes(TorchDispatchMode):
@@ -79,6 +87,13 @@ def shape_of_recipe(model: str) -> dict[str, int]:
     return {name: int(number) for name, number in re.findall(r"--([a-z-]+) (\d+)", found[1])}
 
 
+def optimizer_of_the_demo() -> str:
+    """The table of its config."""
+    found = TABLE.search((ROOT / "config" / "demo" / "config.toml").read_text())
+    assert found, "the demonstration's config has another form"
+    return found[0]
+
+
 def peak(model: str, tier: int, layers: int) -> tuple[int, int]:
     """(parameters, most bytes at once) of a tier of the recipe's model with so many of its layers."""
     sizes = shape_of_recipe(model)
@@ -93,7 +108,10 @@ def peak(model: str, tier: int, layers: int) -> tuple[int, int]:
     text = (ROOT / "config" / "solana-test" / CONFIGS[model]).read_text()
     with tempfile.TemporaryDirectory() as place:
         (Path(place) / "config.json").write_text(json.dumps(document))
-        run = parse_config(text.replace(f'"runs/{model}/model"', json.dumps(place)), CONFIGS[model])
+        if model == "sent":
+            text = TABLE.sub(optimizer_of_the_demo(), text)
+        recipe = "light" if model == "sent" else model
+        run = parse_config(text.replace(f'"runs/{recipe}/model"', json.dumps(place)), CONFIGS[model])
         schema = shape_of(run).schema
     config = LlamaConfig.from_hf(document)
     tokens = torch.randint(VOCAB_SIZE, (2, run.llm.max_seq_len), generator=torch.Generator().manual_seed(0))
@@ -111,7 +129,10 @@ def peak(model: str, tier: int, layers: int) -> tuple[int, int]:
         )
         del weights
         trained = replica.train(tokens, 1e-3, 1e-3, threading.Event())
-        votes = {level: [decode_level(data, schema.results, level)] for level, data in trained.payloads.items()}
+        votes = {
+            level: [decode_level(data, schema.results, level) for _ in range(MEMBERS[model])]
+            for level, data in trained.payloads.items()
+        }
         replica.apply(votes, 1e-3)
     return schema.state.parameters(tier), live.peak
 
@@ -123,7 +144,7 @@ def of_tier(model: str, tier: int) -> dict[str, int]:
     parameters += further * (more - parameters)
     return {
         "parameters": parameters,
-        "state": STATE_BYTES * parameters,
+        "state": STATE_BYTES[model] * parameters,
         "peak": most + further * (higher - most),
         "layer": higher - most,
     }
