@@ -3,8 +3,9 @@
 
 Runs the real thing: the embedded chain, the real commands, one process per member over QUIC. The reference is the
 round's own training time in the same run: what a round takes beyond its slowest member's training is the protocol's
-overhead. All members share this machine's cores, so training times grow with the number of members. With `--overlap 0`
-results travel, and are attested, after the round's training and not during the next one's.
+overhead. All members share this machine's cores, so training times grow with the number of members. The run is the
+demonstration's: with its overlap of 0 results travel, and are attested, after the round's training; with `--overlap 1`
+during the next one's.
 
 Example: python benchmarks/round.py --members 3 8 --json
 """
@@ -34,7 +35,7 @@ STEPS = 16
 SKIPPED = 3  # rounds at the start of an epoch, which also warm caches
 
 
-def measure(members: int, overlap: int, place: Path) -> dict[str, Any]:
+def measure(members: int, overlap: int | None, place: Path) -> dict[str, Any]:
     """One run with so many members; medians over rounds and members, in milliseconds."""
     places = Places(place)
     prepare_files(places)
@@ -53,9 +54,10 @@ def measure(members: int, overlap: int, place: Path) -> dict[str, Any]:
     return findings(members, [read_events(places.events(name)) for name in names])
 
 
-def short(config: str, members: int, overlap: int) -> str:
-    """The demonstration's configuration for so many members, few steps and this overlap."""
-    for key, value in {"init_min_clients": members, "total_steps": STEPS, "overlap": overlap}.items():
+def short(config: str, members: int, overlap: int | None) -> str:
+    """The demonstration's configuration for so many members, few steps and this overlap, if one is given."""
+    changes = {"init_min_clients": members, "total_steps": STEPS} | ({} if overlap is None else {"overlap": overlap})
+    for key, value in changes.items():
         config, found = re.subn(rf"^{key} = \d+$", f"{key} = {value}", config, flags=re.MULTILINE)
         if found != 1:
             raise DemoFailed(f"the demonstration's configuration does not set {key} once")
@@ -131,7 +133,7 @@ def milliseconds(seconds: list[float]) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--members", type=int, nargs="+", default=[3, 8], help="sizes to measure (default 3 8)")
-    parser.add_argument("--overlap", type=int, choices=(0, 1), default=1, help="of the runs (default %(default)d)")
+    parser.add_argument("--overlap", type=int, choices=(0, 1), help="of the runs (default: the demonstration's)")
     parser.add_argument("--json", action="store_true", help="print one JSON object, by size")
     chosen = parser.parse_args()
     report = {}
