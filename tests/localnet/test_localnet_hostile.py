@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import socket as sockets
+import struct
 from typing import Any
 
 import aiohttp
@@ -149,6 +150,22 @@ async def test_websocket_on_the_rpc_port_too() -> None:
             pass
         assert answer["result"] is True
     await running.close()
+
+
+async def test_who_leaves_during_the_handshake_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    running = await serve(LocalnetConfig(rpc_port=0))
+    loop = asyncio.get_running_loop()
+    for _ in range(20):
+        hasty = sockets.socket()
+        hasty.setsockopt(sockets.SOL_SOCKET, sockets.SO_LINGER, struct.pack("ii", 1, 0))
+        hasty.setblocking(False)
+        await loop.sock_connect(hasty, ("127.0.0.1", running.rpc_port))
+        await loop.sock_sendall(hasty, UPGRADE)
+        hasty.close()
+        assert (await rpc(running.rpc_url, "getHealth"))["result"] == "ok"
+    assert not running._connections
+    await running.close()
+    assert caplog.text == ""
 
 
 async def test_a_lagging_subscriber_is_cut_off_and_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -258,8 +258,9 @@ class RpcPool:
         log.debug("RPC endpoint %s: %s", node.endpoint.shown, node.last_error)
         if node.failures < FAILURES_BEFORE_LEAVING:
             return
-        if node.leave.until <= now:
+        if node.failures == FAILURES_BEFORE_LEAVING:
             log.warning("RPC endpoint %s does not answer (%s)", node.endpoint.shown, node.last_error)
+        if node.leave.until <= now:
             node.verified = False
             node.leave.until = now + node.leave.seconds
 
