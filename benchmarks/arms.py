@@ -30,7 +30,7 @@ from aftermath.lab.course import Course
 from aftermath.lab.recipe import recipe_of
 from aftermath.lab.settings import OVERLAPS, LabSettings
 from aftermath.lab.start import start
-from aftermath.model.config import LlamaConfig
+from aftermath.model.architectures import config_of
 from aftermath.model.initial import init_weights
 from aftermath.model.store import write_checkpoint
 from aftermath.optim.schema import build_schema
@@ -136,7 +136,7 @@ def prepare(root: Path, size: str, seed: int) -> dict[str, Path]:
         for side, name in zip(sides, ("data_path", "held_out_path"), strict=True):
             tokenise(side, places[name], byte_tokenizer(), token_bytes=2)
     if not places["model"].exists():
-        config = LlamaConfig.from_hf(model_of(size))
+        config = config_of(model_of(size))
         write_checkpoint(places["model"], init_weights(config, seed), config, tier=0, companions={})
     return places
 
@@ -159,7 +159,7 @@ def result_bytes(training: Training) -> tuple[int, int]:
     nowhere = {name: Path(name) for name in ("model", "data_path")}
     agreed = recipe_of(settings_of(training, nowhere)).agreed
     config = model_of(training.size)
-    parameters = sum(math.prod(shape) for shape in LlamaConfig.from_hf(config).parameter_shapes(0).values())
+    parameters = sum(math.prod(shape) for shape in config_of(config).parameter_shapes(0).values())
     return (build_schema(config, 1, agreed).results.result_bytes() if agreed else 0), parameters
 
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from aftermath.model.config import LlamaConfig
+from aftermath.model.architectures import config_of
 from arms import Arm, Training, arms, kept, missing, model_of, runs_of
 from worth import SIZES, run
 
@@ -109,7 +109,7 @@ def recovered(gains: Sequence[Mapping[str, Any]], size: str) -> float | None:
     by_arm = {one["with"]: one["gain"] for one in gains if one["without"] == "alone"}
     if not {"mixed", "three-large"} <= by_arm.keys() or by_arm["three-large"] <= 0:
         return None
-    config = LlamaConfig.from_hf(model_of(size))
+    config = config_of(model_of(size))
     large, *small = (sum(map(math.prod, config.parameter_shapes(tier).values())) for tier in (0, 1, 2))
     return round(by_arm["mixed"] / sum(small) / (by_arm["three-large"] / (2 * large)), 3)
 

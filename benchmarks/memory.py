@@ -32,7 +32,7 @@ from torch.utils._pytree import tree_leaves
 
 from aftermath.cli.schema import shape_of
 from aftermath.data.bytelevel import VOCAB_SIZE
-from aftermath.model.config import LlamaConfig
+from aftermath.model.architectures import config_of
 from aftermath.optim.codec import decode_level
 from aftermath.run.config import parse_config
 from aftermath.train.replica import Replica
@@ -113,7 +113,7 @@ def peak(model: str, tier: int, layers: int) -> tuple[int, int]:
         recipe = "light" if model == "sent" else model
         run = parse_config(text.replace(f'"runs/{recipe}/model"', json.dumps(place)), CONFIGS[model])
         schema = shape_of(run).schema
-    config = LlamaConfig.from_hf(document)
+    config = config_of(document)
     tokens = torch.randint(VOCAB_SIZE, (2, run.llm.max_seq_len), generator=torch.Generator().manual_seed(0))
     live = LiveBytes()
     with live:

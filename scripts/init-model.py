@@ -18,7 +18,8 @@ from aftermath.cli.describe import limits
 from aftermath.cli.present import Result
 from aftermath.cli.script import Arguments, run, whole_number
 from aftermath.data.bytelevel import END_TOKEN, VOCAB_SIZE, byte_tokenizer
-from aftermath.model.config import MAX_TIERS, LlamaConfig
+from aftermath.model.arch.llama_config import LlamaConfig
+from aftermath.model.config import MAX_TIERS
 from aftermath.model.documents import CheckpointError
 from aftermath.model.initial import init_weights
 from aftermath.model.store import write_checkpoint

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from solders.hash import Hash
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 from solders.rpc.requests import RequestAirdrop
@@ -24,9 +25,11 @@ from aftermath.chain.endpoints import Endpoint
 from aftermath.chain.fees import transaction_fee
 from aftermath.chain.funds import ensure_funds
 from aftermath.chain.member import SolanaMember
+from aftermath.chain.options import open_pool
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.sender import MAX_UNITS, Sender
 from aftermath.chain.wallet import Wallet
+from aftermath.cli.options import ClusterOptions
 from aftermath.programs import AUTHORIZER_SO
 from aftermath.run.errors import ChainRefused
 from chain.faults import answer
@@ -49,6 +52,23 @@ async def drain(place: Place, wallet: Wallet) -> None:
     gift = TransferParams(from_pubkey=wallet.pubkey, to_pubkey=Pubkey.new_unique(), lamports=spare)
     await Sender(place.pool, wallet, errors={}).send([transfer(gift)])
     assert await balance(place.pool, wallet.pubkey) == await rent(place.pool, 0)
+
+
+async def test_equal_transactions_of_two_processes_that_meet_one_blockhash_are_two(
+    embedded: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is paused, resumed and paused within a slot is paused."""
+    recent, taker = await Sender(embedded.pool, embedded.wallet, errors={}).blockhash(), Pubkey.new_unique()
+
+    async def same(_: Sender) -> tuple[Hash, int]:
+        return recent
+
+    monkeypatch.setattr(Sender, "blockhash", same)
+    gift = TransferParams(from_pubkey=embedded.wallet.pubkey, to_pubkey=taker, lamports=10**6)
+    for number in (1, 2):
+        async with open_pool(ClusterOptions(rpc=embedded.pool.endpoints[0].http), patience=20) as pool:
+            await Sender(pool, embedded.wallet, errors={}).send([transfer(gift)])
+        assert await balance(embedded.pool, taker) == number * 10**6
 
 
 async def asked(sender: Sender, error: ChainRefused) -> int:

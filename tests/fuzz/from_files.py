@@ -23,7 +23,9 @@ from aftermath.localnet.rpc import Rpc
 from aftermath.localnet.subscriptions import Subscriptions
 from aftermath.localnet.timing import VirtualTime
 from aftermath.model import manifest as manifests
-from aftermath.model.config import LlamaConfig, ModelConfigError
+from aftermath.model.arch.llama_config import LlamaConfig
+from aftermath.model.architectures import config_of
+from aftermath.model.config import ModelConfigError
 from aftermath.model.documents import CheckpointError, hf_config, read_index
 from aftermath.model.initial import init_weights
 from aftermath.model.levels import SchemaError
@@ -48,7 +50,7 @@ def model_configs() -> tuple[list[bytes], Decode]:
     plain = {k: v for k, v in CONFIG.to_hf().items() if not k.startswith("matformer")}
     ropes = [{"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, {"eos_token_id": [1, 2]}, {}]
     seeds = [json.dumps({**plain, **more}).encode() for more in ropes] + [json.dumps(CONFIG.to_hf(1)).encode()]
-    return seeds, through_file("config.json", lambda path: LlamaConfig.from_hf(hf_config(path)))
+    return seeds, through_file("config.json", lambda path: config_of(hf_config(path)))
 
 
 def weights() -> tuple[list[bytes], Decode]:

@@ -17,8 +17,8 @@ from urllib.parse import unquote, urlsplit
 
 import torch
 
+from aftermath.model.arch.llama_config import LlamaConfig
 from aftermath.model.checkpoint import load
-from aftermath.model.config import LlamaConfig
 from aftermath.model.hub import download
 from aftermath.model.initial import init_weights
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from aftermath.model.config import LlamaConfig
+from aftermath.model.arch.llama_config import LlamaConfig
 from aftermath.model.initial import init_weights
 from aftermath.model.store import write_checkpoint
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from aftermath.model.arch.llama_config import LlamaConfig
 from aftermath.model.checkpoint import find, load, load_config
-from aftermath.model.config import LlamaConfig, ModelConfigError, WidthNotDivisible
+from aftermath.model.config import ModelConfigError, WidthNotDivisible
 from aftermath.model.documents import CheckpointError
 from aftermath.model.export import export_tiers
 from aftermath.model.initial import init_weights

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from aftermath.model.config import LlamaConfig
+from aftermath.model.arch.llama import Llama
+from aftermath.model.arch.llama_config import LlamaConfig
 from aftermath.model.generate import Draft, generate
 from aftermath.model.initial import init_weights
-from aftermath.model.llama import Llama
 
 torch.set_num_threads(1)
 

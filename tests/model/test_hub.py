@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from aftermath.model.config import LlamaConfig
+from aftermath.model.arch.llama_config import LlamaConfig
 from aftermath.model.documents import CheckpointError, hf_config
 from aftermath.model.hub import download_config, upload
 from aftermath.model.initial import init_weights

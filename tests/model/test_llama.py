@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from aftermath.model.config import LlamaConfig
+from aftermath.model.arch.llama import Llama, rotary, rotate
+from aftermath.model.arch.llama_config import LlamaConfig
 from aftermath.model.initial import init_weights
-from aftermath.model.llama import Llama, rotary, rotate
 
 torch.set_num_threads(1)
 

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 
+from aftermath.model.arch.llama import Llama
+from aftermath.model.arch.llama_config import LlamaConfig
 from aftermath.model.checkpoint import load_config
-from aftermath.model.config import LlamaConfig, ModelConfigError
+from aftermath.model.config import ModelConfigError
 from aftermath.model.initial import init_weights
-from aftermath.model.llama import Llama
 from aftermath.model.store import write_checkpoint
 from model.record_logits import CHANGES, KEPT, LOGITS, PLAIN, SEED, document, tokens
 

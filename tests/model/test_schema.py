@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 
-from aftermath.model.config import LlamaConfig, ModelConfigError, WidthNotDivisible, stored_tier
+from aftermath.model.arch.llama_config import LlamaConfig
+from aftermath.model.architectures import config_of
+from aftermath.model.config import ModelConfigError, WidthNotDivisible, stored_tier
 from aftermath.model.schema import SchemaError, StateSchema, state_schema
 
 HF: dict[str, Any] = {
@@ -88,7 +90,7 @@ def test_the_stored_tier_is_inferred(keys: dict[str, Any], expected: tuple[int, 
 )
 def test_a_contradictory_or_foreign_config_is_a_sentence(keys: dict[str, Any]) -> None:
     with pytest.raises(ModelConfigError, match=r"config\.json: \w"):
-        LlamaConfig.from_hf(HF | keys)
+        config_of(HF | keys)
 
 
 def test_newer_rope_parameters_are_read() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from aftermath.model import segments
-from aftermath.model.config import LlamaConfig
+from aftermath.model.arch.llama_config import LlamaConfig
 from aftermath.model.initial import init_weights
 from aftermath.model.schema import StateSchema, state_schema
 from aftermath.model.segments import SegmentError, level_hash, segment_bytes, view, write_segment

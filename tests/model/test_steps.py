@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from aftermath.model.arch.llama_config import LlamaConfig
 from aftermath.model.checkpoint import load
-from aftermath.model.config import LlamaConfig
 from aftermath.model.documents import CheckpointError
 from aftermath.model.initial import init_weights
 from aftermath.model.steps import is_removable, prune, saved_steps

@@ -13,8 +13,8 @@ import torch
 from safetensors import SafetensorError
 
 from aftermath.model import store
+from aftermath.model.arch.llama_config import LlamaConfig
 from aftermath.model.checkpoint import load, load_config
-from aftermath.model.config import LlamaConfig
 from aftermath.model.documents import CheckpointError
 from aftermath.model.initial import init_weights
 from aftermath.model.steps import saved_steps

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from aftermath.model.config import LlamaConfig
-from aftermath.model.llama import Llama
+from aftermath.model.arch.llama import Llama
+from aftermath.model.arch.llama_config import LlamaConfig
 from aftermath.optim.muon import Muon, MuonSettings, hidden_matrices
 from aftermath.optim.orthogonal import polar_express
 

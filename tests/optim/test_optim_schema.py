@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aftermath.model.config import LlamaConfig, ModelConfigError
+from aftermath.model.arch.llama_config import LlamaConfig
+from aftermath.model.config import ModelConfigError
 from aftermath.model.levels import SchemaError
 from aftermath.optim.distro import Distro
 from aftermath.optim.schema import Schema, build_schema

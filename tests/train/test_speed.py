@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from aftermath.model.config import LlamaConfig
+from aftermath.model.arch.llama_config import LlamaConfig
 from aftermath.sim.clock import InlineWorker, run_virtual
 from aftermath.sim.tiny import CONFIG
 from aftermath.train import speed

@@ -5,6 +5,7 @@ Decided: a mistake names the option as it is typed.
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 from typing import Protocol
 
@@ -50,7 +51,7 @@ def open_pool(choice: ClusterChoice, *, patience: float) -> RpcPool:
     for http, ws, flag in pairs:
         if ws and not http:
             raise UsageError(f"{flag} was given without {flag.replace('ws-', '')}", "give both, or neither")
-    return RpcPool([endpoint(http, ws) for http, ws, _ in pairs if http], patience=patience)
+    return RpcPool([endpoint(http, ws) for http, ws, _ in pairs if http], patience=patience, seed=secrets.randbits(32))
 
 
 def coordinator_id(choice: ClusterChoice) -> Pubkey | None:

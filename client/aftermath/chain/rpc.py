@@ -88,7 +88,8 @@ class _Cluster:
 
 class RpcPool:
     """Calls that survive the loss of a node. `patience`: seconds for which a call that gets no answer is tried again;
-    `attempt`: seconds for one try; `wire`: what carries the calls (the machine's network).
+    `attempt`: seconds for one try; `wire`: what carries the calls (the machine's network). `seed` should be another in
+    every process: it draws when the next try begins.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class RpcPool:
             )
         self.wire = wire or Internet()
         self._nodes = [_Node(e, HttpNode(e.http, self.wire.http())) for e in endpoints]
-        self._random = random.Random(seed)
+        self.seed, self._random = seed, random.Random(seed)
         self._cluster = _Cluster()
         self.patience = patience
         self.attempt = attempt

@@ -5,7 +5,7 @@ Decided: a wallet that cannot pay is given test money where the network has some
 sum. Every transaction is simulated first (that is also its preflight, so a refusal costs nothing); the limit is
 what the simulation used plus 10 % plus the `headroom` the caller knows of, because the state may advance in between
 (the last witness closes the round). Two calls with equal content must not become one transaction, so a counter is
-hidden in the compute limit.
+hidden in the compute limit; it begins with the pool's seed, since two commands may meet one blockhash.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Sender:
         self.slot = 0  # the newest slot one of our transactions landed in; later reads must not be older
         self._errors = errors
         self._cap = max_priority_fee
-        self._count = 0
+        self._count = pool.seed
 
     async def send(
         self, instructions: Sequence[Instruction], *, signers: Sequence[Keypair] = (), headroom: int = 0

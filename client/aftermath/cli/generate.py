@@ -49,7 +49,7 @@ def generate(
     from aftermath.model.checkpoint import load, load_config
     from aftermath.model.generate import Draft
     from aftermath.model.generate import generate as write
-    from aftermath.model.llama import Llama
+    from aftermath.model.network import LanguageModel
     from aftermath.model.text import Prompt, load_tokenizer
     from aftermath.train.replica import pick_device
 
@@ -58,8 +58,8 @@ def generate(
     begun = Prompt(prompt, tokens, tokenizer)
     begun.check(config.vocab_size)
 
-    def of_tier(number: int) -> Llama:
-        return Llama.of(config, number, load(place, number)).to(chosen)
+    def of_tier(number: int) -> LanguageModel:
+        return config.build(number, load(place, number)).to(chosen)
 
     large = of_tier(tier)
     draft = Draft(of_tier(draft_tier), draft_tokens or DRAFT_TOKENS) if draft_tier is not None else None

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from aftermath.model.config import LlamaConfig, stored_tier
+from aftermath.model.architectures import config_of
+from aftermath.model.config import stored_tier
 from aftermath.model.resolve import load_hf_config
 from aftermath.optim.agreed import agreed_schema
 from aftermath.optim.schema import Schema
@@ -113,7 +114,7 @@ def _not_fitting(config: RunConfig, document: Mapping[str, Any]) -> Iterator[Mis
             (*_LLM, "checkpoint", CheckpointKind(place["kind"]).name.title()),
             f"checkpoint {place['repo']} is a slice of tier {stored}, without what tier 0 holds; use the full one",
         )
-    positions = LlamaConfig.from_hf(document).max_position_embeddings
+    positions = config_of(document).max_position_embeddings
     if config.llm.max_seq_len > positions:
         yield (
             (*_LLM, "max_seq_len"),

@@ -18,7 +18,6 @@ from aftermath.lab.held_out import loss_on
 from aftermath.model.checkpoint import load
 from aftermath.model.checkpoint import load_config as load_model_config
 from aftermath.model.generate import generate
-from aftermath.model.llama import Llama
 from aftermath.model.steps import saved_steps
 from aftermath.model.text import load_tokenizer
 from aftermath.run.config import load_config
@@ -49,7 +48,7 @@ def outcomes(places: Places) -> Iterator[Outcome]:
     config, tokenizer = load_model_config(newest), load_tokenizer(newest)
     sequences = held_out(places, config.vocab_size)
     for tier in TIERS:
-        model = Llama.of(config, tier, load(newest, tier, "universal"))
+        model = config.build(tier, load(newest, tier, "universal"))
         said = generate(
             model,
             tokenizer.encode(PROMPT).ids,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from aftermath.lab.recipe import Recipe
 from aftermath.lab.trainer import Stepped, below, on_cpu, take_weights
-from aftermath.model.llama import Llama
+from aftermath.model.network import LanguageModel
 from aftermath.optim.clip import NonFiniteGradient, clip_gradients, refuse_beyond
 from aftermath.optim.moments import moments, take_moments
 from aftermath.optim.muon import Muon, MuonSettings
@@ -27,7 +27,7 @@ _WEIGHTS, _OPTIMIZER = "weights/", "optimizer/"
 class Alone:
     """A model and its optimizer. `rate` is the learning rate of a step."""
 
-    def __init__(self, model: Llama, optimizer: torch.optim.Optimizer, recipe: Recipe) -> None:
+    def __init__(self, model: LanguageModel, optimizer: torch.optim.Optimizer, recipe: Recipe) -> None:
         self._model, self._optimizer = model, optimizer
         self._rate: Callable[[int], float] = recipe.rate
         self._micro, self._clip = recipe.micro_batch, recipe.clip
@@ -59,7 +59,7 @@ class Alone:
     def check(self) -> None:
         """There is nothing to compare with."""
 
-    def models(self) -> Mapping[int, Llama]:
+    def models(self) -> Mapping[int, LanguageModel]:
         """The one."""
         return {self._model.tier: self._model}
 
@@ -73,7 +73,7 @@ class Alone:
         take_moments(self._optimizer, self._params, below(state, _OPTIMIZER))
 
 
-def optimizer_for(model: Llama, recipe: Recipe) -> torch.optim.Optimizer:
+def optimizer_for(model: LanguageModel, recipe: Recipe) -> torch.optim.Optimizer:
     """AdamW or Muon, as the recipe says."""
     params, numbers = dict(model.named_parameters()), recipe.numbers
     if recipe.optimizer == "muon":

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from aftermath.data.local import TokenFiles
-from aftermath.model.llama import Llama
+from aftermath.model.network import LanguageModel
 
 _BATCH = 32  # sequences in a pass
 
@@ -22,7 +22,7 @@ def spread(data: TokenFiles, count: int) -> Tensor:
 
 
 @torch.no_grad()
-def loss_on(model: Llama, sequences: Tensor) -> float:
+def loss_on(model: LanguageModel, sequences: Tensor) -> float:
     """Mean cross-entropy in nats per token."""
     device = next(model.parameters()).device
     parts = sequences.split(_BATCH)

@@ -20,8 +20,7 @@ from aftermath.lab.recipe import Recipe
 from aftermath.lab.together import Together
 from aftermath.lab.trainer import Trainer
 from aftermath.model.checkpoint import load, load_config
-from aftermath.model.config import LlamaConfig
-from aftermath.model.llama import Llama
+from aftermath.model.config import ModelConfig
 from aftermath.optim.schema import build_schema
 from aftermath.run.errors import UsageError
 from aftermath.train.replica import Replica
@@ -31,7 +30,7 @@ from aftermath.train.replica import Replica
 class Start:
     """Everything at its beginning."""
 
-    config: LlamaConfig
+    config: ModelConfig
     trainer: Trainer
     data: TokenFiles
     held_out: Tensor | None
@@ -63,10 +62,10 @@ def start(recipe: Recipe, device: torch.device) -> Start:
     return Start(config, _trainer(recipe, config, weights, device), data, held_out, bound)
 
 
-def _trainer(recipe: Recipe, config: LlamaConfig, weights: dict[str, Tensor], device: torch.device) -> Trainer:
+def _trainer(recipe: Recipe, config: ModelConfig, weights: dict[str, Tensor], device: torch.device) -> Trainer:
     if recipe.agreed is None:
         (tier,) = recipe.tiers
-        model = Llama.of(config, tier, {name: tensor.to(device) for name, tensor in weights.items()})
+        model = config.build(tier, {name: tensor.to(device) for name, tensor in weights.items()})
         return Alone(model, optimizer_for(model, recipe), recipe)
     schema = build_schema(config.to_hf(), recipe.levels, recipe.agreed)
     replicas = [
@@ -84,7 +83,7 @@ def _trainer(recipe: Recipe, config: LlamaConfig, weights: dict[str, Tensor], de
     return Together(replicas, recipe.rate, recipe.overlap)
 
 
-def _cut(config: LlamaConfig, tier: int, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _cut(config: ModelConfig, tier: int, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A member's own copy of its tier, out of a larger one's tensors."""
     shapes = config.parameter_shapes(tier)
     return {name: weights[name][tuple(map(slice, shape))].clone() for name, shape in shapes.items()}

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from aftermath.lab.trainer import Stepped, below, on_cpu, take_weights
 from aftermath.model.documents import CheckpointError
-from aftermath.model.llama import Llama
+from aftermath.model.network import LanguageModel
 from aftermath.optim.clip import NonFiniteGradient
 from aftermath.optim.codec import decode_level
 from aftermath.optim.engine import Trained
@@ -103,7 +103,7 @@ class Together:
         """Raises ReplicasDiffer."""
         self.hashes()
 
-    def models(self) -> Mapping[int, Llama]:
+    def models(self) -> Mapping[int, LanguageModel]:
         """One of each tier that takes part, the largest first."""
         return {replica.tier: replica.model for replica in sorted(self.replicas, key=lambda replica: replica.tier)}
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from aftermath.model.documents import CheckpointError
-from aftermath.model.llama import Llama
+from aftermath.model.network import LanguageModel
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Trainer(Protocol):
     def check(self) -> None:
         """Raise if replicas differ that have to be equal."""
 
-    def models(self) -> Mapping[int, Llama]:
+    def models(self) -> Mapping[int, LanguageModel]:
         """One model of each tier that takes part."""
 
     def state(self) -> dict[str, Tensor]:

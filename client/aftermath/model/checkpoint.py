@@ -15,7 +15,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from aftermath.model.config import LlamaConfig, stored_tier
+from aftermath.model.architectures import config_of
+from aftermath.model.config import ModelConfig, stored_tier
 from aftermath.model.documents import CheckpointError, Strategy, hf_config, read_limited
 from aftermath.model.manifest import (
     MANIFEST_FILE,
@@ -34,14 +35,14 @@ log = logging.getLogger(__name__)
 class Source:
     """Files that hold one tier (0: the full model) of a model."""
 
-    config: LlamaConfig  # of the full model
+    config: ModelConfig  # of the full model
     stored: int
     weights: tuple[Path, ...]
 
 
-def load_config(directory: Path) -> LlamaConfig:
+def load_config(directory: Path) -> ModelConfig:
     """The full model's config from a checkpoint directory of any tier. Raises CheckpointError or ModelConfigError."""
-    return LlamaConfig.from_hf(hf_config(directory / "config.json"))
+    return config_of(hf_config(directory / "config.json"))
 
 
 def load(directory: Path, tier: int, strategy: Strategy = "auto") -> dict[str, Tensor]:
@@ -58,7 +59,7 @@ def find(directory: Path, tier: int, strategy: Strategy = "auto") -> Source:
     if alone and (sibling / "config.json").is_file():
         return _tier_source(sibling / "config.json", tier, weight_files(sibling))
     document = hf_config(directory / "config.json")
-    config, (stored, _) = LlamaConfig.from_hf(document), stored_tier(document)
+    config, (stored, _) = config_of(document), stored_tier(document)
     config.width(tier)  # WidthNotDivisible says which widths would do
     if stored > 0:
         _guard_slice(directory, stored, tier, strategy)
@@ -124,7 +125,7 @@ def _tier_source(config: Path, tier: int, weights: tuple[Path, ...]) -> Source:
     stored, _ = stored_tier(document)
     if stored != tier:
         raise CheckpointError(f"{config} is of tier {stored}, not of tier {tier}", "export the tiers again")
-    return Source(LlamaConfig.from_hf(document), stored, weights)
+    return Source(config_of(document), stored, weights)
 
 
 def _guard_slice(directory: Path, stored: int, tier: int, strategy: Strategy) -> None:

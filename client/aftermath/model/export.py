@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aftermath.model.checkpoint import load, load_config
-from aftermath.model.config import LlamaConfig, stored_tier
+from aftermath.model.config import ModelConfig, stored_tier
 from aftermath.model.documents import COMPANIONS, INDEX_FILE, CheckpointError, hf_config
 from aftermath.model.manifest import MANIFEST_FILE, TierFiles, encode_manifest, file_sha256
 from aftermath.model.steps import is_removable
@@ -92,7 +92,7 @@ def _copy(source: Path, base: Path) -> None:
         publish(base, fill)
 
 
-def _describe(config: LlamaConfig, base: Path, places: dict[int, Path]) -> Path:
+def _describe(config: ModelConfig, base: Path, places: dict[int, Path]) -> Path:
     """Write the manifest of the tiers in these directories; returns its path."""
     entries: list[TierFiles] = []
     digests: dict[str, str] = {}

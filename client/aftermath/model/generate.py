@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from aftermath.model.llama import Llama
+from aftermath.model.network import LanguageModel
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,13 @@ class Continuation:
 class Draft:
     """A smaller tier of the same model, and how many tokens it guesses ahead."""
 
-    model: Llama
+    model: LanguageModel
     tokens: int = 4
 
 
 @torch.no_grad()
 def generate(
-    model: Llama,
+    model: LanguageModel,
     prompt: Sequence[int],
     *,
     new_tokens: int,
@@ -82,7 +82,7 @@ def generate(
     return Continuation(ids[len(prompt) :], passes, guessed, taken)
 
 
-def _logits(model: Llama, ids: Sequence[int], last: int) -> Tensor:
+def _logits(model: LanguageModel, ids: Sequence[int], last: int) -> Tensor:
     """After each of the `last` tokens, fp32 [last, V] on the CPU."""
     window = ids[-model.config.max_position_embeddings :]
     device = next(model.parameters()).device

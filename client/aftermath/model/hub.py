@@ -15,6 +15,7 @@ from __future__ import annotations
 import errno
 import glob
 import logging
+import math
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,7 +35,8 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
-from aftermath.model.config import LlamaConfig, stored_tier
+from aftermath.model.architectures import config_of
+from aftermath.model.config import ModelConfig, stored_tier
 from aftermath.model.deadline import within
 from aftermath.model.documents import (
     COMPANIONS,
@@ -259,21 +261,15 @@ def _download_full(source: _Repository, base: str) -> Path:
     return root / folder
 
 
-def _config(source: _Repository, path: str) -> tuple[LlamaConfig, int]:
+def _config(source: _Repository, path: str) -> tuple[ModelConfig, int]:
     document = hf_config(source.fetch(path, MAX_CONFIG_BYTES))
-    return LlamaConfig.from_hf(document), stored_tier(document)[0]
+    return config_of(document), stored_tier(document)[0]
 
 
-def _expected(config: LlamaConfig, stored: int) -> int:
+def _expected(config: ModelConfig, stored: int) -> int:
     """The most bytes that weights of this model can take: 8 a parameter (fp64), a tied head twice, headers."""
-    shapes = list(config.parameter_shapes(stored).values()) + [(config.vocab_size, config.hidden_size)]
-    total = 0
-    for shape in shapes:
-        size = 8
-        for extent in shape:
-            size *= extent
-        total += size
-    return total + (64 << 20)
+    sizes = [math.prod(shape) for shape in config.parameter_shapes(stored).values()]
+    return 8 * (sum(sizes) + max(sizes)) + (64 << 20)
 
 
 @contextmanager

@@ -2,8 +2,7 @@
 
 Decided: each tensor has its own stream (Philox keyed by SHA-256 of seed and name), and values are uniform, made from
 24-bit integers with one rounding; a normal draw would go through the platform's `log` and `cos` and differ between
-machines. Scale as in GPT-2: standard deviation `initializer_range`, divided by sqrt(2 layers) where a layer writes to
-the residual stream.
+machines. How large they are is the architecture's to say.
 """
 
 from __future__ import annotations
@@ -15,23 +14,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aftermath.model.config import LlamaConfig, elastic_dim
+from aftermath.model.config import ModelConfig
 
 
-def init_weights(config: LlamaConfig, seed: int, tier: int = 0) -> dict[str, Tensor]:
+def init_weights(config: ModelConfig, seed: int, tier: int = 0) -> dict[str, Tensor]:
     """fp32 tensors of a tier. Those of tier k are exactly the prefixes of tier 0's."""
     full, held = config.parameter_shapes(), config.parameter_shapes(tier)
     params = {}
     for name, shape in full.items():
-        values = torch.ones(shape) if "norm" in name else _uniform(config, seed, name, shape)
-        dim = elastic_dim(name)
+        deviation = config.deviation(name)
+        values = torch.ones(shape) if deviation is None else _uniform(deviation, seed, name, shape)
+        dim = config.elastic_dim(name)
         params[name] = values if dim is None else values.narrow(dim, 0, held[name][dim]).contiguous()
     return params
 
 
-def _uniform(config: LlamaConfig, seed: int, name: str, shape: tuple[int, ...]) -> Tensor:
-    residual = name.endswith(("self_attn.o_proj.weight", "mlp.down_proj.weight"))
-    deviation = config.initializer_range / math.sqrt(2 * config.num_hidden_layers if residual else 1)
+def _uniform(deviation: float, seed: int, name: str, shape: tuple[int, ...]) -> Tensor:
     key = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     count = math.prod(shape)
     raw = np.random.Philox(key=int.from_bytes(key[:16], "little")).random_raw(-(-count // 2))

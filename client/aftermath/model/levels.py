@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from aftermath.model.config import LlamaConfig, elastic_dim
+from aftermath.model.config import ModelConfig
 from aftermath.run.errors import AftermathError
 
 EMBEDDINGS = frozenset({"model.embed_tokens.weight", "lm_head.weight"})  # tensors with a row for every token
@@ -42,14 +42,14 @@ class Segment:
         return math.prod(self.shape)
 
 
-def cut(config: LlamaConfig, tiers: int) -> tuple[Segment, ...]:
+def cut(config: ModelConfig, tiers: int) -> tuple[Segment, ...]:
     """Every segment of a run's model in canonical order: level descending, then name."""
     shapes = sorted(config.parameter_shapes().items())
     return tuple(
         _segment(name, shape, level, config, tiers)
         for level in reversed(range(tiers))
         for name, shape in shapes
-        if level == tiers - 1 or elastic_dim(name) is not None
+        if level == tiers - 1 or config.elastic_dim(name) is not None
     )
 
 
@@ -60,8 +60,8 @@ def checked_level(level: int, levels: int) -> int:
     return level
 
 
-def _segment(name: str, full: tuple[int, ...], level: int, config: LlamaConfig, tiers: int) -> Segment:
-    dim = elastic_dim(name)
+def _segment(name: str, full: tuple[int, ...], level: int, config: ModelConfig, tiers: int) -> Segment:
+    dim = config.elastic_dim(name)
     start, stop = (
         (0, full[0]) if dim is None else (0 if level == tiers - 1 else config.width(level + 1), config.width(level))
     )

@@ -13,8 +13,9 @@ from typing import Any
 
 import msgspec
 
+from aftermath.model.architectures import config_of
 from aftermath.model.canonical import decimal, portable
-from aftermath.model.config import MAX_TIERS, LlamaConfig, check_divisible
+from aftermath.model.config import MAX_TIERS, ModelConfig, check_divisible
 from aftermath.model.levels import SchemaError, Segment, checked_level, cut
 
 ELEMENT_BYTES = 4  # of the model's state, fp32
@@ -34,7 +35,7 @@ class StateInputs(msgspec.Struct, frozen=True):
 class StateSchema:
     """A run's model state. Equal schemas have equal documents."""
 
-    config: LlamaConfig
+    config: ModelConfig
     tiers: int
     segments: tuple[Segment, ...]  # canonical order: level descending, then name
 
@@ -64,7 +65,7 @@ class StateSchema:
     def document(self) -> dict[str, Any]:
         """All of it as JSON has it, without floats."""
         return {
-            "model": portable(self.config.model_dump(exclude=_NOT_IN_SCHEMA) | {"model_type": "llama"}),
+            "model": portable(self.config.model_dump(exclude=_NOT_IN_SCHEMA) | {"model_type": self.config.MODEL_TYPE}),
             "dtype": "float32",
             "widths": list(self.widths),
             "segments": [asdict(segment) for segment in self.segments],
@@ -82,7 +83,7 @@ def state_schema(hf_config: Mapping[str, Any], tiers: int) -> StateSchema:
     """
     if not 1 <= tiers <= MAX_TIERS:
         raise SchemaError(f"a run has 1 to {MAX_TIERS} tiers, not {tiers}")
-    config = LlamaConfig.from_hf(hf_config)
+    config = config_of(hf_config)
     check_divisible(config.intermediate_size, tiers - 1)
     return StateSchema(config, tiers, cut(config, tiers))
 

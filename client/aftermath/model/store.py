@@ -31,7 +31,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from aftermath.model.config import LlamaConfig
+from aftermath.model.config import ModelConfig
 from aftermath.model.documents import COMPANIONS, CheckpointError, read_limited
 from aftermath.model.steps import among, move_aside, step_directory
 
@@ -53,7 +53,7 @@ class Saved:
 def save(
     directory: Path,
     params: Mapping[str, Tensor],
-    config: LlamaConfig,
+    config: ModelConfig,
     *,
     run_id: str,
     step: int,
@@ -93,7 +93,7 @@ def read_companions(directory: Path) -> dict[str, bytes]:
 def write_checkpoint(
     target: Path,
     params: Mapping[str, Tensor],
-    config: LlamaConfig,
+    config: ModelConfig,
     *,
     tier: int,
     companions: Mapping[str, bytes],
@@ -105,7 +105,7 @@ def write_checkpoint(
 def _write(
     target: Path,
     params: Mapping[str, Tensor],
-    config: LlamaConfig,
+    config: ModelConfig,
     tier: int,
     companions: Mapping[str, bytes],
     settle: Callable[[Path], T],

@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from aftermath.model.config import LlamaConfig, elastic_dim
+from aftermath.model.config import ModelConfig
 from aftermath.model.documents import INDEX_FILE, WEIGHTS_FILE, CheckpointError, read_index
 from aftermath.run.counted import counted
 
@@ -47,7 +47,7 @@ def weight_files(directory: Path) -> tuple[Path, ...]:
     return files
 
 
-def read_weights(files: Sequence[Path], config: LlamaConfig, *, stored: int, tier: int) -> dict[str, Tensor]:
+def read_weights(files: Sequence[Path], config: ModelConfig, *, stored: int, tier: int) -> dict[str, Tensor]:
     """fp32 tensors of `tier` from files that hold tier `stored` (the same tier, or 0), reading only what is needed.
 
     Raises CheckpointError when a tensor is missing, unknown, of another shape or type, or not finite everywhere.
@@ -100,7 +100,7 @@ def _read(file: Any, name: str, there: tuple[int, ...], wanted: tuple[int, ...],
             f"{path}: {name} is {kind} {shape}, config.json says {there}",
             "take weights and config.json from the same checkpoint",
         )
-    prefix = (slice(None),) * (elastic_dim(name) or 0) + (slice(0, wanted[elastic_dim(name) or 0]),)
+    prefix = tuple(map(slice, wanted))
     tensor: Tensor = part[prefix].to(torch.float32, copy=True).contiguous()  # the slice is a view of the mapped file
     if not torch.isfinite(tensor).all():
         raise CheckpointError(f"{path}: {name} holds a value that is not finite", "use another checkpoint")

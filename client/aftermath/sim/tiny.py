@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from aftermath.model.config import LlamaConfig
+from aftermath.model.architectures import config_of
 
 RUN_ID = "sim"
-CONFIG = LlamaConfig.from_hf(
+CONFIG = config_of(
     {
         "model_type": "llama",
         "vocab_size": 64,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from aftermath.model.checkpoint import load
-from aftermath.model.config import LlamaConfig
+from aftermath.model.config import ModelConfig
 from aftermath.model.documents import Strategy
 from aftermath.model.resolve import resolve
 from aftermath.optim.schema import Schema
@@ -47,7 +47,7 @@ class Origin:
         return weights
 
     @property
-    def config(self) -> LlamaConfig:
+    def config(self) -> ModelConfig:
         return self.schema.state.config
 
     def durable(self, checkpoint: Checkpoint) -> dict[str, Tensor]:

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from aftermath.model.config import LlamaConfig
-from aftermath.model.llama import Llama
+from aftermath.model.config import ModelConfig
+from aftermath.model.network import LanguageModel
 from aftermath.model.segments import level_hash
 from aftermath.optim.codec import Votes
 from aftermath.optim.engine import Engine, Trained
@@ -36,7 +36,7 @@ class Replica:
     def __init__(
         self,
         schema: Schema,
-        config: LlamaConfig,
+        config: ModelConfig,
         tier: int,
         weights: Mapping[str, Tensor],
         *,
@@ -47,7 +47,7 @@ class Replica:
         self.schema, self.tier = schema, tier
         self._device, self._micro = device, micro_batch_size
         self._stopwatch = stopwatch
-        self.model = Llama.of(config, tier, {name: tensor.to(device) for name, tensor in weights.items()})
+        self.model = config.build(tier, {name: tensor.to(device) for name, tensor in weights.items()})
         self.params: dict[str, Tensor] = dict(self.model.named_parameters())
         self.optimizer = Engine(schema, tier, self.params, stopwatch)
 
@@ -108,7 +108,7 @@ class Replica:
         return {level: level_hash(self.params, self.schema.state, level) for level in self.levels}
 
 
-def accumulate(model: Llama, sequences: Tensor, micro_batch: int, cancelled: threading.Event) -> float:
+def accumulate(model: LanguageModel, sequences: Tensor, micro_batch: int, cancelled: threading.Event) -> float:
     """Add the gradient of the mean loss over `sequences` [n, seq_len], a micro-batch at a time; returns the loss.
 
     Raises Cancelled between micro-batches.

@@ -11,43 +11,27 @@ K head dimension, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from aftermath.model.config import LlamaConfig
+from aftermath.model.arch.llama_config import LlamaConfig
+from aftermath.model.network import LanguageModel
 
 
-class Llama(nn.Module):
-    """The causal language model of one tier, usually made by `Llama.of` from loaded or initial weights."""
+class Llama(LanguageModel):
+    """The network of one tier."""
 
     def __init__(self, config: LlamaConfig, tier: int = 0) -> None:
-        super().__init__()
-        self.config, self.tier = config, tier
+        super().__init__(config, tier)
         self.model = Decoder(config, config.width(tier))
         if not config.tie_word_embeddings:
             self.lm_head = _linear(config.hidden_size, config.vocab_size)
 
-    @classmethod
-    def of(cls, config: LlamaConfig, tier: int, params: Mapping[str, Tensor]) -> Llama:
-        """A model that uses these very tensors (no copy). Raises RuntimeError if names or shapes do not fit."""
-        with torch.device("meta"):
-            model = cls(config, tier)
-        model.load_state_dict(dict(params), strict=True, assign=True)
-        return model.requires_grad_(True)
-
     def forward(self, input_ids: Tensor) -> Tensor:
-        """Next-token logits [B, T, V] of token ids [B, T]."""
         hidden = self.model(input_ids)  # [B, T, D]
         head = self.model.embed_tokens if self.config.tie_word_embeddings else self.lm_head
         return F.linear(hidden, head.weight)
-
-    def loss(self, input_ids: Tensor) -> Tensor:
-        """Mean cross-entropy in fp32, nats per token, of predicting tokens 1..T-1 of [B, T] from those before them."""
-        logits = self(input_ids[:, :-1]).float()  # [B, T-1, V]
-        return F.cross_entropy(logits.flatten(0, 1), input_ids[:, 1:].flatten())
 
 
 class Decoder(nn.Module):
