@@ -207,7 +207,7 @@ async def test_nonsense_results_are_told(embedded: Place, nonsense: Any) -> None
     async def lie(body: dict[str, Any]) -> web.StreamResponse | None:
         return answer(body, nonsense) if body["method"] in ("getAccountInfo", "simulateTransaction") else None
 
-    async with meddling(embedded.network.rpc_url, lie) as url, RpcPool([endpoint(url)], patience=0.3) as pool:
+    async with meddling(embedded.network.rpc_url, lie) as url, RpcPool([endpoint(url)], patience=1) as pool:
         with pytest.raises(ChainUnavailable, match="the RPC node sent"):
             await Coordinator(pool).run("r")
         with pytest.raises(ChainUnavailable, match="the RPC node"):
