@@ -116,6 +116,29 @@ def test_nodes_that_take_no_transactions_for_a_while_cost_little_more_than_that(
     sim.check(dropped=sim.players[2:])
 
 
+def test_patience_after_an_outage_ends_with_the_state_that_it_was_in(tmp_path: Path) -> None:
+    """The next epoch waits for its members no longer than ever, though the cooldown before waited for all."""
+    took = []
+
+    async def story(sim: Simulation) -> None:
+        for tier in (0, 1, 2):
+            sim.add(tier)
+        for outage in (0.0, 10.0):
+            epoch = sim.run.epoch
+            await sim.until(lambda run, epoch=epoch: run.epoch == epoch and run.state is RunState.COOLDOWN)
+            if outage:
+                await _outage(sim, outage)
+            await sim.until(lambda run: run.state is RunState.WAITING_FOR_MEMBERS)
+            began = sim.now
+            await sim.until(lambda run: run.state is RunState.WARMUP)
+            took.append(sim.now - began)
+        await sim.until_finished()
+
+    sim = play(tmp_path, story, cooldown_time=40, total_steps=18)
+    assert took[1] < took[0] + 5
+    sim.check()
+
+
 def test_rpc_down_in_warm_up(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
         for tier in (0, 1, 2):

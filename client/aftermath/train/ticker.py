@@ -5,7 +5,7 @@ which spares the fee when somebody else was first, and finds out when the chain 
 everybody's attestations are tried again before anybody ticks, so that an outage does not throw a round away or leave an
 epoch's model unattested: the time for that begins when the chain answers again. A member that was held up itself allows
 for the others having been so too. It does so a few times in one state of the run, or a node that is always slow would
-hold it up for ever.
+hold it up for ever. A state that began afterwards needs no such allowance.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 from aftermath.run.accounts import Members, Run
 from aftermath.run.deadlines import next_deadline, tick_delay, tick_order
 from aftermath.run.errors import ChainRefused, ChainUnavailable
+from aftermath.run.state import RunState
 from aftermath.train.attention import Attention
 from aftermath.train.feed import RunFeed
 from aftermath.train.ports import Chain, Clock
@@ -31,6 +32,7 @@ class Ticker:
         self._not_before = float("-inf")
         self._returned = float("-inf")
         self._allowed_in, self._allowances = -1, 0
+        self._state: tuple[RunState, int] | None = None
 
     async def run(self) -> None:
         """Tick whenever it is due and nobody before us did, for ever."""
@@ -58,6 +60,8 @@ class Ticker:
         """After the chain was out of reach, or we were held up, leave the others the time this state gives them: what
         held us up may have held them all.
         """
+        if self._state != (state := (run.state, run.state_started_at)):
+            self._state, self._not_before = state, float("-inf")  # it has all of its own time
         returned = max(self._attention.woke(), self._chain.back())
         if returned <= self._returned:
             return
