@@ -137,6 +137,23 @@ def test_old_rounds_are_forgotten_and_their_payloads_withdrawn() -> None:
     run_virtual(story())
 
 
+def test_votes_of_a_round_that_is_applied_are_let_go_and_its_payloads_still_served() -> None:
+    async def story() -> None:
+        desk = Desk()
+        desk.results.open(plan_of(4))
+        digest = desk.hear(1).levels[2].blake3
+        await asyncio.sleep(1)
+        (candidate,) = desk.results.candidates(4, 1)
+        assert sorted(candidate.votes) == [1, 2]
+        desk.results.applied(4)
+        assert not candidate.votes
+        assert desk.results.whole(candidate)
+        assert desk.results.held(4) == {1: candidate.digest}
+        assert digest in desk.transports[0]._blobs
+
+    run_virtual(story())
+
+
 def test_a_payload_that_a_newer_round_repeats_stays_served() -> None:
     """In the first step of a cold start nobody votes for anything: all results have the same bytes."""
 

@@ -42,8 +42,9 @@ class Candidate:
     raw: bytes
     digest: bytes
     votes: dict[int, Votes] = field(default_factory=dict)
+    """Of the levels in `payloads`, until the round is applied: of large results they take more than all else."""
     payloads: dict[int, bytes] = field(default_factory=dict)
-    """Of the levels in `votes`: the bytes that our transport serves, not a copy of them."""
+    """Of the levels that are here and valid: the bytes that our transport serves, not a copy of them."""
     served: list[bytes] = field(default_factory=list)
     """Digests of the payloads that our transport serves."""
     bad: set[int] = field(default_factory=set)
@@ -112,6 +113,11 @@ class Results:
             if digest not in needed:
                 self._ctx.transport.retract(digest)
         self._retired = []
+
+    def applied(self, height: int) -> None:
+        """Let go of the votes of a round that is in the replica."""
+        for candidate in _all(self._found.get(height, {})):
+            candidate.votes.clear()
 
     def close(self) -> None:
         """Forget everything."""
@@ -182,7 +188,7 @@ class Results:
         return self.complete(candidate) and not candidate.bad
 
     def _missing(self, candidate: Candidate) -> list[int]:
-        return [level for level in self.needed(candidate) if level not in candidate.votes.keys() | candidate.bad]
+        return [level for level in self.needed(candidate) if level not in candidate.payloads.keys() | candidate.bad]
 
     async def _fetch(self, candidate: Candidate) -> None:
         """Fetch and decode the levels this member holds, until all are there."""
@@ -212,12 +218,12 @@ class Results:
         candidate.served.append(payload.blake3)
         results, fetched = self._ctx.schema.results, self._ctx.clock.monotonic()
         try:
-            candidate.votes[level] = await self._ctx.decode(lambda: decode_level(data, results, level))
+            votes = await self._ctx.decode(lambda: decode_level(data, results, level))
         except BadPayload as error:
             candidate.bad.add(level)
             self._ctx.events.emit("refused", height=candidate.said.height, slot=candidate.said.slot, why=str(error))
             return
-        candidate.payloads[level] = data
+        candidate.votes[level], candidate.payloads[level] = votes, data
         self._ctx.events.emit(
             "fetched",
             height=candidate.said.height,

@@ -202,6 +202,7 @@ class Rounds:
         lr = round_learning_rate(self._began, self._model, done.step)
         self._share.withdraw()
         await self._ctx.compute(lambda: self._replica.apply(votes, lr))
+        self._results.applied(done.height)
         self._gradients.keep(results, lr)
         hashes = await self._ctx.compute(self._replica.hashes) if self._ctx.hash_replicas else {}
         seconds = self._ctx.clock.monotonic() - started - waited
