@@ -2,6 +2,7 @@
 # Each builds .venv when it is missing or pyproject.toml changed; PYTHON picks the interpreter (>= 3.11).
 PYTHON ?= python3
 ENGINE ?= embedded
+MODEL ?= llama
 VENV := .venv
 STAMP := $(VENV)/.installed
 RUN := $(VENV)/bin/python
@@ -19,7 +20,7 @@ $(STAMP): pyproject.toml
 	@touch $@
 
 demo: $(STAMP)
-	$(RUN) -m aftermath.demo --engine $(ENGINE) $(if $(DIR),--dir "$(DIR)")
+	$(RUN) -m aftermath.demo --engine $(ENGINE) --model $(MODEL) $(if $(DIR),--dir "$(DIR)")
 
 # Real sockets and processes on a busy machine: a test that fails is run once more, and reported as rerun.
 PYTEST := $(RUN) -m pytest --reruns 1 -r R --durations 15

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write a new, untrained Llama checkpoint (Hugging Face layout) with a tokenizer.
+"""Write a new, untrained checkpoint (Hugging Face layout) of a Llama or a NanoGPT, with a tokenizer.
 
 Example: python scripts/init-model.py --out checkpoints/tiny --hidden 128 --layers 4 --heads 4 --kv-heads 2 \\
              --intermediate 512 --vocab 257 --seed 0
@@ -19,7 +19,8 @@ from aftermath.cli.present import Result
 from aftermath.cli.script import Arguments, run, whole_number
 from aftermath.data.bytelevel import END_TOKEN, VOCAB_SIZE, byte_tokenizer
 from aftermath.model.arch.llama_config import LlamaConfig
-from aftermath.model.config import MAX_TIERS
+from aftermath.model.architectures import config_of
+from aftermath.model.config import MAX_TIERS, ModelConfig
 from aftermath.model.documents import CheckpointError
 from aftermath.model.initial import init_weights
 from aftermath.model.store import write_checkpoint
@@ -35,6 +36,8 @@ _FIELDS = {
     "context": "max_position_embeddings",
 }
 """The options that are numbers of the model's config."""
+_KV_HEADS = 2  # of a Llama that is not told
+_NANOGPT = "nanogpt"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -62,7 +65,6 @@ def _parser() -> Arguments:
         ("hidden", 128, "hidden size"),
         ("layers", 4, "number of layers"),
         ("heads", 4, "query heads"),
-        ("kv-heads", 2, "key and value heads"),
         ("intermediate", 512, "FFN width of the full model"),
         ("vocab", VOCAB_SIZE, "tokens of the tokenizer"),
         ("context", 2048, "max_position_embeddings"),
@@ -71,6 +73,17 @@ def _parser() -> Arguments:
     ):
         number = whole_number(*_limits(name))
         parser.add_argument(f"--{name}", type=number, default=default, help=f"{meaning} (default {default})")
+    parser.add_argument(
+        "--kv-heads",
+        type=whole_number(*_limits("kv-heads")),
+        help=f"key and value heads of a Llama (default {_KV_HEADS})",
+    )
+    parser.add_argument(
+        "--architecture",
+        choices=("llama", _NANOGPT),
+        default="llama",
+        help="llama (default), or nanogpt: relu^2, QK-norm, soft-cap, value embeddings, x0 and U-net skips",
+    )
     parser.add_argument("--tied", action="store_true", help="share input and output embeddings")
     parser.add_argument("--tokenizer", type=Path, help="tokenizer.json to carry; without it one token per byte")
     return parser
@@ -83,7 +96,7 @@ def _limits(name: str) -> tuple[int, int | None]:
     return (1, MAX_TIERS) if name == "tiers" else (0, None)
 
 
-def _config(arguments: argparse.Namespace) -> LlamaConfig:
+def _config(arguments: argparse.Namespace) -> ModelConfig:
     own = arguments.tokenizer is None
     if own and arguments.vocab < VOCAB_SIZE:
         raise UsageError(
@@ -91,21 +104,34 @@ def _config(arguments: argparse.Namespace) -> LlamaConfig:
             f"say --vocab {VOCAB_SIZE} or more, or name another --tokenizer",
         )
     _check_shape(arguments)
-    return LlamaConfig.from_hf(
+    heads = {} if arguments.architecture == _NANOGPT else {"num_key_value_heads": _kv_heads(arguments)}
+    return config_of(
         {
+            "model_type": arguments.architecture,
             "vocab_size": arguments.vocab,
             "hidden_size": arguments.hidden,
             "intermediate_size": arguments.intermediate,
             "num_hidden_layers": arguments.layers,
             "num_attention_heads": arguments.heads,
-            "num_key_value_heads": arguments.kv_heads,
             "max_position_embeddings": arguments.context,
             "rms_norm_eps": 1e-5,
             "tie_word_embeddings": arguments.tied,
             "bos_token_id": None,
             "eos_token_id": VOCAB_SIZE - 1 if own else None,
         }
+        | heads
+        | (_ideas(arguments.layers) if arguments.architecture == _NANOGPT else {})
     )
+
+
+def _kv_heads(arguments: argparse.Namespace) -> int:
+    given: int | None = arguments.kv_heads
+    return min(_KV_HEADS, arguments.heads) if given is None else given
+
+
+def _ideas(layers: int) -> dict[str, object]:
+    """All that a NanoGPT can have."""
+    return {"value_embeddings": min(3, layers // 2), "x0_residual": True, "unet_skips": True}
 
 
 def _check_shape(arguments: argparse.Namespace) -> None:
@@ -121,10 +147,12 @@ def _check_shape(arguments: argparse.Namespace) -> None:
             f"--heads {heads} does not cut --hidden {hidden} into heads of an even size",
             f"choose --heads from {allowed}, or another --hidden",
         )
-    if heads % arguments.kv_heads:
+    if arguments.architecture == _NANOGPT and arguments.kv_heads not in (None, heads):
+        raise UsageError(f"--kv-heads {arguments.kv_heads}: a NanoGPT has one for each of its --heads", "leave it out")
+    if arguments.architecture != _NANOGPT and heads % _kv_heads(arguments):
         allowed = ", ".join(str(count) for count in range(1, heads + 1) if heads % count == 0)
         raise UsageError(
-            f"--kv-heads {arguments.kv_heads} does not divide --heads {heads}", f"choose --kv-heads from {allowed}"
+            f"--kv-heads {_kv_heads(arguments)} does not divide --heads {heads}", f"choose --kv-heads from {allowed}"
         )
     if rest := arguments.intermediate % step:
         below = arguments.intermediate - rest

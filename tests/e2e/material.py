@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-SHAPE = ["--hidden", "64", "--layers", "2", "--heads", "4", "--kv-heads", "2", "--intermediate", "128"]
+SHAPE = ["--hidden", "64", "--layers", "2", "--heads", "4", "--intermediate", "128"]
+ARCHITECTURES = {"llama": "HfLlama", "nanogpt": "HfNanoGPT"}
 
 RULES = {
     "warmup_time": 60,
@@ -35,6 +36,7 @@ class Material:
 
     model: Path
     tokens: Path
+    architecture: str
 
     def but(self, **other: Path) -> Material:
         return replace(self, **other)
@@ -47,16 +49,16 @@ class Material:
         return path
 
 
-def make_material(root: Path) -> Material:
+def make_material(root: Path, architecture: str = "llama") -> Material:
     """Initialise the model and tokenise a little of the standard library, with the scripts a user has."""
     scripts = (
-        ("init-model.py", "--out", root / "model", *SHAPE, "--seed", "0"),
+        ("init-model.py", "--architecture", architecture, "--out", root / "model", *SHAPE, "--seed", "0"),
         ("tokenise.py", "--output", root / "tokens", "--budget-bytes", "200000"),
     )
     for name, *arguments in scripts:
         command = [sys.executable, str(ROOT / "scripts" / name), *map(str, arguments)]
         subprocess.run(command, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    return Material(root / "model", root / "tokens")
+    return Material(root / "model", root / "tokens", ARCHITECTURES[architecture])
 
 
 def _toml(material: Material, rules: dict[str, Any], one_bit: bool) -> str:
@@ -66,7 +68,7 @@ def _toml(material: Material, rules: dict[str, Any], one_bit: bool) -> str:
 {numbers}
 
 [model.LLM]
-architecture = "HfLlama"
+architecture = "{material.architecture}"
 data_type = "Pretraining"
 max_seq_len = 32
 checkpoint = {{ Local = {json.dumps(str(material.model))} }}

@@ -9,7 +9,7 @@ import pytest
 from aftermath.run.state import CheckpointKind, RunState
 from e2e.company import Company
 from e2e.diary import applied_sequences
-from e2e.material import Material
+from e2e.material import Material, make_material
 
 STEPS, EPOCHS = 16, 2
 
@@ -45,3 +45,17 @@ def test_three_tiers_train_two_epochs_to_the_end(company: Company, material: Mat
     assert model.checkpoint_hashes == run.level_hashes
     assert (Path(model.checkpoint.repo) / "model.safetensors").exists()
     assert str(company.place) in model.checkpoint.repo
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["embedded"], indirect=True)
+def test_three_tiers_of_another_architecture_train_to_the_end(company: Company, tmp_path: Path) -> None:
+    """NanoGPT, with all of its ideas; its tiers are Llama's, and so is all else."""
+    company.configure(make_material(tmp_path, "nanogpt").config(company.place, rounds_per_epoch=8, total_steps=16))
+    players = company.start_three()
+    company.until_run(lambda run: run.state is RunState.FINISHED, "the run finishes")
+    assert [player.process.wait() for player in players] == [0, 0, 0]
+    assert company.compare_replicas() == 3 * (STEPS + EPOCHS)
+    for player in players:
+        losses = [event["loss"] for event in player.diary.saw("trained")]
+        assert losses[-1] < losses[0] - 0.5

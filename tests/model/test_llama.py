@@ -108,7 +108,7 @@ def test_attention_sees_earlier_tokens_and_their_order() -> None:
 
 
 def test_rotary_scores_depend_on_distance_only() -> None:
-    rotation = rotary(CONFIG, 20, torch.device("cpu"))
+    rotation = rotary(CONFIG.head_dim, CONFIG.rope_theta, 20, torch.device("cpu"))
     one = torch.randn(1, 1, 1, CONFIG.head_dim, generator=torch.Generator().manual_seed(0)).expand(1, 1, 20, -1)
     turned = rotate(one, rotation)[0, 0]
     scores = turned @ turned.T

@@ -55,7 +55,7 @@ def _sparseloco(**change: Any) -> dict[str, Any]:
 
 
 MODEL_FAULTS = [
-    ("UnknownArchitecture", model_params(architecture=1)),
+    ("UnknownArchitecture", model_params(architecture=4)),
     ("UnknownDataType", model_params(data_type=2)),
     ("MaxSeqLenOutOfRange", model_params(max_seq_len=0)),
     ("MaxSeqLenOutOfRange", model_params(max_seq_len=2**24 + 1)),

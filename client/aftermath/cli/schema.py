@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from aftermath.model.architectures import config_of
+from aftermath.model.architectures import architecture_of, config_of
 from aftermath.model.config import stored_tier
 from aftermath.model.resolve import load_hf_config
 from aftermath.optim.agreed import agreed_schema
 from aftermath.optim.schema import Schema
-from aftermath.run.config import RunConfig
+from aftermath.run.config import ARCHITECTURES, RunConfig
 from aftermath.run.config_errors import Mistake
 from aftermath.run.config_read import checkpoint_of, optimizer_of, schedule_of
 from aftermath.run.repository import is_repository
@@ -113,6 +113,12 @@ def _not_fitting(config: RunConfig, document: Mapping[str, Any]) -> Iterator[Mis
         yield (
             (*_LLM, "checkpoint", CheckpointKind(place["kind"]).name.title()),
             f"checkpoint {place['repo']} is a slice of tier {stored}, without what tier 0 holds; use the full one",
+        )
+    found = next(name for name, architecture in ARCHITECTURES.items() if architecture is architecture_of(document))
+    if config.llm.architecture != found:
+        yield (
+            (*_LLM, "architecture"),
+            f'architecture = "{config.llm.architecture}": the checkpoint is of another; use "{found}"',
         )
     positions = config_of(document).max_position_embeddings
     if config.llm.max_seq_len > positions:

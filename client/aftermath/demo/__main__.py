@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from aftermath.demo.plan import KILLED, TIERS, Commands, DemoFailed, Places
+from aftermath.demo.plan import KILLED, MODELS, TIERS, Commands, DemoFailed, Places
 from aftermath.demo.processes import Process
 from aftermath.demo.report import write_report
 from aftermath.demo.room import claimed
@@ -26,8 +26,8 @@ DEAD_SECONDS = 6.0  # how long the killed member stays away
 class Demo:
     """One performance."""
 
-    def __init__(self, places: Places, engine: str, console: Console) -> None:
-        self.places, self.engine, self.console = places, engine, console
+    def __init__(self, places: Places, engine: str, model: str, console: Console) -> None:
+        self.places, self.engine, self.model, self.console = places, engine, model, console
         self.started = time.monotonic()
         self.story = Story([MemberStory(member_name(tier), tier) for tier in TIERS])
         self.processes: dict[str, Process] = {}
@@ -41,8 +41,8 @@ class Demo:
         self.console.print(
             f"Tokenising the standard library and making a model in {self.places.root} ...", soft_wrap=True
         )
-        prepare_files(self.places)
-        write_config(self.places, REPOSITORY / "config" / "demo" / "config.toml")
+        prepare_files(self.places, self.model)
+        write_config(self.places, REPOSITORY / "config" / "demo" / "config.toml", self.model)
         self.processes["localnet"], self.commands = start_chain(self.places, self.engine)
         self.console.print(f"The chain answers at {self.commands.rpc}; creating the run ...")
         create_run(self.commands, [member.name for member in self.story.members])
@@ -123,6 +123,7 @@ class Demo:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
     parser.add_argument("--engine", choices=("embedded", "validator"), default="embedded", help="which local chain")
+    parser.add_argument("--model", choices=MODELS, default="llama", help="of which architecture the model is")
     parser.add_argument(
         "--dir", type=Path, default=None, help="where to work (default runs/demo-ENGINE); emptied if a demo made it"
     )
@@ -130,7 +131,7 @@ def main() -> int:
     root = (chosen.dir or REPOSITORY / "runs" / f"demo-{chosen.engine}").resolve()
     console = Console()
     try:
-        with claimed(root), contextlib.closing(Demo(Places(root), chosen.engine, console)) as demo:
+        with claimed(root), contextlib.closing(Demo(Places(root), chosen.engine, chosen.model, console)) as demo:
             return demo.perform()
     except DemoFailed as failure:
         console.print(f"[red]The demo failed:[/red] {failure}", highlight=False)

@@ -1,7 +1,8 @@
 """What the demo does: its sizes, its places on disk, and the command lines it runs.
 
 Choices: everything is a real command of `aftermath-solana`, started as a process; the corpus is the Python standard
-library's own source, which every machine has; tiers 0, 1 and 2 train one Llama of about a million parameters.
+library's own source, which every machine has; tiers 0, 1 and 2 train one model of about a million parameters,
+a Llama unless another is asked for.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from aftermath.cli.main import INDEX, load
 TIERS = (0, 1, 2)
 RUN_ID = "demo"
 CORPUS_BYTES = 2_000_000  # six times what the run reads, so that nothing is read twice and some can be held out
+MODELS = {"llama": "HfLlama", "nanogpt": "HfNanoGPT"}  # and what a run's config calls them
 MODEL = {"hidden": 128, "layers": 4, "heads": 4, "kv-heads": 2, "intermediate": 512}
 KILLED = 1  # the member that is killed in the first epoch
 TRAIN_THREADS = 1

@@ -8,7 +8,7 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
-from aftermath.demo.plan import CORPUS_BYTES, MODEL, Commands, DemoFailed, Places, at_once, call
+from aftermath.demo.plan import CORPUS_BYTES, MODEL, MODELS, Commands, DemoFailed, Places, at_once, call
 from aftermath.demo.processes import Process, wait_for
 from aftermath.localnet.ports import free_ports
 
@@ -20,22 +20,24 @@ def member_name(tier: int) -> str:
     return f"member-{tier}"
 
 
-def prepare_files(places: Places) -> None:
+def prepare_files(places: Places, model: str = "llama") -> None:
     """Tokenise the corpus and make the model everybody starts from."""
     scripts, log = REPOSITORY / "scripts", places.log("setup")
     corpus = [str(scripts / "tokenise.py"), "--output", str(places.data), "--budget-bytes", str(CORPUS_BYTES)]
-    sizes = [word for name, value in MODEL.items() for word in (f"--{name}", str(value))]
-    model = [str(scripts / "init-model.py"), "--out", str(places.model), *sizes, "--seed", "0"]
-    at_once(([sys.executable, *command] for command in (corpus, model)), log)
+    given = {name: size for name, size in MODEL.items() if model == "llama" or name != "kv-heads"}
+    sizes = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+    init = [str(scripts / "init-model.py"), "--architecture", model, "--out", str(places.model), *sizes, "--seed", "0"]
+    at_once(([sys.executable, *command] for command in (corpus, init)), log)
 
 
-def write_config(places: Places, template: Path) -> None:
-    """The run's config with this machine's paths in it."""
+def write_config(places: Places, template: Path, model: str = "llama") -> None:
+    """The run's config with this machine's paths and the model's architecture in it."""
     text = template.read_text()
-    for word, path in (("demo/tokens", places.data), ("demo/model", places.model)):
+    changes = (("demo/tokens", str(places.data)), ("demo/model", str(places.model)), (MODELS["llama"], MODELS[model]))
+    for word, own in changes:
         if word not in text:
             raise DemoFailed(f"{template} does not say {word}")
-        text = text.replace(word, str(path))
+        text = text.replace(word, own)
     places.config.write_text(text)
 
 

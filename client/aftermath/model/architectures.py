@@ -6,21 +6,32 @@ from collections.abc import Mapping
 from typing import Any
 
 from aftermath.model.arch.llama_config import LlamaConfig
+from aftermath.model.arch.nanogpt_config import NanoGPTConfig
 from aftermath.model.config import ModelConfig, ModelConfigError
+from aftermath.run.state import Architecture
 
-ARCHITECTURES: Mapping[str, type[ModelConfig]] = {config.MODEL_TYPE: config for config in (LlamaConfig,)}
-"""By the `model_type` of a `config.json`."""
+ARCHITECTURES: Mapping[Architecture, type[ModelConfig]] = {
+    Architecture.HF_LLAMA: LlamaConfig,
+    Architecture.HF_NANOGPT: NanoGPTConfig,
+}
+"""As a run names them."""
+_BY_TYPE = {config.MODEL_TYPE: architecture for architecture, config in ARCHITECTURES.items()}
+
+
+def architecture_of(hf_config: Mapping[str, Any]) -> Architecture:
+    """What a `config.json` is of; a Llama unless it says else. Raises ModelConfigError for what is not here."""
+    named = hf_config.get("model_type") or LlamaConfig.MODEL_TYPE
+    if not isinstance(named, str) or named not in _BY_TYPE:
+        raise ModelConfigError(
+            f"config.json: model_type {named!r} is not supported",
+            f"use a checkpoint of one of: {', '.join(_BY_TYPE)}",
+        )
+    return _BY_TYPE[named]
 
 
 def config_of(hf_config: Mapping[str, Any]) -> ModelConfig:
-    """The full model that a `config.json` describes, which may belong to a tier's slice; a Llama unless it says else.
+    """The full model that a `config.json` describes, which may belong to a tier's slice.
 
     Raises ModelConfigError when the file contradicts itself or asks for something that no network here computes.
     """
-    named = hf_config.get("model_type") or LlamaConfig.MODEL_TYPE
-    if not isinstance(named, str) or named not in ARCHITECTURES:
-        raise ModelConfigError(
-            f"config.json: model_type {named!r} is not supported",
-            f"use a checkpoint of one of: {', '.join(ARCHITECTURES)}",
-        )
-    return ARCHITECTURES[named].from_hf(hf_config)
+    return ARCHITECTURES[architecture_of(hf_config)].from_hf(hf_config)

@@ -73,7 +73,12 @@ class ModelConfig(BaseModel, ABC):
 
     @abstractmethod
     def deviation(self, name: str) -> float | None:
-        """The standard deviation of a tensor's initial values; None for a tensor of ones."""
+        """The standard deviation of a tensor's initial values; None for a constant tensor."""
+
+    def constant(self, name: str) -> float:
+        """The initial value of a constant tensor."""
+        del name
+        return 1.0
 
     @abstractmethod
     def build(self, tier: int, params: Mapping[str, Tensor]) -> LanguageModel:

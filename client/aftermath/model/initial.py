@@ -23,7 +23,9 @@ def init_weights(config: ModelConfig, seed: int, tier: int = 0) -> dict[str, Ten
     params = {}
     for name, shape in full.items():
         deviation = config.deviation(name)
-        values = torch.ones(shape) if deviation is None else _uniform(deviation, seed, name, shape)
+        values = (
+            torch.full(shape, config.constant(name)) if deviation is None else _uniform(deviation, seed, name, shape)
+        )
         dim = config.elastic_dim(name)
         params[name] = values if dim is None else values.narrow(dim, 0, held[name][dim]).contiguous()
     return params

@@ -13,12 +13,15 @@ from typing import Literal
 from aftermath.model.config import ModelConfig
 from aftermath.run.errors import AftermathError
 
-EMBEDDINGS = frozenset({"model.embed_tokens.weight", "lm_head.weight"})  # tensors with a row for every token
+
+def is_table(name: str) -> bool:
+    """Whether a tensor has a row for every token: an embedding, or the output head."""
+    return "embed" in name or name == "lm_head.weight"
 
 
 def is_hidden_matrix(name: str, dimensions: int) -> bool:
     """Whether a tensor maps activations to activations: what Muon is for, and no table with a row for every token."""
-    return dimensions == 2 and name not in EMBEDDINGS
+    return dimensions == 2 and not is_table(name)
 
 
 class SchemaError(AftermathError):

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from aftermath.model.architectures import config_of
+from aftermath.model.architectures import ARCHITECTURES, architecture_of, config_of
 from aftermath.model.canonical import decimal, portable
 from aftermath.model.config import MAX_TIERS, ModelConfig, check_divisible
 from aftermath.model.levels import SchemaError, Segment, checked_level, cut
@@ -90,8 +90,9 @@ def state_schema(hf_config: Mapping[str, Any], tiers: int) -> StateSchema:
 
 def state_of_inputs(given: StateInputs) -> StateSchema:
     """The state schema that a document's inputs give. Raises as `state_schema` does."""
-    model = given.model | {key: decimal(given.model.get(key), key) for key in ("rms_norm_eps", "rope_theta")}
-    return state_schema(model, len(given.widths))
+    fields = ARCHITECTURES[architecture_of(given.model)].model_fields.items()
+    reals = [key for key, field in fields if field.annotation is float and key not in _NOT_IN_SCHEMA]
+    return state_schema(given.model | {key: decimal(given.model.get(key), key) for key in reals}, len(given.widths))
 
 
 __all__ = ["ELEMENT_BYTES", "SchemaError", "Segment", "StateInputs", "StateSchema", "state_of_inputs", "state_schema"]

@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from aftermath.model.levels import EMBEDDINGS, SchemaError, Segment
+from aftermath.model.levels import SchemaError, Segment, is_table
 
 MAX_BLOCK = 65535  # indices are u16, and one marks an unused slot
 UNUSED = 0xFFFF  # index of an entry slot without a coefficient
@@ -54,7 +54,7 @@ class Blocks:
 
 def cut(segments: Iterable[Segment], *, chunk: int, topk: int, topk_embeddings: int) -> tuple[Blocks, ...]:
     """The blocks of every segment, in their order. Raises SchemaError if `chunk` makes them too large."""
-    return tuple(_blocks(s, chunk, topk_embeddings if s.name in EMBEDDINGS else topk) for s in segments)
+    return tuple(_blocks(s, chunk, topk_embeddings if is_table(s.name) else topk) for s in segments)
 
 
 def _blocks(segment: Segment, chunk: int, topk: int) -> Blocks:

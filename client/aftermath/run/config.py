@@ -24,7 +24,8 @@ from aftermath.run.state import Architecture
 MAX_CONFIG_BYTES = 1 << 20
 _OURS = "config/demo/config.toml of the project is one that works"
 _NAME_ONE = f"name a run's config file that you may read; {_OURS}"
-_ARCHITECTURES = {"HfLlama": Architecture.HF_LLAMA.value}
+ARCHITECTURES = {"HfLlama": Architecture.HF_LLAMA, "HfNanoGPT": Architecture.HF_NANOGPT}
+"""As a config file says it."""
 _DATA_TYPES = {"Pretraining": 0, "Finetuning": 1}
 
 
@@ -60,7 +61,7 @@ class Matformer(Table):
 class Llm(Table):
     """`[model.LLM]`: what is trained, from which checkpoint, on which data, and how."""
 
-    architecture: Literal["HfLlama"]
+    architecture: Literal["HfLlama", "HfNanoGPT"]
     data_type: Literal["Pretraining", "Finetuning"]
     max_seq_len: U32
     cold_start_warmup_steps: U32 = 0
@@ -73,7 +74,7 @@ class Llm(Table):
     def to_chain(self) -> dict[str, Any]:
         """The program's `ModelParams`."""
         return {
-            "architecture": _ARCHITECTURES[self.architecture],
+            "architecture": ARCHITECTURES[self.architecture].value,
             "data_type": _DATA_TYPES[self.data_type],
             "max_seq_len": self.max_seq_len,
             "cold_start_warmup_steps": self.cold_start_warmup_steps,

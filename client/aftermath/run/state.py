@@ -73,6 +73,9 @@ class Architecture(IntEnum):
     """What kind of model a run trains."""
 
     HF_LLAMA = 0
+    HF_DEEPSEEK = 1
+    HF_AUTO = 2
+    HF_NANOGPT = 3
 
 
 class CheckpointKind(IntEnum):

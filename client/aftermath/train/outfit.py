@@ -11,8 +11,9 @@ from aftermath.model.resolve import load_hf_config
 from aftermath.optim.agreed import EXCHANGED, agreed_schema
 from aftermath.optim.schema import Schema
 from aftermath.run.accounts import DataLocation, Model
+from aftermath.run.config import ARCHITECTURES
 from aftermath.run.errors import Unsuitable
-from aftermath.run.state import Architecture, DataKind
+from aftermath.run.state import DataKind
 
 
 def check_model(model: Model, run_id: str) -> None:
@@ -22,8 +23,10 @@ def check_model(model: Model, run_id: str) -> None:
             f"run {run_id} is not configured yet",
             f"its owner configures it: aftermath-solana update-config --run-id {run_id} --config-path FILE",
         )
-    if model.architecture != Architecture.HF_LLAMA:
-        raise Unsuitable(f"run {run_id} trains an architecture this client does not have; it has HfLlama")
+    if model.architecture not in ARCHITECTURES.values():
+        raise Unsuitable(
+            f"run {run_id} trains an architecture this client does not have; it has {' and '.join(ARCHITECTURES)}"
+        )
     if model.optimizer.kind not in EXCHANGED:
         raise Unsuitable(
             f"run {run_id} uses AdamW, and members exchange results with {' or '.join(EXCHANGED.values())}"

@@ -82,7 +82,7 @@ pub enum CoordinatorError {
     DescriptionTooLong,
     #[msg("client_version must have at most 96 bytes.")]
     ClientVersionTooLong,
-    #[msg("architecture must be 0 (Llama).")]
+    #[msg("architecture must be from 0 (Llama) to 3 (NanoGPT).")]
     UnknownArchitecture,
     #[msg("data_type must be 0 (pretraining) or 1 (finetuning).")]
     UnknownDataType,

@@ -26,7 +26,7 @@ class Llama(LanguageModel):
         super().__init__(config, tier)
         self.model = Decoder(config, config.width(tier))
         if not config.tie_word_embeddings:
-            self.lm_head = _linear(config.hidden_size, config.vocab_size)
+            self.lm_head = linear(config.hidden_size, config.vocab_size)
 
     def forward(self, input_ids: Tensor) -> Tensor:
         hidden = self.model(input_ids)  # [B, T, D]
@@ -47,7 +47,7 @@ class Decoder(nn.Module):
 
     def forward(self, input_ids: Tensor) -> Tensor:
         hidden: Tensor = self.embed_tokens(input_ids)  # [B, T, D]
-        rotation = rotary(self.config, input_ids.shape[1], hidden.device)
+        rotation = rotary(self.config.head_dim, self.config.rope_theta, input_ids.shape[1], hidden.device)
         for layer in self.layers:
             hidden = layer(hidden, rotation)
         out: Tensor = self.norm(hidden)
@@ -77,10 +77,10 @@ class Attention(nn.Module):
         super().__init__()
         self.head_dim = config.head_dim
         queries, keys = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
-        self.q_proj = _linear(config.hidden_size, queries)  # [H K, D]
-        self.k_proj = _linear(config.hidden_size, keys)  # [G K, D]
-        self.v_proj = _linear(config.hidden_size, keys)  # [G K, D]
-        self.o_proj = _linear(queries, config.hidden_size)  # [D, H K]
+        self.q_proj = linear(config.hidden_size, queries)  # [H K, D]
+        self.k_proj = linear(config.hidden_size, keys)  # [G K, D]
+        self.v_proj = linear(config.hidden_size, keys)  # [G K, D]
+        self.o_proj = linear(queries, config.hidden_size)  # [D, H K]
 
     def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
         query = rotate(self._heads(self.q_proj(hidden)), rotation)  # [B, H, T, K]
@@ -102,19 +102,19 @@ class FeedForward(nn.Module):
 
     def __init__(self, hidden_size: int, width: int) -> None:
         super().__init__()
-        self.gate_proj = _linear(hidden_size, width)  # [F, D]
-        self.up_proj = _linear(hidden_size, width)  # [F, D]
-        self.down_proj = _linear(width, hidden_size)  # [D, F]
+        self.gate_proj = linear(hidden_size, width)  # [F, D]
+        self.up_proj = linear(hidden_size, width)  # [F, D]
+        self.down_proj = linear(width, hidden_size)  # [D, F]
 
     def forward(self, hidden: Tensor) -> Tensor:
         out: Tensor = self.down_proj(F.silu(self.gate_proj(hidden)) * self.up_proj(hidden))
         return out
 
 
-def rotary(config: LlamaConfig, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def rotary(head_dim: int, theta: float, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Cosine and sine [T, K] of RoPE (arXiv 2104.09864) in Hugging Face's half-split layout."""
-    half = torch.arange(0, config.head_dim, 2, device=device, dtype=torch.float32) / config.head_dim  # [K/2]
-    frequencies = 1.0 / config.rope_theta**half  # the same roundings as transformers, which long texts would show
+    half = torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim  # [K/2]
+    frequencies = 1.0 / theta**half  # the same roundings as transformers, which long texts would show
     angles = torch.outer(torch.arange(length, device=device, dtype=torch.float32), frequencies)  # [T, K/2]
     angles = torch.cat((angles, angles), dim=-1)  # [T, K]
     return angles.cos(), angles.sin()
@@ -127,7 +127,8 @@ def rotate(heads: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
     return heads * cosine + torch.cat((-second, first), dim=-1) * sine
 
 
-def _linear(inputs: int, outputs: int) -> nn.Linear:
+def linear(inputs: int, outputs: int) -> nn.Linear:
+    """A matrix without a bias."""
     return nn.Linear(inputs, outputs, bias=False)
 
 

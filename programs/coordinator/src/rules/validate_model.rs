@@ -19,7 +19,7 @@ fn finite(bits: u64) -> bool {
 
 #[inline(never)]
 pub fn check(model: &ModelParams) -> Result<()> {
-    require!(model.architecture == 0, CoordinatorError::UnknownArchitecture);
+    require!(model.architecture <= architecture::LAST, CoordinatorError::UnknownArchitecture);
     require!(model.data_type <= 1, CoordinatorError::UnknownDataType);
     let length = model.max_seq_len;
     require!((1..=MAX_SEQ_LEN).contains(&length), CoordinatorError::MaxSeqLenOutOfRange);

@@ -20,6 +20,11 @@ pub mod data_kind {
     pub const LAST: u8 = 7;
 }
 
+/// Values of `Model::architecture`: Llama, DeepSeek, any of transformers, NanoGPT.
+pub mod architecture {
+    pub const LAST: u8 = 3;
+}
+
 /// Values of `LrSchedule::kind`.
 pub mod lr_kind {
     pub const LINEAR: u32 = 1;
@@ -145,7 +150,7 @@ pub struct Model {
     pub max_seq_len: u32,
     pub cold_start_warmup_steps: u32,
     pub checkpoint_step: u32,
-    /// 0 Llama.
+    /// See `architecture`.
     pub architecture: u8,
     /// 0 pretraining, 1 finetuning.
     pub data_type: u8,

@@ -1,0 +1,141 @@
+"""A NanoGPT with a MatFormer feed-forward: tier k holds, and computes with, the first 1/2^k of every FFN.
+
+Decided: parameter names are a Llama's where a Llama has such a tensor. Nothing here looks at a later token.
+
+Shapes in comments: B sequences, T tokens, D hidden size, F the tier's FFN width, H heads, K head dimension,
+V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from aftermath.model.arch.llama import linear, rotary, rotate
+from aftermath.model.arch.nanogpt_config import NanoGPTConfig
+from aftermath.model.network import LanguageModel
+
+
+class NanoGPT(LanguageModel):
+    """The network of one tier."""
+
+    def __init__(self, config: NanoGPTConfig, tier: int = 0) -> None:
+        super().__init__(config, tier)
+        self.model = Decoder(config, config.width(tier))
+        self._cap, self._tied = config.logit_softcap, config.tie_word_embeddings
+        if not self._tied:
+            self.lm_head = linear(config.hidden_size, config.vocab_size)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        hidden = self.model(input_ids)  # [B, T, D]
+        logits = F.linear(hidden, (self.model.embed_tokens if self._tied else self.lm_head).weight)  # [B, T, V]
+        return torch.tanh(logits / self._cap) * self._cap if self._cap else logits
+
+
+class Decoder(nn.Module):
+    """Tables, layers and the ways around them: token ids [B, T] -> hidden states [B, T, D]."""
+
+    def __init__(self, config: NanoGPTConfig, width: int) -> None:
+        super().__init__()
+        self.config = config
+        values = config.num_attention_heads * config.head_dim
+        self.embed_tokens = _table(config.vocab_size, config.hidden_size)
+        if config.value_embeddings:
+            self.value_embeds = nn.ModuleList(_table(config.vocab_size, values) for _ in range(config.value_embeddings))
+        if config.skips:
+            self.skip_lambdas = nn.Parameter(torch.empty(config.skips))
+        self.layers = nn.ModuleList(Layer(config, width, number) for number in range(config.num_hidden_layers))
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        config = self.config
+        hidden = start = _norm(self.embed_tokens(input_ids), config)  # [B, T, D]
+        rotation = rotary(config.head_dim, config.rope_theta, input_ids.shape[1], hidden.device)
+        skips: list[Tensor] = []
+        for number, layer in enumerate(self.layers):
+            if number >= config.num_hidden_layers - config.skips:
+                hidden = hidden + self.skip_lambdas[config.skips - len(skips)] * skips.pop()
+            table = config.value_table(number)
+            added = None if table is None else self.value_embeds[table](input_ids)  # [B, T, H K]
+            hidden = layer(hidden, start, added, rotation)
+            if number < config.skips:
+                skips.append(hidden)
+        return _norm(hidden, config)
+
+
+class Layer(nn.Module):
+    """Attention and feed-forward, each before a norm and added to the residual stream [B, T, D]."""
+
+    def __init__(self, config: NanoGPTConfig, width: int, number: int) -> None:
+        super().__init__()
+        self.config = config
+        if config.x0_residual:
+            self.residual_lambda, self.x0_lambda = nn.Parameter(torch.empty(1)), nn.Parameter(torch.empty(1))
+        self.self_attn = Attention(config, config.value_table(number) is not None)
+        self.mlp = FeedForward(config, width)
+
+    def forward(self, hidden: Tensor, start: Tensor, added: Tensor | None, rotation: tuple[Tensor, Tensor]) -> Tensor:
+        if self.config.x0_residual:
+            hidden = self.residual_lambda * hidden + self.x0_lambda * start
+        hidden = hidden + self.self_attn(_norm(hidden, self.config), added, rotation)
+        out: Tensor = hidden + self.mlp(_norm(hidden, self.config))
+        return out
+
+
+class Attention(nn.Module):
+    """Causal attention with rotary positions; a table of the tokens may be added to the values."""
+
+    def __init__(self, config: NanoGPTConfig, adds: bool) -> None:
+        super().__init__()
+        self.config = config
+        inner = config.num_attention_heads * config.head_dim
+        self.q_proj = linear(config.hidden_size, inner)  # [H K, D]
+        self.k_proj = linear(config.hidden_size, inner)  # [H K, D]
+        self.v_proj = linear(config.hidden_size, inner)  # [H K, D]
+        self.o_proj = linear(inner, config.hidden_size)  # [D, H K]
+        if adds:
+            self.value_lambda = nn.Parameter(torch.empty(1))
+
+    def forward(self, hidden: Tensor, added: Tensor | None, rotation: tuple[Tensor, Tensor]) -> Tensor:
+        query, key = self._heads(self.q_proj(hidden)), self._heads(self.k_proj(hidden))  # [B, H, T, K]
+        if self.config.qk_norm:
+            query, key = _norm(query, self.config), _norm(key, self.config)
+        value = self.v_proj(hidden)  # [B, T, H K]
+        if added is not None:
+            value = value + self.value_lambda * added
+        mixed = F.scaled_dot_product_attention(
+            rotate(query, rotation), rotate(key, rotation), self._heads(value), is_causal=True
+        )  # [B, H, T, K]
+        out: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))  # [B, T, D]
+        return out
+
+    def _heads(self, projected: Tensor) -> Tensor:
+        batch, length, _ = projected.shape
+        return projected.view(batch, length, -1, self.config.head_dim).transpose(1, 2)  # [B, T, H K] -> [B, H, T, K]
+
+
+class FeedForward(nn.Module):
+    """Of a tier's width: down(relu(up(x))^2), or SwiGLU. Hidden units are independent, so a prefix is a model."""
+
+    def __init__(self, config: NanoGPTConfig, width: int) -> None:
+        super().__init__()
+        self._gated = not config.relu_squared
+        if self._gated:
+            self.gate_proj = linear(config.hidden_size, width)  # [F, D]
+        self.up_proj = linear(config.hidden_size, width)  # [F, D]
+        self.down_proj = linear(width, config.hidden_size)  # [D, F]
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        up = self.up_proj(hidden)  # [B, T, F]
+        out: Tensor = self.down_proj(F.silu(self.gate_proj(hidden)) * up if self._gated else F.relu(up).square())
+        return out
+
+
+def _norm(hidden: Tensor, config: NanoGPTConfig) -> Tensor:
+    return F.rms_norm(hidden, (hidden.shape[-1],), eps=config.rms_norm_eps)
+
+
+def _table(rows: int, columns: int) -> nn.Embedding:
+    blank = torch.empty(rows, columns)  # torch's own init imports its compiler
+    table: nn.Embedding = nn.Embedding.from_pretrained(blank, freeze=False)
+    return table

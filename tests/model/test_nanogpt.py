@@ -1,0 +1,241 @@
+"""NanoGPT: against a restatement that is written otherwise, option by option; causality, gradients, tiers, learning."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from aftermath.model.arch.nanogpt_config import NanoGPTConfig
+from aftermath.model.architectures import config_of
+from aftermath.model.config import ModelConfigError
+from aftermath.model.initial import init_weights
+from aftermath.model.network import LanguageModel
+from aftermath.model.schema import state_schema
+from aftermath.optim.distro import Distro
+from aftermath.optim.schema import Schema, build_schema
+
+torch.set_num_threads(1)
+
+HF: dict[str, Any] = {
+    "model_type": "nanogpt",
+    "vocab_size": 48,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "rms_norm_eps": 1e-5,
+}
+PLAIN = {"relu_squared": False, "qk_norm": False, "logit_softcap": 0.0}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "relu_squared": {"relu_squared": True},
+    "qk_norm": {"qk_norm": True},
+    "logit_softcap": {"logit_softcap": 3.0},
+    "value_embeddings": {"value_embeddings": 2},
+    "x0_residual": {"x0_residual": True},
+    "unet_skips": {"unet_skips": True},
+    "all": {
+        "relu_squared": True,
+        "qk_norm": True,
+        "logit_softcap": 15.0,
+        "value_embeddings": 1,
+        "x0_residual": True,
+        "unet_skips": True,
+    },
+}
+
+
+def config(option: str = "all", **changes: Any) -> NanoGPTConfig:
+    found = config_of(HF | PLAIN | OPTIONS[option] | changes)
+    assert isinstance(found, NanoGPTConfig)
+    return found
+
+
+def weights(shape: NanoGPTConfig, tier: int = 0) -> dict[str, Tensor]:
+    """Initial ones, but for lambdas, which would hide what they multiply."""
+    params = init_weights(shape, 7, tier)
+    generator = torch.Generator().manual_seed(3)
+    for name in sorted(params):
+        if "lambda" in name:
+            params[name] = torch.rand(params[name].shape, generator=generator) + 0.5
+    return params
+
+
+def tokens(batch: int = 3, length: int = 12, seed: int = 1) -> Tensor:
+    return torch.randint(0, 48, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def restated(p: dict[str, Tensor], c: NanoGPTConfig, ids: Tensor) -> Tensor:
+    """One sequence [T], head by head and place by place, in float64."""
+    p = {name: tensor.double() for name, tensor in p.items()}
+    dim, heads, layers, length = c.head_dim, c.num_attention_heads, c.num_hidden_layers, len(ids)
+
+    def norm(x: Tensor) -> Tensor:
+        return x / (x.square().mean(-1, keepdim=True) + c.rms_norm_eps).sqrt()
+
+    def turned(x: Tensor, place: int) -> Tensor:
+        pairs = torch.complex(x[: dim // 2], x[dim // 2 :])
+        angles = torch.tensor([place / c.rope_theta ** (2 * i / dim) for i in range(dim // 2)], dtype=torch.float64)
+        pairs = pairs * torch.polar(torch.ones_like(angles), angles)
+        return torch.cat((pairs.real, pairs.imag))
+
+    x = x0 = norm(p["model.embed_tokens.weight"][ids])
+    ended: dict[int, Tensor] = {}
+    for layer in range(layers):
+        own = {name.removeprefix(f"model.layers.{layer}."): t for name, t in p.items() if f".layers.{layer}." in name}
+        mirror = layers - 1 - layer
+        if c.unet_skips and layer >= layers - layers // 2:
+            x = x + p["model.skip_lambdas"][layer - (layers - layers // 2)] * ended[mirror]
+        if c.x0_residual:
+            x = own["residual_lambda"] * x + own["x0_lambda"] * x0
+        q, k, v = (norm(x) @ own[f"self_attn.{name}_proj.weight"].T for name in "qkv")
+        first, last = range(c.value_embeddings), range(layers - c.value_embeddings, layers)
+        number = {**dict(zip(first, first, strict=True)), **dict(zip(last, first, strict=True))}
+        if layer in number:
+            v = v + own["self_attn.value_lambda"] * p[f"model.value_embeds.{number[layer]}.weight"][ids]
+        rows = []
+        for place in range(length):
+            mixed = []
+            for head in range(heads):
+                part = slice(head * dim, (head + 1) * dim)
+                now, before = q[place, part], k[: place + 1, part]
+                if c.qk_norm:
+                    now, before = norm(now), norm(before)
+                scores = torch.stack(
+                    [turned(now, place) @ turned(one, index) / math.sqrt(dim) for index, one in enumerate(before)]
+                )
+                mixed.append(torch.softmax(scores, 0) @ v[: place + 1, part])
+            rows.append(torch.cat(mixed))
+        x = x + torch.stack(rows) @ own["self_attn.o_proj.weight"].T
+        up = norm(x) @ own["mlp.up_proj.weight"].T
+        if c.relu_squared:
+            up = up.clamp_min(0) ** 2
+        else:
+            gate = norm(x) @ own["mlp.gate_proj.weight"].T
+            up = gate * torch.sigmoid(gate) * up
+        x = x + up @ own["mlp.down_proj.weight"].T
+        ended[layer] = x
+    logits = norm(x) @ p["model.embed_tokens.weight" if c.tie_word_embeddings else "lm_head.weight"].T
+    return c.logit_softcap * torch.tanh(logits / c.logit_softcap) if c.logit_softcap else logits
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("option", OPTIONS)
+def test_logits_and_gradients_are_those_of_the_restatement(option: str, tied: bool) -> None:
+    shape = config(option, tie_word_embeddings=tied)
+    params, ids = weights(shape), tokens(1, 7)
+    net = shape.build(0, {name: tensor.clone() for name, tensor in params.items()})
+    logits = net(ids)[0]
+    own = {name: tensor.clone().requires_grad_(True) for name, tensor in params.items()}
+    wanted = restated(own, shape, ids[0])
+    torch.testing.assert_close(logits.double(), wanted, rtol=1e-4, atol=1e-5)
+    weigh = torch.randn(wanted.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    (wanted * weigh).sum().backward()
+    (logits.double() * weigh).sum().backward()
+    for name, tensor in net.named_parameters():
+        assert tensor.grad is not None, name
+        assert tensor.grad.abs().max() > 0, f"{name} learns nothing"
+        torch.testing.assert_close(tensor.grad, own[name].grad, rtol=1e-3, atol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_no_position_sees_a_later_token(option: str) -> None:
+    shape = config(option)
+    net, ids = shape.build(0, weights(shape)), tokens()
+    for place in range(1, ids.shape[1]):
+        changed = ids.clone()
+        changed[:, place:] = (changed[:, place:] + 1) % 48
+        before, after = net(ids), net(changed)
+        assert torch.equal(before[:, :place], after[:, :place])
+        assert not torch.allclose(before[:, place], after[:, place])
+
+
+@pytest.mark.parametrize("option", [name for name in OPTIONS if name != "plain"])
+def test_every_option_changes_the_function(option: str) -> None:
+    ids, plain = tokens(), config("plain")
+    shape = config(option)
+    net, other = shape.build(0, weights(shape)), plain.build(0, weights(plain))
+    assert not torch.allclose(net(ids), other(ids), atol=1e-6)
+
+
+def test_logits_stay_within_the_cap() -> None:
+    shape = config("logit_softcap")
+    params = weights(shape)
+    params["lm_head.weight"] *= 1e4
+    assert shape.build(0, params)(tokens()).abs().max() <= 3.0
+
+
+def test_what_options_add_begins_with_the_said_values() -> None:
+    params = init_weights(config(), 0)
+    found = {name.rpartition(".")[2]: set(t.tolist()) for name, t in params.items() if "lambda" in name}
+    assert found == {"residual_lambda": {1.0}, "x0_lambda": {0.0}, "value_lambda": {0.5}, "skip_lambdas": {1.0}}
+
+
+@pytest.mark.parametrize(("option", "tier"), [*itertools.product(OPTIONS, (1, 2))])
+def test_a_tier_is_a_prefix_and_computes_what_the_full_model_does_without_the_rest(option: str, tier: int) -> None:
+    shape = config(option)
+    full, held = weights(shape), weights(shape, tier)
+    for name, tensor in held.items():
+        assert torch.equal(tensor, full[name][tuple(slice(0, size) for size in tensor.shape)]), name
+    for name, tensor in full.items():
+        if name.endswith("down_proj.weight"):
+            tensor[:, shape.width(tier) :] = 0
+    ids = tokens()
+    torch.testing.assert_close(shape.build(tier, held)(ids), shape.build(0, full)(ids), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_a_config_goes_through_its_file_and_a_schema_through_its_document(option: str) -> None:
+    shape = config(option)
+    for tier in (0, 2):
+        assert config_of(shape.to_hf(tier)) == shape
+    schema = build_schema(shape.to_hf(), 3, _distro())
+    assert Schema.from_json(schema.to_json()).hash() == schema.hash()
+    assert shape.parameter_shapes().keys() == {segment.name for segment in schema.state.segments}
+
+
+def test_every_option_is_part_of_what_members_agree_on() -> None:
+    documents = [state_schema(config(option).to_hf(), 3).document() for option in OPTIONS]
+    assert all(one != other for one, other in itertools.combinations(documents, 2))
+
+
+def test_it_learns_a_text_by_heart_at_every_tier() -> None:
+    ids = tokens(2, 24)
+    for tier in (0, 2):
+        shape = config()
+        net: LanguageModel = shape.build(tier, init_weights(shape, 7, tier))
+        optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
+        first = net.loss(ids).item()
+        for _ in range(150):
+            optimizer.zero_grad()
+            loss = net.loss(ids)
+            loss.backward()
+            optimizer.step()
+        assert loss.item() < 0.3 < 3.5 < first
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"use_smear_gate": True}, "use_smear_gate is of another NanoGPT"),
+        ({"num_key_value_heads": 2}, "num_key_value_heads 2 is not num_attention_heads"),
+        ({"value_embeddings": 3}, "value_embeddings 3 is more than half of the 4 layers"),
+        ({"logit_softcap": -1.0}, "logit_softcap: "),
+        ({"relu_squared": 1}, "relu_squared: "),
+        ({"num_attention_heads": 5}, "hidden_size 32 is not a multiple of 5"),
+        ({"head_dim": 7}, "head_dim 7 is odd"),
+        ({"intermediate_size": None}, "intermediate_size is missing"),
+    ],
+)
+def test_a_config_that_says_something_else_is_refused(keys: dict[str, Any], said: str) -> None:
+    with pytest.raises(ModelConfigError, match=said):
+        config_of(HF | keys)
+
+
+def _distro() -> Distro:
+    return Distro(8, 8, chunk=16, quantize_1bit=True, decay=0.999, weight_decay=0.0, clip=1.0)
