@@ -152,15 +152,20 @@ async def test_websocket_on_the_rpc_port_too() -> None:
     await running.close()
 
 
-async def test_who_leaves_during_the_handshake_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+LETTER = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 500\r\n\r\n{"
+
+
+async def test_who_leaves_in_the_middle_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
     running = await serve(LocalnetConfig(rpc_port=0))
     loop = asyncio.get_running_loop()
-    for _ in range(20):
+    for said in [UPGRADE, LETTER] * 20:
         hasty = sockets.socket()
         hasty.setsockopt(sockets.SOL_SOCKET, sockets.SO_LINGER, struct.pack("ii", 1, 0))
         hasty.setblocking(False)
         await loop.sock_connect(hasty, ("127.0.0.1", running.rpc_port))
-        await loop.sock_sendall(hasty, UPGRADE)
+        await loop.sock_sendall(hasty, said)
+        if said is LETTER:
+            await asyncio.sleep(0.01)  # until its body is waited for
         hasty.close()
         assert (await rpc(running.rpc_url, "getHealth"))["result"] == "ok"
     assert not running._connections

@@ -99,11 +99,8 @@ class Connection:
             return
         self._queue.put_nowait(text)
 
-    async def serve(self, request: web.BaseRequest) -> web.StreamResponse:
-        try:
-            await self._socket.prepare(request)
-        except ConnectionError:  # it left during the handshake, and no answer reaches it
-            return web.Response()
+    async def serve(self, request: web.BaseRequest) -> web.WebSocketResponse:
+        await self._socket.prepare(request)
         tasks = [asyncio.create_task(part) for part in (self._read(), self._write(), self._lagging.wait())]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -99,6 +99,12 @@ class RunningLocalnet:
             self.bank.tick()
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        try:
+            return await self._answer(request)
+        except ConnectionError:  # it has left, and no answer reaches it
+            return web.Response()
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.headers.get("Upgrade", "").lower() == "websocket":
             return await self._subscribe(request)
         if request.method == "GET" and request.path == "/health":
