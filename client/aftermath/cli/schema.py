@@ -12,6 +12,7 @@ from typing import Any
 
 from aftermath.model.architectures import architecture_of, config_of
 from aftermath.model.config import stored_tier
+from aftermath.model.documents import CheckpointError
 from aftermath.model.resolve import load_hf_config
 from aftermath.optim.agreed import agreed_schema
 from aftermath.optim.schema import Schema
@@ -59,10 +60,21 @@ def shape_of(config: RunConfig) -> Shape:
     """
     if mistakes := [*_not_there(config)]:
         raise config.refused(mistakes)
-    document = load_hf_config(checkpoint_of(config.llm.checkpoint))
+    document = _document(config)
     if mistakes := [*_not_done(config), *_not_fitting(config, document)]:
         raise config.refused(mistakes)
     return Shape(agreed_schema(document, config.llm.matformer.tiers, optimizer_of(config.llm.optimizer)))
+
+
+def _document(config: RunConfig) -> Mapping[str, Any]:
+    """The checkpoint's config.json. Raises ConfigError where a path of the file is wrong, else what reading raises."""
+    try:
+        return load_hf_config(checkpoint_of(config.llm.checkpoint))
+    except CheckpointError as error:
+        if config.llm.checkpoint.Local is None:
+            raise
+        said = "; ".join(filter(None, (error.message, error.fix)))
+        raise config.refused([((*_LLM, "checkpoint"), said)]) from error
 
 
 def _not_there(config: RunConfig) -> Iterator[Mistake]:

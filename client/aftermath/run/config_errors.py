@@ -7,6 +7,7 @@ import re
 import types
 import typing
 from collections.abc import Iterable, Sequence
+from datetime import date, time
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -76,7 +77,7 @@ def _sentence(item: Any, root: type[BaseModel]) -> str:
         return f"{where} is missing"
     if kind == "literal_error":
         allowed = re.findall(r"'([^']*)'", context["expected"])
-        return f"{where} is {shown(given)}{_nearest(str(given), allowed)}; allowed: {', '.join(allowed)}"
+        return f"{where} is {_as_written(given)}{_nearest(str(given), allowed)}; allowed: {', '.join(allowed)}"
     if kind in ("greater_than_equal", "less_than_equal"):
         limit = context.get("ge", context.get("le"))
         side = "at least" if "ge" in context else "at most"
@@ -86,7 +87,16 @@ def _sentence(item: Any, root: type[BaseModel]) -> str:
         return f"{where} has {counted(context['actual_length'], 'entry', 'entries')}; it must have {limit}"
     if kind == "value_error":
         return f"{where} {context['error']}"
-    return f"{where} is {shown(given)}; it must be {_KINDS.get(kind, item['msg'])}"
+    return f"{where} is {_as_written(given)}; it must be {_KINDS.get(kind, item['msg'])}"
+
+
+def _as_written(given: object) -> str:
+    """A value as a config file has it; of a list or a table only that it is one."""
+    if isinstance(given, bool):
+        return str(given).lower()
+    if isinstance(given, date | time):
+        return given.isoformat()
+    return "a list" if isinstance(given, list) else "a table" if isinstance(given, dict) else shown(given)
 
 
 def _nearest(given: str, allowed: Iterable[str]) -> str:
