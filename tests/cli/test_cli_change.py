@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from solders.pubkey import Pubkey
 
@@ -89,3 +91,16 @@ def test_another_schema_does_not_take_the_newest_model_from_the_members() -> Non
 def test_another_schema_is_taken_once_its_model_is_in_a_checkpoint() -> None:
     run = _paused("RUN-step3")
     assert _change(run, FILE.replace("MODEL", "RUN-step3").replace("compression_topk = 4", "compression_topk = 5"))
+
+
+def test_a_run_does_not_go_on_after_its_last_step() -> None:
+    """It would end with the next command, and could never be changed again."""
+    run = _paused("RUN-step3")
+    ix = CoordinatorInstructions(coordinator_program(), run.authority.pubkey())
+    last = run.run.config.total_steps
+    longer = parse_config(re.sub(r"total_steps = \d+", "total_steps = 400", FILE.replace("MODEL", "RUN-step3")), "")
+    assert Change({}, None, None, last, False, None).instructions(ix, run.run, run.model)
+    assert Change({}, longer, _shape(longer), 400, False, None).instructions(ix, run.run, run.model)
+    for config, step, end in ((None, last + 1, last), (longer, 401, 400)):
+        with pytest.raises(CommandError, match=f"--restart-from-step {step} is after the last of {end} steps"):
+            Change({}, config, config and _shape(config), step, False, None).instructions(ix, run.run, run.model)

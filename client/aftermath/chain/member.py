@@ -181,10 +181,11 @@ class SolanaMember:
         grantor = Pubkey(self._watcher.latest.join_authority)
         authorization = await self._authorizations.admitting(grantor, self._wallet.pubkey, self._authorizer)
         if authorization is None:
+            other = "name another" if self._authorizer else "name one"
             raise ChainRefused(
                 "NotAuthorized",
                 f"wallet {self._wallet.pubkey} is not admitted to run {self._run_id!r}",
-                f"ask the run's join authority {grantor} for an authorization, or name one with --authorizer",
+                f"ask the run's join authority {grantor} for an authorization, or {other} with --authorizer",
             )
         return authorization.address
 

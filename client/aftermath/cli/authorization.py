@@ -22,13 +22,16 @@ async def granting(chain: SignedCluster, grantee: Pubkey) -> list[Instruction]:
     return ([] if found else [ix.create(grantee)]) + [ix.grantor_update(grantee, True)]
 
 
-def present(found: Authorization | None, grantor: Pubkey, grantee: Pubkey) -> Authorization:
+GRANT = "the join authority grants one with aftermath-solana join-authorization-create"
+
+
+def present(found: Authorization | None, grantor: Pubkey, grantee: Pubkey, fix: str = GRANT) -> Authorization:
     """The authorization, or the error that there is none."""
     if found is None:
         who = "everybody" if grantee == EVERYONE else str(grantee)
         raise CommandError(
             f"{grantor} has given no authorization to {who}",
-            "the join authority grants one with aftermath-solana join-authorization-create",
+            fix,
         )
     return found
 

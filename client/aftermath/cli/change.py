@@ -89,6 +89,12 @@ class Change:
         """The progress at the start of the asked step: the data the steps before it used are not used again."""
         assert self.restart_from_step is not None
         rules = Config(**self.config.to_chain()["config"]) if self.config else run.config
+        if 0 < rules.total_steps < self.restart_from_step:
+            raise CommandError(
+                f"--restart-from-step {self.restart_from_step} is after the last of {rules.total_steps} steps, and a "
+                "run that has ended cannot be changed any more",
+                f"name a step from 1 to {rules.total_steps}, or give a config with more total_steps",
+            )
         data_index = 0
         for step in range(1, self.restart_from_step):
             if data_index * rules.max_seq_len >= rules.global_batch_size_warmup_tokens:

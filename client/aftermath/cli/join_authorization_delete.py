@@ -10,6 +10,8 @@ from aftermath.cli.command import command
 from aftermath.cli.options import SigningOptions
 from aftermath.cli.present import Result, facts, note
 
+_SIGN = "sign with the key of the join authority that granted it, or name another with --authorizer"
+
 
 @command(
     "join-authorization-delete",
@@ -36,7 +38,7 @@ async def join_authorization_delete(
     async with sign_in(options) as chain:
         grantor = chain.wallet.pubkey
         ix = chain.authorizer.ix(grantor)
-        found = present(await chain.authorizer.fetch(grantor, grantee), grantor, grantee)
+        found = present(await chain.authorizer.fetch(grantor, grantee), grantor, grantee, _SIGN)
         signatures = [await chain.sender.send([ix.grantor_update(grantee, False)])] if found.active else []
         try:
             signatures.append(await chain.sender.send([ix.close(grantee)]))
