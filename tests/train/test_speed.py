@@ -53,10 +53,10 @@ def test_measuring_ends_in_time_and_finds_the_speed_on_fast_and_slow_machines(se
     assert (seen[-2:] == [(MICRO, SEQ_LEN)] * 2) is (seconds_per_token < 1e-4)
 
 
-def test_a_pass_that_alone_takes_too_long_is_the_only_one() -> None:
+def test_a_first_pass_that_takes_too_long_is_made_once_more_as_it_also_warms_the_machine() -> None:
     replica, seen = machine(1.0)
     assert replica.measure_weight(SEQ_LEN, 8.0) == 1
-    assert seen == [(1, 32)]
+    assert seen == [(1, 32), (1, 32)]
 
 
 @pytest.mark.parametrize(("micro", "seq_len"), [(1, 16), (3, 16), (4, 100)])

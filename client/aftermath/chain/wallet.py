@@ -167,7 +167,7 @@ def _read_key_file(path: Path, how_made: str) -> bytes:
             f"cannot read the key file {path}: {error.strerror}", "check the path and its permissions"
         ) from error
     if len(raw) > MAX_KEY_FILE:
-        raise WalletError(f"{path} is too long to be a key file")
+        raise WalletError(f"{path} is too long to be a key file", "name the file of a Solana key")
     return raw
 
 

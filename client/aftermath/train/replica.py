@@ -82,15 +82,15 @@ class Replica:
     def measure_weight(self, seq_len: int, seconds: float) -> int:
         """This machine's throughput in sequences per minute (1..65535), from passes over the first tokens.
 
-        The first pass is short and each next one twice as long, up to a micro-batch (twice: the first also warms
-        caches), unless it would end after `seconds`: then the last one that did not has to do.
+        The first pass is short, and made twice, since it warms caches and libraries; each next one is twice as long, up
+        to a micro-batch (twice as well), unless it would end after `seconds`: then the last that did not has to do.
         """
         batch = torch.arange(self._micro * seq_len, device=self._device).remainder_(self.model.config.vocab_size)
         began = self._stopwatch()
         done, best = 0, float("inf")  # tokens of the longest passes so far, and the time of the fastest of them
-        for count, length in _passes(self._micro, seq_len):
+        for number, (count, length) in enumerate(_passes(self._micro, seq_len)):
             started = self._stopwatch()
-            if done and started - began + best * (count * length / done) > seconds:
+            if number > 1 and started - began + best * (count * length / done) > seconds:
                 break
             accumulate(self.model, batch[: count * length].view(count, length), self._micro, threading.Event())
             took = self._stopwatch() - started
@@ -128,6 +128,7 @@ def accumulate(model: LanguageModel, sequences: Tensor, micro_batch: int, cancel
 def _passes(micro: int, seq_len: int) -> Iterator[tuple[int, int]]:
     """The (sequences, tokens of each) of the passes that measure a machine; the last is a whole micro-batch."""
     length = min(_SHORTEST_PASS, seq_len)
+    yield 1, length
     while length < seq_len:
         yield 1, length
         length = min(2 * length, seq_len)

@@ -7,13 +7,13 @@ Decided
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from aftermath.model.config import ModelConfig, ModelConfigError
+from aftermath.model.arch.transformer_config import TransformerConfig
+from aftermath.model.config import ModelConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,24 +30,11 @@ _OTHER_FUNCTIONS = (
 )
 
 
-class LlamaConfig(ModelConfig):
+class LlamaConfig(TransformerConfig):
     """Hyper-parameters under their names in the Hugging Face `LlamaConfig`."""
 
     MODEL_TYPE: ClassVar[str] = "llama"
-    ELASTIC_DIMS: ClassVar[Mapping[str, Literal[0, 1]]] = {  # of a MatFormer FFN (arXiv 2310.07707)
-        "mlp.gate_proj.weight": 0,
-        "mlp.up_proj.weight": 0,
-        "mlp.down_proj.weight": 1,
-    }
-
-    hidden_size: int = Field(ge=2, le=1 << 16)
-    num_hidden_layers: int = Field(ge=1, le=512)
-    num_attention_heads: int = Field(ge=1, le=1 << 10)
     num_key_value_heads: int = Field(ge=1, le=1 << 10)
-    head_dim: int = Field(ge=2, le=1 << 12)
-    rms_norm_eps: float = Field(1e-6, gt=0, le=1e-2)
-    rope_theta: float = Field(10000.0, ge=1, le=1e12)
-    initializer_range: float = Field(0.02, gt=0, le=1)
 
     @model_validator(mode="after")
     def _heads_fit(self) -> Self:
@@ -56,8 +43,6 @@ class LlamaConfig(ModelConfig):
                 f"num_attention_heads {self.num_attention_heads} is not a multiple of "
                 f"num_key_value_heads {self.num_key_value_heads}"
             )
-        if self.head_dim % 2:
-            raise ValueError(f"head_dim {self.head_dim} is odd; rotary embeddings need an even one")
         return self
 
     @classmethod
@@ -68,14 +53,6 @@ class LlamaConfig(ModelConfig):
         known.setdefault("num_key_value_heads", known.get("num_attention_heads"))
         if (theta := _rope_theta(hf_config)) is not None:
             known["rope_theta"] = theta
-        heads, hidden = known.get("num_attention_heads"), known.get("hidden_size")
-        if "head_dim" not in known and isinstance(heads, int) and isinstance(hidden, int) and heads > 0:
-            if hidden % heads:
-                raise ModelConfigError(
-                    f"config.json: hidden_size {hidden} is not a multiple of {heads} attention heads",
-                    "choose a number of heads that divides it",
-                )
-            known["head_dim"] = hidden // heads
         return cls.checked(known)
 
     def to_hf(self, tier: int = 0) -> dict[str, Any]:
@@ -94,11 +71,8 @@ class LlamaConfig(ModelConfig):
         return Llama.of(self, tier, params)
 
     def deviation(self, name: str) -> float | None:
-        """As in GPT-2: `initializer_range`, divided by sqrt(2 layers) where a layer writes to the residual stream."""
-        if "norm" in name:
-            return None
-        residual = name.endswith(("self_attn.o_proj.weight", "mlp.down_proj.weight"))
-        return self.initializer_range / math.sqrt(2 * self.num_hidden_layers if residual else 1)
+        """Norms are ones."""
+        return None if "norm" in name else super().deviation(name)
 
     def parameter_shapes(self, tier: int = 0) -> dict[str, tuple[int, ...]]:
         """Name -> shape of every tensor a tier-k replica holds. A tied output head is not a tensor of its own."""

@@ -12,13 +12,13 @@ value embeddings: Zhou et al. (arXiv 2410.17897); the soft-cap: Gemma 2 (arXiv 2
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from aftermath.model.config import ModelConfig, ModelConfigError
+from aftermath.model.arch.transformer_config import TransformerConfig
+from aftermath.model.config import ModelConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,24 +29,10 @@ if TYPE_CHECKING:
 _IDEAS = ("relu_squared", "qk_norm", "logit_softcap", "value_embeddings", "x0_residual", "unet_skips")
 
 
-class NanoGPTConfig(ModelConfig):
+class NanoGPTConfig(TransformerConfig):
     """Hyper-parameters, under the names that Llamas have for them where these have any."""
 
     MODEL_TYPE: ClassVar[str] = "nanogpt"
-    ELASTIC_DIMS: ClassVar[Mapping[str, Literal[0, 1]]] = {
-        "mlp.gate_proj.weight": 0,
-        "mlp.up_proj.weight": 0,
-        "mlp.down_proj.weight": 1,
-    }
-
-    hidden_size: int = Field(ge=2, le=1 << 16)
-    num_hidden_layers: int = Field(ge=1, le=512)
-    num_attention_heads: int = Field(ge=1, le=1 << 10)
-    head_dim: int = Field(ge=2, le=1 << 12)
-    rms_norm_eps: float = Field(1e-6, gt=0, le=1e-2)
-    rope_theta: float = Field(10000.0, ge=1, le=1e12)
-    initializer_range: float = Field(0.02, gt=0, le=1)
-
     relu_squared: bool = True
     """The FFN is down(relu(up(x))^2); else SwiGLU, with a gate."""
     qk_norm: bool = True
@@ -62,8 +48,6 @@ class NanoGPTConfig(ModelConfig):
 
     @model_validator(mode="after")
     def _fit(self) -> Self:
-        if self.head_dim % 2:
-            raise ValueError(f"head_dim {self.head_dim} is odd; rotary embeddings need an even one")
         if 2 * self.value_embeddings > self.num_hidden_layers:
             raise ValueError(
                 f"value_embeddings {self.value_embeddings} is more than half of the {self.num_hidden_layers} layers"
@@ -80,19 +64,11 @@ class NanoGPTConfig(ModelConfig):
                     f"say what is meant by {', '.join(_IDEAS)}, if the weights were trained so",
                 )
         known = cls.known(hf_config)
-        heads, hidden = known.get("num_attention_heads"), known.get("hidden_size")
-        if hf_config.get("num_key_value_heads") not in (None, heads):
+        if hf_config.get("num_key_value_heads") not in (None, known.get("num_attention_heads")):
             raise ModelConfigError(
                 f"config.json: num_key_value_heads {hf_config['num_key_value_heads']!r} is not num_attention_heads",
                 "leave it out: a NanoGPT has as many keys as queries",
             )
-        if "head_dim" not in known and isinstance(heads, int) and isinstance(hidden, int) and heads > 0:
-            if hidden % heads:
-                raise ModelConfigError(
-                    f"config.json: hidden_size {hidden} is not a multiple of {heads} attention heads",
-                    "choose a number of heads that divides it",
-                )
-            known["head_dim"] = hidden // heads
         return cls.checked(known)
 
     def to_hf(self, tier: int = 0) -> dict[str, Any]:
@@ -133,11 +109,8 @@ class NanoGPTConfig(ModelConfig):
         return shapes
 
     def deviation(self, name: str) -> float | None:
-        """As a Llama's; lambdas are constants."""
-        if not name.endswith(".weight"):
-            return None
-        residual = name.endswith(("self_attn.o_proj.weight", "mlp.down_proj.weight"))
-        return self.initializer_range / math.sqrt(2 * self.num_hidden_layers if residual else 1)
+        """Lambdas are constants."""
+        return super().deviation(name) if name.endswith(".weight") else None
 
     def constant(self, name: str) -> float:
         """Nothing of x0, half of a value's embedding, all of a skip."""
