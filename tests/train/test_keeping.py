@@ -10,6 +10,7 @@ import pytest
 from huggingface_hub.utils import validate_repo_id
 
 from aftermath.model.schema import StateSchema
+from aftermath.model.store import RESERVE
 from aftermath.run.errors import AftermathError
 from aftermath.sim.simulation import Simulation, play
 from aftermath.train import keeping
@@ -89,7 +90,7 @@ def test_a_directory_of_somebody_else_is_refused(tmp_path: Path, schema: StateSc
 def test_there_must_be_room_for_two_checkpoints(
     tmp_path: Path, schema: StateSchema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    needed = 8 * schema.parameters()
+    needed = 8 * schema.parameters() + RESERVE
     asked = settings(checkpoint_dir=tmp_path)
     monkeypatch.setattr(keeping.shutil, "disk_usage", lambda _: Usage(0, 0, needed))
     with pytest.raises(AftermathError, match=f"--checkpoint-dir {tmp_path}: .* are free, and 2 checkpoints") as caught:

@@ -38,6 +38,7 @@ from aftermath.model.steps import among, move_aside, step_directory
 T = TypeVar("T")
 
 MAX_COMPANION_BYTES = 64 << 20
+RESERVE = 1 << 20  # bytes that a disk keeps beside a checkpoint's tensors and tokenizer
 _MODEL = ("model.safetensors", "config.json")
 _PARTIAL, _SCRATCH = ".partial-", "aftermath-checkpoint-"  # followed by the process's id
 
@@ -114,7 +115,7 @@ def _write(
     if {name: tuple(tensor.shape) for name, tensor in params.items()} != expected:
         raise CheckpointError(f"these tensors are not the tier {tier} replica that {target} should hold")
     weights = {name: params[name].detach().to("cpu", torch.float32).contiguous() for name in expected}
-    need = sum(tensor.nbytes for tensor in weights.values()) + sum(map(len, companions.values())) + (1 << 20)
+    need = sum(tensor.nbytes for tensor in weights.values()) + sum(map(len, companions.values()))
 
     def fill(place: Path) -> None:
         save_file(weights, place / _MODEL[0], metadata={"format": "pt"})
@@ -240,9 +241,10 @@ def standing_in(target: Path) -> Iterator[Path]:
 def _require_space(directory: Path, need: int) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(directory).free
-    if free < need:
+    if free < need + RESERVE:
         raise CheckpointError(
-            f"the disk of {directory} is full: a checkpoint takes {need:,} bytes, {free:,} are free",
+            f"the disk of {directory} is full: a checkpoint takes {need:,} bytes and leaves {RESERVE:,} free, "
+            f"{free:,} are free",
             "free some space or name another directory; nothing was changed",
         )
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from aftermath.model.schema import ELEMENT_BYTES, StateSchema
+from aftermath.model.store import RESERVE
 from aftermath.run.errors import Unsuitable, UsageError
 from aftermath.run.repository import is_repository
 from aftermath.train.lock import hold
@@ -50,11 +51,11 @@ def check_directory(settings: TrainSettings, schema: StateSchema) -> None:
         return
     directory = settings.checkpoint_dir.absolute()
     free = _free("--checkpoint-dir", directory)
-    needed = _AT_ONCE * ELEMENT_BYTES * schema.parameters()
+    needed = _AT_ONCE * ELEMENT_BYTES * schema.parameters() + RESERVE
     if free <= needed:
         raise Unsuitable(
-            f"--checkpoint-dir {directory}: {_size(free)} are free, and {_AT_ONCE} checkpoints of this model take "
-            f"{_size(needed)}",
+            f"--checkpoint-dir {directory}: {_size(free)} are free, and {_AT_ONCE} checkpoints of this model "
+            f"and a reserve take {_size(needed)}",
             "make room, or name a directory on another disk",
         )
 
