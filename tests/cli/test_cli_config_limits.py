@@ -27,6 +27,7 @@ def line_of(text: str, part: str) -> int:
 @pytest.mark.parametrize(
     ("right", "wrong", "says"),
     [
+        ('architecture = "HfLlama"', 'architecture = "HfNanoGPT"', 'the checkpoint is of another; use "HfLlama"'),
         ("max_seq_len = 64", "max_seq_len = 2049", "2049: the model is made for 2048 tokens"),
         ("max_seq_len = 64", "max_seq_len = 1", "nothing to predict"),
         ('data_type = "Pretraining"', 'data_type = "Finetuning"', 'use "Pretraining"'),

@@ -49,7 +49,9 @@ SHA = "ab" * 32
 def model_configs() -> tuple[list[bytes], Decode]:
     plain = {k: v for k, v in CONFIG.to_hf().items() if not k.startswith("matformer")}
     ropes = [{"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, {"eos_token_id": [1, 2]}, {}]
-    seeds = [json.dumps({**plain, **more}).encode() for more in ropes] + [json.dumps(CONFIG.to_hf(1)).encode()]
+    nano = {"model_type": "nanogpt", "vocab_size": 9, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2}
+    others = [CONFIG.to_hf(1), {**nano, "num_attention_heads": 2, "value_embeddings": 1, "logit_softcap": 9.5}]
+    seeds = [json.dumps({**plain, **more}).encode() for more in ropes] + [json.dumps(one).encode() for one in others]
     return seeds, through_file("config.json", lambda path: config_of(hf_config(path)))
 
 

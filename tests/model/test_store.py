@@ -103,9 +103,7 @@ def test_a_disk_without_room_is_said_before_writing(tmp_path: Path, monkeypatch:
     first = keep(tmp_path, 1)
     usage = store.shutil.disk_usage(tmp_path)
     monkeypatch.setattr(store.shutil, "disk_usage", lambda _: usage._replace(free=1000))
-    with pytest.raises(
-        CheckpointError, match=r"a checkpoint takes [\d,]+ bytes and leaves 1,048,576 free, 1,000 "
-    ):
+    with pytest.raises(CheckpointError, match=r"a checkpoint takes [\d,]+ bytes and leaves 1,048,576 free, 1,000 "):
         keep(tmp_path, 2)
     assert list(tmp_path.iterdir()) == [first]
 
