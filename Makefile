@@ -7,9 +7,12 @@ VENV := .venv
 STAMP := $(VENV)/.installed
 RUN := $(VENV)/bin/python
 
-.PHONY: demo test slow lint programs programs-check docs measure clean env
+.PHONY: help demo test slow lint fmt check programs programs-check docs measure clean env
 
-env: $(STAMP)
+help:  ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
+
+env: $(STAMP)  ## make .venv with everything, the package installed in place
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { printf 'error: %s\nfix: %s\n' "aftermath needs Python 3.11 or newer" "make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
@@ -19,34 +22,41 @@ $(STAMP): pyproject.toml
 	@$(RUN) -m compileall -q client  # else every process does, where PYTHONDONTWRITEBYTECODE is set
 	@touch $@
 
-demo: $(STAMP)
+demo: $(STAMP)  ## the main job: three members, one killed (ENGINE=validator, MODEL=nanogpt, DIR=...)
 	$(RUN) -m aftermath.demo --engine $(ENGINE) --model $(MODEL) $(if $(DIR),--dir "$(DIR)")
 
 # Real sockets and processes on a busy machine: a test that fails is run once more, and reported as rerun.
 PYTEST := $(RUN) -m pytest --reruns 1 -r R --durations 15
 
-test: $(STAMP)
+test: $(STAMP)  ## the tests that are not slow
 	$(PYTEST) -n 3 -m "not slow"
 
 # End to end one after the other on one worker, since a run and a validator keep more than one core busy, though they
 # often wait; the rest beside them.
-slow: $(STAMP)
+slow: $(STAMP)  ## the slow ones: real processes, the real validator
 	$(PYTEST) -m slow -n 3
 
-lint: $(STAMP)
+fmt: $(STAMP)  ## format Python, and Rust where cargo is
+	$(VENV)/bin/ruff check --fix-only --quiet client tests benchmarks scripts
+	$(VENV)/bin/ruff format client tests benchmarks scripts
+	@if command -v cargo >/dev/null; then cargo fmt --all; else echo "no cargo here: Rust is not formatted"; fi
+
+check: lint test  ## lint and test
+
+lint: $(STAMP)  ## ruff, mypy, and clippy where cargo is
 	$(VENV)/bin/ruff check client tests benchmarks scripts
 	$(VENV)/bin/ruff format --check client tests benchmarks scripts
 	$(VENV)/bin/mypy
 	@if command -v cargo >/dev/null; then cargo fmt --all -- --check && cargo clippy --quiet --all-targets -- -D warnings; else echo "no cargo here: Rust lints skipped"; fi
 
 # The pages that are made from something else: commands from their help, figures from benchmarks/measured.
-docs: $(STAMP)
+docs: $(STAMP)  ## write commands.md and the figures in all pages anew
 	$(RUN) -m aftermath.cli.docs docs/commands.md
 	$(RUN) benchmarks/plots.py docs
 	$(RUN) benchmarks/quote.py README.md docs/*.md
 
 # Measures anew what the documentation quotes; `make docs` afterwards.
-measure: $(STAMP)
+measure: $(STAMP)  ## measure what the pages quote
 	$(RUN) benchmarks/measure.py
 
 # The seed's recipes: set a run up on a local network or on devnet, then train in it.
@@ -58,11 +68,11 @@ start-training-client start-training-light-client \
 start-training-devnet-client start-training-devnet-light-client: start-training-%client: $(STAMP)
 	sh scripts/start-training.sh $(if $(findstring devnet,$*),devnet,localnet) $(if $(findstring light,$*),light,test)
 
-programs:
+programs:  ## build both programs
 	scripts/build-programs.sh
 
-programs-check:
+programs-check:  ## prove that the committed programs are those of the sources
 	scripts/build-programs.sh --check
 
-clean:
+clean:  ## remove the environment, build output and runs
 	rm -rf $(VENV) target runs .pytest_cache .mypy_cache .ruff_cache

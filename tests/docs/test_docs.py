@@ -16,7 +16,7 @@ from aftermath.programs import AUTHORIZER_IDL, COORDINATOR_IDL
 from aftermath.run.views import members_account, model_account, run_account, witnesses_account
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "keys/README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = sorted(ROOT.glob("*.md")) + [ROOT / "keys/README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PROGRAM = "aftermath-solana"
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`([^`\n]+)`")
