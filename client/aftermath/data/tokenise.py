@@ -43,7 +43,8 @@ class Tokenised:
 def folder_documents(folder: Path) -> list[Path]:
     """Every file under a folder, sorted; hidden files and folders are left out. Raises DataError if there is none."""
     if not folder.is_dir():
-        raise DataError(f"there is no folder {folder}", "name a folder that holds text files")
+        what = f"{folder} is no folder" if folder.exists() else f"there is no folder {folder}"
+        raise DataError(what, "name a folder that holds text files")
     found = sorted(
         path
         for path in folder.rglob("*")
