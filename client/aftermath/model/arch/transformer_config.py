@@ -10,6 +10,15 @@ from pydantic import Field, model_validator
 
 from aftermath.model.config import ModelConfig, ModelConfigError
 
+# Keys that transformers reads as well, and that make it another function whatever they say.
+_OTHER_FUNCTIONS = (
+    "quantization_config",
+    "compression_config",
+    "per_layer_config",
+    "sliding_window",
+    "attention_chunk_size",
+)
+
 
 class TransformerConfig(ModelConfig):
     """Hyper-parameters under the names that Hugging Face has for them."""
@@ -19,6 +28,9 @@ class TransformerConfig(ModelConfig):
         "mlp.up_proj.weight": 0,
         "mlp.down_proj.weight": 1,
     }
+
+    ACTIVATIONS: ClassVar[tuple[str, ...]] = ()
+    """What `hidden_act` may say."""
 
     hidden_size: int = Field(ge=2, le=1 << 16)
     num_hidden_layers: int = Field(ge=1, le=512)
@@ -36,8 +48,13 @@ class TransformerConfig(ModelConfig):
 
     @classmethod
     def known(cls, hf_config: Mapping[str, Any]) -> dict[str, Any]:
-        """Heads share the hidden size where nothing else is said. Raises ModelConfigError if they cannot."""
+        """Heads share the hidden size where nothing else is said. Raises ModelConfigError if they cannot, and for keys
+        by which transformers would compute another function of this file than the networks here.
+        """
+        _refuse_other_functions(hf_config, cls.ACTIVATIONS)
         known = super().known(hf_config)
+        if (theta := _rope_theta(hf_config)) is not None:
+            known["rope_theta"] = theta
         heads, hidden = known.get("num_attention_heads"), known.get("hidden_size")
         if "head_dim" not in known and isinstance(heads, int) and isinstance(hidden, int) and heads > 0:
             if hidden % heads:
@@ -52,3 +69,59 @@ class TransformerConfig(ModelConfig):
         """As in GPT-2: `initializer_range`, divided by sqrt(2 layers) where a layer writes to the residual stream."""
         residual = name.endswith(("self_attn.o_proj.weight", "mlp.down_proj.weight"))
         return self.initializer_range / math.sqrt(2 * self.num_hidden_layers if residual else 1)
+
+
+def _refuse_other_functions(hf_config: Mapping[str, Any], activations: tuple[str, ...]) -> None:
+    """Raise for keys by which transformers computes, or trains, something else than the networks here."""
+    for key, default, allowed in (
+        ("hidden_act", None, (*activations, None)),
+        ("attention_bias", False, (False,)),
+        ("mlp_bias", False, (False,)),
+        ("attention_dropout", 0.0, (0.0,)),
+        ("partial_rotary_factor", 1.0, (1.0,)),
+    ):
+        value = default if hf_config.get(key) is None else hf_config[key]
+        if value not in allowed:
+            raise _unsupported(key, value, allowed[0])
+    if not hf_config.get("is_causal", True):
+        raise _unsupported("is_causal", hf_config["is_causal"], True)
+    kinds = hf_config.get("layer_types") or []
+    if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
+        raise _unsupported("layer_types", kinds, "full_attention")
+    for key in _OTHER_FUNCTIONS:
+        if hf_config.get(key):
+            raise ModelConfigError(
+                f"config.json: {key} is not supported",
+                f"use a checkpoint of plain weights, with layers all alike that see the whole text; or remove {key} if "
+                "the model was trained without it",
+            )
+
+
+def _rope_theta(hf_config: Mapping[str, Any]) -> Any:
+    """The base of the rotary positions as the file states it, None where it does not.
+
+    Raises ModelConfigError for positions that are scaled, and for two tables that contradict each other.
+    """
+    tables = {key: hf_config[key] for key in ("rope_scaling", "rope_parameters") if hf_config.get(key)}
+    bases = {}
+    for key, table in tables.items():
+        if not isinstance(table, Mapping) or any(isinstance(value, Mapping) for value in table.values()):
+            raise ModelConfigError(f"config.json: {key} is not one table of numbers", "say its rope_theta alone")
+        kind = table.get("rope_type", table.get("type", "default"))
+        if kind != "default":
+            raise _unsupported(f"{key} of type", kind, "default")
+        if table.get("partial_rotary_factor") not in (None, 1):
+            raise _unsupported(f"{key}.partial_rotary_factor", table["partial_rotary_factor"], 1.0)
+        bases[key] = table.get("rope_theta", hf_config.get("rope_theta", 10000.0))
+    if len(bases) == 2 and bases["rope_scaling"] != bases["rope_parameters"]:
+        raise ModelConfigError(
+            f"config.json: rope_theta is {bases['rope_parameters']!r} by rope_parameters and "
+            f"{bases['rope_scaling']!r} by rope_scaling",
+            "leave one of the two tables in the file",
+        )
+    return next(iter(bases.values()), hf_config.get("rope_theta"))
+
+
+def _unsupported(key: str, value: object, wanted: object) -> ModelConfigError:
+    fix = "leave it out" if wanted is None else f"this client computes {key} {wanted!r} only"
+    return ModelConfigError(f"config.json: {key} {value!r} is not supported", fix)
