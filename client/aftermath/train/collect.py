@@ -78,8 +78,8 @@ class Collector:
         """The votes of results per level held, in their order."""
         votes: dict[int, list[Votes]] = {level: [] for level in self._ctx.levels}
         for candidate in candidates:
-            for level in candidate.votes.keys() & votes.keys():
-                votes[level].append(candidate.votes[level])
+            for level in (votes.keys() & candidate.said.levels.keys()) - candidate.bad:
+                votes[level].append(candidate.votes[level])  # without them this replica would be another
         return votes
 
     # --- commitments missed by announcement ---------------------------------------------------------------------

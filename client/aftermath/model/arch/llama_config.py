@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from aftermath.model.arch.transformer_config import TransformerConfig
+from aftermath.model.arch.transformer_config import IDEAS, TransformerConfig
+from aftermath.model.config import ModelConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,6 +40,8 @@ class LlamaConfig(TransformerConfig):
     @classmethod
     def from_hf(cls, hf_config: Mapping[str, Any]) -> Self:
         """As it says there. Raises ModelConfigError also when this is not a plain Llama."""
+        if other := next((key for key in IDEAS if hf_config.get(key)), None):
+            raise ModelConfigError(f"config.json: {other} is a NanoGPT's", 'set model_type to "nanogpt", or remove it')
         known = cls.known(hf_config)
         known.setdefault("num_key_value_heads", known.get("num_attention_heads"))
         return cls.checked(known)

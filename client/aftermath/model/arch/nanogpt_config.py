@@ -13,20 +13,18 @@ value embeddings: Zhou et al. (arXiv 2410.17897); the soft-cap: Gemma 2 (arXiv 2
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from aftermath.model.arch.transformer_config import TransformerConfig
+from aftermath.model.arch.transformer_config import IDEAS, TransformerConfig
 from aftermath.model.config import ModelConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from aftermath.model.arch.nanogpt import NanoGPT
-
-
-_IDEAS = ("relu_squared", "qk_norm", "logit_softcap", "value_embeddings", "x0_residual", "unet_skips")
 
 
 class NanoGPTConfig(TransformerConfig):
@@ -58,10 +56,13 @@ class NanoGPTConfig(TransformerConfig):
     def from_hf(cls, hf_config: Mapping[str, Any]) -> Self:
         """As it says there."""
         for key in hf_config:
+            meant = [] if key.startswith("use_") else get_close_matches(key, IDEAS, 1, 0.75)
+            if (meant and key not in IDEAS) or (key in IDEAS and hf_config[key] is None):
+                raise ModelConfigError(f"config.json: {key} {hf_config[key]!r} says nothing here", f"say {meant[0]}")
             if key.startswith("use_") and key != "use_cache" and hf_config[key]:
                 raise ModelConfigError(
                     f"config.json: {key} is of another NanoGPT",
-                    f"say what is meant by {', '.join(_IDEAS)}, if the weights were trained so",
+                    f"say what is meant by {', '.join(IDEAS)}, if the weights were trained so",
                 )
         known = cls.known(hf_config)
         if hf_config.get("num_key_value_heads") not in (None, known.get("num_attention_heads")):

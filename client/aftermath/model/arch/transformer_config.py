@@ -18,6 +18,8 @@ _OTHER_FUNCTIONS = (
     "sliding_window",
     "attention_chunk_size",
 )
+IDEAS = ("relu_squared", "qk_norm", "logit_softcap", "value_embeddings", "x0_residual", "unet_skips")
+"""Keys of a NanoGPT alone."""
 
 
 class TransformerConfig(ModelConfig):
