@@ -10,7 +10,7 @@ from solders.pubkey import Pubkey
 
 from aftermath.chain.addresses import EVERYONE
 from aftermath.chain.authorizer import Authorizer
-from aftermath.chain.coordinator import Coordinator
+from aftermath.chain.client import CoordinatorClient
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wallet import Wallet
 from aftermath.localnet import LocalnetConfig, Network
@@ -112,8 +112,8 @@ class Place:
     wallet: Wallet
 
     @property
-    def coordinator(self) -> Coordinator:
-        return Coordinator(self.pool, self.wallet)
+    def coordinator(self) -> CoordinatorClient:
+        return CoordinatorClient(self.pool, self.wallet)
 
     @property
     def rpc_port(self) -> int:
@@ -123,7 +123,7 @@ class Place:
     def ws_port(self) -> int:
         return int(self.network.ws_url.rsplit(":", 1)[1])
 
-    async def configured_run(self, run_id: str, **config: Any) -> Coordinator:
+    async def configured_run(self, run_id: str, **config: Any) -> CoordinatorClient:
         """Create and configure a run."""
         coordinator = self.coordinator
         await coordinator.create_run(run_id)
@@ -136,7 +136,7 @@ class Place:
         await coordinator.sender.send_packed(parts)
         return coordinator
 
-    async def open_run(self, run_id: str, **config: Any) -> Coordinator:
+    async def open_run(self, run_id: str, **config: Any) -> CoordinatorClient:
         """Create, configure and start a run that everybody may join."""
         coordinator = await self.configured_run(run_id, **config)
         await self.admit_all()

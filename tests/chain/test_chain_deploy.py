@@ -17,8 +17,8 @@ from aftermath.chain.endpoints import Endpoint
 from aftermath.chain.funds import ensure_funds
 from aftermath.chain.sender import Sender
 from aftermath.chain.wallet import Wallet, load_wallet
+from aftermath.coordinator.errors import CoordinatorError, Refused
 from aftermath.programs import AUTHORIZER_SO, COORDINATOR_ID, COORDINATOR_SO
-from aftermath.run.errors import ChainError, ChainRefused
 from chain.networks import Place
 
 
@@ -96,7 +96,7 @@ async def test_another_wallets_program_is_not_upgraded(embedded: Place, tmp_path
     await deploy_program(sender_of(embedded), AUTHORIZER_SO, key, cache=tmp_path)
     stranger = Wallet(Keypair())
     await ensure_funds(embedded.pool, stranger.pubkey, 10_000_000_000)
-    with pytest.raises(ChainError, match=f"upgraded by {embedded.wallet.pubkey} only"):
+    with pytest.raises(CoordinatorError, match=f"upgraded by {embedded.wallet.pubkey} only"):
         await deploy_program(Sender(embedded.pool, stranger, errors={}), COORDINATOR_SO, key, cache=tmp_path)
 
 
@@ -105,7 +105,7 @@ async def test_lack_of_funds_names_the_amount_before_anything_is_sent(
 ) -> None:
     monkeypatch.setattr(Endpoint, "is_loopback", False)
     poor = Wallet(Keypair())
-    with pytest.raises(ChainRefused, match=r"holds 0 SOL but needs 0\.\d+ SOL") as caught:
+    with pytest.raises(Refused, match=r"holds 0 SOL but needs 0\.\d+ SOL") as caught:
         await deploy_program(Sender(embedded.pool, poor, errors={}), AUTHORIZER_SO, Keypair(), cache=tmp_path)
     assert caught.value.name == "InsufficientFunds"
 
@@ -115,12 +115,12 @@ async def test_files_that_are_no_program_are_refused(embedded: Place, tmp_path: 
     path = tmp_path / "program.so"
     if what != "missing":
         path.write_bytes(b"hello" if what == "text" else b"")
-    with pytest.raises(ChainError, match="cannot read" if what == "missing" else "not a compiled program"):
+    with pytest.raises(CoordinatorError, match="cannot read" if what == "missing" else "not a compiled program"):
         await deploy_program(sender_of(embedded), path, Keypair(), cache=tmp_path)
 
 
 async def test_what_cannot_be_upgraded_says_so(embedded: Place, tmp_path: Path) -> None:
-    with pytest.raises(ChainError, match="cannot be upgraded"):
+    with pytest.raises(CoordinatorError, match="cannot be upgraded"):
         await deploy_program(sender_of(embedded), AUTHORIZER_SO, embedded.wallet.keypair, cache=tmp_path)
     standing = await fetch(embedded.pool, Pubkey.from_string(COORDINATOR_ID))
     assert standing[1] is not None

@@ -19,7 +19,7 @@ from solders.system_program import TransferParams, transfer
 from aftermath.chain.accounts import balance, fetch, rent
 from aftermath.chain.addresses import EVERYONE, run_addresses
 from aftermath.chain.authorizer import Authorizer
-from aftermath.chain.coordinator import Coordinator
+from aftermath.chain.client import CoordinatorClient
 from aftermath.chain.deploy import deploy_program, deployment_cost
 from aftermath.chain.endpoints import Endpoint
 from aftermath.chain.fees import transaction_fee
@@ -30,8 +30,8 @@ from aftermath.chain.rpc import RpcPool
 from aftermath.chain.sender import MAX_UNITS, Sender
 from aftermath.chain.wallet import Wallet
 from aftermath.cli.options import ClusterOptions
+from aftermath.coordinator.errors import Refused
 from aftermath.programs import AUTHORIZER_SO
-from aftermath.run.errors import ChainRefused
 from chain.faults import answer
 from chain.networks import SCHEMA_HASH, Place
 from chain.scripted import Node, cluster, serving
@@ -71,7 +71,7 @@ async def test_equal_transactions_of_two_processes_that_meet_one_blockhash_are_t
         assert await balance(embedded.pool, taker) == number * 10**6
 
 
-async def asked(sender: Sender, error: ChainRefused) -> int:
+async def asked(sender: Sender, error: Refused) -> int:
     """Lamports that the wallet was asked for, as the sentence says."""
     assert error.name == "InsufficientFunds"
     assert str(sender.wallet.pubkey) in error.message
@@ -86,7 +86,7 @@ async def test_a_drained_member_is_refilled_by_a_local_network(place: Place) -> 
     async with SolanaMember(place.pool, wallet, "drained", client_version="") as member:
         await drain(place, wallet)
         await member.join(p2p=member.wallet, tier=0, weight=1, schema_hash=SCHEMA_HASH, stateless=True)
-        assert (await member.members()).find(member.wallet) is not None
+        assert (await member.view()).members.find(member.wallet) is not None
         await drain(place, wallet)
         await member.leave()
 
@@ -130,7 +130,7 @@ async def test_a_drained_wallet_elsewhere_reads_sum_balance_and_address(
     coordinator = await place.configured_run("elsewhere")
     await drain(place, place.wallet)
     monkeypatch.setattr(Endpoint, "is_loopback", False)
-    with pytest.raises(ChainRefused, match=r"holds 0\.00089088 SOL but needs 0\.00089588 SOL: 0\.000005 SOL") as caught:
+    with pytest.raises(Refused, match=r"holds 0\.00089088 SOL but needs 0\.00089588 SOL: 0\.000005 SOL") as caught:
         await coordinator.set_future_epoch_rates("elsewhere", earning=1, slashing=None)
     assert await asked(coordinator.sender, caught.value) == await rent(place.pool, 0) + FEE
 
@@ -142,12 +142,12 @@ async def test_a_run_is_paid_for_by_the_sum_that_was_asked_for(
     """A lamport less and nothing is sent; with the sum everything is; and the sum is little more than was spent."""
     monkeypatch.setattr(Endpoint, "is_loopback", False)
     poor = Wallet(Keypair())
-    coordinator = Coordinator(embedded.pool, poor, max_priority_fee=priority)
-    with pytest.raises(ChainRefused) as caught:
+    coordinator = CoordinatorClient(embedded.pool, poor, max_priority_fee=priority)
+    with pytest.raises(Refused) as caught:
         await coordinator.create_run("paid")
     needed = await asked(coordinator.sender, caught.value)
     await give(embedded, poor, needed - 1)
-    with pytest.raises(ChainRefused, match=r"0\.000000001 SOL are missing") as caught:
+    with pytest.raises(Refused, match=r"0\.000000001 SOL are missing") as caught:
         await coordinator.create_run("paid")
     assert await asked(coordinator.sender, caught.value) == needed
     assert (await fetch(embedded.pool, run_addresses(coordinator.program_id, "paid").run))[1] is None
@@ -165,8 +165,8 @@ async def test_an_interrupted_creation_asks_for_the_rest_only(embedded: Place, m
     await coordinator.sender.send([first])
     monkeypatch.setattr(Endpoint, "is_loopback", False)
     poor = Wallet(Keypair())
-    other = Coordinator(embedded.pool, poor)
-    with pytest.raises(ChainRefused) as caught:
+    other = CoordinatorClient(embedded.pool, poor)
+    with pytest.raises(Refused) as caught:
         await other.sender.afford(other.creation("half")[1:], other.sizes("half"))
     needed = await asked(other.sender, caught.value)
     before = await balance(embedded.pool, embedded.wallet.pubkey)
@@ -197,7 +197,7 @@ async def test_a_deployment_is_paid_for_by_the_sum_that_was_asked_for(
     monkeypatch.setattr(Endpoint, "is_loopback", False)
     poor, key = Wallet(Keypair()), Keypair()
     sender = Sender(embedded.pool, poor, errors={}, max_priority_fee=10_000)
-    with pytest.raises(ChainRefused) as caught:
+    with pytest.raises(Refused) as caught:
         await deploy_program(sender, AUTHORIZER_SO, key, cache=tmp_path)
     needed = await asked(sender, caught.value)
     assert needed == await deployment_cost(sender, AUTHORIZER_SO, key, cache=tmp_path) + await rent(embedded.pool, 0)

@@ -19,13 +19,13 @@ from solders.pubkey import Pubkey
 from aftermath.chain import accounts, confirm, funds, rpc
 from aftermath.chain.accounts import decode_account, fetch, parse_reply
 from aftermath.chain.addresses import run_addresses
+from aftermath.chain.client import CoordinatorClient
 from aftermath.chain.clock import ChainClock
-from aftermath.chain.coordinator import Coordinator
 from aftermath.chain.endpoints import Endpoint, endpoint
 from aftermath.chain.failures import BadReply, RpcRejected
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.subscription import RunWatcher
-from aftermath.run.errors import ChainError, ChainRefused, ChainUnavailable
+from aftermath.coordinator.errors import CoordinatorError, Refused, Unavailable
 from chain.faults import account_json, answer, answer_error, meddling
 from chain.networks import Place
 
@@ -90,14 +90,14 @@ def test_no_json_whatever_breaks_the_reader(value: Any) -> None:
 def test_chain_time_is_the_best_lower_bound() -> None:
     now = itertools.count(100.0, 0.25)
     clock = ChainClock(lambda: next(now))
-    with pytest.raises(ChainError, match="not known"):
+    with pytest.raises(CoordinatorError, match="not known"):
         clock.now()
     clock.observe(1000)  # read at 100.00
     clock.observe(990)  # a late one changes nothing
     assert clock.now() == 1000
     clock.observe_sysvar(struct.pack("<QqQQq", 1, 2, 3, 4, 2000))
     assert clock.now() == 2000
-    with pytest.raises(ChainError, match="Clock sysvar"):
+    with pytest.raises(CoordinatorError, match="Clock sysvar"):
         clock.observe_sysvar(b"short")
 
 
@@ -114,7 +114,7 @@ async def test_lost_replies_never_make_a_transaction_twice(place: Place, monkeyp
     coordinator = await place.configured_run("once")
     seq = (await coordinator.run("once")).seq
     async with meddling(place.network.rpc_url, fail, fail) as url, RpcPool([endpoint(url)]) as pool:
-        through = Coordinator(pool, place.wallet)
+        through = CoordinatorClient(pool, place.wallet)
         for rate in range(10):
             await through.set_future_epoch_rates("once", earning=rate, slashing=None)
         assert through.sender.spend.transactions == 10
@@ -137,7 +137,7 @@ async def test_an_expired_transaction_is_built_anew(embedded: Place, monkeypatch
     coordinator = await embedded.configured_run("late")
     seq = (await coordinator.run("late")).seq
     async with meddling(embedded.network.rpc_url, swallow) as url, RpcPool([endpoint(url)]) as pool:
-        await Coordinator(pool, embedded.wallet).set_future_epoch_rates("late", earning=1, slashing=None)
+        await CoordinatorClient(pool, embedded.wallet).set_future_epoch_rates("late", earning=1, slashing=None)
     assert (await coordinator.run("late")).seq == seq + 1
     assert swallowed
 
@@ -152,8 +152,8 @@ async def test_a_transaction_that_never_lands_is_told(embedded: Place, monkeypat
 
     coordinator = await embedded.configured_run("never")
     async with meddling(embedded.network.rpc_url, swallow) as url, RpcPool([endpoint(url)]) as pool:
-        with pytest.raises(ChainUnavailable, match="did not confirm"):
-            await Coordinator(pool, embedded.wallet).set_future_epoch_rates("never", earning=1, slashing=None)
+        with pytest.raises(Unavailable, match="did not confirm"):
+            await CoordinatorClient(pool, embedded.wallet).set_future_epoch_rates("never", earning=1, slashing=None)
     assert (await coordinator.run("never")).future_earning_rate == 0
 
 
@@ -208,10 +208,10 @@ async def test_nonsense_results_are_told(embedded: Place, nonsense: Any) -> None
         return answer(body, nonsense) if body["method"] in ("getAccountInfo", "simulateTransaction") else None
 
     async with meddling(embedded.network.rpc_url, lie) as url, RpcPool([endpoint(url)], patience=1) as pool:
-        with pytest.raises(ChainUnavailable, match="the RPC node sent"):
-            await Coordinator(pool).run("r")
-        with pytest.raises(ChainUnavailable, match="the RPC node"):
-            await Coordinator(pool, embedded.wallet).tick("r")
+        with pytest.raises(Unavailable, match="the RPC node sent"):
+            await CoordinatorClient(pool).run("r")
+        with pytest.raises(Unavailable, match="the RPC node"):
+            await CoordinatorClient(pool, embedded.wallet).tick("r")
 
 
 @pytest.mark.parametrize("code", [-32601, -32603, 429])
@@ -225,7 +225,7 @@ async def test_a_faucet_that_gives_nothing_is_a_wallet_without_funds(
         return answer_error(body, code) if body["method"] == "requestAirdrop" else None
 
     async with meddling(embedded.network.rpc_url, refuse) as url, RpcPool([endpoint(url)]) as pool:
-        with pytest.raises(ChainRefused) as caught:
+        with pytest.raises(Refused) as caught:
             await funds.ensure_funds(pool, Keypair().pubkey(), 1_000)
     assert caught.value.name == "InsufficientFunds"
 
@@ -242,7 +242,7 @@ async def test_nothing_of_a_call_that_failed_goes_on_in_the_background(embedded:
 
     simulating = asyncio.Event()
     async with meddling(embedded.network.rpc_url, hang_or_refuse) as url, RpcPool([endpoint(url)]) as pool:
-        through = Coordinator(pool, embedded.wallet)
+        through = CoordinatorClient(pool, embedded.wallet)
         with pytest.raises(RpcRejected):
             await through.tick("r")
         assert not [task for task in asyncio.all_tasks() if "Sender" in repr(task.get_coro())]

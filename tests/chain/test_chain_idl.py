@@ -16,8 +16,8 @@ from solders.pubkey import Pubkey
 
 from aftermath.chain.idl import convert, load_idl
 from aftermath.chain.programs import AnchorProgram, authorizer_program, coordinator_program
+from aftermath.coordinator.errors import CoordinatorError
 from aftermath.programs import AUTHORIZER_IDL, COORDINATOR_IDL
-from aftermath.run.errors import ChainError
 
 IDLS = {"coordinator": json.loads(COORDINATOR_IDL.read_text()), "authorizer": json.loads(AUTHORIZER_IDL.read_text())}
 PROGRAMS: dict[str, AnchorProgram] = {"coordinator": coordinator_program(), "authorizer": authorizer_program()}
@@ -172,12 +172,12 @@ def test_bad_arguments_are_named(change: dict[str, Any], said: str) -> None:
         "stateless": False,
     }
     params = {f["name"]: params[f["name"]] for f in types["JoinParams"]["fields"]}
-    with pytest.raises(ChainError, match=said):
+    with pytest.raises(CoordinatorError, match=said):
         PROGRAMS["coordinator"].instruction("join_run", {}, params={**params, **change})
 
 
 def test_missing_field_is_named() -> None:
-    with pytest.raises(ChainError, match=r"update.params.metadata is missing"):
+    with pytest.raises(CoordinatorError, match=r"update.params.metadata is missing"):
         PROGRAMS["coordinator"].instruction("update", {}, params={"use_durable": False})
 
 
@@ -185,17 +185,17 @@ def test_missing_field_is_named() -> None:
 def test_a_file_that_is_no_idl_says_so(tmp_path: Any, text: str) -> None:
     path = tmp_path / "idl.json"
     path.write_text(text)
-    with pytest.raises(ChainError, match=r"not a canonical Anchor IDL"):
+    with pytest.raises(CoordinatorError, match=r"not a canonical Anchor IDL"):
         load_idl(path)
 
 
 def test_a_missing_idl_says_so(tmp_path: Any) -> None:
-    with pytest.raises(ChainError, match="cannot read the IDL"):
+    with pytest.raises(CoordinatorError, match="cannot read the IDL"):
         load_idl(tmp_path / "none.json")
 
 
 def test_truncated_and_foreign_accounts_are_refused() -> None:
     program = authorizer_program()
     for data in (b"", bytes(8), bytes(200), bytes(IDLS["authorizer"]["accounts"][0]["discriminator"])):
-        with pytest.raises(ChainError.__mro__[1]):
+        with pytest.raises(CoordinatorError.__mro__[1]):
             program.account("Authorization", data)

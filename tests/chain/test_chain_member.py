@@ -18,8 +18,8 @@ from aftermath.chain.funds import ensure_funds
 from aftermath.chain.member import SolanaMember
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wallet import Wallet
+from aftermath.coordinator.errors import CoordinatorError, Refused, Unavailable
 from aftermath.run.accounts import FINGERPRINT_BYTES, Run
-from aftermath.run.errors import ChainError, ChainRefused, ChainUnavailable
 from aftermath.run.state import MemberState, RunState
 from chain.faults import proxy
 from chain.networks import SCHEMA_HASH, Place
@@ -44,13 +44,13 @@ async def until(member: SolanaMember, condition: Callable[[Run], bool], *, tick:
     """The first state that meets `condition`, ticking the run along meanwhile."""
     async with asyncio.timeout(30):
         while True:
-            run = await member.run(fresh=True)
+            run = (await member.view(fresh=True)).run
             if condition(run):
                 return run
             if tick:
                 try:
                     await member.tick()
-                except ChainRefused as refusal:
+                except Refused as refusal:
                     if refusal.name != "NothingToTick":
                         raise
             await asyncio.sleep(0.05)
@@ -65,13 +65,13 @@ async def test_one_member_lives_through_an_epoch(place: Place) -> None:
     await place.open_run(RUN, rounds_per_epoch=2)
     async with member_of(place) as member:
         await join(member)
-        slot = (await member.members()).find(member.wallet)
+        slot = (await member.view()).members.find(member.wallet)
         assert slot == 0
         run = await until(member, lambda r: r.state is RunState.WARMUP)
-        assert (await member.members()).slots[0].state is MemberState.HEALTHY
+        assert (await member.view()).members.slots[0].state is MemberState.HEALTHY
         assert abs(member.now() - run.state_started_at) < 5
         await member.warmup_witness(0)
-        with pytest.raises(ChainRefused) as caught:
+        with pytest.raises(Refused) as caught:
             await member.warmup_witness(0)
         assert caught.value.name in ("DuplicateWitness", "WrongState")
         for height in range(3):  # two rounds and the drain round
@@ -79,19 +79,19 @@ async def test_one_member_lives_through_an_epoch(place: Place) -> None:
             await witness(member, run)
         await until(member, lambda r: r.state is RunState.COOLDOWN)
         await member.attest(0, {0: b"\1" * 32, 1: b"\2" * 32})
-        run = await member.run(fresh=True)
+        run = (await member.view(fresh=True)).run
         assert run.level_hashes == (b"\1" * 32, b"\2" * 32)
         await member.checkpoint(2, "/tmp/saved", "", run.level_hashes)
-        assert (await member.model()).checkpoint.repo in ("/tmp/model", "/tmp/saved")
+        assert (await member.view()).model.checkpoint.repo in ("/tmp/model", "/tmp/saved")
         run = await until(member, lambda r: r.epoch == 1)
-        assert (await member.model()).checkpoint.repo == "/tmp/saved"
+        assert (await member.view()).model.checkpoint.repo == "/tmp/saved"
         assert run.finishers == 1
-        assert member.spent.transactions > 6
-        assert member.spent.lamports >= 5000 * member.spent.transactions
-        assert 0 < member.spent.push_bytes_max <= 2048
+        assert member.costs()["transactions"] > 6
+        assert member.costs()["lamports"] >= 5000 * member.costs()["transactions"]
+        assert 0 < member.costs()["push_bytes_max"] <= 2048
         await join(member)
         await member.leave()
-        with pytest.raises(ChainRefused) as caught:
+        with pytest.raises(Refused) as caught:
             await member.leave()
         assert caught.value.name == "NotAMember"
 
@@ -110,11 +110,11 @@ async def witness(member: SolanaMember, run: Run) -> None:
         tokens_per_sec=1e12,
         bytes_per_sec=-1.0,
     )
-    closed = (await member.run(fresh=True)).round(height)
+    closed = (await member.view(fresh=True)).run.round(height)
     assert closed is not None
     (attestation,) = await member.attestations(closed)
     assert (attestation.slot, attestation.participation) == (0, participation)
-    with pytest.raises(ChainRefused) as caught:
+    with pytest.raises(Refused) as caught:
         await member.witness(
             0, height, participation, fingerprints, step=1, loss=1.0, tokens_per_sec=1, bytes_per_sec=1
         )
@@ -130,7 +130,7 @@ async def test_joining_is_refused_by_name(place: Place) -> None:
             ({"weight": 0}, "WeightZero"),
             ({"p2p": bytes(32)}, "P2pKeyZero"),
         ):
-            with pytest.raises(ChainRefused) as caught:
+            with pytest.raises(Refused) as caught:
                 await join(member, **changes)
             assert caught.value.name == name
 
@@ -139,14 +139,14 @@ async def test_a_wallet_nobody_admitted_is_told_whom_to_ask(place: Place) -> Non
     coordinator = await place.configured_run(RUN)
     await coordinator.set_paused(RUN, False)
     async with member_of(place) as member:
-        with pytest.raises(ChainRefused, match="not admitted") as caught:
+        with pytest.raises(Refused, match="not admitted") as caught:
             await join(member)
     assert caught.value.name == "NotAuthorized"
     assert str(place.wallet.pubkey) in caught.value.fix
 
 
 async def test_an_unknown_run_is_told_at_the_start(place: Place) -> None:
-    with pytest.raises(ChainError, match="there is no run 'nowhere'"):
+    with pytest.raises(CoordinatorError, match="there is no run 'nowhere'"):
         async with member_of(place, run_id="nowhere"):
             pass
 
@@ -157,21 +157,20 @@ async def test_model_and_members_are_read_again_only_when_they_changed(
     await place.open_run(RUN)
     async with member_of(place) as member:
         reads: list[object] = []
-        read = member._read
+        read = member._read_together
 
         async def counted(*arguments: object) -> object:
             reads.append(arguments)
             return await read(*arguments)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(member, "_read", counted)
-        assert await member.model() is await member.model()
-        assert await member.members() is await member.members()
-        assert len(reads) == 2
-        before = await member.run()
+        monkeypatch.setattr(member, "_read_together", counted)
+        assert await member.view() is await member.view()
+        assert len(reads) == 1
+        before = (await member.view()).run
         await join(member)
         await until(member, lambda r: r.members_seq > before.members_seq, tick=False)
-        assert (await member.members()).find(member.wallet) == 0
-        assert len(reads) == 3
+        assert (await member.view()).members.find(member.wallet) == 0
+        assert len(reads) == 2
 
 
 async def test_calls_give_up_after_seconds_and_reads_wait_out_the_outage(
@@ -185,14 +184,14 @@ async def test_calls_give_up_after_seconds_and_reads_wait_out_the_outage(
         async with RpcPool([where], attempt=1.0) as pool, member_of(place, pool) as member:
             await http.close()
             await ws.close()
-            reading = asyncio.create_task(member.members())
-            for call in (join(member), member.leave(), member.tick(), member.run(fresh=True)):
-                with pytest.raises(ChainUnavailable):
+            reading = asyncio.create_task(member.view())
+            for call in (join(member), member.leave(), member.tick(), member.view(fresh=True)):
+                with pytest.raises(Unavailable):
                     await asyncio.wait_for(call, 15)
             assert not reading.done()
             await http.open()
             await ws.open()
-            assert (await asyncio.wait_for(reading, 30)).pending == 0
+            assert (await asyncio.wait_for(reading, 30)).members.pending == 0
 
 
 async def test_transactions_survive_an_outage(place: Place) -> None:
@@ -209,19 +208,19 @@ async def test_transactions_survive_an_outage(place: Place) -> None:
             await ws.open()
             await asyncio.wait_for(joining, 20)
             await until(member, lambda r: r.members_seq > 0, tick=False)
-            assert (await member.members()).find(member.wallet) is not None
+            assert (await member.view()).members.find(member.wallet) is not None
 
 
 async def test_another_client_version_is_named(place: Place) -> None:
     """Also when the owner asks for it while the member is on its way in."""
     coordinator = await place.configured_run(RUN)
     async with member_of(place) as member:
-        await member.model()
+        await member.view()
         await coordinator.update_client_version(RUN, "2.0.0")
         await place.admit_all()
         await coordinator.set_paused(RUN, False)
-        await member.run(fresh=True)
-        with pytest.raises(ChainRefused, match=r"version 2\.0\.0 only, and this is version 1\.0\.0") as caught:
+        await member.view(fresh=True)
+        with pytest.raises(Refused, match=r"version 2\.0\.0 only, and this is version 1\.0\.0") as caught:
             await join(member)
         assert caught.value.name == "ClientVersionMismatch"
         assert f"update-config --run-id {RUN} --client-version 1.0.0" in caught.value.fix

@@ -14,13 +14,13 @@ from aftermath.chain.instructions import CoordinatorInstructions
 from aftermath.chain.programs import authorizer_program, coordinator_program, error_tables
 from aftermath.chain.refusals import _TOLD, refused
 from aftermath.cli.main import INDEX, load
-from aftermath.run.errors import ChainRefused
+from aftermath.coordinator.errors import Refused
 
 COORDINATOR, AUTHORIZER = coordinator_program(), authorizer_program()
 COMMAND = re.compile(r"aftermath-solana ([^;:]+)")
 
 
-def refusal_of(name: str, run_id: str) -> ChainRefused:
+def refusal_of(name: str, run_id: str) -> Refused:
     """What a user is told when the coordinator, or else the authorizer, answers with this error."""
     program = COORDINATOR if name in {error.name for error in COORDINATOR.errors.values()} else AUTHORIZER
     (code,) = [code for code, error in program.errors.items() if error.name == name]

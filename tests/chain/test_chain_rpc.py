@@ -16,7 +16,8 @@ from aftermath.chain.accounts import whole
 from aftermath.chain.endpoints import Endpoint, endpoint, shown
 from aftermath.chain.failures import RpcRejected, TransactionFailed
 from aftermath.chain.rpc import RpcPool, WrongCluster
-from aftermath.run.errors import ChainError, ChainUnavailable, UsageError
+from aftermath.coordinator.errors import CoordinatorError, Unavailable
+from aftermath.run.errors import UsageError
 from chain.scripted import Answer, Node, cluster, error, hang, result, serving, status, text
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -63,7 +64,7 @@ async def test_a_kind_of_request_that_was_answered_before_is_not_malformed(code:
         node.script = [error(code)] * 2
         assert await pool.patient(5.0).call(GetSlot(), whole) == 7
         node.script = [error(code)] * 1000
-        with pytest.raises(ChainUnavailable, match=f"no .RPC error {code}"):
+        with pytest.raises(Unavailable, match=f"no .RPC error {code}"):
             await pool.call(GetSlot(), whole)
 
 
@@ -92,7 +93,7 @@ async def test_a_node_that_only_has_errors_of_its_own_is_out_of_reach_when_patie
     node = Node()
     node.script = [error(code)] * 1000
     async with serving(node) as where, RpcPool(where, patience=0.5) as pool:
-        with pytest.raises(ChainUnavailable, match=f"no .RPC error {code}"):
+        with pytest.raises(Unavailable, match=f"no .RPC error {code}"):
             await pool.call(GetSlot(), whole)
     assert 2 <= node.count("getSlot") < 100, "it was asked again, with growing pauses"
 
@@ -196,7 +197,7 @@ async def test_a_view_of_a_pool_shares_its_nodes_and_has_a_patience_of_its_own()
         assert await pool.call(GetSlot(), whole) == 7
         assert node.count("getGenesisHash") == 1, "what one view knows of a node, all know"
         node.always = hang
-        with pytest.raises(ChainUnavailable, match="for 0 s"):
+        with pytest.raises(Unavailable, match="for 0 s"):
             await brisk.call(GetSlot(), whole)
         outage = asyncio.create_task(pool.call(GetSlot(), whole))
         node.always = status(503)
@@ -211,7 +212,7 @@ async def test_nobody_answers_names_the_endpoints_and_the_fix() -> None:
     async with serving(node) as where:
         pass
     async with RpcPool([endpoint(node.url), endpoint("http://127.0.0.1:9/secret?api-key=abc")], patience=0.3) as pool:
-        with pytest.raises(ChainUnavailable) as caught:
+        with pytest.raises(Unavailable) as caught:
             await pool.call(GetSlot(), whole)
     said = str(caught.value)
     assert node.url in said
@@ -249,7 +250,7 @@ async def test_replies_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     node = Node()
     node.script = [text(json.dumps({"result": "x" * 2000}))] * 9
     async with serving(node) as where, RpcPool(where, patience=0.2) as pool:
-        with pytest.raises(ChainUnavailable, match="more than 1000 bytes"):
+        with pytest.raises(Unavailable, match="more than 1000 bytes"):
             await pool.call(GetSlot(), whole)
 
 
@@ -300,5 +301,5 @@ def test_loopback_is_recognised() -> None:
 
 
 def test_too_many_endpoints_are_refused() -> None:
-    with pytest.raises(ChainError, match="up to 2 fallbacks"):
+    with pytest.raises(CoordinatorError, match="up to 2 fallbacks"):
         RpcPool([endpoint("http://127.0.0.1:8899")] * 4)

@@ -13,25 +13,25 @@ import pytest
 from aftermath.chain import rpc, subscription
 from aftermath.chain.accounts import fetch
 from aftermath.chain.addresses import CLOCK, run_addresses
+from aftermath.chain.client import CoordinatorClient
 from aftermath.chain.clock import ChainClock
-from aftermath.chain.coordinator import Coordinator
 from aftermath.chain.endpoints import Endpoint, endpoint
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.subscription import RunWatcher
+from aftermath.coordinator.errors import CoordinatorError, NoSuchRun, Unavailable
 from aftermath.run.accounts import Run
-from aftermath.run.errors import ChainError, ChainUnavailable, NoSuchRun
 from chain.faults import FaultyNode, Proxy, faulty_websocket, proxy
 from chain.networks import Place
 
 RUN = "followed"
 
 
-def watcher_of(pool: RpcPool, coordinator: Coordinator, **options: float) -> RunWatcher:
+def watcher_of(pool: RpcPool, coordinator: CoordinatorClient, **options: float) -> RunWatcher:
     return RunWatcher(pool, run_addresses(coordinator.program_id, RUN).run, coordinator.program_id, **options)
 
 
 @asynccontextmanager
-async def watching(pool: RpcPool, coordinator: Coordinator, **options: float) -> AsyncIterator[RunWatcher]:
+async def watching(pool: RpcPool, coordinator: CoordinatorClient, **options: float) -> AsyncIterator[RunWatcher]:
     watcher = watcher_of(pool, coordinator, **options)
     await watcher.start()
     try:
@@ -40,7 +40,7 @@ async def watching(pool: RpcPool, coordinator: Coordinator, **options: float) ->
         await watcher.close()
 
 
-async def change(coordinator: Coordinator, rate: int) -> int:
+async def change(coordinator: CoordinatorClient, rate: int) -> int:
     """Change the run; returns its new seq."""
     await coordinator.set_future_epoch_rates(RUN, earning=rate, slashing=None)
     return (await coordinator.run(RUN)).seq
@@ -245,7 +245,7 @@ async def test_down_at_the_start_says_so(embedded: Place) -> None:
     async with proxied(embedded) as (http, ws, where), RpcPool([where], patience=0.5) as pool:
         await http.close()
         await ws.close()
-        with pytest.raises(ChainUnavailable, match=f"http://127.0.0.1:{http.port}"):
+        with pytest.raises(Unavailable, match=f"http://127.0.0.1:{http.port}"):
             await watcher_of(pool, coordinator).start()
 
 
@@ -275,7 +275,7 @@ async def test_down_for_good_ends_the_updates_with_the_reason(embedded: Place, m
     ):
         await http.close()
         await ws.close()
-        with pytest.raises(ChainUnavailable, match="no Solana RPC endpoint answered"):
+        with pytest.raises(Unavailable, match="no Solana RPC endpoint answered"):
             await seen(watcher, 1 << 60, 10)
 
 
@@ -288,7 +288,7 @@ async def test_a_closed_run_ends_the_updates(place: Place) -> None:
 
 
 async def test_a_run_that_never_was_is_told_at_the_start(embedded: Place) -> None:
-    with pytest.raises(ChainError, match="list-runs"):
+    with pytest.raises(CoordinatorError, match="list-runs"):
         await watcher_of(embedded.pool, embedded.coordinator).start()
 
 
@@ -299,5 +299,5 @@ async def test_an_older_state_never_replaces_a_newer_one(place: Place) -> None:
         newest = await change(coordinator, 3)
         await seen(watcher, newest, 5)
         assert old[0] is not None
-        watcher._accept(watcher.slot + 100, old[0])
+        watcher.saw(watcher.slot + 100, old[0])
         assert watcher.latest.seq == newest

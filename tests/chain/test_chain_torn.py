@@ -17,8 +17,8 @@ from aftermath.chain.endpoints import Endpoint, endpoint
 from aftermath.chain.member import SolanaMember
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.subscription import RunWatcher
+from aftermath.coordinator.errors import Refused
 from aftermath.run.accounts import Round
-from aftermath.run.errors import ChainRefused
 from chain.faults import account_json, answer, meddling
 from chain.networks import Place
 
@@ -29,16 +29,19 @@ async def test_an_account_that_cannot_be_read_is_read_again(embedded: Place) -> 
     torn = {str(at.members): 3, str(at.model): 3}
 
     async def tear(body: dict[str, Any]) -> web.StreamResponse | None:
-        if body["method"] != "getAccountInfo" or not torn.get(body["params"][0]):
+        places = body["params"][0] if body["method"] == "getMultipleAccounts" else ()
+        place = next((place for place in torn if place in places and torn[place]), None)
+        if place is None:
             return None
-        torn[body["params"][0]] -= 1
-        return answer(body, {"context": {"slot": 1}, "value": account_json(b"\xff" * 100, owner=owner)})
+        torn[place] -= 1
+        values = [account_json(b"\xff" * 100, owner=owner) for _ in places]
+        return answer(body, {"context": {"slot": 1 << 40}, "value": values})
 
     async with meddling(embedded.network.rpc_url, tear) as url:
         where = Endpoint(url, embedded.network.ws_url)
         async with RpcPool([where]) as pool, SolanaMember(pool, embedded.wallet, "torn", client_version="") as member:
-            assert (await member.members()).find(member.wallet) is None
-            assert (await member.model()).metadata.name == "torn"
+            assert (await member.view()).members.find(member.wallet) is None
+            assert (await member.view()).model.metadata.name == "torn"
     assert not any(torn.values())
 
 
@@ -51,15 +54,15 @@ async def test_a_node_that_does_not_know_the_run_is_not_believed_against_another
     async def forget(body: dict[str, Any]) -> web.StreamResponse | None:
         if not forgetful or body["method"] != method:
             return None
-        nothing = [None, None] if method == "getMultipleAccounts" else None
+        nothing = [None] * len(body["params"][0]) if method == "getMultipleAccounts" else None
         return answer(body, {"context": {"slot": 1 << 40}, "value": nothing})
 
     async with meddling(embedded.network.rpc_url, forget) as url:
         where = [Endpoint(url, embedded.network.ws_url), endpoint(embedded.network.rpc_url, embedded.network.ws_url)]
         async with RpcPool(where) as pool, SolanaMember(pool, embedded.wallet, run, client_version="") as member:
             forgetful = True
-            assert (await member.run(fresh=True)).run_id == run
-            assert (await member.members()).find(member.wallet) is None
+            assert (await member.view(fresh=True)).run.run_id == run
+            assert (await member.view()).members.find(member.wallet) is None
 
 
 async def test_a_clock_that_cannot_be_read_does_not_end_the_watch(
@@ -137,7 +140,7 @@ async def test_attestations_that_never_can_be_read_are_given_up_in_a_sentence(em
         pool = await stack.enter_async_context(RpcPool([await stack.enter_async_context(node()) for _ in range(nodes)]))
         member = SolanaMember(pool, embedded.wallet, "unread", client_version="")
         stored = _with_attestations(await stack.enter_async_context(member))
-        with pytest.raises(ChainRefused, match="as they are on chain") as caught:
+        with pytest.raises(Refused, match="as they are on chain") as caught:
             await member.attestations(stored)
     assert caught.value.name == "Unreadable"
     assert read == [6 // nodes] * nodes
@@ -181,5 +184,5 @@ async def test_a_clock_that_cannot_be_read_is_asked_for_again(embedded: Place) -
     async with meddling(embedded.network.rpc_url, tear) as url:
         where = Endpoint(url, embedded.network.ws_url)
         async with RpcPool([where]) as pool, SolanaMember(pool, embedded.wallet, "anew", client_version="") as member:
-            assert (await member.run(fresh=True)).run_id == "anew"
+            assert (await member.view(fresh=True)).run.run_id == "anew"
     assert not torn

@@ -11,9 +11,9 @@ from aftermath.chain.endpoints import endpoint
 from aftermath.chain.member import SolanaMember
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wallet import load_wallet
+from aftermath.coordinator.errors import Refused
 from aftermath.run.accounts import Run
 from aftermath.run.consensus import pack_fingerprints
-from aftermath.run.errors import ChainRefused
 from aftermath.run.state import RunState
 
 STEP_SECONDS = 0.05
@@ -28,14 +28,14 @@ async def one_epoch(rpc: str, wallet_path: Path, run_id: str, level_hashes: Mapp
         SolanaMember(pool, wallet, run_id, client_version="") as chain,
         asyncio.timeout(60),
     ):
-        schema_hash = (await chain.model()).schema_hash
+        schema_hash = (await chain.view()).model.schema_hash
         await chain.join(p2p=wallet.public, tier=0, weight=1, schema_hash=schema_hash, stateless=True)
-        while (run := await chain.run(fresh=True)).state is not RunState.COOLDOWN:
-            with contextlib.suppress(ChainRefused):
+        while (run := (await chain.view(fresh=True)).run).state is not RunState.COOLDOWN:
+            with contextlib.suppress(Refused):
                 await _act(chain, run)
             await asyncio.sleep(STEP_SECONDS)
         await chain.attest(0, level_hashes)
-        return await chain.run(fresh=True)
+        return (await chain.view(fresh=True)).run
 
 
 async def _act(chain: SolanaMember, run: Run) -> None:

@@ -20,8 +20,8 @@ from aftermath.chain.endpoints import endpoint
 from aftermath.chain.member import SolanaMember
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wallet import Wallet, load_wallet
+from aftermath.coordinator.errors import Refused
 from aftermath.localnet.runtime import minimum_balance
-from aftermath.run.errors import ChainRefused
 from aftermath.run.state import RunState
 from chain.faults import answer_error, meddling
 from cli.cli_runs import Shell
@@ -175,16 +175,16 @@ def test_list_runs_counts_who_is_there(waiting: Shell, run_id: str) -> None:
             ]
             for count, member in enumerate(members):
                 assert await asyncio.to_thread(listed) == count
-                digest = (await member.model()).schema_hash
+                digest = (await member.view()).model.schema_hash
                 await member.join(p2p=member.wallet, tier=0, weight=1, schema_hash=digest, stateless=True)
             assert await asyncio.to_thread(listed) == 2
-            while (await members[0].run(fresh=True)).state is not RunState.WARMUP:
-                with contextlib.suppress(ChainRefused):
+            while (await members[0].view(fresh=True)).run.state is not RunState.WARMUP:
+                with contextlib.suppress(Refused):
                     await members[0].tick()
                 await asyncio.sleep(0.05)
             assert await asyncio.to_thread(listed) == 2
             await members[1].leave()
-            assert (await members[0].run(fresh=True)).current.clients == 2
+            assert (await members[0].view(fresh=True)).run.current.clients == 2
             assert await asyncio.to_thread(listed) == 1
 
     asyncio.run(life())

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import aftermath.sim.simulation
 import aftermath.train.session  # noqa: F401  (with it, all errors are known)
-from aftermath.run.errors import AftermathError, ChainRefused
+from aftermath.coordinator.errors import Refused
+from aftermath.run.errors import AftermathError
 from cli.conftest import ROOT
 
 SOURCES = [*(ROOT / "client").rglob("*.py"), *(ROOT / "scripts").glob("*.py")]
@@ -34,7 +35,7 @@ def texts(node: ast.expr) -> Iterator[str]:
 
 def told() -> Iterator[tuple[str, str]]:
     """(place, text) of every sentence and every fix that an error is made with."""
-    named = {kind.__name__: 1 if issubclass(kind, ChainRefused) else 0 for kind in kinds(AftermathError)}
+    named = {kind.__name__: 1 if issubclass(kind, Refused) else 0 for kind in kinds(AftermathError)}
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in named:

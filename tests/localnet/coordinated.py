@@ -6,7 +6,7 @@ from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
 from aftermath.chain.addresses import EVERYONE, authorization_address
-from aftermath.chain.coordinator import Coordinator
+from aftermath.chain.client import CoordinatorClient
 from aftermath.chain.endpoints import endpoint
 from aftermath.chain.instructions import witness_metadata
 from aftermath.chain.rpc import RpcPool
@@ -28,7 +28,7 @@ class LoneMember:
         self._time = time
         self._pool = RpcPool([endpoint(network.rpc_url, network.ws_url)])
         self._place = Place(network, self._pool, wallet)
-        self.coordinator = Coordinator(self._pool, wallet)
+        self.coordinator = CoordinatorClient(self._pool, wallet)
 
     async def open(self, rounds: int) -> None:
         """A run of epochs of `rounds` rounds that this wallet has joined."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
+from aftermath.coordinator.view import View
 from aftermath.run import bitmap, committee
-from aftermath.run.accounts import Config, LrSchedule, Members, Round, Run, Slot
-from aftermath.run.state import ExitReason, MemberState, ModelSource, RunState, ScheduleKind
+from aftermath.run.accounts import Checkpoint, Config, LrSchedule, Members, Metadata, Model, Round, Run, Slot
+from aftermath.run.state import CheckpointKind, ExitReason, MemberState, ModelSource, RunState, ScheduleKind
 from aftermath.run.views import VERSION
 
 IDLE_SLOT = Slot(
@@ -73,3 +74,29 @@ def run(state: RunState, *, rounds: tuple[Round, ...] = (), **given: Any) -> Run
 def schedule(kind: ScheduleKind, **given: Any) -> LrSchedule:
     values: dict[str, Any] = {field.name: 0 for field in fields(LrSchedule)}
     return LrSchedule(**(values | {"kind": kind, "base_lr": 4e-4} | given))
+
+
+def model(**given: Any) -> Model:
+    """A model of three tiers whose checkpoint is a directory; of the rest nothing is said."""
+    values: dict[str, Any] = {
+        "metadata": Metadata("", "", 0, 0),
+        "client_version": "",
+        "architecture": 0,
+        "data_type": 0,
+        "max_seq_len": 8,
+        "cold_start_warmup_steps": 0,
+        "checkpoint": Checkpoint(CheckpointKind.LOCAL, "/nowhere", ""),
+        "checkpoint_step": 0,
+        "checkpoint_hashes": (bytes(32),) * 3,
+        "lr_schedule": schedule(ScheduleKind.CONSTANT),
+        "schema_hash": bytes(32),
+        "tiers": 3,
+        "tier_widths": (4, 2, 1),
+    }
+    blank = {field.name: None for field in fields(Model)}
+    return Model(**(blank | values | given))
+
+
+def view(run: Run, members_: Members | None = None, model_: Model | None = None) -> View:
+    """A run with members (nobody) and a model (any)."""
+    return View(run, members_ if members_ is not None else members({}), model_ if model_ is not None else model())

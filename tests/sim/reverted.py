@@ -10,9 +10,9 @@ from solders.pubkey import Pubkey
 from solders.transaction import VersionedTransaction
 
 from aftermath.chain.member import SolanaMember
+from aftermath.coordinator.errors import Refused
 from aftermath.localnet.runtime import AccountState, Outcome, Runtime
 from aftermath.run.accounts import Round, Run
-from aftermath.run.errors import ChainRefused
 from aftermath.run.state import ModelSource, RunState
 from aftermath.run.views import parse_run, run_account
 from aftermath.train.rounds import Rounds
@@ -67,7 +67,7 @@ def attestations_are_those_of_the_round_that_was_stored(patch: pytest.MonkeyPatc
         place = id(self), round.seed
         try:
             known[place] = stored(self, round)
-        except ChainRefused:
+        except Refused:
             if place not in known:
                 raise
         return known[place]

@@ -119,7 +119,7 @@ def test_a_lagging_node_shows_the_run_as_it_was(tmp_path: Path) -> None:
         await sim.until_round(3)
         assert players[0].chain is not None
         players[0].set_moods([Mood.BEHIND, Mood.GOOD])
-        run = await players[0].chain.run(fresh=True)
+        run = (await players[0].chain.view(fresh=True)).run
         assert run.current.height >= 3, "a reply older than what is known is not taken"
         await sim.until(lambda run: run.state is RunState.COOLDOWN)
 

@@ -86,10 +86,10 @@ class Desk:
         for transport in self.transports:
             transport.set_members(p2p_of(slot) for slot in range(3))
         self.events: list[Event] = []
-        self.feed = RunFeed(run_at(4))
+        self.feed = RunFeed(builders.view(run_at(4), three_members()))
         self.context = Context(
             run_id="test",
-            chain=None,  # type: ignore[arg-type]
+            coordinator=None,  # type: ignore[arg-type]
             transport=self.transports[0],
             feed=self.feed,
             clock=VirtualClock(),

@@ -123,7 +123,7 @@ def test_old_steps_go_but_not_the_one_the_chain_names(tmp_path: Path) -> None:
         assert chain is not None
 
         async def checkpoint(*_: object) -> None:
-            raise archive.ChainRefused("NotAllowedToCheckpoint", "no")
+            raise archive.Refused("NotAllowedToCheckpoint", "no")
 
         chain.checkpoint = checkpoint  # type: ignore[method-assign]
         await sim.until(lambda run: run.epoch == 5 and run.state is RunState.ROUND_TRAIN)
@@ -181,7 +181,7 @@ def test_a_step_of_a_past_that_was_left_stays_if_the_chain_names_it(tmp_path: Pa
         assert chain is not None
 
         async def checkpoint(*_: object) -> None:
-            raise archive.ChainRefused("NotAllowedToCheckpoint", "no")
+            raise archive.Refused("NotAllowedToCheckpoint", "no")
 
         chain.checkpoint = checkpoint  # type: ignore[method-assign]
         await _epoch_from_the_start(sim)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from aftermath.chain.refusals import refusal
 from aftermath.optim.engine import Trained
 from aftermath.run.accounts import Run
 from aftermath.run.committee import witnesses
-from aftermath.run.errors import ChainRefused
 from aftermath.run.state import ExitReason, MemberState, ModelSource, RunState
 from aftermath.sim.clock import hold_up
 from aftermath.sim.simulation import Player, Simulation, play
@@ -66,7 +66,7 @@ def test_a_witness_whose_word_is_refused_asks_and_complains_ever_more_rarely(tmp
     """A round that its wallet cannot pay for lasts 20 seconds, and a warm-up 60."""
 
     async def refused(*_: object, **__: object) -> None:
-        raise ChainRefused("InsufficientFunds", "the wallet is empty")
+        raise refusal("InsufficientFunds", "the wallet is empty")
 
     async def story(sim: Simulation) -> None:
         poor, *_ = [sim.add(tier) for tier in (0, 1, 2)]

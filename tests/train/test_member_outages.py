@@ -8,8 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from aftermath.coordinator.errors import Unavailable
 from aftermath.run.committee import quorum, witnesses
-from aftermath.run.errors import ChainUnavailable
 from aftermath.run.state import RunState
 from aftermath.sim.road import Road
 from aftermath.sim.simulation import Simulation, play
@@ -159,7 +159,7 @@ def test_rpc_down_for_good_ends_members_with_a_sentence(tmp_path: Path) -> None:
         ends = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 700)
         assert sim.now > 600
         for end in ends:
-            assert isinstance(end, ChainUnavailable)
+            assert isinstance(end, Unavailable)
             assert "no Solana RPC endpoint answered" in str(end)
         left_behind = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         assert not left_behind

@@ -11,21 +11,21 @@ from typing import Any
 import pytest
 from solders.account import Account
 
+from aftermath.chain.refusals import refusal
 from aftermath.localnet.runtime import SYSTEM_ID
-from aftermath.run.errors import ChainRefused
 from aftermath.run.state import RunState
 from aftermath.sim.simulation import Player, Simulation, play
 
 
-def _tries(sim: Simulation, player: Player, duty: str, refusal: str | None = None) -> list[tuple[object, float]]:
+def _tries(sim: Simulation, player: Player, duty: str, name: str | None = None) -> list[tuple[object, float]]:
     """When a member tries a duty, and for which height or slot; refused by that name, if one is given."""
     assert player.chain is not None
     call, tries = getattr(player.chain, duty), []
 
     async def noted(*what: Any, **more: Any) -> None:
         tries.append((what[-1] if duty == "warmup_witness" else what[1], sim.now))
-        if refusal is not None:
-            raise ChainRefused(refusal, "no")
+        if name is not None:
+            raise refusal(name, "no")
         await call(*what, **more)
 
     setattr(player.chain, duty, noted)
@@ -96,18 +96,16 @@ def test_an_empty_wallet_is_tried_ever_more_rarely_until_it_is_filled(tmp_path: 
     assert sim.run.lost_sequences == 0
 
 
-@pytest.mark.parametrize("refusal", ["BadParticipation", "InsufficientFunds"])
-def test_a_report_of_readiness_that_is_refused_is_not_repeated_all_through_warm_up(
-    tmp_path: Path, refusal: str
-) -> None:
+@pytest.mark.parametrize("name", ["BadParticipation", "InsufficientFunds"])
+def test_a_report_of_readiness_that_is_refused_is_not_repeated_all_through_warm_up(tmp_path: Path, name: str) -> None:
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
-        tries = [_tries(sim, player, "warmup_witness", refusal) for player in players[1:]]
+        tries = [_tries(sim, player, "warmup_witness", name) for player in players[1:]]
         began = (await sim.until(lambda run: run.state is RunState.WARMUP)).state_started_at
         run = await sim.until_round(0)
         assert run.state_started_at - began >= run.config.warmup_time, "without a quorum"
         for player, times in zip(players[1:], tries, strict=True):
-            assert len(times) == (1 if refusal == "BadParticipation" else 3)
+            assert len(times) == (1 if name == "BadParticipation" else 3)
             assert len(_told(player, "the report that this member is ready")) == 1
         await sim.until(lambda run: run.state is RunState.COOLDOWN)
 

@@ -9,18 +9,19 @@ from typing import Any, cast
 
 import pytest
 
-from aftermath.run.accounts import Run
-from aftermath.run.errors import ChainRefused, ChainUnavailable
+from aftermath.chain.refusals import refusal
+from aftermath.coordinator.errors import Refusal, Refused, Unavailable
+from aftermath.coordinator.ports import Coordinator
+from aftermath.coordinator.view import View
 from aftermath.run.state import RunState
 from aftermath.sim.clock import InlineWorker, VirtualClock, run_virtual
 from aftermath.train.context import Context
 from aftermath.train.feed import RunFeed
 from aftermath.train.persist import Duty, persist
-from aftermath.train.ports import Chain
 from aftermath.train.wait import Pulse, first_of
 from aftermath.train.worker import ThreadWorker
 from aftermath.watch.events import Event, Events
-from run.builders import run
+from run.builders import run, view
 
 # --- pulse and first_of -----------------------------------------------------------------------------------------------
 
@@ -73,8 +74,8 @@ async def test_first_of_cancelled_from_outside_cancels_its_waits() -> None:
 # --- feed -------------------------------------------------------------------------------------------------------------
 
 
-def _at(seq: int, state: RunState = RunState.WARMUP) -> Run:
-    return run(state, seq=seq)
+def _at(seq: int, state: RunState = RunState.WARMUP) -> View:
+    return view(run(state, seq=seq))
 
 
 async def test_the_feed_never_goes_back() -> None:
@@ -106,13 +107,13 @@ async def test_a_waiter_that_is_cancelled_harms_no_other() -> None:
 
 async def test_following_ends_with_what_the_chain_raises() -> None:
     class Ending:
-        async def updates(self) -> AsyncIterator[Run]:
+        async def views(self) -> AsyncIterator[View]:
             yield _at(2)
-            raise ChainUnavailable("gone for good")
+            raise Unavailable("gone for good")
 
     feed = RunFeed(_at(1))
-    with pytest.raises(ChainUnavailable):
-        await feed.follow(cast(Chain, Ending()))
+    with pytest.raises(Unavailable):
+        await feed.follow(cast(Coordinator, Ending()))
     assert feed.run.seq == 2
 
 
@@ -138,19 +139,19 @@ def _persist(call: Callable[[], Awaitable[None]], **options: Any) -> bool:
 
 
 def test_an_unreachable_chain_is_tried_again_with_longer_pauses() -> None:
-    call = Calls(*[ChainUnavailable("down")] * 7, None)
+    call = Calls(*[Unavailable("down")] * 7, None)
     assert _persist(call)
     assert call.times == [0, 0.25, 0.75, 1.75, 3.75, 7.75, 11.75, 15.75]
 
 
 def test_a_refusal_that_means_done_is_not_an_error() -> None:
-    call = Calls(ChainUnavailable("the reply was lost"), ChainRefused("DuplicateWitness", "twice"))
-    assert not _persist(call, done_if=frozenset({"DuplicateWitness"}))
+    call = Calls(Unavailable("the reply was lost"), refusal("DuplicateWitness", "twice"))
+    assert not _persist(call, done_if=frozenset({Refusal.ALREADY_DONE}))
 
 
 def test_another_refusal_is_raised() -> None:
-    with pytest.raises(ChainRefused, match="who are you"):
-        _persist(Calls(ChainRefused("NotAuthorized", "who are you")), done_if=frozenset({"DuplicateWitness"}))
+    with pytest.raises(Refused, match="who are you"):
+        _persist(Calls(refusal("NotAuthorized", "who are you")), done_if=frozenset({Refusal.ALREADY_DONE}))
 
 
 def test_what_is_no_longer_wanted_is_not_called() -> None:
@@ -162,7 +163,7 @@ def test_what_is_no_longer_wanted_is_not_called() -> None:
 def test_a_refused_duty_is_a_warning_that_names_it() -> None:
     events: list[Event] = []
     context = cast(Context, _Bare(VirtualClock(), Events(lambda: 0.0, [events.append])))
-    call = Calls(ChainRefused("BadParticipation", "no such member"))
+    call = Calls(refusal("BadParticipation", "no such member"))
     assert not run_virtual(Duty(context, "the attestation", wanted=lambda: True).fulfil(call))
     assert events[0]["message"] == "the attestation was refused: no such member"
 

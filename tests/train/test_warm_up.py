@@ -6,17 +6,16 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from aftermath.coordinator.view import View
 from aftermath.model.initial import init_weights
 from aftermath.model.segments import level_hash
 from aftermath.model.store import write_checkpoint
-from aftermath.run.accounts import Checkpoint
+from aftermath.run.accounts import Checkpoint, Run
 from aftermath.run.state import CheckpointKind, ModelSource, RunState
 from aftermath.sim.clock import run_virtual
 from aftermath.sim.tiny import CONFIG
@@ -58,16 +57,14 @@ class Joiner:
             level_hashes=tuple(_hash(ATTESTED, level) if attested >> level & 1 else bytes(32) for level in range(3)),
             config=builders.config(warmup_time=30),
         )
-        self.feed = RunFeed(self.run)
-        self._context = replace(self.desk.context, tier=1, feed=self.feed, chain=self)  # type: ignore[arg-type]
+        self._model = builders.model(checkpoint=self._checkpoint)
+        self.feed = RunFeed(self.view(self.run))
+        self._context = replace(self.desk.context, tier=1, feed=self.feed, coordinator=self)  # type: ignore[arg-type]
         for slot in (1, 2):
             ModelShare(self.desk.transports[slot])  # they answer, though they offer nothing yet
 
-    async def members(self) -> Any:
-        return three_members()
-
-    async def model(self) -> Any:
-        return SimpleNamespace(checkpoint=self._checkpoint)
+    def view(self, run: Run) -> View:
+        return builders.view(run, three_members(), self._model)
 
     def now(self) -> int:
         return 0
@@ -234,7 +231,7 @@ def test_a_checkpoint_that_is_not_the_attested_one_is_never_used(tmp_path: Path,
 
         async def end() -> None:
             await clock.sleep(10)
-            await joiner.feed.put(replace(joiner.run, seq=joiner.run.seq + 1, state=RunState.ROUND_TRAIN))
+            await joiner.feed.put(joiner.view(replace(joiner.run, seq=joiner.run.seq + 1, state=RunState.ROUND_TRAIN)))
 
         ending = asyncio.ensure_future(end())
         with pytest.raises(Desync, match="warm-up ended before the model was here"):
@@ -275,7 +272,8 @@ def test_a_source_that_never_ends_is_left_when_the_rounds_cannot_be_caught_up_wi
             for height in range(5):
                 await clock.sleep(20)
                 now = replace(joiner.run, seq=height + 1, state=RunState.ROUND_TRAIN)
-                await joiner.feed.put(replace(now, rounds=(builders.header(0b111, height=height), *now.rounds[1:])))
+                later = replace(now, rounds=(builders.header(0b111, height=height), *now.rounds[1:]))
+                await joiner.feed.put(joiner.view(later))
 
         going = asyncio.ensure_future(go_on())
         with pytest.raises(Desync, match="the epoch went on before the model was here"):

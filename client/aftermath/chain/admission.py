@@ -9,7 +9,7 @@ from solders.pubkey import Pubkey
 
 from aftermath.chain.funds import ensure_funds
 from aftermath.chain.rpc import RpcPool
-from aftermath.run.errors import ChainRefused
+from aftermath.coordinator.errors import Refused
 
 VERSION_MISMATCH = "ClientVersionMismatch"
 FEES_IN_HAND = 5_000_000
@@ -17,10 +17,10 @@ FEES_IN_HAND = 5_000_000
 
 
 def check_version(run_id: str, wanted: str, client_version: str) -> None:
-    """Raises ChainRefused `ClientVersionMismatch` when the run is not for this client; `wanted` empty: for any."""
+    """Raises Refused `ClientVersionMismatch` when the run is not for this client; `wanted` empty: for any."""
     if wanted in ("", client_version):
         return
-    raise ChainRefused(
+    raise Refused(
         VERSION_MISMATCH,
         f"run {run_id} takes clients of version {wanted} only, and this is version {client_version}",
         f"get the source of version {wanted} and build it with make env; or its owner takes version {client_version}: "
@@ -29,7 +29,7 @@ def check_version(run_id: str, wanted: str, client_version: str) -> None:
 
 
 async def check_funds(pool: RpcPool, wallet: Pubkey) -> None:
-    """Raises ChainRefused `InsufficientFunds` for a wallet that cannot pay the fees of a start; on a network of this
+    """Raises Refused `InsufficientFunds` for a wallet that cannot pay the fees of a start; on a network of this
     machine it is given what it lacks first, since nothing else tells whether the faucet there gives any.
     """
     await ensure_funds(pool, wallet, FEES_IN_HAND)

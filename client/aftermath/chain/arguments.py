@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from aftermath.run.errors import ChainError, shown
+from aftermath.coordinator.errors import CoordinatorError
+from aftermath.run.errors import shown
 
 Json = dict[str, Any]
 _BITS = {"u8": 8, "u16": 16, "u32": 32, "u64": 64, "u128": 128, "i8": 8, "i16": 16, "i32": 32, "i64": 64, "i128": 128}
 
 
 def complete(value: Any, kind: Any, types: Mapping[str, Json], path: str) -> Any:
-    """`value` as the legacy IDL type `kind`, with padding filled in. Raises ChainError naming `path` on a mismatch."""
+    """`value` as the legacy IDL type `kind`, padding filled in. CoordinatorError names `path` if it does not fit."""
     if isinstance(kind, str):
         return _simple(value, kind, path)
     (form,) = kind
@@ -27,7 +28,7 @@ def complete(value: Any, kind: Any, types: Mapping[str, Json], path: str) -> Any
     element, length = kind["array"] if form == "array" else (kind["vec"], None)
     if not isinstance(value, bytes | list | tuple) or (length is not None and len(value) != length):
         wanted = "a list" if length is None else f"{length} values"
-        raise ChainError(f"{path} must be {wanted}, not {shown(value)}")
+        raise CoordinatorError(f"{path} must be {wanted}, not {shown(value)}")
     return [complete(item, element, types, f"{path}[{i}]") for i, item in enumerate(value)]
 
 
@@ -48,10 +49,10 @@ def _defined(value: Any, definition: Json, types: Mapping[str, Json], path: str)
     if definition["kind"] != "struct":
         return value  # anchorpy's own enum values
     if not isinstance(value, Mapping):
-        raise ChainError(f"{path} must be a table of fields, not {shown(value)}")
+        raise CoordinatorError(f"{path} must be a table of fields, not {shown(value)}")
     fields = {f["name"]: f["type"] for f in definition["fields"]}
     if unknown := sorted(set(value) - set(fields)):
-        raise ChainError(f"{path} has no field {unknown[0]!r}", f"the fields are {', '.join(fields)}")
+        raise CoordinatorError(f"{path} has no field {unknown[0]!r}", f"the fields are {', '.join(fields)}")
     filled = {}
     for name, kind in fields.items():
         if name in value:
@@ -59,7 +60,7 @@ def _defined(value: Any, definition: Json, types: Mapping[str, Json], path: str)
         elif name.startswith("pad"):
             filled[name] = zero(kind, types)
         else:
-            raise ChainError(f"{path}.{name} is missing")
+            raise CoordinatorError(f"{path}.{name} is missing")
     return filled
 
 
@@ -71,9 +72,9 @@ def _simple(value: Any, kind: str, path: str) -> Any:
         if isinstance(value, bool) and kind == "u8":
             return int(value)
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-            raise ChainError(f"{path} must be a whole number from {low} to {high}, not {shown(value)}")
+            raise CoordinatorError(f"{path} must be a whole number from {low} to {high}, not {shown(value)}")
         return int(value)
     wanted = {"bool": bool, "string": str}.get(kind)
     if wanted and not isinstance(value, wanted):
-        raise ChainError(f"{path} must be a {kind}, not {shown(value)}")
+        raise CoordinatorError(f"{path} must be a {kind}, not {shown(value)}")
     return value

@@ -17,7 +17,7 @@ from aftermath.chain.accounts import AccountData, fetch_many
 from aftermath.chain.addresses import EVERYONE, JOIN_SCOPE, authorization_address
 from aftermath.chain.programs import AnchorProgram, authorizer_program
 from aftermath.chain.rpc import RpcPool
-from aftermath.run.errors import ChainError
+from aftermath.coordinator.errors import CoordinatorError
 
 DELEGATES_AT_ONCE = 20
 """Delegates that fit one transaction beside its other parts."""
@@ -129,7 +129,7 @@ class Authorizer:
 
     def _parse(self, address: Pubkey, account: AccountData) -> Authorization:
         if account.owner != self._program.id:
-            raise ChainError(f"the account {address} is owned by {account.owner}, not by {self._program.id}")
+            raise CoordinatorError(f"the account {address} is owned by {account.owner}, not by {self._program.id}")
         found = self._program.account("Authorization", account.data)
         return Authorization(
             address=address,

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 
 from aftermath.chain.failures import BadReply
-from aftermath.run.errors import ChainError
+from aftermath.coordinator.errors import CoordinatorError
 
 OBSERVATIONS = 8
 _CLOCK_SYSVAR = struct.Struct("<QqQQq")
@@ -36,7 +36,7 @@ class ChainClock:
         self.observe(_CLOCK_SYSVAR.unpack(data)[4])
 
     def now(self) -> int:
-        """Chain time in unix seconds. Raises ChainError before the first observation."""
+        """Chain time in unix seconds. Raises CoordinatorError before the first observation."""
         if not self._offsets:
-            raise ChainError("chain time is not known before the chain was read")
+            raise CoordinatorError("chain time is not known before the chain was read")
         return int(max(self._offsets) + self._monotonic())

@@ -35,7 +35,7 @@ async def deliver(pool: RpcPool, transaction: VersionedTransaction, last_valid_h
     """Send until confirmed; returns the slot it landed in.
 
     Sending the same signature again is harmless, so the transaction is resent every two seconds (also through a
-    fallback). Raises TransactionFailed when it landed and failed, Expired when it can no longer land, ChainUnavailable.
+    fallback). Raises TransactionFailed when it landed and failed, Expired when it can no longer land, Unavailable.
     """
     now = asyncio.get_running_loop().time
     signature = transaction.signatures[0]

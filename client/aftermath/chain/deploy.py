@@ -30,7 +30,7 @@ from aftermath.chain.fees import transaction_fee
 from aftermath.chain.sender import MAX_TRANSACTION, Sender, transaction_size
 from aftermath.chain.together import both
 from aftermath.chain.wallet import load_wallet, write_key_file
-from aftermath.run.errors import ChainError, ChainRefused, ChainUnavailable
+from aftermath.coordinator.errors import CoordinatorError, Refused, Unavailable
 
 CACHE = Path.home() / ".cache/aftermath/deploy"
 MAX_PROGRAM = 10 << 20
@@ -59,8 +59,8 @@ async def deploy_program(
 ) -> Deployment:
     """Deploy the file `program` at the address of `key`, or upgrade what is there; unchanged bytes are left alone.
 
-    Raises ChainError (not a program, not ours to upgrade), ChainRefused `InsufficientFunds` (with the amount),
-    ChainUnavailable.
+    Raises CoordinatorError (not a program, not ours to upgrade), Refused `InsufficientFunds` (with the amount),
+    Unavailable.
     """
     elf = _read_program(program)
     standing = await _standing(sender, key.pubkey(), elf)
@@ -99,17 +99,17 @@ def _runs(standing: loader.Stored | None, elf: bytes) -> bool:
 def _read_program(path: Path) -> bytes:
     try:
         if path.stat().st_size > MAX_PROGRAM:
-            raise ChainError(f"{path} is larger than a program may be ({MAX_PROGRAM} bytes)")
+            raise CoordinatorError(f"{path} is larger than a program may be ({MAX_PROGRAM} bytes)")
         elf = path.read_bytes()
     except OSError as error:
-        raise ChainError(f"cannot read the program {path}: {error.strerror}") from error
+        raise CoordinatorError(f"cannot read the program {path}: {error.strerror}") from error
     if not elf.startswith(ELF):
-        raise ChainError(f"{path} is not a compiled program (.so)", "build it: make programs")
+        raise CoordinatorError(f"{path} is not a compiled program (.so)", "build it: make programs")
     return elf
 
 
 async def _standing(sender: Sender, program: Pubkey, elf: bytes) -> loader.Stored | None:
-    """The program that is there, None if none is. Raises ChainError when it is not this wallet's to change."""
+    """The program that is there, None if none is. Raises CoordinatorError when it is not this wallet's to change."""
     _, account = await fetch(sender.pool, program)
     if account is None:
         return None
@@ -117,10 +117,12 @@ async def _standing(sender: Sender, program: Pubkey, elf: bytes) -> loader.Store
         return _built_in(account, program, elf)
     _, data = await fetch(sender.pool, loader.programdata_address(program))
     if data is None:
-        raise ChainError(f"program {program} was closed; its address cannot be used again", "use a new program key")
+        raise CoordinatorError(
+            f"program {program} was closed; its address cannot be used again", "use a new program key"
+        )
     stored = loader.parse_programdata(data)
     if stored.authority != sender.wallet.pubkey and not _runs(stored, elf):
-        raise ChainError(
+        raise CoordinatorError(
             f"program {program} can be upgraded by {stored.authority or 'nobody'} only, not by {sender.wallet.pubkey}",
             "sign with that wallet (-w), or deploy under a new program key",
         )
@@ -131,7 +133,7 @@ def _built_in(account: AccountData, program: Pubkey, elf: bytes) -> loader.Store
     """A program under a loader without upgrades (a local network's built-in one) is fine if it is the same one."""
     if account.executable and account.data == elf:
         return loader.Stored(None, elf)
-    raise ChainError(
+    raise CoordinatorError(
         f"the address {program} holds something of {account.owner} that cannot be upgraded",
         "a local network has the packaged programs built in; deploy under a new program key",
     )
@@ -167,7 +169,7 @@ async def _upgrade(sender: Sender, program: Pubkey, buffer: Pubkey, standing: lo
         await _past(sender, changed)
         try:
             await sender.send([loader.extend(program, wallet, more)])
-        except ChainRefused as refusal:
+        except Refused as refusal:
             if refusal.name != "InvalidInstructionData":
                 raise
             await sender.send([loader.extend_unchecked(program, wallet, more)])
@@ -177,14 +179,14 @@ async def _upgrade(sender: Sender, program: Pubkey, buffer: Pubkey, standing: lo
 
 
 async def _past(sender: Sender, slot: int) -> None:
-    """Wait until the cluster is past `slot`. Raises ChainUnavailable when it does not advance."""
+    """Wait until the cluster is past `slot`. Raises Unavailable when it does not advance."""
     config = RpcContextConfig(CommitmentLevel.Processed)
     try:
         async with asyncio.timeout(SLOT_SECONDS):
             while await sender.pool.call(GetSlot(config), whole) <= slot:
                 await asyncio.sleep(0.1)
     except TimeoutError as error:
-        raise ChainUnavailable(f"the cluster did not get past slot {slot} in {SLOT_SECONDS:.0f} s") from error
+        raise Unavailable(f"the cluster did not get past slot {slot} in {SLOT_SECONDS:.0f} s") from error
 
 
 async def _fill(
@@ -213,7 +215,7 @@ async def _fill(
             return
         await sender.ensure_funds(await _cost(sender, len(elf), len(missing), standing, buffer_exists=True))
         await _write(sender, buffer.pubkey(), missing)
-    raise ChainUnavailable(
+    raise Unavailable(
         f"{len(missing)} of {len(chunks)} parts of the program did not land in {ROUNDS} rounds",
         "run the command again: it goes on from here; a priority fee may help (--max-priority-fee)",
     )
@@ -230,13 +232,13 @@ async def _write(sender: Sender, buffer: Pubkey, missing: Sequence[tuple[int, by
 
 
 async def _held(sender: Sender, buffer: Pubkey, size: int) -> bytes | None:
-    """What the buffer holds, None if there is no buffer yet. Raises ChainError when it is another wallet's."""
+    """What the buffer holds, None if there is no buffer yet. Raises CoordinatorError when it is another wallet's."""
     _, account = await fetch(sender.pool, buffer, min_slot=sender.slot or None)
     if account is None:
         return None
     stored = loader.parse_buffer(account)
     if stored.authority != sender.wallet.pubkey or len(stored.data) != size:
-        raise ChainError(
+        raise CoordinatorError(
             f"the buffer {buffer} of an earlier deployment belongs to {stored.authority}",
             f"sign with that wallet, or delete the buffer's key file in {CACHE}",
         )

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from aftermath.run.errors import ChainError
+from aftermath.coordinator.errors import CoordinatorError
 
 PREFLIGHT_FAILURE = -32002
 MAX_TEXT = 500  # characters of what a node says; a program's log line has fewer
@@ -27,11 +27,11 @@ class RpcError(Exception):
         self.code = code
 
 
-class BadReply(ChainError):
+class BadReply(CoordinatorError):
     """An RPC node sent something that is not a Solana reply."""
 
 
-class RpcRejected(ChainError):
+class RpcRejected(CoordinatorError):
     """The RPC node does not accept the request; another try would not help."""
 
 

@@ -15,7 +15,7 @@ from aftermath.chain.accounts import LAMPORTS_PER_SOL, balance, fetch_many, rent
 from aftermath.chain.failures import RpcRejected
 from aftermath.chain.refusals import no_funds
 from aftermath.chain.rpc import RpcPool
-from aftermath.run.errors import ChainUnavailable
+from aftermath.coordinator.errors import Unavailable
 
 AIRDROP_LEAST = 10 * LAMPORTS_PER_SOL
 AIRDROP_SECONDS = 30.0
@@ -37,7 +37,7 @@ async def ensure_funds(pool: RpcPool, wallet: Pubkey, lamports: int) -> int:
     """Make sure `wallet` holds at least `lamports`; returns what it holds.
 
     On a network of this machine (every endpoint on loopback) the missing money is asked for with requestAirdrop;
-    elsewhere, or when that is not granted, raises ChainRefused `InsufficientFunds` saying how much is missing.
+    elsewhere, or when that is not granted, raises Refused `InsufficientFunds` saying how much is missing.
     """
     held = await balance(pool, wallet)
     if held >= lamports:
@@ -51,7 +51,7 @@ async def ensure_funds(pool: RpcPool, wallet: Pubkey, lamports: int) -> int:
                     break
                 held = await _ask(pool, wallet, held, lamports, attempt)
     except TimeoutError as error:
-        raise ChainUnavailable(
+        raise Unavailable(
             f"the airdrop for {wallet} did not arrive in {AIRDROP_SECONDS:.0f} s", "check the local network's log"
         ) from error
     return held
@@ -65,7 +65,7 @@ async def _ask(pool: RpcPool, wallet: Pubkey, held: int, lamports: int, attempt:
     wanted = max(lamports - held, AIRDROP_LEAST) + held % _ODD + attempt
     try:
         await pool.call(RequestAirdrop(wallet, wanted), str, patience=ASK_PATIENCE)
-    except (RpcRejected, ChainUnavailable) as error:
+    except (RpcRejected, Unavailable) as error:
         raise no_funds(wallet, held, lamports) from error
     again = asyncio.get_running_loop().time() + ASK_AGAIN
     while held < lamports and asyncio.get_running_loop().time() < again:

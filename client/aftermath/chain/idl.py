@@ -22,7 +22,7 @@ from solana.rpc.async_api import AsyncClient
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
-from aftermath.run.errors import ChainError
+from aftermath.coordinator.errors import CoordinatorError
 
 Json = dict[str, Any]
 SPEC = "0.1.0"
@@ -63,18 +63,20 @@ def _provider() -> Provider:
 
 
 def load_idl(path: Path) -> ProgramIdl:
-    """Read and convert the IDL file at `path`; ChainError if it is missing, not JSON or of another spec."""
+    """Read and convert the IDL file at `path`; CoordinatorError if it is missing, not JSON or of another spec."""
     try:
         raw = path.read_bytes()
     except OSError as error:
-        raise ChainError(f"cannot read the IDL {path}: {error.strerror}", "reinstall aftermath") from error
+        raise CoordinatorError(f"cannot read the IDL {path}: {error.strerror}", "reinstall aftermath") from error
     if len(raw) > MAX_BYTES:
-        raise ChainError(f"the IDL {path} has {len(raw)} bytes, more than {MAX_BYTES}")
+        raise CoordinatorError(f"the IDL {path} has {len(raw)} bytes, more than {MAX_BYTES}")
     try:
         idl = json.loads(raw)
         return convert(idl)
     except (ValueError, KeyError, TypeError) as error:
-        raise ChainError(f"{path} is not a canonical Anchor IDL: {error!r}", "rebuild it: make programs") from error
+        raise CoordinatorError(
+            f"{path} is not a canonical Anchor IDL: {error!r}", "rebuild it: make programs"
+        ) from error
 
 
 def convert(idl: Json) -> ProgramIdl:

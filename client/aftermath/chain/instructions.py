@@ -24,7 +24,7 @@ Table = Mapping[str, Any]
 
 
 class CoordinatorInstructions:
-    """Builders for one program and one signing wallet. All raise ChainError on arguments the program could not read."""
+    """Builders for one program and one signing wallet. CoordinatorError for arguments that it could not read."""
 
     def __init__(self, program: AnchorProgram, user: Pubkey) -> None:
         self._program = program

@@ -1,34 +1,37 @@
 """One member's view of its run: the object that the training pipeline receives as its chain.
 
 Decided: a call that changes the run returns when its effect can be read; Run comes from the watcher; Model and
-Members are read again only when the run's `model_seq` or `members_seq` moved, and attestations are read as a slice
-of Witnesses; every such read is as of the slot of the newest Run, or later. Those reads wait out an outage of minutes;
-everything else gives up after seconds, because its caller knows whether it is still worth trying.
+Members are read again only when the run's `model_seq` or `members_seq` moved, together with Run, so that all of a view
+is as of one slot; attestations are read as a slice of Witnesses, as of the slot of the newest Run or later. Those reads
+wait out an outage of minutes; everything else gives up after seconds, because its caller knows whether it is still
+worth trying.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from solders.instruction import Instruction
 from solders.pubkey import Pubkey
 
-from aftermath.chain.accounts import Absence, AccountData, fetch_as
+from aftermath.chain.accounts import Absence, AccountData, fetch_as, fetch_many
 from aftermath.chain.addresses import run_addresses
 from aftermath.chain.admission import VERSION_MISMATCH, check_version
 from aftermath.chain.authorizer import Authorizer
-from aftermath.chain.coordinator import Coordinator
+from aftermath.chain.client import CoordinatorClient
+from aftermath.chain.failures import BadReply
 from aftermath.chain.instructions import witness_metadata
 from aftermath.chain.rpc import FAILURES_BEFORE_LEAVING, MAX_ENDPOINTS, RpcPool
-from aftermath.chain.spend import ChainSpend
 from aftermath.chain.subscription import GIVE_UP_SECONDS, RunWatcher
 from aftermath.chain.wallet import Wallet
-from aftermath.run.accounts import Attestation, Members, Model, Round, Run
-from aftermath.run.errors import AccountError, ChainError, ChainRefused, ChainUnavailable
-from aftermath.run.views import parse_members, parse_model, parse_witness_round, witness_round_range
+from aftermath.coordinator.errors import CoordinatorError, Refused, Unavailable
+from aftermath.coordinator.view import View
+from aftermath.run.accounts import Attestation, Round, Run
+from aftermath.run.errors import AccountError
+from aftermath.run.views import parse_members, parse_model, parse_run, parse_witness_round, witness_round_range
 
 T = TypeVar("T")
 
@@ -62,17 +65,15 @@ class SolanaMember:
         self._client_version = client_version
         self._authorizer = authorizer
         brisk = pool.patient(CALL_PATIENCE)
-        self._coordinator = Coordinator(brisk, wallet, program_id=program_id, max_priority_fee=max_priority_fee)
+        self._coordinator = CoordinatorClient(brisk, wallet, program_id=program_id, max_priority_fee=max_priority_fee)
         self._authorizations = Authorizer(brisk)
         self._addresses = run_addresses(self._coordinator.program_id, run_id)
         self._watcher = RunWatcher(pool, self._addresses.run, self._coordinator.program_id)
-        self._model: tuple[int, Model] | None = None
-        self._members: tuple[int, Members] | None = None
-        self._reading = asyncio.Lock()
+        self._view: View | None = None
         self._wallet = wallet
 
     async def start(self) -> None:
-        """Check the endpoints, find the run, and follow it. Raises ChainUnavailable, or ChainError when there is no
+        """Check the endpoints, find the run, and follow it. Raises Unavailable, or CoordinatorError when there is no
         such run.
         """
         await self._pool.check()
@@ -100,11 +101,11 @@ class SolanaMember:
         """The coordinator program the run belongs to."""
         return self._coordinator.program_id
 
-    @property
-    def spent(self) -> ChainSpend:
-        """Transactions and fees so far."""
+    def costs(self) -> Mapping[str, int]:
+        """Transactions that landed, their fees in lamports, and the bytes of the largest push of a new state."""
         spend = self._coordinator.sender.spend
-        return ChainSpend(spend.transactions, spend.lamports, self._watcher.push_bytes_max)
+        most = self._watcher.push_bytes_max
+        return {"transactions": spend.transactions, "lamports": spend.lamports, "push_bytes_max": most}
 
     def now(self) -> int:
         """Chain time in unix seconds."""
@@ -114,35 +115,49 @@ class SolanaMember:
         """When, on the event loop's clock, the chain was last reached again after an outage; -inf for never."""
         return self._watcher.back
 
-    def updates(self) -> AsyncIterator[Run]:
-        """The newest state at once and after every change."""
-        return self._watcher.updates()
+    async def views(self) -> AsyncIterator[View]:
+        """The newest view at once and after every change."""
+        async for _ in self._watcher.updates():
+            yield await self.view()
 
-    async def run(self, *, fresh: bool = False) -> Run:
-        """The newest known state, or with `fresh` one that is read now."""
-        return await self._watcher.refresh(CALL_PATIENCE) if fresh else self._watcher.latest
+    async def view(self, *, fresh: bool = False) -> View:
+        """The view of the newest known state, or with `fresh` of one that is read now."""
+        patience = CALL_PATIENCE if fresh else GIVE_UP_SECONDS
+        run = await self._watcher.refresh(patience) if fresh else self._watcher.latest
+        known = self._view
+        if known is None or known.run.seq < run.seq:
+            same = known is not None and _versions(known.run) == _versions(run)
+            view = replace(known, run=run) if known and same else await self._read_together(run, patience)
+            if self._view is None or self._view.run.seq < view.run.seq:
+                self._view = view
+        assert self._view is not None
+        return self._view
 
-    async def model(self) -> Model:
-        """The run's model as of the newest Run."""
-        async with self._reading:
-            key = self._watcher.latest.model_seq
-            if self._model is None or self._model[0] != key:
-                self._model = key, await self._read(self._addresses.model, lambda account: parse_model(account.data))
-            return self._model[1]
+    async def _read_together(self, wanted: Run, patience: float) -> View:
+        """All three accounts as of one slot, in which the run is as `wanted` or newer."""
+        absence = Absence(self._pool)
+        found: list[View] = []
 
-    async def members(self) -> Members:
-        """The run's members as of the newest Run."""
-        async with self._reading:
-            key = self._watcher.latest.members_seq
-            if self._members is None or self._members[0] != key:
-                members = await self._read(self._addresses.members, lambda account: parse_members(account.data))
-                self._members = key, members
-            return self._members[1]
+        def legible(accounts: list[AccountData | None]) -> None:
+            if any(account is None or account.owner != self._coordinator.program_id for account in accounts):
+                absence.reported()
+                raise CoordinatorError(f"an account of run {self._run_id!r} is gone: the run was closed")
+            run, members, model = (account.data for account in accounts if account is not None)
+            found[:] = [View(parse_run(run), parse_members(members), parse_model(model))]
+            if found[0].run.seq < wanted.seq:
+                raise BadReply("the RPC node sent an older state of the run under a newer slot")
+
+        places = [self._addresses.run, self._addresses.members, self._addresses.model]
+        least = self._watcher.slot or None
+        slot, accounts = await fetch_many(self._pool, places, min_slot=least, patience=patience, legible=legible)
+        if accounts[0] is not None:
+            self._watcher.saw(slot, accounts[0])
+        return found[0]
 
     async def attestations(self, round: Round) -> tuple[Attestation, ...]:
         """What the witnesses of `round` have sent so far.
 
-        Raises ChainRefused: `RoundNotStored` when the chain no longer holds that round, `Unreadable` when nodes send
+        Raises Refused: `RoundNotStored` when the chain no longer holds that round, `Unreadable` when nodes send
         something else for it again and again.
         """
         ring, stored = self._stored(round)
@@ -160,7 +175,7 @@ class SolanaMember:
                 if torn < _READINGS:
                     raise  # for the pool: this node's failure
                 why = f"no node sends the attestations of round {round.height} as they are on chain"
-                raise ChainRefused("Unreadable", why) from error
+                raise Refused("Unreadable", why) from error
 
         slot, attestations = await self._read(self._addresses.witnesses, attested, offset, length)
         if self._watcher.slot < slot:
@@ -173,16 +188,16 @@ class SolanaMember:
         run = self._watcher.latest
         ring, stored = run.ring(round.height), run.round(round.height)
         if ring is None or stored is None or stored.seed != round.seed:
-            raise ChainRefused("RoundNotStored", f"round {round.height} is no longer stored on chain")
+            raise Refused("RoundNotStored", f"round {round.height} is no longer stored on chain")
         return ring, stored
 
     async def authorization(self) -> Pubkey:
-        """The account that admits this wallet to the run. Raises ChainRefused `NotAuthorized` when nobody did."""
+        """The account that admits this wallet to the run. Raises Refused `NotAuthorized` when nobody did."""
         grantor = Pubkey(self._watcher.latest.join_authority)
         authorization = await self._authorizations.admitting(grantor, self._wallet.pubkey, self._authorizer)
         if authorization is None:
             other = "name another" if self._authorizer else "name one"
-            raise ChainRefused(
+            raise Refused(
                 "NotAuthorized",
                 f"wallet {self._wallet.pubkey} is not admitted to run {self._run_id!r}",
                 f"ask the run's join authority {grantor} for an authorization, or {other} with --authorizer",
@@ -190,7 +205,7 @@ class SolanaMember:
         return authorization.address
 
     async def join(self, *, p2p: bytes, tier: int, weight: int, schema_hash: bytes, stateless: bool) -> None:
-        """Ask for a place in the next epoch. Raises ChainRefused, `NotAuthorized` when nobody admitted this wallet."""
+        """Ask for a place in the next epoch. Raises Refused, `NotAuthorized` when nobody admitted this wallet."""
         step = self._coordinator.ix.join_run(
             self._run_id,
             authorization=await self.authorization(),
@@ -203,7 +218,7 @@ class SolanaMember:
         )
         try:
             await self._send(step)
-        except ChainRefused as refusal:
+        except Refused as refusal:
             if refusal.name == VERSION_MISMATCH:
                 model = await self._coordinator.model(self._run_id)
                 check_version(self._run_id, model.client_version, self._client_version)
@@ -214,7 +229,7 @@ class SolanaMember:
         await self._send(self._coordinator.ix.leave_run(self._run_id))
 
     async def tick(self) -> None:
-        """Perform the transition that is due; ChainRefused `NothingToTick` if none is."""
+        """Perform the transition that is due; Refused `NothingToTick` if none is."""
         await self._send(self._coordinator.ix.tick(self._run_id))
 
     async def warmup_witness(self, slot: int) -> None:
@@ -256,7 +271,7 @@ class SolanaMember:
         await self._coordinator.transact(instruction)
         try:
             await self._watcher.refresh(patience=CALL_PATIENCE, min_slot=self._coordinator.sender.slot)
-        except ChainUnavailable as error:
+        except Unavailable as error:
             log.info("sent, but the effect is not visible yet: %s", error.message)
 
     async def _read(
@@ -271,10 +286,15 @@ class SolanaMember:
         def read(account: AccountData | None) -> T:
             if account is None or account.owner != self._coordinator.program_id:
                 absence.reported()
-                raise ChainError(f"an account of run {self._run_id!r} is gone: the run was closed")
+                raise CoordinatorError(f"an account of run {self._run_id!r} is gone: the run was closed")
             return parse(account)
 
         slot = self._watcher.slot or None
         return await fetch_as(
             self._pool, address, read, offset=offset, length=length, min_slot=slot, patience=GIVE_UP_SECONDS
         )
+
+
+def _versions(run: Run) -> tuple[int, int]:
+    """What tells whether Members and Model are still those of another state of the run."""
+    return run.members_seq, run.model_seq

@@ -15,8 +15,9 @@ from solders.pubkey import Pubkey
 from aftermath.chain.arguments import complete
 from aftermath.chain.idl import ProgramIdl, load_idl
 from aftermath.chain.refusals import Errors
+from aftermath.coordinator.errors import CoordinatorError
 from aftermath.programs import AUTHORIZER_IDL, COORDINATOR_IDL
-from aftermath.run.errors import AccountError, ChainError
+from aftermath.run.errors import AccountError
 
 
 class AnchorProgram:
@@ -32,10 +33,10 @@ class AnchorProgram:
     def instruction(
         self, name: str, accounts: dict[str, Pubkey], extra: Sequence[AccountMeta] = (), **arguments: Any
     ) -> Instruction:
-        """The instruction `name`. Raises ChainError naming an argument that is missing, unknown or out of range."""
+        """The instruction `name`. CoordinatorError names an argument that is missing, unknown or out of range."""
         expected = self._arguments[name]
         if missing := {a["name"] for a in expected} ^ set(arguments):
-            raise ChainError(f"{name}: the program of this version disagrees about {', '.join(sorted(missing))}")
+            raise CoordinatorError(f"{name}: the program of this version disagrees about {', '.join(sorted(missing))}")
         values = [complete(arguments[a["name"]], a["type"], self._types, f"{name}.{a['name']}") for a in expected]
         context = Context(accounts=accounts, remaining_accounts=list(extra))
         built: Instruction = self._program.instruction[name](*values, ctx=context)

@@ -19,7 +19,7 @@ from aftermath.chain.accounts import LAMPORTS_PER_SOL
 from aftermath.chain.addresses import run_id_among
 from aftermath.chain.failures import TransactionFailed, variant
 from aftermath.chain.idl import ProgramError
-from aftermath.run.errors import ChainRefused
+from aftermath.coordinator.errors import Refusal, Refused
 
 INSUFFICIENT_FUNDS = "InsufficientFunds"
 _NO_FUNDS = frozenset({"AccountNotFound", "InsufficientFundsForFee", "InsufficientFundsForRent"})
@@ -93,6 +93,25 @@ _TOLD = {
     ),
 }
 
+_REASONS = {
+    "DuplicateWitness": Refusal.ALREADY_DONE,
+    "NotUnhealthy": Refusal.ALREADY_DONE,
+    "WrongState": Refusal.TOO_LATE,
+    "StaleHeight": Refusal.TOO_LATE,
+    "NothingToTick": Refusal.TOO_LATE,
+    "NotElected": Refusal.NOT_ELECTED,
+    "CooldownFull": Refusal.NOT_ELECTED,
+    "SlotMismatch": Refusal.NOT_ELECTED,
+    "NotAMember": Refusal.NOT_A_MEMBER,
+    "RunHalted": Refusal.HALTED,
+    "MembersFull": Refusal.FULL,
+    # The wallet may be filled; the run may have moved between the simulation, by which units are limited, and landing.
+    INSUFFICIENT_FUNDS: Refusal.MAY_PASS,
+    "ComputationalBudgetExceeded": Refusal.MAY_PASS,
+    "ProgramFailedToComplete": Refusal.MAY_PASS,
+}
+"""What a member makes of the errors of program and cluster; of all others that they are final."""
+
 Errors = Mapping[Pubkey, Mapping[int, ProgramError]]
 
 
@@ -101,10 +120,15 @@ def sol(lamports: int) -> str:
     return f"{lamports / LAMPORTS_PER_SOL:.9f}".rstrip("0").rstrip(".") + " SOL"
 
 
-def no_funds(wallet: Pubkey, held: int, needed: int) -> ChainRefused:
+def refusal(name: str, message: str, fix: str = "") -> Refused:
+    """The error of that name, with the reason that a member acts upon."""
+    return Refused(name, message, fix, reason=_REASONS.get(name, Refusal.FINAL))
+
+
+def no_funds(wallet: Pubkey, held: int, needed: int) -> Refused:
     """The sentence for a wallet that cannot pay."""
     missing = max(needed - held, 0)
-    return ChainRefused(
+    return refusal(
         INSUFFICIENT_FUNDS,
         f"wallet {wallet} holds {sol(held)} but needs {sol(needed)}: {sol(missing)} are missing",
         f"send it at least {sol(missing)} (devnet: solana airdrop 1 {wallet} -u devnet)",
@@ -121,13 +145,13 @@ def lamports_short(failure: TransactionFailed) -> int:
     return max((int(m[2]) - int(m[1]) for line in failure.logs if (m := _TRANSFER.search(line))), default=0)
 
 
-def refused(failure: TransactionFailed, instructions: Sequence[Instruction], errors: Errors) -> ChainRefused:
-    """ChainRefused for a transaction made of `instructions` (the indices in `failure` count these)."""
+def refused(failure: TransactionFailed, instructions: Sequence[Instruction], errors: Errors) -> Refused:
+    """Refused for a transaction made of `instructions` (the indices in `failure` count these)."""
     found = failure.instruction
     if failure.kind in _NO_PROGRAM:
         return _not_deployed(instructions[-1].program_id)
     if found is None or not 0 <= found[0] < len(instructions):
-        return ChainRefused(failure.kind, f"the cluster refused the transaction: {failure.kind}")
+        return refusal(failure.kind, f"the cluster refused the transaction: {failure.kind}")
     program = instructions[found[0]].program_id
     if failure.custom is not None:
         run_id = run_id_among(meta.pubkey for meta in instructions[found[0]].accounts)
@@ -136,25 +160,25 @@ def refused(failure: TransactionFailed, instructions: Sequence[Instruction], err
     if detail in _NO_PROGRAM:
         return _not_deployed(program)
     said = next((line for line in reversed(failure.logs) if not _FRAME.match(line)), "").removeprefix("Program log: ")
-    return ChainRefused(
+    return refusal(
         detail,
         f"program {program} failed: {detail}" + (f" ({said})" if said else ""),
         "check that it is the one you mean: --rpc, --coordinator-program-id",
     )
 
 
-def _custom(code: int, program: Pubkey, errors: Mapping[int, ProgramError], run_id: str | None) -> ChainRefused:
+def _custom(code: int, program: Pubkey, errors: Mapping[int, ProgramError], run_id: str | None) -> Refused:
     if code in errors:
         name = errors[code].name
         words = {"run": f"run {run_id}" if run_id else "the run", "flag": f"--run-id {shlex.quote(run_id or 'RUN')}"}
         sentence, fix = _TOLD.get(name, (errors[code].message, ""))
-        return ChainRefused(name, sentence.format(**words), fix.format(**words))
+        return refusal(name, sentence.format(**words), fix.format(**words))
     if framework := _framework(code):
         name, message = framework
-        return ChainRefused(name, f"program {program}: {message} ({name})")
+        return refusal(name, f"program {program}: {message} ({name})")
     if program == SYSTEM_PROGRAM and code == 0:
-        return ChainRefused("AccountInUse", "an account to be created exists already")
-    return ChainRefused(f"Custom{code}", f"program {program} refused the transaction with error {code}")
+        return refusal("AccountInUse", "an account to be created exists already")
+    return refusal(f"Custom{code}", f"program {program} refused the transaction with error {code}")
 
 
 def _framework(code: int) -> tuple[str, str] | None:
@@ -165,8 +189,8 @@ def _framework(code: int) -> tuple[str, str] | None:
     return _ANCHOR_2.get(code)
 
 
-def _not_deployed(program: Pubkey) -> ChainRefused:
-    return ChainRefused(
+def _not_deployed(program: Pubkey) -> Refused:
+    return refusal(
         "ProgramNotDeployed",
         f"there is no program {program} on this cluster",
         "check --rpc and the program id, or deploy it: aftermath-solana deploy",

@@ -32,7 +32,7 @@ from aftermath.chain.failures import (
     retryable,
 )
 from aftermath.chain.wire import Internet, Wire
-from aftermath.run.errors import ChainError, ChainUnavailable
+from aftermath.coordinator.errors import CoordinatorError, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ BACKOFF_FIRST, BACKOFF_MAX = 0.25, 4.0
 TRIES = 2.5  # at least as many in a call's patience: a node that hangs is left within one call, not after some
 
 
-class WrongCluster(ChainError):
+class WrongCluster(CoordinatorError):
     """A node belongs to another cluster than the one first spoken to."""
 
 
@@ -102,7 +102,7 @@ class RpcPool:
         wire: Wire | None = None,
     ) -> None:
         if not 1 <= len(endpoints) <= MAX_ENDPOINTS:
-            raise ChainError(
+            raise CoordinatorError(
                 f"{len(endpoints)} RPC endpoints given", f"give one, and up to {MAX_ENDPOINTS - 1} fallbacks"
             )
         self.wire = wire or Internet()
@@ -130,7 +130,7 @@ class RpcPool:
     async def check(self) -> None:
         """Compare the clusters of all nodes that answer now, so that a wrong fallback is found before it is needed.
 
-        Raises WrongCluster, or ChainUnavailable when no node at all answers.
+        Raises WrongCluster, or Unavailable when no node at all answers.
         """
         await self.genesis()
         for node in self._nodes:
@@ -157,7 +157,7 @@ class RpcPool:
         """The `result` of `request`, as `read` understands it; a result it refuses (BadReply) counts as the node's
         failure.
 
-        Raises ChainUnavailable when no node answered within `patience`, RpcRejected when all nodes refused the request
+        Raises Unavailable when no node answered within `patience`, RpcRejected when all nodes refused the request
         as malformed and none has ever answered its kind, TransactionFailed when the cluster refused a transaction,
         WrongCluster.
         """
@@ -180,7 +180,7 @@ class RpcPool:
             except TransactionFailed:
                 raise
             except Exception as error:
-                if isinstance(error, ChainError) and not isinstance(error, BadReply):
+                if isinstance(error, CoordinatorError) and not isinstance(error, BadReply):
                     raise
                 if not retryable(error):
                     refused.add(node)
@@ -273,9 +273,9 @@ class RpcPool:
         if node.failures < FAILURES_BEFORE_LEAVING and len(self._nodes) > 1:
             log.warning("RPC endpoint %s answers, but not to %s (%s)", node.endpoint.shown, kind, node.last_error)
 
-    def _unavailable(self, patience: float) -> ChainUnavailable:
+    def _unavailable(self, patience: float) -> Unavailable:
         tried = ", ".join(f"{n.endpoint.shown} ({n.last_error})" for n in self._nodes)
-        return ChainUnavailable(
+        return Unavailable(
             f"no Solana RPC endpoint answered for {patience:.0f} s: {tried}",
             "check that it runs (a local network: aftermath-solana localnet), or pass another --rpc, or --rpc-2 too",
         )
@@ -293,7 +293,7 @@ def _understood(reply: dict[str, Any], read: Callable[[Any], T]) -> T:
     """The `result` of a reply, as `read` understands it. BadReply if it cannot be read, whatever the reason."""
     try:
         return read(result_of(reply))
-    except (ChainError, RpcError, TransactionFailed):
+    except (CoordinatorError, RpcError, TransactionFailed):
         raise
     except Exception as error:
         raise BadReply(f"the RPC node sent a reply that cannot be read ({type(error).__name__})") from error

@@ -36,7 +36,7 @@ from aftermath.chain.refusals import Errors, lacks_funds, lamports_short, refuse
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.together import both
 from aftermath.chain.wallet import Wallet
-from aftermath.run.errors import ChainError, ChainUnavailable
+from aftermath.coordinator.errors import CoordinatorError, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -72,8 +72,8 @@ class Sender:
     ) -> Signature:
         """Send one transaction and wait until it is confirmed.
 
-        Raises ChainRefused (by the program's error name; `InsufficientFunds` when the wallet cannot pay) or
-        ChainUnavailable.
+        Raises Refused (by the program's error name; `InsufficientFunds` when the wallet cannot pay) or
+        Unavailable.
         """
         for refill in range(REFILLS + 1):
             try:
@@ -153,7 +153,7 @@ class Sender:
             except TransactionFailed:
                 self.paid(1 + len(signers), units, price)
                 raise
-        raise ChainUnavailable(
+        raise Unavailable(
             f"the cluster did not confirm the transaction in {BUILDS} tries",
             "the network may be congested: allow a priority fee with --max-priority-fee",
         )
@@ -187,7 +187,7 @@ class Sender:
     async def _refilled(self, failure: TransactionFailed, instructions: Sequence[Instruction]) -> bool:
         """Whether the transaction failed for want of money that the wallet has been given since.
 
-        Raises ChainRefused `InsufficientFunds` where nobody gives any.
+        Raises Refused `InsufficientFunds` where nobody gives any.
         """
         if not lacks_funds(failure):
             return False
@@ -200,7 +200,7 @@ class Sender:
         log.info("wallet %s was given test SOL", self.wallet.pubkey)
         return True
 
-    def _refusal(self, failure: TransactionFailed, instructions: Sequence[Instruction]) -> ChainError:
+    def _refusal(self, failure: TransactionFailed, instructions: Sequence[Instruction]) -> CoordinatorError:
         for log_line in failure.logs:
             log.debug("program log: %s", log_line)
         prefix = [set_compute_unit_limit(0), set_compute_unit_price(0)]
@@ -227,7 +227,7 @@ def latest_blockhash(reply: Any) -> tuple[Hash, int]:
 
 
 def pack(wallet: Wallet, instructions: Sequence[Instruction]) -> list[list[Instruction]]:
-    """Split `instructions`, in order, into the fewest groups that fit a transaction. ChainError if one alone does
+    """Split `instructions`, in order, into the fewest groups that fit a transaction. CoordinatorError if one alone does
     not.
     """
     groups: list[list[Instruction]] = []
@@ -236,7 +236,7 @@ def pack(wallet: Wallet, instructions: Sequence[Instruction]) -> list[list[Instr
             groups[-1].append(instruction)
             continue
         if (size := transaction_size(wallet, [instruction])) > MAX_TRANSACTION:
-            raise ChainError(
+            raise CoordinatorError(
                 f"an instruction needs a transaction of {size} bytes, the limit is {MAX_TRANSACTION}",
                 "shorten the texts in it (names, descriptions, addresses), or change fewer things at once",
             )

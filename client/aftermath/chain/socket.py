@@ -20,8 +20,8 @@ from aftermath.chain.endpoints import describe, numbered, reply_to, shown
 from aftermath.chain.failures import BadReply
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wire import OPEN_SECONDS, Connection
+from aftermath.coordinator.errors import CoordinatorError
 from aftermath.run.bounded import Malformed, json_value
-from aftermath.run.errors import ChainError
 
 log = logging.getLogger(__name__)
 
@@ -130,5 +130,5 @@ class AccountSocket:
         self.bytes_max = max(self.bytes_max, size)
         try:
             self._on_push(Push(slot, account, size))
-        except ChainError:
+        except CoordinatorError:
             log.exception("a push could not be used")

@@ -22,8 +22,9 @@ from aftermath.chain.endpoints import describe
 from aftermath.chain.failures import BadReply
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.socket import AccountSocket, Push
+from aftermath.coordinator.errors import CoordinatorError, NoSuchRun, Unavailable
 from aftermath.run.accounts import Run
-from aftermath.run.errors import AftermathError, ChainError, ChainUnavailable, NoSuchRun
+from aftermath.run.errors import AftermathError
 from aftermath.run.views import parse_run
 
 log = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ GIVE_UP_SECONDS = 600.0
 
 class RunWatcher:
     """The newest state of one run. `give_up`: after so many seconds without any contact `updates` raises
-    ChainUnavailable.
+    Unavailable.
     """
 
     def __init__(
@@ -72,9 +73,9 @@ class RunWatcher:
 
     @property
     def latest(self) -> Run:
-        """The newest state seen. Raises ChainError before `start`."""
+        """The newest state seen. Raises CoordinatorError before `start`."""
         if self._latest is None:
-            raise ChainError("the run has not been read yet")
+            raise CoordinatorError("the run has not been read yet")
         return self._latest
 
     @property
@@ -85,7 +86,7 @@ class RunWatcher:
     async def start(self) -> None:
         """Subscribe, read the run, and keep following it until `close`.
 
-        Raises ChainUnavailable, ChainError when there is no such run, AccountError when it is of another version.
+        Raises Unavailable, CoordinatorError when there is no such run, AccountError when it is of another version.
         """
         self._spawn(self._socket.run())
         try:
@@ -127,7 +128,7 @@ class RunWatcher:
                 "there is no such run on this cluster (never created, or closed)",
                 "check the run id, --rpc and the program id: aftermath-solana list-runs",
             )
-        self._accept(slot, account)
+        self.saw(slot, account)
         return self.latest
 
     def _legible(self, accounts: list[AccountData | None]) -> None:
@@ -141,7 +142,7 @@ class RunWatcher:
     async def updates(self) -> AsyncIterator[Run]:
         """The newest state at once, then after every change; states that a slow reader missed are skipped.
 
-        Raises ChainError when the run was closed, ChainUnavailable when the chain stayed out of reach.
+        Raises CoordinatorError when the run was closed, Unavailable when the chain stayed out of reach.
         """
         seen = -1
         while True:
@@ -170,11 +171,11 @@ class RunWatcher:
         pushes, seq = self._heard(), self.latest.seq
         try:
             await self.refresh(patience=POLL_PATIENCE)
-        except ChainUnavailable as error:
+        except Unavailable as error:
             if asyncio.get_running_loop().time() - self._contact > self._give_up:
                 self._end(error)
             return
-        except ChainError as error:
+        except CoordinatorError as error:
             if not isinstance(error, BadReply):
                 raise
             self._unreadable("an RPC node", error)
@@ -203,7 +204,7 @@ class RunWatcher:
             if push.account is None or push.account.owner != self._program:
                 self._poll_now.set()
                 return
-            self._accept(push.slot, push.account)
+            self.saw(push.slot, push.account)
         except Exception as error:
             self._unreadable("a websocket", error)
             self._poll_now.set()
@@ -215,8 +216,8 @@ class RunWatcher:
             log.warning("%s sent a run that cannot be read: %s", who, why)
         self._said = why
 
-    def _accept(self, slot: int, account: AccountData) -> None:
-        """Take the state if it is newer than the last one, and wake the readers."""
+    def saw(self, slot: int, account: AccountData) -> None:
+        """Take a state in that was read, if it is newer than the last one, and wake the readers."""
         run = parse_run(account.data)
         self._said = ""
         before, now = self._latest, asyncio.get_running_loop().time()

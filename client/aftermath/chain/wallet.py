@@ -18,8 +18,8 @@ from pathlib import Path
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
+from aftermath.coordinator.errors import CoordinatorError
 from aftermath.run.bounded import json_value
-from aftermath.run.errors import ChainError
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ DEFAULT_PATH = Path("~/.config/solana/id.json")
 MAX_KEY_FILE = 4096
 
 
-class WalletError(ChainError):
+class WalletError(CoordinatorError):
     """A key file or variable cannot be used."""
 
 

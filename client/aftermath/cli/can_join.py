@@ -14,8 +14,9 @@ import typer
 from aftermath.cli.command import command
 from aftermath.cli.options import Authorizer, ClusterOptions, RunId
 from aftermath.cli.present import EXIT_KNOWN, Result
+from aftermath.coordinator.errors import Refused
 from aftermath.run.accounts import Members, Run
-from aftermath.run.errors import ChainRefused, Unsuitable
+from aftermath.run.errors import Unsuitable
 from aftermath.run.state import MemberState, RunState
 from aftermath.watch.phase import state_words
 
@@ -43,7 +44,7 @@ def noting(reasons: list[str]) -> Iterator[None]:
     """Add what a check of `train` refuses to the reasons."""
     try:
         yield
-    except (ChainRefused, Unsuitable) as refusal:
+    except (Refused, Unsuitable) as refusal:
         reasons.append(refusal.message)
 
 

@@ -13,7 +13,7 @@ from solders.pubkey import Pubkey
 
 from aftermath.chain.accounts import balance
 from aftermath.chain.authorizer import Authorizer
-from aftermath.chain.coordinator import Coordinator
+from aftermath.chain.client import CoordinatorClient
 from aftermath.chain.options import coordinator_id, open_pool
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.sender import Sender
@@ -29,7 +29,7 @@ class Cluster:
     """The programs on a cluster, to read."""
 
     pool: RpcPool
-    coordinator: Coordinator
+    coordinator: CoordinatorClient
     authorizer: Authorizer
 
     async def balance(self, key: Pubkey) -> int:
@@ -54,7 +54,7 @@ async def connect(choice: ClusterOptions) -> AsyncIterator[Cluster]:
     """The cluster these options name, to read."""
     pool, program_id = _chosen(choice)
     async with pool:
-        yield Cluster(pool, Coordinator(pool, program_id=program_id), Authorizer(pool))
+        yield Cluster(pool, CoordinatorClient(pool, program_id=program_id), Authorizer(pool))
 
 
 @asynccontextmanager
@@ -63,7 +63,7 @@ async def sign_in(choice: SigningOptions) -> AsyncIterator[SignedCluster]:
     wallet = load_wallet(choice.wallet_private_key_path)
     pool, program_id = _chosen(choice)
     async with pool:
-        coordinator = Coordinator(pool, wallet, program_id=program_id, max_priority_fee=choice.max_priority_fee)
+        coordinator = CoordinatorClient(pool, wallet, program_id=program_id, max_priority_fee=choice.max_priority_fee)
         yield SignedCluster(pool, coordinator, Authorizer(pool), wallet)
 
 

@@ -32,7 +32,7 @@ async def join_authorization_delete(
     from aftermath.chain.options import public_key
     from aftermath.cli.authorization import present
     from aftermath.cli.connection import sign_in
-    from aftermath.run.errors import ChainRefused
+    from aftermath.coordinator.errors import Refused
 
     grantee = public_key(authorizer) if authorizer is not None else EVERYONE
     async with sign_in(options) as chain:
@@ -43,7 +43,7 @@ async def join_authorization_delete(
         try:
             signatures.append(await chain.sender.send([ix.close(grantee)]))
             closed = True
-        except ChainRefused as error:
+        except Refused as error:
             if error.name != "ClosedTooEarly":
                 raise
             closed = False

@@ -27,7 +27,7 @@ async def tick(
     """
     from aftermath.cli.connection import sign_in
     from aftermath.cli.dump import in_words
-    from aftermath.run.errors import ChainRefused
+    from aftermath.coordinator.errors import Refused
 
     tried, landed = 0, []
     async with sign_in(options) as chain:
@@ -40,7 +40,7 @@ async def tick(
             tried += 1
             try:
                 landed.append(str(await chain.coordinator.tick(run_id)))
-            except ChainRefused as error:
+            except Refused as error:
                 if error.name != "NothingToTick":
                     raise
                 continue

@@ -1,4 +1,4 @@
-"""The errors of every room derive from one base, so that a command can show one sentence and how to fix it.
+"""The errors of every package derive from one base, so that a command can show one sentence and how to fix it.
 
 Decided: an error is a sentence (`message`) and, where we know it, what to do (`fix`); anything that is not an
 `AftermathError` is a fault of ours and may be reported as unexpected.
@@ -25,26 +25,6 @@ class UsageError(AftermathError):
 
 class Unsuitable(AftermathError):
     """This client, its machine, or this choice of settings cannot take part in the run."""
-
-
-class ChainError(AftermathError):
-    """Something between this member and the coordinator program failed."""
-
-
-class ChainUnavailable(ChainError):
-    """No RPC endpoint answered: nothing is known to have happened; try again later."""
-
-
-class NoSuchRun(ChainError):
-    """The run is not on chain, or no longer."""
-
-
-class ChainRefused(ChainError):
-    """The program refused the instruction. `name` is the error's variant in the program (for example `NotElected`)."""
-
-    def __init__(self, name: str, message: str, fix: str = "") -> None:
-        super().__init__(message, fix)
-        self.name = name
 
 
 class AccountError(AftermathError):

@@ -24,10 +24,10 @@ from aftermath.chain.programs import authorizer_program, coordinator_program, er
 from aftermath.chain.refusals import refused
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wallet import Wallet
+from aftermath.coordinator.errors import Refused
 from aftermath.localnet.bank import Executed
 from aftermath.localnet.runtime import SYSTEM_ID
 from aftermath.programs import AUTHORIZER_SO, COORDINATOR_SO
-from aftermath.run.errors import ChainRefused
 from aftermath.sim.node import SimNode
 from aftermath.sim.road import Road
 
@@ -72,7 +72,7 @@ class SimChain:
         self.node.bank.store([(key, Account(_RICH, b"", SYSTEM_ID, False))])
 
     def send(self, instructions: Sequence[Instruction], signer: Keypair) -> None:
-        """Execute at once. Raises ChainRefused with the program's error name."""
+        """Execute at once. Raises Refused with the program's error name."""
         bank = self.node.bank
         bank.tick()
         self._sent += 1
@@ -96,7 +96,7 @@ class SimChain:
     def data(self, key: Pubkey) -> bytes:
         account = self.node.bank.account(key)
         if account is None:
-            raise ChainRefused("AccountNotFound", f"account {key} does not exist")
+            raise Refused("AccountNotFound", f"account {key} does not exist")
         return bytes(account.data)
 
     def on_slot(self, slot: int, parent: int) -> None:

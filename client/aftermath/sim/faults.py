@@ -13,8 +13,8 @@ import random
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
+from aftermath.coordinator.errors import CoordinatorError, Refused
 from aftermath.run.committee import witnesses
-from aftermath.run.errors import ChainError, ChainRefused
 from aftermath.run.state import MemberState, RunState
 from aftermath.sim.road import Mood
 from aftermath.sim.simulation import Player, Simulation
@@ -181,7 +181,7 @@ class Faults:
         window = self._begin("pause", self._sim.players)
         try:
             self._sim.pause(True)
-        except ChainRefused:
+        except Refused:
             self._end(window)  # paused already, or finished
             return
         await self._last()
@@ -192,7 +192,7 @@ class Faults:
         if self._sim.run.state is RunState.PAUSED or self._sim.run.pending_pause:
             try:
                 self._sim.pause(False)
-            except ChainError:
+            except CoordinatorError:
                 return
 
     # --- the network --------------------------------------------------------------------------------------------

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from aftermath.coordinator.errors import Unavailable
 from aftermath.model.checkpoint import load
 from aftermath.model.documents import CheckpointError
 from aftermath.model.segments import level_hash
-from aftermath.run.errors import ChainUnavailable
 from aftermath.run.state import CheckpointKind, RunState
 from aftermath.sim.faults import Faults
 from aftermath.sim.record import Broken
@@ -66,7 +66,7 @@ class Laws:
     def _check_end(self, player: Player, error: BaseException | None) -> None:
         if error is None and self._sim.run.state is not RunState.FINISHED:
             raise Broken(f"{player.name} went home before the run was finished")
-        excused = isinstance(error, ChainUnavailable) and self._faults.excuses(player.name, self._sim.now)
+        excused = isinstance(error, Unavailable) and self._faults.excuses(player.name, self._sim.now)
         if error is not None and not excused:
             raise Broken(f"{player.name} ended with {type(error).__name__}: {error}") from error
 

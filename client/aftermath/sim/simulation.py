@@ -19,6 +19,8 @@ from solders.keypair import Keypair
 from aftermath.chain.addresses import EVERYONE, run_addresses
 from aftermath.chain.authorizer import AuthorizerInstructions
 from aftermath.chain.instructions import GROWTH, CoordinatorInstructions
+from aftermath.coordinator.errors import CoordinatorError
+from aftermath.coordinator.view import View
 from aftermath.data.local import open_tokens
 from aftermath.model.initial import init_weights
 from aftermath.model.store import write_checkpoint
@@ -26,7 +28,6 @@ from aftermath.model.text import Prompt
 from aftermath.optim.agreed import agreed_schema
 from aftermath.run.accounts import Members, Model, Run
 from aftermath.run.config import RunConfig
-from aftermath.run.errors import ChainError
 from aftermath.run.state import RunState
 from aftermath.run.views import members_account, parse_members, parse_model, parse_run, witnesses_account
 from aftermath.sim.chain import SimChain, SimMember
@@ -198,9 +199,9 @@ class Simulation:
         player.compute = InlineWorker(player.seconds)
         context = Context(
             run_id=RUN_ID,
-            chain=player.chain,
+            coordinator=player.chain,
             transport=player.transport,
-            feed=RunFeed(self.run),
+            feed=RunFeed(View(self.run, self.members, self.model)),
             clock=clock,
             attention=Attention(clock) if self.held_up else _Undisturbed(clock),
             events=Events(clock.monotonic, [player.note]),
@@ -233,7 +234,7 @@ class Simulation:
         """Ctrl-C: the member says on chain that it goes."""
         await self._end(player)
         assert player.member is not None
-        with contextlib.suppress(ChainError):
+        with contextlib.suppress(CoordinatorError):
             await player.member.leave()
         self.network.crash(player.id)
 

@@ -20,12 +20,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from aftermath.coordinator.errors import Refused, Unavailable
 from aftermath.model.documents import CheckpointError
 from aftermath.model.resolve import local_directory
 from aftermath.model.steps import prune, step_directory
 from aftermath.model.store import Saved, save, scratch, sweep
-from aftermath.run.accounts import Checkpoint, Run, steps_before
-from aftermath.run.errors import ChainRefused, ChainUnavailable
+from aftermath.run.accounts import Checkpoint, Model, Run, steps_before
 from aftermath.run.state import CheckpointKind, RunState
 from aftermath.train.context import Context
 from aftermath.train.persist import persist
@@ -136,9 +136,8 @@ class Keeper:
     async def _write(self, directory: Path, run: Run, replica: Replica) -> Path:
         needed: set[Path] | None = None
         if step_directory(directory, run.run_id, run.trained_steps).exists():
-            with contextlib.suppress(ChainUnavailable):  # then nothing is moved
-                await self._ctx.chain.run(fresh=True)
-                needed = await self._needed()
+            with contextlib.suppress(Unavailable):  # then nothing is moved
+                needed = self._needed((await self._ctx.coordinator.view(fresh=True)).model)
         config, companions = self._ctx.schema.state.config, self._archive.companions
 
         def write() -> Saved:
@@ -160,10 +159,10 @@ class Keeper:
             )
         return saved.place.resolve()
 
-    async def _needed(self) -> set[Path]:
+    def _needed(self, model: Model) -> set[Path]:
         """What must stay as it is: what waits for the Hub, and what a returner needs, which the chain names."""
         needed = {kept.place for kept in (self._sending, self._next) if kept is not None}
-        checkpoint = (await self._ctx.chain.model()).checkpoint
+        checkpoint = model.checkpoint
         if checkpoint.kind is CheckpointKind.LOCAL:
             with contextlib.suppress(CheckpointError):  # no place at all
                 needed.add(local_directory(checkpoint))
@@ -174,7 +173,7 @@ class Keeper:
         directory, keep = self._archive.directory, self._archive.keep_steps
         if directory is None or keep is None:
             return
-        needed = {newest.place, *await self._needed()}
+        needed = {newest.place, *self._needed((await self._ctx.coordinator.view()).model)}
         await self._ctx.compute(lambda: prune(directory, newest.run.run_id, newest.run.trained_steps, keep, needed))
 
     # --- the Hub ------------------------------------------------------------------------------------------------
@@ -228,7 +227,7 @@ class Keeper:
 
     async def _name_directory(self, kept: _Kept) -> None:
         """Name the directory on chain, if it is to stay, unless the run's checkpoint is one that others can reach."""
-        if kept.scratch is None and (await self._ctx.chain.model()).checkpoint.kind is CheckpointKind.LOCAL:
+        if kept.scratch is None and (await self._ctx.coordinator.view()).model.checkpoint.kind is CheckpointKind.LOCAL:
             await self._name(Checkpoint(CheckpointKind.LOCAL, str(kept.place), ""), kept)
 
     async def _name(self, place: Checkpoint, kept: _Kept) -> None:
@@ -236,7 +235,7 @@ class Keeper:
         refusal = await self._offer(place, kept)
         if refusal is None:
             return
-        model = await self._ctx.chain.model()
+        model = (await self._ctx.coordinator.view()).model
         newer = model.checkpoint_step - kept.run.step
         if model.checkpoint == place or (newer >= 0 and place.kind is CheckpointKind.LOCAL):
             return  # our reply was lost, or somebody else's directory was first and is as good
@@ -254,10 +253,10 @@ class Keeper:
         try:
             named = await persist(
                 self._ctx.clock,
-                lambda: self._ctx.chain.checkpoint(place.kind, place.repo, place.revision, hashes),
+                lambda: self._ctx.coordinator.checkpoint(place.kind, place.repo, place.revision, hashes),
                 wanted=lambda: _past(run, self._ctx.feed.run) is None,
             )
-        except ChainRefused as refused:
+        except Refused as refused:
             return str(refused)
         return None if named else _past(run, self._ctx.feed.run)
 

@@ -6,7 +6,7 @@ meanwhile. Whoever asks looks too, because timers that are overdue fire in any o
 
 from __future__ import annotations
 
-from aftermath.train.ports import Clock
+from aftermath.coordinator.ports import Clock
 
 _EVERY = 0.5  # seconds
 _LATE = 3.0  # seconds

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from aftermath.coordinator.ports import Clock, Coordinator
 from aftermath.data.local import TokenFiles
 from aftermath.model.text import Prompt
 from aftermath.optim.schema import Schema
 from aftermath.p2p.transport import Transport
 from aftermath.train.attention import Attention
 from aftermath.train.feed import RunFeed
-from aftermath.train.ports import Chain, Clock
 from aftermath.watch.events import Events
 
 T = TypeVar("T")
@@ -34,7 +34,7 @@ class Context:
     """Ports and facts of one member in one run."""
 
     run_id: str
-    chain: Chain
+    coordinator: Coordinator
     transport: Transport
     feed: RunFeed
     clock: Clock

@@ -18,8 +18,6 @@ from aftermath.train.private import PrivateState
 from aftermath.train.replica import Replica
 from aftermath.train.traffic import report_traffic
 
-_ATTESTED = frozenset({"DuplicateWitness", "WrongState", "NotElected", "SlotMismatch", "CooldownFull"})
-
 
 class Cooldown:
     """One member's cooldown of one epoch."""
@@ -46,12 +44,13 @@ class Cooldown:
         return now.epoch != started.epoch or now.state is not RunState.COOLDOWN
 
     async def _attest(self, run: Run, hashes: dict[int, bytes]) -> None:
-        elected = levels_to_attest(run, await self._ctx.chain.members(), self._slot)
+        elected = levels_to_attest(run, self._ctx.feed.members, self._slot)
         if elected:
             duty = Duty(
                 self._ctx,
                 "the attestation of the model",
                 wanted=lambda: not self._over(run, self._ctx.feed.run),
-                done_if=_ATTESTED,
             )
-            await duty.fulfil(lambda: self._ctx.chain.attest(self._slot, {level: hashes[level] for level in elected}))
+            await duty.fulfil(
+                lambda: self._ctx.coordinator.attest(self._slot, {level: hashes[level] for level in elected})
+            )

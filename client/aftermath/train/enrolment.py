@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 
+from aftermath.coordinator.errors import Refusal, Refused
 from aftermath.run.accounts import Run
-from aftermath.run.errors import ChainRefused
 from aftermath.train.context import Context
 from aftermath.train.persist import persist
 from aftermath.train.wait import first_of
@@ -76,17 +76,17 @@ class Enrolment:
                 self._ctx.clock,
                 lambda: self._send(weight, stateless),
                 wanted=lambda: not self._ctx.feed.run.state.halted,
-                done_if=frozenset({"RunHalted"}),
+                done_if=frozenset({Refusal.HALTED}),
             )
-        except ChainRefused as error:
-            if error.name != "MembersFull":
+        except Refused as error:
+            if error.reason is not Refusal.FULL:
                 raise
             self._ctx.events.emit("warning", message=str(error), until="joined")
             await self._ctx.clock.sleep(_FULL_PAUSE)
             return False
 
     async def leave(self) -> bool:
-        """Give the place up; whether there was one. Raises ChainUnavailable, ChainRefused."""
+        """Give the place up; whether there was one. Raises Unavailable, Refused."""
         sending, left, self._gave_up = self._sending, False, True
         while True:
             settled = sending is None or sending.done()
@@ -97,16 +97,16 @@ class Enrolment:
 
     async def _leave(self) -> bool:
         try:
-            await self._ctx.chain.leave()
-        except ChainRefused as refused:
-            if refused.name != "NotAMember":
+            await self._ctx.coordinator.leave()
+        except Refused as refused:
+            if refused.reason is not Refusal.NOT_A_MEMBER:
                 raise
             return False
         return True
 
     async def _send(self, weight: int, stateless: bool) -> None:
         self._sending = asyncio.ensure_future(
-            self._ctx.chain.join(
+            self._ctx.coordinator.join(
                 p2p=self._ctx.transport.node_id,
                 tier=self._ctx.tier,
                 weight=weight,

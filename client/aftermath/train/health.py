@@ -12,18 +12,16 @@ Choices:
 
 from __future__ import annotations
 
+from aftermath.coordinator.errors import SETTLED, Refusal, Refused
+from aftermath.coordinator.ports import Coordinator
 from aftermath.run import bitmap
 from aftermath.run.accounts import Members, Run
 from aftermath.run.committee import quorum
 from aftermath.run.consensus import left_out, scores
 from aftermath.run.deadlines import TICK_STEP, tick_order
-from aftermath.run.errors import ChainRefused
 from aftermath.run.state import MemberState
 from aftermath.train.context import Context
 from aftermath.train.persist import Duty
-from aftermath.train.ports import Chain
-
-_DONE = frozenset({"NotUnhealthy", "WrongState", "StaleHeight", "SlotMismatch", "NotAMember"})
 
 
 def unseen(run: Run, members: Members) -> int:
@@ -41,12 +39,12 @@ class Excuses:
     def __init__(self) -> None:
         self._given = 0
 
-    async def undelivered(self, chain: Chain, run: Run, members: Members) -> int:
+    async def undelivered(self, coordinator: Coordinator, run: Run, members: Members) -> int:
         """Those of the unseen that a quorum of witnesses did without: only they may be dropped."""
         missing, attesting = unseen(run, members), run.round(run.current.height - 1)
         if attesting is None or not (missing or self._given):
             return 0
-        attestations = await chain.attestations(attesting)
+        attestations = await coordinator.attestations(attesting)
         seen = scores(attestations)
         needed = quorum(attesting.elected)
         self._given &= ~bitmap.from_slots(member for member, votes in seen.items() if votes >= needed)
@@ -59,16 +57,16 @@ class Excuses:
 
 async def report_undelivered(context: Context, excuses: Excuses, run: Run, slot: int) -> None:
     """Have those dropped that did not deliver, when it is our turn and nobody did it before us."""
-    members = await context.chain.members()
+    members = context.feed.members
     try:
-        missing = await excuses.undelivered(context.chain, run, members)
-    except ChainRefused:
+        missing = await excuses.undelivered(context.coordinator, run, members)
+    except Refused:
         return  # the run is far ahead: that round is no longer stored
     reporters = [other for other in tick_order(run, members) if not bitmap.contains(missing, other)]
     if not missing or slot not in reporters:
         return
     await context.clock.sleep(TICK_STEP * reporters.index(slot))
-    missing &= (await context.chain.members()).mask(MemberState.HEALTHY)
+    missing &= context.feed.members.mask(MemberState.HEALTHY)
 
     def current() -> bool:
         now = context.feed.run
@@ -76,6 +74,8 @@ async def report_undelivered(context: Context, excuses: Excuses, run: Run, slot:
 
     if not missing or not current():
         return
-    duty = Duty(context, "a report of members that did not deliver", wanted=current, done_if=_DONE)
-    if await duty.fulfil(lambda: context.chain.health_check(missing)):
+    duty = Duty(
+        context, "a report of members that did not deliver", wanted=current, done_if=SETTLED | {Refusal.NOT_A_MEMBER}
+    )
+    if await duty.fulfil(lambda: context.coordinator.health_check(missing)):
         context.events.emit("dropped", slots=list(bitmap.slots(missing)), height=run.current.height)

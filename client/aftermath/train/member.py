@@ -9,13 +9,15 @@ from __future__ import annotations
 import contextlib
 import logging
 
+from aftermath.coordinator.errors import Refused, Unavailable
+from aftermath.coordinator.view import View
 from aftermath.p2p.complaints import Complaints
 from aftermath.p2p.transport import Announcement, TransportError, short
 from aftermath.run import bitmap
 from aftermath.run.accounts import Members, Model, Run, Slot, steps_before
 from aftermath.run.commitment import Commitment, Ready, decode_announcement
 from aftermath.run.counted import counted
-from aftermath.run.errors import BadAnnouncement, ChainRefused, ChainUnavailable
+from aftermath.run.errors import BadAnnouncement
 from aftermath.run.state import MemberState, ModelSource, RunState
 from aftermath.train.archive import Archive, Keeper
 from aftermath.train.collect import LINGER
@@ -70,9 +72,9 @@ class Member:
         try:
             await first_of(
                 self._epochs(),
-                self._ctx.feed.follow(self._ctx.chain),
+                self._ctx.feed.follow(self._ctx.coordinator),
                 self._ctx.attention.watch(),
-                Ticker(self._ctx.chain, self._ctx.feed, self._ctx.clock, self._ctx.attention).run(),
+                Ticker(self._ctx.coordinator, self._ctx.feed, self._ctx.clock, self._ctx.attention).run(),
                 self._listen(),
                 self._follow_members(),
             )
@@ -93,7 +95,8 @@ class Member:
     async def _epochs(self) -> None:
         last = None
         while True:
-            run = self._ctx.feed.run
+            view = self._ctx.feed.view
+            run, members = view.run, view.members
             if run.state is not last:
                 last = run.state
                 self._tell_state(run)
@@ -104,10 +107,9 @@ class Member:
                 await self._gradients.settle()
                 await self._private.settle()
                 return
-            members = await self._ctx.chain.members()
-            if self._takes_part(run, members):
+            if self._takes_part(view):
                 try:
-                    await self._epoch(run)
+                    await self._epoch(view)
                 except Desync as reason:
                     self._ctx.events.emit(
                         "warning", message=f"out of this epoch: {reason}; joining the next one", until="trained"
@@ -122,21 +124,22 @@ class Member:
                 await self._join_if_needed(run, members)
                 await self._ctx.feed.after(run.seq)
 
-    def _takes_part(self, run: Run, members: Members) -> bool:
+    def _takes_part(self, view: View) -> bool:
         """Whether there is an epoch this member can begin: in warm-up, or just after it if it has kept its replica."""
-        self.slot = members.find(self._ctx.chain.wallet)
+        run, members = view.run, view.members
+        self.slot = members.find(self._ctx.coordinator.wallet)
         if self.slot is None or not bitmap.contains(run.current.roster, self.slot):
             return False
         me = members.slots[self.slot]
         early = run.state.training and run.current.height <= 1 and self._replica is not None
         return (run.state is RunState.WARMUP or early) and me.state is MemberState.HEALTHY and self._known_as_is(me)
 
-    async def _epoch(self, run: Run) -> None:
+    async def _epoch(self, view: View) -> None:
         """One epoch, from warm-up to the end of cooldown."""
         assert self.slot is not None
+        run, model = view.run, view.model
         self._results.begin(run.epoch)
         self._readiness.forget_before(run.epoch)
-        model = await self._ctx.chain.model()
         self._tell_what_is_lost(run, model)
         warm = WarmUp(self._ctx, self._origin, self._share, run, self.slot, self._parallel)
         self._replica = replica = await warm.obtain(self._take_replica())
@@ -232,15 +235,15 @@ class Member:
 
     async def _make_room(self) -> None:
         """Leave the running epoch at once: it may be long until it is our turn to join again."""
-        with contextlib.suppress(ChainUnavailable, ChainRefused):
+        with contextlib.suppress(Unavailable, Refused):
             await self._enrolment.leave()
 
     async def _newest(self) -> Run:
         """The run as it is now, however long that takes."""
         while True:
             try:
-                return await self._ctx.chain.run(fresh=True)
-            except ChainUnavailable:
+                return (await self._ctx.coordinator.view(fresh=True)).run
+            except Unavailable:
                 await self._ctx.clock.sleep(_LOOK_AGAIN)
 
     def _known_as_is(self, me: Slot) -> bool:
@@ -257,8 +260,7 @@ class Member:
         if not await self._enrolment.join(self._weight, stateless=stateless):
             return
         self._said_stateless |= stateless
-        members = await self._ctx.chain.members()
-        self.slot = members.find(self._ctx.chain.wallet)
+        self.slot = (await self._ctx.feed.renew(self._ctx.coordinator)).members.find(self._ctx.coordinator.wallet)
         self._ctx.events.emit("joined", slot=self.slot, tier=self._ctx.tier, weight=self._weight, epoch=run.epoch)
 
     # --- peers --------------------------------------------------------------------------------------------------
@@ -268,7 +270,7 @@ class Member:
         while True:
             run = self._ctx.feed.run
             if run.members_seq != self._members_seq:
-                members = await self._ctx.chain.members()
+                members = self._ctx.feed.members
                 wanted = members.pending | members.mask(MemberState.HEALTHY) | run.finishers
                 self._ctx.transport.set_members(members.slots[slot].p2p for slot in bitmap.slots(wanted))
                 self._members_seq = run.members_seq

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from aftermath.run.errors import ChainRefused, ChainUnavailable
+from aftermath.coordinator.errors import SETTLED, Refusal, Refused, Unavailable
+from aftermath.coordinator.ports import Clock
 from aftermath.train.context import Context
-from aftermath.train.ports import Clock
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 4.0
 _FIRST_WAIT, _LONGEST_WAIT = 5.0, 60.0  # seconds until a duty is tried again that was refused, though not for good
-# The wallet may be filled; the run may have moved between the simulation, by which units are limited, and the landing.
-_MAY_PASS = frozenset({"InsufficientFunds", "ComputationalBudgetExceeded", "ProgramFailedToComplete"})
 
 
 async def persist(
@@ -24,22 +22,22 @@ async def persist(
     call: Callable[[], Awaitable[None]],
     *,
     wanted: Callable[[], bool],
-    done_if: frozenset[str] = frozenset(),
+    done_if: frozenset[Refusal] = frozenset(),
 ) -> bool:
-    """Make `call` until it succeeds; False if it is no longer `wanted` or is refused with a name in `done_if`.
+    """Make `call` until it succeeds; False if it is no longer `wanted` or is refused for a reason in `done_if`.
 
-    Raises ChainRefused for any other refusal.
+    Raises Refused for any other refusal.
     """
     pause = _FIRST_PAUSE
     while wanted():
         try:
             await call()
             return True
-        except ChainRefused as refused:
-            if refused.name in done_if:
+        except Refused as refused:
+            if refused.reason in done_if:
                 return False
             raise
-        except ChainUnavailable:
+        except Unavailable:
             await clock.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
     return False
@@ -49,7 +47,7 @@ class Duty:
     """What a member owes the run while it is `wanted`. Refusals in `done_if` say that it is done, or not its turn."""
 
     def __init__(
-        self, context: Context, name: str, *, wanted: Callable[[], bool], done_if: frozenset[str] = frozenset()
+        self, context: Context, name: str, *, wanted: Callable[[], bool], done_if: frozenset[Refusal] = SETTLED
     ) -> None:
         self._ctx, self._name = context, name
         self._wanted, self._done_if = wanted, done_if
@@ -67,11 +65,11 @@ class Duty:
         """`persist`; any other refusal is a warning that names the duty, said once, and False."""
         try:
             return await persist(self._ctx.clock, call, wanted=self._wanted, done_if=self._done_if)
-        except ChainRefused as refusal:
+        except Refused as refusal:
             if not self._warned:
                 self._ctx.events.emit("warning", message=f"{self._name} was refused: {refusal}")
             self._warned = True
-            self.refused = refusal.name not in _MAY_PASS
+            self.refused = refusal.reason is not Refusal.MAY_PASS
             self._not_before = self._ctx.clock.monotonic() + self._pause
             self._pause = min(2 * self._pause, _LONGEST_WAIT)
             return False

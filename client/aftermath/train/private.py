@@ -93,7 +93,7 @@ class PrivateState:
     def _bound(self, epoch: int, hashes: Mapping[int, bytes]) -> _Bound:
         return _Bound(
             run_id=self._ctx.run_id,
-            wallet=self._ctx.chain.wallet.hex(),
+            wallet=self._ctx.coordinator.wallet.hex(),
             schema=self._ctx.schema.hash().hex(),
             tier=self._ctx.tier,
             epoch=epoch,
@@ -109,7 +109,7 @@ class PrivateState:
 
 def _file_in(directory: Path, context: Context) -> Path:
     """One for each wallet and run."""
-    name = hashlib.sha256(f"{context.chain.wallet.hex()} {context.run_id}".encode()).hexdigest()
+    name = hashlib.sha256(f"{context.coordinator.wallet.hex()} {context.run_id}".encode()).hexdigest()
     return directory / f"{name[:16]}.safetensors"
 
 

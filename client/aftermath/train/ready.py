@@ -18,7 +18,6 @@ from aftermath.train.warmup import warmup_over
 
 _PATIENCE = 5.0  # seconds a ready witness waits for members it cannot reach
 _LOOK_AGAIN = 1.0
-_DONE = frozenset({"DuplicateWitness", "WrongState", "SlotMismatch", "NotElected"})
 
 
 class Readiness:
@@ -46,7 +45,7 @@ async def announce_ready(context: Context, readiness: Readiness, run: Run, slot:
     """Tell the others, and as an elected witness tell the chain once all are ready (or out of reach)."""
     me = Ready(
         sender=context.transport.node_id,
-        signer=context.chain.wallet,
+        signer=context.coordinator.wallet,
         run_id=context.run_id,
         epoch=run.epoch,
         slot=slot,
@@ -62,15 +61,14 @@ async def _witness(context: Context, readiness: Readiness, run: Run, slot: int) 
         context,
         "the report that this member is ready",
         wanted=lambda: not warmup_over(run, context.feed.run),
-        done_if=_DONE,
     )
     patient_until = context.clock.monotonic() + _PATIENCE
     while not duty.refused and not warmup_over(run, now := context.feed.run):
-        members = await context.chain.members()
+        members = context.feed.members
         elected = slot in witnesses(now.current, members.mask(MemberState.HEALTHY))
         impatient = context.clock.monotonic() >= patient_until
         if elected and duty.due and _all_ready(context, readiness, run, members, impatient):
-            reported = await duty.fulfil(lambda: context.chain.warmup_witness(slot))
+            reported = await duty.fulfil(lambda: context.coordinator.warmup_witness(slot))
             if reported or bitmap.contains(context.feed.run.current.attested, slot):
                 return
         await first_of(readiness.changed.wait(), context.feed.after(now.seq), context.clock.sleep(_LOOK_AGAIN))

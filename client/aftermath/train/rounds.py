@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from aftermath.coordinator.errors import Refused
 from aftermath.optim.clip import NonFiniteGradient
 from aftermath.optim.codec import decode_level
 from aftermath.optim.engine import Trained
@@ -26,7 +27,6 @@ from aftermath.run import bitmap
 from aftermath.run.accounts import STORED_ROUNDS, Members, Model, Round, Run
 from aftermath.run.commitment import Commitment, LevelPayload, SequenceInterval, encode_announcement
 from aftermath.run.consensus import Fingerprint, consensus
-from aftermath.run.errors import ChainRefused
 from aftermath.run.schedules import round_learning_rate
 from aftermath.run.state import RunState
 from aftermath.train.collect import Collector
@@ -87,7 +87,7 @@ class Rounds:
                 if self._given_up(run):
                     return None
                 if self._ended(run):
-                    await self._open_plans(run)
+                    self._open_plans(run)
                     await self._apply_through(run, self._rules.judged(run.current.height))
                     return replace(run, epoch=self._epoch)
                 if not self._goes_on(run):
@@ -143,7 +143,7 @@ class Rounds:
         self._height = run.current.height
         if not bitmap.contains(run.current.roster, self._slot):
             raise Desync("this member is no longer in the run's roster")
-        await self._open_plans(run)
+        self._open_plans(run)
         plan = self._results.plan(self._height)
         if plan is None:
             raise Desync("the chain has moved on")
@@ -165,10 +165,10 @@ class Rounds:
             self._start(self._continuations.go_on(self._replica, self._epoch, self._height, plan.header.step))
         report_traffic(self._ctx)
 
-    async def _open_plans(self, run: Run) -> None:
+    def _open_plans(self, run: Run) -> None:
         """Plan every round the chain still stores and this member has not seen, oldest first."""
         if self._members is None:
-            self._members = await self._ctx.chain.members()
+            self._members = self._ctx.feed.members
         newest = run.current.height
         for height in range(max(0, newest - STORED_ROUNDS + 1), newest + 1):
             header = run.round(height)
@@ -192,8 +192,8 @@ class Rounds:
     async def _apply(self, done: Round, attesting: Round) -> None:
         started = self._ctx.clock.monotonic()
         try:
-            attestations = await self._ctx.chain.attestations(attesting)
-        except ChainRefused as error:
+            attestations = await self._ctx.coordinator.attestations(attesting)
+        except Refused as error:
             raise Desync(str(error)) from error
         accepted = consensus(attesting, attestations, done.roster)
         results = await self._collect(done.height, attesting.seed, accepted)
@@ -290,7 +290,7 @@ class Rounds:
         speed = trained.tokens / max(trained.seconds, 1e-6)
         said = Commitment(
             sender=self._ctx.transport.node_id,
-            signer=self._ctx.chain.wallet,
+            signer=self._ctx.coordinator.wallet,
             run_id=self._ctx.run_id,
             epoch=plan.epoch,
             height=plan.header.height,

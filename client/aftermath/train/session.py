@@ -28,6 +28,7 @@ from aftermath.chain.member import SolanaMember
 from aftermath.chain.options import coordinator_id, open_pool, public_key
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wallet import Wallet, identity_secret, load_wallet
+from aftermath.coordinator.errors import CoordinatorError, NoSuchRun
 from aftermath.model.resolve import resolve
 from aftermath.model.store import read_companions
 from aftermath.model.text import Prompt, load_tokenizer
@@ -35,7 +36,7 @@ from aftermath.optim.schema import Schema
 from aftermath.p2p.discovery import local_discovery_dir
 from aftermath.p2p.iroh import IrohTransport, check_interface, open_iroh
 from aftermath.run.accounts import Model
-from aftermath.run.errors import ChainError, NoSuchRun, Unsuitable, UsageError
+from aftermath.run.errors import Unsuitable, UsageError
 from aftermath.train.archive import Archive, Hub
 from aftermath.train.attention import Attention
 from aftermath.train.context import Context
@@ -187,7 +188,7 @@ async def _life(settings: TrainSettings, named: _Named, events: Events, interrup
 async def _leave(member: Member, events: Events, seconds: float) -> None:
     try:
         await asyncio.wait_for(member.leave(), seconds)
-    except (ChainError, TimeoutError):
+    except (CoordinatorError, TimeoutError):
         events.emit("warning", message="the chain could not be told that this member leaves: the others will drop it")
 
 
@@ -256,7 +257,8 @@ async def _member(
     secret: bytes,
     device: torch.device,
 ) -> Member:
-    run, model = await chain.run(), await chain.model()
+    view = await chain.view()
+    model = view.model
     # who will not be let in should not wait for what follows
     await chain.authorization()
     check_version(settings.run_id, model.client_version, __version__)
@@ -278,9 +280,9 @@ async def _member(
     clock = RealClock()
     context = Context(
         run_id=settings.run_id,
-        chain=chain,
+        coordinator=chain,
         transport=transport,
-        feed=RunFeed(run),
+        feed=RunFeed(view),
         clock=clock,
         attention=Attention(clock),
         events=events,

@@ -10,13 +10,13 @@ hold it up for ever. A state that began afterwards needs no such allowance.
 
 from __future__ import annotations
 
+from aftermath.coordinator.errors import Refused, Unavailable
+from aftermath.coordinator.ports import Clock, Coordinator
 from aftermath.run.accounts import Members, Run
 from aftermath.run.deadlines import next_deadline, tick_delay, tick_order
-from aftermath.run.errors import ChainRefused, ChainUnavailable
 from aftermath.run.state import RunState
 from aftermath.train.attention import Attention
 from aftermath.train.feed import RunFeed
-from aftermath.train.ports import Chain, Clock
 from aftermath.train.wait import first_of
 
 _LOOK_AGAIN = 1.0  # seconds between looks at a deadline that has passed without effect
@@ -27,8 +27,8 @@ _LEAST_GRACE, _MOST_GRACE = 6.0, 60.0  # seconds; the least is more than `persis
 class Ticker:
     """Keeps the run's clock going from one member."""
 
-    def __init__(self, chain: Chain, feed: RunFeed, clock: Clock, attention: Attention) -> None:
-        self._chain, self._feed, self._clock, self._attention = chain, feed, clock, attention
+    def __init__(self, coordinator: Coordinator, feed: RunFeed, clock: Clock, attention: Attention) -> None:
+        self._coordinator, self._feed, self._clock, self._attention = coordinator, feed, clock, attention
         self._not_before = float("-inf")
         self._returned = float("-inf")
         self._allowed_in, self._allowances = -1, 0
@@ -37,14 +37,14 @@ class Ticker:
     async def run(self) -> None:
         """Tick whenever it is due and nobody before us did, for ever."""
         while True:
-            run = self._feed.run
-            members, model = await self._chain.members(), await self._chain.model()
-            deadline = next_deadline(run, members, model)
+            view = self._feed.view
+            run, members = view.run, view.members
+            deadline = next_deadline(run, members, view.model)
             if deadline is None:
                 await self._feed.after(run.seq)
                 continue
             self._allow_for_absence(run, deadline)
-            due = deadline + self._delay(run, members) - self._chain.now()
+            due = deadline + self._delay(run, members) - self._coordinator.now()
             wait = max(due, self._not_before - self._clock.monotonic(), 0.05)
             await first_of(self._feed.after(run.seq), self._clock.sleep(wait))
             if self._feed.run.seq == run.seq:
@@ -53,7 +53,7 @@ class Ticker:
     def _delay(self, run: Run, members: Members) -> float:
         """Seconds after the deadline at which it is this member's turn to tick `run`."""
         order = tick_order(run, members)
-        slot = members.find(self._chain.wallet)
+        slot = members.find(self._coordinator.wallet)
         return tick_delay(order.index(slot) if slot in order else len(order))
 
     def _allow_for_absence(self, run: Run, deadline: int) -> None:
@@ -62,7 +62,7 @@ class Ticker:
         """
         if self._state != (state := (run.state, run.state_started_at)):
             self._state, self._not_before = state, float("-inf")  # it has all of its own time
-        returned = max(self._attention.woke(), self._chain.back())
+        returned = max(self._attention.woke(), self._coordinator.back())
         if returned <= self._returned:
             return
         self._returned = returned
@@ -75,11 +75,11 @@ class Ticker:
 
     async def _tick(self, run: Run, deadline: int) -> None:
         try:
-            newest = await self._chain.run(fresh=True)
+            newest = (await self._coordinator.view(fresh=True)).run
             self._allow_for_absence(run, deadline)
             if newest.seq == run.seq and self._clock.monotonic() >= self._not_before:
-                await self._chain.tick()
-        except ChainRefused:
+                await self._coordinator.tick()
+        except Refused:
             await self._clock.sleep(_LOOK_AGAIN / 2)  # a little early, or somebody else ticked
-        except ChainUnavailable:  # if it was an outage, patience begins at its end
+        except Unavailable:  # if it was an outage, patience begins at its end
             self._not_before = max(self._not_before, self._clock.monotonic() + _LEAST_GRACE)

@@ -1,4 +1,4 @@
-"""What this member has sent, received and paid, as one event."""
+"""What this member has sent and received, and what the coordinator has cost it, as one event."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ from aftermath.train.context import Context
 
 
 def report_traffic(context: Context) -> None:
-    """Emit the counters so far, of peers and chain."""
-    stats, spent = context.transport.stats(), context.chain.spent
+    """Emit the counters so far."""
+    stats = context.transport.stats()
     context.events.emit(
         "traffic",
         sent=sum(stats.sent.values()),
         received=sum(stats.received.values()),
         sent_by_kind=dict(stats.sent),
         peers=len(context.transport.reachable()),
-        transactions=spent.transactions,
-        lamports=spent.lamports,
-        push_bytes_max=spent.push_bytes_max,
+        **context.coordinator.costs(),
     )

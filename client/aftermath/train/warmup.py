@@ -147,7 +147,7 @@ class WarmUp:
 
     async def _offers(self) -> Offers:
         """What the members of the last epoch offer, this one apart."""
-        members = await self._ctx.chain.members()
+        members = self._ctx.feed.members
         slots = bitmap.slots(self._finishers() & ~(1 << self._slot))
         peers = [members.slots[slot].p2p for slot in slots]
         return await ask_offers(self._ctx.transport, self._ctx.schema.state, peers, _ANSWER)
@@ -164,7 +164,7 @@ class WarmUp:
         """Take what the peers offer and the rest from the durable checkpoint; where it came from, in words."""
         self._weights = self._weights or await self._ctx.compute(self._origin.blank)
         offers = await self._offers()
-        remaining = self._run.state_started_at + self._run.config.warmup_time - self._ctx.chain.now()
+        remaining = self._run.state_started_at + self._run.config.warmup_time - self._ctx.coordinator.now()
         fetcher = LevelFetcher(self._ctx, self._parallel, float(max(10, remaining)))
         waiting = bool(offers.silent) and self._patient()
         for level in sorted(self._lacking, reverse=True):
@@ -196,7 +196,7 @@ class WarmUp:
 
     async def _from_durable(self, levels: set[int]) -> None:
         """Take levels from the durable checkpoint. ModelUnavailable if the chain vouches for something else."""
-        model = await self._ctx.chain.model()
+        model = self._ctx.feed.model
         durable = await self._ctx.compute(lambda: self._origin.durable(model.checkpoint))
         for level in sorted(levels):
             await self._vouch(level, durable)

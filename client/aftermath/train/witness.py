@@ -29,8 +29,6 @@ _PATIENCE = 3.0  # seconds, and twice the time our own share took, for members o
 _LOOK_AGAIN = 0.5
 _MOST_GRACE = 50.0  # seconds; less than what `ticker` gives
 _SETTLE = 1.0  # seconds that a result may take from the first who holds it to the last
-# no longer healthy: SlotMismatch; somebody that we took to have left has attested: NotElected
-_DONE = frozenset({"DuplicateWitness", "WrongState", "StaleHeight", "SlotMismatch", "NotElected"})
 
 
 class WitnessDuty:
@@ -62,9 +60,9 @@ class WitnessDuty:
         Who is no witness waits too: it becomes one when others leave.
         """
         name = f"the attestation of round {self._plan.header.height}"
-        duty = Duty(self._ctx, name, wanted=lambda: not self._over(), done_if=_DONE)
+        duty = Duty(self._ctx, name, wanted=lambda: not self._over())
         while not self._over() and not duty.refused:
-            run, healthy = self._ctx.feed.run, await self._healthy()
+            run, healthy = self._ctx.feed.run, self._healthy()
             due = duty.due and self._slot in witnesses(run.current, healthy) and self._time_has_come(run, healthy)
             if due and (await self._attest(duty) or bitmap.contains(self._ctx.feed.run.current.attested, self._slot)):
                 return
@@ -72,14 +70,14 @@ class WitnessDuty:
                 self._results.changed.wait(), self._ctx.feed.after(run.seq), self._ctx.clock.sleep(_LOOK_AGAIN)
             )
 
-    async def _healthy(self) -> int:
-        return (await self._ctx.chain.members()).mask(MemberState.HEALTHY)
+    def _healthy(self) -> int:
+        return self._ctx.feed.members.mask(MemberState.HEALTHY)
 
     async def inquire(self, collector: Collector) -> None:
         """As a witness, ask peers for announcements that should be here by now, until the round is over."""
         while not self._over():
             await self._ctx.clock.sleep(ASK_EVERY)
-            if self._slot not in witnesses(self._ctx.feed.run.current, await self._healthy()):
+            if self._slot not in witnesses(self._ctx.feed.run.current, self._healthy()):
                 continue
             for height in sorted({self._judged, self._plan.header.height}):
                 plan = self._results.plan(height)
@@ -104,11 +102,11 @@ class WitnessDuty:
             return False
         now = self._ctx.clock.monotonic()
         self._complete = min(self._complete, now)
-        return self._ctx.chain.now() < _last_call(run) or now >= self._complete + _SETTLE
+        return self._ctx.coordinator.now() < _last_call(run) or now >= self._complete + _SETTLE
 
     def _too_late_to_wait(self, run: Run) -> bool:
         grace = self._ctx.attention.woke() + min(_longest_wait(run.config), _MOST_GRACE)
-        return self._ctx.chain.now() >= _last_call(run) and self._ctx.clock.monotonic() >= grace
+        return self._ctx.coordinator.now() >= _last_call(run) and self._ctx.clock.monotonic() >= grace
 
     def _out_of_patience(self) -> bool:
         done = self._own_done if self._own_done is not None else float("inf")
@@ -130,7 +128,7 @@ class WitnessDuty:
             """What is held now: while the chain was out of reach, more may have come."""
             nonlocal held
             held = self._results.held(self._judged) if judged is not None else {}
-            await self._ctx.chain.witness(
+            await self._ctx.coordinator.witness(
                 self._slot,
                 header.height,
                 bitmap.from_slots(held),

@@ -12,13 +12,14 @@ from solders.system_program import TransferParams, transfer
 from aftermath.chain.accounts import balance
 from aftermath.chain.addresses import EVERYONE, run_addresses
 from aftermath.chain.authorizer import Authorizer
-from aftermath.chain.coordinator import Coordinator
+from aftermath.chain.client import CoordinatorClient
 from aftermath.chain.endpoints import Endpoint, endpoint
 from aftermath.chain.funds import ensure_funds
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.sender import pack, transaction_size
 from aftermath.chain.wallet import Wallet
-from aftermath.run.errors import ChainError, ChainRefused, UsageError
+from aftermath.coordinator.errors import CoordinatorError, Refused
+from aftermath.run.errors import UsageError
 from aftermath.run.state import RunState
 from chain.networks import Place, config_table, model_table
 
@@ -37,23 +38,23 @@ async def test_a_run_is_created_configured_started_and_closed(place: Place) -> N
     await coordinator.close_run("first")
     assert await balance(place.pool, place.wallet.pubkey) > before + 500_000_000
     assert await coordinator.list_runs() == []
-    with pytest.raises(ChainError, match="there is no run 'first'"):
+    with pytest.raises(CoordinatorError, match="there is no run 'first'"):
         await coordinator.run("first")
 
 
 async def test_refusals_carry_the_programs_name_and_sentence(place: Place) -> None:
     coordinator = await place.configured_run("strict")
     spent = coordinator.sender.spend.transactions
-    with pytest.raises(ChainRefused, match="Nothing is due yet") as caught:
+    with pytest.raises(Refused, match="Nothing is due yet") as caught:
         await coordinator.tick("strict")
     assert caught.value.name == "NothingToTick"
-    with pytest.raises(ChainRefused) as caught:
+    with pytest.raises(Refused) as caught:
         await coordinator.set_paused("strict", True)
     assert caught.value.name == "AlreadyHalted"
-    with pytest.raises(ChainRefused) as caught:
+    with pytest.raises(Refused) as caught:
         await coordinator.update("strict", config=config_table(min_clients=0))
     assert caught.value.name == "MinClientsZero"
-    with pytest.raises(ChainRefused) as caught:
+    with pytest.raises(Refused) as caught:
         await coordinator.leave_run("strict")
     assert caught.value.name == "NotAMember"
     assert coordinator.sender.spend.transactions == spent, "a refused transaction is not sent and costs nothing"
@@ -63,38 +64,38 @@ async def test_a_stranger_may_not_change_the_run(place: Place) -> None:
     await place.configured_run("mine")
     stranger = Wallet(Keypair())
     await ensure_funds(place.pool, stranger.pubkey, 1_000_000_000)
-    with pytest.raises(ChainRefused, match="run mine belongs to another wallet") as caught:
-        await Coordinator(place.pool, stranger).set_paused("mine", False)
+    with pytest.raises(Refused, match="run mine belongs to another wallet") as caught:
+        await CoordinatorClient(place.pool, stranger).set_paused("mine", False)
     assert caught.value.name == "NotMainAuthority"
 
 
 async def test_a_run_cannot_be_created_twice(place: Place) -> None:
     await place.coordinator.create_run("twice")
-    with pytest.raises(ChainRefused):
+    with pytest.raises(Refused):
         await place.coordinator.create_run("twice")
 
 
 async def test_no_funds_says_how_much_is_missing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     poor = Wallet(Keypair())
     monkeypatch.setattr(Endpoint, "is_loopback", False)
-    with pytest.raises(ChainRefused, match=r"holds 0 SOL but needs .* are missing") as caught:
-        await Coordinator(place.pool, poor).create_run("r")
+    with pytest.raises(Refused, match=r"holds 0 SOL but needs .* are missing") as caught:
+        await CoordinatorClient(place.pool, poor).create_run("r")
     assert caught.value.name == "InsufficientFunds"
     assert str(poor.pubkey) in caught.value.fix
     monkeypatch.undo()
     await ensure_funds(place.pool, poor.pubkey, 1)
     monkeypatch.setattr(Endpoint, "is_loopback", False)
     held = await balance(place.pool, poor.pubkey)
-    sender = Coordinator(place.pool, poor).sender
+    sender = CoordinatorClient(place.pool, poor).sender
     gift = TransferParams(from_pubkey=poor.pubkey, to_pubkey=Pubkey.new_unique(), lamports=held * 2)
-    with pytest.raises(ChainRefused, match="10 SOL but needs 20"):
+    with pytest.raises(Refused, match="10 SOL but needs 20"):
         await sender.send([transfer(gift)])
 
 
 async def test_money_is_given_on_a_local_network_only(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     poor = Keypair().pubkey()
     monkeypatch.setattr(Endpoint, "is_loopback", False)
-    with pytest.raises(ChainRefused, match="3 SOL are missing"):
+    with pytest.raises(Refused, match="3 SOL are missing"):
         await ensure_funds(place.pool, poor, 3_000_000_000)
     monkeypatch.undo()
     assert await ensure_funds(place.pool, poor, 3_000_000_000) >= 3_000_000_000
@@ -102,10 +103,10 @@ async def test_money_is_given_on_a_local_network_only(place: Place, monkeypatch:
 
 async def test_a_wrong_program_id_says_so(place: Place) -> None:
     nowhere = Keypair().pubkey()
-    coordinator = Coordinator(place.pool, place.wallet, program_id=nowhere)
-    with pytest.raises(ChainError, match=f"there is no program {nowhere}"):
+    coordinator = CoordinatorClient(place.pool, place.wallet, program_id=nowhere)
+    with pytest.raises(CoordinatorError, match=f"there is no program {nowhere}"):
         await coordinator.run("r")
-    with pytest.raises(ChainRefused) as caught:
+    with pytest.raises(Refused) as caught:
         await coordinator.tick("r")
     assert caught.value.name == "ProgramNotDeployed"
     assert await coordinator.list_runs() == []
@@ -119,9 +120,9 @@ async def test_impossible_run_ids_are_refused_before_sending(embedded: Place, ru
 
 async def test_reading_needs_no_wallet_and_sending_does(embedded: Place) -> None:
     await embedded.configured_run("seen")
-    reader = Coordinator(embedded.pool)
+    reader = CoordinatorClient(embedded.pool)
     assert (await reader.run("seen")).run_id == "seen"
-    with pytest.raises(ChainError, match="needs a wallet"):
+    with pytest.raises(CoordinatorError, match="needs a wallet"):
         await reader.tick("seen")
 
 
@@ -149,7 +150,7 @@ async def test_packing_keeps_order_and_fits(place: Place) -> None:
 
 async def test_an_instruction_too_large_for_a_transaction_says_so(embedded: Place) -> None:
     ix = Authorizer(embedded.pool).ix(embedded.wallet.pubkey)
-    with pytest.raises(ChainError, match="the limit is 1232"):
+    with pytest.raises(CoordinatorError, match="the limit is 1232"):
         pack(embedded.wallet, [ix.grantee_update(EVERYONE, clear=False, added=[EVERYONE] * 64)])
 
 
@@ -167,18 +168,18 @@ async def test_authorizations_are_created_delegated_and_closed(place: Place) -> 
     assert await authorizer.admitting(grantor, member, grantee.pubkey) is None
     others = [Keypair().pubkey() for _ in range(30)]
     delegation = authorizer.ix(grantee.pubkey).delegation(grantor, clear=True, added=[*others, member])
-    await Coordinator(place.pool, grantee).sender.send_packed(delegation)
+    await CoordinatorClient(place.pool, grantee).sender.send_packed(delegation)
     found = await authorizer.admitting(grantor, member, grantee.pubkey)
     assert found is not None
     assert found.delegates == (*others, member)
-    with pytest.raises(ChainRefused) as caught:
+    with pytest.raises(Refused) as caught:
         await sender.send_packed([authorizer.ix(grantor).close(grantee.pubkey)])
     assert caught.value.name == "StillActive"
 
 
 async def test_priority_fees_stay_within_the_users_limit(place: Place) -> None:
     run = run_addresses(place.coordinator.program_id, "fees").run
-    rich = Coordinator(place.pool, place.wallet, max_priority_fee=1000)
+    rich = CoordinatorClient(place.pool, place.wallet, max_priority_fee=1000)
     await rich.create_run("fees")
     spend = rich.sender.spend
     assert 5000 * spend.transactions <= spend.lamports <= spend.transactions * (5000 + 1400)
@@ -189,6 +190,6 @@ async def test_priority_fees_stay_within_the_users_limit(place: Place) -> None:
 async def test_a_fallback_sends_when_the_primary_is_down(place: Place) -> None:
     where = [endpoint("http://127.0.0.1:9"), endpoint(place.network.rpc_url, place.network.ws_url)]
     async with RpcPool(where) as pool:
-        coordinator = Coordinator(pool, place.wallet)
+        coordinator = CoordinatorClient(pool, place.wallet)
         await coordinator.create_run("through")
         assert (await coordinator.run("through")).state is RunState.UNINITIALIZED

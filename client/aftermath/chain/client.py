@@ -20,8 +20,9 @@ from aftermath.chain.programs import authorizer_program, coordinator_program, er
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.sender import Sender
 from aftermath.chain.wallet import Wallet
+from aftermath.coordinator.errors import CoordinatorError
 from aftermath.run.accounts import Members, Model, Run
-from aftermath.run.errors import AccountError, ChainError
+from aftermath.run.errors import AccountError
 from aftermath.run.views import (
     members_account,
     model_account,
@@ -38,7 +39,7 @@ TRANSITION_UNITS = 150_000
 READ_AT_ONCE = 50  # runs, of two accounts each
 
 
-class Coordinator:
+class CoordinatorClient:
     """One coordinator program on one cluster; with a wallet also its instructions. `program_id` defaults to the
     packaged one.
     """
@@ -62,17 +63,17 @@ class Coordinator:
 
     @cached_property
     def ix(self) -> CoordinatorInstructions:
-        """Builders that sign with this wallet. Raises ChainError without one."""
+        """Builders that sign with this wallet. Raises CoordinatorError without one."""
         return CoordinatorInstructions(self._program, self._signer().pubkey)
 
     @cached_property
     def sender(self) -> Sender:
-        """Sends with this wallet; knows both programs' errors. Raises ChainError without a wallet."""
+        """Sends with this wallet; knows both programs' errors. Raises CoordinatorError without a wallet."""
         errors = error_tables(self._program, authorizer_program())
         return Sender(self.pool, self._signer(), errors=errors, max_priority_fee=self._max_priority_fee)
 
     async def run(self, run_id: str) -> Run:
-        """The run. Raises ChainError when it does not exist on this cluster, AccountError when it is of another
+        """The run. Raises CoordinatorError when it does not exist on this cluster, AccountError when it is of another
         version.
         """
         return parse_run((await self._account(run_id, run_addresses(self.program_id, run_id).run)).data)
@@ -182,7 +183,7 @@ class Coordinator:
         return await self.sender.send([self.ix.close_run(run_id, spill=spill)])
 
     async def tick(self, run_id: str) -> Signature:
-        """Perform the transition that is due; ChainRefused `NothingToTick` if none is."""
+        """Perform the transition that is due; Refused `NothingToTick` if none is."""
         return await self.transact(self.ix.tick(run_id))
 
     async def leave_run(self, run_id: str) -> Signature:
@@ -200,21 +201,23 @@ class Coordinator:
         if account is None:
             _, program = await fetch(self.pool, self.program_id, length=0)
             if program is None or not program.executable:
-                raise ChainError(
+                raise CoordinatorError(
                     f"there is no program {self.program_id} on this cluster",
                     "check --rpc and --coordinator-program-id, or deploy it: aftermath-solana deploy",
                 )
-            raise ChainError(
+            raise CoordinatorError(
                 f"there is no run {run_id!r} on this cluster",
                 "check the run id, --rpc and --coordinator-program-id; aftermath-solana list-runs shows what is there",
             )
         if account.owner != self.program_id:
-            raise ChainError(f"the account of run {run_id!r} is owned by {account.owner}, not by {self.program_id}")
+            raise CoordinatorError(
+                f"the account of run {run_id!r} is owned by {account.owner}, not by {self.program_id}"
+            )
         return account
 
     def _signer(self) -> Wallet:
         if self._wallet is None:
-            raise ChainError("this needs a wallet", "pass -w FILE")
+            raise CoordinatorError("this needs a wallet", "pass -w FILE")
         return self._wallet
 
 
