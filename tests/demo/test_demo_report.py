@@ -12,42 +12,36 @@ from aftermath.demo.ledger import Costs
 from aftermath.demo.plan import KILLED, TIERS, DemoFailed
 from aftermath.demo.report import findings, shortcomings
 from aftermath.demo.story import MemberStory, Story
+from aftermath.watch.events import plain
+from aftermath.watch.kinds import Applied, Event
+from watch.said import said
 
 LAST = 60
 
 
-def events(tier: int, *, loss_falls: float = 2.0, steps: int = LAST, wrong_at: int = 0) -> list[dict[str, Any]]:
+def events(tier: int, *, loss_falls: float = 2.0, steps: int = LAST, wrong_at: int = 0) -> list[Event]:
     """What a member of that tier writes in `steps` rounds; at step `wrong_at` its replica is another one."""
-    lines: list[dict[str, Any]] = [{"kind": "joined", "slot": tier}, {"kind": "model", "source": "the checkpoint"}]
+    lines = [said("joined", slot=tier), said("model", source="the checkpoint")]
     for step in range(1, steps + 1):
         loss = 5.0 + tier - loss_falls * step / steps
-        lines.append(
-            {
-                "kind": "trained",
-                "epoch": 0,
-                "height": step,
-                "step": step,
-                "loss": loss,
-                "tokens": 10,
-                "tokens_per_sec": 1.0,
-            }
-        )
-        hashes = {str(level): f"{step}-{level}" for level in range(tier, len(TIERS))}
+        lines.append(said("trained", height=step, step=step, loss=loss, tokens=10, tokens_per_sec=1.0))
+        hashes = {level: f"{step}-{level}" for level in range(tier, len(TIERS))}
         if step == wrong_at:
-            hashes["2"] = "another"
-        lines.append({"kind": "applied", "step": step, "hashes": hashes})
-    lines.append({"kind": "traffic", "sent": 100 * steps, "push_bytes_max": 700 + tier})
+            hashes[2] = "another"
+        lines.append(said("applied", step=step, hashes=hashes))
+    costs = {"transactions": 0, "lamports": 0, "push_bytes_max": 700 + tier}
+    lines.append(said("traffic", sent=100 * steps, costs=costs))
     return lines
 
 
-def told(place: Path, written: dict[int, list[dict[str, Any]]], *, returns: bool = True) -> Story:
+def told(place: Path, written: dict[int, list[Event]], *, returns: bool = True) -> Story:
     members = [MemberStory(f"m{tier}", tier) for tier in TIERS]
     story = Story(members)
     for member in members:
         directory = place / member.name
         directory.mkdir()
-        lines = written[member.tier] + ([{"kind": "model", "source": "peers"}] if returns else [])
-        (directory / "1.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"kind": "torn')
+        lines = written[member.tier] + ([said("model", source="peers")] if returns else [])
+        (directory / "1.jsonl").write_text("".join(json.dumps(plain(line)) + "\n" for line in lines) + '{"kind": "torn')
         story.watch(directory, member)
     assert story.read(12.0)
     assert not story.read(13.0)
@@ -88,7 +82,7 @@ def test_one_differing_replica_fails_the_demo(tmp_path: Path) -> None:
 
 
 def test_what_was_never_compared_is_not_called_identical(tmp_path: Path) -> None:
-    silent = [line for line in events(1) if line["kind"] != "applied"]
+    silent = [line for line in events(1) if not isinstance(line, Applied)]
     story = told(tmp_path, {0: events(0), 1: silent, 2: silent})
     report = report_of(story)
     assert report["replicas_identical"] is False

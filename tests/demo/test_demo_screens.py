@@ -16,6 +16,7 @@ from aftermath.demo.plan import KILLED, TIERS, Places
 from aftermath.demo.report import findings
 from aftermath.demo.story import MemberStory, Story
 from aftermath.demo.view import LINE_EVERY, Screen, line, picture
+from watch.said import said
 
 TOTAL = 120
 HELD_OUT = {0: 3.2, 1: 3.3, 2: 3.4}
@@ -25,20 +26,20 @@ def story_of(steps: int, *, back_at: int | None = None) -> Story:
     """A run of which so many steps are trained; the member that is killed is back in a second process from one on."""
     story = Story([MemberStory(f"member-{tier}", tier) for tier in TIERS])
     for member in story.members:
-        member.traffic.append({})
+        member.traffic.append(None)
         say(story, member, "state", epoch=0, state="WARMUP", step=0, total_steps=TOTAL, since=0)
         say(story, member, "model", source="the checkpoint", step=0)
     for step in range(1, steps + 1):
         for member in story.members:
             if member.tier == TIERS[KILLED] and back_at is not None and step == back_at:
-                member.traffic.append({})
+                member.traffic.append(None)
                 say(story, member, "model", source="peers", step=step - 1)
             train(story, member, step)
     return story
 
 
 def say(story: Story, member: MemberStory, kind: str, **fields: Any) -> None:
-    story._take(member, {"t": 0.0, "kind": kind, **fields}, 1.0)
+    story._take(member, said(kind, **fields), 1.0)
 
 
 def train(story: Story, member: MemberStory, step: int) -> None:
@@ -56,9 +57,11 @@ def train(story: Story, member: MemberStory, step: int) -> None:
         tokens=100,
         tokens_per_sec=12_345.0,
     )
-    hashes = {str(level): f"{step}-{level}" for level in range(member.tier, len(TIERS))}
+    hashes = {level: f"{step}-{level}" for level in range(member.tier, len(TIERS))}
     say(story, member, "applied", step=step, hashes=hashes)
-    say(story, member, "traffic", sent=1e4 * step, push_bytes_max=700)
+    say(
+        story, member, "traffic", sent=10_000 * step, costs={"transactions": 1, "lamports": 5000, "push_bytes_max": 700}
+    )
 
 
 def drawn(story: Story, width: int, height: int) -> list[str]:
@@ -144,6 +147,6 @@ def test_it_ends_with_what_happened_in_plain_sentences() -> None:
 
 def test_what_differs_is_not_called_identical() -> None:
     story = story_of(TOTAL)
-    say(story, story.members[2], "applied", step=7, hashes={"2": "another"})
+    say(story, story.members[2], "applied", step=7, hashes={2: "another"})
     said = closing(findings(story, Costs(1, 1), HELD_OUT, 1.0), Places(Path("/x")), story.members[KILLED])
     assert not any("identical" in sentence or "came back" in sentence for sentence in said)

@@ -15,8 +15,10 @@ from aftermath.lab.settings import LabSettings
 from aftermath.lab.start import start
 from aftermath.model.initial import init_weights
 from aftermath.model.store import write_checkpoint
+from aftermath.sim.simulation import Said
 from aftermath.sim.tiny import CONFIG
-from aftermath.watch.events import Event
+from aftermath.watch.events import plain
+from aftermath.watch.kinds import Event
 
 CPU = torch.device("cpu")
 DISTRO = {"optimizer": "distro", "members": 3, "tiers": "0,1,2", "total_batch": 6}
@@ -48,14 +50,14 @@ def course(root: Path, screen: list[Event] | None = None, **given: Any) -> Cours
     return Course(recipe, start(recipe, CPU), (screen if screen is not None else []).append, said.out, said.save_every)
 
 
-def train(root: Path, **given: Any) -> list[Event]:
+def train(root: Path, **given: Any) -> list[Said]:
     """Its events, from start to end."""
     events: list[Event] = []
     course(root, events, **given).run()
-    return events
+    return [plain(event) for event in events]
 
 
-def told(out: Path) -> list[Event]:
+def told(out: Path) -> list[Said]:
     """The events in a directory, without what depends on the clock."""
     events = [json.loads(line) for line in (out / EVENTS).read_text().splitlines()]
     return [{k: v for k, v in event.items() if k not in ("at", "t", "seconds", "done")} for event in events]

@@ -16,13 +16,14 @@ from aftermath.run.commitment import Commitment, LevelPayload, SequenceInterval,
 from aftermath.run.state import RunState
 from aftermath.sim.clock import InlineWorker, VirtualClock
 from aftermath.sim.network import SimNetwork, SimTransport
+from aftermath.sim.simulation import Said
 from aftermath.sim.tiny import CONFIG
 from aftermath.train.attention import Attention
 from aftermath.train.context import Context
 from aftermath.train.feed import RunFeed
 from aftermath.train.plan import RoundPlan, plan_round
 from aftermath.train.results import Results
-from aftermath.watch.events import Event, Events
+from aftermath.watch.events import Events, plain
 from run import builders
 
 DISTRO = Distro(topk=4, topk_embeddings=4, chunk=8, quantize_1bit=True, decay=0.999, weight_decay=0.0, clip=None)
@@ -85,7 +86,7 @@ class Desk:
         self.transports = [network.open(p2p_of(slot)) for slot in range(3)]
         for transport in self.transports:
             transport.set_members(p2p_of(slot) for slot in range(3))
-        self.events: list[Event] = []
+        self.events: list[Said] = []
         self.feed = RunFeed(builders.view(run_at(4), three_members()))
         self.context = Context(
             run_id="test",
@@ -94,7 +95,7 @@ class Desk:
             feed=self.feed,
             clock=VirtualClock(),
             attention=Attention(VirtualClock()),
-            events=Events(lambda: 0.0, [self.events.append]),
+            events=Events(lambda: 0.0, [lambda event: self.events.append(plain(event))]),
             compute=InlineWorker(),
             decode=InlineWorker(),
             upload=InlineWorker(),

@@ -17,6 +17,7 @@ from aftermath.sim.simulation import Simulation, play
 from aftermath.train import session
 from aftermath.train.settings import TrainSettings
 from aftermath.watch.events import JsonLines
+from watch.said import said
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
@@ -39,7 +40,7 @@ def test_every_event_file_begins_with_what_it_is_about_and_every_event_is_dated(
         with contextlib.ExitStack() as stack:
             events = session.events_of(settings, stack)
             session._introduce(settings, wallet, events)
-            events.emit("trained", step=1, loss=2.0)
+            events.emit(said("trained", step=1, loss=2.0))
     after = datetime.now(UTC)
     files = sorted((tmp_path / "events").iterdir())
     assert len(files) == 2, "one for each process"
@@ -61,7 +62,7 @@ def test_a_log_that_ends_in_half_a_line_goes_on_in_a_line_of_its_own(tmp_path: P
         log.unlink(missing_ok=True)
         if before is not None:
             log.write_bytes(before)
-        JsonLines(log, lambda: datetime.now(UTC))({"kind": "started"})
+        JsonLines(log, lambda: datetime.now(UTC))(said("started"))
         found = log.read_text().splitlines()
         assert len(found) == lines
         assert json.loads(found[-1])["kind"] == "started"

@@ -20,7 +20,7 @@ from aftermath.train.feed import RunFeed
 from aftermath.train.persist import Duty, persist
 from aftermath.train.wait import Pulse, first_of
 from aftermath.train.worker import ThreadWorker
-from aftermath.watch.events import Event, Events
+from aftermath.watch.events import Events
 from run.builders import run, view
 
 # --- pulse and first_of -----------------------------------------------------------------------------------------------
@@ -161,11 +161,11 @@ def test_what_is_no_longer_wanted_is_not_called() -> None:
 
 
 def test_a_refused_duty_is_a_warning_that_names_it() -> None:
-    events: list[Event] = []
+    events: list[Any] = []
     context = cast(Context, _Bare(VirtualClock(), Events(lambda: 0.0, [events.append])))
     call = Calls(refusal("BadParticipation", "no such member"))
     assert not run_virtual(Duty(context, "the attestation", wanted=lambda: True).fulfil(call))
-    assert events[0]["message"] == "the attestation was refused: no such member"
+    assert events[0].message == "the attestation was refused: no such member"
 
 
 class _Bare:

@@ -8,6 +8,7 @@ import logging
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,11 +18,13 @@ from rich.console import Console
 from aftermath.cli.present import facts, listing
 from aftermath.run.counted import counted
 from aftermath.watch.console import ConsoleLines
-from aftermath.watch.events import Event, Events, LogWarnings
+from aftermath.watch.events import Events, LogWarnings
+from aftermath.watch.kinds import Event, Warning
 from aftermath.watch.plot import step_plot
 from aftermath.watch.printable import printable
 from aftermath.watch.spark import course, spark
 from aftermath.watch.terminal import TerminalView
+from watch.said import said
 
 EVIL = "a[/b]\x1b[2J\x1b]0;owned\x07\u202egpj.exe\r"
 NOON = datetime(2026, 11, 21, 12, 0, 0, 250_000, tzinfo=UTC)
@@ -29,17 +32,17 @@ NOON = datetime(2026, 11, 21, 12, 0, 0, 250_000, tzinfo=UTC)
 
 def test_a_full_disk_under_log_and_stderr_alike_costs_the_log_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """As after `train ... > log 2>&1`: there is no place left where it could be said."""
-    seen: list[Event] = []
+    seen: list[Any] = []
     with Path("/dev/full").open("w", buffering=1) as log, Path("/dev/full").open("w", buffering=1) as stderr:
         monkeypatch.setattr(sys, "stderr", stderr)
         events = Events(lambda: 1.5, [ConsoleLines(Console(file=log), lambda: NOON), seen.append])
         for step in (1, 2):
-            events.emit("warning", message=f"trouble {step}")
+            events.emit(Warning(message=f"trouble {step}"))
         with contextlib.suppress(OSError):
             stderr.close()
         with contextlib.suppress(OSError):
             log.close()
-    assert [event["message"] for event in seen] == ["trouble 1", "trouble 2"]
+    assert [event.message for event in seen] == ["trouble 1", "trouble 2"]
 
 
 @given(st.text())
@@ -71,7 +74,7 @@ def test_names_of_runs_cannot_steer_the_terminal_of_a_command() -> None:
 
 
 def test_what_a_module_warns_of_is_an_event_in_one_line() -> None:
-    seen: list[Event] = []
+    seen: list[Any] = []
     log = logging.Logger("test")
     log.addHandler(LogWarnings(Events(lambda: 1.5, [seen.append])))
     log.info("nothing to tell")
@@ -80,20 +83,20 @@ def test_what_a_module_warns_of_is_an_event_in_one_line() -> None:
         raise OSError("no way")
     except OSError:
         log.exception("dialling failed")
-    assert [(event["t"], event["kind"], event["message"]) for event in seen] == [
-        (1.5, "warning", "peer ab is gone"),
-        (1.5, "warning", "dialling failed: OSError: no way"),
+    assert [(event.t, type(event), event.message) for event in seen] == [
+        (1.5, Warning, "peer ab is gone"),
+        (1.5, Warning, "dialling failed: OSError: no way"),
     ]
 
 
 def test_nor_that_of_a_member() -> None:
     out = io.StringIO()
     lines = ConsoleLines(Console(file=out, width=200), lambda: NOON)
-    lines({"t": 1.0, "kind": "warning", "message": f"{EVIL}\nand its fix"})
+    lines(said("warning", message=f"{EVIL}\nand its fix"))
     assert "a[/b]" in out.getvalue()
     assert "\x1b" not in out.getvalue()
     view = TerminalView(Console(file=out), EVIL, 1, lambda: 5.0)
-    view({"t": 4.0, "kind": "warning", "message": EVIL})
+    view(said("warning", t=4.0, message=EVIL))
     shown = _drawn(view)
     assert shown.count("a[/b]") == 2
     assert "\x1b]" not in shown
@@ -103,24 +106,24 @@ def test_a_log_of_lines_reads_from_the_first_to_the_last() -> None:
     out = io.StringIO()
     lines = ConsoleLines(Console(file=out, width=200), lambda: NOON)
     events: list[Event] = [
-        {"kind": "started", "run_id": "demo", "tier": 1, "wallet": "Wal1et", "version": "0.1.0"},
-        {"kind": "measuring", "tier": 1, "parameters": 672_896, "limit": 60.0},
-        {"kind": "measured", "weight": 1_579, "seconds": 1.2},
-        {"kind": "joined", "slot": 0, "tier": 1, "weight": 1_579, "epoch": 0},
-        {"kind": "state", "epoch": 0, "state": "WAITING_FOR_MEMBERS", "step": 0, "total_steps": 120, "since": 5},
-        {"kind": "round", "epoch": 0, "height": 0, "step": 1, "since": 6},
-        {"kind": "model", "source": "the checkpoint", "step": 0},
-        {"kind": "trained", "epoch": 0, "height": 0, "step": 1, "loss": 5.75, "tokens_per_sec": 3678.4},
-        {"kind": "trained", "epoch": 0, "height": 1, "step": 2, "loss": None, "tokens_per_sec": 3678.4},
-        {"kind": "applied", "epoch": 0, "height": 0, "step": 1, "results": 1},
-        {"kind": "applied", "epoch": 0, "height": 1, "step": 2, "results": 3},
-        {"kind": "checkpoint", "step": 120, "path": "/kept/demo-step120"},
-        {"kind": "leaving"},
-        {"kind": "left"},
-        {"kind": "finished", "step": 120},
+        said("started", run_id="demo", tier=1, wallet="Wal1et", version="0.1.0"),
+        said("measuring", tier=1, parameters=672_896, limit=60.0),
+        said("measured", weight=1_579, seconds=1.2),
+        said("joined", slot=0, tier=1, weight=1_579, epoch=0),
+        said("state", epoch=0, state="WAITING_FOR_MEMBERS", step=0, total_steps=120, since=5),
+        said("round", epoch=0, height=0, step=1, since=6),
+        said("model", source="the checkpoint", step=0),
+        said("trained", epoch=0, height=0, step=1, loss=5.75, tokens_per_sec=3678.4),
+        said("trained", epoch=0, height=1, step=2, loss=None, tokens_per_sec=3678.4),
+        said("applied", epoch=0, height=0, step=1, results=1),
+        said("applied", epoch=0, height=1, step=2, results=3),
+        said("checkpoint", step=120, path="/kept/demo-step120"),
+        said("leaving"),
+        said("left"),
+        said("finished", step=120),
     ]
     for event in events:
-        lines({"t": 1.0} | event)
+        lines(event)
     assert [line.split("s  ", 1)[1] for line in out.getvalue().splitlines()] == [
         "2026-11-21 12:00:00 UTC: run demo, tier 1, wallet Wal1et, aftermath 0.1.0",
         "measuring how fast this machine trains tier 1 (672,896 parameters): some seconds, 60 at most",
@@ -144,12 +147,12 @@ def test_one_thing_is_told_as_one() -> None:
     lines = ConsoleLines(Console(file=out, width=200), lambda: NOON)
     view = TerminalView(Console(file=io.StringIO()), "demo", 0, lambda: 5.0)
     for event in (
-        {"kind": "measured", "weight": 1, "seconds": 60.0},
-        {"kind": "traffic", "peers": 1, "sent": 1.0, "received": 1.0, "transactions": 1, "lamports": 5000},
-        {"kind": "finished", "step": 1},
+        said("measured", weight=1, seconds=60.0),
+        said("traffic", peers=1, sent=1, received=1, costs={"transactions": 1, "lamports": 5000}),
+        said("finished", step=1),
     ):
-        lines({"t": 1.0, **event})
-        view({"t": 1.0, **event})
+        lines(event)
+        view(event)
     assert "this machine trains about 1 sequence a minute" in out.getvalue()
     assert "the run is finished: 1 step\n" in out.getvalue()
     shown = _drawn(view)

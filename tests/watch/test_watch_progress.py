@@ -5,19 +5,18 @@ from __future__ import annotations
 import pytest
 
 from aftermath.watch.progress import Progress, span
+from watch.said import said
 
 
 def state(progress: Progress, step: int, name: str = "WARMUP", total: int = 100) -> None:
-    progress.take(
-        {"t": 0.0, "kind": "state", "epoch": 0, "state": name, "step": step, "total_steps": total, "since": 0}
-    )
+    progress.take(said("state", state=name, step=step, total_steps=total))
 
 
-def rounds(progress: Progress, first: int, last: int, at: float, seconds: float) -> None:
+def rounds(progress: Progress, first: int, last: int, at: int, seconds: int) -> None:
     """Rounds that train the steps from `first` to `last`."""
     for step in range(first, last + 1):
         since = at + (step - first) * seconds
-        progress.take({"t": 0.0, "kind": "round", "epoch": 0, "height": 0, "step": step, "since": since})
+        progress.take(said("round", step=step, since=since))
 
 
 def test_nothing_is_foretold_before_some_steps_were_seen() -> None:
@@ -57,7 +56,7 @@ def test_the_drain_round_and_the_end_are_the_last_step() -> None:
     state(progress, 90)
     rounds(progress, 91, 101, 0, 1)  # the drain round is about a step that is never trained
     assert progress.words() == "step 100 of 100"
-    progress.take({"t": 0.0, "kind": "finished", "step": 100})
+    progress.take(said("finished", step=100))
     assert progress.words() == "step 100 of 100"
 
 

@@ -15,6 +15,7 @@ from rich.console import Console
 from aftermath.train.session import events_of
 from aftermath.train.settings import TrainSettings
 from aftermath.watch.terminal import TerminalView, redraws
+from watch.said import said
 
 SIZES = [(80, 24), (200, 50)]
 FACTS = ["now", "run", "speed", "peers", "traffic", "chain"]
@@ -31,7 +32,7 @@ class Watched:
         self.view = TerminalView(self.console, "demo", 1, lambda: self.now)
 
     def say(self, kind: str, **fields: Any) -> None:
-        self.view({"t": self.now, "kind": kind, **fields})
+        self.view(said(kind, t=self.now, **fields))
 
     def lines(self) -> list[str]:
         """The picture's lines, without its frame; all of them must fit."""
@@ -56,7 +57,13 @@ class Watched:
         self.now += seconds
         self.say("round", epoch=0, height=step - 1, step=step, since=1000 + int(self.now))
         self.say("trained", epoch=0, height=step - 1, step=step, loss=6 - step / 40, tokens_per_sec=1234.5)
-        self.say("traffic", peers=2, sent=1e6 * step, received=2e6 * step, transactions=step, lamports=5000 * step)
+        self.say(
+            "traffic",
+            peers=2,
+            sent=1_000_000 * step,
+            received=2_000_000 * step,
+            costs={"transactions": step, "lamports": 5000 * step},
+        )
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -188,7 +195,7 @@ def test_a_picture_is_drawn_only_where_it_can_be_drawn_over(
 def test_the_live_picture_into_a_pipe_is_lines(capsys: pytest.CaptureFixture[str]) -> None:
     with contextlib.ExitStack() as stack:
         events = events_of(TrainSettings(run_id="demo", logs="tui"), stack)
-        events.emit("state", epoch=0, state="WARMUP", step=3, total_steps=10, since=1)
+        events.emit(said("state", state="WARMUP", step=3, total_steps=10))
         shown = capsys.readouterr().out
     assert shown.strip().endswith("epoch 0: warm-up; step 3 of 10")
     assert "\x1b" not in shown

@@ -67,10 +67,10 @@ def findings(story: Story, costs: Costs, held_out: Mapping[int, float], seconds:
         "held_out_by_tier": {str(tier): round(loss, 4) for tier, loss in held_out.items()},
         "replicas_identical": checks > 0 and not differing,
         "checks_of_replicas": checks,
-        "bytes_per_round_per_member": round(sum(m.total("sent") for m in story.members) / max(rounds, 1)),
+        "bytes_per_round_per_member": round(sum(m.total(lambda t: t.sent) for m in story.members) / max(rounds, 1)),
         "transactions": costs.transactions,
         "lamports": costs.lamports,
-        "push_bytes_max": max(int(r.get("push_bytes_max", 0)) for m in story.members for r in m.traffic),
+        "push_bytes_max": max((r.costs["push_bytes_max"] for m in story.members for r in m.traffic if r), default=0),
         "wall_seconds": round(seconds, 1),
         "seconds_to_first_loss": round(story.first_loss_at, 1),
     }
@@ -103,11 +103,11 @@ def table_of(story: Story, costs: Costs) -> Table:
             member.name,
             str(member.tier),
             str(rounds),
-            f"{member.total('transactions'):,.0f}",
-            f"{member.total('lamports'):,.0f}",
-            f"{member.total('sent') / 1e3:,.0f} kB",
-            f"{member.total('received') / 1e3:,.0f} kB",
-            f"{member.total('sent') / max(rounds, 1):,.0f} B",
+            f"{member.total(lambda t: t.costs['transactions']):,.0f}",
+            f"{member.total(lambda t: t.costs['lamports']):,.0f}",
+            f"{member.total(lambda t: t.sent) / 1e3:,.0f} kB",
+            f"{member.total(lambda t: t.received) / 1e3:,.0f} kB",
+            f"{member.total(lambda t: t.sent) / max(rounds, 1):,.0f} B",
         )
     table.add_row("on chain", "", str(story.steps), f"{costs.transactions:,}", f"{costs.lamports:,}", "", "", "")
     return table

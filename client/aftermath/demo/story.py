@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+import msgspec
+
+from aftermath.watch import kinds
 from aftermath.watch.phase import phase
 from aftermath.watch.progress import Progress
 
@@ -24,7 +26,7 @@ class MemberStory:
     tokens_per_sec: float = 0.0
     slot: int | None = None
     sources: list[str] = field(default_factory=list)
-    traffic: list[dict[str, Any]] = field(default_factory=list)
+    traffic: list[kinds.Traffic | None] = field(default_factory=list)
     """The last traffic report of every process of this member."""
     rounds: set[int] = field(default_factory=set)
     returned: int | None = None
@@ -34,9 +36,9 @@ class MemberStory:
     warnings: list[str] = field(default_factory=list)
     progress: Progress = field(default_factory=Progress)
 
-    def total(self, kind: str) -> float:
+    def total(self, counted: Callable[[kinds.Traffic], int]) -> int:
         """A counter summed over this member's processes."""
-        return sum(float(report.get(kind, 0)) for report in self.traffic)
+        return sum(counted(report) for report in self.traffic if report is not None)
 
 
 class Story:
@@ -64,40 +66,42 @@ class Story:
                 data = file.read()
             whole = data.rfind(b"\n") + 1
             if offset == 0 and whole:
-                member.traffic.append({})
+                member.traffic.append(None)
             for line in data[:whole].splitlines():
-                self._take(member, json.loads(line), now)
+                self._take(member, msgspec.json.decode(line, type=kinds.MEMBER_EVENTS), now)
                 fresh = True
             self._files[path] = (member, offset + whole)
         return fresh
 
-    def _take(self, member: MemberStory, event: dict[str, Any], now: float) -> None:
-        kind = event["kind"]
+    def _take(self, member: MemberStory, event: kinds.Event, now: float) -> None:
         member.state = phase(event) or member.state
         member.progress.take(event)
-        if kind == "joined":
-            member.slot = event["slot"]
-        elif kind == "model":
-            member.sources.append(event["source"])
-            if member.came_back_with is None and len(member.traffic) > 1:
-                member.came_back_with = event["source"]
-        elif kind == "trained":
-            self._trained(member, event, now)
-        elif kind in ("applied", "cooldown"):
-            member.step = max(member.step, event["step"])
-            for level, digest in event["hashes"].items():
-                self.hashes[event["step"] if kind == "applied" else -event["step"], int(level)][member.name] = digest
-        elif kind == "traffic":
-            member.traffic[-1] = event
-        elif kind in ("warning", "error"):
-            member.warnings.append(event["message"])
+        match event:
+            case kinds.Joined():
+                member.slot = event.slot
+            case kinds.Model():
+                member.sources.append(event.source)
+                if member.came_back_with is None and len(member.traffic) > 1:
+                    member.came_back_with = event.source
+            case kinds.Trained():
+                self._trained(member, event, now)
+            case kinds.Applied() | kinds.Cooldown():
+                member.step = max(member.step, event.step)
+                at = event.step if isinstance(event, kinds.Applied) else -event.step
+                for level, digest in event.hashes.items():
+                    self.hashes[at, level][member.name] = digest
+            case kinds.Traffic():
+                member.traffic[-1] = event
+            case kinds.Warning() | kinds.Error():
+                member.warnings.append(event.message)
 
-    def _trained(self, member: MemberStory, event: dict[str, Any], now: float) -> None:
-        member.loss, member.tokens_per_sec = event["loss"], event["tokens_per_sec"]
-        member.rounds.add(event["step"])
+    def _trained(self, member: MemberStory, event: kinds.Trained, now: float) -> None:
+        member.loss, member.tokens_per_sec = event.loss, event.tokens_per_sec
+        member.rounds.add(event.step)
         if member.returned is None and len(member.traffic) > 1:
-            member.returned = event["step"]
-        self.losses[event["step"]][member.name] = (event["loss"], event["tokens"])
+            member.returned = event.step
+        if event.loss is not None:
+            self.losses[event.step][member.name] = event.loss, event.tokens
         if self.first_loss_at is None:
             self.first_loss_at = now
 

@@ -75,7 +75,7 @@ def picture(story: Story, title: str, now: str, elapsed: float, width: int) -> R
             str(member.step),
             f"{member.loss:.4f}" if member.loss is not None else "-",
             f"{member.tokens_per_sec:,.0f}",
-            f"{member.total('sent') / 1e3:,.0f} kB",
+            f"{member.total(lambda t: t.sent) / 1e3:,.0f} kB",
             member.sources[-1].split()[-1] if member.sources else "",
         )
     curve = story.loss_curve()

@@ -10,7 +10,6 @@ Decided
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import time
@@ -19,8 +18,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
+from aftermath.lab import kinds
 from aftermath.lab.deal import Deal
 from aftermath.lab.held_out import loss_on
 from aftermath.lab.recipe import Recipe
@@ -30,7 +31,8 @@ from aftermath.lab.trainer import Stepped
 from aftermath.model.documents import CheckpointError
 from aftermath.model.store import read_companions, sync, write_checkpoint, writing
 from aftermath.optim.parts import BadState
-from aftermath.watch.events import Event, Events, JsonLines, Sink
+from aftermath.watch.events import Events, JsonLines, Sink
+from aftermath.watch.kinds import Warning
 from aftermath.watch.plot import step_plot
 
 EVENTS, PLOT, CHECKPOINT = "events.jsonl", "loss.png", "checkpoint"
@@ -56,17 +58,18 @@ class Course:
         """Train to the end. Raises an AftermathError that says what is in the way, KeyboardInterrupt if stopped."""
         with only_here(self._out) if self._out is not None else contextlib.nullcontext():
             if (finished := self._take_up()) is not None:
-                self._events.emit("finished", **finished)
+                self._events.emit(finished)
                 return
             recipe, model = self._recipe, self._begun.trainer
             self._events.emit(
-                "started",
-                optimizer=recipe.optimizer,
-                tiers=recipe.tiers,
-                parameters=sum(p.numel() for p in model.models()[min(recipe.tiers)].parameters()),
-                sequences=self._begun.data.sequences,
-                steps=recipe.steps,
-                done=self._done,
+                kinds.Started(
+                    optimizer=recipe.optimizer,
+                    tiers=recipe.tiers,
+                    parameters=sum(p.numel() for p in model.models()[min(recipe.tiers)].parameters()),
+                    sequences=self._begun.data.sequences,
+                    steps=recipe.steps,
+                    done=self._done,
+                )
             )
             for step in range(self._done + 1, recipe.steps + 1):
                 self._step(step)
@@ -91,19 +94,20 @@ class Course:
             if not counts:
                 self._deal.return_(step, share)
         for sentence in done.left_out:
-            self._events.emit("warning", message=f"step {step}: a result is left out: {sentence}")
+            self._events.emit(Warning(message=f"step {step}: a result is left out: {sentence}"))
         tokens = sum(share.numel() for share in shares)
         self._tokens += tokens
         self._note(
-            "step",
-            step=step,
-            loss=_mean(done, indices),
-            losses=done.losses,
-            lr=self._recipe.rate(step),
-            tokens=tokens,
-            seconds=round(time.perf_counter() - started, 4),
-            bytes=done.bytes,
-            accepted=sum(counted),
+            kinds.Step(
+                step=step,
+                loss=_mean(done, indices),
+                losses=done.losses,
+                lr=self._recipe.rate(step),
+                tokens=tokens,
+                seconds=round(time.perf_counter() - started, 4),
+                bytes=done.bytes,
+                accepted=sum(counted),
+            )
         )
 
     def _measure(self, step: int) -> dict[str, float]:
@@ -114,18 +118,18 @@ class Course:
             return {}
         losses = {str(tier): loss_on(model, sequences) for tier, model in self._begun.trainer.models().items()}
         for tier, loss in losses.items():
-            self._note("held_out", step=step, tier=int(tier), loss=loss, sequences=len(sequences))
+            self._note(kinds.HeldOut(step=step, tier=int(tier), loss=loss, sequences=len(sequences)))
         return losses
 
-    def _note(self, kind: str, **fields: Any) -> None:
-        self._events.emit(kind, **fields)
-        self._draw({"kind": kind, **fields})
+    def _note(self, event: kinds.Step | kinds.HeldOut) -> None:
+        self._events.emit(event)
+        self._draw(event)
 
-    def _draw(self, event: Event) -> None:
-        """Add an event to the curves."""
-        name = "training" if event["kind"] == "step" else f"held out, tier {event.get('tier')}"
-        if event["kind"] in ("step", "held_out") and event["loss"] is not None and math.isfinite(event["loss"]):
-            self._curves.setdefault(name, []).append((event["step"], event["loss"]))
+    def _draw(self, event: kinds.Step | kinds.HeldOut) -> None:
+        """Add a loss to the curves."""
+        name = f"held out, tier {event.tier}" if isinstance(event, kinds.HeldOut) else "training"
+        if event.loss is not None and math.isfinite(event.loss):
+            self._curves.setdefault(name, []).append((event.step, event.loss))
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
@@ -143,14 +147,15 @@ class Course:
             members = f", {len(recipe.tiers)} members" if len(recipe.tiers) > 1 else ""
             with writing(self._out):
                 step_plot(self._out / PLOT, self._curves, [], f"{recipe.optimizer}{members}")
-        finished: dict[str, Any] = {"step": recipe.steps, "tokens": self._tokens, "held_out_by_tier": losses}
-        finished["checkpoint"] = str(place) if place else None
-        self._events.emit("finished", **finished)
+        kept = str(place) if place else None
+        by_tier = dict[str, float | None](losses)
+        finished = kinds.Finished(step=recipe.steps, tokens=self._tokens, held_out_by_tier=by_tier, checkpoint=kept)
+        self._events.emit(finished)
         self._save(recipe.steps, finished)
 
     # --- saving -----------------------------------------------------------------------------------------------------
 
-    def _save(self, step: int, finished: dict[str, Any] | None = None) -> None:
+    def _save(self, step: int, finished: kinds.Finished | None = None) -> None:
         if self._out is None:
             return
         log = self._out / EVENTS
@@ -162,8 +167,8 @@ class Course:
         counters = Counters(self._begun.bound, step, fresh, again, size, finished)
         save_state(self._out, self._begun.trainer.state(), counters)
 
-    def _take_up(self) -> dict[str, Any] | None:
-        """Go on from a saved state, or save the first one; the last event's fields if all is done."""
+    def _take_up(self) -> kinds.Finished | None:
+        """Go on from a saved state, or save the first one; the last event if all is done."""
         if self._out is None:
             return None
         log, kept = self._out / EVENTS, load_state(self._out)
@@ -195,10 +200,11 @@ class Course:
                 os.truncate(log, size)
         try:
             for line in log.read_text(encoding="utf-8").splitlines():
-                event = json.loads(line)
-                self._draw(event)
-                self._tokens += event["tokens"] if event["kind"] == "step" else 0
-        except (ValueError, TypeError, KeyError, OSError) as error:
+                event = msgspec.json.decode(line, type=kinds.LAB_EVENTS)
+                if isinstance(event, kinds.Step | kinds.HeldOut):
+                    self._draw(event)
+                self._tokens += event.tokens if isinstance(event, kinds.Step) else 0
+        except (msgspec.MsgspecError, UnicodeDecodeError, OSError) as error:
             raise CheckpointError(f"{log} is damaged: {error!r}", "name another --out, or remove this one") from None
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from rich.console import Console
 from rich.markup import escape
 
+from aftermath.lab import kinds
 from aftermath.run.counted import counted
-from aftermath.watch.events import Event
+from aftermath.watch.kinds import Event, Warning
 from aftermath.watch.printable import printable
 from aftermath.watch.progress import span
 
@@ -18,34 +19,39 @@ class StepLines:
         self._console, self._steps, self._seconds = console, 0, 0.0
 
     def __call__(self, event: Event) -> None:
-        line = getattr(self, f"_{event['kind']}", None)
+        line = self._line(event)
         if line is not None:
-            self._console.print(escape(printable(line(event))), highlight=False)
+            self._console.print(escape(printable(line)), highlight=False)
 
-    def _started(self, event: Event) -> str:
-        self._steps, members = event["steps"], counted(len(event["tiers"]), "member")
-        tiers = ", ".join(map(str, event["tiers"]))
-        after = f", on from step {event['done']:,}" if event["done"] else ""
+    def _line(self, event: Event) -> str | None:
+        match event:
+            case kinds.Started():
+                return self._started(event)
+            case kinds.Step():
+                return self._step(event)
+            case kinds.HeldOut():
+                loss = f"{event.loss:.4f}" if event.loss is not None else "not finite"
+                return f"step {event.step:,}  held out, tier {event.tier}: {loss} nats per token"
+            case Warning():
+                return f"warning: {event.message}"
+            case kinds.Finished():
+                place = f"; the checkpoint is in {event.checkpoint}" if event.checkpoint else ""
+                return f"finished: {counted(event.step, 'step')}, {event.tokens:,} tokens{place}"
+        return None
+
+    def _started(self, event: kinds.Started) -> str:
+        self._steps, members = event.steps, counted(len(event.tiers), "member")
+        tiers = ", ".join(map(str, event.tiers))
+        after = f", on from step {event.done:,}" if event.done else ""
         return (
-            f"{event['optimizer']}, {members} (tier {tiers}), {event['parameters']:,} parameters; "
-            f"{counted(event['steps'], 'step')}{after}"
+            f"{event.optimizer}, {members} (tier {tiers}), {event.parameters:,} parameters; "
+            f"{counted(event.steps, 'step')}{after}"
         )
 
-    def _step(self, event: Event) -> str:
-        seconds, left = event["seconds"], self._steps - event["step"]
+    def _step(self, event: kinds.Step) -> str:
+        seconds, left = event.seconds, self._steps - event.step
         self._seconds = 0.9 * self._seconds + 0.1 * seconds if self._seconds else seconds
-        loss = f"{event['loss']:.4f}" if event["loss"] is not None else "none"
-        speed = f"{event['tokens'] / max(seconds, 1e-6):,.0f} tokens/s"
+        loss = f"{event.loss:.4f}" if event.loss is not None else "none"
+        speed = f"{event.tokens / max(seconds, 1e-6):,.0f} tokens/s"
         after = f", {span(left * self._seconds)} left" if left else ""
-        return f"step {event['step']:,} of {self._steps:,}  loss {loss}  lr {event['lr']:.3g}  {speed}{after}"
-
-    def _held_out(self, event: Event) -> str:
-        loss = f"{event['loss']:.4f}" if event["loss"] is not None else "not finite"
-        return f"step {event['step']:,}  held out, tier {event['tier']}: {loss} nats per token"
-
-    def _warning(self, event: Event) -> str:
-        return f"warning: {event['message']}"
-
-    def _finished(self, event: Event) -> str:
-        place = f"; the checkpoint is in {event['checkpoint']}" if event["checkpoint"] else ""
-        return f"finished: {counted(event['step'], 'step')}, {event['tokens']:,} tokens{place}"
+        return f"step {event.step:,} of {self._steps:,}  loss {loss}  lr {event.lr:.3g}  {speed}{after}"

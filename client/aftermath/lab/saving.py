@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from aftermath.lab.kinds import Finished
 from aftermath.model.documents import CheckpointError
 from aftermath.model.store import standing_in, sync, writing
 from aftermath.run.bounded import Malformed, json_as
@@ -35,7 +36,7 @@ class Counters(msgspec.Struct, frozen=True):
     again: list[tuple[int, list[int]]]
     events: int
     """Bytes of the events until then."""
-    finished: dict[str, Any] | None = None
+    finished: Finished | None = None
 
 
 def save_state(directory: Path, tensors: Mapping[str, Tensor], counters: Counters) -> None:

@@ -23,8 +23,7 @@ from aftermath.sim.digest import Chronicle
 from aftermath.sim.laws import Laws, check_pace
 from aftermath.sim.record import Broken
 from aftermath.sim.scenario import WINDOW, Scenario, draw
-from aftermath.sim.simulation import Simulation
-from aftermath.watch.events import Event
+from aftermath.sim.simulation import Said, Simulation
 
 _LOOK = 1.0  # virtual seconds between two looks at what must always hold
 _BACK = 5.0  # virtual seconds after which a member whose chain was out of reach is started again
@@ -42,7 +41,7 @@ class Verdict:
     cpu: float
     steps: int
     faults: tuple[str, ...]
-    events: tuple[Event, ...]
+    events: tuple[Said, ...]
     """What every member told, with its name as `member`."""
     broken: str
 
@@ -113,7 +112,7 @@ class Trial:
         self.late: float | None = None
         """Steps per second in peace, after the storm."""
         self.faults: list[str] = []
-        self.events: list[Event] = []
+        self.events: list[Said] = []
 
     def judge(self, pace: float, seconds: float) -> None:
         """Compare with the undisturbed run, which made `pace` steps per second and took so many virtual seconds."""

@@ -42,7 +42,11 @@ from aftermath.train.context import Context
 from aftermath.train.feed import RunFeed
 from aftermath.train.member import Member
 from aftermath.train.origin import Origin
-from aftermath.watch.events import Event, Events
+from aftermath.watch.events import Events, plain
+from aftermath.watch.kinds import Event
+
+Said = dict[str, Any]
+"""An event of a member, as the flat object that its JSON is."""
 
 
 @dataclass
@@ -60,14 +64,14 @@ class Player:
     chain: SimMember | None = None
     transport: SimTransport | None = None
     compute: InlineWorker | None = None
-    events: list[Event] = field(default_factory=list)
+    events: list[Said] = field(default_factory=list)
 
     @property
     def id(self) -> bytes:
         return bytes(self.identity.pubkey())
 
     def note(self, event: Event) -> None:
-        self.events.append(event)
+        self.events.append(plain(event))
 
     @property
     def wallet(self) -> bytes:
@@ -86,7 +90,7 @@ class Player:
     def alive(self) -> bool:
         return self.task is not None and not self.task.done()
 
-    def saw(self, kind: str, **fields: Any) -> list[Event]:
+    def saw(self, kind: str, **fields: Any) -> list[Said]:
         return [e for e in self.events if e["kind"] == kind and all(e.get(k) == v for k, v in fields.items())]
 
 

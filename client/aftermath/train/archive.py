@@ -31,6 +31,7 @@ from aftermath.train.context import Context
 from aftermath.train.persist import persist
 from aftermath.train.replica import Replica
 from aftermath.train.wait import first_of
+from aftermath.watch import kinds
 
 LONGEST_UPLOAD = 3600.0
 """Seconds after which an upload is given up, waiting for the thread included."""
@@ -91,7 +92,7 @@ class Keeper:
         if kept is None:
             return
         if self._archive.directory is not None:
-            self._ctx.events.emit("checkpoint", step=run.trained_steps, path=str(kept.place))
+            self._ctx.events.emit(kinds.Checkpoint(step=run.trained_steps, path=str(kept.place)))
         late = self._sending is not None
         if self._archive.hub is not None:
             self._line_up(self._archive.hub, kept)
@@ -114,7 +115,7 @@ class Keeper:
             self._next = None
 
     def _warn(self, message: str) -> None:
-        self._ctx.events.emit("warning", message=message, until="checkpoint")
+        self._ctx.events.emit(kinds.Warning(message=message, until="checkpoint"))
 
     # --- the disk -----------------------------------------------------------------------------------------------
 
@@ -208,7 +209,7 @@ class Keeper:
             self._warn(f"step {step} was not uploaded: {error}")
             await self._name_directory(kept)
             return
-        self._ctx.events.emit("checkpoint", step=step, path=f"{hub.repo}@{commit}")
+        self._ctx.events.emit(kinds.Checkpoint(step=step, path=f"{hub.repo}@{commit}"))
         await self._name(Checkpoint(CheckpointKind.HUB, hub.repo, commit), kept)
 
     async def _push(self, hub: Hub, kept: _Kept) -> str:

@@ -17,6 +17,8 @@ from aftermath.train.persist import Duty
 from aftermath.train.private import PrivateState
 from aftermath.train.replica import Replica
 from aftermath.train.traffic import report_traffic
+from aftermath.watch import kinds
+from aftermath.watch.events import hexed
 
 
 class Cooldown:
@@ -31,7 +33,7 @@ class Cooldown:
     async def live(self, run: Run) -> None:
         """Go through the cooldown of the epoch that `run` ended; returns when the chain has left it."""
         hashes = await self._ctx.compute(self._replica.hashes)
-        self._ctx.events.emit("cooldown", epoch=run.epoch, step=run.trained_steps, hashes=hashes)
+        self._ctx.events.emit(kinds.Cooldown(epoch=run.epoch, step=run.trained_steps, hashes=hexed(hashes)))
         await self._attest(run, hashes)
         replica, state, tier = self._replica, self._ctx.schema.state, self._ctx.tier
         self._share.offer(await self._ctx.compute(lambda: snapshot(replica.params, state, tier, run.step)))

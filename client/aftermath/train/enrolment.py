@@ -15,6 +15,7 @@ from aftermath.run.accounts import Run
 from aftermath.train.context import Context
 from aftermath.train.persist import persist
 from aftermath.train.wait import first_of
+from aftermath.watch import kinds
 
 _FULL_PAUSE = 10.0  # seconds between tries to get into a run whose places are all taken
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 64.0  # seconds between two joins without an epoch in between
@@ -62,7 +63,7 @@ class Enrolment:
         else:
             message = f"the place in the run was lost again, asking for it in {wait:.0f} s; "
             message += "does another machine use this wallet?"
-        self._ctx.events.emit("warning", message=message, until="trained")
+        self._ctx.events.emit(kinds.Warning(message=message, until="trained"))
 
     async def join(self, weight: int, *, stateless: bool) -> bool:
         """Ask for the next epoch; whether that is on chain. A refusal that waiting cannot cure is raised."""
@@ -81,7 +82,7 @@ class Enrolment:
         except Refused as error:
             if error.reason is not Refusal.FULL:
                 raise
-            self._ctx.events.emit("warning", message=str(error), until="joined")
+            self._ctx.events.emit(kinds.Warning(message=str(error), until="joined"))
             await self._ctx.clock.sleep(_FULL_PAUSE)
             return False
 

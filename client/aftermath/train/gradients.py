@@ -19,6 +19,7 @@ from aftermath.optim.gradientfile import About, GradientFile
 from aftermath.run.accounts import STORED_ROUNDS
 from aftermath.train.context import Context
 from aftermath.train.results import Candidate
+from aftermath.watch import kinds
 
 
 class GradientFiles:
@@ -77,7 +78,7 @@ class GradientFiles:
 
     def _warn(self, step: int, why: str) -> None:
         if not self._failing:
-            self._ctx.events.emit("warning", message=f"not all results of step {step} were kept as files: {why}")
+            self._ctx.events.emit(kinds.Warning(message=f"not all results of step {step} were kept as files: {why}"))
         self._failing = True
 
 

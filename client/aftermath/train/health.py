@@ -22,6 +22,7 @@ from aftermath.run.deadlines import TICK_STEP, tick_order
 from aftermath.run.state import MemberState
 from aftermath.train.context import Context
 from aftermath.train.persist import Duty
+from aftermath.watch import kinds
 
 
 def unseen(run: Run, members: Members) -> int:
@@ -78,4 +79,4 @@ async def report_undelivered(context: Context, excuses: Excuses, run: Run, slot:
         context, "a report of members that did not deliver", wanted=current, done_if=SETTLED | {Refusal.NOT_A_MEMBER}
     )
     if await duty.fulfil(lambda: context.coordinator.health_check(missing)):
-        context.events.emit("dropped", slots=list(bitmap.slots(missing)), height=run.current.height)
+        context.events.emit(kinds.Dropped(slots=list(bitmap.slots(missing)), height=run.current.height))

@@ -35,6 +35,7 @@ from aftermath.train.rounds import Rounds
 from aftermath.train.ticker import Ticker
 from aftermath.train.wait import first_of
 from aftermath.train.warmup import NoModel, WarmUp
+from aftermath.watch import kinds
 
 _WEIGHT_DRIFT = 1.25  # a declared throughput is corrected when it is off by more than this factor
 _LOOK_AGAIN = 1.0
@@ -88,7 +89,7 @@ class Member:
     async def leave(self) -> None:
         """Tell the chain that this member goes."""
         if (self.slot is not None or self._enrolment.asked) and await self._enrolment.leave():
-            self._ctx.events.emit("left", finished=self._ctx.feed.run.state is RunState.FINISHED)
+            self._ctx.events.emit(kinds.Left(finished=self._ctx.feed.run.state is RunState.FINISHED))
 
     # --- epochs -------------------------------------------------------------------------------------------------
 
@@ -101,7 +102,7 @@ class Member:
                 last = run.state
                 self._tell_state(run)
             if run.state is RunState.FINISHED:
-                self._ctx.events.emit("finished", step=run.trained_steps)
+                self._ctx.events.emit(kinds.Finished(step=run.trained_steps))
                 await self._ctx.clock.sleep(LINGER if self._replica is not None else 0.0)
                 await self._keeper.settle()
                 await self._gradients.settle()
@@ -112,7 +113,7 @@ class Member:
                     await self._epoch(view)
                 except Desync as reason:
                     self._ctx.events.emit(
-                        "warning", message=f"out of this epoch: {reason}; joining the next one", until="trained"
+                        kinds.Warning(message=f"out of this epoch: {reason}; joining the next one", until="trained")
                     )
                     self._forget_replica()
                     if isinstance(reason, NoModel):
@@ -164,12 +165,13 @@ class Member:
 
     def _tell_state(self, run: Run) -> None:
         self._ctx.events.emit(
-            "state",
-            epoch=run.epoch,
-            state=run.state.name,
-            step=run.trained_steps,
-            total_steps=run.config.total_steps,
-            since=run.state_started_at,
+            kinds.State(
+                epoch=run.epoch,
+                state=run.state.name,
+                step=run.trained_steps,
+                total_steps=run.config.total_steps,
+                since=run.state_started_at,
+            )
         )
 
     def _tell_what_is_lost(self, run: Run, model: Model) -> None:
@@ -177,16 +179,18 @@ class Member:
         kept, reached = steps_before(model.checkpoint_step), run.trained_steps
         if run.model_source is ModelSource.CHECKPOINT and kept < reached:
             self._ctx.events.emit(
-                "warning",
-                message=f"the model starts from step {kept}; the run had reached step {reached}: "
-                f"{counted(reached - kept, 'step is', 'steps are')} not in it",
+                kinds.Warning(
+                    message=f"the model starts from step {kept}; the run had reached step {reached}: "
+                    f"{counted(reached - kept, 'step is', 'steps are')} not in it",
+                )
             )
             return  # all levels are older, and that is said
         for level in (level for level in range(run.levels) if run.levels_lost >> level & 1):
             self._ctx.events.emit(
-                "warning",
-                message=f"nobody in this epoch has level {level} of the model as the run had it: it goes back to the "
-                f"checkpoint of step {kept}, {counted(reached - kept, 'step')} before",
+                kinds.Warning(
+                    message=f"nobody in this epoch has level {level} of the model as the run had it: it goes back to "
+                    f"the checkpoint of step {kept}, {counted(reached - kept, 'step')} before",
+                )
             )
 
     def _tell_of_waiting(self, run: Run) -> None:
@@ -194,13 +198,13 @@ class Member:
         late = run.state is RunState.WARMUP or run.state.active
         if late and self.slot is not None and self._replica is None and self._waits_for != run.epoch + 1:
             self._waits_for = run.epoch + 1
-            self._ctx.events.emit("waiting", epoch=self._waits_for)
+            self._ctx.events.emit(kinds.Waiting(epoch=self._waits_for))
 
     def _tell_of_halt(self, run: Run) -> None:
         """Say once what everybody waits for while the owner has to act."""
         why = _HALTED.get(run.state)
         if why != self._halted_by and why is not None:
-            self._ctx.events.emit("warning", message=why, until="joined")
+            self._ctx.events.emit(kinds.Warning(message=why, until="joined"))
         self._halted_by = why
 
     def _take_replica(self) -> Replica | None:
@@ -261,7 +265,7 @@ class Member:
             return
         self._said_stateless |= stateless
         self.slot = (await self._ctx.feed.renew(self._ctx.coordinator)).members.find(self._ctx.coordinator.wallet)
-        self._ctx.events.emit("joined", slot=self.slot, tier=self._ctx.tier, weight=self._weight, epoch=run.epoch)
+        self._ctx.events.emit(kinds.Joined(slot=self.slot, tier=self._ctx.tier, weight=self._weight, epoch=run.epoch))
 
     # --- peers --------------------------------------------------------------------------------------------------
 
@@ -289,7 +293,7 @@ class Member:
             said = decode_announcement(heard.data)
         except BadAnnouncement as error:
             if self._complaints.new("reading an announcement of", heard.sender):
-                self._ctx.events.emit("refused", peer=short(heard.sender), why=str(error))
+                self._ctx.events.emit(kinds.Refused(peer=short(heard.sender), why=str(error)))
             return
         run = self._ctx.feed.run
         if said.sender != heard.sender or said.run_id != self._ctx.run_id or not 0 <= said.epoch - run.epoch <= 1:

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from aftermath.coordinator.errors import SETTLED, Refusal, Refused, Unavailable
 from aftermath.coordinator.ports import Clock
 from aftermath.train.context import Context
+from aftermath.watch import kinds
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 4.0
 _FIRST_WAIT, _LONGEST_WAIT = 5.0, 60.0  # seconds until a duty is tried again that was refused, though not for good
@@ -67,7 +68,7 @@ class Duty:
             return await persist(self._ctx.clock, call, wanted=self._wanted, done_if=self._done_if)
         except Refused as refusal:
             if not self._warned:
-                self._ctx.events.emit("warning", message=f"{self._name} was refused: {refusal}")
+                self._ctx.events.emit(kinds.Warning(message=f"{self._name} was refused: {refusal}"))
             self._warned = True
             self.refused = refusal.reason is not Refusal.MAY_PASS
             self._not_before = self._ctx.clock.monotonic() + self._pause

@@ -27,6 +27,7 @@ from aftermath.optim.parts import BadState
 from aftermath.run.bounded import Malformed, json_as
 from aftermath.train.context import Context
 from aftermath.train.replica import Replica
+from aftermath.watch import kinds
 
 _BOUND = "bound"
 
@@ -73,11 +74,11 @@ class PrivateState:
                 why = f"{file} is of another epoch or other weights"
             else:
                 await self._ctx.compute(lambda: replica.optimizer.restore(state))
-                self._ctx.events.emit("remembered", epoch=epoch)
+                self._ctx.events.emit(kinds.Remembered(epoch=epoch))
                 return
         except (BadState, CheckpointError) as error:
             why = error.message
-        self._ctx.events.emit("warning", message=f"the optimizer begins with nothing: {why}", until="trained")
+        self._ctx.events.emit(kinds.Warning(message=f"the optimizer begins with nothing: {why}", until="trained"))
 
     async def settle(self) -> None:
         """Wait for what is being written."""
@@ -104,7 +105,7 @@ class PrivateState:
         try:
             await self._ctx.write(lambda: _save(file, state, bound))
         except Exception as error:  # nobody awaits this task, so it has to be told here
-            self._ctx.events.emit("warning", message=f"what the optimizer knows is not kept: {error}")
+            self._ctx.events.emit(kinds.Warning(message=f"what the optimizer knows is not kept: {error}"))
 
 
 def _file_in(directory: Path, context: Context) -> Path:

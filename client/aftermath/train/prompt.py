@@ -14,6 +14,7 @@ from aftermath.model.generate import generate
 from aftermath.model.text import Prompt
 from aftermath.train.context import Context
 from aftermath.train.replica import Replica
+from aftermath.watch import kinds
 
 _TEMPERATURE = 0.6
 
@@ -34,7 +35,7 @@ class Continuations:
                 self._written.append(token)
             if token is None or len(self._written) == self._prompt.tokens:
                 text = self._prompt.tokenizer.decode(self._written)
-                self._ctx.events.emit("sample", step=step, prompt=self._prompt.text, text=text)
+                self._ctx.events.emit(kinds.Sample(step=step, prompt=self._prompt.text, text=text))
                 self._written = []
                 return
 

@@ -27,6 +27,7 @@ from aftermath.run.commitment import Commitment
 from aftermath.train.context import Context
 from aftermath.train.plan import RoundPlan
 from aftermath.train.wait import Pulse
+from aftermath.watch import kinds
 
 TOPIC = "commitments"
 _MAX_PER_MEMBER = 2  # two different commitments of one member in one round prove that it lies; no more are kept
@@ -149,7 +150,9 @@ class Results:
         if any(c.digest == digest for c in candidates) or (len(candidates) >= _MAX_PER_MEMBER and not accepted):
             return
         if candidates:
-            self._ctx.events.emit("refused", height=said.height, slot=said.slot, why="it announced another result too")
+            self._ctx.events.emit(
+                kinds.Refused(height=said.height, slot=said.slot, why="it announced another result too")
+            )
         candidate = Candidate(said, raw, digest)
         candidates.append(candidate)
         candidate.fetching = asyncio.ensure_future(self._fetch(candidate))
@@ -164,7 +167,7 @@ class Results:
         slot = next((index for index, member in enumerate(plan.slots) if member.p2p == said.sender), None)
         if slot not in self._refused[said.height]:
             self._refused[said.height].add(slot)
-            self._ctx.events.emit("refused", height=said.height, slot=slot, why="not what it was assigned")
+            self._ctx.events.emit(kinds.Refused(height=said.height, slot=slot, why="not what it was assigned"))
 
     def keep_own(self, said: Commitment, raw: bytes, votes: Mapping[int, Votes], payloads: Mapping[int, bytes]) -> None:
         """Add this member's own result, whose payloads are published already."""
@@ -199,7 +202,7 @@ class Results:
                 if failure is not None and not isinstance(failure, TransportError):
                     raise failure
                 if failure is not None and pause < _LONGEST_PAUSE:
-                    self._ctx.events.emit("fetch_failed", height=said.height, slot=said.slot, why=str(failure))
+                    self._ctx.events.emit(kinds.FetchFailed(height=said.height, slot=said.slot, why=str(failure)))
             if self._missing(candidate):
                 await self._ctx.clock.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
@@ -207,7 +210,7 @@ class Results:
 
     def _fetched(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._ctx.events.emit("warning", message=f"a result could not be fetched: {error}")
+            self._ctx.events.emit(kinds.Warning(message=f"a result could not be fetched: {error}"))
 
     async def _fetch_level(self, candidate: Candidate, level: int) -> None:
         payload, started = candidate.said.levels[level], self._ctx.clock.monotonic()
@@ -221,16 +224,17 @@ class Results:
             votes = await self._ctx.decode(lambda: decode_level(data, results, level))
         except BadPayload as error:
             candidate.bad.add(level)
-            self._ctx.events.emit("refused", height=candidate.said.height, slot=candidate.said.slot, why=str(error))
+            self._ctx.events.emit(kinds.Refused(height=candidate.said.height, slot=candidate.said.slot, why=str(error)))
             return
         candidate.votes[level], candidate.payloads[level] = votes, data
         self._ctx.events.emit(
-            "fetched",
-            height=candidate.said.height,
-            slot=candidate.said.slot,
-            level=level,
-            seconds=fetched - started,
-            decode_seconds=self._ctx.clock.monotonic() - fetched,
+            kinds.Fetched(
+                height=candidate.said.height,
+                slot=candidate.said.slot,
+                level=level,
+                seconds=fetched - started,
+                decode_seconds=self._ctx.clock.monotonic() - fetched,
+            )
         )
 
     def _holders(self, said: Commitment, level: int) -> list[bytes]:

@@ -42,6 +42,8 @@ from aftermath.train.sharetime import ShareTime
 from aftermath.train.traffic import report_traffic
 from aftermath.train.wait import first_of
 from aftermath.train.witness import WitnessDuty, time_for_results
+from aftermath.watch import kinds
+from aftermath.watch.events import hexed
 
 _NOT_RUNNING = (RunState.WAITING_FOR_MEMBERS, RunState.PAUSED, RunState.FINISHED)
 
@@ -135,7 +137,7 @@ class Rounds:
     def _finished(self, duty: asyncio.Task[None]) -> None:
         self._duties.discard(duty)
         if not duty.cancelled() and (error := duty.exception()) is not None:
-            self._ctx.events.emit("warning", message=f"a duty of this round failed: {error}")
+            self._ctx.events.emit(kinds.Warning(message=f"a duty of this round failed: {error}"))
 
     # --- one round ----------------------------------------------------------------------------------------------
 
@@ -148,7 +150,7 @@ class Rounds:
         if plan is None:
             raise Desync("the chain has moved on")
         since = run.state_started_at
-        self._ctx.events.emit("round", epoch=self._epoch, height=self._height, step=plan.header.step, since=since)
+        self._ctx.events.emit(kinds.Round(epoch=self._epoch, height=self._height, step=plan.header.step, since=since))
         duty = WitnessDuty(self._ctx, self._results, self._slot, plan, self._rules.judged(self._height))
         self._start(duty.attend())
         self._start(duty.inquire(self._collector))
@@ -209,15 +211,16 @@ class Rounds:
         if not self._held_up_since(started):
             self.time.applied(seconds)
         self._ctx.events.emit(
-            "applied",
-            epoch=self._epoch,
-            height=done.height,
-            step=done.step,
-            results=len(accepted),
-            sequences=self._results.sequences(done.height, accepted),
-            waited=waited,
-            seconds=seconds,
-            hashes=hashes,
+            kinds.Applied(
+                epoch=self._epoch,
+                height=done.height,
+                step=done.step,
+                results=len(accepted),
+                sequences=self._results.sequences(done.height, accepted),
+                waited=waited,
+                seconds=seconds,
+                hashes=hexed(hashes),
+            )
         )
 
     async def _collect(self, height: int, seed: int, accepted: Mapping[int, Fingerprint]) -> list[Candidate]:
@@ -252,11 +255,11 @@ class Rounds:
                 lambda: self._replica.train(sequences, lr, ahead, cancelled, measured, travelling)
             )
         except Cancelled:
-            self._ctx.events.emit("warning", message=f"round {plan.header.height} was given up: the run is ahead")
+            self._ctx.events.emit(kinds.Warning(message=f"round {plan.header.height} was given up: the run is ahead"))
             self._took(len(indices), started, done=False)
             return None
         except NonFiniteGradient as error:
-            self._ctx.events.emit("warning", message=f"step {plan.header.step} is left out: {error}")
+            self._ctx.events.emit(kinds.Warning(message=f"step {plan.header.step} is left out: {error}"))
             return None
         finally:
             watch.cancel()
@@ -264,7 +267,7 @@ class Rounds:
         self._took(len(indices), started, done=True)
         if math.isfinite(trained.loss):
             return trained
-        self._ctx.events.emit("warning", message=f"step {plan.header.step} is left out: its loss is {trained.loss}")
+        self._ctx.events.emit(kinds.Warning(message=f"step {plan.header.step} is left out: its loss is {trained.loss}"))
         return None
 
     def _took(self, sequences: int, started: float, *, done: bool) -> None:
@@ -315,24 +318,26 @@ class Rounds:
         self._results.keep_own(said, raw, votes, trained.payloads)
         await self._ctx.transport.announce(raw)
         self._ctx.events.emit(
-            "trained",
-            epoch=plan.epoch,
-            height=plan.header.height,
-            step=plan.header.step,
-            loss=trained.loss,
-            tokens=trained.tokens,
-            tokens_per_sec=speed,
-            seconds=trained.seconds,
-            encode_seconds=trained.encode_seconds,
-            announce_seconds=self._ctx.clock.monotonic() - started,
-            bytes=sum(map(len, trained.payloads.values())),
-        )
-        if trained.measured is not None:
-            self._ctx.events.emit(
-                "optimizer",
+            kinds.Trained(
                 epoch=plan.epoch,
                 height=plan.header.height,
                 step=plan.header.step,
-                levels={level: asdict(found) for level, found in trained.measured.items()},
-                seconds=trained.measure_seconds,
+                loss=trained.loss,
+                tokens=trained.tokens,
+                tokens_per_sec=speed,
+                seconds=trained.seconds,
+                encode_seconds=trained.encode_seconds,
+                announce_seconds=self._ctx.clock.monotonic() - started,
+                bytes=sum(map(len, trained.payloads.values())),
+            )
+        )
+        if trained.measured is not None:
+            self._ctx.events.emit(
+                kinds.Optimizer(
+                    epoch=plan.epoch,
+                    height=plan.header.height,
+                    step=plan.header.step,
+                    levels={level: asdict(found) for level, found in trained.measured.items()},
+                    seconds=trained.measure_seconds,
+                )
             )

@@ -52,6 +52,7 @@ from aftermath.train.replica import pick_device
 from aftermath.train.settings import PROMPT_TOKENS, TrainSettings
 from aftermath.train.speed import measured_weight
 from aftermath.train.worker import ThreadWorker
+from aftermath.watch import kinds
 from aftermath.watch.console import ConsoleLines
 from aftermath.watch.events import Events, JsonLines, LogWarnings, Sink
 from aftermath.watch.terminal import TerminalView, redraws
@@ -147,11 +148,12 @@ def _date() -> datetime:
 def _introduce(settings: TrainSettings, wallet: Wallet, events: Events) -> None:
     """The first event: a log says by itself what it is the log of."""
     events.emit(
-        "started",
-        run_id=settings.run_id,
-        tier=settings.matformer_tier,
-        wallet=str(wallet.pubkey),
-        version=__version__,
+        kinds.Started(
+            run_id=settings.run_id,
+            tier=settings.matformer_tier,
+            wallet=str(wallet.pubkey),
+            version=__version__,
+        )
     )
 
 
@@ -163,13 +165,13 @@ def _log_to(events: Events) -> None:
 
 async def _session(settings: TrainSettings, named: _Named, events: Events) -> None:
     """Live as a member until the run is finished or a signal comes; raises what made that impossible."""
-    interrupts = Interrupts(lambda: events.emit("leaving"))
+    interrupts = Interrupts(lambda: events.emit(kinds.Leaving()))
     try:
         await interrupts.run(_life(settings, named, events, interrupts))
     except Exception as error:
         if (failure := known(error, settings)) is None:
             raise
-        events.emit("error", message=str(failure))
+        events.emit(kinds.Error(message=str(failure)))
         raise failure from error
 
 
@@ -189,7 +191,9 @@ async def _leave(member: Member, events: Events, seconds: float) -> None:
     try:
         await asyncio.wait_for(member.leave(), seconds)
     except (CoordinatorError, TimeoutError):
-        events.emit("warning", message="the chain could not be told that this member leaves: the others will drop it")
+        events.emit(
+            kinds.Warning(message="the chain could not be told that this member leaves: the others will drop it")
+        )
 
 
 @contextlib.asynccontextmanager
@@ -268,7 +272,7 @@ async def _member(
     check_tier(settings.matformer_tier, schema, settings.run_id)
     check_directory(settings, schema.state)
     if advice := keeping_advice(settings):
-        events.emit("warning", message=advice)
+        events.emit(kinds.Warning(message=advice))
     origin = Origin(
         schema,
         settings.matformer_tier,

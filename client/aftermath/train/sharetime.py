@@ -9,6 +9,7 @@ from __future__ import annotations
 from aftermath.run.counted import counted
 from aftermath.train.context import Context
 from aftermath.train.replica import weight_of
+from aftermath.watch import kinds
 
 
 class ShareTime:
@@ -38,10 +39,11 @@ class ShareTime:
         if self._applying >= 1:
             took += f" and applying a round's results {self._applying:.0f} s"
         self._ctx.events.emit(
-            "warning",
-            message=f"this machine is too slow for its share of the rounds: {counted(sequences, 'sequence')} {took}; "
-            f"a round leaves {self._limit:.0f} s for it at most, so the work comes too late. What helps: a smaller "
-            "model (a higher --matformer-tier), more --threads, a smaller --micro-batch-size; or the owner of the run "
-            "gives rounds more time (max_round_train_time)",
-            until="state",
+            kinds.Warning(
+                message=f"this machine is too slow for its share of the rounds: {counted(sequences, 'sequence')} {took}"
+                f"; a round leaves {self._limit:.0f} s for it at most, so the work comes too late. What helps: a "
+                "smaller model (a higher --matformer-tier), more --threads, a smaller --micro-batch-size; or the owner "
+                "of the run gives rounds more time (max_round_train_time)",
+                until="state",
+            )
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from aftermath.train.context import Context
 from aftermath.train.origin import Origin
 from aftermath.train.wait import first_of
+from aftermath.watch import kinds
 
 PATIENCE = 60.0
 """Seconds after which a member joins without knowing its speed."""
@@ -18,7 +19,7 @@ _SLOWEST = 1
 async def measured_weight(context: Context, origin: Origin, seq_len: int) -> int:
     """This machine's throughput in sequences per minute, as a member declares it."""
     context.events.emit(
-        "measuring", tier=context.tier, parameters=context.schema.state.parameters(context.tier), limit=PATIENCE
+        kinds.Measuring(tier=context.tier, parameters=context.schema.state.parameters(context.tier), limit=PATIENCE)
     )
     started = context.clock.monotonic()
 
@@ -28,11 +29,12 @@ async def measured_weight(context: Context, origin: Origin, seq_len: int) -> int
     weight = await first_of(measure(), context.clock.sleep(PATIENCE))
     if weight is None:
         context.events.emit(
-            "warning",
-            message=f"this machine's speed is not known after {PATIENCE:.0f} s: it asks for the smallest share; "
-            "a higher --matformer-tier is a smaller model",
-            until="state",
+            kinds.Warning(
+                message=f"this machine's speed is not known after {PATIENCE:.0f} s: it asks for the smallest share; "
+                "a higher --matformer-tier is a smaller model",
+                until="state",
+            )
         )
     weight = weight or _SLOWEST
-    context.events.emit("measured", weight=weight, seconds=context.clock.monotonic() - started)
+    context.events.emit(kinds.Measured(weight=weight, seconds=context.clock.monotonic() - started))
     return weight

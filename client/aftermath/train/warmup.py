@@ -30,6 +30,7 @@ from aftermath.train.modelshare import LevelFetcher, Manifest, ModelShare, Model
 from aftermath.train.origin import Origin
 from aftermath.train.replica import Replica
 from aftermath.train.wait import first_of
+from aftermath.watch import kinds
 
 _RETRY, _LONGEST_RETRY = 1.0, 15.0  # seconds
 _SILENCE = 10.0  # seconds for which members of the last epoch that do not answer are waited for
@@ -59,7 +60,7 @@ class WarmUp:
         if replica is not None:
             hashes = await self._ctx.compute(replica.hashes)
             if await self._is_current(hashes):
-                self._ctx.events.emit("model", source="its own replica", step=self._run.trained_steps)
+                self._ctx.events.emit(kinds.Model(source="its own replica", step=self._run.trained_steps))
                 self.kept = True
                 return replica
             self._keep(replica, hashes)
@@ -67,7 +68,7 @@ class WarmUp:
         source = await first_of(self._load(), self._give_up())
         if self._sought != set(self._ctx.levels):
             source = f"its own replica and {source}"
-        self._ctx.events.emit("model", source=source, step=self._run.trained_steps)
+        self._ctx.events.emit(kinds.Model(source=source, step=self._run.trained_steps))
         return await self._ctx.compute(lambda: self._origin.replica(self._weights))
 
     async def _give_up(self) -> NoReturn:
@@ -93,7 +94,7 @@ class WarmUp:
                 await self._from_durable(self._lacking)
                 return "the checkpoint"
             except (ModelUnavailable, CheckpointError, ModelConfigError, SchemaError, SegmentError, OSError) as error:
-                self._ctx.events.emit("warning", message=f"the model is not to be had yet: {error}", until="model")
+                self._ctx.events.emit(kinds.Warning(message=f"the model is not to be had yet: {error}", until="model"))
             if warmup_over(self._run, self._ctx.feed.run):
                 raise Desync("warm-up ended before the model was here")
             if len(self._lacking) < lacking:
@@ -174,7 +175,7 @@ class WarmUp:
                 await fetcher.fetch(level, self._choice(level, offers), self._weights, self._expected(level))
                 self._lacking.discard(level)
             except ModelUnavailable as error:
-                self._ctx.events.emit("warning", message=str(error), until="model")
+                self._ctx.events.emit(kinds.Warning(message=str(error), until="model"))
         if self._lacking and waiting:
             raise ModelUnavailable("not all members of the last epoch have answered")
         if not self._lacking:

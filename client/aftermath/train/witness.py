@@ -24,6 +24,7 @@ from aftermath.train.persist import Duty
 from aftermath.train.plan import RoundPlan
 from aftermath.train.results import Results
 from aftermath.train.wait import first_of
+from aftermath.watch import kinds
 
 _PATIENCE = 3.0  # seconds, and twice the time our own share took, for members out of reach
 _LOOK_AGAIN = 0.5
@@ -142,7 +143,7 @@ class WitnessDuty:
         started = self._ctx.clock.monotonic()
         sent = await duty.fulfil(witness)
         seconds = self._ctx.clock.monotonic() - started
-        self._ctx.events.emit("witnessed", height=header.height, held=len(held), sent=sent, seconds=seconds)
+        self._ctx.events.emit(kinds.Witnessed(height=header.height, held=len(held), sent=sent, seconds=seconds))
         return sent
 
 

@@ -8,34 +8,36 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 from rich.console import Console
 from rich.markup import escape
 
 from aftermath.run.counted import counted
-from aftermath.watch.events import Event, Wall
+from aftermath.watch import kinds
+from aftermath.watch.events import Wall
 from aftermath.watch.phase import state_words
 from aftermath.watch.printable import printable
 from aftermath.watch.progress import Progress
 
-_SENTENCES: dict[str, str] = {
-    "started": "{date}: run {run_id}, tier {tier}, wallet {wallet}, aftermath {version}",
-    "measuring": "measuring how fast this machine trains tier {tier} ({parameters:,} parameters): some seconds, "
+_SENTENCES: dict[type[kinds.Event], str] = {
+    kinds.Started: "{date}: run {run_id}, tier {tier}, wallet {wallet}, aftermath {version}",
+    kinds.Measuring: "measuring how fast this machine trains tier {tier} ({parameters:,} parameters): some seconds, "
     "{limit:.0f} at most",
-    "measured": "this machine trains about {sequences} a minute",
-    "joined": "joined as member {slot} with tier {tier}",
-    "state": "epoch {epoch}: {state}; {progress}",
-    "model": "the model is here, from {source}; the run is at step {step}",
-    "remembered": "the optimizer goes on from what it knew when this member was stopped",
-    "trained": "step {step}  loss {loss:.4f}  {tokens_per_sec:,.0f} tokens/s",
-    "applied": "step {step}: applied {results}",
-    "sample": "step {step}  the model goes on: {prompt}[bold]{text}[/bold]",
-    "waiting": "waits for the next epoch",
-    "dropped": "members {slots} did not deliver and are dropped",
-    "checkpoint": "checkpoint of step {step} at {path}",
-    "leaving": "stopping",
-    "left": "left the run",
-    "finished": "the run is finished: {steps}",
-    "warning": "[yellow]{message}[/yellow]",
+    kinds.Measured: "this machine trains about {sequences} a minute",
+    kinds.Joined: "joined as member {slot} with tier {tier}",
+    kinds.State: "epoch {epoch}: {state}; {progress}",
+    kinds.Model: "the model is here, from {source}; the run is at step {step}",
+    kinds.Remembered: "the optimizer goes on from what it knew when this member was stopped",
+    kinds.Trained: "step {step}  loss {loss:.4f}  {tokens_per_sec:,.0f} tokens/s",
+    kinds.Applied: "step {step}: applied {results}",
+    kinds.Sample: "step {step}  the model goes on: {prompt}[bold]{text}[/bold]",
+    kinds.Waiting: "waits for the next epoch",
+    kinds.Dropped: "members {slots} did not deliver and are dropped",
+    kinds.Checkpoint: "checkpoint of step {step} at {path}",
+    kinds.Leaving: "stopping",
+    kinds.Left: "left the run",
+    kinds.Finished: "the run is finished: {steps}",
+    kinds.Warning: "[yellow]{message}[/yellow]",
 }
 
 
@@ -46,22 +48,23 @@ class ConsoleLines:
         self._console, self._wall = console, wall
         self._progress = Progress()
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: kinds.Event) -> None:
         self._progress.take(event)
-        sentence = _SENTENCES.get(event["kind"])
+        sentence = _SENTENCES.get(type(event))
         if sentence is None:
             return
-        fields = {name: escape(printable(v, keep="\n")) if isinstance(v, str) else v for name, v in event.items()}
-        if fields.get("loss", 0.0) is None:
+        said = msgspec.structs.asdict(event)
+        fields = {name: escape(printable(v, keep="\n")) if isinstance(v, str) else v for name, v in said.items()}
+        if isinstance(event, kinds.Trained) and event.loss is None:
             fields["loss"] = math.nan
-        if event["kind"] == "state":
-            fields |= {"state": state_words(event["state"]), "progress": self._progress.words()}
-        elif event["kind"] == "applied":
-            fields["results"] = counted(event["results"], "result")
-        elif event["kind"] == "measured":
-            fields["sequences"] = counted(event["weight"], "sequence")
-        elif event["kind"] == "finished":
-            fields["steps"] = counted(event["step"], "step")
-        elif event["kind"] == "started":
+        elif isinstance(event, kinds.State):
+            fields |= {"state": state_words(event.state), "progress": self._progress.words()}
+        elif isinstance(event, kinds.Applied):
+            fields["results"] = counted(event.results, "result")
+        elif isinstance(event, kinds.Measured):
+            fields["sequences"] = counted(event.weight, "sequence")
+        elif isinstance(event, kinds.Finished):
+            fields["steps"] = counted(event.step, "step")
+        elif isinstance(event, kinds.Started):
             fields["date"] = f"{self._wall():%Y-%m-%d %H:%M:%S %Z}"
-        self._console.print(f"[dim]{event['t']:9.2f}s[/dim]  " + sentence.format_map(fields), highlight=False)
+        self._console.print(f"[dim]{event.t:9.2f}s[/dim]  " + sentence.format_map(fields), highlight=False)

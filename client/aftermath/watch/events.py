@@ -1,10 +1,8 @@
 """Events: the one stream every view of a member is drawn from.
 
 Choices:
-- an event is a flat JSON object with `t` (seconds of the member's clock), `kind` and plain fields; bytes travel as hex;
-- the first event of a process is `started`: which run, wallet, client version and tier all that follows is about;
+- what events there are is in `kinds`; the first of a process is `started`, so that a log says what it is the log of;
 - the date enters where an event leaves us, in a sink: nothing that decides knows it, and virtual time stays exact;
-- a `warning` may name in `until` the kind of event that makes it outdated;
 - a sink that fails (full disk, closed pipe) is dropped with one warning and never stops training, even where standard
   error, which the warning goes to, fails too: often both are one file;
 - no sink blocks: files are line-buffered, the console prints a line.
@@ -13,17 +11,18 @@ Choices:
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
-import math
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
-Event = dict[str, Any]
+import msgspec
+
+from aftermath.watch.kinds import Event, Warning
+
 Wall = Callable[[], datetime]
 """The date and time of the machine, with its time zone."""
 
@@ -41,10 +40,9 @@ class Events:
         self._clock = clock
         self._sinks = list(sinks)
 
-    def emit(self, kind: str, **fields: Any) -> None:
-        """Send one event; `fields` are JSON values, bytes (sent as hex) or floats (non-finite ones sent as null)."""
-        event: Event = {"t": round(self._clock(), 4), "kind": kind}
-        event.update((name, plain(value)) for name, value in fields.items())
+    def emit(self, event: Event) -> None:
+        """Send one event, with the time at which it happened: now."""
+        event = msgspec.structs.replace(event, t=round(self._clock(), 4))
         for sink in tuple(self._sinks):
             try:
                 sink(event)
@@ -65,20 +63,18 @@ class LogWarnings(logging.Handler):
         """One `warning` event; of an exception its type and text."""
         error = record.exc_info[1] if record.exc_info else None
         why = f": {type(error).__name__}: {error}" if error else ""
-        self._events.emit("warning", message=f"{record.getMessage()}{why}")
+        self._events.emit(Warning(message=f"{record.getMessage()}{why}"))
 
 
-def plain(value: Any) -> Any:
-    """The JSON form of a field."""
-    if isinstance(value, bytes):
-        return value.hex()
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain(item) for item in value]
-    return value
+def plain(event: Event) -> dict[str, Any]:
+    """An event as the flat object that its JSON is."""
+    flat: dict[str, Any] = msgspec.to_builtins(event, str_keys=True)
+    return flat
+
+
+def hexed(hashes: Mapping[int, bytes]) -> dict[int, str]:
+    """Hashes of levels as events have them."""
+    return {level: digest.hex() for level, digest in hashes.items()}
 
 
 class JsonLines:
@@ -98,9 +94,9 @@ class JsonLines:
 
     def __call__(self, event: Event) -> None:
         """Raises OSError, with the file's name, if it cannot be written."""
-        dated = {"at": self._wall().isoformat(timespec="milliseconds"), **event}
+        dated = {"at": self._wall().isoformat(timespec="milliseconds"), **plain(event)}
         try:
-            self._stream.write(json.dumps(dated, separators=(",", ":")) + "\n")
+            self._stream.write(msgspec.json.encode(dated).decode() + "\n")
             self._stream.flush()
         except OSError as error:
             if self._path is not None:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from aftermath.watch.events import Event
+import msgspec
+
+from aftermath.watch import kinds
 
 _ROUND = "epoch {epoch} round {height}: "
-_PHASES = {
-    "started": "looking for the run",
-    "measuring": "measuring this machine's speed",
-    "measured": "joining",
-    "state": "epoch {epoch}: {state}",
-    "round": _ROUND + "training",
-    "trained": _ROUND + "sharing",
-    "cooldown": "epoch {epoch}: cooldown",
-    "leaving": "stopping",
-    "left": "left the run",
-    "finished": "the run is finished",
+_PHASES: dict[type[kinds.Event], str] = {
+    kinds.Started: "looking for the run",
+    kinds.Measuring: "measuring this machine's speed",
+    kinds.Measured: "joining",
+    kinds.State: "epoch {epoch}: {state}",
+    kinds.Round: _ROUND + "training",
+    kinds.Trained: _ROUND + "sharing",
+    kinds.Cooldown: "epoch {epoch}: cooldown",
+    kinds.Leaving: "stopping",
+    kinds.Left: "left the run",
+    kinds.Finished: "the run is finished",
 }
 _STATES = {
     "UNINITIALIZED": "new",
@@ -26,12 +28,13 @@ _STATES = {
 """The states whose names are not what a person would call them."""
 
 
-def phase(event: Event) -> str | None:
+def phase(event: kinds.Event) -> str | None:
     """The member's phase after this event; None if the event does not change it."""
-    words = _PHASES.get(event["kind"])
-    if words is None or event.get("finished"):  # who leaves a finished run has seen its end
+    words = _PHASES.get(type(event))
+    if words is None or (isinstance(event, kinds.Left) and event.finished):  # that run's end has been seen
         return None
-    return words.format_map(event | {"state": state_words(str(event.get("state", "")))})
+    fields = msgspec.structs.asdict(event)
+    return words.format_map(fields | {"state": state_words(str(fields.get("state", "")))})
 
 
 def state_words(name: str) -> str:

@@ -8,31 +8,31 @@ from __future__ import annotations
 
 from collections import deque
 
-from aftermath.watch.events import Event
+from aftermath.watch import kinds
 
 _WINDOW = 100  # steps whose pace counts
 _LEAST = 3  # steps that must have been seen before anything is foretold
 
 
 class Progress:
-    """Follows the events `state`, `round` and `finished`, which carry steps and chain time (`since`)."""
+    """Follows the events State, Round and Finished, which carry steps and chain time (`since`)."""
 
     def __init__(self) -> None:
         self.step = self.total = 0
         self._seen: deque[tuple[float, int]] = deque(maxlen=_WINDOW)
 
-    def take(self, event: Event) -> None:
+    def take(self, event: kinds.Event) -> None:
         """Learn from an event; those that say nothing of progress are ignored."""
-        if event["kind"] == "state":
-            self._reach(event["step"], paused=event["state"] == "PAUSED")
-            self.total = event["total_steps"]
-        elif event["kind"] == "round":
-            step = event["step"] - 1  # a round is about the step that it trains
+        if isinstance(event, kinds.State):
+            self._reach(event.step, paused=event.state == "PAUSED")
+            self.total = event.total_steps
+        elif isinstance(event, kinds.Round):
+            step = event.step - 1  # a round is about the step that it trains
             self._reach(step, paused=False)
             if not self._seen or step > self._seen[-1][1]:
-                self._seen.append((event["since"], step))
-        elif event["kind"] == "finished":
-            self._reach(event["step"], paused=False)
+                self._seen.append((event.since, step))
+        elif isinstance(event, kinds.Finished):
+            self._reach(event.step, paused=False)
 
     def _reach(self, step: int, *, paused: bool) -> None:
         if paused or step < self.step:

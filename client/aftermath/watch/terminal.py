@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from aftermath.run.counted import counted
-from aftermath.watch.events import Event
+from aftermath.watch import kinds
 from aftermath.watch.phase import phase
 from aftermath.watch.printable import printable
 from aftermath.watch.progress import Progress, span
@@ -67,36 +67,37 @@ class TerminalView:
     ) -> None:
         self._live.__exit__(kind, error, trace)
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: kinds.Event) -> None:
         with self._drawing:
             self._take(event)
 
-    def _take(self, event: Event) -> None:
-        kind = event["kind"]
+    def _take(self, event: kinds.Event) -> None:
+        kind = type(event).__struct_config__.tag
         self._progress.take(event)
         self._warnings = {text: said for text, said in self._warnings.items() if said.until != kind}
         if now := phase(event):
             self._facts["now"] = now
         if self._progress.total:
             self._facts["run"] = self._progress.words()
-        if kind == "trained":
-            self._facts["speed"] = f"{event['tokens_per_sec']:,.0f} tokens/s"
-            if event["loss"] is not None:
-                self._losses.append((event["step"], event["loss"]))
-        elif kind == "measured":
-            self._facts["speed"] = f"about {counted(event['weight'], 'sequence')} a minute"
-        elif kind == "traffic":
-            self._facts["peers"] = f"{event['peers']} in reach"
-            sent, received = (f"{event[name] / 1e6:.2f} MB" for name in ("sent", "received"))
-            self._facts["traffic"] = f"{sent} sent, {received} received"
-            self._facts["chain"] = f"{counted(event['transactions'], 'transaction')}, {event['lamports']:,} lamports"
-        elif kind == "sample":
-            self._facts["text"] = printable(" ".join(f"{event['prompt']}{event['text']}".split()))
-        elif "message" in event:
-            message = printable(event["message"], keep="\n")
+        if isinstance(event, kinds.Trained):
+            self._facts["speed"] = f"{event.tokens_per_sec:,.0f} tokens/s"
+            if event.loss is not None:
+                self._losses.append((event.step, event.loss))
+        elif isinstance(event, kinds.Measured):
+            self._facts["speed"] = f"about {counted(event.weight, 'sequence')} a minute"
+        elif isinstance(event, kinds.Traffic):
+            self._facts["peers"] = f"{event.peers} in reach"
+            self._facts["traffic"] = f"{event.sent / 1e6:.2f} MB sent, {event.received / 1e6:.2f} MB received"
+            spent = event.costs
+            self._facts["chain"] = f"{counted(spent['transactions'], 'transaction')}, {spent['lamports']:,} lamports"
+        elif isinstance(event, kinds.Sample):
+            self._facts["text"] = printable(" ".join(f"{event.prompt}{event.text}".split()))
+        elif isinstance(event, kinds.Warning | kinds.Error):
+            message = printable(event.message, keep="\n")
             before = self._warnings.pop(message, None)
             times = before.times + 1 if before else 1
-            self._warnings[message] = _Warning(message, event["t"], event.get("until"), times)
+            until = event.until if isinstance(event, kinds.Warning) else None
+            self._warnings[message] = _Warning(message, event.t, until, times)
             for outdated in list(self._warnings)[:-_MOST]:
                 del self._warnings[outdated]
 

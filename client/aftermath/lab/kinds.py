@@ -1,0 +1,51 @@
+"""What a training without chain or network tells: its events, one class each, as `watch.kinds` has a member's."""
+
+from __future__ import annotations
+
+from aftermath.watch.kinds import Event, Warning
+
+
+class Started(Event, frozen=True, kw_only=True):
+    """The first event: what is trained, and from which step on."""
+
+    optimizer: str
+    tiers: tuple[int, ...]
+    parameters: int
+    sequences: int
+    steps: int
+    done: int
+
+
+class Step(Event, frozen=True, kw_only=True):
+    """A step is done: its loss over all sequences, and each member's; `bytes` are those of all results."""
+
+    step: int
+    loss: float | None
+    losses: list[float | None]
+    lr: float
+    tokens: int
+    seconds: float
+    bytes: int
+    accepted: int
+
+
+class HeldOut(Event, frozen=True, kw_only=True):
+    """A tier's loss on sequences that nobody trains."""
+
+    step: int
+    tier: int
+    loss: float | None
+    sequences: int
+
+
+class Finished(Event, frozen=True, kw_only=True):
+    """All steps are done; the checkpoint's place, if one is kept."""
+
+    step: int
+    tokens: int
+    held_out_by_tier: dict[str, float | None]
+    checkpoint: str | None
+
+
+LAB_EVENTS = Started | Step | HeldOut | Finished | Warning
+"""All of them, to read a training's file of events back."""

@@ -1,0 +1,278 @@
+"""What a member can tell: one kind of event each, with all that is said in it.
+
+Decided
+- A kind is a class; as JSON it is a flat object with `kind` and `t`, seconds of the member's clock, which the stream
+  sets when the event leaves. Hashes are hex.
+- Views tell events apart by their class, so that a misspelt kind or field is an error of the type checker.
+- What is not finite is null in JSON, and None here.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+
+def _kind(name: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=_kind, omit_defaults=True):
+    """Something that happened, as views and logs are told of it."""
+
+    t: float = -1.0
+
+
+# --- coming and going -------------------------------------------------------------------------------------------------
+
+
+class Started(Event, frozen=True, kw_only=True):
+    """The first event of a process: what all that follows is about."""
+
+    run_id: str
+    tier: int
+    wallet: str
+    version: str
+
+
+class Measuring(Event, frozen=True, kw_only=True):
+    """The member begins to measure how fast it trains, for `limit` seconds at most."""
+
+    tier: int
+    parameters: int
+    limit: float
+
+
+class Measured(Event, frozen=True, kw_only=True):
+    """`weight` is in sequences a minute."""
+
+    weight: int
+    seconds: float
+
+
+class Joined(Event, frozen=True, kw_only=True):
+    """The member has a place, or asked for one anew."""
+
+    slot: int | None
+    tier: int
+    weight: int
+    epoch: int
+
+
+class Waiting(Event, frozen=True, kw_only=True):
+    """An epoch goes on without the member; `epoch` is the one it waits for."""
+
+    epoch: int
+
+
+class Leaving(Event, frozen=True, kw_only=True):
+    """A signal was heard: the member stops."""
+
+
+class Left(Event, frozen=True, kw_only=True):
+    """The place was given up; `finished`: that of a run that is finished."""
+
+    finished: bool
+
+
+class Finished(Event, frozen=True, kw_only=True):
+    """The run is finished, after so many steps."""
+
+    step: int
+
+
+class Error(Event, frozen=True, kw_only=True):
+    """What ends the process."""
+
+    message: str
+
+
+class Warning(Event, frozen=True, kw_only=True):
+    """Something a person should know; `until` is the kind of event that makes it outdated."""
+
+    message: str
+    until: str | None = None
+
+
+# --- an epoch -------------------------------------------------------------------------------------------------------
+
+
+class State(Event, frozen=True, kw_only=True):
+    """The run is in another state, since that second of its time."""
+
+    epoch: int
+    state: str
+    step: int
+    total_steps: int
+    since: int
+
+
+class Model(Event, frozen=True, kw_only=True):
+    """The model is here."""
+
+    source: str
+    step: int
+
+
+class Remembered(Event, frozen=True, kw_only=True):
+    """The optimizer goes on from what it knew before the member was stopped."""
+
+    epoch: int
+
+
+class Cooldown(Event, frozen=True, kw_only=True):
+    """The epoch's rounds are over; the hashes are those of the levels held."""
+
+    epoch: int
+    step: int
+    hashes: dict[int, str]
+
+
+class Checkpoint(Event, frozen=True, kw_only=True):
+    """A checkpoint is written, or on the Hub."""
+
+    step: int
+    path: str
+
+
+# --- a round --------------------------------------------------------------------------------------------------------
+
+
+class Round(Event, frozen=True, kw_only=True):
+    """A round begins; the run's state of it does `since` that second of its time."""
+
+    epoch: int
+    height: int
+    step: int
+    since: int
+
+
+class Trained(Event, frozen=True, kw_only=True):
+    """The own share is trained and its result announced."""
+
+    epoch: int
+    height: int
+    step: int
+    loss: float | None
+    tokens: int
+    tokens_per_sec: float
+    seconds: float
+    encode_seconds: float
+    announce_seconds: float
+    bytes: int
+
+
+class Optimizer(Event, frozen=True, kw_only=True):
+    """What the optimizer keeps and sends, measured in a step."""
+
+    epoch: int
+    height: int
+    step: int
+    levels: dict[int, dict[str, float | int | None]]
+    seconds: float
+
+
+class Witnessed(Event, frozen=True, kw_only=True):
+    """The member attested that it holds so many results; `sent`: that arrived."""
+
+    height: int
+    held: int
+    sent: bool
+    seconds: float
+
+
+class Applied(Event, frozen=True, kw_only=True):
+    """Results of a round are in the replica: how many, of which sequences; `hashes` if they were asked for."""
+
+    epoch: int
+    height: int
+    step: int
+    results: int
+    sequences: list[list[int]]
+    waited: float
+    seconds: float
+    hashes: dict[int, str]
+
+
+class Fetched(Event, frozen=True, kw_only=True):
+    """A level of somebody's result is here and checked."""
+
+    height: int
+    slot: int
+    level: int
+    seconds: float
+    decode_seconds: float
+
+
+class FetchFailed(Event, frozen=True, kw_only=True):
+    """A result could not be had yet."""
+
+    height: int
+    slot: int
+    why: str
+
+
+class Refused(Event, frozen=True, kw_only=True):
+    """What a peer said or sent does not count: of a round and a member, where these are known."""
+
+    why: str
+    height: int | None = None
+    slot: int | None = None
+    peer: str | None = None
+
+
+class Dropped(Event, frozen=True, kw_only=True):
+    """Members that did not deliver were reported by this one."""
+
+    slots: list[int]
+    height: int
+
+
+class Traffic(Event, frozen=True, kw_only=True):
+    """Counters since the process began: bytes to and from peers, and what talking to the coordinator has cost."""
+
+    sent: int
+    received: int
+    sent_by_kind: dict[str, int]
+    peers: int
+    costs: dict[str, int]
+
+
+class Sample(Event, frozen=True, kw_only=True):
+    """The model's continuation of a prompt."""
+
+    step: int
+    prompt: str
+    text: str
+
+
+MEMBER_EVENTS = (
+    Started
+    | Measuring
+    | Measured
+    | Joined
+    | Waiting
+    | Leaving
+    | Left
+    | Finished
+    | Error
+    | Warning
+    | State
+    | Model
+    | Remembered
+    | Cooldown
+    | Checkpoint
+    | Round
+    | Trained
+    | Optimizer
+    | Witnessed
+    | Applied
+    | Fetched
+    | FetchFailed
+    | Refused
+    | Dropped
+    | Traffic
+    | Sample
+)
+"""All of them, to read a member's file of events back."""
