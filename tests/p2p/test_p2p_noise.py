@@ -11,6 +11,7 @@ from solders.keypair import Keypair
 from aftermath.run.commitment import Ready, encode_announcement
 from aftermath.train.archive import Archive
 from aftermath.train.member import Member
+from aftermath.train.wishes import Wishes
 from p2p.nodes import join, secret, until
 from train.desk import Desk
 
@@ -25,8 +26,9 @@ def signed(seed: int, body: bytes) -> bytes:
 @pytest.mark.parametrize("body", [DEEP, b"\x81\xa1x" + DEEP, b"\x92\x01" + DEEP])
 async def test_a_member_hears_the_next_announcement_after_one_nested_beyond_reading(opened: Any, body: bytes) -> None:
     ours, theirs = await opened(1), await opened(2)
-    context = replace(Desk().context, transport=ours)
-    member = Member(context, None, Archive(None, None, 1, {}), weight=1, parallel=1)  # type: ignore[arg-type]
+    desk = Desk()
+    given = replace(desk.ports, transport=ours), desk.role, desk.workers
+    member = Member(*given, None, None, Archive(None, None, 1, {}), Wishes(), weight=1, parallel=1)  # type: ignore[arg-type]
     heard: list[Ready] = []
     member._readiness.hear = heard.append  # type: ignore[method-assign]
     listening = asyncio.ensure_future(member._listen())

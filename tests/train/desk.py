@@ -19,9 +19,9 @@ from aftermath.sim.network import SimNetwork, SimTransport
 from aftermath.sim.simulation import Said
 from aftermath.sim.tiny import CONFIG
 from aftermath.train.attention import Attention
-from aftermath.train.context import Context
 from aftermath.train.feed import RunFeed
 from aftermath.train.plan import RoundPlan, plan_round
+from aftermath.train.ports import Ports, Role, Workers
 from aftermath.train.results import Results
 from aftermath.watch.events import Events, plain
 from run import builders
@@ -88,25 +88,18 @@ class Desk:
             transport.set_members(p2p_of(slot) for slot in range(3))
         self.events: list[Said] = []
         self.feed = RunFeed(builders.view(run_at(4), three_members()))
-        self.context = Context(
-            run_id="test",
+        clock = VirtualClock()
+        self.ports = Ports(
             coordinator=None,  # type: ignore[arg-type]
-            transport=self.transports[0],
             feed=self.feed,
-            clock=VirtualClock(),
-            attention=Attention(VirtualClock()),
+            transport=self.transports[0],
+            clock=clock,
+            attention=Attention(clock),
             events=Events(lambda: 0.0, [lambda event: self.events.append(plain(event))]),
-            compute=InlineWorker(),
-            decode=InlineWorker(),
-            upload=InlineWorker(),
-            write=InlineWorker(),
-            p2p_secret=SECRETS[0],
-            schema=SCHEMA,
-            tier=0,
-            data=None,  # type: ignore[arg-type]
-            hash_replicas=False,
         )
-        self.results = Results(self.context)
+        self.role = Role("test", SCHEMA, 0, SECRETS[0])
+        self.workers = Workers(InlineWorker(), InlineWorker(), InlineWorker(), InlineWorker())
+        self.results = Results(self.ports, self.role, self.workers.decode)
         self.results.begin(epoch)
 
     def hear(self, slot: int, height: int = 4, **changed: Any) -> Commitment:

@@ -149,7 +149,7 @@ def test_a_disk_slower_than_the_rounds_costs_files_and_no_memory(tmp_path: Path)
         slow = sim.add(0)
         for tier in (1, 2):
             sim.add(tier)
-        slow.member._ctx.write._seconds = 12.0  # type: ignore[union-attr]
+        slow.member._workers.write._seconds = 12.0  # type: ignore[union-attr]
         await sim.until(lambda run: run.epoch == 1)
         assert len(slow.member._gradients._writing) <= 4  # type: ignore[union-attr]
         await sim.until_finished()

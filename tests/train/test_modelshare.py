@@ -71,7 +71,7 @@ def test_segments_are_taken_from_all_holders() -> None:
         weights, wanted = blank(), level_hash(replica(1), SCHEMA.state, 0)
         both = Offer(STEP, offers[0].digests, PEERS)
         assert len(both.digests) >= 2, "the test needs something to spread"
-        await LevelFetcher(desk.context, 2, 10).fetch(0, [both], weights, wanted)
+        await LevelFetcher(desk.ports, SCHEMA.state, desk.workers, 2, 10).fetch(0, [both], weights, wanted)
         assert level_hash(weights, SCHEMA.state, 0) == wanted
         assert all(desk.transports[slot].stats().sent["blob"] > 0 for slot in (1, 2))
 
@@ -83,7 +83,7 @@ def test_an_offer_that_is_not_the_attested_level_is_passed_over() -> None:
         desk = Desk()
         wrong, right = offered(desk, 1, 1), offered(desk, 2, 2)
         weights, wanted = blank(), level_hash(replica(2), SCHEMA.state, 0)
-        fetcher = LevelFetcher(desk.context, 2, 10)
+        fetcher = LevelFetcher(desk.ports, SCHEMA.state, desk.workers, 2, 10)
         with pytest.raises(ModelUnavailable, match="not the ones attested"):
             await fetcher.fetch(0, [wrong], weights, wanted)
         await fetcher.fetch(0, [wrong, right], weights, wanted)
@@ -100,7 +100,7 @@ def test_who_offers_nonsense_slowly_takes_no_more_than_its_part_of_the_time() ->
     async def story() -> None:
         desk = Desk()
         slow, right = offered(desk, 1, 1), offered(desk, 2, 2)
-        clock, ours = desk.context.clock, desk.transports[0]
+        clock, ours = desk.ports.clock, desk.transports[0]
         fetch = ours.fetch
 
         async def trickle(digest: bytes, size: int, holders: Sequence[bytes], deadline_s: float) -> bytes:
@@ -112,7 +112,7 @@ def test_who_offers_nonsense_slowly_takes_no_more_than_its_part_of_the_time() ->
         ours.fetch = trickle  # type: ignore[method-assign, assignment]
         weights, wanted = blank(), level_hash(replica(2), SCHEMA.state, 0)
         began = clock.monotonic()
-        await LevelFetcher(desk.context, 1, 40).fetch(0, [slow, right], weights, wanted)
+        await LevelFetcher(desk.ports, SCHEMA.state, desk.workers, 1, 40).fetch(0, [slow, right], weights, wanted)
         assert level_hash(weights, SCHEMA.state, 0) == wanted
         assert 20 <= clock.monotonic() - began < 25
 

@@ -218,7 +218,7 @@ def test_of_a_payload_that_is_never_to_be_had_only_the_first_tries_are_told() ->
         desk.hear(2, levels={2: payload})
         counts = []
         for _ in range(2):
-            await desk.context.clock.sleep(1000)
+            await desk.ports.clock.sleep(1000)
             counts.append(sum(event["kind"] == "fetch_failed" for event in desk.events))
         assert 1 < counts[0] == counts[1] < 10
         assert not desk.results.complete(desk.results.candidates(4, 2)[0])
@@ -254,7 +254,7 @@ def test_a_peers_answer_is_hostile_until_checked(reply: bytes) -> None:
             return reply
 
         desk.transports[1].handle("commitments", answer)
-        await Collector(desk.context, desk.results, 2).ask(4, [1, 2], lambda said: True)
+        await Collector(desk.ports, desk.role.levels, desk.results, 2).ask(4, [1, 2], lambda said: True)
         assert desk.results.announced(4) == frozenset()
 
     run_virtual(story())
@@ -270,7 +270,7 @@ def test_an_answer_counts_only_if_it_is_of_the_round_and_slots_asked_for() -> No
             return msgspec.msgpack.encode([encode_announcement(said, SECRETS[said.slot]) for said in replies])
 
         desk.transports[1].handle("commitments", answer)
-        await Collector(desk.context, desk.results, 2).ask(4, [2], lambda said: False)
+        await Collector(desk.ports, desk.role.levels, desk.results, 2).ask(4, [2], lambda said: False)
         assert desk.results.announced(4) == {2}
         desk.results.close()
 

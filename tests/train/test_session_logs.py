@@ -109,7 +109,7 @@ def test_a_member_that_goes_says_whether_the_run_knows(tmp_path: Path, reachable
         await sim._end(going)
         going.chain.down = not reachable
         before = len(going.events)
-        await session._leave(going.member, going.member._ctx.events, 1.3)
+        await session._leave(going.member, going.member._ports.events, 1.3)
         said.extend(event.get("message", event["kind"]) for event in going.events[before:])
 
     play(tmp_path, story)

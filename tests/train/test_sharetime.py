@@ -9,7 +9,7 @@ DECLARED = 60
 
 
 def test_a_share_that_was_done_shows_the_speed_whatever_was_declared() -> None:
-    time = ShareTime(Desk().context, 15.0, DECLARED)
+    time = ShareTime(Desk().ports.events, 15.0, DECLARED)
     assert time.weight == DECLARED
     for seconds, weight in ((2.0, 90), (6.0, 30)):
         time.took(3, seconds, done=True)
@@ -18,7 +18,7 @@ def test_a_share_that_was_done_shows_the_speed_whatever_was_declared() -> None:
 
 def test_a_share_that_was_given_up_at_once_does_not_make_the_machine_fast() -> None:
     """Who waited for results until the run was ahead gives its share up as soon as it begins."""
-    time = ShareTime(Desk().context, 15.0, DECLARED)
+    time = ShareTime(Desk().ports.events, 15.0, DECLARED)
     time.took(3, 0.001, done=False)
     assert time.weight == DECLARED
     time.took(3, 16.0, done=False)

@@ -84,8 +84,8 @@ def test_it_is_said_what_is_measured_and_how_long_that_can_take(seconds: float, 
 
     async def measure() -> tuple[int, list[dict[str, object]]]:
         desk = Desk()
-        context = replace(desk.context, compute=InlineWorker(seconds))
-        return await measured_weight(context, origin(), SEQ_LEN), desk.events
+        compute = InlineWorker(seconds)
+        return await measured_weight(desk.ports, desk.role, compute, origin(), SEQ_LEN), desk.events
 
     found, events = run_virtual(measure())
     assert found == weight

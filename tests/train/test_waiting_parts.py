@@ -15,9 +15,9 @@ from aftermath.coordinator.ports import Coordinator
 from aftermath.coordinator.view import View
 from aftermath.run.state import RunState
 from aftermath.sim.clock import InlineWorker, VirtualClock, run_virtual
-from aftermath.train.context import Context
 from aftermath.train.feed import RunFeed
 from aftermath.train.persist import Duty, persist
+from aftermath.train.ports import Ports
 from aftermath.train.wait import Pulse, first_of
 from aftermath.train.worker import ThreadWorker
 from aftermath.watch.events import Events
@@ -162,9 +162,9 @@ def test_what_is_no_longer_wanted_is_not_called() -> None:
 
 def test_a_refused_duty_is_a_warning_that_names_it() -> None:
     events: list[Any] = []
-    context = cast(Context, _Bare(VirtualClock(), Events(lambda: 0.0, [events.append])))
+    ports = cast(Ports, _Bare(VirtualClock(), Events(lambda: 0.0, [events.append])))
     call = Calls(refusal("BadParticipation", "no such member"))
-    assert not run_virtual(Duty(context, "the attestation", wanted=lambda: True).fulfil(call))
+    assert not run_virtual(Duty(ports, "the attestation", wanted=lambda: True).fulfil(call))
     assert events[0].message == "the attestation was refused: no such member"
 
 

@@ -19,10 +19,10 @@ from aftermath.run.accounts import Checkpoint, Run
 from aftermath.run.state import CheckpointKind, ModelSource, RunState
 from aftermath.sim.clock import run_virtual
 from aftermath.sim.tiny import CONFIG
-from aftermath.train.context import Desync
 from aftermath.train.feed import RunFeed
 from aftermath.train.modelshare import ModelShare, snapshot
 from aftermath.train.origin import Origin
+from aftermath.train.ports import Desync
 from aftermath.train.replica import Replica
 from aftermath.train.warmup import NoModel, WarmUp
 from run import builders
@@ -59,7 +59,7 @@ class Joiner:
         )
         self._model = builders.model(checkpoint=self._checkpoint)
         self.feed = RunFeed(self.view(self.run))
-        self._context = replace(self.desk.context, tier=1, feed=self.feed, coordinator=self)  # type: ignore[arg-type]
+        self._ports = replace(self.desk.ports, feed=self.feed, coordinator=self)  # type: ignore[arg-type]
         for slot in (1, 2):
             ModelShare(self.desk.transports[slot])  # they answer, though they offer nothing yet
 
@@ -82,7 +82,9 @@ class Joiner:
         if seed is not None:
             share.offer(snapshot(init_weights(CONFIG, seed, 1), SCHEMA.state, 1, STEP))
             replica = origin.replica(init_weights(CONFIG, seed, 1))
-        return await WarmUp(self._context, origin, share, self.run, 0, 4).obtain(replica)
+        return await WarmUp(
+            self._ports, replace(self.desk.role, tier=1), self.desk.workers, origin, share, self.run, 0, 4
+        ).obtain(replica)
 
     def said(self, kind: str, what: str) -> list[str]:
         return [event[what] for event in self.desk.events if event["kind"] == kind]
@@ -121,9 +123,9 @@ def test_a_level_nobody_attested_waits_for_all_to_answer(tmp_path: Path) -> None
     async def story() -> None:
         joiner = Joiner(tmp_path, attested=0b010)
         joiner.offer(1, ATTESTED)
-        began = joiner.desk.context.clock.monotonic()
+        began = joiner.desk.ports.clock.monotonic()
         replica = await joiner.obtain()
-        assert joiner.desk.context.clock.monotonic() - began > 10
+        assert joiner.desk.ports.clock.monotonic() - began > 10
         assert replica.hashes()[2] == _hash(ATTESTED, 2)
 
     run_virtual(story())
@@ -173,7 +175,7 @@ def test_a_replica_with_a_level_nobody_attested_is_kept_only_if_all_hold_the_sam
         joiner.offer(1, ATTESTED)
 
         async def answer() -> None:
-            await joiner.desk.context.clock.sleep(4)
+            await joiner.desk.ports.clock.sleep(4)
             joiner.offer(2, theirs)
 
         answering = asyncio.ensure_future(answer())
@@ -227,7 +229,7 @@ def test_a_checkpoint_that_is_not_the_attested_one_is_never_used(tmp_path: Path,
 
     async def story() -> None:
         joiner = Joiner(tmp_path, attested=0b100, source=source)
-        clock = joiner.desk.context.clock
+        clock = joiner.desk.ports.clock
 
         async def end() -> None:
             await clock.sleep(10)
@@ -251,7 +253,7 @@ def test_who_gets_the_model_from_nowhere_gives_up_halfway(tmp_path: Path, source
         joiner = Joiner(tmp_path, attested=0b100, source=source)
         with pytest.raises(NoModel, match="for half of the warm-up's time"):
             await joiner.obtain()
-        assert 15 <= joiner.desk.context.clock.monotonic() < 25
+        assert 15 <= joiner.desk.ports.clock.monotonic() < 25
 
     run_virtual(story())
 
@@ -260,7 +262,7 @@ def test_a_source_that_never_ends_is_left_when_the_rounds_cannot_be_caught_up_wi
     async def story() -> None:
         joiner = Joiner(tmp_path, attested=0b110)
         joiner.offer(1, ATTESTED)
-        clock = joiner.desk.context.clock
+        clock = joiner.desk.ports.clock
 
         async def fetch(*_: object, **__: object) -> bytes:
             await clock.sleep(1e6)

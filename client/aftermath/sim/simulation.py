@@ -38,10 +38,11 @@ from aftermath.sim.road import Mood
 from aftermath.sim.tiny import CONFIG, RULES, RUN_ID
 from aftermath.train.archive import Archive, Hub
 from aftermath.train.attention import Attention
-from aftermath.train.context import Context
 from aftermath.train.feed import RunFeed
 from aftermath.train.member import Member
 from aftermath.train.origin import Origin
+from aftermath.train.ports import Ports, Role, Workers
+from aftermath.train.wishes import Wishes
 from aftermath.watch.events import Events, plain
 from aftermath.watch.kinds import Event
 
@@ -201,22 +202,18 @@ class Simulation:
         player.transport = self.network.open(player.id)
         player.chain = SimMember(self.chain, player.key, RUN_ID, player.nodes)
         player.compute = InlineWorker(player.seconds)
-        context = Context(
-            run_id=RUN_ID,
+        ports = Ports(
             coordinator=player.chain,
-            transport=player.transport,
             feed=RunFeed(View(self.run, self.members, self.model)),
+            transport=player.transport,
             clock=clock,
             attention=Attention(clock) if self.held_up else _Undisturbed(clock),
             events=Events(clock.monotonic, [player.note]),
-            compute=player.compute,
-            decode=InlineWorker(0.01),
-            upload=InlineWorker(self.upload_seconds),
-            write=InlineWorker(0.01),
-            p2p_secret=player.identity.secret(),
-            schema=self.schema,
-            tier=player.tier,
-            data=open_tokens(self.place / "data", 2, self.model.max_seq_len, vocab_size=CONFIG.vocab_size),
+        )
+        role = Role(RUN_ID, self.schema, player.tier, player.identity.secret())
+        workers = Workers(player.compute, InlineWorker(0.01), InlineWorker(self.upload_seconds), InlineWorker(0.01))
+        data = open_tokens(self.place / "data", 2, self.model.max_seq_len, vocab_size=CONFIG.vocab_size)
+        wishes = Wishes(
             hash_replicas=True,
             gradients_dir=self.place / "gradients" / player.name if self.writes_gradients else None,
             optim_stats_steps=self.optim_stats_steps,
@@ -226,7 +223,8 @@ class Simulation:
         origin = Origin(self.schema, player.tier, "auto", torch.device("cpu"), 4, clock.monotonic)
         directory = self.place / "kept" / player.name if player.tier == 0 and self.keeps else None
         archive = Archive(directory, self.hub if player.tier == 0 else None, 3, {})
-        player.member = Member(context, origin, archive, weight=round(60 / player.seconds), parallel=4)
+        weight = round(60 / player.seconds)
+        player.member = Member(ports, role, workers, data, origin, archive, wishes, weight=weight, parallel=4)
         player.task = asyncio.ensure_future(_live(player.chain, player.member))
 
     async def kill(self, player: Player) -> None:

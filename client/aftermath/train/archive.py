@@ -27,8 +27,8 @@ from aftermath.model.steps import prune, step_directory
 from aftermath.model.store import Saved, save, scratch, sweep
 from aftermath.run.accounts import Checkpoint, Model, Run, steps_before
 from aftermath.run.state import CheckpointKind, RunState
-from aftermath.train.context import Context
 from aftermath.train.persist import persist
+from aftermath.train.ports import Ports, Role, Workers
 from aftermath.train.replica import Replica
 from aftermath.train.wait import first_of
 from aftermath.watch import kinds
@@ -76,8 +76,8 @@ class _Kept:
 class Keeper:
     """Writes one member's checkpoints and has the chain name them."""
 
-    def __init__(self, context: Context, archive: Archive) -> None:
-        self._ctx, self._archive = context, archive
+    def __init__(self, ports: Ports, role: Role, workers: Workers, archive: Archive) -> None:
+        self._ports, self._role, self._workers, self._archive = ports, role, workers, archive
         self._uploading: asyncio.Task[None] | None = None
         self._sending: _Kept | None = None
         self._next: _Kept | None = None
@@ -86,13 +86,13 @@ class Keeper:
 
     async def keep(self, run: Run, replica: Replica, hashes: Mapping[int, bytes]) -> None:
         """Save the model that `run` ended its epoch with; returns when the replica may change again."""
-        if self._ctx.tier or not (self._archive.directory or self._archive.hub):
+        if self._role.tier or not (self._archive.directory or self._archive.hub):
             return
         kept = await self._save(run, replica, hashes)
         if kept is None:
             return
         if self._archive.directory is not None:
-            self._ctx.events.emit(kinds.Checkpoint(step=run.trained_steps, path=str(kept.place)))
+            self._ports.events.emit(kinds.Checkpoint(step=run.trained_steps, path=str(kept.place)))
         late = self._sending is not None
         if self._archive.hub is not None:
             self._line_up(self._archive.hub, kept)
@@ -115,7 +115,7 @@ class Keeper:
             self._next = None
 
     def _warn(self, message: str) -> None:
-        self._ctx.events.emit(kinds.Warning(message=message, until="checkpoint"))
+        self._ports.events.emit(kinds.Warning(message=message, until="checkpoint"))
 
     # --- the disk -----------------------------------------------------------------------------------------------
 
@@ -138,8 +138,8 @@ class Keeper:
         needed: set[Path] | None = None
         if step_directory(directory, run.run_id, run.trained_steps).exists():
             with contextlib.suppress(Unavailable):  # then nothing is moved
-                needed = self._needed((await self._ctx.coordinator.view(fresh=True)).model)
-        config, companions = self._ctx.schema.state.config, self._archive.companions
+                needed = self._needed((await self._ports.coordinator.view(fresh=True)).model)
+        config, companions = self._role.schema.state.config, self._archive.companions
 
         def write() -> Saved:
             return save(
@@ -152,7 +152,7 @@ class Keeper:
                 needed=needed,
             )
 
-        saved = await self._ctx.compute(write)
+        saved = await self._workers.compute(write)
         if saved.replaced is not None:
             self._warn(
                 f"{saved.place} held another model of step {run.trained_steps}, of a past that the run has gone back "
@@ -174,8 +174,8 @@ class Keeper:
         directory, keep = self._archive.directory, self._archive.keep_steps
         if directory is None or keep is None:
             return
-        needed = {newest.place, *self._needed((await self._ctx.coordinator.view()).model)}
-        await self._ctx.compute(lambda: prune(directory, newest.run.run_id, newest.run.trained_steps, keep, needed))
+        needed = {newest.place, *self._needed((await self._ports.coordinator.view()).model)}
+        await self._workers.compute(lambda: prune(directory, newest.run.run_id, newest.run.trained_steps, keep, needed))
 
     # --- the Hub ------------------------------------------------------------------------------------------------
 
@@ -209,17 +209,17 @@ class Keeper:
             self._warn(f"step {step} was not uploaded: {error}")
             await self._name_directory(kept)
             return
-        self._ctx.events.emit(kinds.Checkpoint(step=step, path=f"{hub.repo}@{commit}"))
+        self._ports.events.emit(kinds.Checkpoint(step=step, path=f"{hub.repo}@{commit}"))
         await self._name(Checkpoint(CheckpointKind.HUB, hub.repo, commit), kept)
 
     async def _push(self, hub: Hub, kept: _Kept) -> str:
         """Upload within LONGEST_UPLOAD seconds; the commit. Raises CheckpointError, or what the upload raises."""
 
         async def push() -> str | None:
-            return await self._ctx.upload(lambda: hub.upload(kept.place, message))
+            return await self._workers.upload(lambda: hub.upload(kept.place, message))
 
         message = f"{kept.run.run_id} step {kept.run.trained_steps}"
-        commit = await first_of(push(), self._ctx.clock.sleep(LONGEST_UPLOAD))
+        commit = await first_of(push(), self._ports.clock.sleep(LONGEST_UPLOAD))
         if commit is None:
             raise CheckpointError(f"it took longer than {LONGEST_UPLOAD:.0f} s and is given up")
         return commit
@@ -228,7 +228,10 @@ class Keeper:
 
     async def _name_directory(self, kept: _Kept) -> None:
         """Name the directory on chain, if it is to stay, unless the run's checkpoint is one that others can reach."""
-        if kept.scratch is None and (await self._ctx.coordinator.view()).model.checkpoint.kind is CheckpointKind.LOCAL:
+        if (
+            kept.scratch is None
+            and (await self._ports.coordinator.view()).model.checkpoint.kind is CheckpointKind.LOCAL
+        ):
             await self._name(Checkpoint(CheckpointKind.LOCAL, str(kept.place), ""), kept)
 
     async def _name(self, place: Checkpoint, kept: _Kept) -> None:
@@ -236,7 +239,7 @@ class Keeper:
         refusal = await self._offer(place, kept)
         if refusal is None:
             return
-        model = (await self._ctx.coordinator.view()).model
+        model = (await self._ports.coordinator.view()).model
         newer = model.checkpoint_step - kept.run.step
         if model.checkpoint == place or (newer >= 0 and place.kind is CheckpointKind.LOCAL):
             return  # our reply was lost, or somebody else's directory was first and is as good
@@ -248,18 +251,18 @@ class Keeper:
     async def _offer(self, place: Checkpoint, kept: _Kept) -> str | None:
         """Name a checkpoint as soon as all levels are attested; why that could not be done, or None."""
         run, hashes = kept.run, [kept.hashes[level] for level in range(kept.run.levels)]
-        now = await self._ctx.feed.until(lambda now: _all_attested(now) or _past(run, now) is not None)
+        now = await self._ports.feed.until(lambda now: _all_attested(now) or _past(run, now) is not None)
         if (gone := _past(run, now)) is not None:
             return gone
         try:
             named = await persist(
-                self._ctx.clock,
-                lambda: self._ctx.coordinator.checkpoint(place.kind, place.repo, place.revision, hashes),
-                wanted=lambda: _past(run, self._ctx.feed.run) is None,
+                self._ports.clock,
+                lambda: self._ports.coordinator.checkpoint(place.kind, place.repo, place.revision, hashes),
+                wanted=lambda: _past(run, self._ports.feed.run) is None,
             )
         except Refused as refused:
             return str(refused)
-        return None if named else _past(run, self._ctx.feed.run)
+        return None if named else _past(run, self._ports.feed.run)
 
 
 def _all_attested(run: Run) -> bool:

@@ -20,7 +20,7 @@ from aftermath.run.bounded import Malformed, msgpack_as
 from aftermath.run.commitment import Commitment, decode_announcement
 from aftermath.run.consensus import Fingerprint, matches
 from aftermath.run.errors import BadAnnouncement
-from aftermath.train.context import Context, Desync
+from aftermath.train.ports import Desync, Ports
 from aftermath.train.results import TOPIC, Candidate, Results
 from aftermath.train.wait import first_of
 
@@ -34,8 +34,8 @@ _log = logging.getLogger(__name__)
 class Collector:
     """Completes the rounds of one epoch."""
 
-    def __init__(self, context: Context, results: Results, epoch: int) -> None:
-        self._ctx, self._results, self._epoch = context, results, epoch
+    def __init__(self, ports: Ports, levels: range, results: Results, epoch: int) -> None:
+        self._ports, self._levels, self._results, self._epoch = ports, levels, results, epoch
         self._turn = 0
         self._complaints = Complaints(_log)
 
@@ -51,7 +51,7 @@ class Collector:
             complete = [c for c in found.values() if c is not None and self._results.complete(c)]
             if len(complete) == len(accepted):
                 return complete
-            run, now = self._ctx.feed.run, self._ctx.clock.monotonic()
+            run, now = self._ports.feed.run, self._ports.clock.monotonic()
             give_up = min(give_up, now + LINGER) if run.halted else give_up
             if self._too_late(run, height) or now > give_up:
                 raise Desync(f"results of round {height} could not be had from any peer")
@@ -61,7 +61,7 @@ class Collector:
                 await self.ask(height, unheard, lambda said: matches(accepted[said.slot], said.digest, seed))
                 continue
             await first_of(
-                self._results.changed.wait(), self._ctx.feed.after(run.seq), self._ctx.clock.sleep(ASK_EVERY)
+                self._results.changed.wait(), self._ports.feed.after(run.seq), self._ports.clock.sleep(ASK_EVERY)
             )
 
     def _too_late(self, run: Run, height: int) -> bool:
@@ -76,7 +76,7 @@ class Collector:
 
     def by_level(self, candidates: Collection[Candidate]) -> dict[int, list[Votes]]:
         """The votes of results per level held, in their order."""
-        votes: dict[int, list[Votes]] = {level: [] for level in self._ctx.levels}
+        votes: dict[int, list[Votes]] = {level: [] for level in self._levels}
         for candidate in candidates:
             for level in (votes.keys() & candidate.said.levels.keys()) - candidate.bad:
                 votes[level].append(candidate.votes[level])  # without them this replica would be another
@@ -86,7 +86,7 @@ class Collector:
 
     async def ask(self, height: int, slots: Collection[int], accepted: Callable[[Commitment], bool]) -> None:
         """Ask a few reachable members for announcements that never reached us; `accepted` marks those we must have."""
-        peers = sorted(self._ctx.transport.reachable())
+        peers = sorted(self._ports.transport.reachable())
         start = self._turn % max(1, len(peers))
         self._turn += _ASKED_AT_ONCE
         chosen = (peers[start:] + peers[:start])[:_ASKED_AT_ONCE]
@@ -104,7 +104,7 @@ class Collector:
 
     async def _question(self, peer: bytes, question: bytes, most: int) -> list[bytes]:
         try:
-            reply = await self._ctx.transport.request(peer, TOPIC, question, _MAX_REPLY, _REPLY_SECONDS)
+            reply = await self._ports.transport.request(peer, TOPIC, question, _MAX_REPLY, _REPLY_SECONDS)
             answered: list[bytes] = msgpack_as(reply, list[bytes])
         except (TransportError, Malformed):
             return []

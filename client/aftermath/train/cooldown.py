@@ -11,9 +11,9 @@ from aftermath.run.accounts import Run
 from aftermath.run.committee import levels_to_attest
 from aftermath.run.state import RunState
 from aftermath.train.archive import Keeper
-from aftermath.train.context import Context
 from aftermath.train.modelshare import ModelShare, snapshot
 from aftermath.train.persist import Duty
+from aftermath.train.ports import Ports, Role, Worker
 from aftermath.train.private import PrivateState
 from aftermath.train.replica import Replica
 from aftermath.train.traffic import report_traffic
@@ -25,34 +25,42 @@ class Cooldown:
     """One member's cooldown of one epoch."""
 
     def __init__(
-        self, context: Context, share: ModelShare, replica: Replica, keeper: Keeper, private: PrivateState, slot: int
+        self,
+        ports: Ports,
+        role: Role,
+        compute: Worker,
+        share: ModelShare,
+        replica: Replica,
+        keeper: Keeper,
+        private: PrivateState,
+        slot: int,
     ) -> None:
-        self._ctx, self._share, self._replica = context, share, replica
+        self._ports, self._role, self._compute, self._share, self._replica = ports, role, compute, share, replica
         self._keeper, self._private, self._slot = keeper, private, slot
 
     async def live(self, run: Run) -> None:
         """Go through the cooldown of the epoch that `run` ended; returns when the chain has left it."""
-        hashes = await self._ctx.compute(self._replica.hashes)
-        self._ctx.events.emit(kinds.Cooldown(epoch=run.epoch, step=run.trained_steps, hashes=hexed(hashes)))
+        hashes = await self._compute(self._replica.hashes)
+        self._ports.events.emit(kinds.Cooldown(epoch=run.epoch, step=run.trained_steps, hashes=hexed(hashes)))
         await self._attest(run, hashes)
-        replica, state, tier = self._replica, self._ctx.schema.state, self._ctx.tier
-        self._share.offer(await self._ctx.compute(lambda: snapshot(replica.params, state, tier, run.step)))
+        replica, state, tier = self._replica, self._role.schema.state, self._role.tier
+        self._share.offer(await self._compute(lambda: snapshot(replica.params, state, tier, run.step)))
         await self._keeper.keep(run, replica, hashes)
         await self._private.keep(replica, run.epoch, hashes)
-        report_traffic(self._ctx)
-        await self._ctx.feed.until(lambda now: self._over(run, now))
+        report_traffic(self._ports)
+        await self._ports.feed.until(lambda now: self._over(run, now))
 
     def _over(self, started: Run, now: Run) -> bool:
         return now.epoch != started.epoch or now.state is not RunState.COOLDOWN
 
     async def _attest(self, run: Run, hashes: dict[int, bytes]) -> None:
-        elected = levels_to_attest(run, self._ctx.feed.members, self._slot)
+        elected = levels_to_attest(run, self._ports.feed.members, self._slot)
         if elected:
             duty = Duty(
-                self._ctx,
+                self._ports,
                 "the attestation of the model",
-                wanted=lambda: not self._over(run, self._ctx.feed.run),
+                wanted=lambda: not self._over(run, self._ports.feed.run),
             )
             await duty.fulfil(
-                lambda: self._ctx.coordinator.attest(self._slot, {level: hashes[level] for level in elected})
+                lambda: self._ports.coordinator.attest(self._slot, {level: hashes[level] for level in elected})
             )

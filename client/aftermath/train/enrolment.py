@@ -12,8 +12,8 @@ import asyncio
 
 from aftermath.coordinator.errors import Refusal, Refused
 from aftermath.run.accounts import Run
-from aftermath.train.context import Context
 from aftermath.train.persist import persist
+from aftermath.train.ports import Ports, Role
 from aftermath.train.wait import first_of
 from aftermath.watch import kinds
 
@@ -25,8 +25,8 @@ _SUSPICIOUS = 4.0  # seconds of pause, from which on the user is told
 class Enrolment:
     """Joins and leaves for one member."""
 
-    def __init__(self, context: Context) -> None:
-        self._ctx = context
+    def __init__(self, ports: Ports, role: Role) -> None:
+        self._ports, self._role = ports, role
         self._sending: asyncio.Future[None] | None = None
         self._pause = 0.0
         self._last = self._told = float("-inf")
@@ -47,10 +47,10 @@ class Enrolment:
 
     async def turn(self, run: Run) -> bool:
         """Wait until this member may join again, or until `run` has changed; whether it may join now."""
-        while (wait := self._last + self._pause - self._ctx.clock.monotonic()) > 0:
+        while (wait := self._last + self._pause - self._ports.clock.monotonic()) > 0:
             self._tell(wait)
-            await first_of(self._ctx.clock.sleep(wait), self._ctx.feed.after(run.seq))
-            if self._ctx.feed.run.seq != run.seq:
+            await first_of(self._ports.clock.sleep(wait), self._ports.feed.after(run.seq))
+            if self._ports.feed.run.seq != run.seq:
                 return False
         return True
 
@@ -63,27 +63,27 @@ class Enrolment:
         else:
             message = f"the place in the run was lost again, asking for it in {wait:.0f} s; "
             message += "does another machine use this wallet?"
-        self._ctx.events.emit(kinds.Warning(message=message, until="trained"))
+        self._ports.events.emit(kinds.Warning(message=message, until="trained"))
 
     async def join(self, weight: int, *, stateless: bool) -> bool:
         """Ask for the next epoch; whether that is on chain. A refusal that waiting cannot cure is raised."""
-        while not await self.turn(self._ctx.feed.run):
-            if self._ctx.feed.run.state.halted:
+        while not await self.turn(self._ports.feed.run):
+            if self._ports.feed.run.state.halted:
                 return False
-        self._last, self._gave_up = self._ctx.clock.monotonic(), False
+        self._last, self._gave_up = self._ports.clock.monotonic(), False
         self._pause = min(max(2 * self._pause, _FIRST_PAUSE), _LONGEST_PAUSE)
         try:
             return await persist(
-                self._ctx.clock,
+                self._ports.clock,
                 lambda: self._send(weight, stateless),
-                wanted=lambda: not self._ctx.feed.run.state.halted,
+                wanted=lambda: not self._ports.feed.run.state.halted,
                 done_if=frozenset({Refusal.HALTED}),
             )
         except Refused as error:
             if error.reason is not Refusal.FULL:
                 raise
-            self._ctx.events.emit(kinds.Warning(message=str(error), until="joined"))
-            await self._ctx.clock.sleep(_FULL_PAUSE)
+            self._ports.events.emit(kinds.Warning(message=str(error), until="joined"))
+            await self._ports.clock.sleep(_FULL_PAUSE)
             return False
 
     async def leave(self) -> bool:
@@ -98,7 +98,7 @@ class Enrolment:
 
     async def _leave(self) -> bool:
         try:
-            await self._ctx.coordinator.leave()
+            await self._ports.coordinator.leave()
         except Refused as refused:
             if refused.reason is not Refusal.NOT_A_MEMBER:
                 raise
@@ -107,11 +107,11 @@ class Enrolment:
 
     async def _send(self, weight: int, stateless: bool) -> None:
         self._sending = asyncio.ensure_future(
-            self._ctx.coordinator.join(
-                p2p=self._ctx.transport.node_id,
-                tier=self._ctx.tier,
+            self._ports.coordinator.join(
+                p2p=self._ports.transport.node_id,
+                tier=self._role.tier,
                 weight=weight,
-                schema_hash=self._ctx.schema.hash(),
+                schema_hash=self._role.schema.hash(),
                 stateless=stateless,
             )
         )

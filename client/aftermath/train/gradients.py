@@ -16,23 +16,25 @@ from pathlib import Path
 
 from aftermath.model.store import replacing, sync, writing
 from aftermath.optim.gradientfile import About, GradientFile
+from aftermath.optim.schema import Schema
 from aftermath.run.accounts import STORED_ROUNDS
-from aftermath.train.context import Context
+from aftermath.train.ports import Worker
 from aftermath.train.results import Candidate
 from aftermath.watch import kinds
+from aftermath.watch.events import Events
 
 
 class GradientFiles:
     """Writes what one member applies, if it was asked to."""
 
-    def __init__(self, context: Context) -> None:
-        self._ctx = context
+    def __init__(self, events: Events, write: Worker, schema: Schema, directory: Path | None) -> None:
+        self._events, self._disk, self._schema, self._directory = events, write, schema, directory
         self._writing: set[asyncio.Task[None]] = set()
         self._failing = False
 
     def keep(self, applied: Iterable[Candidate], learning_rate: float) -> None:
         """Have the accepted results of a round, which was applied at this rate, written in the background."""
-        if (directory := self._ctx.gradients_dir) is None:
+        if (directory := self._directory) is None:
             return
         files = [self._file(candidate, learning_rate) for candidate in applied if candidate.payloads]
         if not files:
@@ -67,18 +69,18 @@ class GradientFiles:
             tier=said.tier,
             learning_rate=learning_rate,
         )
-        return GradientFile(self._ctx.schema, about, dict(candidate.payloads))
+        return GradientFile(self._schema, about, dict(candidate.payloads))
 
     async def _write(self, directory: Path, step: int, files: Sequence[GradientFile]) -> None:
         try:
-            await self._ctx.write(lambda: write_files(directory, files))
+            await self._disk(lambda: write_files(directory, files))
             self._failing = False
         except Exception as error:  # nobody awaits this task, so it has to be told here
             self._warn(step, str(error))
 
     def _warn(self, step: int, why: str) -> None:
         if not self._failing:
-            self._ctx.events.emit(kinds.Warning(message=f"not all results of step {step} were kept as files: {why}"))
+            self._events.emit(kinds.Warning(message=f"not all results of step {step} were kept as files: {why}"))
         self._failing = True
 
 

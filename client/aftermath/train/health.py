@@ -20,8 +20,8 @@ from aftermath.run.committee import quorum
 from aftermath.run.consensus import left_out, scores
 from aftermath.run.deadlines import TICK_STEP, tick_order
 from aftermath.run.state import MemberState
-from aftermath.train.context import Context
 from aftermath.train.persist import Duty
+from aftermath.train.ports import Ports
 from aftermath.watch import kinds
 
 
@@ -56,27 +56,27 @@ class Excuses:
         return missing & ~excused
 
 
-async def report_undelivered(context: Context, excuses: Excuses, run: Run, slot: int) -> None:
+async def report_undelivered(ports: Ports, excuses: Excuses, run: Run, slot: int) -> None:
     """Have those dropped that did not deliver, when it is our turn and nobody did it before us."""
-    members = context.feed.members
+    members = ports.feed.members
     try:
-        missing = await excuses.undelivered(context.coordinator, run, members)
+        missing = await excuses.undelivered(ports.coordinator, run, members)
     except Refused:
         return  # the run is far ahead: that round is no longer stored
     reporters = [other for other in tick_order(run, members) if not bitmap.contains(missing, other)]
     if not missing or slot not in reporters:
         return
-    await context.clock.sleep(TICK_STEP * reporters.index(slot))
-    missing &= context.feed.members.mask(MemberState.HEALTHY)
+    await ports.clock.sleep(TICK_STEP * reporters.index(slot))
+    missing &= ports.feed.members.mask(MemberState.HEALTHY)
 
     def current() -> bool:
-        now = context.feed.run
+        now = ports.feed.run
         return now.epoch == run.epoch and now.state.training and now.current.height == run.current.height
 
     if not missing or not current():
         return
     duty = Duty(
-        context, "a report of members that did not deliver", wanted=current, done_if=SETTLED | {Refusal.NOT_A_MEMBER}
+        ports, "a report of members that did not deliver", wanted=current, done_if=SETTLED | {Refusal.NOT_A_MEMBER}
     )
-    if await duty.fulfil(lambda: context.coordinator.health_check(missing)):
-        context.events.emit(kinds.Dropped(slots=list(bitmap.slots(missing)), height=run.current.height))
+    if await duty.fulfil(lambda: ports.coordinator.health_check(missing)):
+        ports.events.emit(kinds.Dropped(slots=list(bitmap.slots(missing)), height=run.current.height))

@@ -11,6 +11,7 @@ import logging
 
 from aftermath.coordinator.errors import Refused, Unavailable
 from aftermath.coordinator.view import View
+from aftermath.data.local import TokenFiles
 from aftermath.p2p.complaints import Complaints
 from aftermath.p2p.transport import Announcement, TransportError, short
 from aftermath.run import bitmap
@@ -21,12 +22,12 @@ from aftermath.run.errors import BadAnnouncement
 from aftermath.run.state import MemberState, ModelSource, RunState
 from aftermath.train.archive import Archive, Keeper
 from aftermath.train.collect import LINGER
-from aftermath.train.context import Context, Desync
 from aftermath.train.cooldown import Cooldown
 from aftermath.train.enrolment import Enrolment
 from aftermath.train.gradients import GradientFiles
 from aftermath.train.modelshare import ModelShare
 from aftermath.train.origin import Origin
+from aftermath.train.ports import Desync, Ports, Role, Workers
 from aftermath.train.private import PrivateState
 from aftermath.train.ready import Readiness, announce_ready
 from aftermath.train.replica import Replica
@@ -35,6 +36,7 @@ from aftermath.train.rounds import Rounds
 from aftermath.train.ticker import Ticker
 from aftermath.train.wait import first_of
 from aftermath.train.warmup import NoModel, WarmUp
+from aftermath.train.wishes import Wishes
 from aftermath.watch import kinds
 
 _WEIGHT_DRIFT = 1.25  # a declared throughput is corrected when it is off by more than this factor
@@ -48,18 +50,31 @@ _HALTED = {
 
 
 class Member:
-    """Drives one member with the ports of its context."""
+    """Drives one member."""
 
-    def __init__(self, context: Context, origin: Origin, archive: Archive, *, weight: int, parallel: int) -> None:
-        self._ctx, self._origin, self._parallel = context, origin, parallel
-        self._keeper = Keeper(context, archive)
-        self._gradients = GradientFiles(context)
-        self._private = PrivateState(context)
+    def __init__(
+        self,
+        ports: Ports,
+        role: Role,
+        workers: Workers,
+        data: TokenFiles,
+        origin: Origin,
+        archive: Archive,
+        wishes: Wishes,
+        *,
+        weight: int,
+        parallel: int,
+    ) -> None:
+        self._ports, self._role, self._workers = ports, role, workers
+        self._data, self._wishes, self._origin, self._parallel = data, wishes, origin, parallel
+        self._keeper = Keeper(ports, role, workers, archive)
+        self._gradients = GradientFiles(ports.events, workers.write, role.schema, wishes.gradients_dir)
+        self._private = PrivateState(ports, role, workers, wishes.optimizer_state_dir)
         self._weight = weight
-        self._share = ModelShare(context.transport)
-        self._results = Results(context)
+        self._share = ModelShare(ports.transport)
+        self._results = Results(ports, role, workers.decode)
         self._readiness = Readiness()
-        self._enrolment = Enrolment(context)
+        self._enrolment = Enrolment(ports, role)
         self._complaints = Complaints(_log)
         self._replica: Replica | None = None
         self._said_stateless = False  # since the last replica: the chain knows that this member holds none
@@ -73,9 +88,9 @@ class Member:
         try:
             await first_of(
                 self._epochs(),
-                self._ctx.feed.follow(self._ctx.coordinator),
-                self._ctx.attention.watch(),
-                Ticker(self._ctx.coordinator, self._ctx.feed, self._ctx.clock, self._ctx.attention).run(),
+                self._ports.feed.follow(self._ports.coordinator),
+                self._ports.attention.watch(),
+                Ticker(self._ports.coordinator, self._ports.feed, self._ports.clock, self._ports.attention).run(),
                 self._listen(),
                 self._follow_members(),
             )
@@ -89,21 +104,21 @@ class Member:
     async def leave(self) -> None:
         """Tell the chain that this member goes."""
         if (self.slot is not None or self._enrolment.asked) and await self._enrolment.leave():
-            self._ctx.events.emit(kinds.Left(finished=self._ctx.feed.run.state is RunState.FINISHED))
+            self._ports.events.emit(kinds.Left(finished=self._ports.feed.run.state is RunState.FINISHED))
 
     # --- epochs -------------------------------------------------------------------------------------------------
 
     async def _epochs(self) -> None:
         last = None
         while True:
-            view = self._ctx.feed.view
+            view = self._ports.feed.view
             run, members = view.run, view.members
             if run.state is not last:
                 last = run.state
                 self._tell_state(run)
             if run.state is RunState.FINISHED:
-                self._ctx.events.emit(kinds.Finished(step=run.trained_steps))
-                await self._ctx.clock.sleep(LINGER if self._replica is not None else 0.0)
+                self._ports.events.emit(kinds.Finished(step=run.trained_steps))
+                await self._ports.clock.sleep(LINGER if self._replica is not None else 0.0)
                 await self._keeper.settle()
                 await self._gradients.settle()
                 await self._private.settle()
@@ -112,23 +127,23 @@ class Member:
                 try:
                     await self._epoch(view)
                 except Desync as reason:
-                    self._ctx.events.emit(
+                    self._ports.events.emit(
                         kinds.Warning(message=f"out of this epoch: {reason}; joining the next one", until="trained")
                     )
                     self._forget_replica()
                     if isinstance(reason, NoModel):
                         await self._make_room()
-                    await self._join(self._ctx.feed.run)
+                    await self._join(self._ports.feed.run)
             else:
                 self._tell_of_waiting(run)
                 self._tell_of_halt(run)
                 await self._join_if_needed(run, members)
-                await self._ctx.feed.after(run.seq)
+                await self._ports.feed.after(run.seq)
 
     def _takes_part(self, view: View) -> bool:
         """Whether there is an epoch this member can begin: in warm-up, or just after it if it has kept its replica."""
         run, members = view.run, view.members
-        self.slot = members.find(self._ctx.coordinator.wallet)
+        self.slot = members.find(self._ports.coordinator.wallet)
         if self.slot is None or not bitmap.contains(run.current.roster, self.slot):
             return False
         me = members.slots[self.slot]
@@ -142,16 +157,17 @@ class Member:
         self._results.begin(run.epoch)
         self._readiness.forget_before(run.epoch)
         self._tell_what_is_lost(run, model)
-        warm = WarmUp(self._ctx, self._origin, self._share, run, self.slot, self._parallel)
+        warm = WarmUp(self._ports, self._role, self._workers, self._origin, self._share, run, self.slot, self._parallel)
         self._replica = replica = await warm.obtain(self._take_replica())
         self._said_stateless = False
         if run.cold_start:
-            await self._ctx.compute(replica.optimizer.reset)
+            await self._workers.compute(replica.optimizer.reset)
         elif not warm.kept:
             await self._private.restore(replica, run.epoch)
-        await announce_ready(self._ctx, self._readiness, run, self.slot)
+        await announce_ready(self._ports, self._role, self._readiness, run, self.slot)
         kept = self._results, self._share, self._gradients
-        rounds = Rounds(self._ctx, *kept, replica, run, model, self.slot, self._weight)
+        given = self._ports, self._role, self._workers, self._data, self._wishes
+        rounds = Rounds(*given, *kept, replica, run, model, self.slot, self._weight)
         try:
             ended = await rounds.live()
         finally:
@@ -161,10 +177,11 @@ class Member:
         self._enrolment.completed()
         if not ended.pending_pause:
             await self._join(ended)
-        await Cooldown(self._ctx, self._share, replica, self._keeper, self._private, self.slot).live(ended)
+        parts = self._share, replica, self._keeper, self._private
+        await Cooldown(self._ports, self._role, self._workers.compute, *parts, self.slot).live(ended)
 
     def _tell_state(self, run: Run) -> None:
-        self._ctx.events.emit(
+        self._ports.events.emit(
             kinds.State(
                 epoch=run.epoch,
                 state=run.state.name,
@@ -178,7 +195,7 @@ class Member:
         """Nobody may have kept the model as the run had it: the epoch then starts from an older one."""
         kept, reached = steps_before(model.checkpoint_step), run.trained_steps
         if run.model_source is ModelSource.CHECKPOINT and kept < reached:
-            self._ctx.events.emit(
+            self._ports.events.emit(
                 kinds.Warning(
                     message=f"the model starts from step {kept}; the run had reached step {reached}: "
                     f"{counted(reached - kept, 'step is', 'steps are')} not in it",
@@ -186,7 +203,7 @@ class Member:
             )
             return  # all levels are older, and that is said
         for level in (level for level in range(run.levels) if run.levels_lost >> level & 1):
-            self._ctx.events.emit(
+            self._ports.events.emit(
                 kinds.Warning(
                     message=f"nobody in this epoch has level {level} of the model as the run had it: it goes back to "
                     f"the checkpoint of step {kept}, {counted(reached - kept, 'step')} before",
@@ -198,13 +215,13 @@ class Member:
         late = run.state is RunState.WARMUP or run.state.active
         if late and self.slot is not None and self._replica is None and self._waits_for != run.epoch + 1:
             self._waits_for = run.epoch + 1
-            self._ctx.events.emit(kinds.Waiting(epoch=self._waits_for))
+            self._ports.events.emit(kinds.Waiting(epoch=self._waits_for))
 
     def _tell_of_halt(self, run: Run) -> None:
         """Say once what everybody waits for while the owner has to act."""
         why = _HALTED.get(run.state)
         if why != self._halted_by and why is not None:
-            self._ctx.events.emit(kinds.Warning(message=why, until="joined"))
+            self._ports.events.emit(kinds.Warning(message=why, until="joined"))
         self._halted_by = why
 
     def _take_replica(self) -> Replica | None:
@@ -246,12 +263,12 @@ class Member:
         """The run as it is now, however long that takes."""
         while True:
             try:
-                return (await self._ctx.coordinator.view(fresh=True)).run
+                return (await self._ports.coordinator.view(fresh=True)).run
             except Unavailable:
-                await self._ctx.clock.sleep(_LOOK_AGAIN)
+                await self._ports.clock.sleep(_LOOK_AGAIN)
 
     def _known_as_is(self, me: Slot) -> bool:
-        return (me.p2p, me.tier) == (self._ctx.transport.node_id, self._ctx.tier)
+        return (me.p2p, me.tier) == (self._ports.transport.node_id, self._role.tier)
 
     def _outdated(self, me: Slot) -> bool:
         """Whether the chain should hear anew what we declare. It takes effect only between epochs."""
@@ -264,24 +281,26 @@ class Member:
         if not await self._enrolment.join(self._weight, stateless=stateless):
             return
         self._said_stateless |= stateless
-        self.slot = (await self._ctx.feed.renew(self._ctx.coordinator)).members.find(self._ctx.coordinator.wallet)
-        self._ctx.events.emit(kinds.Joined(slot=self.slot, tier=self._ctx.tier, weight=self._weight, epoch=run.epoch))
+        self.slot = (await self._ports.feed.renew(self._ports.coordinator)).members.find(self._ports.coordinator.wallet)
+        self._ports.events.emit(
+            kinds.Joined(slot=self.slot, tier=self._role.tier, weight=self._weight, epoch=run.epoch)
+        )
 
     # --- peers --------------------------------------------------------------------------------------------------
 
     async def _follow_members(self) -> None:
         """Keep the transport's allow-list equal to the members on chain."""
         while True:
-            run = self._ctx.feed.run
+            run = self._ports.feed.run
             if run.members_seq != self._members_seq:
-                members = self._ctx.feed.members
+                members = self._ports.feed.members
                 wanted = members.pending | members.mask(MemberState.HEALTHY) | run.finishers
-                self._ctx.transport.set_members(members.slots[slot].p2p for slot in bitmap.slots(wanted))
+                self._ports.transport.set_members(members.slots[slot].p2p for slot in bitmap.slots(wanted))
                 self._members_seq = run.members_seq
-            await self._ctx.feed.after(run.seq)
+            await self._ports.feed.after(run.seq)
 
     async def _listen(self) -> None:
-        async for heard in self._ctx.transport.announcements():
+        async for heard in self._ports.transport.announcements():
             try:
                 self._hear(heard)
             except Exception as error:  # whatever is wrong with what a peer says costs that message, not this member
@@ -293,10 +312,10 @@ class Member:
             said = decode_announcement(heard.data)
         except BadAnnouncement as error:
             if self._complaints.new("reading an announcement of", heard.sender):
-                self._ctx.events.emit(kinds.Refused(peer=short(heard.sender), why=str(error)))
+                self._ports.events.emit(kinds.Refused(peer=short(heard.sender), why=str(error)))
             return
-        run = self._ctx.feed.run
-        if said.sender != heard.sender or said.run_id != self._ctx.run_id or not 0 <= said.epoch - run.epoch <= 1:
+        run = self._ports.feed.run
+        if said.sender != heard.sender or said.run_id != self._role.run_id or not 0 <= said.epoch - run.epoch <= 1:
             return
         if isinstance(said, Ready):
             self._readiness.hear(said)

@@ -26,7 +26,7 @@ from aftermath.model.segments import SegmentError, level_hash, segment_bytes, wr
 from aftermath.p2p.transport import RequestRefused, Transport, TransportError
 from aftermath.run.bounded import Malformed, msgpack_as
 from aftermath.run.counted import counted
-from aftermath.train.context import Context
+from aftermath.train.ports import Ports, Workers
 
 TOPIC = "model"
 _DIGEST = 32
@@ -165,9 +165,9 @@ def checked(reply: bytes, schema: StateSchema) -> Manifest | None:
 class LevelFetcher:
     """Fetches levels into a set of parameters and checks each against the hash the chain holds."""
 
-    def __init__(self, context: Context, parallel: int, deadline_s: float) -> None:
-        self._ctx, self._deadline = context, deadline_s
-        self._ends = context.clock.monotonic() + deadline_s
+    def __init__(self, ports: Ports, schema: StateSchema, workers: Workers, parallel: int, deadline_s: float) -> None:
+        self._ports, self._schema, self._workers, self._deadline = ports, schema, workers, deadline_s
+        self._ends = ports.clock.monotonic() + deadline_s
         self._slots = asyncio.Semaphore(parallel)
 
     async def fetch(
@@ -177,7 +177,7 @@ class LevelFetcher:
         reasons = []
         for index, offer in enumerate(offers):
             rivals = sum(len(other.holders) == len(offer.holders) for other in offers[index + 1 :])
-            now = self._ctx.clock.monotonic()
+            now = self._ports.clock.monotonic()
             until = now + max(0.0, self._ends - now) / (rivals + 1) if rivals else math.inf
             try:
                 await self._take(level, offer, params, until)
@@ -192,10 +192,10 @@ class LevelFetcher:
         raise ModelUnavailable(f"level {level} of the model: " + ("; ".join(reasons) or "no peer offers it"))
 
     async def _hash(self, params: Mapping[str, Tensor], level: int) -> bytes:
-        return await self._ctx.compute(lambda: level_hash(params, self._ctx.schema.state, level))
+        return await self._workers.compute(lambda: level_hash(params, self._schema, level))
 
     async def _take(self, level: int, offer: Offer, params: Mapping[str, Tensor], until: float) -> None:
-        segments = enumerate(self._ctx.schema.state.of_level(level))
+        segments = enumerate(self._schema.of_level(level))
         await every(self._take_one(offer, index, segment, params, until) for index, segment in segments)
 
     async def _take_one(
@@ -204,9 +204,9 @@ class LevelFetcher:
         turn = index % len(offer.holders)
         holders = offer.holders[turn:] + offer.holders[:turn]  # spread segments over all holders
         async with self._slots:
-            deadline = min(self._deadline, max(0.0, until - self._ctx.clock.monotonic()))
-            data = await self._ctx.transport.fetch(offer.digests[index], segment_size(segment), holders, deadline)
-            await self._ctx.decode(lambda: write_segment(params, segment, data))
+            deadline = min(self._deadline, max(0.0, until - self._ports.clock.monotonic()))
+            data = await self._ports.transport.fetch(offer.digests[index], segment_size(segment), holders, deadline)
+            await self._workers.decode(lambda: write_segment(params, segment, data))
 
 
 def segment_size(segment: Segment) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 
 from aftermath.coordinator.errors import SETTLED, Refusal, Refused, Unavailable
 from aftermath.coordinator.ports import Clock
-from aftermath.train.context import Context
+from aftermath.train.ports import Ports
 from aftermath.watch import kinds
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 4.0
@@ -48,9 +48,9 @@ class Duty:
     """What a member owes the run while it is `wanted`. Refusals in `done_if` say that it is done, or not its turn."""
 
     def __init__(
-        self, context: Context, name: str, *, wanted: Callable[[], bool], done_if: frozenset[Refusal] = SETTLED
+        self, ports: Ports, name: str, *, wanted: Callable[[], bool], done_if: frozenset[Refusal] = SETTLED
     ) -> None:
-        self._ctx, self._name = context, name
+        self._ports, self._name = ports, name
         self._wanted, self._done_if = wanted, done_if
         self._pause, self._not_before = _FIRST_WAIT, float("-inf")
         self._warned = False
@@ -60,17 +60,17 @@ class Duty:
     @property
     def due(self) -> bool:
         """Whether it is worth a try now."""
-        return not self.refused and self._ctx.clock.monotonic() >= self._not_before
+        return not self.refused and self._ports.clock.monotonic() >= self._not_before
 
     async def fulfil(self, call: Callable[[], Awaitable[None]]) -> bool:
         """`persist`; any other refusal is a warning that names the duty, said once, and False."""
         try:
-            return await persist(self._ctx.clock, call, wanted=self._wanted, done_if=self._done_if)
+            return await persist(self._ports.clock, call, wanted=self._wanted, done_if=self._done_if)
         except Refused as refusal:
             if not self._warned:
-                self._ctx.events.emit(kinds.Warning(message=f"{self._name} was refused: {refusal}"))
+                self._ports.events.emit(kinds.Warning(message=f"{self._name} was refused: {refusal}"))
             self._warned = True
             self.refused = refusal.reason is not Refusal.MAY_PASS
-            self._not_before = self._ctx.clock.monotonic() + self._pause
+            self._not_before = self._ports.clock.monotonic() + self._pause
             self._pause = min(2 * self._pause, _LONGEST_WAIT)
             return False

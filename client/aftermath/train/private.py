@@ -25,7 +25,7 @@ from aftermath.model.documents import CheckpointError
 from aftermath.model.store import standing_in, sync, writing
 from aftermath.optim.parts import BadState
 from aftermath.run.bounded import Malformed, json_as
-from aftermath.train.context import Context
+from aftermath.train.ports import Ports, Role, Workers
 from aftermath.train.replica import Replica
 from aftermath.watch import kinds
 
@@ -48,10 +48,10 @@ class _Bound(msgspec.Struct, frozen=True):
 class PrivateState:
     """Keeps one member's, if it was asked to."""
 
-    def __init__(self, context: Context) -> None:
-        self._ctx = context
+    def __init__(self, ports: Ports, role: Role, workers: Workers, directory: Path | None) -> None:
+        self._ports, self._role, self._workers = ports, role, workers
         self._writing: asyncio.Task[None] | None = None
-        self._file = _file_in(context.optimizer_state_dir, context) if context.optimizer_state_dir else None
+        self._file = _file_in(directory, ports.coordinator.wallet, role.run_id) if directory else None
 
     async def keep(self, replica: Replica, epoch: int, hashes: Mapping[int, bytes]) -> None:
         """Have the state of a replica written in the background, which has ended that epoch with these hashes."""
@@ -59,26 +59,28 @@ class PrivateState:
             return
         await self.settle()
         bound = self._bound(epoch + 1, hashes)
-        state = await self._ctx.compute(lambda: {name: own.clone() for name, own in replica.optimizer.state().items()})
+        state = await self._workers.compute(
+            lambda: {name: own.clone() for name, own in replica.optimizer.state().items()}
+        )
         self._writing = asyncio.ensure_future(self._write(file, state, bound))
 
     async def restore(self, replica: Replica, epoch: int) -> None:
         """Take what is kept over into a new replica, that begins this epoch, if it is the one it belongs to."""
         if (file := self._file) is None or not file.exists():
             return
-        hashes = await self._ctx.compute(replica.hashes)
+        hashes = await self._workers.compute(replica.hashes)
         bound = self._bound(epoch, hashes)
         try:
-            state = await self._ctx.compute(lambda: _read(file, bound))
+            state = await self._workers.compute(lambda: _read(file, bound))
             if state is None:
                 why = f"{file} is of another epoch or other weights"
             else:
-                await self._ctx.compute(lambda: replica.optimizer.restore(state))
-                self._ctx.events.emit(kinds.Remembered(epoch=epoch))
+                await self._workers.compute(lambda: replica.optimizer.restore(state))
+                self._ports.events.emit(kinds.Remembered(epoch=epoch))
                 return
         except (BadState, CheckpointError) as error:
             why = error.message
-        self._ctx.events.emit(kinds.Warning(message=f"the optimizer begins with nothing: {why}", until="trained"))
+        self._ports.events.emit(kinds.Warning(message=f"the optimizer begins with nothing: {why}", until="trained"))
 
     async def settle(self) -> None:
         """Wait for what is being written."""
@@ -93,24 +95,24 @@ class PrivateState:
 
     def _bound(self, epoch: int, hashes: Mapping[int, bytes]) -> _Bound:
         return _Bound(
-            run_id=self._ctx.run_id,
-            wallet=self._ctx.coordinator.wallet.hex(),
-            schema=self._ctx.schema.hash().hex(),
-            tier=self._ctx.tier,
+            run_id=self._role.run_id,
+            wallet=self._ports.coordinator.wallet.hex(),
+            schema=self._role.schema.hash().hex(),
+            tier=self._role.tier,
             epoch=epoch,
             levels={str(level): digest.hex() for level, digest in sorted(hashes.items())},
         )
 
     async def _write(self, file: Path, state: Mapping[str, Tensor], bound: _Bound) -> None:
         try:
-            await self._ctx.write(lambda: _save(file, state, bound))
+            await self._workers.write(lambda: _save(file, state, bound))
         except Exception as error:  # nobody awaits this task, so it has to be told here
-            self._ctx.events.emit(kinds.Warning(message=f"what the optimizer knows is not kept: {error}"))
+            self._ports.events.emit(kinds.Warning(message=f"what the optimizer knows is not kept: {error}"))
 
 
-def _file_in(directory: Path, context: Context) -> Path:
+def _file_in(directory: Path, wallet: bytes, run_id: str) -> Path:
     """One for each wallet and run."""
-    name = hashlib.sha256(f"{context.coordinator.wallet.hex()} {context.run_id}".encode()).hexdigest()
+    name = hashlib.sha256(f"{wallet.hex()} {run_id}".encode()).hexdigest()
     return directory / f"{name[:16]}.safetensors"
 
 

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from aftermath.model.generate import generate
 from aftermath.model.text import Prompt
-from aftermath.train.context import Context
+from aftermath.train.feed import RunFeed
+from aftermath.train.ports import Worker
 from aftermath.train.replica import Replica
 from aftermath.watch import kinds
+from aftermath.watch.events import Events
 
 _TEMPERATURE = 0.6
 
@@ -22,20 +24,20 @@ _TEMPERATURE = 0.6
 class Continuations:
     """Continues one member's prompt, again and again."""
 
-    def __init__(self, context: Context, prompt: Prompt) -> None:
-        self._ctx, self._prompt = context, prompt
+    def __init__(self, prompt: Prompt, feed: RunFeed, events: Events, compute: Worker) -> None:
+        self._prompt, self._feed, self._events, self._compute = prompt, feed, events, compute
         self._written: list[int] = []
 
     async def go_on(self, replica: Replica, epoch: int, height: int, step: int) -> None:
         """Write until the run is no longer in that round."""
-        feed = self._ctx.feed
+        feed = self._feed
         while feed.run.epoch == epoch and feed.run.state.training and feed.run.current.height == height:
-            token = await self._ctx.compute(lambda: self._next(replica))
+            token = await self._compute(lambda: self._next(replica))
             if token is not None:
                 self._written.append(token)
             if token is None or len(self._written) == self._prompt.tokens:
                 text = self._prompt.tokenizer.decode(self._written)
-                self._ctx.events.emit(kinds.Sample(step=step, prompt=self._prompt.text, text=text))
+                self._events.emit(kinds.Sample(step=step, prompt=self._prompt.text, text=text))
                 self._written = []
                 return
 

@@ -11,8 +11,8 @@ from aftermath.run.accounts import Members, Run
 from aftermath.run.commitment import Ready, encode_announcement
 from aftermath.run.committee import witnesses
 from aftermath.run.state import MemberState
-from aftermath.train.context import Context
 from aftermath.train.persist import Duty
+from aftermath.train.ports import Ports, Role
 from aftermath.train.wait import Pulse, first_of
 from aftermath.train.warmup import warmup_over
 
@@ -41,40 +41,40 @@ class Readiness:
             del self._ready[old]
 
 
-async def announce_ready(context: Context, readiness: Readiness, run: Run, slot: int) -> None:
+async def announce_ready(ports: Ports, role: Role, readiness: Readiness, run: Run, slot: int) -> None:
     """Tell the others, and as an elected witness tell the chain once all are ready (or out of reach)."""
     me = Ready(
-        sender=context.transport.node_id,
-        signer=context.coordinator.wallet,
-        run_id=context.run_id,
+        sender=ports.transport.node_id,
+        signer=ports.coordinator.wallet,
+        run_id=role.run_id,
         epoch=run.epoch,
         slot=slot,
     )
     readiness.hear(me)
-    await context.transport.announce(encode_announcement(me, context.p2p_secret))
-    await _witness(context, readiness, run, slot)
+    await ports.transport.announce(encode_announcement(me, role.p2p_secret))
+    await _witness(ports, readiness, run, slot)
 
 
-async def _witness(context: Context, readiness: Readiness, run: Run, slot: int) -> None:
+async def _witness(ports: Ports, readiness: Readiness, run: Run, slot: int) -> None:
     """Tell the chain when all are ready, if this member is a witness, or becomes one because others leave."""
     duty = Duty(
-        context,
+        ports,
         "the report that this member is ready",
-        wanted=lambda: not warmup_over(run, context.feed.run),
+        wanted=lambda: not warmup_over(run, ports.feed.run),
     )
-    patient_until = context.clock.monotonic() + _PATIENCE
-    while not duty.refused and not warmup_over(run, now := context.feed.run):
-        members = context.feed.members
+    patient_until = ports.clock.monotonic() + _PATIENCE
+    while not duty.refused and not warmup_over(run, now := ports.feed.run):
+        members = ports.feed.members
         elected = slot in witnesses(now.current, members.mask(MemberState.HEALTHY))
-        impatient = context.clock.monotonic() >= patient_until
-        if elected and duty.due and _all_ready(context, readiness, run, members, impatient):
-            reported = await duty.fulfil(lambda: context.coordinator.warmup_witness(slot))
-            if reported or bitmap.contains(context.feed.run.current.attested, slot):
+        impatient = ports.clock.monotonic() >= patient_until
+        if elected and duty.due and _all_ready(ports, readiness, run, members, impatient):
+            reported = await duty.fulfil(lambda: ports.coordinator.warmup_witness(slot))
+            if reported or bitmap.contains(ports.feed.run.current.attested, slot):
                 return
-        await first_of(readiness.changed.wait(), context.feed.after(now.seq), context.clock.sleep(_LOOK_AGAIN))
+        await first_of(readiness.changed.wait(), ports.feed.after(now.seq), ports.clock.sleep(_LOOK_AGAIN))
 
 
-def _all_ready(context: Context, readiness: Readiness, run: Run, members: Members, impatient: bool) -> bool:
+def _all_ready(ports: Ports, readiness: Readiness, run: Run, members: Members, impatient: bool) -> bool:
     waiting = run.current.roster & members.mask(MemberState.HEALTHY)
     keys = {members.slots[slot].p2p for slot in bitmap.slots(waiting)} - readiness.of(run.epoch)
-    return not (keys & context.transport.reachable() if impatient else keys)
+    return not (keys & ports.transport.reachable() if impatient else keys)

@@ -24,8 +24,8 @@ from aftermath.p2p.transport import RequestRefused, TransportError
 from aftermath.run.accounts import STORED_ROUNDS
 from aftermath.run.bounded import Malformed, msgpack_as
 from aftermath.run.commitment import Commitment
-from aftermath.train.context import Context
 from aftermath.train.plan import RoundPlan
+from aftermath.train.ports import Ports, Role, Worker
 from aftermath.train.wait import Pulse
 from aftermath.watch import kinds
 
@@ -56,8 +56,8 @@ class Candidate:
 class Results:
     """The announcements and payloads of the last rounds of one epoch."""
 
-    def __init__(self, context: Context) -> None:
-        self._ctx = context
+    def __init__(self, ports: Ports, role: Role, decode: Worker) -> None:
+        self._ports, self._role, self._decode = ports, role, decode
         self._epoch = -1
         self._retired: list[bytes] = []
         self._plans: dict[int, RoundPlan] = {}
@@ -65,7 +65,7 @@ class Results:
         self._early: dict[int, dict[bytes, dict[bytes, Commitment]]] = {}
         self._refused: dict[int, set[int | None]] = defaultdict(set)
         self.changed = Pulse()
-        context.transport.handle(TOPIC, self._answer)
+        ports.transport.handle(TOPIC, self._answer)
 
     # --- rounds -------------------------------------------------------------------------------------------------
 
@@ -112,7 +112,7 @@ class Results:
         needed = {digest for found in self._found.values() for c in _all(found) for digest in c.served}
         for digest in self._retired:
             if digest not in needed:
-                self._ctx.transport.retract(digest)
+                self._ports.transport.retract(digest)
         self._retired = []
 
     def applied(self, height: int) -> None:
@@ -143,14 +143,14 @@ class Results:
         plan = self._plans.get(said.height)
         if plan is None or said.epoch != self._epoch:
             return
-        if not plan.admits(said, self._ctx.schema):
+        if not plan.admits(said, self._role.schema):
             self._refuse(said, plan)
             return
         candidates, digest = self._found[said.height].setdefault(said.slot, []), said.digest
         if any(c.digest == digest for c in candidates) or (len(candidates) >= _MAX_PER_MEMBER and not accepted):
             return
         if candidates:
-            self._ctx.events.emit(
+            self._ports.events.emit(
                 kinds.Refused(height=said.height, slot=said.slot, why="it announced another result too")
             )
         candidate = Candidate(said, raw, digest)
@@ -167,7 +167,7 @@ class Results:
         slot = next((index for index, member in enumerate(plan.slots) if member.p2p == said.sender), None)
         if slot not in self._refused[said.height]:
             self._refused[said.height].add(slot)
-            self._ctx.events.emit(kinds.Refused(height=said.height, slot=slot, why="not what it was assigned"))
+            self._ports.events.emit(kinds.Refused(height=said.height, slot=slot, why="not what it was assigned"))
 
     def keep_own(self, said: Commitment, raw: bytes, votes: Mapping[int, Votes], payloads: Mapping[int, bytes]) -> None:
         """Add this member's own result, whose payloads are published already."""
@@ -180,7 +180,7 @@ class Results:
 
     def needed(self, candidate: Candidate) -> list[int]:
         """The levels of a result that this member holds."""
-        return [level for level in candidate.said.levels if level >= self._ctx.tier]
+        return [level for level in candidate.said.levels if level >= self._role.tier]
 
     def complete(self, candidate: Candidate) -> bool:
         """Whether all of it that concerns us is here, valid or not."""
@@ -202,38 +202,40 @@ class Results:
                 if failure is not None and not isinstance(failure, TransportError):
                     raise failure
                 if failure is not None and pause < _LONGEST_PAUSE:
-                    self._ctx.events.emit(kinds.FetchFailed(height=said.height, slot=said.slot, why=str(failure)))
+                    self._ports.events.emit(kinds.FetchFailed(height=said.height, slot=said.slot, why=str(failure)))
             if self._missing(candidate):
-                await self._ctx.clock.sleep(pause)
+                await self._ports.clock.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
         self.changed.fire()
 
     def _fetched(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._ctx.events.emit(kinds.Warning(message=f"a result could not be fetched: {error}"))
+            self._ports.events.emit(kinds.Warning(message=f"a result could not be fetched: {error}"))
 
     async def _fetch_level(self, candidate: Candidate, level: int) -> None:
-        payload, started = candidate.said.levels[level], self._ctx.clock.monotonic()
+        payload, started = candidate.said.levels[level], self._ports.clock.monotonic()
         patience = _FETCH_SECONDS + payload.size / _SLOWEST_BYTES
-        deadline = min(patience, float(self._ctx.feed.run.config.max_round_train_time))
+        deadline = min(patience, float(self._ports.feed.run.config.max_round_train_time))
         holders = self._holders(candidate.said, level)
-        data = await self._ctx.transport.fetch(payload.blake3, payload.size, holders, deadline, keep=True)
+        data = await self._ports.transport.fetch(payload.blake3, payload.size, holders, deadline, keep=True)
         candidate.served.append(payload.blake3)
-        results, fetched = self._ctx.schema.results, self._ctx.clock.monotonic()
+        results, fetched = self._role.schema.results, self._ports.clock.monotonic()
         try:
-            votes = await self._ctx.decode(lambda: decode_level(data, results, level))
+            votes = await self._decode(lambda: decode_level(data, results, level))
         except BadPayload as error:
             candidate.bad.add(level)
-            self._ctx.events.emit(kinds.Refused(height=candidate.said.height, slot=candidate.said.slot, why=str(error)))
+            self._ports.events.emit(
+                kinds.Refused(height=candidate.said.height, slot=candidate.said.slot, why=str(error))
+            )
             return
         candidate.votes[level], candidate.payloads[level] = votes, data
-        self._ctx.events.emit(
+        self._ports.events.emit(
             kinds.Fetched(
                 height=candidate.said.height,
                 slot=candidate.said.slot,
                 level=level,
                 seconds=fetched - started,
-                decode_seconds=self._ctx.clock.monotonic() - fetched,
+                decode_seconds=self._ports.clock.monotonic() - fetched,
             )
         )
 
@@ -241,8 +243,8 @@ class Results:
         """Who may have this level's payload: its trainer first, then the reachable members that hold the level."""
         plan = self._plans[said.height]
         others = {plan.slots[slot].p2p for slot in plan.shares if plan.slots[slot].tier <= level}
-        others &= self._ctx.transport.reachable()
-        return [said.sender, *sorted(others - {said.sender, self._ctx.transport.node_id})]
+        others &= self._ports.transport.reachable()
+        return [said.sender, *sorted(others - {said.sender, self._ports.transport.node_id})]
 
     # --- what is known ------------------------------------------------------------------------------------------
 

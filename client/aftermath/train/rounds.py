@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 import torch
 
 from aftermath.coordinator.errors import Refused
+from aftermath.data.local import TokenFiles
 from aftermath.optim.clip import NonFiniteGradient
 from aftermath.optim.codec import decode_level
 from aftermath.optim.engine import Trained
@@ -30,17 +31,18 @@ from aftermath.run.consensus import Fingerprint, consensus
 from aftermath.run.schedules import round_learning_rate
 from aftermath.run.state import RunState
 from aftermath.train.collect import Collector
-from aftermath.train.context import Context, Desync
 from aftermath.train.gradients import GradientFiles
 from aftermath.train.health import Excuses, report_undelivered
 from aftermath.train.modelshare import ModelShare
 from aftermath.train.plan import RoundPlan, plan_round
+from aftermath.train.ports import Desync, Ports, Role, Workers
 from aftermath.train.prompt import Continuations
 from aftermath.train.replica import Cancelled, Replica
 from aftermath.train.results import Candidate, Results
 from aftermath.train.sharetime import ShareTime
 from aftermath.train.traffic import report_traffic
 from aftermath.train.wait import first_of
+from aftermath.train.wishes import Wishes
 from aftermath.train.witness import WitnessDuty, time_for_results
 from aftermath.watch import kinds
 from aftermath.watch.events import hexed
@@ -53,7 +55,11 @@ class Rounds:
 
     def __init__(
         self,
-        context: Context,
+        ports: Ports,
+        role: Role,
+        workers: Workers,
+        data: TokenFiles,
+        wishes: Wishes,
         results: Results,
         share: ModelShare,
         gradients: GradientFiles,
@@ -63,15 +69,18 @@ class Rounds:
         slot: int,
         weight: int,
     ) -> None:
-        self._ctx, self._results, self._share, self._gradients = context, results, share, gradients
+        self._ports, self._role, self._workers, self._data, self._wishes = ports, role, workers, data, wishes
+        self._results, self._share, self._gradients = results, share, gradients
         self._replica, self._began, self._model, self._slot = replica, began, model, slot
         self._epoch = began.epoch
         self._members: Members | None = None
         self._excuses = Excuses()
-        self._collector = Collector(context, results, began.epoch)
-        self._continuations = Continuations(context, context.prompt) if context.prompt else None
+        self._collector = Collector(ports, role.levels, results, began.epoch)
+        self._continuations = (
+            Continuations(wishes.prompt, ports.feed, ports.events, workers.compute) if wishes.prompt else None
+        )
         self._rules = began.config
-        self.time = ShareTime(context, time_for_results(began.config), weight)
+        self.time = ShareTime(ports.events, time_for_results(began.config), weight)
         self._applied = -1  # height of the newest round whose results are in the replica
         self._announced = -1  # height of the newest round of which this member has told of a result
         self._height = -1
@@ -85,7 +94,7 @@ class Rounds:
         """
         try:
             while True:
-                run = await self._ctx.feed.until(self._something_to_do)
+                run = await self._ports.feed.until(self._something_to_do)
                 if self._given_up(run):
                     return None
                 if self._ended(run):
@@ -137,7 +146,7 @@ class Rounds:
     def _finished(self, duty: asyncio.Task[None]) -> None:
         self._duties.discard(duty)
         if not duty.cancelled() and (error := duty.exception()) is not None:
-            self._ctx.events.emit(kinds.Warning(message=f"a duty of this round failed: {error}"))
+            self._ports.events.emit(kinds.Warning(message=f"a duty of this round failed: {error}"))
 
     # --- one round ----------------------------------------------------------------------------------------------
 
@@ -150,12 +159,12 @@ class Rounds:
         if plan is None:
             raise Desync("the chain has moved on")
         since = run.state_started_at
-        self._ctx.events.emit(kinds.Round(epoch=self._epoch, height=self._height, step=plan.header.step, since=since))
-        duty = WitnessDuty(self._ctx, self._results, self._slot, plan, self._rules.judged(self._height))
+        self._ports.events.emit(kinds.Round(epoch=self._epoch, height=self._height, step=plan.header.step, since=since))
+        duty = WitnessDuty(self._ports, self._results, self._slot, plan, self._rules.judged(self._height))
         self._start(duty.attend())
         self._start(duty.inquire(self._collector))
         await self._apply_through(run, self._rules.judged(self._height - 1))
-        self._start(report_undelivered(self._ctx, self._excuses, run, self._slot))
+        self._start(report_undelivered(self._ports, self._excuses, run, self._slot))
         trained = await self._train(plan)
         if trained is None:
             duty.own_share_done(0.0, 0.0)
@@ -165,12 +174,12 @@ class Rounds:
             duty.own_share_done(trained.loss, trained.tokens / max(trained.seconds, 1e-6))
         if self._continuations:
             self._start(self._continuations.go_on(self._replica, self._epoch, self._height, plan.header.step))
-        report_traffic(self._ctx)
+        report_traffic(self._ports)
 
     def _open_plans(self, run: Run) -> None:
         """Plan every round the chain still stores and this member has not seen, oldest first."""
         if self._members is None:
-            self._members = self._ctx.feed.members
+            self._members = self._ports.feed.members
         newest = run.current.height
         for height in range(max(0, newest - STORED_ROUNDS + 1), newest + 1):
             header = run.round(height)
@@ -192,25 +201,25 @@ class Rounds:
             self._applied = height
 
     async def _apply(self, done: Round, attesting: Round) -> None:
-        started = self._ctx.clock.monotonic()
+        started = self._ports.clock.monotonic()
         try:
-            attestations = await self._ctx.coordinator.attestations(attesting)
+            attestations = await self._ports.coordinator.attestations(attesting)
         except Refused as error:
             raise Desync(str(error)) from error
         accepted = consensus(attesting, attestations, done.roster)
         results = await self._collect(done.height, attesting.seed, accepted)
         votes = self._collector.by_level(results)
-        waited = self._ctx.clock.monotonic() - started
+        waited = self._ports.clock.monotonic() - started
         lr = round_learning_rate(self._began, self._model, done.step)
         self._share.withdraw()
-        await self._ctx.compute(lambda: self._replica.apply(votes, lr))
+        await self._workers.compute(lambda: self._replica.apply(votes, lr))
         self._results.applied(done.height)
         self._gradients.keep(results, lr)
-        hashes = await self._ctx.compute(self._replica.hashes) if self._ctx.hash_replicas else {}
-        seconds = self._ctx.clock.monotonic() - started - waited
+        hashes = await self._workers.compute(self._replica.hashes) if self._wishes.hash_replicas else {}
+        seconds = self._ports.clock.monotonic() - started - waited
         if not self._held_up_since(started):
             self.time.applied(seconds)
-        self._ctx.events.emit(
+        self._ports.events.emit(
             kinds.Applied(
                 epoch=self._epoch,
                 height=done.height,
@@ -230,8 +239,8 @@ class Rounds:
         """
 
         async def give_up() -> NoReturn:
-            await self._ctx.feed.until(lambda now: now.epoch != self._epoch)
-            await self._ctx.clock.sleep(self._rules.max_round_train_time)
+            await self._ports.feed.until(lambda now: now.epoch != self._epoch)
+            await self._ports.clock.sleep(self._rules.max_round_train_time)
             raise Desync(f"the epoch is over and results of round {height} could not be had from any peer")
 
         return await first_of(self._collector.collect(height, seed, accepted), give_up())
@@ -245,21 +254,21 @@ class Rounds:
             return None
         lr = round_learning_rate(self._began, self._model, plan.header.step)
         ahead = round_learning_rate(self._began, self._model, plan.header.step - 1)
-        measured = bool(every := self._ctx.optim_stats_steps) and plan.header.step % every == 0
+        measured = bool(every := self._wishes.optim_stats_steps) and plan.header.step % every == 0
         travelling = self._applied < self._announced == plan.header.height - 1
-        cancelled, started = threading.Event(), self._ctx.clock.monotonic()
+        cancelled, started = threading.Event(), self._ports.clock.monotonic()
         watch = asyncio.ensure_future(self._cancel_when_late(plan, cancelled))
         try:
-            sequences = await self._ctx.compute(lambda: torch.from_numpy(self._ctx.data.read(indices)))
-            trained = await self._ctx.compute(
+            sequences = await self._workers.compute(lambda: torch.from_numpy(self._data.read(indices)))
+            trained = await self._workers.compute(
                 lambda: self._replica.train(sequences, lr, ahead, cancelled, measured, travelling)
             )
         except Cancelled:
-            self._ctx.events.emit(kinds.Warning(message=f"round {plan.header.height} was given up: the run is ahead"))
+            self._ports.events.emit(kinds.Warning(message=f"round {plan.header.height} was given up: the run is ahead"))
             self._took(len(indices), started, done=False)
             return None
         except NonFiniteGradient as error:
-            self._ctx.events.emit(kinds.Warning(message=f"step {plan.header.step} is left out: {error}"))
+            self._ports.events.emit(kinds.Warning(message=f"step {plan.header.step} is left out: {error}"))
             return None
         finally:
             watch.cancel()
@@ -267,7 +276,9 @@ class Rounds:
         self._took(len(indices), started, done=True)
         if math.isfinite(trained.loss):
             return trained
-        self._ctx.events.emit(kinds.Warning(message=f"step {plan.header.step} is left out: its loss is {trained.loss}"))
+        self._ports.events.emit(
+            kinds.Warning(message=f"step {plan.header.step} is left out: its loss is {trained.loss}")
+        )
         return None
 
     def _took(self, sequences: int, started: float, *, done: bool) -> None:
@@ -275,15 +286,15 @@ class Rounds:
         no share any more, and without one nothing shows its true speed.
         """
         if not self._held_up_since(started):
-            self.time.took(sequences, self._ctx.clock.monotonic() - started, done=done)
+            self.time.took(sequences, self._ports.clock.monotonic() - started, done=done)
 
     def _held_up_since(self, started: float) -> bool:
-        return self._ctx.attention.woke() >= started
+        return self._ports.attention.woke() >= started
 
     async def _cancel_when_late(self, plan: RoundPlan, cancelled: threading.Event) -> None:
         """A result is of use until the round that judges it has closed."""
         latest = self._rules.judges(plan.header.height)
-        await self._ctx.feed.until(
+        await self._ports.feed.until(
             lambda run: run.epoch != plan.epoch or not run.state.training or run.current.height > latest
         )
         cancelled.set()
@@ -292,32 +303,32 @@ class Rounds:
         """Publish the payloads and tell everybody, under our signature."""
         speed = trained.tokens / max(trained.seconds, 1e-6)
         said = Commitment(
-            sender=self._ctx.transport.node_id,
-            signer=self._ctx.coordinator.wallet,
-            run_id=self._ctx.run_id,
+            sender=self._ports.transport.node_id,
+            signer=self._ports.coordinator.wallet,
+            run_id=self._role.run_id,
             epoch=plan.epoch,
             height=plan.header.height,
             step=plan.header.step,
             slot=self._slot,
-            tier=self._ctx.tier,
+            tier=self._role.tier,
             intervals=tuple(SequenceInterval(r.start, r.stop) for r in plan.ranges(self._slot)),
-            schema_hash=self._ctx.schema.hash(),
+            schema_hash=self._role.schema.hash(),
             levels={
-                level: LevelPayload(self._ctx.transport.publish(data), len(data))
+                level: LevelPayload(self._ports.transport.publish(data), len(data))
                 for level, data in sorted(trained.payloads.items())
             },
             loss=trained.loss,
             tokens_per_sec=speed,
         )
-        started = self._ctx.clock.monotonic()
-        raw = encode_announcement(said, self._ctx.p2p_secret)
-        results = self._ctx.schema.results
-        votes = await self._ctx.decode(
+        started = self._ports.clock.monotonic()
+        raw = encode_announcement(said, self._role.p2p_secret)
+        results = self._role.schema.results
+        votes = await self._workers.decode(
             lambda: {level: decode_level(data, results, level) for level, data in trained.payloads.items()}
         )
         self._results.keep_own(said, raw, votes, trained.payloads)
-        await self._ctx.transport.announce(raw)
-        self._ctx.events.emit(
+        await self._ports.transport.announce(raw)
+        self._ports.events.emit(
             kinds.Trained(
                 epoch=plan.epoch,
                 height=plan.header.height,
@@ -327,12 +338,12 @@ class Rounds:
                 tokens_per_sec=speed,
                 seconds=trained.seconds,
                 encode_seconds=trained.encode_seconds,
-                announce_seconds=self._ctx.clock.monotonic() - started,
+                announce_seconds=self._ports.clock.monotonic() - started,
                 bytes=sum(map(len, trained.payloads.values())),
             )
         )
         if trained.measured is not None:
-            self._ctx.events.emit(
+            self._ports.events.emit(
                 kinds.Optimizer(
                     epoch=plan.epoch,
                     height=plan.header.height,

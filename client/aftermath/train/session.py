@@ -39,7 +39,6 @@ from aftermath.run.accounts import Model
 from aftermath.run.errors import Unsuitable, UsageError
 from aftermath.train.archive import Archive, Hub
 from aftermath.train.attention import Attention
-from aftermath.train.context import Context
 from aftermath.train.ending import known
 from aftermath.train.feed import RunFeed
 from aftermath.train.interrupts import CLOSE_SECONDS, Interrupts
@@ -48,9 +47,11 @@ from aftermath.train.lock import lock_directory, only_process
 from aftermath.train.member import Member
 from aftermath.train.origin import Origin
 from aftermath.train.outfit import check_tier, data_of, schema_of
+from aftermath.train.ports import Ports, Role, Workers
 from aftermath.train.replica import pick_device
 from aftermath.train.settings import PROMPT_TOKENS, TrainSettings
 from aftermath.train.speed import measured_weight
+from aftermath.train.wishes import Wishes
 from aftermath.train.worker import ThreadWorker
 from aftermath.watch import kinds
 from aftermath.watch.console import ConsoleLines
@@ -282,36 +283,26 @@ async def _member(
         time.monotonic,
     )
     clock = RealClock()
-    context = Context(
-        run_id=settings.run_id,
-        coordinator=chain,
-        transport=transport,
-        feed=RunFeed(view),
-        clock=clock,
-        attention=Attention(clock),
-        events=events,
-        compute=compute,
-        decode=ThreadWorker("decode"),
-        upload=ThreadWorker("upload"),
-        write=ThreadWorker("write"),
-        p2p_secret=secret,
-        schema=schema,
-        tier=settings.matformer_tier,
-        data=data_of(model, schema),
+    ports = Ports(chain, RunFeed(view), transport, clock, Attention(clock), events)
+    role = Role(settings.run_id, schema, settings.matformer_tier, secret)
+    workers = Workers(compute, ThreadWorker("decode"), ThreadWorker("upload"), ThreadWorker("write"))
+    wishes = Wishes(
         hash_replicas=settings.events_dir is not None,
         gradients_dir=settings.write_gradients_dir,
         optim_stats_steps=settings.optim_stats_steps,
         optimizer_state_dir=settings.optimizer_state_dir,
         prompt=await compute(lambda: _prompt(settings, model, schema)),
     )
+    data = data_of(model, schema)
     archive = Archive(
         settings.checkpoint_dir,
         _hub(settings),
         settings.keep_steps if settings.delete_old_steps else None,
         await compute(lambda: _companions(settings, model)),
     )
-    weight = await measured_weight(context, origin, model.max_seq_len)
-    return Member(context, origin, archive, weight=weight, parallel=settings.max_concurrent_parameter_requests)
+    weight = await measured_weight(ports, role, compute, origin, model.max_seq_len)
+    parallel = settings.max_concurrent_parameter_requests
+    return Member(ports, role, workers, data, origin, archive, wishes, weight=weight, parallel=parallel)
 
 
 def _check_prompt(settings: TrainSettings) -> None:

@@ -7,16 +7,16 @@ it is said once per epoch, at the first share that took longer, because the next
 from __future__ import annotations
 
 from aftermath.run.counted import counted
-from aftermath.train.context import Context
 from aftermath.train.replica import weight_of
 from aftermath.watch import kinds
+from aftermath.watch.events import Events
 
 
 class ShareTime:
     """Watches one member's shares of one epoch; `limit`: seconds it has for one, `weight`: what it has declared."""
 
-    def __init__(self, context: Context, limit: float, weight: int) -> None:
-        self._ctx, self._limit = context, limit
+    def __init__(self, events: Events, limit: float, weight: int) -> None:
+        self._events, self._limit = events, limit
         self._applying = 0.0
         self._told = False
         self.weight = weight
@@ -38,7 +38,7 @@ class ShareTime:
         took = f"took {'' if done else 'more than '}{seconds:.0f} s"
         if self._applying >= 1:
             took += f" and applying a round's results {self._applying:.0f} s"
-        self._ctx.events.emit(
+        self._events.emit(
             kinds.Warning(
                 message=f"this machine is too slow for its share of the rounds: {counted(sequences, 'sequence')} {took}"
                 f"; a round leaves {self._limit:.0f} s for it at most, so the work comes too late. What helps: a "

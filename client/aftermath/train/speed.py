@@ -6,8 +6,8 @@ smallest share, since a share that it does in time says more than any measuremen
 
 from __future__ import annotations
 
-from aftermath.train.context import Context
 from aftermath.train.origin import Origin
+from aftermath.train.ports import Ports, Role, Worker
 from aftermath.train.wait import first_of
 from aftermath.watch import kinds
 
@@ -16,19 +16,19 @@ PATIENCE = 60.0
 _SLOWEST = 1
 
 
-async def measured_weight(context: Context, origin: Origin, seq_len: int) -> int:
+async def measured_weight(ports: Ports, role: Role, compute: Worker, origin: Origin, seq_len: int) -> int:
     """This machine's throughput in sequences per minute, as a member declares it."""
-    context.events.emit(
-        kinds.Measuring(tier=context.tier, parameters=context.schema.state.parameters(context.tier), limit=PATIENCE)
+    ports.events.emit(
+        kinds.Measuring(tier=role.tier, parameters=role.schema.state.parameters(role.tier), limit=PATIENCE)
     )
-    started = context.clock.monotonic()
+    started = ports.clock.monotonic()
 
     async def measure() -> int | None:
-        return await context.compute(lambda: origin.measure_weight(seq_len))
+        return await compute(lambda: origin.measure_weight(seq_len))
 
-    weight = await first_of(measure(), context.clock.sleep(PATIENCE))
+    weight = await first_of(measure(), ports.clock.sleep(PATIENCE))
     if weight is None:
-        context.events.emit(
+        ports.events.emit(
             kinds.Warning(
                 message=f"this machine's speed is not known after {PATIENCE:.0f} s: it asks for the smallest share; "
                 "a higher --matformer-tier is a smaller model",
@@ -36,5 +36,5 @@ async def measured_weight(context: Context, origin: Origin, seq_len: int) -> int
             )
         )
     weight = weight or _SLOWEST
-    context.events.emit(kinds.Measured(weight=weight, seconds=context.clock.monotonic() - started))
+    ports.events.emit(kinds.Measured(weight=weight, seconds=ports.clock.monotonic() - started))
     return weight

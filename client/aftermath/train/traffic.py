@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from aftermath.train.context import Context
+from aftermath.train.ports import Ports
 from aftermath.watch import kinds
 
 
-def report_traffic(context: Context) -> None:
+def report_traffic(ports: Ports) -> None:
     """Emit the counters so far."""
-    stats = context.transport.stats()
-    context.events.emit(
+    stats = ports.transport.stats()
+    ports.events.emit(
         kinds.Traffic(
             sent=sum(stats.sent.values()),
             received=sum(stats.received.values()),
             sent_by_kind={str(kind): sent for kind, sent in stats.sent.items()},
-            peers=len(context.transport.reachable()),
-            costs=dict(context.coordinator.costs()),
+            peers=len(ports.transport.reachable()),
+            costs=dict(ports.coordinator.costs()),
         )
     )

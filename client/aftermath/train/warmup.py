@@ -25,9 +25,9 @@ from aftermath.model.segments import SegmentError, level_hash, segment_bytes, wr
 from aftermath.run import bitmap
 from aftermath.run.accounts import STORED_ROUNDS, Run
 from aftermath.run.state import ModelSource, RunState
-from aftermath.train.context import Context, Desync
 from aftermath.train.modelshare import LevelFetcher, Manifest, ModelShare, ModelUnavailable, Offer, Offers, ask_offers
 from aftermath.train.origin import Origin
+from aftermath.train.ports import Desync, Ports, Role, Workers
 from aftermath.train.replica import Replica
 from aftermath.train.wait import first_of
 from aftermath.watch import kinds
@@ -45,31 +45,42 @@ class NoModel(Desync):
 class WarmUp:
     """One member's warm-up into one epoch; `run` is its state when this began."""
 
-    def __init__(self, context: Context, origin: Origin, share: ModelShare, run: Run, slot: int, parallel: int) -> None:
-        self._ctx, self._origin, self._share, self._run = context, origin, share, run
+    def __init__(
+        self,
+        ports: Ports,
+        role: Role,
+        workers: Workers,
+        origin: Origin,
+        share: ModelShare,
+        run: Run,
+        slot: int,
+        parallel: int,
+    ) -> None:
+        self._ports, self._role, self._workers = ports, role, workers
+        self._origin, self._share, self._run = origin, share, run
         self._slot, self._parallel = slot, parallel
         self._weights: dict[str, Tensor] = {}
-        self._lacking = set(context.levels)
-        self._sought = frozenset(context.levels)  # without what is kept of an own replica
-        self._started = context.clock.monotonic()
+        self._lacking = set(role.levels)
+        self._sought = frozenset(role.levels)  # without what is kept of an own replica
+        self._started = ports.clock.monotonic()
         self.kept = False
         """Whether what was obtained is the replica that this member had."""
 
     async def obtain(self, replica: Replica | None) -> Replica:
         """A replica of the model this epoch starts from. Raises Desync if warm-up ends before there is one."""
         if replica is not None:
-            hashes = await self._ctx.compute(replica.hashes)
+            hashes = await self._workers.compute(replica.hashes)
             if await self._is_current(hashes):
-                self._ctx.events.emit(kinds.Model(source="its own replica", step=self._run.trained_steps))
+                self._ports.events.emit(kinds.Model(source="its own replica", step=self._run.trained_steps))
                 self.kept = True
                 return replica
             self._keep(replica, hashes)
         del replica
         source = await first_of(self._load(), self._give_up())
-        if self._sought != set(self._ctx.levels):
+        if self._sought != set(self._role.levels):
             source = f"its own replica and {source}"
-        self._ctx.events.emit(kinds.Model(source=source, step=self._run.trained_steps))
-        return await self._ctx.compute(lambda: self._origin.replica(self._weights))
+        self._ports.events.emit(kinds.Model(source=source, step=self._run.trained_steps))
+        return await self._workers.compute(lambda: self._origin.replica(self._weights))
 
     async def _give_up(self) -> NoReturn:
         """Raise Desync once a replica would be of no use, although a source may still be delivering it, if slowly."""
@@ -78,7 +89,7 @@ class WarmUp:
             ended = now.epoch != self._run.epoch or now.state is RunState.COOLDOWN
             return ended or now.current.height >= STORED_ROUNDS  # rounds to catch up with are no longer stored
 
-        await self._ctx.feed.until(too_late)
+        await self._ports.feed.until(too_late)
         raise Desync("the epoch went on before the model was here")
 
     async def _load(self) -> str:
@@ -86,7 +97,7 @@ class WarmUp:
 
         Raises Desync if that fails and the warm-up is over, NoModel if it has failed for half of the warm-up's time.
         """
-        pause, clock, failing, lacking = _RETRY, self._ctx.clock, float("inf"), len(self._lacking)
+        pause, clock, failing, lacking = _RETRY, self._ports.clock, float("inf"), len(self._lacking)
         while True:
             try:
                 if self._run.model_source is ModelSource.PEERS:
@@ -94,15 +105,17 @@ class WarmUp:
                 await self._from_durable(self._lacking)
                 return "the checkpoint"
             except (ModelUnavailable, CheckpointError, ModelConfigError, SchemaError, SegmentError, OSError) as error:
-                self._ctx.events.emit(kinds.Warning(message=f"the model is not to be had yet: {error}", until="model"))
-            if warmup_over(self._run, self._ctx.feed.run):
+                self._ports.events.emit(
+                    kinds.Warning(message=f"the model is not to be had yet: {error}", until="model")
+                )
+            if warmup_over(self._run, self._ports.feed.run):
                 raise Desync("warm-up ended before the model was here")
             if len(self._lacking) < lacking:
                 failing, lacking = float("inf"), len(self._lacking)
             failing = min(failing, clock.monotonic())
             if clock.monotonic() >= failing + max(self._run.config.warmup_time / 2, _SILENCE + _ANSWER):
                 raise NoModel("no source has given the model for half of the warm-up's time")
-            await first_of(self._ctx.feed.after(self._ctx.feed.run.seq), clock.sleep(pause))
+            await first_of(self._ports.feed.after(self._ports.feed.run.seq), clock.sleep(pause))
             pause = min(2 * pause, _LONGEST_RETRY)
 
     def _expected(self, level: int) -> bytes | None:
@@ -112,29 +125,29 @@ class WarmUp:
 
     def _keep(self, replica: Replica, hashes: Mapping[int, bytes]) -> None:
         """Begin with the tensors of a replica that has some levels as the chain vouches for them."""
-        right = {level for level in self._ctx.levels if hashes[level] == self._expected(level)}
+        right = {level for level in self._role.levels if hashes[level] == self._expected(level)}
         if right:
             self._weights = {name: tensor.detach() for name, tensor in replica.params.items()}
             self._lacking -= right
             self._sought = frozenset(self._lacking)
 
     async def _is_current(self, hashes: Mapping[int, bytes]) -> bool:
-        if any(self._expected(level) not in (None, hashes[level]) for level in self._ctx.levels):
+        if any(self._expected(level) not in (None, hashes[level]) for level in self._role.levels):
             return False
-        unknown = [level for level in self._ctx.levels if self._expected(level) is None]
+        unknown = [level for level in self._role.levels if self._expected(level) is None]
         if not unknown:
             return True
         if self._run.model_source is not ModelSource.PEERS or self._own() is None:
             return False
         while (offers := await self._offers()).silent and self._patient():
-            await self._ctx.clock.sleep(_RETRY)
+            await self._ports.clock.sleep(_RETRY)
         return all(len(self._contents(level, offers)) == 1 for level in unknown)
 
     # --- from peers ---------------------------------------------------------------------------------------------
 
     def _patient(self) -> bool:
         """Whether members of the last epoch that have not answered are still waited for."""
-        return self._ctx.clock.monotonic() < self._started + _SILENCE
+        return self._ports.clock.monotonic() < self._started + _SILENCE
 
     def _finishers(self) -> int:
         """The members of the last epoch that stayed to its end and are here again."""
@@ -148,10 +161,10 @@ class WarmUp:
 
     async def _offers(self) -> Offers:
         """What the members of the last epoch offer, this one apart."""
-        members = self._ctx.feed.members
+        members = self._ports.feed.members
         slots = bitmap.slots(self._finishers() & ~(1 << self._slot))
         peers = [members.slots[slot].p2p for slot in slots]
-        return await ask_offers(self._ctx.transport, self._ctx.schema.state, peers, _ANSWER)
+        return await ask_offers(self._ports.transport, self._role.schema.state, peers, _ANSWER)
 
     def _contents(self, level: int, offers: Offers) -> set[tuple[bytes, ...]]:
         """The contents of a level that members of the last epoch, this one included, hold at the run's step."""
@@ -163,10 +176,11 @@ class WarmUp:
 
     async def _from_peers(self) -> str:
         """Take what the peers offer and the rest from the durable checkpoint; where it came from, in words."""
-        self._weights = self._weights or await self._ctx.compute(self._origin.blank)
+        self._weights = self._weights or await self._workers.compute(self._origin.blank)
         offers = await self._offers()
-        remaining = self._run.state_started_at + self._run.config.warmup_time - self._ctx.coordinator.now()
-        fetcher = LevelFetcher(self._ctx, self._parallel, float(max(10, remaining)))
+        remaining = self._run.state_started_at + self._run.config.warmup_time - self._ports.coordinator.now()
+        state, limit = self._role.schema.state, float(max(10, remaining))
+        fetcher = LevelFetcher(self._ports, state, self._workers, self._parallel, limit)
         waiting = bool(offers.silent) and self._patient()
         for level in sorted(self._lacking, reverse=True):
             if waiting and self._expected(level) is None:
@@ -175,7 +189,7 @@ class WarmUp:
                 await fetcher.fetch(level, self._choice(level, offers), self._weights, self._expected(level))
                 self._lacking.discard(level)
             except ModelUnavailable as error:
-                self._ctx.events.emit(kinds.Warning(message=str(error), until="model"))
+                self._ports.events.emit(kinds.Warning(message=str(error), until="model"))
         if self._lacking and waiting:
             raise ModelUnavailable("not all members of the last epoch have answered")
         if not self._lacking:
@@ -197,22 +211,22 @@ class WarmUp:
 
     async def _from_durable(self, levels: set[int]) -> None:
         """Take levels from the durable checkpoint. ModelUnavailable if the chain vouches for something else."""
-        model = self._ctx.feed.model
-        durable = await self._ctx.compute(lambda: self._origin.durable(model.checkpoint))
+        model = self._ports.feed.model
+        durable = await self._workers.compute(lambda: self._origin.durable(model.checkpoint))
         for level in sorted(levels):
             await self._vouch(level, durable)
-        if levels == set(self._ctx.levels):
+        if levels == set(self._role.levels):
             self._weights = durable
         else:
-            await self._ctx.compute(lambda: self._copy(durable, levels))
+            await self._workers.compute(lambda: self._copy(durable, levels))
 
     def _copy(self, durable: dict[str, Tensor], levels: set[int]) -> None:
-        for segment in (s for level in levels for s in self._ctx.schema.state.of_level(level)):
+        for segment in (s for level in levels for s in self._role.schema.state.of_level(level)):
             write_segment(self._weights, segment, segment_bytes(durable, segment))
 
     async def _vouch(self, level: int, weights: dict[str, Tensor]) -> None:
         expected = self._expected(level)
-        found = await self._ctx.compute(lambda: level_hash(weights, self._ctx.schema.state, level))
+        found = await self._workers.compute(lambda: level_hash(weights, self._role.schema.state, level))
         if expected is not None and found != expected:
             raise ModelUnavailable(f"level {level} of the durable checkpoint is not the one the members attested")
 

@@ -19,9 +19,9 @@ from aftermath.run.committee import witnesses
 from aftermath.run.consensus import pack_fingerprints
 from aftermath.run.state import MemberState, RunState
 from aftermath.train.collect import ASK_EVERY, Collector
-from aftermath.train.context import Context
 from aftermath.train.persist import Duty
 from aftermath.train.plan import RoundPlan
+from aftermath.train.ports import Ports
 from aftermath.train.results import Results
 from aftermath.train.wait import first_of
 from aftermath.watch import kinds
@@ -35,10 +35,10 @@ _SETTLE = 1.0  # seconds that a result may take from the first who holds it to t
 class WitnessDuty:
     """Attests in one round, if this member is elected for it; `judged` is the height of the round that it attests."""
 
-    def __init__(self, context: Context, results: Results, slot: int, plan: RoundPlan, judged: int) -> None:
-        self._ctx, self._results, self._slot, self._plan, self._judged = context, results, slot, plan, judged
-        self._started = context.clock.monotonic()
-        self._sent_before = _sent(context)
+    def __init__(self, ports: Ports, results: Results, slot: int, plan: RoundPlan, judged: int) -> None:
+        self._ports, self._results, self._slot, self._plan, self._judged = ports, results, slot, plan, judged
+        self._started = ports.clock.monotonic()
+        self._sent_before = _sent(ports)
         self._own_done: float | None = None
         self._complete = float("inf")
         """When this member had nothing left to wait for."""
@@ -46,12 +46,12 @@ class WitnessDuty:
 
     def own_share_done(self, loss: float, tokens_per_sec: float) -> None:
         """Our own training of this round is over, with or without a result."""
-        self._own_done = self._ctx.clock.monotonic()
+        self._own_done = self._ports.clock.monotonic()
         self.loss, self.tokens_per_sec = loss, tokens_per_sec
         self._results.changed.fire()
 
     def _over(self) -> bool:
-        run = self._ctx.feed.run
+        run = self._ports.feed.run
         training = run.state.training
         return run.epoch != self._plan.epoch or not training or run.current.height != self._plan.header.height
 
@@ -61,24 +61,24 @@ class WitnessDuty:
         Who is no witness waits too: it becomes one when others leave.
         """
         name = f"the attestation of round {self._plan.header.height}"
-        duty = Duty(self._ctx, name, wanted=lambda: not self._over())
+        duty = Duty(self._ports, name, wanted=lambda: not self._over())
         while not self._over() and not duty.refused:
-            run, healthy = self._ctx.feed.run, self._healthy()
+            run, healthy = self._ports.feed.run, self._healthy()
             due = duty.due and self._slot in witnesses(run.current, healthy) and self._time_has_come(run, healthy)
-            if due and (await self._attest(duty) or bitmap.contains(self._ctx.feed.run.current.attested, self._slot)):
+            if due and (await self._attest(duty) or bitmap.contains(self._ports.feed.run.current.attested, self._slot)):
                 return
             await first_of(
-                self._results.changed.wait(), self._ctx.feed.after(run.seq), self._ctx.clock.sleep(_LOOK_AGAIN)
+                self._results.changed.wait(), self._ports.feed.after(run.seq), self._ports.clock.sleep(_LOOK_AGAIN)
             )
 
     def _healthy(self) -> int:
-        return self._ctx.feed.members.mask(MemberState.HEALTHY)
+        return self._ports.feed.members.mask(MemberState.HEALTHY)
 
     async def inquire(self, collector: Collector) -> None:
         """As a witness, ask peers for announcements that should be here by now, until the round is over."""
         while not self._over():
-            await self._ctx.clock.sleep(ASK_EVERY)
-            if self._slot not in witnesses(self._ctx.feed.run.current, self._healthy()):
+            await self._ports.clock.sleep(ASK_EVERY)
+            if self._slot not in witnesses(self._ports.feed.run.current, self._healthy()):
                 continue
             for height in sorted({self._judged, self._plan.header.height}):
                 plan = self._results.plan(height)
@@ -97,27 +97,27 @@ class WitnessDuty:
             missing |= judged.owing - self._results.settled(self._judged)
         missing = frozenset(slot for slot in missing if bitmap.contains(healthy, slot))
         if self._out_of_patience():
-            reachable = self._ctx.transport.reachable()
+            reachable = self._ports.transport.reachable()
             missing = frozenset(s for s in missing if self._plan.slots[s].p2p in reachable)
         if missing - {self._slot}:
             return False
-        now = self._ctx.clock.monotonic()
+        now = self._ports.clock.monotonic()
         self._complete = min(self._complete, now)
-        return self._ctx.coordinator.now() < _last_call(run) or now >= self._complete + _SETTLE
+        return self._ports.coordinator.now() < _last_call(run) or now >= self._complete + _SETTLE
 
     def _too_late_to_wait(self, run: Run) -> bool:
-        grace = self._ctx.attention.woke() + min(_longest_wait(run.config), _MOST_GRACE)
-        return self._ctx.coordinator.now() >= _last_call(run) and self._ctx.clock.monotonic() >= grace
+        grace = self._ports.attention.woke() + min(_longest_wait(run.config), _MOST_GRACE)
+        return self._ports.coordinator.now() >= _last_call(run) and self._ports.clock.monotonic() >= grace
 
     def _out_of_patience(self) -> bool:
         done = self._own_done if self._own_done is not None else float("inf")
-        since = max(done, self._ctx.attention.woke())
-        return self._ctx.clock.monotonic() >= since + max(_PATIENCE, 2 * (done - self._started))
+        since = max(done, self._ports.attention.woke())
+        return self._ports.clock.monotonic() >= since + max(_PATIENCE, 2 * (done - self._started))
 
     def _bytes_per_second(self) -> float:
         """What this member has sent to its peers in this round, by the time that has passed in it."""
-        seconds = self._ctx.clock.monotonic() - self._started
-        return (_sent(self._ctx) - self._sent_before) / seconds if seconds > 0 else 0.0
+        seconds = self._ports.clock.monotonic() - self._started
+        return (_sent(self._ports) - self._sent_before) / seconds if seconds > 0 else 0.0
 
     async def _attest(self, duty: Duty) -> bool:
         """Send the attestation; whether it arrived."""
@@ -129,7 +129,7 @@ class WitnessDuty:
             """What is held now: while the chain was out of reach, more may have come."""
             nonlocal held
             held = self._results.held(self._judged) if judged is not None else {}
-            await self._ctx.coordinator.witness(
+            await self._ports.coordinator.witness(
                 self._slot,
                 header.height,
                 bitmap.from_slots(held),
@@ -140,15 +140,15 @@ class WitnessDuty:
                 bytes_per_sec=self._bytes_per_second(),
             )
 
-        started = self._ctx.clock.monotonic()
+        started = self._ports.clock.monotonic()
         sent = await duty.fulfil(witness)
-        seconds = self._ctx.clock.monotonic() - started
-        self._ctx.events.emit(kinds.Witnessed(height=header.height, held=len(held), sent=sent, seconds=seconds))
+        seconds = self._ports.clock.monotonic() - started
+        self._ports.events.emit(kinds.Witnessed(height=header.height, held=len(held), sent=sent, seconds=seconds))
         return sent
 
 
-def _sent(context: Context) -> int:
-    return sum(context.transport.stats().sent.values())
+def _sent(ports: Ports) -> int:
+    return sum(ports.transport.stats().sent.values())
 
 
 def _last_call(run: Run) -> float:
