@@ -22,9 +22,9 @@ from solders.pubkey import Pubkey
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-from aftermath.run import assignment, bitmap, committee
-from aftermath.run.accounts import MAX_WITNESSES
-from aftermath.run.state import Committee, MemberState, RunState
+from aftermath.rules import assignment, bitmap, committee
+from aftermath.rules.accounts import MAX_WITNESSES
+from aftermath.rules.state import Committee, MemberState, RunState
 from programs.harness import AUTHORIZER, PROGRAM, Outcome, World, authorization_address, build, idl
 from programs.scenario import EVERYONE, Scenario, member
 

@@ -31,11 +31,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from aftermath.cli.schema import shape_of
+from aftermath.config.document import parse_config
 from aftermath.data.bytelevel import VOCAB_SIZE
 from aftermath.model.architectures import config_of
 from aftermath.optim.codec import decode_level
-from aftermath.run.config import parse_config
-from aftermath.train.replica import Replica
+from aftermath.replica.replica import Replica
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = {"light": "light-config.toml", "test": "config.toml", "sent": "light-config.toml"}

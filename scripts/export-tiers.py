@@ -15,12 +15,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from aftermath.base.errors import UsageError
 from aftermath.cli.present import Result
 from aftermath.cli.script import Arguments, run, whole_number
 from aftermath.model.checkpoint import load_config
 from aftermath.model.config import MAX_TIERS
 from aftermath.model.export import export_tiers
-from aftermath.run.errors import UsageError
 
 
 def main(argv: Sequence[str] | None = None) -> int:

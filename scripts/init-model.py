@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from aftermath.base.errors import UsageError
 from aftermath.cli.describe import limits
 from aftermath.cli.present import Result
 from aftermath.cli.script import Arguments, run, whole_number
@@ -24,7 +25,6 @@ from aftermath.model.config import MAX_TIERS, ModelConfig
 from aftermath.model.documents import CheckpointError
 from aftermath.model.initial import init_weights
 from aftermath.model.store import write_checkpoint
-from aftermath.run.errors import UsageError
 
 _FIELDS = {
     "hidden": "hidden_size",

@@ -15,6 +15,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from aftermath.base.counted import counted
+from aftermath.base.errors import UsageError
 from aftermath.cli.present import Result
 from aftermath.cli.script import Arguments, one_of, run, whole_number
 from aftermath.data.bytelevel import byte_tokenizer
@@ -27,8 +29,6 @@ from aftermath.data.tokenise import (
     standard_library_root,
     tokenise,
 )
-from aftermath.run.counted import counted
-from aftermath.run.errors import UsageError
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -9,6 +9,7 @@ from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 from solders.system_program import TransferParams, transfer
 
+from aftermath.base.errors import UsageError
 from aftermath.chain.accounts import balance
 from aftermath.chain.addresses import EVERYONE, run_addresses
 from aftermath.chain.authorizer import Authorizer
@@ -19,8 +20,7 @@ from aftermath.chain.rpc import RpcPool
 from aftermath.chain.sender import pack, transaction_size
 from aftermath.chain.wallet import Wallet
 from aftermath.coordinator.errors import CoordinatorError, Refused
-from aftermath.run.errors import UsageError
-from aftermath.run.state import RunState
+from aftermath.rules.state import RunState
 from chain.networks import Place, config_table, model_table
 
 

@@ -19,8 +19,8 @@ from aftermath.chain.member import SolanaMember
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wallet import Wallet
 from aftermath.coordinator.errors import CoordinatorError, Refused, Unavailable
-from aftermath.run.accounts import FINGERPRINT_BYTES, Run
-from aftermath.run.state import MemberState, RunState
+from aftermath.rules.accounts import FINGERPRINT_BYTES, Run
+from aftermath.rules.state import MemberState, RunState
 from chain.faults import proxy
 from chain.networks import SCHEMA_HASH, Place
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from solders.keypair import Keypair
 
+from aftermath.base.errors import UsageError
 from aftermath.chain.options import ClusterChoice, coordinator_id, open_pool, public_key
 from aftermath.chain.wallet import WalletError, create_wallet
 from aftermath.cli.options import ClusterOptions
-from aftermath.run.errors import UsageError
 from aftermath.train.settings import TrainSettings
 
 KEY = str(Keypair().pubkey())

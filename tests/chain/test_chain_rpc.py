@@ -11,13 +11,13 @@ import pytest
 from aiohttp import web
 from solders.rpc.requests import GetSlot
 
+from aftermath.base.errors import UsageError
 from aftermath.chain import endpoints, rpc
 from aftermath.chain.accounts import whole
 from aftermath.chain.endpoints import Endpoint, endpoint, shown
 from aftermath.chain.failures import RpcRejected, TransactionFailed
 from aftermath.chain.rpc import RpcPool, WrongCluster
 from aftermath.coordinator.errors import CoordinatorError, Unavailable
-from aftermath.run.errors import UsageError
 from chain.scripted import Answer, Node, cluster, error, hang, result, serving, status, text
 
 pytestmark = pytest.mark.usefixtures("quick")

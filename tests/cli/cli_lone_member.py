@@ -12,9 +12,9 @@ from aftermath.chain.member import SolanaMember
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wallet import load_wallet
 from aftermath.coordinator.errors import Refused
-from aftermath.run.accounts import Run
-from aftermath.run.consensus import pack_fingerprints
-from aftermath.run.state import RunState
+from aftermath.rules.accounts import Run
+from aftermath.rules.consensus import pack_fingerprints
+from aftermath.rules.state import RunState
 
 STEP_SECONDS = 0.05
 TOLD = {"loss": 1.0, "tokens_per_sec": 1.0, "bytes_per_sec": 1.0}

@@ -22,7 +22,7 @@ from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wallet import Wallet, load_wallet
 from aftermath.coordinator.errors import Refused
 from aftermath.localnet.runtime import minimum_balance
-from aftermath.run.state import RunState
+from aftermath.rules.state import RunState
 from chain.faults import answer_error, meddling
 from cli.cli_runs import Shell
 from cli.conftest import ROOT

@@ -12,10 +12,10 @@ from aftermath.chain.programs import coordinator_program
 from aftermath.cli.change import Change
 from aftermath.cli.present import CommandError
 from aftermath.cli.schema import Shape
+from aftermath.config.document import RunConfig, parse_config
+from aftermath.config.read import optimizer_of
 from aftermath.optim.agreed import agreed_schema
-from aftermath.run.config import RunConfig, parse_config
-from aftermath.run.config_read import optimizer_of
-from aftermath.run.state import ModelSource
+from aftermath.rules.state import ModelSource
 from aftermath.sim.tiny import CONFIG, RULES
 from programs.harness import World
 from programs.scenario import Scenario

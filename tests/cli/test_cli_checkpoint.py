@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 from aftermath.cli.schema import shape_of
+from aftermath.config.document import load_config
 from aftermath.model.checkpoint import load
 from aftermath.model.segments import level_hash
-from aftermath.run.config import load_config
 from cli.cli_lone_member import one_epoch
 from cli.cli_runs import Shell, invoke
 from cli.conftest import ROOT, SHAPE

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import aftermath.sim.simulation
 import aftermath.train.session  # noqa: F401  (with it, all errors are known)
+from aftermath.base.errors import AftermathError
 from aftermath.coordinator.errors import Refused
-from aftermath.run.errors import AftermathError
 from cli.conftest import ROOT
 
 SOURCES = [*(ROOT / "client").rglob("*.py"), *(ROOT / "scripts").glob("*.py")]

@@ -9,7 +9,7 @@ import pytest
 from aftermath.chain.wallet import create_wallet
 from aftermath.cli.change import Change
 from aftermath.cli.dump import in_words
-from aftermath.run.state import RunState
+from aftermath.rules.state import RunState
 from aftermath.watch.phase import state_words
 from cli.cli_runs import Shell, invoke
 
@@ -229,8 +229,8 @@ def test_switch_to_hub_takes_the_model_from_the_checkpoint(configured: Shell, ru
 def test_restart_counts_the_batch_warm_up() -> None:
     from dataclasses import replace
 
-    from aftermath.run.accounts import Config
-    from aftermath.run.assignment import batch_size
+    from aftermath.rules.accounts import Config
+    from aftermath.rules.assignment import batch_size
 
     rules = Config(30, 30, 30, 1, 0, 4096, 20, 100, 64, 1, 1, 1, 1, 4, 12, 0, 10)
     data_index = sum_of_batches = 0

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from aftermath.config.document import load_config
 from aftermath.data.local import open_tokens
 from aftermath.demo.outcome import HELD_OUT_SEQUENCES, held_out
 from aftermath.demo.plan import DemoFailed, Places
 from aftermath.demo.stage import REPOSITORY, write_config
-from aftermath.run.config import load_config
 
 
 def stage(root: Path, sequences: int) -> Places:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from aftermath.chain.views import members_account, model_account, run_account, witnesses_account
 from aftermath.cli.main import INDEX, load
 from aftermath.localnet.runtime import minimum_balance
 from aftermath.programs import AUTHORIZER_IDL, COORDINATOR_IDL
-from aftermath.run.views import members_account, model_account, run_account, witnesses_account
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(ROOT.glob("*.md")) + [ROOT / "keys/README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -17,8 +17,8 @@ from xprocess import XProcess
 
 from aftermath.chain.wallet import create_wallet
 from aftermath.cli.main import app
-from aftermath.run.accounts import Members, Model, Run, Slot
-from aftermath.run.state import MemberState
+from aftermath.rules.accounts import Members, Model, Run, Slot
+from aftermath.rules.state import MemberState
 from e2e.diary import Diary, applied_sequences, compare_replicas
 from e2e.network import Network
 from e2e.processes import CONSOLE, PATIENCE, Running, until

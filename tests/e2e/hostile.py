@@ -22,18 +22,19 @@ from msgspec.structs import replace
 from solders.keypair import Keypair
 
 from aftermath.chain.wallet import identity_secret, load_wallet
+from aftermath.member import member
+from aftermath.member.results import TOPIC as COMMITMENTS
 from aftermath.p2p.iroh import IrohTransport, open_iroh
 from aftermath.p2p.transport import Handler
-from aftermath.run.commitment import (
+from aftermath.replica.origin import Origin
+from aftermath.rules.commitment import (
     Commitment,
     LevelPayload,
     SequenceInterval,
     decode_announcement,
     encode_announcement,
 )
-from aftermath.train import member, session
-from aftermath.train.origin import Origin
-from aftermath.train.results import TOPIC as COMMITMENTS
+from aftermath.train import session
 from aftermath.train.settings import TrainSettings
 
 DECLARED = 20_000  # sequences per minute

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from aftermath.chain.wallet import create_wallet
-from aftermath.run.state import RunState
+from aftermath.rules.state import RunState
 from e2e.company import Company, Player
 from e2e.material import ROOT, Material
 from e2e.processes import CONSOLE, PATIENCE

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from xprocess import XProcess
 
-from aftermath.run.state import MemberState, RunState
+from aftermath.rules.state import MemberState, RunState
 from e2e.company import Company, Player
 from e2e.material import Material
 from e2e.network import Network

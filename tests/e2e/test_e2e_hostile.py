@@ -11,9 +11,9 @@ import pytest
 from xprocess import XProcess
 
 from aftermath.p2p.transport import short
-from aftermath.run.accounts import Run
-from aftermath.run.bitmap import slots
-from aftermath.run.state import MemberState, RunState
+from aftermath.rules.accounts import Run
+from aftermath.rules.bitmap import slots
+from aftermath.rules.state import MemberState, RunState
 from e2e.company import Company, Player
 from e2e.material import Material
 from e2e.processes import Running

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from aftermath.model.steps import saved_steps
-from aftermath.run.state import RunState
+from aftermath.rules.state import RunState
 from e2e.company import Company
 from e2e.diary import applied_sequences
 from e2e.material import Material

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from aftermath.run.state import CheckpointKind, RunState
+from aftermath.rules.state import CheckpointKind, RunState
 from e2e.company import Company
 from e2e.diary import applied_sequences
 from e2e.material import Material, make_material

@@ -9,7 +9,10 @@ from typing import Any
 import numpy as np
 from solders.keypair import Keypair
 
+from aftermath.base.bounded import Malformed, json_value, msgpack_as, toml_value
+from aftermath.base.errors import AftermathError, ConfigError
 from aftermath.chain.wallet import IDENTITY_VARIABLE, WALLET_VARIABLE, WalletError, identity_secret, load_wallet
+from aftermath.config.document import parse_config
 from aftermath.data.bytelevel import byte_tokenizer
 from aftermath.data.local import open_tokens
 from aftermath.localnet.bank import Bank
@@ -35,12 +38,9 @@ from aftermath.optim.codec import BadPayload
 from aftermath.optim.gradientfile import About, BadGradientFile, GradientFile, read_gradient_file
 from aftermath.optim.schema import Schema
 from aftermath.optim.sparseloco import SparseLoCo
-from aftermath.run.bounded import Malformed, json_value, msgpack_as, toml_value
-from aftermath.run.config import parse_config
-from aftermath.run.errors import AftermathError, ConfigError
 from aftermath.sim.tiny import CONFIG, RULES
 from fuzz.decoder import Decode, Decoder, folder, now, through_file
-from train.desk import SCHEMA, empty_payload
+from member.desk import SCHEMA, empty_payload
 
 KEY = Keypair.from_seed(bytes(32))
 SHA = "ab" * 32

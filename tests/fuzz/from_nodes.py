@@ -15,7 +15,9 @@ from solders.hash import Hash
 from solders.keypair import Keypair
 from solders.system_program import TransferParams, transfer
 
-from aftermath.chain import accounts, fees, loader, rpc, sender
+from aftermath.base.bounded import json_value
+from aftermath.base.errors import AccountError
+from aftermath.chain import accounts, fees, loader, rpc, sender, views
 from aftermath.chain.clock import ChainClock
 from aftermath.chain.endpoints import endpoint, reply_to
 from aftermath.chain.failures import BadReply, RpcError, TransactionFailed
@@ -23,9 +25,6 @@ from aftermath.chain.programs import authorizer_program, coordinator_program, er
 from aftermath.chain.refusals import lacks_funds, lamports_short, refused
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.socket import AccountSocket, Push
-from aftermath.run import views
-from aftermath.run.bounded import json_value
-from aftermath.run.errors import AccountError
 from fuzz.decoder import Decode, Decoder
 
 RECORDED = Path(__file__).parents[1] / "run/accounts"

@@ -6,19 +6,20 @@ import msgspec
 import numpy as np
 import torch
 
+from aftermath.base import bounded
+from aftermath.base.errors import BadAnnouncement
+from aftermath.member.results import Results
 from aftermath.model.initial import init_weights
 from aftermath.model.segments import SegmentError, segment_bytes, write_segment
 from aftermath.optim.codec import BadPayload, decode_level, encode_level
 from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.p2p import discovery, wire
 from aftermath.p2p.transport import RequestRefused
-from aftermath.run import bounded, commitment
-from aftermath.run.errors import BadAnnouncement
+from aftermath.replica import modelshare
+from aftermath.rules import commitment
 from aftermath.sim.tiny import CONFIG
-from aftermath.train import modelshare
-from aftermath.train.results import Results
 from fuzz.decoder import Decode, Decoder, now, through_file
-from train.desk import SCHEMA, SECRETS, Desk, commitment_of, empty_payload, p2p_of
+from member.desk import SCHEMA, SECRETS, Desk, commitment_of, empty_payload, p2p_of
 
 READY = commitment.Ready(sender=p2p_of(0), signer=b"w" * 32, run_id="test", epoch=2, slot=0)
 WEIGHTS = init_weights(CONFIG, 3)

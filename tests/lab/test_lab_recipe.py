@@ -10,6 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from aftermath.base.errors import AftermathError, Unsuitable, UsageError
+from aftermath.config.document import load_config
+from aftermath.config.read import optimizer_of, schedule_of
+from aftermath.config.training import ADAMW, DISTRO
 from aftermath.lab import rates
 from aftermath.lab.advice import advice
 from aftermath.lab.recipe import Recipe, recipe_of
@@ -17,11 +21,7 @@ from aftermath.lab.settings import LabSettings
 from aftermath.optim.agreed import distro_of
 from aftermath.optim.muon import MuonSettings
 from aftermath.optim.sparseloco import Divisor, SparseLoCo
-from aftermath.run.config import load_config
-from aftermath.run.config_read import optimizer_of, schedule_of
-from aftermath.run.config_training import ADAMW, DISTRO
-from aftermath.run.errors import AftermathError, Unsuitable, UsageError
-from aftermath.run.schedules import learning_rate
+from aftermath.rules.schedules import learning_rate
 from aftermath.sim.tiny import RULES
 
 TESTS = Path(__file__).parents[1]

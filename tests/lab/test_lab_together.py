@@ -12,17 +12,17 @@ import torch
 
 from aftermath.data.local import open_tokens
 from aftermath.lab.together import ReplicasDiffer, Together
+from aftermath.member import rounds
+from aftermath.member.plan import RoundPlan, plan_round
 from aftermath.model.initial import init_weights
 from aftermath.optim.codec import decode_level
 from aftermath.optim.schema import Schema
 from aftermath.optim.sparseloco import SparseLoCo
-from aftermath.run.schedules import round_learning_rate
+from aftermath.replica.replica import Replica
+from aftermath.rules.schedules import round_learning_rate
 from aftermath.sim.simulation import Simulation, play
 from aftermath.sim.tiny import CONFIG
-from aftermath.train import rounds
-from aftermath.train.plan import RoundPlan, plan_round
-from aftermath.train.replica import Replica
-from train.desk import SCHEMA
+from member.desk import SCHEMA
 
 CPU = torch.device("cpu")
 INNER = {"SparseLoCo": {"inner_steps": 2, "inner_optimizer": "muon", "divisor": "all", "orthogonal_lr": 1.5}}

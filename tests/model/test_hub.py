@@ -13,8 +13,8 @@ from aftermath.model.initial import init_weights
 from aftermath.model.manifest import MANIFEST_FILE, ManifestUnusable
 from aftermath.model.resolve import load_hf_config, resolve
 from aftermath.model.store import write_checkpoint
-from aftermath.run.accounts import Checkpoint
-from aftermath.run.state import CheckpointKind
+from aftermath.rules.accounts import Checkpoint
+from aftermath.rules.state import CheckpointKind
 from model.hub_server import COMMIT, CONFIG, Fetch, Hub, right
 
 

@@ -11,8 +11,8 @@ from aftermath.model import hub
 from aftermath.model.documents import CheckpointError
 from aftermath.model.hub import download, upload
 from aftermath.model.resolve import resolve
-from aftermath.run.accounts import Checkpoint
-from aftermath.run.state import CheckpointKind
+from aftermath.rules.accounts import Checkpoint
+from aftermath.rules.state import CheckpointKind
 from model.hub_server import CONFIG, Fetch, Hub, Storage, right, serving
 
 

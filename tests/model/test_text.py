@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from aftermath.base.errors import UsageError
 from aftermath.data.bytelevel import byte_tokenizer
 from aftermath.model.documents import CheckpointError
 from aftermath.model.text import Prompt, load_tokenizer
-from aftermath.run.errors import UsageError
 
 
 def test_a_tokenizer_is_read_back(tmp_path: Path) -> None:

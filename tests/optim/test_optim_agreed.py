@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from aftermath.config.read import optimizer_of
+from aftermath.config.training import ADAMW, DISTRO, SPARSELOCO, SparseLoCoSettings
 from aftermath.model.levels import SchemaError
 from aftermath.optim.agreed import EXCHANGED, settings_of
 from aftermath.optim.distro import Distro
 from aftermath.optim.sparseloco import SparseLoCo
-from aftermath.run.config_read import optimizer_of
-from aftermath.run.config_training import ADAMW, DISTRO, SPARSELOCO, SparseLoCoSettings
-from aftermath.run.state import OptimizerKind
+from aftermath.rules.state import OptimizerKind
 
 
 def test_the_defaults_of_the_config_file_are_the_optimizers_own() -> None:

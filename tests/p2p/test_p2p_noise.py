@@ -8,12 +8,12 @@ import msgspec
 import pytest
 from solders.keypair import Keypair
 
-from aftermath.run.commitment import Ready, encode_announcement
-from aftermath.train.archive import Archive
-from aftermath.train.member import Member
-from aftermath.train.wishes import Wishes
+from aftermath.member.archive import Archive
+from aftermath.member.member import Member
+from aftermath.member.wishes import Wishes
+from aftermath.rules.commitment import Ready, encode_announcement
+from member.desk import Desk
 from p2p.nodes import join, secret, until
-from train.desk import Desk
 
 DEEP = b"\x91" * 1000 + b"\xc0"
 

@@ -26,6 +26,7 @@ from solders.rent import Rent
 from solders.transaction import Transaction
 from solders.transaction_metadata import FailedTransactionMetadata
 
+from aftermath.chain import layout
 from aftermath.programs import (
     AUTHORIZER_ID,
     AUTHORIZER_IDL,
@@ -34,7 +35,6 @@ from aftermath.programs import (
     COORDINATOR_IDL,
     COORDINATOR_SO,
 )
-from aftermath.run import layout
 
 PROGRAM = Pubkey.from_string(COORDINATOR_ID)
 AUTHORIZER = Pubkey.from_string(AUTHORIZER_ID)

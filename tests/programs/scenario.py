@@ -9,9 +9,10 @@ from solders.instruction import Instruction
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
-from aftermath.run import bitmap, committee, views
-from aftermath.run.accounts import Members, Model, Run
-from aftermath.run.state import MemberState
+from aftermath.chain import views
+from aftermath.rules import bitmap, committee
+from aftermath.rules.accounts import Members, Model, Run
+from aftermath.rules.state import MemberState
 from programs.harness import AUTHORIZER, PROGRAM, Outcome, World, address, authorization_address, build
 
 SCHEMA = bytes(range(1, 33))

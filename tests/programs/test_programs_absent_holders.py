@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aftermath.run.state import ModelSource, RunState
+from aftermath.rules.state import ModelSource, RunState
 from programs.harness import World
 from programs.scenario import UNATTESTED, Scenario
 

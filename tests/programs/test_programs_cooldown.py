@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from aftermath.run import committee
-from aftermath.run.deadlines import next_deadline
-from aftermath.run.state import CheckpointKind, ModelSource, RunState
+from aftermath.rules import committee
+from aftermath.rules.deadlines import next_deadline
+from aftermath.rules.state import CheckpointKind, ModelSource, RunState
 from programs.harness import World
 from programs.scenario import UNATTESTED, Scenario, model_params
 

@@ -4,11 +4,11 @@ import random
 
 import pytest
 
-from aftermath.run import assignment, bitmap, committee
-from aftermath.run.state import ExitReason, MemberState, RunState
+from aftermath.rules import assignment, bitmap, committee
+from aftermath.rules.state import ExitReason, MemberState, RunState
 from programs.harness import World
 from programs.scenario import Scenario
-from run import backlog
+from rules import backlog
 
 HASHES = {level: bytes([level + 1]) * 32 for level in range(3)}
 GOAL = 50_000

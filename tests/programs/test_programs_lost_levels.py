@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from aftermath.run.deadlines import next_deadline
-from aftermath.run.state import ModelSource, RunState
+from aftermath.rules.deadlines import next_deadline
+from aftermath.rules.state import ModelSource, RunState
 from programs.harness import World
 from programs.scenario import UNATTESTED, Scenario
 

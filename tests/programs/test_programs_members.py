@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from solders.keypair import Keypair
 
-from aftermath.run.state import MemberState, RunState
+from aftermath.rules.state import MemberState, RunState
 from programs.harness import AUTHORIZER, World, authorization_address, build
 from programs.scenario import EVERYONE, SCHEMA, Scenario, member
 

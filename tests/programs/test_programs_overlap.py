@@ -2,11 +2,11 @@
 
 import pytest
 
-from aftermath.run import assignment, committee
-from aftermath.run.state import Committee, ExitReason, MemberState, RunState
+from aftermath.rules import assignment, committee
+from aftermath.rules.state import Committee, ExitReason, MemberState, RunState
 from programs.harness import World
 from programs.scenario import UNATTESTED, Scenario
-from run import backlog
+from rules import backlog
 
 ALL = 0b111
 

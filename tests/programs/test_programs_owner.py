@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from solders.keypair import Keypair
 
-from aftermath.run.state import CheckpointKind, RunState
-from aftermath.run.views import VERSION
+from aftermath.chain.views import VERSION
+from aftermath.rules.state import CheckpointKind, RunState
 from programs.harness import World, address
 from programs.scenario import CONFIG, SCHEMA, Scenario, model_params
 

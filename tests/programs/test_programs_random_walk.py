@@ -5,9 +5,9 @@ from collections import Counter
 
 import pytest
 
-from aftermath.run import assignment, bitmap
-from aftermath.run.accounts import Run
-from aftermath.run.state import MemberState, RunState
+from aftermath.rules import assignment, bitmap
+from aftermath.rules.accounts import Run
+from aftermath.rules.state import MemberState, RunState
 from programs.harness import World
 from programs.scenario import Scenario
 

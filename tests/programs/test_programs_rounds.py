@@ -2,11 +2,11 @@
 
 import pytest
 
-from aftermath.run import assignment
-from aftermath.run.state import ExitReason, MemberState, RunState
+from aftermath.rules import assignment
+from aftermath.rules.state import ExitReason, MemberState, RunState
 from programs.harness import World
 from programs.scenario import Scenario
-from run import backlog
+from rules import backlog
 
 
 def test_an_epoch_waits_for_enough_members_and_latecomers(run: Scenario) -> None:

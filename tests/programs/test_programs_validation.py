@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from solders.pubkey import Pubkey
 
-from aftermath.run import views
+from aftermath.chain import views
 from programs.harness import AUTHORIZER, PROGRAM, World, idl
 from programs.scenario import CONFIG, SCHEMA, Scenario, bits, model_params
 

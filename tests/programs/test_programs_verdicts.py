@@ -1,7 +1,7 @@
 """Verdicts of verifiers: who may give one, about whom, and what a quorum of mismatches does."""
 
-from aftermath.run import committee
-from aftermath.run.state import Committee, MemberState, RunState
+from aftermath.rules import committee
+from aftermath.rules.state import Committee, MemberState, RunState
 from programs.harness import World
 from programs.scenario import Scenario
 

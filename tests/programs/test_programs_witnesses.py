@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aftermath.run.state import ExitReason, RunState
+from aftermath.rules.state import ExitReason, RunState
 from programs.harness import World
 from programs.scenario import Scenario
 

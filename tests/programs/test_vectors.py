@@ -12,7 +12,8 @@ import struct
 import numpy as np
 import pytest
 
-from aftermath.run import assignment, bitmap, committee, views
+from aftermath.chain import views
+from aftermath.rules import assignment, bitmap, committee
 from programs.harness import World
 from programs.scenario import Scenario
 

@@ -10,18 +10,18 @@ from solders.pubkey import Pubkey
 from solders.transaction import VersionedTransaction
 
 from aftermath.chain.member import SolanaMember
+from aftermath.chain.views import parse_run, run_account
 from aftermath.coordinator.errors import Refused
 from aftermath.localnet.runtime import AccountState, Outcome, Runtime
-from aftermath.run.accounts import Round, Run
-from aftermath.run.state import ModelSource, RunState
-from aftermath.run.views import parse_run, run_account
-from aftermath.train.rounds import Rounds
+from aftermath.member.rounds import Rounds
+from aftermath.rules.accounts import Round, Run
+from aftermath.rules.state import ModelSource, RunState
 
 _NOT_RUNNING = (RunState.WAITING_FOR_MEMBERS, RunState.PAUSED, RunState.FINISHED)
 
 
 def an_epoch_is_over_when_the_next_has_not_begun(patch: pytest.MonkeyPatch) -> None:
-    """Whatever the chain stores by then (`train/rounds.py`)."""
+    """Whatever the chain stores by then (`member/rounds.py`)."""
 
     def ended(self: Rounds, run: Run) -> bool:
         just_after = run.epoch == self._epoch + 1 and run.state in _NOT_RUNNING

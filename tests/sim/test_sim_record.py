@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from aftermath.p2p.transport import BlobRejected, BlobUnavailable, PeerUnreachable
-from aftermath.run.accounts import Interval
-from aftermath.run.state import RunState
+from aftermath.rules.accounts import Interval
+from aftermath.rules.state import RunState
 from aftermath.sim.clock import run_virtual
 from aftermath.sim.network import SimNetwork
 from aftermath.sim.record import Broken, Record
-from run import builders
+from rules import builders
 
 GOOD = [(0, 0, 1, [[0, 9]]), (0, 1, 2, [[9, 18]])]
 

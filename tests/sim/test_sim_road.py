@@ -10,7 +10,7 @@ import pytest
 from solders.keypair import Keypair
 from solders.rpc.requests import GetAccountInfo, GetGenesisHash, GetSlot
 
-from aftermath.run.state import RunState
+from aftermath.rules.state import RunState
 from aftermath.sim.chain import SimChain, SimMember
 from aftermath.sim.clock import run_virtual
 from aftermath.sim.node import BEHIND

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aftermath.run.errors import AftermathError
+from aftermath.base.errors import AftermathError
 from aftermath.train.ending import OutOfMemory, known
 from aftermath.train.settings import TrainSettings
 

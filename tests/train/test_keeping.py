@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from huggingface_hub.utils import validate_repo_id
 
+from aftermath.base.errors import AftermathError
 from aftermath.model.schema import StateSchema
 from aftermath.model.store import RESERVE
-from aftermath.run.errors import AftermathError
 from aftermath.sim.simulation import Simulation, play
 from aftermath.train import keeping
 from aftermath.train.keeping import check_directory, check_hub, keeping_advice

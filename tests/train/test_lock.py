@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from aftermath.run.errors import Unsuitable
+from aftermath.base.errors import Unsuitable
 from aftermath.train.lock import only_process
 
 PLACE = {"cluster": "genesis", "program": "program", "run_id": "mine", "wallet": "wallet"}

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from aftermath import __version__
+from aftermath.base.errors import Unsuitable
 from aftermath.chain.wallet import create_wallet
-from aftermath.run.errors import Unsuitable
 from aftermath.sim.simulation import Simulation, play
 from aftermath.train import session
 from aftermath.train.settings import TrainSettings

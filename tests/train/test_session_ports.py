@@ -11,6 +11,7 @@ import pytest
 
 from aftermath.train import session
 from aftermath.train.settings import TrainSettings
+from watch.said import said
 
 
 @pytest.mark.parametrize(("discovery", "entries"), [("auto", 1), ("n0", 0)])
@@ -36,8 +37,8 @@ def test_a_line_of_a_piped_log_is_one_line_whatever_its_length(
     monkeypatch.setenv("COLUMNS", "80")
     with contextlib.ExitStack() as stack:
         events = session.events_of(TrainSettings(run_id="long"), stack)
-        events.emit("warning", message="word " * 100 + "end")
-        events.emit("left")
+        events.emit(said("warning", message="word " * 100 + "end"))
+        events.emit(said("left"))
     first, second = capsys.readouterr().out.splitlines()
     assert first.endswith("word end")
     assert second.endswith("left the run")

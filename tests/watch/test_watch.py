@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from aftermath.base.counted import counted
 from aftermath.cli.present import facts, listing
-from aftermath.run.counted import counted
 from aftermath.watch.console import ConsoleLines
 from aftermath.watch.events import Events, LogWarnings
 from aftermath.watch.kinds import Event, Warning

@@ -21,10 +21,10 @@ from solders.rpc.requests import (
     GetProgramAccounts,
 )
 
+from aftermath.base.bounded import is_u64
+from aftermath.base.errors import AccountError
 from aftermath.chain.failures import BadReply
 from aftermath.chain.rpc import FAILURES_BEFORE_LEAVING, RpcPool
-from aftermath.run.bounded import is_u64
-from aftermath.run.errors import AccountError
 
 T = TypeVar("T")
 

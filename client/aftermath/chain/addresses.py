@@ -8,7 +8,7 @@ from functools import cache
 
 from solders.pubkey import Pubkey
 
-from aftermath.run.errors import UsageError
+from aftermath.base.errors import UsageError
 
 RUN_ID_BYTES = 32
 CLOCK = Pubkey.from_string("SysvarC1ock11111111111111111111111111111111")

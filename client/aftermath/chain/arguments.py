@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from aftermath.base.errors import shown
 from aftermath.coordinator.errors import CoordinatorError
-from aftermath.run.errors import shown
 
 Json = dict[str, Any]
 _BITS = {"u8": 8, "u16": 16, "u32": 32, "u64": 64, "u128": 128, "i8": 8, "i16": 16, "i32": 32, "i64": 64, "i128": 128}

@@ -13,17 +13,14 @@ from solders.instruction import Instruction
 from solders.pubkey import Pubkey
 from solders.signature import Signature
 
+from aftermath.base.errors import AccountError
 from aftermath.chain.accounts import AccountData, fetch, fetch_many, fetch_program
 from aftermath.chain.addresses import run_addresses
 from aftermath.chain.instructions import GROWTH, MEMBERS, WITNESSES, CoordinatorInstructions, Table
 from aftermath.chain.programs import authorizer_program, coordinator_program, error_tables
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.sender import Sender
-from aftermath.chain.wallet import Wallet
-from aftermath.coordinator.errors import CoordinatorError
-from aftermath.run.accounts import Members, Model, Run
-from aftermath.run.errors import AccountError
-from aftermath.run.views import (
+from aftermath.chain.views import (
     members_account,
     model_account,
     parse_members,
@@ -32,6 +29,9 @@ from aftermath.run.views import (
     run_account,
     witnesses_account,
 )
+from aftermath.chain.wallet import Wallet
+from aftermath.coordinator.errors import CoordinatorError
+from aftermath.rules.accounts import Members, Model, Run
 
 TRANSITION_UNITS = 150_000
 """Compute units that closing a round or an epoch may add to an instruction (the program's own ceiling)."""

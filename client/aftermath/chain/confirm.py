@@ -14,10 +14,10 @@ from solders.rpc.requests import GetBlockHeight, GetSignatureStatuses, SendRawTr
 from solders.signature import Signature
 from solders.transaction import VersionedTransaction
 
+from aftermath.base.wait import every
 from aftermath.chain.accounts import COMMITMENT, whole
 from aftermath.chain.failures import BadReply, TransactionFailed
 from aftermath.chain.rpc import RpcPool
-from aftermath.chain.together import every
 
 POLL_FIRST, POLL_MAX = 0.02, 0.5
 RESEND_SECONDS = 2.0

@@ -23,12 +23,12 @@ from solders.rpc.requests import GetSlot
 from solders.signature import Signature
 from solders.system_program import CreateAccountParams, create_account
 
+from aftermath.base.wait import both
 from aftermath.chain import loader
 from aftermath.chain.accounts import AccountData, fetch, rent, whole
 from aftermath.chain.confirm import deliver_all
 from aftermath.chain.fees import transaction_fee
 from aftermath.chain.sender import MAX_TRANSACTION, Sender, transaction_size
-from aftermath.chain.together import both
 from aftermath.chain.wallet import load_wallet, write_key_file
 from aftermath.coordinator.errors import CoordinatorError, Refused, Unavailable
 

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit, urlunsplit
 
 import httpx
 
-from aftermath.run.bounded import json_value
-from aftermath.run.errors import UsageError
+from aftermath.base.bounded import json_value
+from aftermath.base.errors import UsageError
 
 MAX_REPLY = 64 << 20
 

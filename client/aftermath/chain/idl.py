@@ -1,7 +1,7 @@
 """Reads a canonical Anchor IDL (spec 0.1.0) and converts it to the legacy form that anchorpy understands.
 
 Decided: only the types an instruction's arguments reach are converted (zero-copy accounts are read by numpy,
-`run.views`); names stay in snake case, because anchorpy snake-cases whatever it is given and a trip through camel
+`chain.views`); names stay in snake case, because anchorpy snake-cases whatever it is given and a trip through camel
 case would lose underscores before digits (`quantize_1bit`). The errors travel beside the IDL, so that a failed
 transaction can be named.
 """

@@ -10,9 +10,9 @@ from solders.instruction import Instruction
 from solders.pubkey import Pubkey
 from solders.system_program import ID as SYSTEM_PROGRAM
 
+from aftermath.base.bounded import U32_MAX
 from aftermath.chain.addresses import SLOT_HASHES, run_addresses
 from aftermath.chain.programs import AnchorProgram
-from aftermath.run.bounded import U32_MAX
 
 GROWTH = 10_240
 """Bytes that one `grow` adds, and the size that init_run gives the two large accounts."""

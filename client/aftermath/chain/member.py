@@ -17,6 +17,7 @@ from typing import TypeVar
 from solders.instruction import Instruction
 from solders.pubkey import Pubkey
 
+from aftermath.base.errors import AccountError
 from aftermath.chain.accounts import Absence, AccountData, fetch_as, fetch_many
 from aftermath.chain.addresses import run_addresses
 from aftermath.chain.admission import VERSION_MISMATCH, check_version
@@ -26,12 +27,11 @@ from aftermath.chain.failures import BadReply
 from aftermath.chain.instructions import witness_metadata
 from aftermath.chain.rpc import FAILURES_BEFORE_LEAVING, MAX_ENDPOINTS, RpcPool
 from aftermath.chain.subscription import GIVE_UP_SECONDS, RunWatcher
+from aftermath.chain.views import parse_members, parse_model, parse_run, parse_witness_round, witness_round_range
 from aftermath.chain.wallet import Wallet
 from aftermath.coordinator.errors import CoordinatorError, Refused, Unavailable
 from aftermath.coordinator.view import View
-from aftermath.run.accounts import Attestation, Round, Run
-from aftermath.run.errors import AccountError
-from aftermath.run.views import parse_members, parse_model, parse_run, parse_witness_round, witness_round_range
+from aftermath.rules.accounts import Attestation, Round, Run
 
 T = TypeVar("T")
 

@@ -11,10 +11,10 @@ from typing import Protocol
 
 from solders.pubkey import Pubkey
 
+from aftermath.base.errors import UsageError
 from aftermath.chain.endpoints import endpoint
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wallet import WalletError, load_wallet
-from aftermath.run.errors import UsageError
 
 BASE58 = "a public key, 32 bytes in base58"
 

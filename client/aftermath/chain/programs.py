@@ -12,12 +12,12 @@ from construct import ConstructError
 from solders.instruction import AccountMeta, Instruction
 from solders.pubkey import Pubkey
 
+from aftermath.base.errors import AccountError
 from aftermath.chain.arguments import complete
 from aftermath.chain.idl import ProgramIdl, load_idl
 from aftermath.chain.refusals import Errors
 from aftermath.coordinator.errors import CoordinatorError
 from aftermath.programs import AUTHORIZER_IDL, COORDINATOR_IDL
-from aftermath.run.errors import AccountError
 
 
 class AnchorProgram:

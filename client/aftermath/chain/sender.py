@@ -27,6 +27,7 @@ from solders.rpc.requests import GetLatestBlockhash, SimulateVersionedTransactio
 from solders.signature import Signature
 from solders.transaction import VersionedTransaction
 
+from aftermath.base.wait import both
 from aftermath.chain.accounts import COMMITMENT, balance, rent
 from aftermath.chain.confirm import Expired, deliver
 from aftermath.chain.failures import BadReply, TransactionFailed
@@ -34,7 +35,6 @@ from aftermath.chain.fees import payer_and_signers, priority_price, transaction_
 from aftermath.chain.funds import ensure_funds, rent_due
 from aftermath.chain.refusals import Errors, lacks_funds, lamports_short, refused
 from aftermath.chain.rpc import RpcPool
-from aftermath.chain.together import both
 from aftermath.chain.wallet import Wallet
 from aftermath.coordinator.errors import CoordinatorError, Unavailable
 

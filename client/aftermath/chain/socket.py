@@ -15,13 +15,13 @@ from solders.pubkey import Pubkey
 from solders.rpc.config import RpcAccountInfoConfig
 from solders.rpc.requests import AccountSubscribe
 
+from aftermath.base.bounded import Malformed, json_value
 from aftermath.chain.accounts import COMMITMENT, AccountData, parse_reply
 from aftermath.chain.endpoints import describe, numbered, reply_to, shown
 from aftermath.chain.failures import BadReply
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wire import OPEN_SECONDS, Connection
 from aftermath.coordinator.errors import CoordinatorError
-from aftermath.run.bounded import Malformed, json_value
 
 log = logging.getLogger(__name__)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from solders.pubkey import Pubkey
 
+from aftermath.base.errors import AftermathError
 from aftermath.chain.accounts import Absence, AccountData, fetch_many
 from aftermath.chain.addresses import CLOCK
 from aftermath.chain.clock import ChainClock
@@ -22,10 +23,9 @@ from aftermath.chain.endpoints import describe
 from aftermath.chain.failures import BadReply
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.socket import AccountSocket, Push
+from aftermath.chain.views import parse_run
 from aftermath.coordinator.errors import CoordinatorError, NoSuchRun, Unavailable
-from aftermath.run.accounts import Run
-from aftermath.run.errors import AftermathError
-from aftermath.run.views import parse_run
+from aftermath.rules.accounts import Run
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
+from aftermath.base.bounded import json_value
 from aftermath.coordinator.errors import CoordinatorError
-from aftermath.run.bounded import json_value
 
 log = logging.getLogger(__name__)
 

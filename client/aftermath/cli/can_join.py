@@ -11,13 +11,13 @@ from typing import Annotated
 
 import typer
 
+from aftermath.base.errors import Unsuitable
 from aftermath.cli.command import command
 from aftermath.cli.options import Authorizer, ClusterOptions, RunId
 from aftermath.cli.present import EXIT_KNOWN, Result
 from aftermath.coordinator.errors import Refused
-from aftermath.run.accounts import Members, Run
-from aftermath.run.errors import Unsuitable
-from aftermath.run.state import MemberState, RunState
+from aftermath.rules.accounts import Members, Run
+from aftermath.rules.state import MemberState, RunState
 from aftermath.watch.phase import state_words
 
 _OWNER_CAN = {

@@ -8,16 +8,16 @@ from typing import Any
 
 from solders.instruction import Instruction
 
+from aftermath.base.counted import counted
 from aftermath.chain.instructions import CoordinatorInstructions
 from aftermath.cli.dump import in_words
 from aftermath.cli.present import CommandError
 from aftermath.cli.schema import Shape
-from aftermath.run.accounts import Checkpoint, Config, Model, Run, steps_before
-from aftermath.run.assignment import batch_size
-from aftermath.run.config import RunConfig
-from aftermath.run.config_read import checkpoint_of
-from aftermath.run.counted import counted
-from aftermath.run.state import ModelSource
+from aftermath.config.document import RunConfig
+from aftermath.config.read import checkpoint_of
+from aftermath.rules.accounts import Checkpoint, Config, Model, Run, steps_before
+from aftermath.rules.assignment import batch_size
+from aftermath.rules.state import ModelSource
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from aftermath.base.errors import UsageError
 from aftermath.cli.command import command
 from aftermath.cli.options import RunId, SigningOptions
 from aftermath.cli.present import CommandError, Result, facts
-from aftermath.run.errors import UsageError
-from aftermath.run.repository import is_repository
+from aftermath.config.repository import is_repository
 
 if TYPE_CHECKING:
-    from aftermath.run.accounts import Checkpoint, Model, Run
+    from aftermath.rules.accounts import Checkpoint, Model, Run
 
 
 @command(
@@ -38,8 +38,8 @@ async def checkpoint(
     It must hold exactly the model that the members attested at the end of the last epoch.
     """
     from aftermath.cli.connection import sign_in
-    from aftermath.run.accounts import Checkpoint, steps_before
-    from aftermath.run.state import CheckpointKind
+    from aftermath.rules.accounts import Checkpoint, steps_before
+    from aftermath.rules.state import CheckpointKind
 
     if repo is None and path is None:
         raise UsageError("say where the checkpoint is", "pass either --repo or --path")
@@ -77,7 +77,7 @@ def attested_hashes(run: Run, model: Model, place: Checkpoint) -> list[bytes]:
     from aftermath.model.checkpoint import load
     from aftermath.model.resolve import resolve
     from aftermath.model.segments import level_hash
-    from aftermath.run.accounts import steps_before
+    from aftermath.rules.accounts import steps_before
     from aftermath.train.outfit import schema_of
 
     if run.levels_attested != (1 << run.levels) - 1:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from aftermath.base.errors import UsageError
 from aftermath.cli.command import command
 from aftermath.cli.options import CLIENT_VERSION, DESCRIPTION, SHOWN_NAME, RunId, SigningOptions
 from aftermath.cli.present import CommandError, Result, facts
-from aftermath.run.errors import UsageError
 
 if TYPE_CHECKING:
     from solders.instruction import Instruction
@@ -107,7 +107,7 @@ async def growing(chain: SignedCluster, run_id: str) -> list[Instruction] | None
     from aftermath.chain.accounts import fetch_many
     from aftermath.chain.addresses import run_addresses
     from aftermath.chain.instructions import GROWTH, MEMBERS, WITNESSES
-    from aftermath.run.views import members_account, parse_run, witnesses_account
+    from aftermath.chain.views import members_account, parse_run, witnesses_account
 
     places = run_addresses(chain.coordinator.program_id, run_id)
     _, (run, members, witnesses) = await fetch_many(chain.pool, [places.run, places.members, places.witnesses])

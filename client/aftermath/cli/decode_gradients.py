@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from aftermath.base.errors import UsageError
 from aftermath.cli.command import command
 from aftermath.cli.present import CommandError, Result, listing
-from aftermath.run.errors import UsageError
 
 if TYPE_CHECKING:
     from aftermath.optim.codec import Votes

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from aftermath.base.errors import UsageError
 from aftermath.cli.command import command
 from aftermath.cli.options import SigningOptions
 from aftermath.cli.present import CommandError, Result, listing, note
-from aftermath.run.errors import UsageError
 
 if TYPE_CHECKING:
     from solders.keypair import Keypair

@@ -14,9 +14,9 @@ from typing import Any
 
 from solders.pubkey import Pubkey
 
-from aftermath.run.accounts import Members, Model, Optimizer, Run, Slot
-from aftermath.run.bitmap import slots
-from aftermath.run.state import RunState
+from aftermath.rules.accounts import Members, Model, Optimizer, Run, Slot
+from aftermath.rules.bitmap import slots
+from aftermath.rules.state import RunState
 from aftermath.watch.phase import state_words
 
 KEYS = {"main_authority", "join_authority", "signer", "grantor", "grantee"}

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
+from aftermath.base.errors import UsageError
 from aftermath.cli.command import command
 from aftermath.cli.present import Result
-from aftermath.run.accounts import MAX_LEVELS
-from aftermath.run.errors import UsageError
+from aftermath.rules.accounts import MAX_LEVELS
 
 TIER = "Tier that writes; 0 is the whole model."
 DRAFT_TOKENS = 4
@@ -51,7 +51,7 @@ def generate(
     from aftermath.model.generate import generate as write
     from aftermath.model.network import LanguageModel
     from aftermath.model.text import Prompt, load_tokenizer
-    from aftermath.train.replica import pick_device
+    from aftermath.replica.replica import pick_device
 
     place = model.expanduser()
     config, tokenizer, chosen = load_config(place), load_tokenizer(place), pick_device(device)

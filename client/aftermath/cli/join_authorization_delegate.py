@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
+from aftermath.base.errors import UsageError
 from aftermath.cli.command import command
 from aftermath.cli.options import SigningOptions
 from aftermath.cli.present import Result, facts
-from aftermath.run.errors import UsageError
 
 
 @command(

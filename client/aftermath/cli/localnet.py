@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from aftermath.base.errors import UsageError
 from aftermath.cli.command import command
 from aftermath.cli.present import CommandError, Result, show
-from aftermath.run.errors import UsageError
 
 if TYPE_CHECKING:
     from aftermath.localnet import Network

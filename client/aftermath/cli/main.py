@@ -17,11 +17,11 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from aftermath import __version__
+from aftermath.base.errors import UsageError
 from aftermath.cli.describe import kind_of
 from aftermath.cli.help import command_page, index_page
 from aftermath.cli.present import EXIT_INTERRUPTED, reporting
 from aftermath.cli.usage import ParserError, explained, unknown_command
-from aftermath.run.errors import UsageError
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 

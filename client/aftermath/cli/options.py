@@ -13,8 +13,8 @@ from typing import Annotated
 
 import typer
 
+from aftermath.base.errors import UsageError
 from aftermath.chain import defaults
-from aftermath.run.errors import UsageError
 
 CLUSTER = "Cluster"
 WALLET = "Wallet"

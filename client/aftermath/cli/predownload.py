@@ -10,7 +10,7 @@ import typer
 from aftermath.cli.command import command
 from aftermath.cli.options import ClusterOptions, RunId
 from aftermath.cli.present import Result, facts
-from aftermath.run.accounts import MAX_LEVELS
+from aftermath.rules.accounts import MAX_LEVELS
 
 
 @command("predownload", example="aftermath-solana predownload --run-id demo --matformer-tier 1")

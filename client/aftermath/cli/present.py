@@ -26,7 +26,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from aftermath.run.errors import AftermathError, UsageError
+from aftermath.base.errors import AftermathError, UsageError
 from aftermath.watch.printable import printable
 
 EXIT_KNOWN = 1

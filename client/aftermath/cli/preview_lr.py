@@ -9,7 +9,7 @@ import typer
 
 from aftermath.cli.command import command
 from aftermath.cli.present import CommandError, Result, facts
-from aftermath.run.schedules import first_epoch_rate
+from aftermath.rules.schedules import first_epoch_rate
 from aftermath.watch.spark import evenly, spark
 
 POINTS = 1000  # of a long schedule, so many steps are printed as JSON and drawn
@@ -28,8 +28,8 @@ def preview_lr(
     (cold_start_warmup_steps).
     """
     from aftermath.cli.troubles import trouble_with_schedule
-    from aftermath.run.config import load_config
-    from aftermath.run.config_read import schedule_of
+    from aftermath.config.document import load_config
+    from aftermath.config.read import schedule_of
 
     config = load_config(config_path)
     schedule, total = schedule_of(config.llm.lr_schedule), config.config.total_steps

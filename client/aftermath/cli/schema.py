@@ -10,18 +10,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from aftermath.config.document import ARCHITECTURES, RunConfig
+from aftermath.config.errors import Mistake
+from aftermath.config.read import checkpoint_of, optimizer_of, schedule_of
+from aftermath.config.repository import is_repository
 from aftermath.model.architectures import architecture_of, config_of
 from aftermath.model.config import stored_tier
 from aftermath.model.documents import CheckpointError
 from aftermath.model.resolve import load_hf_config
 from aftermath.optim.agreed import agreed_schema
 from aftermath.optim.schema import Schema
-from aftermath.run.config import ARCHITECTURES, RunConfig
-from aftermath.run.config_errors import Mistake
-from aftermath.run.config_read import checkpoint_of, optimizer_of, schedule_of
-from aftermath.run.repository import is_repository
-from aftermath.run.schedules import highest_rate
-from aftermath.run.state import CheckpointKind
+from aftermath.rules.schedules import highest_rate
+from aftermath.rules.state import CheckpointKind
 
 _LLM = ("model", "LLM")
 
@@ -55,7 +55,7 @@ class Shape:
 def shape_of(config: RunConfig) -> Shape:
     """The schema of the run this file describes.
 
-    Raises ConfigError for what members would not do as the file says, and the model room's errors when the checkpoint
+    Raises ConfigError for what members would not do as the file says, and `model`'s errors when the checkpoint
     cannot be read or its model cannot be cut into the tiers.
     """
     if mistakes := [*_not_there(config)]:

@@ -10,8 +10,8 @@ from typing import Any, NoReturn
 
 import typer
 
+from aftermath.base.errors import UsageError
 from aftermath.cli.present import Result, reporting, show
-from aftermath.run.errors import UsageError
 
 
 class Arguments(argparse.ArgumentParser):

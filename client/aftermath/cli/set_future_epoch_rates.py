@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
+from aftermath.base.bounded import U64_MAX
+from aftermath.base.errors import UsageError
 from aftermath.cli.command import command
 from aftermath.cli.options import RunId, SigningOptions
 from aftermath.cli.present import Result, facts
-from aftermath.run.bounded import U64_MAX
-from aftermath.run.errors import UsageError
 
 
 @command(

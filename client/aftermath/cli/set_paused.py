@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
+from aftermath.base.errors import UsageError
 from aftermath.cli.command import command
 from aftermath.cli.options import RunId, SigningOptions
 from aftermath.cli.present import Result
-from aftermath.run.accounts import Run
-from aftermath.run.errors import UsageError
-from aftermath.run.state import RunState
+from aftermath.rules.accounts import Run
+from aftermath.rules.state import RunState
 
 
 class Action(StrEnum):

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
+from aftermath.base.errors import UsageError
 from aftermath.cli.command import command
 from aftermath.cli.options import WalletOptions, checked_run_id, shared
 from aftermath.cli.present import Result, facts
-from aftermath.run.errors import UsageError
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
+from aftermath.base.counted import counted
 from aftermath.cli.command import command
 from aftermath.cli.options import RunId, SigningOptions
 from aftermath.cli.present import Result, note
-from aftermath.run.counted import counted
 
 
 @command("tick", example="aftermath-solana tick --run-id demo --ms-interval 1000 --count 10")

@@ -75,7 +75,7 @@ def train_local(
     from aftermath.lab.course import Course, now
     from aftermath.lab.lines import StepLines
     from aftermath.lab.start import start
-    from aftermath.train.replica import pick_device
+    from aftermath.replica.replica import pick_device
     from aftermath.watch.events import JsonLines
 
     device = pick_device(settings.device)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
+from aftermath.base.counted import counted
+from aftermath.base.errors import AftermathError
 from aftermath.cli.schema import Shape
 from aftermath.model.schema import ELEMENT_BYTES
 from aftermath.optim.sparseloco import LATE, SparseLoCo
-from aftermath.run.accounts import Config, LrSchedule, Model, Run
-from aftermath.run.counted import counted
-from aftermath.run.errors import AftermathError
-from aftermath.run.schedules import last_change, learning_rate
+from aftermath.rules.accounts import Config, LrSchedule, Model, Run
+from aftermath.rules.schedules import last_change, learning_rate
 
 LARGE_RESULT = 64  # a result of more than the model's size over this is worth a warning; 8 of 64 x 64 give 940
 SMALL_RESULT = 1 << 20  # none of up to so many bytes is: half a second to seven others at 110 Mb/s

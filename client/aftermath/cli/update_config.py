@@ -1,7 +1,7 @@
 """`update-config`: set what a run trains and by which rules.
 
-Decided here: everything is checked before anything is sent: the file by `run.config`, in the program's own words, and
-the model's shape by building the run's schema from the checkpoint's `config.json`. The parts travel in as few
+Decided here: everything is checked before anything is sent: the file by `config.document`, in the program's own words,
+and the model's shape by building the run's schema from the checkpoint's `config.json`. The parts travel in as few
 transactions as fit.
 """
 
@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from aftermath.base.bounded import U32_MAX, U64_MAX
+from aftermath.base.errors import UsageError
 from aftermath.cli.command import command
 from aftermath.cli.options import CLIENT_VERSION, DESCRIPTION, SHOWN_NAME, RunId, SigningOptions
 from aftermath.cli.present import Result, facts, note
-from aftermath.run.accounts import Model, Run
-from aftermath.run.bounded import U32_MAX, U64_MAX
-from aftermath.run.errors import UsageError
+from aftermath.rules.accounts import Model, Run
 
 if TYPE_CHECKING:
     from aftermath.cli.schema import Shape
@@ -70,7 +70,7 @@ async def update_config(
     from aftermath.cli.connection import sign_in
     from aftermath.cli.schema import shape_of
     from aftermath.cli.troubles import troubles
-    from aftermath.run.config import load_config
+    from aftermath.config.document import load_config
 
     given = {key: value for key, value in asdict(shown).items() if value is not None}
     if not (config_path or restart_from_step or switch_to_hub or given or client_version is not None):

@@ -13,8 +13,8 @@ from typing import Any
 
 import typer
 
+from aftermath.base.errors import UsageError
 from aftermath.cli.describe import bounds, choices, kind_of
-from aftermath.run.errors import UsageError
 
 ParserError: type[Exception] = typer.BadParameter.__mro__[1]
 """Every mistake that the parser finds; typer exports no name for it."""

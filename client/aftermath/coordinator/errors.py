@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
-from aftermath.run.errors import AftermathError
+from aftermath.base.errors import AftermathError
 
 
 class Refusal(Enum):

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Protocol
 
 from aftermath.coordinator.view import View
-from aftermath.run.accounts import Attestation, Round
+from aftermath.rules.accounts import Attestation, Round
 
 
 class Clock(Protocol):

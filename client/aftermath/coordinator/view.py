@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aftermath.run.accounts import Members, Model, Run
+from aftermath.rules.accounts import Members, Model, Run
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,1 @@
-"""The data room: token files and how to make them. Knows nothing of any other room but the base error."""
+"""Token files and how to make them. Knows nothing of any other package but the base."""

@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from aftermath.base.errors import AftermathError
 from aftermath.data.order import shuffled
-from aftermath.run.errors import AftermathError
 
 SUFFIXES = (".bin", ".ds")
 

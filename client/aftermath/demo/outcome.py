@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from aftermath.config.document import load_config
 from aftermath.data.local import open_tokens
 from aftermath.demo.plan import RUN_ID, TIERS, DemoFailed, Places
 from aftermath.lab.held_out import loss_on
@@ -20,7 +21,6 @@ from aftermath.model.checkpoint import load_config as load_model_config
 from aftermath.model.generate import generate
 from aftermath.model.steps import saved_steps
 from aftermath.model.text import load_tokenizer
-from aftermath.run.config import load_config
 
 PROMPT = "def "
 SAMPLE_TOKENS = 120

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aftermath.lab.recipe import Recipe
 from aftermath.optim.sparseloco import LATE, SparseLoCo
-from aftermath.run.assignment import cut
+from aftermath.rules.assignment import cut
 
 
 def advice(recipe: Recipe) -> list[str]:

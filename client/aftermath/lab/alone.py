@@ -19,7 +19,7 @@ from aftermath.model.network import LanguageModel
 from aftermath.optim.clip import NonFiniteGradient, clip_gradients, refuse_beyond
 from aftermath.optim.moments import moments, take_moments
 from aftermath.optim.muon import Muon, MuonSettings
-from aftermath.train.replica import accumulate
+from aftermath.replica.replica import accumulate
 
 _WEIGHTS, _OPTIMIZER = "weights/", "optimizer/"
 

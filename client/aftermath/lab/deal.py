@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Sequence
 
 from aftermath.lab.recipe import Recipe
-from aftermath.run.assignment import cut
+from aftermath.rules.assignment import cut
 
 
 class Deal:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from rich.console import Console
 from rich.markup import escape
 
+from aftermath.base.counted import counted
 from aftermath.lab import kinds
-from aftermath.run.counted import counted
 from aftermath.watch.kinds import Event, Warning
 from aftermath.watch.printable import printable
 from aftermath.watch.progress import span

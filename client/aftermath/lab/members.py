@@ -6,12 +6,12 @@ import math
 from dataclasses import replace
 from typing import Any
 
+from aftermath.base.errors import UsageError
 from aftermath.lab.settings import ALONE, LabSettings, OptimizerName
 from aftermath.optim.agreed import settings_of
 from aftermath.optim.schema import Settings
 from aftermath.optim.sparseloco import LARGEST_RATE
-from aftermath.run.accounts import Optimizer
-from aftermath.run.errors import UsageError
+from aftermath.rules.accounts import Optimizer
 
 _RESULTS = ("topk", "topk_embeddings", "feedback_decay")
 _INNER = ("inner_steps", "inner_optimizer", "value_bits", "outer_lr", "mean", "orthogonal_lr")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from aftermath.run.accounts import LrSchedule
-from aftermath.run.state import ScheduleKind
+from aftermath.rules.accounts import LrSchedule
+from aftermath.rules.state import ScheduleKind
 
 _RATES = ("base_lr", "warmup_init_lr", "final_lr", "cosine_decay_final_lr")
 

@@ -14,6 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from aftermath.base.errors import Unsuitable, UsageError
+from aftermath.config.document import RunConfig, load_config
+from aftermath.config.read import checkpoint_of, location_of, optimizer_of, rules_of, schedule_of
+from aftermath.config.training import ADAMW, DISTRO, MOST_RATE, SPARSELOCO
 from aftermath.lab import rates
 from aftermath.lab.members import agreed_settings
 from aftermath.lab.settings import (
@@ -28,14 +32,10 @@ from aftermath.lab.settings import (
 )
 from aftermath.model.resolve import local_directory
 from aftermath.optim.schema import Settings
-from aftermath.run.accounts import MAX_LEVELS, Config, LrSchedule, Optimizer
-from aftermath.run.assignment import batch_size, cut
-from aftermath.run.config import RunConfig, load_config
-from aftermath.run.config_read import checkpoint_of, location_of, optimizer_of, rules_of, schedule_of
-from aftermath.run.config_training import ADAMW, DISTRO, MOST_RATE, SPARSELOCO
-from aftermath.run.errors import Unsuitable, UsageError
-from aftermath.run.schedules import first_epoch_rate, highest_rate, learning_rate
-from aftermath.run.state import CheckpointKind, OptimizerKind
+from aftermath.rules.accounts import MAX_LEVELS, Config, LrSchedule, Optimizer
+from aftermath.rules.assignment import batch_size, cut
+from aftermath.rules.schedules import first_epoch_rate, highest_rate, learning_rate
+from aftermath.rules.state import CheckpointKind, OptimizerKind
 from aftermath.train.outfit import check_data
 
 _NAMES: dict[OptimizerKind, OptimizerName] = {

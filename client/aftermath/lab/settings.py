@@ -10,9 +10,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from aftermath.base.bounded import U32_MAX
+from aftermath.config.training import DISTRO
 from aftermath.optim.sparseloco import MOST_STEPS, Divisor, InnerOptimizer, SparseLoCo
-from aftermath.run.bounded import U32_MAX
-from aftermath.run.config_training import DISTRO
 
 OptimizerName = Literal["distro", "sparseloco", "adamw", "muon"]
 ScheduleName = Literal["constant", "cosine", "stable"]

@@ -13,6 +13,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from aftermath.base.errors import UsageError
 from aftermath.data.local import TokenFiles, open_tokens
 from aftermath.lab.alone import Alone, optimizer_for
 from aftermath.lab.held_out import spread
@@ -22,8 +23,7 @@ from aftermath.lab.trainer import Trainer
 from aftermath.model.checkpoint import load, load_config
 from aftermath.model.config import ModelConfig
 from aftermath.optim.schema import build_schema
-from aftermath.run.errors import UsageError
-from aftermath.train.replica import Replica
+from aftermath.replica.replica import Replica
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,14 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from aftermath.base.errors import AftermathError
 from aftermath.lab.trainer import Stepped, below, on_cpu, take_weights
 from aftermath.model.documents import CheckpointError
 from aftermath.model.network import LanguageModel
 from aftermath.optim.clip import NonFiniteGradient
 from aftermath.optim.codec import decode_level
 from aftermath.optim.engine import Trained
-from aftermath.run.errors import AftermathError
-from aftermath.train.replica import Replica
+from aftermath.replica.replica import Replica
 
 Results = dict[int, list[bytes]]
 """The payloads of a round that count, by level."""

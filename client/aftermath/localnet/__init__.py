@@ -1,7 +1,7 @@
 """The local networks: a Solana cluster on this machine, either embedded (LiteSVM) or the real
 `solana-test-validator`.
 
-Owns the JSON-RPC and websocket API that clients of the chain room talk to when there is no cluster to reach, its
+Owns the JSON-RPC and websocket API that clients of `chain` talk to when there is no cluster to reach, its
 ledger on disk, and the choice of engine. Knows nothing of torch, of peers, or of our own programs: which programs to
 load is handed in.
 

@@ -18,6 +18,7 @@ from solders.pubkey import Pubkey
 from solders.transaction import VersionedTransaction
 from solders.transaction_metadata import InnerInstruction, TransactionMetadata
 
+from aftermath.base.bounded import U64_MAX
 from aftermath.localnet.errors import (
     INVALID_REQUEST,
     UNSUPPORTED_TRANSACTION_VERSION,
@@ -26,7 +27,6 @@ from aftermath.localnet.errors import (
 )
 from aftermath.localnet.params import Config
 from aftermath.localnet.records import Landed
-from aftermath.run.bounded import U64_MAX
 
 ACCOUNT_ENCODINGS = ("binary", "base58", "base64", "base64+zstd", "jsonParsed")
 TRANSACTION_ENCODINGS = ("json", "base64", "base58")

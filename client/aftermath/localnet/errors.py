@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from aftermath.run.errors import AftermathError
+from aftermath.base.errors import AftermathError
 
 PARSE_ERROR = -32700
 INVALID_REQUEST = -32600

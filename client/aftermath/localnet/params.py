@@ -16,8 +16,8 @@ import zstandard
 from solders.pubkey import Pubkey
 from solders.signature import Signature
 
+from aftermath.base.bounded import is_u64
 from aftermath.localnet.errors import invalid_params
-from aftermath.run.bounded import is_u64
 
 COMMITMENTS = ("processed", "confirmed", "finalized")
 _OLD_COMMITMENTS = ("recent", "single", "singleGossip", "max", "root")

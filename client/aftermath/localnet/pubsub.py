@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 from aiohttp import WSCloseCode, WSMsgType, web
 
+from aftermath.base.bounded import Malformed, json_value
 from aftermath.localnet.errors import (
     INVALID_REQUEST,
     METHOD_NOT_FOUND,
@@ -22,7 +23,6 @@ from aftermath.localnet.errors import (
 )
 from aftermath.localnet.rpc import check_call, failure
 from aftermath.localnet.subscriptions import Outbox, Subscriptions
-from aftermath.run.bounded import Malformed, json_value
 
 log = logging.getLogger(__name__)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from aftermath.base.bounded import Malformed, json_value
 from aftermath.localnet.bank import Bank
 from aftermath.localnet.errors import (
     INTERNAL_ERROR,
@@ -21,7 +22,6 @@ from aftermath.localnet.errors import (
     PARSE_ERROR,
     RpcError,
 )
-from aftermath.run.bounded import Malformed, json_value
 
 log = logging.getLogger(__name__)
 

@@ -1,3 +1,3 @@
-"""The model room: architecture, tiers and levels, the state schema, checkpoints. Knows no chain, no
-peers and no optimizer; of the network the Hugging Face Hub alone.
+"""Architecture, tiers and levels, the state schema, checkpoints. Knows no chain, no peers and no
+optimizer; of the network the Hugging Face Hub alone.
 """

@@ -8,7 +8,7 @@ from typing import Any
 from aftermath.model.arch.llama_config import LlamaConfig
 from aftermath.model.arch.nanogpt_config import NanoGPTConfig
 from aftermath.model.config import ModelConfig, ModelConfigError
-from aftermath.run.state import Architecture
+from aftermath.rules.state import Architecture
 
 ARCHITECTURES: Mapping[Architecture, type[ModelConfig]] = {
     Architecture.HF_LLAMA: LlamaConfig,

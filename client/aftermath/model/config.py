@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from aftermath.run.accounts import MAX_LEVELS
-from aftermath.run.errors import AftermathError
+from aftermath.base.errors import AftermathError
+from aftermath.rules.accounts import MAX_LEVELS
 
 if TYPE_CHECKING:
     from torch import Tensor

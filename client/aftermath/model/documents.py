@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from aftermath.run.bounded import Malformed, json_as, json_value
-from aftermath.run.errors import AftermathError
+from aftermath.base.bounded import Malformed, json_as, json_value
+from aftermath.base.errors import AftermathError
 
 MAX_CONFIG_BYTES = 1 << 20
 MAX_INDEX_BYTES = 64 << 20

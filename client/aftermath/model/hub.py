@@ -35,6 +35,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
+from aftermath.base.errors import AftermathError
 from aftermath.model.architectures import config_of
 from aftermath.model.config import ModelConfig, stored_tier
 from aftermath.model.deadline import within
@@ -58,7 +59,6 @@ from aftermath.model.manifest import (
     parse_manifest,
     verify,
 )
-from aftermath.run.errors import AftermathError
 
 TIMEOUT_SECONDS = 10.0
 PATIENCE_SECONDS, SLOWEST = 60.0, 100_000  # a download may take so long, and longer by so many bytes per second

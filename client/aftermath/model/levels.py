@@ -10,8 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from aftermath.base.errors import AftermathError
 from aftermath.model.config import ModelConfig
-from aftermath.run.errors import AftermathError
 
 
 def is_table(name: str) -> bool:

@@ -14,9 +14,9 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
+from aftermath.base.bounded import Malformed, json_as
 from aftermath.model.config import MAX_TIERS
 from aftermath.model.documents import CheckpointError
-from aftermath.run.bounded import Malformed, json_as
 
 MANIFEST_FILE = "matformer_manifest.json"
 MAX_MANIFEST_BYTES = 4 << 20

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from aftermath.model.documents import CheckpointError, Strategy, hf_config
-from aftermath.run.accounts import Checkpoint
-from aftermath.run.state import CheckpointKind
+from aftermath.rules.accounts import Checkpoint
+from aftermath.rules.state import CheckpointKind
 
 
 def resolve(

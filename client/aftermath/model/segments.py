@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from aftermath.base.errors import AftermathError
 from aftermath.model.levels import Segment
 from aftermath.model.schema import ELEMENT_BYTES, StateSchema
-from aftermath.run.errors import AftermathError
 
 _COPY_BYTES = 4 << 20  # at most this much of a strided or remote tensor is copied at a time
 

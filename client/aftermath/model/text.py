@@ -8,9 +8,9 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from aftermath.base.errors import UsageError
 from aftermath.model.documents import CheckpointError, read_limited
 from aftermath.model.store import MAX_COMPANION_BYTES
-from aftermath.run.errors import UsageError
 
 _FIX = "put the model's own tokenizer.json there"
 

@@ -16,9 +16,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from aftermath.base.counted import counted
 from aftermath.model.config import ModelConfig
 from aftermath.model.documents import INDEX_FILE, WEIGHTS_FILE, CheckpointError, read_index
-from aftermath.run.counted import counted
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _FLOATS = {"F32", "F16", "BF16", "F64"}

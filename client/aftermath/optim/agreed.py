@@ -8,9 +8,9 @@ from typing import Any
 from aftermath.optim.distro import Distro
 from aftermath.optim.schema import Schema, SchemaError, Settings, build_schema
 from aftermath.optim.sparseloco import Divisor, InnerOptimizer, SparseLoCo
-from aftermath.run import state
-from aftermath.run.accounts import Optimizer
-from aftermath.run.state import OptimizerKind
+from aftermath.rules import state
+from aftermath.rules.accounts import Optimizer
+from aftermath.rules.state import OptimizerKind
 
 EXCHANGED = {OptimizerKind.DISTRO: "DisTrO", OptimizerKind.SPARSELOCO: "SparseLoCo"}
 """The optimizers whose members exchange results, as people write them."""

@@ -20,8 +20,8 @@ from math import isqrt
 import torch
 from torch import Tensor
 
+from aftermath.base.errors import AftermathError
 from aftermath.optim.blocks import MAX_EDGE
-from aftermath.run.errors import AftermathError
 
 COLUMN_SUM_BITS = 27
 _BITS = 160  # fraction bits of the working precision

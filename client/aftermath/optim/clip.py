@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from aftermath.run.errors import AftermathError
+from aftermath.base.errors import AftermathError
 
 # The largest fp32 times this is about 3e8, and the smallest gradient that can overflow the norm of 2^40 numbers is then
 # still far from vanishing when it is squared.

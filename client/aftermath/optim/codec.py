@@ -27,12 +27,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from aftermath.base.errors import AftermathError
 from aftermath.optim.blocks import UNUSED
 from aftermath.optim.format import ResultFormat, Values, plane_bytes
 from aftermath.optim.lattice import LEAST, MOST, exponents_of, is_three
 from aftermath.optim.layout import LevelLayout, level_layout
 from aftermath.optim.places import bits_of, from_bits, to_bits
-from aftermath.run.errors import AftermathError
 
 _MAGNITUDE = 0x7FFFFFFF  # of the bits of an fp32
 _SMALLEST, _INFINITY = 0x00800000, 0x7F800000  # smallest normal number, infinity

@@ -17,11 +17,11 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from aftermath.base.bounded import U32_MAX
+from aftermath.base.errors import AftermathError
 from aftermath.model.header import header
 from aftermath.optim.codec import Votes, decode_level
 from aftermath.optim.schema import MAX_JSON_BYTES, Schema
-from aftermath.run.bounded import U32_MAX
-from aftermath.run.errors import AftermathError
 
 FORMAT_VERSION = "1"
 MAX_HEADER_BYTES = 2 * MAX_JSON_BYTES + (1 << 20)  # the schema stands in it as a text, with its quotes escaped

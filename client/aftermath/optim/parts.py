@@ -14,8 +14,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from aftermath.base.errors import AftermathError
 from aftermath.optim.codec import Votes
-from aftermath.run.errors import AftermathError
 
 Backward = Callable[[Tensor], float]
 """Adds the gradient of the mean loss over sequences int64 [n, seq_len] to the parameters' `grad`, and returns the loss.

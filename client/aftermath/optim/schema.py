@@ -16,13 +16,13 @@ from typing import Any
 
 import msgspec
 
+from aftermath.base.bounded import Malformed, json_as
 from aftermath.model.canonical import canonical
 from aftermath.model.levels import SchemaError
 from aftermath.model.schema import StateInputs, StateSchema, state_of_inputs, state_schema
 from aftermath.optim.distro import Distro, DistroInputs
 from aftermath.optim.format import ResultFormat
 from aftermath.optim.sparseloco import SparseLoCo, SparseLoCoInputs
-from aftermath.run.bounded import Malformed, json_as
 
 SCHEMA_VERSION = 4  # also when the bytes of a result change
 MAX_JSON_BYTES = 16 << 20

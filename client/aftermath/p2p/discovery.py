@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from aftermath.base.bounded import json_as
 from aftermath.p2p.transport import DiscoveryFailed
-from aftermath.run.bounded import json_as
 
 MAX_FILE = 4096
 MAX_ADDRESSES = 16

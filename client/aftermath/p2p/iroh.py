@@ -1,4 +1,4 @@
-"""The transport over iroh: binds a QUIC endpoint, publishes where it is, and ties the parts of this room together.
+"""The transport over iroh: binds a QUIC endpoint, publishes where it is, and ties the parts of this package together.
 
 Decisions: relays and n0's discovery are iroh's own presets; on one machine a private directory is enough and nothing
 leaves it. `close` stops our tasks first, then the endpoint, so that it is quick whatever is under way.
@@ -17,6 +17,7 @@ from typing import Any, Literal
 import iroh
 from iroh import iroh_ffi
 
+from aftermath.base.errors import UsageError
 from aftermath.p2p import fastffi
 from aftermath.p2p.announce import Announcer
 from aftermath.p2p.blobs import BlobStore
@@ -37,7 +38,6 @@ from aftermath.p2p.transport import (
     TransportStats,
 )
 from aftermath.p2p.wire import ALPN, cause
-from aftermath.run.errors import UsageError
 
 REFRESH_S = 5.0
 ENDPOINT_CLOSE_S = 0.5

@@ -1,4 +1,4 @@
-"""The interface of the peer-to-peer room: what `train` may ask of a transport, its errors and its counters.
+"""The interface of the peer-to-peer package: what `train` may ask of a transport, its errors and its counters.
 
 A transport connects the members of one run. Peers are named by their 32-byte p2p id, an ed25519 public key that the
 connection itself proves. `aftermath.p2p.iroh` implements it over QUIC; the simulator implements it over virtual time.
@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from aftermath.run.commitment import MAX_ANNOUNCEMENT_BYTES
-from aftermath.run.errors import AftermathError
+from aftermath.base.errors import AftermathError
+from aftermath.rules.commitment import MAX_ANNOUNCEMENT_BYTES
 
 MAX_ANNOUNCEMENT = MAX_ANNOUNCEMENT_BYTES
 """Largest announcement in bytes: what the rules of a run let a member say at once."""

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 import iroh
 import msgspec
 
+from aftermath.base.bounded import Malformed, msgpack_as
 from aftermath.p2p.transport import MAX_ANNOUNCEMENT, MAX_REQUEST, escaped
-from aftermath.run.bounded import Malformed, msgpack_as
 
 ALPN = b"aftermath/1"
 MAX_HEADER = 512

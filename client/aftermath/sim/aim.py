@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import random
 
-from aftermath.run.deadlines import next_deadline
-from aftermath.run.state import RunState
+from aftermath.base.wait import Pulse
+from aftermath.rules.deadlines import next_deadline
+from aftermath.rules.state import RunState
 from aftermath.sim.faults import Fault, Faults
 from aftermath.sim.node import START
 from aftermath.sim.simulation import Simulation
-from aftermath.train.wait import Pulse
 
 _AT_ONCE = 3  # faults
 _MINOR = 0.15  # how much a round's border counts of an epoch's

@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 from aftermath.coordinator.errors import CoordinatorError, Refused
-from aftermath.run.committee import witnesses
-from aftermath.run.state import MemberState, RunState
+from aftermath.rules.committee import witnesses
+from aftermath.rules.state import MemberState, RunState
 from aftermath.sim.road import Mood
 from aftermath.sim.simulation import Player, Simulation
 

@@ -14,7 +14,7 @@ from aftermath.coordinator.errors import Unavailable
 from aftermath.model.checkpoint import load
 from aftermath.model.documents import CheckpointError
 from aftermath.model.segments import level_hash
-from aftermath.run.state import CheckpointKind, RunState
+from aftermath.rules.state import CheckpointKind, RunState
 from aftermath.sim.faults import Faults
 from aftermath.sim.record import Broken
 from aftermath.sim.simulation import Player, Simulation

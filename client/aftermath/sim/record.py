@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from aftermath.run import bitmap
-from aftermath.run.accounts import Members, Run
-from aftermath.run.assignment import assign, sequences
-from aftermath.run.state import MemberState, RunState
+from aftermath.rules import bitmap
+from aftermath.rules.accounts import Members, Run
+from aftermath.rules.assignment import assign, sequences
+from aftermath.rules.state import MemberState, RunState
 
 Ranges = list[list[int]]
 

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from aftermath.run.errors import AftermathError
-from aftermath.run.state import RunState
+from aftermath.base.errors import AftermathError
+from aftermath.rules.state import RunState
 from aftermath.sim.aim import Aim
 from aftermath.sim.clock import run_virtual
 from aftermath.sim.digest import Chronicle

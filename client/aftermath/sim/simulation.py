@@ -19,30 +19,30 @@ from solders.keypair import Keypair
 from aftermath.chain.addresses import EVERYONE, run_addresses
 from aftermath.chain.authorizer import AuthorizerInstructions
 from aftermath.chain.instructions import GROWTH, CoordinatorInstructions
+from aftermath.chain.views import members_account, parse_members, parse_model, parse_run, witnesses_account
+from aftermath.config.document import RunConfig
 from aftermath.coordinator.errors import CoordinatorError
 from aftermath.coordinator.view import View
 from aftermath.data.local import open_tokens
+from aftermath.member.archive import Archive, Hub
+from aftermath.member.attention import Attention
+from aftermath.member.feed import RunFeed
+from aftermath.member.member import Member
+from aftermath.member.ports import Ports, Role, Workers
+from aftermath.member.wishes import Wishes
 from aftermath.model.initial import init_weights
 from aftermath.model.store import write_checkpoint
 from aftermath.model.text import Prompt
 from aftermath.optim.agreed import agreed_schema
-from aftermath.run.accounts import Members, Model, Run
-from aftermath.run.config import RunConfig
-from aftermath.run.state import RunState
-from aftermath.run.views import members_account, parse_members, parse_model, parse_run, witnesses_account
+from aftermath.replica.origin import Origin
+from aftermath.rules.accounts import Members, Model, Run
+from aftermath.rules.state import RunState
 from aftermath.sim.chain import SimChain, SimMember
 from aftermath.sim.clock import InlineWorker, VirtualClock, run_virtual
 from aftermath.sim.network import SimNetwork, SimTransport
 from aftermath.sim.record import Broken, Record
 from aftermath.sim.road import Mood
 from aftermath.sim.tiny import CONFIG, RULES, RUN_ID
-from aftermath.train.archive import Archive, Hub
-from aftermath.train.attention import Attention
-from aftermath.train.feed import RunFeed
-from aftermath.train.member import Member
-from aftermath.train.origin import Origin
-from aftermath.train.ports import Ports, Role, Workers
-from aftermath.train.wishes import Wishes
 from aftermath.watch.events import Events, plain
 from aftermath.watch.kinds import Event
 

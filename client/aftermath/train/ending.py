@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from aftermath.run.counted import counted
-from aftermath.run.errors import AftermathError
+from aftermath.base.counted import counted
+from aftermath.base.errors import AftermathError
 from aftermath.train.settings import TrainSettings
 
 _CPU_ALLOCATOR = "can't allocate memory"

@@ -13,10 +13,10 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from aftermath.base.errors import Unsuitable, UsageError
+from aftermath.config.repository import is_repository
 from aftermath.model.schema import ELEMENT_BYTES, StateSchema
 from aftermath.model.store import RESERVE
-from aftermath.run.errors import Unsuitable, UsageError
-from aftermath.run.repository import is_repository
 from aftermath.train.lock import hold
 from aftermath.train.settings import TrainSettings
 

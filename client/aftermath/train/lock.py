@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from aftermath.run.errors import Unsuitable
+from aftermath.base.errors import Unsuitable
 
 
 def lock_directory() -> Path:

@@ -6,14 +6,14 @@ joined, downloaded or trained.
 
 from __future__ import annotations
 
+from aftermath.base.errors import Unsuitable
+from aftermath.config.document import ARCHITECTURES
 from aftermath.data.local import TokenFiles, open_tokens
 from aftermath.model.resolve import load_hf_config
 from aftermath.optim.agreed import EXCHANGED, agreed_schema
 from aftermath.optim.schema import Schema
-from aftermath.run.accounts import DataLocation, Model
-from aftermath.run.config import ARCHITECTURES
-from aftermath.run.errors import Unsuitable
-from aftermath.run.state import DataKind
+from aftermath.rules.accounts import DataLocation, Model
+from aftermath.rules.state import DataKind
 
 
 def check_model(model: Model, run_id: str) -> None:

@@ -1,7 +1,7 @@
 """One `aftermath-solana train` process, from its settings to its end: opens the ports, runs the member, closes them.
 
-The real clock, the date and sockets live here and nowhere else in the room. Ctrl-C (or SIGTERM) leaves the run on chain
-and ends the process within two seconds (`interrupts`); a failure is one sentence.
+The real clock, the date and sockets live here and nowhere else among its parts. Ctrl-C (or SIGTERM) leaves the run on
+chain and ends the process within two seconds (`interrupts`); a failure is one sentence.
 """
 
 from __future__ import annotations
@@ -23,36 +23,36 @@ from rich.console import Console
 from solders.pubkey import Pubkey
 
 from aftermath import __version__
+from aftermath.base.errors import Unsuitable, UsageError
+from aftermath.base.worker import ThreadWorker
 from aftermath.chain.admission import check_funds, check_version
 from aftermath.chain.member import SolanaMember
 from aftermath.chain.options import coordinator_id, open_pool, public_key
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wallet import Wallet, identity_secret, load_wallet
 from aftermath.coordinator.errors import CoordinatorError, NoSuchRun
+from aftermath.member.archive import Archive, Hub
+from aftermath.member.attention import Attention
+from aftermath.member.feed import RunFeed
+from aftermath.member.member import Member
+from aftermath.member.ports import Ports, Role, Workers
+from aftermath.member.speed import measured_weight
+from aftermath.member.wishes import Wishes
 from aftermath.model.resolve import resolve
 from aftermath.model.store import read_companions
 from aftermath.model.text import Prompt, load_tokenizer
 from aftermath.optim.schema import Schema
 from aftermath.p2p.discovery import local_discovery_dir
 from aftermath.p2p.iroh import IrohTransport, check_interface, open_iroh
-from aftermath.run.accounts import Model
-from aftermath.run.errors import Unsuitable, UsageError
-from aftermath.train.archive import Archive, Hub
-from aftermath.train.attention import Attention
+from aftermath.replica.origin import Origin
+from aftermath.replica.replica import pick_device
+from aftermath.rules.accounts import Model
 from aftermath.train.ending import known
-from aftermath.train.feed import RunFeed
 from aftermath.train.interrupts import CLOSE_SECONDS, Interrupts
 from aftermath.train.keeping import check_directory, check_hub, gradients_place, keeping_advice
 from aftermath.train.lock import lock_directory, only_process
-from aftermath.train.member import Member
-from aftermath.train.origin import Origin
 from aftermath.train.outfit import check_tier, data_of, schema_of
-from aftermath.train.ports import Ports, Role, Workers
-from aftermath.train.replica import pick_device
 from aftermath.train.settings import PROMPT_TOKENS, TrainSettings
-from aftermath.train.speed import measured_weight
-from aftermath.train.wishes import Wishes
-from aftermath.train.worker import ThreadWorker
 from aftermath.watch import kinds
 from aftermath.watch.console import ConsoleLines
 from aftermath.watch.events import Events, JsonLines, LogWarnings, Sink

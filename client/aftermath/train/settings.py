@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from aftermath.chain import defaults
-from aftermath.run.accounts import MAX_LEVELS
+from aftermath.rules.accounts import MAX_LEVELS
 
 PROMPT_TOKENS = 64
 

@@ -12,7 +12,7 @@ import msgspec
 from rich.console import Console
 from rich.markup import escape
 
-from aftermath.run.counted import counted
+from aftermath.base.counted import counted
 from aftermath.watch import kinds
 from aftermath.watch.events import Wall
 from aftermath.watch.phase import state_words

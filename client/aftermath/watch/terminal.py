@@ -19,7 +19,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from aftermath.run.counted import counted
+from aftermath.base.counted import counted
 from aftermath.watch import kinds
 from aftermath.watch.phase import phase
 from aftermath.watch.printable import printable

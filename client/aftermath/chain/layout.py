@@ -1,0 +1,115 @@
+"""The byte layout of the coordinator's accounts, generated from the program's IDL.
+
+Decided: the accounts are plain old data whose C layout has no implicit padding, so one packed numpy dtype per type
+reads them; the size of the account that arrives must equal the dtype's, which is what would catch a layout with
+padding. Byte arrays and public keys become opaque fields (numpy's own byte strings would lose trailing zeros).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from aftermath.base.errors import AccountError
+from aftermath.programs import COORDINATOR_IDL
+
+DISCRIMINATOR_BYTES = 8
+
+_PRIMITIVES = {
+    "bool": "u1",
+    "u8": "u1",
+    "u16": "<u2",
+    "u32": "<u4",
+    "u64": "<u8",
+    "i8": "i1",
+    "i16": "<i2",
+    "i32": "<i4",
+    "i64": "<i8",
+    "pubkey": "V32",
+}
+
+Record = np.ndarray[Any, np.dtype[np.void]]
+
+
+@dataclass(frozen=True)
+class Account:
+    """One account type: its name, the 8 bytes every such account begins with, and the layout of the rest."""
+
+    name: str
+    discriminator: bytes
+    dtype: np.dtype[np.void]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole account, discriminator included."""
+        return DISCRIMINATOR_BYTES + self.dtype.itemsize
+
+    def read(self, data: bytes) -> Record:
+        """A one-element array over the account's bytes. Raises AccountError on a wrong size or discriminator."""
+        if len(data) != self.size:
+            raise AccountError(
+                f"the {self.name} account has {len(data)} bytes where this version expects {self.size}",
+                "use the client version the run was created with, or grow the account if it was just created",
+            )
+        if data[:DISCRIMINATOR_BYTES] != self.discriminator:
+            raise AccountError(f"the account is not a {self.name} account of the coordinator program")
+        return np.frombuffer(data, self.dtype, count=1, offset=DISCRIMINATOR_BYTES)
+
+    def offset(self, *path: str | int) -> int:
+        """Where a field begins in the account: field names and, after an array field, the index of an element."""
+        dtype: np.dtype[Any] = self.dtype
+        offset = DISCRIMINATOR_BYTES
+        for step in path:
+            if isinstance(step, str):
+                assert dtype.fields is not None
+                dtype, start = dtype.fields[step][:2]
+                offset += start
+            else:
+                dtype = dtype.base
+                offset += step * dtype.itemsize
+        return offset
+
+    def field(self, *names: str) -> np.dtype[Any]:
+        """The dtype of one element of a (nested) field."""
+        dtype: np.dtype[Any] = self.dtype
+        for name in names:
+            dtype = dtype.base[name]
+        return dtype.base
+
+
+def account_of(idl: Mapping[str, Any], name: str) -> Account:
+    """One account type of a canonical (0.1.0) IDL. Raises AccountError on a type this reader does not know."""
+    types = {entry["name"]: entry["type"] for entry in idl["types"]}
+    entry = next(entry for entry in idl["accounts"] if entry["name"] == name)
+    return Account(name, bytes(entry["discriminator"]), _struct(types[name], types))
+
+
+@cache
+def coordinator_account(name: str) -> Account:
+    """The layout of an account of the packaged coordinator program: Run, Model, Members or Witnesses."""
+    return account_of(json.loads(COORDINATOR_IDL.read_text()), name)
+
+
+def _struct(kind: Mapping[str, Any], types: Mapping[str, Any]) -> np.dtype[np.void]:
+    if kind.get("kind") != "struct":
+        raise AccountError(
+            f"the program's IDL stores a {kind.get('kind')} in an account, which this client cannot read"
+        )
+    return np.dtype([(field["name"], _field(field["type"], types)) for field in kind["fields"]])
+
+
+def _field(kind: Any, types: Mapping[str, Any]) -> Any:
+    if isinstance(kind, str) and kind in _PRIMITIVES:
+        return _PRIMITIVES[kind]
+    if isinstance(kind, dict) and "array" in kind:
+        element, length = kind["array"]
+        return f"V{length}" if element == "u8" else (_field(element, types), (length,))
+    if isinstance(kind, dict) and kind.get("defined", {}).get("name") in types:
+        defined = types[kind["defined"]["name"]]
+        return _field(defined["alias"], types) if defined.get("kind") == "type" else _struct(defined, types)
+    raise AccountError(f"the program's IDL uses the type {kind!r}, which this client cannot read")

@@ -1,0 +1,217 @@
+"""Account bytes to frozen dataclasses.
+
+Decided: bytes from an RPC are checked (size, discriminator, version, known states, UTF-8) before anything is
+believed, and reading is column-wise, so that all 256 members cost a few list conversions instead of thousands of
+field look-ups.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from aftermath.base.errors import AccountError
+from aftermath.chain import layout
+from aftermath.rules import bitmap, state
+from aftermath.rules.accounts import (
+    BACKLOG,
+    MAX_LEVELS,
+    MAX_WITNESSES,
+    STORED_ROUNDS,
+    Attestation,
+    Checkpoint,
+    Config,
+    DataLocation,
+    Interval,
+    LevelAttestation,
+    LrSchedule,
+    Members,
+    Metadata,
+    Model,
+    Optimizer,
+    Round,
+    Run,
+    Slot,
+)
+
+VERSION = 3
+
+_Row = TypeVar("_Row")
+_Convert = Callable[[Any], Any]
+
+
+def run_account() -> layout.Account:
+    """The layout of the Run account."""
+    return layout.coordinator_account("Run")
+
+
+def model_account() -> layout.Account:
+    """The layout of the Model account."""
+    return layout.coordinator_account("Model")
+
+
+def members_account() -> layout.Account:
+    """The layout of the Members account."""
+    return layout.coordinator_account("Members")
+
+
+def witnesses_account() -> layout.Account:
+    """The layout of the Witnesses account."""
+    return layout.coordinator_account("Witnesses")
+
+
+def parse_run(data: bytes) -> Run:
+    """Read a Run account (discriminator included). Raises AccountError."""
+    record = run_account().read(data)
+    _check_version(int(record["version"][0]))
+    waiting = _at_most(int(record["backlog_len"][0]), BACKLOG, "backlog_len")
+    levels = _at_most(int(record["levels"][0]), MAX_LEVELS, "levels")
+    _at_most(int(record["head"][0]), STORED_ROUNDS - 1, "head")
+    return _one(
+        Run,
+        record,
+        config=_one(Config, record["config"]),
+        backlog=tuple(_rows(Interval, record["backlog"][0, :waiting])),
+        rounds=tuple(_rows(Round, record["rounds"][0])),
+        level_hashes=tuple(record["level_hashes"][0, :levels].tolist()),
+    )
+
+
+def parse_model(data: bytes) -> Model:
+    """Read a Model account (discriminator included). Raises AccountError."""
+    record = model_account().read(data)
+    _check_version(int(record["version"][0]))
+    tiers = _at_most(int(record["tiers"][0]), MAX_LEVELS, "tiers")
+    return _one(
+        Model,
+        record,
+        metadata=_one(Metadata, record["metadata"]),
+        lr_schedule=_one(LrSchedule, record["lr_schedule"]),
+        optimizer=_one(Optimizer, record["optimizer"]),
+        data_location=_one(DataLocation, record["data_location"]),
+        checkpoint=_one(Checkpoint, record["checkpoint"]),
+        checkpoint_hashes=tuple(record["checkpoint_hashes"][0, :tiers].tolist()),
+        tier_widths=tuple(record["tier_widths"][0, :tiers].tolist()),
+    )
+
+
+def parse_members(data: bytes) -> Members:
+    """Read a Members account (discriminator included). Raises AccountError."""
+    record = members_account().read(data)
+    return _one(Members, record, slots=tuple(_rows(Slot, record["slots"][0])))
+
+
+def witness_round_range(ring: int, count: int = MAX_WITNESSES) -> tuple[int, int]:
+    """(offset, length) of the first `count` attestations of the round at a ring index, for an RPC data slice."""
+    account = witnesses_account()
+    return account.offset("rounds", ring, "attestations"), count * account.field("rounds", "attestations").itemsize
+
+
+def parse_witness_round(data: bytes, count: int) -> tuple[Attestation, ...]:
+    """The first `count` attestations in a slice taken by `witness_round_range`.
+
+    Raises AccountError on a short slice.
+    """
+    return tuple(_rows(Attestation, _slice(data, witnesses_account().field("rounds", "attestations"), count)))
+
+
+def witnesses_cooldown_range() -> tuple[int, int]:
+    """(offset, length) of the cooldown's level attestations and their count, for an RPC data slice."""
+    account = witnesses_account()
+    start = account.offset("cooldown")
+    return start, account.offset("cooldown_count") + 1 - start
+
+
+def parse_cooldown(data: bytes) -> tuple[LevelAttestation, ...]:
+    """The level attestations in a slice taken by `witnesses_cooldown_range`. Raises AccountError on another size."""
+    dtype = witnesses_account().field("cooldown")
+    if len(data) != witnesses_cooldown_range()[1]:
+        raise AccountError("the RPC returned another slice of the Witnesses account than the one asked for")
+    rows = _slice(data, dtype, _at_most(data[-1], MAX_WITNESSES, "cooldown_count"))
+    return tuple(
+        LevelAttestation(slot, {level: digest for level, digest in enumerate(hashes) if mask >> level & 1})
+        for slot, mask, hashes in zip(
+            rows["slot"].tolist(), rows["mask"].tolist(), rows["hashes"].tolist(), strict=True
+        )
+    )
+
+
+def _slice(data: bytes, dtype: np.dtype[Any], count: int) -> np.ndarray[Any, Any]:
+    if len(data) < count * dtype.itemsize:
+        raise AccountError(f"the RPC returned {len(data)} bytes where {count * dtype.itemsize} were asked for")
+    return np.frombuffer(data, dtype, count=count)
+
+
+def _check_version(version: int) -> None:
+    if version != VERSION:
+        raise AccountError(
+            f"the run's accounts have layout version {version}, this client reads version {VERSION}",
+            "use a client of the version that created the run",
+        )
+
+
+def _at_most(value: int, limit: int, name: str) -> int:
+    if value > limit:
+        raise AccountError(f"the account says {name} is {value}, which can be {limit} at most")
+    return value
+
+
+def _text(data: bytes) -> str:
+    return data.rstrip(b"\0").decode("utf-8")
+
+
+_MEMBER_STATES = {member.value: member for member in state.MemberState}
+_CONVERTERS: dict[type, dict[str, _Convert]] = {
+    Run: {
+        "state": state.RunState,
+        "model_source": state.ModelSource,
+        "exit_reason": state.ExitReason,
+        "run_id": _text,
+        "pending_pause": bool,
+        "cold_start": bool,
+        "draining": bool,
+        "finishers": bitmap.from_bytes,
+    },
+    Round: {"roster": bitmap.from_bytes, "attested": bitmap.from_bytes},
+    Metadata: {"name": _text, "description": _text},
+    Model: {"client_version": _text},
+    Checkpoint: {"kind": state.CheckpointKind, "repo": _text, "revision": _text},
+    DataLocation: {"kind": state.DataKind, "primary": _text, "secondary": _text},
+    LrSchedule: {"kind": state.ScheduleKind},
+    Optimizer: {
+        "kind": state.OptimizerKind,
+        "quantize_1bit": bool,
+        "inner_optimizer": state.InnerOptimizer,
+        "divisor": state.Divisor,
+    },
+    Slot: {"state": _MEMBER_STATES.__getitem__, "pending": bool, "used": bool},
+    Attestation: {"participation": bitmap.from_bytes},
+}
+
+
+def _column(cls: type, name: str, array: np.ndarray[Any, Any]) -> list[Any]:
+    fields = array.dtype.names or ()
+    if name not in fields and f"{name}_bits" in fields:
+        return list(array[f"{name}_bits"].view("<f8").tolist())
+    values = list(array[name].tolist())
+    convert = _CONVERTERS.get(cls, {}).get(name)
+    if convert is None:
+        return values
+    try:
+        return [convert(value) for value in values]
+    except (ValueError, KeyError) as error:
+        raise AccountError(f"the account holds a {name} that this client does not know: {error}") from None
+
+
+def _rows(cls: type[_Row], array: np.ndarray[Any, Any], **given: Sequence[Any]) -> list[_Row]:
+    """One `cls` per element: each field from the array's column of that name unless `given`."""
+    names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    columns = [given[name] if name in given else _column(cls, name, array) for name in names]
+    return [cls(*row) for row in zip(*columns, strict=True)]
+
+
+def _one(cls: type[_Row], record: np.ndarray[Any, Any], **given: Any) -> _Row:
+    return _rows(cls, record, **{name: [value] for name, value in given.items()})[0]

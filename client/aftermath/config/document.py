@@ -1,0 +1,155 @@
+"""A run's config file: the seed's `config.toml` and everything upstream's accepts, checked before anything is sent.
+
+Decided: defaults stand with the keys of the file, here and in the tables that it names, and nowhere else for a run.
+What the program would refuse is refused here with the program's own sentence, so that a run's owner reads the same
+words before a fee is paid as after.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PrivateAttr, ValidationError
+
+from aftermath.base.bounded import Malformed, toml_value
+from aftermath.base.errors import ConfigError
+from aftermath.config import errors as config_errors
+from aftermath.config import rules as config_rules
+from aftermath.config.sources import Checkpoint, DataLocation
+from aftermath.config.tables import U8, U16, U32, U64, Table
+from aftermath.config.training import LearningRate, Optimizer
+from aftermath.rules.accounts import MAX_LEVELS
+from aftermath.rules.state import Architecture
+
+MAX_CONFIG_BYTES = 1 << 20
+_OURS = "config/demo/config.toml of the project is one that works"
+_NAME_ONE = f"name a run's config file that you may read; {_OURS}"
+ARCHITECTURES = {"HfLlama": Architecture.HF_LLAMA, "HfNanoGPT": Architecture.HF_NANOGPT}
+"""As a config file says it."""
+_DATA_TYPES = {"Pretraining": 0, "Finetuning": 1}
+
+
+class RunRules(Table):
+    """`[config]`: the clock, the quorum and the batch of a run. Times in seconds."""
+
+    warmup_time: U64
+    cooldown_time: U64
+    max_round_train_time: U64
+    round_witness_time: U64
+    epoch_time: U64 = 0
+    rounds_per_epoch: U32 = 0
+    total_steps: U32
+    init_min_clients: U16
+    min_clients: U16
+    witness_nodes: U16 = 0
+    overlap: U8 = 1
+    global_batch_size_start: U16
+    global_batch_size_end: U16
+    global_batch_size_warmup_tokens: U64 = 0
+    verification_percent: U8 = 0
+    waiting_for_members_extra_time: U8 = 10
+
+
+class Matformer(Table):
+    """`[model.LLM.matformer]`: how many tiers the model has; tier k keeps the first 1/2^k of every feed-forward
+    layer.
+    """
+
+    tiers: Annotated[int, Field(ge=1, le=MAX_LEVELS)] = 1
+
+
+class Llm(Table):
+    """`[model.LLM]`: what is trained, from which checkpoint, on which data, and how."""
+
+    architecture: Literal["HfLlama", "HfNanoGPT"]
+    data_type: Literal["Pretraining", "Finetuning"]
+    max_seq_len: U32
+    cold_start_warmup_steps: U32 = 0
+    checkpoint: Checkpoint
+    data_location: DataLocation
+    lr_schedule: LearningRate
+    optimizer: Optimizer
+    matformer: Matformer = Matformer()
+
+    def to_chain(self) -> dict[str, Any]:
+        """The program's `ModelParams`."""
+        return {
+            "architecture": ARCHITECTURES[self.architecture].value,
+            "data_type": _DATA_TYPES[self.data_type],
+            "max_seq_len": self.max_seq_len,
+            "cold_start_warmup_steps": self.cold_start_warmup_steps,
+            "checkpoint": self.checkpoint.to_chain(),
+            "data_location": self.data_location.to_chain(),
+            "lr_schedule": self.lr_schedule.to_chain(),
+            "optimizer": self.optimizer.to_chain(),
+        }
+
+
+class ModelTable(Table):
+    """`[model]`: so far only language models."""
+
+    LLM: Llm
+
+
+class RunConfig(Table):
+    """A whole config file."""
+
+    config: RunRules
+    model: ModelTable
+    _source: str = PrivateAttr("config")
+    _text: str = PrivateAttr("")
+
+    @property
+    def llm(self) -> Llm:
+        """The `[model.LLM]` table."""
+        return self.model.LLM
+
+    def to_chain(self) -> dict[str, Any]:
+        """The `config` and `model` parts of the program's `UpdateParams`, every field present, reals as their bits."""
+        rules = self.config.model_dump() | {"max_seq_len": self.llm.max_seq_len}
+        return {"config": rules, "model": self.llm.to_chain()}
+
+    def refused(self, mistakes: list[config_errors.Mistake]) -> ConfigError:
+        """The error that shows these mistakes with the lines of the file."""
+        return _refused(self._source, self._text, mistakes)
+
+
+def load_config(path: Path) -> RunConfig:
+    """Read and check a config file. Raises ConfigError."""
+    try:
+        if path.stat().st_size > MAX_CONFIG_BYTES:
+            raise ConfigError(f"{path} is larger than {MAX_CONFIG_BYTES} bytes, which no run config is", _NAME_ONE)
+        text = path.read_bytes().decode("utf-8-sig")  # editors on Windows begin a file with a byte-order mark
+    except OSError as error:
+        raise ConfigError(f"cannot read the config file {path}: {error.strerror}", _NAME_ONE) from None
+    except UnicodeDecodeError:
+        raise ConfigError(
+            f"{path} is not UTF-8 text, which a TOML file must be", f"save it as UTF-8; {_OURS}"
+        ) from None
+    return parse_config(text, str(path))
+
+
+def parse_config(text: str, source: str) -> RunConfig:
+    """Check the text of a config file; `source` names it in errors.
+
+    Raises ConfigError with every mistake that was found.
+    """
+    try:
+        tables = toml_value(text)
+    except Malformed as error:
+        raise ConfigError(f"{source} is not valid TOML: {error}", f"correct it there; {_OURS}") from None
+    try:
+        config = RunConfig.model_validate(tables)
+    except ValidationError as error:
+        raise _refused(source, text, config_errors.sentences(error, RunConfig)) from None
+    if broken := config_rules.broken(config.to_chain()):
+        raise _refused(source, text, broken)
+    config._source, config._text = source, text
+    return config
+
+
+def _refused(source: str, text: str, mistakes: list[config_errors.Mistake]) -> ConfigError:
+    lines = config_errors.line_numbers(text)
+    said = (f"{source}:{config_errors.line_of(lines, path)}: {sentence}" for path, sentence in mistakes)
+    return ConfigError("\n".join(said), f"correct the file there; {_OURS}")

@@ -1,0 +1,118 @@
+"""What is wrong in a config file, as sentences that name file, line, key, what was given and what is allowed."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import types
+import typing
+from collections.abc import Iterable, Sequence
+from datetime import date, time
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from aftermath.base.counted import counted
+from aftermath.base.errors import shown
+
+Path = tuple[str, ...]
+Mistake = tuple[Path, str]
+_HEADER = re.compile(r"^\s*\[+\s*([^\[\]]+?)\s*\]+")
+_KEY = re.compile(r"""^\s*((?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"|'[^']*'))*)\s*=""")
+_PART = re.compile(r"""[\w-]+|"[^"]*"|'[^']*'""")
+_KINDS = {
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "string_type": "a text in quotes",
+    "bool_type": "true or false",
+}
+_KINDS |= {
+    "list_type": "a list",
+    "model_type": "a table",
+    "model_attributes_type": "a table",
+    "int_from_float": "a whole number",
+}
+
+
+def line_numbers(text: str) -> dict[Path, int]:
+    """The line (from 1) of every table header and every key that begins a line, by dotted path."""
+    lines: dict[Path, int] = {}
+    table: Path = ()
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := _HEADER.match(line):
+            table = _parts(header[1])
+            lines.setdefault(table, number)
+        elif key := _KEY.match(line):
+            lines.setdefault(table + _parts(key[1]), number)
+    return lines
+
+
+def line_of(lines: dict[Path, int], path: Sequence[str | int]) -> int:
+    """The line of a key, or of the nearest table or key that contains it; 1 when nothing does."""
+    names = tuple(str(part) for part in path)
+    for length in range(len(names), 0, -1):
+        if names[:length] in lines:
+            return lines[names[:length]]
+        # A table may only ever appear as part of a longer header: [a.b] stands for [a], too.
+        inside = [line for known, line in lines.items() if known[:length] == names[:length]]
+        if inside:
+            return min(inside)
+    return 1
+
+
+def sentences(error: ValidationError, root: type[BaseModel]) -> list[Mistake]:
+    """One (key path, sentence) per mistake that pydantic found; unknown keys first, since a typo is often the cause."""
+    mistakes = sorted(error.errors(include_url=False), key=lambda item: item["type"] != "extra_forbidden")
+    return [(tuple(map(str, item["loc"])), _sentence(item, root)) for item in mistakes]
+
+
+def _sentence(item: Any, root: type[BaseModel]) -> str:
+    *table, key = item["loc"] or ("",)
+    where = f"[{'.'.join(map(str, table))}] {key}" if table else f"[{key}]"
+    kind, given, context = item["type"], item["input"], item.get("ctx", {})
+    if kind == "extra_forbidden":
+        allowed = _keys(root, table)
+        return f"{where} is not a known key{_nearest(str(key), allowed)}; known here: {', '.join(allowed)}"
+    if kind == "missing":
+        return f"{where} is missing"
+    if kind == "literal_error":
+        allowed = re.findall(r"'([^']*)'", context["expected"])
+        return f"{where} is {_as_written(given)}{_nearest(str(given), allowed)}; allowed: {', '.join(allowed)}"
+    if kind in ("greater_than_equal", "less_than_equal"):
+        limit = context.get("ge", context.get("le"))
+        side = "at least" if "ge" in context else "at most"
+        return f"{where} is {given}; it must be {side} {limit}"
+    if kind in ("too_short", "too_long"):
+        limit = context.get("min_length", context.get("max_length"))
+        return f"{where} has {counted(context['actual_length'], 'entry', 'entries')}; it must have {limit}"
+    if kind == "value_error":
+        return f"{where} {context['error']}"
+    return f"{where} is {_as_written(given)}; it must be {_KINDS.get(kind, item['msg'])}"
+
+
+def _as_written(given: object) -> str:
+    """A value as a config file has it; of a list or a table only that it is one."""
+    if isinstance(given, bool):
+        return str(given).lower()
+    if isinstance(given, date | time):
+        return given.isoformat()
+    return "a list" if isinstance(given, list) else "a table" if isinstance(given, dict) else shown(given)
+
+
+def _nearest(given: str, allowed: Iterable[str]) -> str:
+    close = difflib.get_close_matches(given.lower(), [name.lower() for name in allowed], n=1)
+    return next((f" (did you mean {name}?)" for name in allowed if close and name.lower() == close[0]), "")
+
+
+def _keys(root: type[BaseModel], table: Sequence[str | int]) -> list[str]:
+    """The keys that are allowed in the table at this path."""
+    model = root
+    for name in table:
+        annotation = model.model_fields[str(name)].annotation
+        options = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
+        model = next(option for option in options if isinstance(option, type) and issubclass(option, BaseModel))
+    return list(model.model_fields)
+
+
+def _parts(dotted: str) -> Path:
+    return tuple(part.strip("\"'") for part in _PART.findall(dotted))

@@ -1,0 +1,53 @@
+"""A config file's parts as members read them from the chain: what was written there, with reals out of their bits."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from aftermath.config.document import RunConfig
+from aftermath.config.rules import real
+from aftermath.config.sources import Checkpoint as CheckpointChoice
+from aftermath.config.tables import Choice, Variant
+from aftermath.rules.accounts import Checkpoint, Config, DataLocation, LrSchedule, Optimizer
+from aftermath.rules.state import CheckpointKind, DataKind, Divisor, InnerOptimizer, OptimizerKind, ScheduleKind
+
+
+def rules_of(config: RunConfig) -> Config:
+    """The clock, the quorum and the batch of the run."""
+    return Config(**config.to_chain()["config"])
+
+
+def checkpoint_of(chosen: CheckpointChoice) -> Checkpoint:
+    """Where the run's model is."""
+    return Checkpoint(**_read(chosen.to_chain(), Checkpoint, CheckpointKind))
+
+
+def location_of(chosen: Choice) -> DataLocation:
+    """Where the run's tokens are."""
+    return DataLocation(**_read(chosen.to_chain(), DataLocation, DataKind))
+
+
+def schedule_of(chosen: Choice | Variant) -> LrSchedule:
+    """The numbers of a learning-rate schedule."""
+    return LrSchedule(**_read(chosen.to_chain(), LrSchedule, ScheduleKind))
+
+
+def optimizer_of(chosen: Choice | Variant) -> Optimizer:
+    """The numbers of an optimizer."""
+    values = _read(chosen.to_chain(), Optimizer, OptimizerKind)
+    named = {
+        "quantize_1bit": bool(values["quantize_1bit"]),
+        "inner_optimizer": InnerOptimizer(values["inner_optimizer"]),
+        "divisor": Divisor(values["divisor"]),
+    }
+    return Optimizer(**values | named)
+
+
+def _read(values: Mapping[str, Any], view: type, kind: type) -> dict[str, Any]:
+    """The fields of a view: a name with `_bits` that is none of them holds the bits of a real."""
+    fields = {field.name for field in dataclasses.fields(view)}
+    reals = {name.removesuffix("_bits"): real(bits) for name, bits in values.items() if name not in fields}
+    plain = {name: value for name, value in values.items() if name in fields}
+    return plain | reals | {"kind": kind(values["kind"])}

@@ -1,0 +1,193 @@
+"""The program's own rules about a config and a model, checked before a transaction is paid for.
+
+Decided: a rule is known by the name of the program's error, and its sentence is read from the IDL, so there is one
+source of the words. The rules themselves are stated a second time here; the tests put each case before the compiled
+program as well.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any
+
+from aftermath.config.errors import Mistake, Path
+from aftermath.programs import COORDINATOR_IDL
+from aftermath.rules.accounts import MAX_WITNESSES
+from aftermath.rules.bitmap import MAX_MEMBERS
+from aftermath.rules.state import CheckpointKind, DataKind, OptimizerKind, ScheduleKind
+
+_Broken = Iterator[tuple[str, Path, Any]]
+
+MAX_TIME = 30 * 24 * 60 * 60
+TIMES = ("epoch_time", "max_round_train_time", "warmup_time", "cooldown_time", "round_witness_time")
+MAX_SEQ_LEN = 1 << 24
+MAX_WARMUP_TOKENS = 1 << 47
+REPO_BYTES = 192
+REVISION_BYTES = 64
+LOCATION_BYTES = 192
+MAX_CHUNK = 4096
+MAX_INNER_STEPS = 1024
+# Doubles of at least +0 are ordered as their bits are, and negative ones and NaN lie above infinity.
+_ONE = 0x3FF0_0000_0000_0000
+_INFINITY = 0x7FF0_0000_0000_0000
+_LARGEST_OUTER_RATE = 0x4050_0000_0000_0000  # 64
+_BELOW_ONE = ("compression_decay", "beta1", "beta2")
+_OPTIMIZERS = {
+    OptimizerKind.ADAMW: "AdamW",
+    OptimizerKind.DISTRO: "Distro",
+    OptimizerKind.SPARSELOCO: "SparseLoCo",
+}
+
+
+@cache
+def program_errors() -> dict[str, str]:
+    """The sentence of every error of the coordinator program, by its name."""
+    return {error["name"]: error["msg"] for error in json.loads(COORDINATOR_IDL.read_text())["errors"]}
+
+
+def broken(update: Mapping[str, Any]) -> list[Mistake]:
+    """(key path, sentence) of every rule that the `config` and `model` of an update break, in the program's order."""
+    found = [*_config(update["config"]), *_model(update["config"], update["model"])]
+    sentences = program_errors()
+    return [(path, f"{path[-1]} = {_shown(given)}: {sentences[name]}") for name, path, given in found]
+
+
+def _config(config: Mapping[str, Any]) -> _Broken:
+    epoch_time, rounds = config["epoch_time"], config["rounds_per_epoch"]
+    start, end = config["global_batch_size_start"], config["global_batch_size_end"]
+    rules = [
+        ("EpochLengthMissing", "rounds_per_epoch", not epoch_time and not rounds),
+        ("WarmupTooLong", "warmup_time", 0 < epoch_time <= config["warmup_time"]),
+        ("CooldownTimeZero", "cooldown_time", config["cooldown_time"] == 0),
+        ("RoundTrainTimeZero", "max_round_train_time", config["max_round_train_time"] == 0),
+        ("RoundTrainTimeTooLong", "max_round_train_time", 0 < epoch_time <= config["max_round_train_time"]),
+        ("RoundWitnessTimeZero", "round_witness_time", config["round_witness_time"] == 0),
+        ("ExtraTimeZero", "waiting_for_members_extra_time", config["waiting_for_members_extra_time"] == 0),
+        *(("TimeTooLong", key, config[key] > MAX_TIME) for key in TIMES),
+        ("MinClientsZero", "min_clients", config["min_clients"] == 0),
+        (
+            "InitMinClientsOutOfRange",
+            "init_min_clients",
+            not config["min_clients"] <= config["init_min_clients"] <= MAX_MEMBERS,
+        ),
+        ("WitnessNodesTooMany", "witness_nodes", config["witness_nodes"] > MAX_WITNESSES),
+        ("WitnessNodesAboveMinClients", "witness_nodes", config["witness_nodes"] > config["min_clients"]),
+        ("BatchSizeZero", "global_batch_size_start", start == 0),
+        ("BatchSizeShrinks", "global_batch_size_end", end < start),
+        (
+            "BatchWarmupTooLong",
+            "global_batch_size_warmup_tokens",
+            config["global_batch_size_warmup_tokens"] > MAX_WARMUP_TOKENS,
+        ),
+        ("TotalStepsZero", "total_steps", config["total_steps"] == 0),
+        ("VerificationPercentTooLarge", "verification_percent", config["verification_percent"] > 100),
+        ("OverlapInvalid", "overlap", config["overlap"] > 1),
+    ]
+    yield from ((name, ("config", key), config[key]) for name, key, is_broken in rules if is_broken)
+
+
+def _model(config: Mapping[str, Any], model: Mapping[str, Any]) -> _Broken:
+    llm = ("model", "LLM")
+    if not 1 <= model["max_seq_len"] <= MAX_SEQ_LEN:
+        yield "MaxSeqLenOutOfRange", (*llm, "max_seq_len"), model["max_seq_len"]
+    yield from _data(model["data_location"], (*llm, "data_location"))
+    yield from _schedule(model["lr_schedule"], (*llm, "lr_schedule"))
+    yield from _optimizer(model["optimizer"], (*llm, "optimizer"))
+    yield from _checkpoint(model["checkpoint"], (*llm, "checkpoint"))
+    if model["cold_start_warmup_steps"] > _rounds_in_epoch(config):
+        yield "ColdStartTooLong", (*llm, "cold_start_warmup_steps"), model["cold_start_warmup_steps"]
+
+
+def _rounds_in_epoch(config: Mapping[str, Any]) -> float:
+    limits = [float(config["rounds_per_epoch"])] if config["rounds_per_epoch"] else []
+    if config["epoch_time"] and config["max_round_train_time"]:
+        limits.append(max(config["epoch_time"] - config["warmup_time"], 0) // config["max_round_train_time"])
+    return min(limits, default=math.inf)
+
+
+def _checkpoint(checkpoint: Mapping[str, Any], table: Path) -> _Broken:
+    key = "path" if checkpoint["kind"] == CheckpointKind.LOCAL else "repo_id"
+    path = (*table, CheckpointKind(checkpoint["kind"]).name.title(), key)
+    if not checkpoint["repo"] and checkpoint["kind"] != CheckpointKind.DUMMY:
+        yield "RepoMissing", path, checkpoint["repo"]
+    if _bytes(checkpoint["repo"]) > REPO_BYTES:
+        yield "RepoTooLong", path, checkpoint["repo"]
+    if _bytes(checkpoint["revision"]) > REVISION_BYTES:
+        yield "RevisionTooLong", (*path[:-1], "revision"), checkpoint["revision"]
+
+
+def _data(location: Mapping[str, Any], table: Path) -> _Broken:
+    if location["kind"] != DataKind.DUMMY and not 1 <= _bytes(location["primary"]) <= LOCATION_BYTES:
+        yield "LocationLength", table, location["primary"]
+    if _bytes(location["secondary"]) > LOCATION_BYTES:
+        yield "LocationFolderTooLong", (*table, "Http", "location", "Gcp", "filter_directory"), location["secondary"]
+    if location["kind"] == DataKind.HTTP_NUMBERED_FILES and location["num_files"] == 0:
+        yield "NumFilesZero", (*table, "Http", "location", "NumberedFiles", "num_files"), 0
+
+
+def _schedule(schedule: Mapping[str, Any], table: Path) -> _Broken:
+    variant = {
+        ScheduleKind.CONSTANT: "Constant",
+        ScheduleKind.LINEAR: "Linear",
+        ScheduleKind.COSINE: "Cosine",
+        ScheduleKind.WARMUP_STABLE_DECAY: "WarmupStableDecay",
+    }[schedule["kind"]]
+    for key in ("base_lr", "warmup_init_lr", "final_lr", "cosine_decay_final_lr"):
+        bits = schedule[f"{key}_bits"]
+        if bits >= _INFINITY or (key == "base_lr" and bits == 0):
+            name = "linear_decay_final_lr" if (variant, key) == ("WarmupStableDecay", "final_lr") else key
+            yield "LearningRateInvalid", (*table, variant, name), real(bits)
+    too_short = schedule["total_steps"] <= schedule["warmup_steps"]
+    if schedule["kind"] in (ScheduleKind.LINEAR, ScheduleKind.COSINE) and too_short:
+        yield "ScheduleTooShort", (*table, variant, "total_steps"), schedule["total_steps"]
+
+
+def _optimizer(optimizer: Mapping[str, Any], table: Path) -> _Broken:
+    variant = (*table, _OPTIMIZERS[optimizer["kind"]])
+    for key in ("clip_grad_norm", "weight_decay", "eps", *_BELOW_ONE):
+        bits = optimizer[f"{key}_bits"]
+        if bits >= (_ONE if key in _BELOW_ONE else _INFINITY):
+            yield "OptimizerNumberInvalid", (*variant, "betas" if key.startswith("beta") else key), real(bits)
+    if optimizer["kind"] != OptimizerKind.ADAMW:
+        yield from _compression(optimizer, variant)
+    if optimizer["kind"] == OptimizerKind.SPARSELOCO:
+        yield from _sparseloco(optimizer, variant)
+
+
+def _compression(optimizer: Mapping[str, Any], table: Path) -> _Broken:
+    chunk, topk = optimizer["compression_chunk"], optimizer["compression_topk"]
+    if not 1 <= chunk <= MAX_CHUNK:
+        yield "ChunkOutOfRange", (*table, "compression_chunk"), chunk
+    if not 1 <= topk <= chunk * chunk:
+        yield "TopkOutOfRange", (*table, "compression_topk"), topk
+    if (embeddings := optimizer["compression_topk_embeddings"]) > chunk * chunk:
+        yield "TopkOutOfRange", (*table, "compression_topk_embeddings"), embeddings
+
+
+def _sparseloco(optimizer: Mapping[str, Any], table: Path) -> _Broken:
+    if not 1 <= optimizer["inner_steps"] <= MAX_INNER_STEPS:
+        yield "InnerStepsOutOfRange", (*table, "inner_steps"), optimizer["inner_steps"]
+    if not 1 <= optimizer["outer_lr_bits"] <= _LARGEST_OUTER_RATE:
+        yield "OuterRateOutOfRange", (*table, "outer_lr"), real(optimizer["outer_lr_bits"])
+    if optimizer["orthogonal_lr_bits"] > _LARGEST_OUTER_RATE:
+        yield "OuterRateOutOfRange", (*table, "orthogonal_lr"), real(optimizer["orthogonal_lr_bits"])
+    if optimizer["value_bits"] not in (1, 2):
+        yield "ValueBitsInvalid", (*table, "value_bits"), optimizer["value_bits"]
+
+
+def real(bits: int) -> float:
+    """The double that these bits are."""
+    value: float = struct.unpack("<d", bits.to_bytes(8, "little"))[0]
+    return value
+
+
+def _bytes(text: str) -> int:
+    return len(text.encode())
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, str) else str(value)

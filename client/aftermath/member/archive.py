@@ -1,0 +1,280 @@
+"""Durable checkpoints: what a tier-0 member keeps of the model at the end of an epoch, on its disk or on the Hub.
+
+Choices:
+- the file is written on the replica's thread, while nothing changes the parameters; uploading it can take longer than
+  any cooldown, so that goes on beside the next epochs, one upload at a time; of those that wait only the newest counts;
+- the chain takes a checkpoint only with the hashes that the members attested, and the first valid one wins; an upload
+  that it does not name is a warning, since the run then depends on something that fewer can reach;
+- a member that uploads names its directory only if the upload fails or outlasts an epoch: others can reach the Hub;
+- a directory of that step with another model in it is of a past that the run has gone back from: it is moved aside,
+  unless the chain, asked anew, names it;
+- whatever goes wrong here is a warning: the run does not depend on any one member's disk or connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from aftermath.base.wait import first_of
+from aftermath.coordinator.errors import Refused, Unavailable
+from aftermath.member.persist import persist
+from aftermath.member.ports import Ports, Role, Workers
+from aftermath.model.documents import CheckpointError
+from aftermath.model.resolve import local_directory
+from aftermath.model.steps import prune, step_directory
+from aftermath.model.store import Saved, save, scratch, sweep
+from aftermath.replica.replica import Replica
+from aftermath.rules.accounts import Checkpoint, Model, Run, steps_before
+from aftermath.rules.state import CheckpointKind, RunState
+from aftermath.watch import kinds
+
+LONGEST_UPLOAD = 3600.0
+"""Seconds after which an upload is given up, waiting for the thread included."""
+
+
+@dataclass(frozen=True)
+class Hub:
+    """A repository to upload to."""
+
+    repo: str
+    upload: Callable[[Path, str], str]
+    """Pushes a directory with a commit message; returns the commit. Raises CheckpointError."""
+
+
+@dataclass(frozen=True)
+class Archive:
+    """Where a tier-0 member keeps checkpoints."""
+
+    directory: Path | None
+    hub: Hub | None
+    keep_steps: int | None
+    """How many steps to keep in the directory; None keeps all."""
+    companions: Mapping[str, bytes]
+    """The tokenizer's files, which go with every checkpoint."""
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A checkpoint on this disk: the model that `run` ended its epoch with."""
+
+    place: Path
+    run: Run
+    hashes: Mapping[int, bytes]
+    scratch: Path | None
+    """The directory to remove once the checkpoint is uploaded."""
+
+    def release(self) -> None:
+        if self.scratch is not None:
+            shutil.rmtree(self.scratch, ignore_errors=True)
+
+
+class Keeper:
+    """Writes one member's checkpoints and has the chain name them."""
+
+    def __init__(self, ports: Ports, role: Role, workers: Workers, archive: Archive) -> None:
+        self._ports, self._role, self._workers, self._archive = ports, role, workers, archive
+        self._uploading: asyncio.Task[None] | None = None
+        self._sending: _Kept | None = None
+        self._next: _Kept | None = None
+        if archive.hub is not None and archive.directory is None:
+            sweep()
+
+    async def keep(self, run: Run, replica: Replica, hashes: Mapping[int, bytes]) -> None:
+        """Save the model that `run` ended its epoch with; returns when the replica may change again."""
+        if self._role.tier or not (self._archive.directory or self._archive.hub):
+            return
+        kept = await self._save(run, replica, hashes)
+        if kept is None:
+            return
+        if self._archive.directory is not None:
+            self._ports.events.emit(kinds.Checkpoint(step=run.trained_steps, path=str(kept.place)))
+        late = self._sending is not None
+        if self._archive.hub is not None:
+            self._line_up(self._archive.hub, kept)
+        if self._archive.hub is None or late:
+            await self._name_directory(kept)
+        await self._prune(kept)
+
+    async def settle(self) -> None:
+        """Wait for the uploads under way, if there are any."""
+        if self._uploading is not None:
+            await asyncio.wait([self._uploading])
+
+    async def close(self) -> None:
+        """Give up the upload under way, and the one that waits for it."""
+        if self._uploading is not None:
+            self._uploading.cancel()
+            await asyncio.gather(self._uploading, return_exceptions=True)
+        if self._next is not None:
+            self._next.release()
+            self._next = None
+
+    def _warn(self, message: str) -> None:
+        self._ports.events.emit(kinds.Warning(message=message, until="checkpoint"))
+
+    # --- the disk -----------------------------------------------------------------------------------------------
+
+    async def _save(self, run: Run, replica: Replica, hashes: Mapping[int, bytes]) -> _Kept | None:
+        """Write the checkpoint; None, after a warning, if that was not possible."""
+        temporary: Path | None = None
+        place: Path | None = None
+        try:
+            directory = self._archive.directory or (temporary := scratch())
+            place = await self._write(directory, run, replica)
+            return _Kept(place, run, hashes, temporary)
+        except Exception as error:
+            self._warn(f"no checkpoint of step {run.trained_steps} was kept: {error}")
+            return None
+        finally:
+            if temporary is not None and place is None:
+                shutil.rmtree(temporary, ignore_errors=True)
+
+    async def _write(self, directory: Path, run: Run, replica: Replica) -> Path:
+        needed: set[Path] | None = None
+        if step_directory(directory, run.run_id, run.trained_steps).exists():
+            with contextlib.suppress(Unavailable):  # then nothing is moved
+                needed = self._needed((await self._ports.coordinator.view(fresh=True)).model)
+        config, companions = self._role.schema.state.config, self._archive.companions
+
+        def write() -> Saved:
+            return save(
+                directory,
+                replica.params,
+                config,
+                run_id=run.run_id,
+                step=run.trained_steps,
+                companions=companions,
+                needed=needed,
+            )
+
+        saved = await self._workers.compute(write)
+        if saved.replaced is not None:
+            self._warn(
+                f"{saved.place} held another model of step {run.trained_steps}, of a past that the run has gone back "
+                f"from: it was moved to {saved.replaced}, and is the first to be removed"
+            )
+        return saved.place.resolve()
+
+    def _needed(self, model: Model) -> set[Path]:
+        """What must stay as it is: what waits for the Hub, and what a returner needs, which the chain names."""
+        needed = {kept.place for kept in (self._sending, self._next) if kept is not None}
+        checkpoint = model.checkpoint
+        if checkpoint.kind is CheckpointKind.LOCAL:
+            with contextlib.suppress(CheckpointError):  # no place at all
+                needed.add(local_directory(checkpoint))
+        return needed
+
+    async def _prune(self, newest: _Kept) -> None:
+        """Remove old steps."""
+        directory, keep = self._archive.directory, self._archive.keep_steps
+        if directory is None or keep is None:
+            return
+        needed = {newest.place, *self._needed((await self._ports.coordinator.view()).model)}
+        await self._workers.compute(lambda: prune(directory, newest.run.run_id, newest.run.trained_steps, keep, needed))
+
+    # --- the Hub ------------------------------------------------------------------------------------------------
+
+    def _line_up(self, hub: Hub, kept: _Kept) -> None:
+        """Have a checkpoint uploaded in the background, next after the one under way."""
+        if (skipped := self._next) is not None:
+            step = skipped.run.trained_steps
+            self._warn(f"step {step} is not uploaded: an earlier upload took so long that it is outdated")
+            skipped.release()
+        self._next = kept
+        if self._uploading is None or self._uploading.done():
+            self._uploading = asyncio.ensure_future(self._upload_all(hub))
+
+    async def _upload_all(self, hub: Hub) -> None:
+        """Upload what waits, until nothing does."""
+        while (kept := self._next) is not None:
+            self._sending, self._next = kept, None
+            try:
+                await self._upload(hub, kept)
+            except Exception as error:  # nobody awaits this task, so it has to be told here
+                self._warn(f"the chain was not told of the checkpoint of step {kept.run.trained_steps}: {error}")
+            finally:
+                self._sending = None
+                kept.release()
+
+    async def _upload(self, hub: Hub, kept: _Kept) -> None:
+        step = kept.run.trained_steps
+        try:
+            commit = await self._push(hub, kept)
+        except Exception as error:
+            self._warn(f"step {step} was not uploaded: {error}")
+            await self._name_directory(kept)
+            return
+        self._ports.events.emit(kinds.Checkpoint(step=step, path=f"{hub.repo}@{commit}"))
+        await self._name(Checkpoint(CheckpointKind.HUB, hub.repo, commit), kept)
+
+    async def _push(self, hub: Hub, kept: _Kept) -> str:
+        """Upload within LONGEST_UPLOAD seconds; the commit. Raises CheckpointError, or what the upload raises."""
+
+        async def push() -> str | None:
+            return await self._workers.upload(lambda: hub.upload(kept.place, message))
+
+        message = f"{kept.run.run_id} step {kept.run.trained_steps}"
+        commit = await first_of(push(), self._ports.clock.sleep(LONGEST_UPLOAD))
+        if commit is None:
+            raise CheckpointError(f"it took longer than {LONGEST_UPLOAD:.0f} s and is given up")
+        return commit
+
+    # --- the chain ----------------------------------------------------------------------------------------------
+
+    async def _name_directory(self, kept: _Kept) -> None:
+        """Name the directory on chain, if it is to stay, unless the run's checkpoint is one that others can reach."""
+        if (
+            kept.scratch is None
+            and (await self._ports.coordinator.view()).model.checkpoint.kind is CheckpointKind.LOCAL
+        ):
+            await self._name(Checkpoint(CheckpointKind.LOCAL, str(kept.place), ""), kept)
+
+    async def _name(self, place: Checkpoint, kept: _Kept) -> None:
+        """Point the chain to a checkpoint; a warning says so if it ends up naming another one, or an older one."""
+        refusal = await self._offer(place, kept)
+        if refusal is None:
+            return
+        model = (await self._ports.coordinator.view()).model
+        newer = model.checkpoint_step - kept.run.step
+        if model.checkpoint == place or (newer >= 0 and place.kind is CheckpointKind.LOCAL):
+            return  # our reply was lost, or somebody else's directory was first and is as good
+        if newer == 0:
+            refusal = f"it names {model.checkpoint.repo} of step {steps_before(model.checkpoint_step)} already"
+        what = f"{place.repo}@{place.revision}" if place.revision else place.repo
+        self._warn(f"the chain does not name {what} of step {kept.run.trained_steps}: {refusal}")
+
+    async def _offer(self, place: Checkpoint, kept: _Kept) -> str | None:
+        """Name a checkpoint as soon as all levels are attested; why that could not be done, or None."""
+        run, hashes = kept.run, [kept.hashes[level] for level in range(kept.run.levels)]
+        now = await self._ports.feed.until(lambda now: _all_attested(now) or _past(run, now) is not None)
+        if (gone := _past(run, now)) is not None:
+            return gone
+        try:
+            named = await persist(
+                self._ports.clock,
+                lambda: self._ports.coordinator.checkpoint(place.kind, place.repo, place.revision, hashes),
+                wanted=lambda: _past(run, self._ports.feed.run) is None,
+            )
+        except Refused as refused:
+            return str(refused)
+        return None if named else _past(run, self._ports.feed.run)
+
+
+def _all_attested(run: Run) -> bool:
+    return run.levels_attested == (1 << run.levels) - 1
+
+
+def _past(ended: Run, now: Run) -> str | None:
+    """Why the chain takes no checkpoint of the model that `ended` its epoch any more; None while it may."""
+    if now.epoch > ended.epoch + 1 or (now.epoch > ended.epoch and now.state is RunState.COOLDOWN):
+        return "a later epoch has ended meanwhile"
+    if now.epoch > ended.epoch and not _all_attested(now):
+        return "the epoch ended before its members had attested all levels"
+    if _all_attested(now) and now.attested_step != ended.step:
+        return f"the members attested step {steps_before(now.attested_step)}"
+    return None

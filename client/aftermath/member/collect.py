@@ -1,0 +1,111 @@
+"""Getting hold of what this member did not hear or could not fetch: commitments from peers, accepted results whole.
+
+Choices: a few peers are asked at a time, in turn, so that a lost announcement costs little traffic even in a large run;
+what they say is worth as much as an announcement, since it carries its author's signature.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Mapping
+
+import msgspec
+
+from aftermath.base.bounded import Malformed, msgpack_as
+from aftermath.base.errors import BadAnnouncement
+from aftermath.base.wait import first_of
+from aftermath.member.ports import Desync, Ports
+from aftermath.member.results import TOPIC, Candidate, Results
+from aftermath.optim.codec import Votes
+from aftermath.p2p.complaints import Complaints
+from aftermath.p2p.transport import TransportError
+from aftermath.rules.accounts import STORED_ROUNDS, Run
+from aftermath.rules.commitment import Commitment, decode_announcement
+from aftermath.rules.consensus import Fingerprint, matches
+
+LINGER = 3.0  # seconds for which members of a run that has stopped still serve its last results
+ASK_EVERY = 1.0  # seconds between questions to peers about a commitment that is missing
+_ASKED_AT_ONCE = 3
+_REPLY_SECONDS, _MAX_REPLY = 2.0, 1 << 20
+_log = logging.getLogger(__name__)
+
+
+class Collector:
+    """Completes the rounds of one epoch."""
+
+    def __init__(self, ports: Ports, levels: range, results: Results, epoch: int) -> None:
+        self._ports, self._levels, self._results, self._epoch = ports, levels, results, epoch
+        self._turn = 0
+        self._complaints = Complaints(_log)
+
+    async def collect(self, height: int, seed: int, accepted: Mapping[int, Fingerprint]) -> list[Candidate]:
+        """The accepted results in slot order; waits until all that concerns us of them is here.
+
+        `seed` is that of the attesting round. Raises Desync when the chain no longer stores the round and something is
+        still missing.
+        """
+        asked, give_up = float("-inf"), float("inf")
+        while True:
+            found = {slot: self._matching(height, seed, slot, seen) for slot, seen in sorted(accepted.items())}
+            complete = [c for c in found.values() if c is not None and self._results.complete(c)]
+            if len(complete) == len(accepted):
+                return complete
+            run, now = self._ports.feed.run, self._ports.clock.monotonic()
+            give_up = min(give_up, now + LINGER) if run.halted else give_up
+            if self._too_late(run, height) or now > give_up:
+                raise Desync(f"results of round {height} could not be had from any peer")
+            unheard = {slot: accepted[slot] for slot, candidate in found.items() if candidate is None}
+            if unheard and now >= asked:
+                asked = now + ASK_EVERY
+                await self.ask(height, unheard, lambda said: matches(accepted[said.slot], said.digest, seed))
+                continue
+            await first_of(
+                self._results.changed.wait(), self._ports.feed.after(run.seq), self._ports.clock.sleep(ASK_EVERY)
+            )
+
+    def _too_late(self, run: Run, height: int) -> bool:
+        """Whether the others may have stopped serving round `height` of this epoch: they do once rounds go on."""
+        if run.epoch == self._epoch:
+            return run.current.height > height + STORED_ROUNDS
+        return run.epoch != self._epoch + 1 or run.active
+
+    def _matching(self, height: int, seed: int, slot: int, accepted: Fingerprint) -> Candidate | None:
+        candidates = self._results.candidates(height, slot)
+        return next((c for c in candidates if matches(accepted, c.digest, seed)), None)
+
+    def by_level(self, candidates: Collection[Candidate]) -> dict[int, list[Votes]]:
+        """The votes of results per level held, in their order."""
+        votes: dict[int, list[Votes]] = {level: [] for level in self._levels}
+        for candidate in candidates:
+            for level in (votes.keys() & candidate.said.levels.keys()) - candidate.bad:
+                votes[level].append(candidate.votes[level])  # without them this replica would be another
+        return votes
+
+    # --- commitments missed by announcement ---------------------------------------------------------------------
+
+    async def ask(self, height: int, slots: Collection[int], accepted: Callable[[Commitment], bool]) -> None:
+        """Ask a few reachable members for announcements that never reached us; `accepted` marks those we must have."""
+        peers = sorted(self._ports.transport.reachable())
+        start = self._turn % max(1, len(peers))
+        self._turn += _ASKED_AT_ONCE
+        chosen = (peers[start:] + peers[:start])[:_ASKED_AT_ONCE]
+        question = msgspec.msgpack.encode((height, sorted(slots)))
+        replies = await asyncio.gather(*(self._question(peer, question, 4 * len(slots)) for peer in chosen))
+        for raw, peer in {raw: p for p, reply in zip(chosen, replies, strict=True) for raw in reply}.items():
+            try:
+                said = decode_announcement(raw)
+                if isinstance(said, Commitment) and said.height == height and said.slot in slots:
+                    self._results.admit(said, raw, accepted=accepted(said))
+            except BadAnnouncement:
+                continue
+            except Exception as error:  # whatever is wrong with it costs this answer, not this member
+                self._complaints.about("hearing what was asked of", peer, error)
+
+    async def _question(self, peer: bytes, question: bytes, most: int) -> list[bytes]:
+        try:
+            reply = await self._ports.transport.request(peer, TOPIC, question, _MAX_REPLY, _REPLY_SECONDS)
+            answered: list[bytes] = msgpack_as(reply, list[bytes])
+        except (TransportError, Malformed):
+            return []
+        return answered[:most]

@@ -1,0 +1,67 @@
+"""Cooldown: attest the model, offer it to joiners, and have a durable checkpoint kept.
+
+Choices:
+- every elected member reports the hashes of the levels it holds; a quorum per level puts them on chain;
+- the snapshot for joiners is taken next; whoever joins the next epoch before it is there asks again.
+"""
+
+from __future__ import annotations
+
+from aftermath.base.worker import Worker
+from aftermath.member.archive import Keeper
+from aftermath.member.persist import Duty
+from aftermath.member.ports import Ports, Role
+from aftermath.member.private import PrivateState
+from aftermath.member.traffic import report_traffic
+from aftermath.replica.modelshare import ModelShare, snapshot
+from aftermath.replica.replica import Replica
+from aftermath.rules.accounts import Run
+from aftermath.rules.committee import levels_to_attest
+from aftermath.rules.state import RunState
+from aftermath.watch import kinds
+from aftermath.watch.events import hexed
+
+
+class Cooldown:
+    """One member's cooldown of one epoch."""
+
+    def __init__(
+        self,
+        ports: Ports,
+        role: Role,
+        compute: Worker,
+        share: ModelShare,
+        replica: Replica,
+        keeper: Keeper,
+        private: PrivateState,
+        slot: int,
+    ) -> None:
+        self._ports, self._role, self._compute, self._share, self._replica = ports, role, compute, share, replica
+        self._keeper, self._private, self._slot = keeper, private, slot
+
+    async def live(self, run: Run) -> None:
+        """Go through the cooldown of the epoch that `run` ended; returns when the chain has left it."""
+        hashes = await self._compute(self._replica.hashes)
+        self._ports.events.emit(kinds.Cooldown(epoch=run.epoch, step=run.trained_steps, hashes=hexed(hashes)))
+        await self._attest(run, hashes)
+        replica, state, tier = self._replica, self._role.schema.state, self._role.tier
+        self._share.offer(await self._compute(lambda: snapshot(replica.params, state, tier, run.step)))
+        await self._keeper.keep(run, replica, hashes)
+        await self._private.keep(replica, run.epoch, hashes)
+        report_traffic(self._ports)
+        await self._ports.feed.until(lambda now: self._over(run, now))
+
+    def _over(self, started: Run, now: Run) -> bool:
+        return now.epoch != started.epoch or now.state is not RunState.COOLDOWN
+
+    async def _attest(self, run: Run, hashes: dict[int, bytes]) -> None:
+        elected = levels_to_attest(run, self._ports.feed.members, self._slot)
+        if elected:
+            duty = Duty(
+                self._ports,
+                "the attestation of the model",
+                wanted=lambda: not self._over(run, self._ports.feed.run),
+            )
+            await duty.fulfil(
+                lambda: self._ports.coordinator.attest(self._slot, {level: hashes[level] for level in elected})
+            )

@@ -1,0 +1,125 @@
+"""A member's place in the run: asking for it, giving it up.
+
+Choices: a join that was sent may land although nobody waits for it any more, so it is not cancelled with its caller,
+and whoever leaves waits for it first: otherwise the run would count on a member that is gone. A member that keeps
+losing its place (to another process with its wallet, or because it never delivers) asks for it ever more rarely; a
+pause by the run's owner takes everybody's place, and counts for nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from aftermath.base.wait import first_of
+from aftermath.coordinator.errors import Refusal, Refused
+from aftermath.member.persist import persist
+from aftermath.member.ports import Ports, Role
+from aftermath.rules.accounts import Run
+from aftermath.watch import kinds
+
+_FULL_PAUSE = 10.0  # seconds between tries to get into a run whose places are all taken
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 64.0  # seconds between two joins without an epoch in between
+_SUSPICIOUS = 4.0  # seconds of pause, from which on the user is told
+
+
+class Enrolment:
+    """Joins and leaves for one member."""
+
+    def __init__(self, ports: Ports, role: Role) -> None:
+        self._ports, self._role = ports, role
+        self._sending: asyncio.Future[None] | None = None
+        self._pause = 0.0
+        self._last = self._told = float("-inf")
+        self._gave_up = False  # whether the place was given up, by ourselves, since the last join
+
+    @property
+    def asked(self) -> bool:
+        """Whether a join was sent: there may be a place on chain even if nobody has seen it."""
+        return self._sending is not None
+
+    def completed(self) -> None:
+        """An epoch was lived through: the next join need not wait."""
+        self._pause = 0.0
+
+    def halted(self) -> None:
+        """The owner has halted the run: nobody has a place, and the next join need not wait."""
+        self._pause = 0.0
+
+    async def turn(self, run: Run) -> bool:
+        """Wait until this member may join again, or until `run` has changed; whether it may join now."""
+        while (wait := self._last + self._pause - self._ports.clock.monotonic()) > 0:
+            self._tell(wait)
+            await first_of(self._ports.clock.sleep(wait), self._ports.feed.after(run.seq))
+            if self._ports.feed.run.seq != run.seq:
+                return False
+        return True
+
+    def _tell(self, wait: float) -> None:
+        if self._pause < _SUSPICIOUS or self._told == self._last:
+            return
+        self._told = self._last
+        if self._gave_up:
+            message = f"the place in the run was given up, asking for one again in {wait:.0f} s"
+        else:
+            message = f"the place in the run was lost again, asking for it in {wait:.0f} s; "
+            message += "does another machine use this wallet?"
+        self._ports.events.emit(kinds.Warning(message=message, until="trained"))
+
+    async def join(self, weight: int, *, stateless: bool) -> bool:
+        """Ask for the next epoch; whether that is on chain. A refusal that waiting cannot cure is raised."""
+        while not await self.turn(self._ports.feed.run):
+            if self._ports.feed.run.state.halted:
+                return False
+        self._last, self._gave_up = self._ports.clock.monotonic(), False
+        self._pause = min(max(2 * self._pause, _FIRST_PAUSE), _LONGEST_PAUSE)
+        try:
+            return await persist(
+                self._ports.clock,
+                lambda: self._send(weight, stateless),
+                wanted=lambda: not self._ports.feed.run.state.halted,
+                done_if=frozenset({Refusal.HALTED}),
+            )
+        except Refused as error:
+            if error.reason is not Refusal.FULL:
+                raise
+            self._ports.events.emit(kinds.Warning(message=str(error), until="joined"))
+            await self._ports.clock.sleep(_FULL_PAUSE)
+            return False
+
+    async def leave(self) -> bool:
+        """Give the place up; whether there was one. Raises Unavailable, Refused."""
+        sending, left, self._gave_up = self._sending, False, True
+        while True:
+            settled = sending is None or sending.done()
+            left = await self._leave() or left
+            if settled or sending is None:
+                return left
+            await asyncio.wait([sending])
+
+    async def _leave(self) -> bool:
+        try:
+            await self._ports.coordinator.leave()
+        except Refused as refused:
+            if refused.reason is not Refusal.NOT_A_MEMBER:
+                raise
+            return False
+        return True
+
+    async def _send(self, weight: int, stateless: bool) -> None:
+        self._sending = asyncio.ensure_future(
+            self._ports.coordinator.join(
+                p2p=self._ports.transport.node_id,
+                tier=self._role.tier,
+                weight=weight,
+                schema_hash=self._role.schema.hash(),
+                stateless=stateless,
+            )
+        )
+        self._sending.add_done_callback(_heed)
+        await asyncio.shield(self._sending)
+
+
+def _heed(sent: asyncio.Future[None]) -> None:
+    """Take the outcome of a join nobody waits for any more: `leave` finds out what became of it."""
+    if not sent.cancelled():
+        sent.exception()

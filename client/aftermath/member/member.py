@@ -1,0 +1,323 @@
+"""One member's life in a run: wait, join, warm up, train, cool down, again, until the run is finished.
+
+The run's state on chain is the only clock; every state has one thing to do and no pair of states is fatal: a member
+that falls out of an epoch says so on chain and joins the next one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+
+from aftermath.base.counted import counted
+from aftermath.base.errors import BadAnnouncement
+from aftermath.base.wait import first_of
+from aftermath.coordinator.errors import Refused, Unavailable
+from aftermath.coordinator.view import View
+from aftermath.data.local import TokenFiles
+from aftermath.member.archive import Archive, Keeper
+from aftermath.member.collect import LINGER
+from aftermath.member.cooldown import Cooldown
+from aftermath.member.enrolment import Enrolment
+from aftermath.member.gradients import GradientFiles
+from aftermath.member.ports import Desync, Ports, Role, Workers
+from aftermath.member.private import PrivateState
+from aftermath.member.ready import Readiness, announce_ready
+from aftermath.member.results import Results
+from aftermath.member.rounds import Rounds
+from aftermath.member.ticker import Ticker
+from aftermath.member.warmup import NoModel, WarmUp
+from aftermath.member.wishes import Wishes
+from aftermath.p2p.complaints import Complaints
+from aftermath.p2p.transport import Announcement, TransportError, short
+from aftermath.replica.modelshare import ModelShare
+from aftermath.replica.origin import Origin
+from aftermath.replica.replica import Replica
+from aftermath.rules import bitmap
+from aftermath.rules.accounts import Members, Model, Run, Slot, steps_before
+from aftermath.rules.commitment import Commitment, Ready, decode_announcement
+from aftermath.rules.state import MemberState, ModelSource, RunState
+from aftermath.watch import kinds
+
+_WEIGHT_DRIFT = 1.25  # a declared throughput is corrected when it is off by more than this factor
+_LOOK_AGAIN = 1.0
+_log = logging.getLogger(__name__)
+
+_HALTED = {
+    RunState.UNINITIALIZED: "the run has not begun: this member joins once its owner starts it with set-paused resume",
+    RunState.PAUSED: "the run is paused: this member joins once its owner says set-paused resume",
+}
+
+
+class Member:
+    """Drives one member."""
+
+    def __init__(
+        self,
+        ports: Ports,
+        role: Role,
+        workers: Workers,
+        data: TokenFiles,
+        origin: Origin,
+        archive: Archive,
+        wishes: Wishes,
+        *,
+        weight: int,
+        parallel: int,
+    ) -> None:
+        self._ports, self._role, self._workers = ports, role, workers
+        self._data, self._wishes, self._origin, self._parallel = data, wishes, origin, parallel
+        self._keeper = Keeper(ports, role, workers, archive)
+        self._gradients = GradientFiles(ports.events, workers.write, role.schema, wishes.gradients_dir)
+        self._private = PrivateState(ports, role, workers, wishes.optimizer_state_dir)
+        self._weight = weight
+        self._share = ModelShare(ports.transport)
+        self._results = Results(ports, role, workers.decode)
+        self._readiness = Readiness()
+        self._enrolment = Enrolment(ports, role)
+        self._complaints = Complaints(_log)
+        self._replica: Replica | None = None
+        self._said_stateless = False  # since the last replica: the chain knows that this member holds none
+        self._members_seq = -1
+        self._waits_for = -1
+        self._halted_by: str | None = None
+        self.slot: int | None = None
+
+    async def live(self) -> None:
+        """Take part until the run is finished; cancelled from outside to stop earlier (see `leave`)."""
+        try:
+            await first_of(
+                self._epochs(),
+                self._ports.feed.follow(self._ports.coordinator),
+                self._ports.attention.watch(),
+                Ticker(self._ports.coordinator, self._ports.feed, self._ports.clock, self._ports.attention).run(),
+                self._listen(),
+                self._follow_members(),
+            )
+        finally:
+            await self._keeper.close()
+            await self._gradients.close()
+            await self._private.close()
+            self._results.close()
+            self._share.withdraw()
+
+    async def leave(self) -> None:
+        """Tell the chain that this member goes."""
+        if (self.slot is not None or self._enrolment.asked) and await self._enrolment.leave():
+            self._ports.events.emit(kinds.Left(finished=self._ports.feed.run.state is RunState.FINISHED))
+
+    # --- epochs -------------------------------------------------------------------------------------------------
+
+    async def _epochs(self) -> None:
+        last = None
+        while True:
+            view = self._ports.feed.view
+            run, members = view.run, view.members
+            if run.state is not last:
+                last = run.state
+                self._tell_state(run)
+            if run.state is RunState.FINISHED:
+                self._ports.events.emit(kinds.Finished(step=run.trained_steps))
+                await self._ports.clock.sleep(LINGER if self._replica is not None else 0.0)
+                await self._keeper.settle()
+                await self._gradients.settle()
+                await self._private.settle()
+                return
+            if self._takes_part(view):
+                try:
+                    await self._epoch(view)
+                except Desync as reason:
+                    self._ports.events.emit(
+                        kinds.Warning(message=f"out of this epoch: {reason}; joining the next one", until="trained")
+                    )
+                    self._forget_replica()
+                    if isinstance(reason, NoModel):
+                        await self._make_room()
+                    await self._join(self._ports.feed.run)
+            else:
+                self._tell_of_waiting(run)
+                self._tell_of_halt(run)
+                await self._join_if_needed(run, members)
+                await self._ports.feed.after(run.seq)
+
+    def _takes_part(self, view: View) -> bool:
+        """Whether there is an epoch this member can begin: in warm-up, or just after it if it has kept its replica."""
+        run, members = view.run, view.members
+        self.slot = members.find(self._ports.coordinator.wallet)
+        if self.slot is None or not bitmap.contains(run.current.roster, self.slot):
+            return False
+        me = members.slots[self.slot]
+        early = run.state.training and run.current.height <= 1 and self._replica is not None
+        return (run.state is RunState.WARMUP or early) and me.state is MemberState.HEALTHY and self._known_as_is(me)
+
+    async def _epoch(self, view: View) -> None:
+        """One epoch, from warm-up to the end of cooldown."""
+        assert self.slot is not None
+        run, model = view.run, view.model
+        self._results.begin(run.epoch)
+        self._readiness.forget_before(run.epoch)
+        self._tell_what_is_lost(run, model)
+        warm = WarmUp(self._ports, self._role, self._workers, self._origin, self._share, run, self.slot, self._parallel)
+        self._replica = replica = await warm.obtain(self._take_replica())
+        self._said_stateless = False
+        if run.cold_start:
+            await self._workers.compute(replica.optimizer.reset)
+        elif not warm.kept:
+            await self._private.restore(replica, run.epoch)
+        await announce_ready(self._ports, self._role, self._readiness, run, self.slot)
+        kept = self._results, self._share, self._gradients
+        given = self._ports, self._role, self._workers, self._data, self._wishes
+        rounds = Rounds(*given, *kept, replica, run, model, self.slot, self._weight)
+        try:
+            ended = await rounds.live()
+        finally:
+            self._weight = rounds.time.weight  # also of a member that fell out for being too slow
+        if ended is None:
+            return
+        self._enrolment.completed()
+        if not ended.pending_pause:
+            await self._join(ended)
+        parts = self._share, replica, self._keeper, self._private
+        await Cooldown(self._ports, self._role, self._workers.compute, *parts, self.slot).live(ended)
+
+    def _tell_state(self, run: Run) -> None:
+        self._ports.events.emit(
+            kinds.State(
+                epoch=run.epoch,
+                state=run.state.name,
+                step=run.trained_steps,
+                total_steps=run.config.total_steps,
+                since=run.state_started_at,
+            )
+        )
+
+    def _tell_what_is_lost(self, run: Run, model: Model) -> None:
+        """Nobody may have kept the model as the run had it: the epoch then starts from an older one."""
+        kept, reached = steps_before(model.checkpoint_step), run.trained_steps
+        if run.model_source is ModelSource.CHECKPOINT and kept < reached:
+            self._ports.events.emit(
+                kinds.Warning(
+                    message=f"the model starts from step {kept}; the run had reached step {reached}: "
+                    f"{counted(reached - kept, 'step is', 'steps are')} not in it",
+                )
+            )
+            return  # all levels are older, and that is said
+        for level in (level for level in range(run.levels) if run.levels_lost >> level & 1):
+            self._ports.events.emit(
+                kinds.Warning(
+                    message=f"nobody in this epoch has level {level} of the model as the run had it: it goes back to "
+                    f"the checkpoint of step {kept}, {counted(reached - kept, 'step')} before",
+                )
+            )
+
+    def _tell_of_waiting(self, run: Run) -> None:
+        """Say once per epoch that it goes on without this member."""
+        late = run.state is RunState.WARMUP or run.state.active
+        if late and self.slot is not None and self._replica is None and self._waits_for != run.epoch + 1:
+            self._waits_for = run.epoch + 1
+            self._ports.events.emit(kinds.Waiting(epoch=self._waits_for))
+
+    def _tell_of_halt(self, run: Run) -> None:
+        """Say once what everybody waits for while the owner has to act."""
+        why = _HALTED.get(run.state)
+        if why != self._halted_by and why is not None:
+            self._ports.events.emit(kinds.Warning(message=why, until="joined"))
+        self._halted_by = why
+
+    def _take_replica(self) -> Replica | None:
+        """The replica, which this member then no longer counts on: if it is of no use, its memory is free."""
+        replica, self._replica = self._replica, None
+        return replica
+
+    def _forget_replica(self) -> None:
+        self._replica = None
+        self._share.withdraw()
+
+    # --- joining ------------------------------------------------------------------------------------------------
+
+    async def _join_if_needed(self, run: Run, members: Members) -> None:
+        """Ask for the next epoch, unless that is already on chain as we want it."""
+        if run.state.halted:
+            self._enrolment.halted()
+            return
+        me = members.slots[self.slot] if self.slot is not None else None
+        between = run.state is RunState.WAITING_FOR_MEMBERS
+        in_epoch = me is not None and me.state is MemberState.HEALTHY
+        if me is not None and me.pending and not in_epoch and not (between and self._outdated(me)):
+            return
+        if in_epoch and between:
+            return  # the members are newer than the run: an epoch has begun that we are about to see
+        if not await self._enrolment.turn(run) or (await self._newest()).seq != run.seq:
+            return  # what we decided on is past
+        if in_epoch:
+            self._forget_replica()  # an epoch goes on without us, and we hold up the others until we say so
+        # Whoever is in line already only corrects what it declared: "stateless" would cost it an epoch begun meanwhile.
+        await self._join(run, corrects=me is not None and me.pending and not in_epoch)
+
+    async def _make_room(self) -> None:
+        """Leave the running epoch at once: it may be long until it is our turn to join again."""
+        with contextlib.suppress(Unavailable, Refused):
+            await self._enrolment.leave()
+
+    async def _newest(self) -> Run:
+        """The run as it is now, however long that takes."""
+        while True:
+            try:
+                return (await self._ports.coordinator.view(fresh=True)).run
+            except Unavailable:
+                await self._ports.clock.sleep(_LOOK_AGAIN)
+
+    def _known_as_is(self, me: Slot) -> bool:
+        return (me.p2p, me.tier) == (self._ports.transport.node_id, self._role.tier)
+
+    def _outdated(self, me: Slot) -> bool:
+        """Whether the chain should hear anew what we declare. It takes effect only between epochs."""
+        drift = max(me.weight, self._weight) / max(1, min(me.weight, self._weight))
+        return not self._known_as_is(me) or drift > _WEIGHT_DRIFT
+
+    async def _join(self, run: Run, *, corrects: bool = False) -> None:
+        """Join on chain, as stateless if there is no replica. A refusal that waiting cannot cure is raised."""
+        stateless = self._replica is None and not (corrects and self._said_stateless)
+        if not await self._enrolment.join(self._weight, stateless=stateless):
+            return
+        self._said_stateless |= stateless
+        self.slot = (await self._ports.feed.renew(self._ports.coordinator)).members.find(self._ports.coordinator.wallet)
+        self._ports.events.emit(
+            kinds.Joined(slot=self.slot, tier=self._role.tier, weight=self._weight, epoch=run.epoch)
+        )
+
+    # --- peers --------------------------------------------------------------------------------------------------
+
+    async def _follow_members(self) -> None:
+        """Keep the transport's allow-list equal to the members on chain."""
+        while True:
+            run = self._ports.feed.run
+            if run.members_seq != self._members_seq:
+                members = self._ports.feed.members
+                wanted = members.pending | members.mask(MemberState.HEALTHY) | run.finishers
+                self._ports.transport.set_members(members.slots[slot].p2p for slot in bitmap.slots(wanted))
+                self._members_seq = run.members_seq
+            await self._ports.feed.after(run.seq)
+
+    async def _listen(self) -> None:
+        async for heard in self._ports.transport.announcements():
+            try:
+                self._hear(heard)
+            except Exception as error:  # whatever is wrong with what a peer says costs that message, not this member
+                self._complaints.about("hearing", heard.sender, error)
+        raise TransportError("the endpoint for peers has closed", "start the member again; it rejoins by itself")
+
+    def _hear(self, heard: Announcement) -> None:
+        try:
+            said = decode_announcement(heard.data)
+        except BadAnnouncement as error:
+            if self._complaints.new("reading an announcement of", heard.sender):
+                self._ports.events.emit(kinds.Refused(peer=short(heard.sender), why=str(error)))
+            return
+        run = self._ports.feed.run
+        if said.sender != heard.sender or said.run_id != self._role.run_id or not 0 <= said.epoch - run.epoch <= 1:
+            return
+        if isinstance(said, Ready):
+            self._readiness.hear(said)
+        elif isinstance(said, Commitment):
+            self._results.hear(said, heard.data)

@@ -1,0 +1,51 @@
+"""What one round asks of everybody, worked out from the chain's accounts alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aftermath.optim.schema import Schema
+from aftermath.rules.accounts import Members, Round, Slot
+from aftermath.rules.assignment import PositionInterval, assign, sequences
+from aftermath.rules.commitment import Commitment
+
+
+@dataclass(frozen=True)
+class RoundPlan:
+    """The shares of one round. A member with an empty share owes nothing."""
+
+    run_id: str
+    epoch: int
+    header: Round
+    slots: tuple[Slot, ...]
+    shares: dict[int, PositionInterval]
+
+    @property
+    def owing(self) -> frozenset[int]:
+        """The slots whose result the round needs."""
+        return frozenset(slot for slot, share in self.shares.items() if share.len)
+
+    def ranges(self, slot: int) -> list[range]:
+        """The sequences `slot` trains in this round; empty if it is not in it."""
+        share = self.shares.get(slot)
+        return sequences(self.header, share) if share is not None else []
+
+    def admits(self, said: Commitment, schema: Schema) -> bool:
+        """Whether a commitment comes from the member it names and covers exactly what that member was assigned."""
+        if said.slot not in self.owing:
+            return False
+        member = self.slots[said.slot]
+        return (
+            said.run_id == self.run_id
+            and (said.epoch, said.height, said.step) == (self.epoch, self.header.height, self.header.step)
+            and (said.sender, said.signer, said.tier) == (member.p2p, member.signer, member.tier)
+            and said.schema_hash == schema.hash()
+            and [(i.start, i.stop) for i in said.intervals] == [(r.start, r.stop) for r in self.ranges(said.slot)]
+            and list(said.levels) == list(range(said.tier, schema.state.levels))
+            and all(payload.size == schema.results.payload_bytes(level) for level, payload in said.levels.items())
+        )
+
+
+def plan_round(run_id: str, epoch: int, header: Round, members: Members, verification_percent: int) -> RoundPlan:
+    """The plan of a round of an epoch, of which `members` still holds the tiers and weights."""
+    return RoundPlan(run_id, epoch, header, members.slots, assign(header, members, verification_percent))

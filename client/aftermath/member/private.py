@@ -1,0 +1,135 @@
+"""What this member's optimizer alone knows, kept for a restart.
+
+Choices:
+- one file, put in the last one's place after every epoch. It is bound to the run, the tier, the epoch and the hashes of
+  the weights that it belongs to, and is taken for exactly these: a member that was away for an epoch begins with
+  nothing, since what it had not sent then is of other weights, and so do all in a run's cold start;
+- it is written by a thread of its own and read when the model is here; whatever goes wrong is a warning, and the member
+  begins with nothing;
+- it is never given to others nor taken from them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from aftermath.base.bounded import Malformed, json_as
+from aftermath.member.ports import Ports, Role, Workers
+from aftermath.model.documents import CheckpointError
+from aftermath.model.store import standing_in, sync, writing
+from aftermath.optim.parts import BadState
+from aftermath.replica.replica import Replica
+from aftermath.watch import kinds
+
+_BOUND = "bound"
+
+
+class _Bound(msgspec.Struct, frozen=True):
+    """What a state belongs to."""
+
+    run_id: str
+    wallet: str
+    schema: str
+    tier: int
+    epoch: int
+    """The next one."""
+    levels: dict[str, str]
+    """SHA-256 of every level held."""
+
+
+class PrivateState:
+    """Keeps one member's, if it was asked to."""
+
+    def __init__(self, ports: Ports, role: Role, workers: Workers, directory: Path | None) -> None:
+        self._ports, self._role, self._workers = ports, role, workers
+        self._writing: asyncio.Task[None] | None = None
+        self._file = _file_in(directory, ports.coordinator.wallet, role.run_id) if directory else None
+
+    async def keep(self, replica: Replica, epoch: int, hashes: Mapping[int, bytes]) -> None:
+        """Have the state of a replica written in the background, which has ended that epoch with these hashes."""
+        if (file := self._file) is None:
+            return
+        await self.settle()
+        bound = self._bound(epoch + 1, hashes)
+        state = await self._workers.compute(
+            lambda: {name: own.clone() for name, own in replica.optimizer.state().items()}
+        )
+        self._writing = asyncio.ensure_future(self._write(file, state, bound))
+
+    async def restore(self, replica: Replica, epoch: int) -> None:
+        """Take what is kept over into a new replica, that begins this epoch, if it is the one it belongs to."""
+        if (file := self._file) is None or not file.exists():
+            return
+        hashes = await self._workers.compute(replica.hashes)
+        bound = self._bound(epoch, hashes)
+        try:
+            state = await self._workers.compute(lambda: _read(file, bound))
+            if state is None:
+                why = f"{file} is of another epoch or other weights"
+            else:
+                await self._workers.compute(lambda: replica.optimizer.restore(state))
+                self._ports.events.emit(kinds.Remembered(epoch=epoch))
+                return
+        except (BadState, CheckpointError) as error:
+            why = error.message
+        self._ports.events.emit(kinds.Warning(message=f"the optimizer begins with nothing: {why}", until="trained"))
+
+    async def settle(self) -> None:
+        """Wait for what is being written."""
+        if self._writing is not None:
+            await asyncio.wait([self._writing])
+
+    async def close(self) -> None:
+        """Give up what is not written yet."""
+        if self._writing is not None:
+            self._writing.cancel()
+            await asyncio.gather(self._writing, return_exceptions=True)
+
+    def _bound(self, epoch: int, hashes: Mapping[int, bytes]) -> _Bound:
+        return _Bound(
+            run_id=self._role.run_id,
+            wallet=self._ports.coordinator.wallet.hex(),
+            schema=self._role.schema.hash().hex(),
+            tier=self._role.tier,
+            epoch=epoch,
+            levels={str(level): digest.hex() for level, digest in sorted(hashes.items())},
+        )
+
+    async def _write(self, file: Path, state: Mapping[str, Tensor], bound: _Bound) -> None:
+        try:
+            await self._workers.write(lambda: _save(file, state, bound))
+        except Exception as error:  # nobody awaits this task, so it has to be told here
+            self._ports.events.emit(kinds.Warning(message=f"what the optimizer knows is not kept: {error}"))
+
+
+def _file_in(directory: Path, wallet: bytes, run_id: str) -> Path:
+    """One for each wallet and run."""
+    name = hashlib.sha256(f"{wallet.hex()} {run_id}".encode()).hexdigest()
+    return directory / f"{name[:16]}.safetensors"
+
+
+def _save(file: Path, state: Mapping[str, Tensor], bound: _Bound) -> None:
+    """Raises CheckpointError; the last one is then untouched."""
+    with writing(file.parent):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with standing_in(file) as partial:
+            save_file(dict(state), partial, metadata={_BOUND: msgspec.json.encode(bound).decode()})
+        sync(file.parent)
+
+
+def _read(file: Path, bound: _Bound) -> dict[str, Tensor] | None:
+    """The state in a file, None if it is bound to something else. Raises CheckpointError if it is damaged."""
+    try:
+        with safe_open(file, framework="pt") as opened:
+            found: _Bound = json_as((opened.metadata() or {}).get(_BOUND, ""), _Bound)
+            return {name: opened.get_tensor(name) for name in opened.keys()} if found == bound else None  # noqa: SIM118
+    except (SafetensorError, OSError, Malformed) as error:
+        raise CheckpointError(f"{file} is damaged: {error}") from None

@@ -1,0 +1,54 @@
+"""Text that the model writes while it is trained, for whoever wants to see what it has learnt.
+
+Choices:
+- it is written a token at a time, from when this member's share of a round is done until the run goes on: the next
+  round waits for one token at most;
+- a text may take several rounds, and the weights change under it: it is told whole, with the step of its last token;
+- tokens are drawn at a temperature of 0.6 (as upstream), each with its own seed, since a small model that takes the
+  likeliest repeats itself.
+"""
+
+from __future__ import annotations
+
+from aftermath.base.worker import Worker
+from aftermath.member.feed import RunFeed
+from aftermath.model.generate import generate
+from aftermath.model.text import Prompt
+from aftermath.replica.replica import Replica
+from aftermath.watch import kinds
+from aftermath.watch.events import Events
+
+_TEMPERATURE = 0.6
+
+
+class Continuations:
+    """Continues one member's prompt, again and again."""
+
+    def __init__(self, prompt: Prompt, feed: RunFeed, events: Events, compute: Worker) -> None:
+        self._prompt, self._feed, self._events, self._compute = prompt, feed, events, compute
+        self._written: list[int] = []
+
+    async def go_on(self, replica: Replica, epoch: int, height: int, step: int) -> None:
+        """Write until the run is no longer in that round."""
+        feed = self._feed
+        while feed.run.epoch == epoch and feed.run.state.training and feed.run.current.height == height:
+            token = await self._compute(lambda: self._next(replica))
+            if token is not None:
+                self._written.append(token)
+            if token is None or len(self._written) == self._prompt.tokens:
+                text = self._prompt.tokenizer.decode(self._written)
+                self._events.emit(kinds.Sample(step=step, prompt=self._prompt.text, text=text))
+                self._written = []
+                return
+
+    def _next(self, replica: Replica) -> int | None:
+        """The next token, None at the end of the text."""
+        made = generate(
+            replica.model,
+            self._prompt.ids + self._written,
+            new_tokens=1,
+            temperature=_TEMPERATURE,
+            seed=len(self._written),
+            vocab_size=self._prompt.tokenizer.get_vocab_size(),
+        )
+        return made.ids[0] if made.ids else None

@@ -1,0 +1,285 @@
+"""What was trained in the rounds that still matter: who announced what, and the payloads that stood up to checking.
+
+Choices:
+- an announcement counts only if it is what the chain's accounts say its sender had to do (`RoundPlan.admits`);
+- a member that signs two different results of one round has delivered none, as far as a witness is concerned;
+- sizes come from the schema before the first byte, the hash is checked before decoding, decoding checks the rest;
+- a bad payload costs its sender the round and nobody else anything: everybody who holds its level finds the same
+  fault in the same bytes, so it can be left out even if witnesses that do not hold the level accepted the rest;
+- a missing payload is asked for again and again from everyone who may hold it, as long as the chain still stores its
+  round; that it was not to be had is said of the first tries only, since a round may last for hours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from aftermath.base.bounded import Malformed, msgpack_as
+from aftermath.base.wait import Pulse
+from aftermath.base.worker import Worker
+from aftermath.member.plan import RoundPlan
+from aftermath.member.ports import Ports, Role
+from aftermath.optim.codec import BadPayload, Votes, decode_level
+from aftermath.p2p.transport import RequestRefused, TransportError
+from aftermath.rules.accounts import STORED_ROUNDS
+from aftermath.rules.commitment import Commitment
+from aftermath.watch import kinds
+
+TOPIC = "commitments"
+_MAX_PER_MEMBER = 2  # two different commitments of one member in one round prove that it lies; no more are kept
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
+_FETCH_SECONDS, _SLOWEST_BYTES = 5.0, 200_000  # one attempt: so long, and longer by a byte rate that anyone has
+
+
+@dataclass
+class Candidate:
+    """One announced result and what was fetched of it."""
+
+    said: Commitment
+    raw: bytes
+    digest: bytes
+    votes: dict[int, Votes] = field(default_factory=dict)
+    """Of the levels in `payloads`, until the round is applied: of large results they take more than all else."""
+    payloads: dict[int, bytes] = field(default_factory=dict)
+    """Of the levels that are here and valid: the bytes that our transport serves, not a copy of them."""
+    served: list[bytes] = field(default_factory=list)
+    """Digests of the payloads that our transport serves."""
+    bad: set[int] = field(default_factory=set)
+    """Levels whose payload is what was committed to and yet no valid encoding."""
+    fetching: asyncio.Task[None] | None = None
+
+
+class Results:
+    """The announcements and payloads of the last rounds of one epoch."""
+
+    def __init__(self, ports: Ports, role: Role, decode: Worker) -> None:
+        self._ports, self._role, self._decode = ports, role, decode
+        self._epoch = -1
+        self._retired: list[bytes] = []
+        self._plans: dict[int, RoundPlan] = {}
+        self._found: dict[int, dict[int, list[Candidate]]] = defaultdict(dict)
+        self._early: dict[int, dict[bytes, dict[bytes, Commitment]]] = {}
+        self._refused: dict[int, set[int | None]] = defaultdict(set)
+        self.changed = Pulse()
+        ports.transport.handle(TOPIC, self._answer)
+
+    # --- rounds -------------------------------------------------------------------------------------------------
+
+    def begin(self, epoch: int) -> None:
+        """Forget everything of other epochs and listen for this one. Old payloads are served until rounds go on."""
+        for height in list(self._plans):
+            self._forget(height)
+        self._early.clear()
+        self._epoch = epoch
+
+    def open(self, plan: RoundPlan) -> None:
+        """Start judging announcements of a round; forget those that no replica can need any more."""
+        newest = plan.header.height
+        self._plans[newest] = plan
+        for announcements in self._early.pop(newest, {}).values():
+            for raw, said in announcements.items():
+                self.admit(said, raw)
+        for height in [h for h in self._plans if h <= newest - STORED_ROUNDS]:
+            self._forget(height)
+        for height in [h for h in self._early if h <= newest]:
+            del self._early[height]
+        if newest > 1:
+            self._retract()
+
+    def plan(self, height: int) -> RoundPlan | None:
+        return self._plans.get(height)
+
+    def sequences(self, height: int, slots: Iterable[int]) -> list[list[int]]:
+        """What the results of these slots were trained on: [start, stop) of each range of sequences."""
+        plan = self._plans.get(height)
+        return [[r.start, r.stop] for slot in sorted(slots) for r in plan.ranges(slot)] if plan is not None else []
+
+    def _forget(self, height: int) -> None:
+        """Forget a round; its payloads are still served until `_retract`."""
+        del self._plans[height]
+        self._refused.pop(height, None)
+        for candidate in _all(self._found.pop(height, {})):
+            if candidate.fetching is not None:
+                candidate.fetching.cancel()
+            self._retired += candidate.served
+
+    def _retract(self) -> None:
+        """Stop serving forgotten payloads, except those that are also the payload of a round that still matters."""
+        needed = {digest for found in self._found.values() for c in _all(found) for digest in c.served}
+        for digest in self._retired:
+            if digest not in needed:
+                self._ports.transport.retract(digest)
+        self._retired = []
+
+    def applied(self, height: int) -> None:
+        """Let go of the votes of a round that is in the replica."""
+        for candidate in _all(self._found.get(height, {})):
+            candidate.votes.clear()
+
+    def close(self) -> None:
+        """Forget everything."""
+        self.begin(-1)
+        self._retract()
+
+    # --- what comes in ------------------------------------------------------------------------------------------
+
+    def hear(self, said: Commitment, raw: bytes) -> None:
+        """Take an announcement whose signature is checked and whose sender is who sent it."""
+        if said.epoch != self._epoch:
+            return
+        if said.height in self._plans:
+            self.admit(said, raw)
+        elif 0 < said.height - max(self._plans, default=-1) <= STORED_ROUNDS:
+            kept = self._early.setdefault(said.height, {}).setdefault(said.sender, {})
+            if len(kept) < _MAX_PER_MEMBER:  # so nobody can crowd out the announcements of others
+                kept[raw] = said
+
+    def admit(self, said: Commitment, raw: bytes, *, accepted: bool = False) -> None:
+        """Keep an announcement if it is what its sender was assigned; `accepted`: the chain says it is the one."""
+        plan = self._plans.get(said.height)
+        if plan is None or said.epoch != self._epoch:
+            return
+        if not plan.admits(said, self._role.schema):
+            self._refuse(said, plan)
+            return
+        candidates, digest = self._found[said.height].setdefault(said.slot, []), said.digest
+        if any(c.digest == digest for c in candidates) or (len(candidates) >= _MAX_PER_MEMBER and not accepted):
+            return
+        if candidates:
+            self._ports.events.emit(
+                kinds.Refused(height=said.height, slot=said.slot, why="it announced another result too")
+            )
+        candidate = Candidate(said, raw, digest)
+        candidates.append(candidate)
+        candidate.fetching = asyncio.ensure_future(self._fetch(candidate))
+        candidate.fetching.add_done_callback(self._fetched)
+        self.changed.fire()
+
+    def _refuse(self, said: Commitment, plan: RoundPlan) -> None:
+        """Say whose announcement is not what it was assigned, once a round: of such it can send as many as it likes.
+
+        The slot is that of the key that signed it, whatever slot it names; None if that is no member's.
+        """
+        slot = next((index for index, member in enumerate(plan.slots) if member.p2p == said.sender), None)
+        if slot not in self._refused[said.height]:
+            self._refused[said.height].add(slot)
+            self._ports.events.emit(kinds.Refused(height=said.height, slot=slot, why="not what it was assigned"))
+
+    def keep_own(self, said: Commitment, raw: bytes, votes: Mapping[int, Votes], payloads: Mapping[int, bytes]) -> None:
+        """Add this member's own result, whose payloads are published already."""
+        served = [payload.blake3 for payload in said.levels.values()]
+        own = Candidate(said, raw, said.digest, dict(votes), dict(payloads), served)
+        self._found[said.height].setdefault(said.slot, []).append(own)
+        self.changed.fire()
+
+    # --- fetching -----------------------------------------------------------------------------------------------
+
+    def needed(self, candidate: Candidate) -> list[int]:
+        """The levels of a result that this member holds."""
+        return [level for level in candidate.said.levels if level >= self._role.tier]
+
+    def complete(self, candidate: Candidate) -> bool:
+        """Whether all of it that concerns us is here, valid or not."""
+        return not self._missing(candidate)
+
+    def whole(self, candidate: Candidate) -> bool:
+        """Whether all of it that concerns us is here and valid."""
+        return self.complete(candidate) and not candidate.bad
+
+    def _missing(self, candidate: Candidate) -> list[int]:
+        return [level for level in self.needed(candidate) if level not in candidate.payloads.keys() | candidate.bad]
+
+    async def _fetch(self, candidate: Candidate) -> None:
+        """Fetch and decode the levels this member holds, until all are there."""
+        said, pause = candidate.said, _FIRST_PAUSE
+        while missing := self._missing(candidate):
+            fetches = (self._fetch_level(candidate, level) for level in missing)
+            for failure in await asyncio.gather(*fetches, return_exceptions=True):
+                if failure is not None and not isinstance(failure, TransportError):
+                    raise failure
+                if failure is not None and pause < _LONGEST_PAUSE:
+                    self._ports.events.emit(kinds.FetchFailed(height=said.height, slot=said.slot, why=str(failure)))
+            if self._missing(candidate):
+                await self._ports.clock.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+        self.changed.fire()
+
+    def _fetched(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._ports.events.emit(kinds.Warning(message=f"a result could not be fetched: {error}"))
+
+    async def _fetch_level(self, candidate: Candidate, level: int) -> None:
+        payload, started = candidate.said.levels[level], self._ports.clock.monotonic()
+        patience = _FETCH_SECONDS + payload.size / _SLOWEST_BYTES
+        deadline = min(patience, float(self._ports.feed.run.config.max_round_train_time))
+        holders = self._holders(candidate.said, level)
+        data = await self._ports.transport.fetch(payload.blake3, payload.size, holders, deadline, keep=True)
+        candidate.served.append(payload.blake3)
+        results, fetched = self._role.schema.results, self._ports.clock.monotonic()
+        try:
+            votes = await self._decode(lambda: decode_level(data, results, level))
+        except BadPayload as error:
+            candidate.bad.add(level)
+            self._ports.events.emit(
+                kinds.Refused(height=candidate.said.height, slot=candidate.said.slot, why=str(error))
+            )
+            return
+        candidate.votes[level], candidate.payloads[level] = votes, data
+        self._ports.events.emit(
+            kinds.Fetched(
+                height=candidate.said.height,
+                slot=candidate.said.slot,
+                level=level,
+                seconds=fetched - started,
+                decode_seconds=self._ports.clock.monotonic() - fetched,
+            )
+        )
+
+    def _holders(self, said: Commitment, level: int) -> list[bytes]:
+        """Who may have this level's payload: its trainer first, then the reachable members that hold the level."""
+        plan = self._plans[said.height]
+        others = {plan.slots[slot].p2p for slot in plan.shares if plan.slots[slot].tier <= level}
+        others &= self._ports.transport.reachable()
+        return [said.sender, *sorted(others - {said.sender, self._ports.transport.node_id})]
+
+    # --- what is known ------------------------------------------------------------------------------------------
+
+    def candidates(self, height: int, slot: int) -> list[Candidate]:
+        """What a member announced of a round, in the order it came."""
+        return self._found.get(height, {}).get(slot, [])
+
+    def announced(self, height: int) -> frozenset[int]:
+        """The slots that have announced a result of this round."""
+        return frozenset(self._found.get(height, {}))
+
+    def held(self, height: int) -> dict[int, bytes]:
+        """The commitment of every slot whose one result is held whole and valid: {slot: 32-byte digest}."""
+        found = sorted(self._found.get(height, {}).items())
+        return {slot: c[0].digest for slot, c in found if len(c) == 1 and self.whole(c[0])}
+
+    def settled(self, height: int) -> frozenset[int]:
+        """The slots whose result is held, or is known to be worthless: nothing is left to wait for."""
+        found = self._found.get(height, {}).items()
+        return frozenset(slot for slot, c in found if len(c) > 1 or c[0].bad or self.whole(c[0]))
+
+    # --- what others may ask ------------------------------------------------------------------------------------
+
+    async def _answer(self, peer: bytes, body: bytes) -> bytes:
+        """The announcements of a round by the slots asked for, as they were signed."""
+        del peer
+        try:
+            asked: tuple[int, list[int]] = msgpack_as(body, tuple[int, list[int]])
+        except Malformed as error:
+            raise RequestRefused("a height and slots are expected") from error
+        height, slots = asked
+        found = self._found.get(height, {})
+        return msgspec.msgpack.encode([c.raw for slot in sorted(set(slots)) for c in found.get(slot, [])])
+
+
+def _all(found: Mapping[int, list[Candidate]]) -> Iterable[Candidate]:
+    return (candidate for candidates in found.values() for candidate in candidates)

@@ -1,0 +1,20 @@
+"""What this member has sent and received, and what the coordinator has cost it, as one event."""
+
+from __future__ import annotations
+
+from aftermath.member.ports import Ports
+from aftermath.watch import kinds
+
+
+def report_traffic(ports: Ports) -> None:
+    """Emit the counters so far."""
+    stats = ports.transport.stats()
+    ports.events.emit(
+        kinds.Traffic(
+            sent=sum(stats.sent.values()),
+            received=sum(stats.received.values()),
+            sent_by_kind={str(kind): sent for kind, sent in stats.sent.items()},
+            peers=len(ports.transport.reachable()),
+            costs=dict(ports.coordinator.costs()),
+        )
+    )

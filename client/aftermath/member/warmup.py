@@ -1,0 +1,238 @@
+"""Warm-up: how a member comes to hold the model the run continues from.
+
+Choices:
+- whatever arrives is checked level by level against the hashes on chain before it is used; a replica the member
+  already has is kept only if it stands the same check, or those of its levels that do: nobody else may have them;
+- the model comes from the peers or from the durable checkpoint, whichever the chain says; a level that no peer can
+  give comes from the durable checkpoint, if that is the copy the chain vouches for;
+- a member that nothing can give the model says so on chain before the warm-up's time is over, so that those who have
+  it do not wait for nothing;
+- a level for which the chain vouches for nothing (its cooldown failed, or nobody has held it yet) is taken from
+  the members of the last epoch if all of them agree on it, else it starts again from the durable checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NoReturn
+
+from torch import Tensor
+
+from aftermath.base.wait import first_of
+from aftermath.member.ports import Desync, Ports, Role, Workers
+from aftermath.model.config import ModelConfigError
+from aftermath.model.documents import CheckpointError
+from aftermath.model.levels import SchemaError
+from aftermath.model.segments import SegmentError, level_hash, segment_bytes, write_segment
+from aftermath.replica.modelshare import LevelFetcher, Manifest, ModelShare, ModelUnavailable, Offer, Offers, ask_offers
+from aftermath.replica.origin import Origin
+from aftermath.replica.replica import Replica
+from aftermath.rules import bitmap
+from aftermath.rules.accounts import STORED_ROUNDS, Run
+from aftermath.rules.state import ModelSource, RunState
+from aftermath.watch import kinds
+
+_RETRY, _LONGEST_RETRY = 1.0, 15.0  # seconds
+_SILENCE = 10.0  # seconds for which members of the last epoch that do not answer are waited for
+_ANSWER = 5.0
+_NO_HASH = bytes(32)
+
+
+class NoModel(Desync):
+    """Nobody can give this member the model now: the others should begin without it."""
+
+
+class WarmUp:
+    """One member's warm-up into one epoch; `run` is its state when this began."""
+
+    def __init__(
+        self,
+        ports: Ports,
+        role: Role,
+        workers: Workers,
+        origin: Origin,
+        share: ModelShare,
+        run: Run,
+        slot: int,
+        parallel: int,
+    ) -> None:
+        self._ports, self._role, self._workers = ports, role, workers
+        self._origin, self._share, self._run = origin, share, run
+        self._slot, self._parallel = slot, parallel
+        self._weights: dict[str, Tensor] = {}
+        self._lacking = set(role.levels)
+        self._sought = frozenset(role.levels)  # without what is kept of an own replica
+        self._started = ports.clock.monotonic()
+        self.kept = False
+        """Whether what was obtained is the replica that this member had."""
+
+    async def obtain(self, replica: Replica | None) -> Replica:
+        """A replica of the model this epoch starts from. Raises Desync if warm-up ends before there is one."""
+        if replica is not None:
+            hashes = await self._workers.compute(replica.hashes)
+            if await self._is_current(hashes):
+                self._ports.events.emit(kinds.Model(source="its own replica", step=self._run.trained_steps))
+                self.kept = True
+                return replica
+            self._keep(replica, hashes)
+        del replica
+        source = await first_of(self._load(), self._give_up())
+        if self._sought != set(self._role.levels):
+            source = f"its own replica and {source}"
+        self._ports.events.emit(kinds.Model(source=source, step=self._run.trained_steps))
+        return await self._workers.compute(lambda: self._origin.replica(self._weights))
+
+    async def _give_up(self) -> NoReturn:
+        """Raise Desync once a replica would be of no use, although a source may still be delivering it, if slowly."""
+
+        def too_late(now: Run) -> bool:
+            ended = now.epoch != self._run.epoch or now.state is RunState.COOLDOWN
+            return ended or now.current.height >= STORED_ROUNDS  # rounds to catch up with are no longer stored
+
+        await self._ports.feed.until(too_late)
+        raise Desync("the epoch went on before the model was here")
+
+    async def _load(self) -> str:
+        """Try until all levels are here; where they came from.
+
+        Raises Desync if that fails and the warm-up is over, NoModel if it has failed for half of the warm-up's time.
+        """
+        pause, clock, failing, lacking = _RETRY, self._ports.clock, float("inf"), len(self._lacking)
+        while True:
+            try:
+                if self._run.model_source is ModelSource.PEERS:
+                    return await self._from_peers()
+                await self._from_durable(self._lacking)
+                return "the checkpoint"
+            except (ModelUnavailable, CheckpointError, ModelConfigError, SchemaError, SegmentError, OSError) as error:
+                self._ports.events.emit(
+                    kinds.Warning(message=f"the model is not to be had yet: {error}", until="model")
+                )
+            if warmup_over(self._run, self._ports.feed.run):
+                raise Desync("warm-up ended before the model was here")
+            if len(self._lacking) < lacking:
+                failing, lacking = float("inf"), len(self._lacking)
+            failing = min(failing, clock.monotonic())
+            if clock.monotonic() >= failing + max(self._run.config.warmup_time / 2, _SILENCE + _ANSWER):
+                raise NoModel("no source has given the model for half of the warm-up's time")
+            await first_of(self._ports.feed.after(self._ports.feed.run.seq), clock.sleep(pause))
+            pause = min(2 * pause, _LONGEST_RETRY)
+
+    def _expected(self, level: int) -> bytes | None:
+        """The hash the chain vouches for, if it does."""
+        known = self._run.levels_attested >> level & 1 and self._run.level_hashes[level] != _NO_HASH
+        return self._run.level_hashes[level] if known else None
+
+    def _keep(self, replica: Replica, hashes: Mapping[int, bytes]) -> None:
+        """Begin with the tensors of a replica that has some levels as the chain vouches for them."""
+        right = {level for level in self._role.levels if hashes[level] == self._expected(level)}
+        if right:
+            self._weights = {name: tensor.detach() for name, tensor in replica.params.items()}
+            self._lacking -= right
+            self._sought = frozenset(self._lacking)
+
+    async def _is_current(self, hashes: Mapping[int, bytes]) -> bool:
+        if any(self._expected(level) not in (None, hashes[level]) for level in self._role.levels):
+            return False
+        unknown = [level for level in self._role.levels if self._expected(level) is None]
+        if not unknown:
+            return True
+        if self._run.model_source is not ModelSource.PEERS or self._own() is None:
+            return False
+        while (offers := await self._offers()).silent and self._patient():
+            await self._ports.clock.sleep(_RETRY)
+        return all(len(self._contents(level, offers)) == 1 for level in unknown)
+
+    # --- from peers ---------------------------------------------------------------------------------------------
+
+    def _patient(self) -> bool:
+        """Whether members of the last epoch that have not answered are still waited for."""
+        return self._ports.clock.monotonic() < self._started + _SILENCE
+
+    def _finishers(self) -> int:
+        """The members of the last epoch that stayed to its end and are here again."""
+        return self._run.finishers & self._run.current.roster
+
+    def _own(self) -> Manifest | None:
+        """What this member holds of the run's step, if the others ask it: whom the chain dropped, they do not."""
+        own = self._share.manifest
+        asked = bitmap.contains(self._finishers(), self._slot)
+        return own if asked and own is not None and own.step == self._run.step else None
+
+    async def _offers(self) -> Offers:
+        """What the members of the last epoch offer, this one apart."""
+        members = self._ports.feed.members
+        slots = bitmap.slots(self._finishers() & ~(1 << self._slot))
+        peers = [members.slots[slot].p2p for slot in slots]
+        return await ask_offers(self._ports.transport, self._role.schema.state, peers, _ANSWER)
+
+    def _contents(self, level: int, offers: Offers) -> set[tuple[bytes, ...]]:
+        """The contents of a level that members of the last epoch, this one included, hold at the run's step."""
+        contents = {offer.digests for offer in offers.at(level, self._run.step)}
+        own = self._own()
+        if own is not None and level in own.levels:
+            contents.add(tuple(own.levels[level]))
+        return contents
+
+    async def _from_peers(self) -> str:
+        """Take what the peers offer and the rest from the durable checkpoint; where it came from, in words."""
+        self._weights = self._weights or await self._workers.compute(self._origin.blank)
+        offers = await self._offers()
+        remaining = self._run.state_started_at + self._run.config.warmup_time - self._ports.coordinator.now()
+        state, limit = self._role.schema.state, float(max(10, remaining))
+        given = self._ports.transport, self._ports.clock, state, self._workers.compute, self._workers.decode
+        fetcher = LevelFetcher(*given, parallel=self._parallel, deadline_s=limit)
+        waiting = bool(offers.silent) and self._patient()
+        for level in sorted(self._lacking, reverse=True):
+            if waiting and self._expected(level) is None:
+                continue  # whether all agree is known once all have answered
+            try:
+                await fetcher.fetch(level, self._choice(level, offers), self._weights, self._expected(level))
+                self._lacking.discard(level)
+            except ModelUnavailable as error:
+                self._ports.events.emit(kinds.Warning(message=str(error), until="model"))
+        if self._lacking and waiting:
+            raise ModelUnavailable("not all members of the last epoch have answered")
+        if not self._lacking:
+            return "peers"
+        source = "the checkpoint" if self._lacking == self._sought else "peers and the checkpoint"
+        await self._from_durable(self._lacking)
+        return source
+
+    def _choice(self, level: int, offers: Offers) -> list[Offer]:
+        """The offers worth taking: all, if the chain can tell which is right; else the one that nobody disputes.
+
+        Those of the run's step come first: others are right only if the level has not changed since.
+        """
+        if self._expected(level) is not None:
+            return sorted(offers.levels.get(level, ()), key=lambda offer: offer.step != self._run.step)
+        return offers.at(level, self._run.step) if len(self._contents(level, offers)) == 1 else []
+
+    # --- from the durable checkpoint ----------------------------------------------------------------------------
+
+    async def _from_durable(self, levels: set[int]) -> None:
+        """Take levels from the durable checkpoint. ModelUnavailable if the chain vouches for something else."""
+        model = self._ports.feed.model
+        durable = await self._workers.compute(lambda: self._origin.durable(model.checkpoint))
+        for level in sorted(levels):
+            await self._vouch(level, durable)
+        if levels == set(self._role.levels):
+            self._weights = durable
+        else:
+            await self._workers.compute(lambda: self._copy(durable, levels))
+
+    def _copy(self, durable: dict[str, Tensor], levels: set[int]) -> None:
+        for segment in (s for level in levels for s in self._role.schema.state.of_level(level)):
+            write_segment(self._weights, segment, segment_bytes(durable, segment))
+
+    async def _vouch(self, level: int, weights: dict[str, Tensor]) -> None:
+        expected = self._expected(level)
+        found = await self._workers.compute(lambda: level_hash(weights, self._role.schema.state, level))
+        if expected is not None and found != expected:
+            raise ModelUnavailable(f"level {level} of the durable checkpoint is not the one the members attested")
+
+
+def warmup_over(started: Run, now: Run) -> bool:
+    """Whether the warm-up that was seen in `started` is over; one that is tried again is another."""
+    again = now.epoch_started_at != started.epoch_started_at
+    return now.epoch != started.epoch or now.state is not RunState.WARMUP or again

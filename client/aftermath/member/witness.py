@@ -1,0 +1,170 @@
+"""A witness's duty in one round: attest what the members delivered in the round that is judged, this or the one before.
+
+Choices:
+- it speaks as soon as it holds every result of the judged round and everybody has announced this round's, so a round
+  lasts as long as its slowest member needs, up to the run's limit;
+- members out of reach are waited for a little, then not at all; others until shortly before the round's time is up,
+  since RoundWitness may last less than a transaction takes and a missing quorum ends the epoch;
+- held up itself, it gives the others the time of a round again: they may have been, and their results are on their way.
+  It then speaks only a little after it holds them all, because its word opens RoundWitness for those who do not yet;
+- what it attests is only what it holds and has checked itself; what is known to be worthless is not waited for;
+- announcements that never came are asked for, so that a lost message costs nobody its share.
+"""
+
+from __future__ import annotations
+
+from aftermath.base.wait import first_of
+from aftermath.member.collect import ASK_EVERY, Collector
+from aftermath.member.persist import Duty
+from aftermath.member.plan import RoundPlan
+from aftermath.member.ports import Ports
+from aftermath.member.results import Results
+from aftermath.rules import bitmap
+from aftermath.rules.accounts import Config, Run
+from aftermath.rules.committee import witnesses
+from aftermath.rules.consensus import pack_fingerprints
+from aftermath.rules.state import MemberState, RunState
+from aftermath.watch import kinds
+
+_PATIENCE = 3.0  # seconds, and twice the time our own share took, for members out of reach
+_LOOK_AGAIN = 0.5
+_MOST_GRACE = 50.0  # seconds; less than what `ticker` gives
+_SETTLE = 1.0  # seconds that a result may take from the first who holds it to the last
+
+
+class WitnessDuty:
+    """Attests in one round, if this member is elected for it; `judged` is the height of the round that it attests."""
+
+    def __init__(self, ports: Ports, results: Results, slot: int, plan: RoundPlan, judged: int) -> None:
+        self._ports, self._results, self._slot, self._plan, self._judged = ports, results, slot, plan, judged
+        self._started = ports.clock.monotonic()
+        self._sent_before = _sent(ports)
+        self._own_done: float | None = None
+        self._complete = float("inf")
+        """When this member had nothing left to wait for."""
+        self.loss, self.tokens_per_sec = 0.0, 0.0
+
+    def own_share_done(self, loss: float, tokens_per_sec: float) -> None:
+        """Our own training of this round is over, with or without a result."""
+        self._own_done = self._ports.clock.monotonic()
+        self.loss, self.tokens_per_sec = loss, tokens_per_sec
+        self._results.changed.fire()
+
+    def _over(self) -> bool:
+        run = self._ports.feed.run
+        training = run.state.training
+        return run.epoch != self._plan.epoch or not training or run.current.height != self._plan.header.height
+
+    async def attend(self) -> None:
+        """Attest once the time has come; returns when that is done, refused for good, or the round is over.
+
+        Who is no witness waits too: it becomes one when others leave.
+        """
+        name = f"the attestation of round {self._plan.header.height}"
+        duty = Duty(self._ports, name, wanted=lambda: not self._over())
+        while not self._over() and not duty.refused:
+            run, healthy = self._ports.feed.run, self._healthy()
+            due = duty.due and self._slot in witnesses(run.current, healthy) and self._time_has_come(run, healthy)
+            if due and (await self._attest(duty) or bitmap.contains(self._ports.feed.run.current.attested, self._slot)):
+                return
+            await first_of(
+                self._results.changed.wait(), self._ports.feed.after(run.seq), self._ports.clock.sleep(_LOOK_AGAIN)
+            )
+
+    def _healthy(self) -> int:
+        return self._ports.feed.members.mask(MemberState.HEALTHY)
+
+    async def inquire(self, collector: Collector) -> None:
+        """As a witness, ask peers for announcements that should be here by now, until the round is over."""
+        while not self._over():
+            await self._ports.clock.sleep(ASK_EVERY)
+            if self._slot not in witnesses(self._ports.feed.run.current, self._healthy()):
+                continue
+            for height in sorted({self._judged, self._plan.header.height}):
+                plan = self._results.plan(height)
+                due = height < self._plan.header.height or self._own_done is not None
+                if plan is not None and due and (unheard := plan.owing - self._results.announced(height)):
+                    await collector.ask(height, unheard, lambda _: False)
+
+    def _time_has_come(self, run: Run, healthy: int) -> bool:
+        if run.state is RunState.ROUND_WITNESS or self._too_late_to_wait(run):
+            return True
+        if self._own_done is None:
+            return False
+        missing = self._plan.owing - self._results.announced(self._plan.header.height)
+        judged = self._results.plan(self._judged)
+        if judged is not None:
+            missing |= judged.owing - self._results.settled(self._judged)
+        missing = frozenset(slot for slot in missing if bitmap.contains(healthy, slot))
+        if self._out_of_patience():
+            reachable = self._ports.transport.reachable()
+            missing = frozenset(s for s in missing if self._plan.slots[s].p2p in reachable)
+        if missing - {self._slot}:
+            return False
+        now = self._ports.clock.monotonic()
+        self._complete = min(self._complete, now)
+        return self._ports.coordinator.now() < _last_call(run) or now >= self._complete + _SETTLE
+
+    def _too_late_to_wait(self, run: Run) -> bool:
+        grace = self._ports.attention.woke() + min(_longest_wait(run.config), _MOST_GRACE)
+        return self._ports.coordinator.now() >= _last_call(run) and self._ports.clock.monotonic() >= grace
+
+    def _out_of_patience(self) -> bool:
+        done = self._own_done if self._own_done is not None else float("inf")
+        since = max(done, self._ports.attention.woke())
+        return self._ports.clock.monotonic() >= since + max(_PATIENCE, 2 * (done - self._started))
+
+    def _bytes_per_second(self) -> float:
+        """What this member has sent to its peers in this round, by the time that has passed in it."""
+        seconds = self._ports.clock.monotonic() - self._started
+        return (_sent(self._ports) - self._sent_before) / seconds if seconds > 0 else 0.0
+
+    async def _attest(self, duty: Duty) -> bool:
+        """Send the attestation; whether it arrived."""
+        header, judged = self._plan.header, self._results.plan(self._judged)
+        roster = judged.header.roster if judged is not None else 0
+        held: dict[int, bytes] = {}
+
+        async def witness() -> None:
+            """What is held now: while the chain was out of reach, more may have come."""
+            nonlocal held
+            held = self._results.held(self._judged) if judged is not None else {}
+            await self._ports.coordinator.witness(
+                self._slot,
+                header.height,
+                bitmap.from_slots(held),
+                pack_fingerprints(held, roster, header.seed),
+                step=header.step,
+                loss=self.loss,
+                tokens_per_sec=self.tokens_per_sec,
+                bytes_per_sec=self._bytes_per_second(),
+            )
+
+        started = self._ports.clock.monotonic()
+        sent = await duty.fulfil(witness)
+        seconds = self._ports.clock.monotonic() - started
+        self._ports.events.emit(kinds.Witnessed(height=header.height, held=len(held), sent=sent, seconds=seconds))
+        return sent
+
+
+def _sent(ports: Ports) -> int:
+    return sum(ports.transport.stats().sent.values())
+
+
+def _last_call(run: Run) -> float:
+    """Chain time at which a witness waits no longer for anything, while the round still trains."""
+    return run.state_started_at + _longest_wait(run.config)
+
+
+def _longest_wait(config: Config) -> float:
+    """Seconds of a round for which a witness waits: of a short one half, as there would be nothing to attest."""
+    longest = config.max_round_train_time
+    return longest - min(max(longest / 10, 1.0), 10.0, longest / 2)
+
+
+def time_for_results(config: Config) -> float:
+    """Seconds that a member has for its work of a round. Without overlap its witnesses wait for that, and the result
+    still has its way before it, and the chain counts whole seconds.
+    """
+    longest = config.max_round_train_time
+    return longest if config.overlap else max(_longest_wait(config) - 1.0, longest / 2)

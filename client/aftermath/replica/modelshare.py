@@ -1,0 +1,226 @@
+"""The model from one's peers: every member offers a snapshot, a joiner takes each tensor from several of them.
+
+Choices:
+- the unit is the schema's segment, so a small tier asks for nothing it does not hold;
+- a snapshot is a copy taken at cooldown, never the live replica, and is dropped at the epoch's first apply;
+- a peer's word is worth nothing: sizes come from the schema, and a level counts only once its hash is the one the
+  members attested on chain;
+- contents that as many peers offer share the time there is, or who offers nonsense, slowly, could keep others out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+from blake3 import blake3
+from torch import Tensor
+
+from aftermath.base.bounded import Malformed, msgpack_as
+from aftermath.base.counted import counted
+from aftermath.base.wait import every
+from aftermath.base.worker import Worker
+from aftermath.coordinator.ports import Clock
+from aftermath.model.schema import ELEMENT_BYTES, Segment, StateSchema
+from aftermath.model.segments import SegmentError, level_hash, segment_bytes, write_segment
+from aftermath.p2p.transport import RequestRefused, Transport, TransportError
+
+TOPIC = "model"
+_DIGEST = 32
+
+
+class ModelUnavailable(Exception):
+    """No peer could give a level of the model; the message says which and why."""
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a peer offers: the step of its snapshot and, per level, the BLAKE3 of every segment in canonical order."""
+
+    step: int
+    levels: dict[int, list[bytes]]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A copy of a replica: its manifest and the bytes behind every digest."""
+
+    manifest: Manifest
+    blobs: Mapping[bytes, bytes]
+
+
+def snapshot(params: Mapping[str, Tensor], schema: StateSchema, tier: int, step: int) -> Snapshot:
+    """Copy the segments of a tier's replica; slow, for the replica's thread."""
+    levels: dict[int, list[bytes]] = {}
+    blobs: dict[bytes, bytes] = {}
+    for level in range(tier, schema.levels):
+        levels[level] = []
+        for segment in schema.of_level(level):
+            data = segment_bytes(params, segment)
+            digest = blake3(data).digest()
+            levels[level].append(digest)
+            blobs[digest] = data
+    return Snapshot(Manifest(step, levels), blobs)
+
+
+class ModelShare:
+    """Offers this member's snapshot to its peers."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self.manifest: Manifest | None = None
+        self._digests: list[bytes] = []
+        transport.handle(TOPIC, self._answer)
+
+    async def _answer(self, peer: bytes, body: bytes) -> bytes:
+        del peer, body
+        if self.manifest is None:
+            raise RequestRefused("no snapshot is offered now")
+        return msgspec.msgpack.encode(self.manifest)
+
+    def offer(self, taken: Snapshot) -> None:
+        """Serve a snapshot until `withdraw`."""
+        self.withdraw()
+        for digest, data in taken.blobs.items():
+            self._transport.publish_source(digest, len(data), lambda at, n, data=data: data[at : at + n])  # type: ignore[misc]
+        self._digests = list(taken.blobs)
+        self.manifest = taken.manifest
+
+    def withdraw(self) -> None:
+        """Stop serving the snapshot and free its memory."""
+        self.manifest = None
+        for digest in self._digests:
+            self._transport.retract(digest)
+        self._digests = []
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One content of a level at one step, and who holds it."""
+
+    step: int
+    digests: tuple[bytes, ...]
+    holders: tuple[bytes, ...]
+
+
+@dataclass(frozen=True)
+class Offers:
+    """What peers offer, per level with the most offered content first, and which of them gave no answer."""
+
+    levels: Mapping[int, Sequence[Offer]]
+    silent: tuple[bytes, ...]
+
+    def at(self, level: int, step: int) -> list[Offer]:
+        """The offers of a level whose snapshot is of this step."""
+        return [offer for offer in self.levels.get(level, ()) if offer.step == step]
+
+
+async def ask_offers(transport: Transport, schema: StateSchema, peers: Sequence[bytes], deadline_s: float) -> Offers:
+    """Ask peers what they offer. What does not fit the schema counts as no answer."""
+    manifests = await asyncio.gather(*(_ask(transport, schema, peer, deadline_s) for peer in peers))
+    holders: dict[int, dict[tuple[int, tuple[bytes, ...]], list[bytes]]] = defaultdict(lambda: defaultdict(list))
+    for peer, manifest in zip(peers, manifests, strict=True):
+        for level, digests in (manifest.levels if manifest else {}).items():
+            assert manifest is not None
+            holders[level][manifest.step, tuple(digests)].append(peer)
+    levels = {
+        level: sorted(
+            (Offer(step, digests, tuple(names)) for (step, digests), names in found.items()),
+            key=lambda offer: (-len(offer.holders), offer.step, offer.digests),
+        )
+        for level, found in holders.items()
+    }
+    return Offers(levels, tuple(peer for peer, found in zip(peers, manifests, strict=True) if found is None))
+
+
+async def _ask(transport: Transport, schema: StateSchema, peer: bytes, deadline_s: float) -> Manifest | None:
+    try:
+        return checked(await transport.request(peer, TOPIC, b"", manifest_limit(schema), deadline_s), schema)
+    except TransportError:
+        return None
+
+
+def manifest_limit(schema: StateSchema) -> int:
+    """Bytes that a manifest of this schema needs at most; every peer of a run may send as many at once."""
+    return 64 + sum(16 + 2 * _DIGEST * len(schema.of_level(level)) for level in range(schema.levels))
+
+
+def checked(reply: bytes, schema: StateSchema) -> Manifest | None:
+    """The manifest in a peer's reply, if it is well formed and fits the schema."""
+    try:
+        manifest: Manifest = msgpack_as(reply, Manifest)
+    except Malformed:
+        return None
+    fits = all(
+        0 <= level < schema.levels
+        and len(digests) == len(schema.of_level(level))
+        and all(len(digest) == _DIGEST for digest in digests)
+        for level, digests in manifest.levels.items()
+    )
+    return manifest if fits else None
+
+
+class LevelFetcher:
+    """Fetches levels into a set of parameters and checks each against the hash the chain holds."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        clock: Clock,
+        schema: StateSchema,
+        compute: Worker,
+        decode: Worker,
+        *,
+        parallel: int,
+        deadline_s: float,
+    ) -> None:
+        self._transport, self._clock, self._schema, self._deadline = transport, clock, schema, deadline_s
+        self._compute, self._decode = compute, decode
+        self._ends = clock.monotonic() + deadline_s
+        self._slots = asyncio.Semaphore(parallel)
+
+    async def fetch(
+        self, level: int, offers: Sequence[Offer], params: Mapping[str, Tensor], expected: bytes | None
+    ) -> None:
+        """Write `level` into `params`; `expected` is its hash on chain, if any. ModelUnavailable if no offer fits."""
+        reasons = []
+        for index, offer in enumerate(offers):
+            rivals = sum(len(other.holders) == len(offer.holders) for other in offers[index + 1 :])
+            now = self._clock.monotonic()
+            until = now + max(0.0, self._ends - now) / (rivals + 1) if rivals else math.inf
+            try:
+                await self._take(level, offer, params, until)
+            except (TransportError, SegmentError) as error:
+                reasons.append(str(error))
+                continue
+            if expected is None or await self._hash(params, level) == expected:
+                return
+            reasons.append(
+                f"{counted(len(offer.holders), 'peer')} offered tensors that are not the ones attested on chain"
+            )
+        raise ModelUnavailable(f"level {level} of the model: " + ("; ".join(reasons) or "no peer offers it"))
+
+    async def _hash(self, params: Mapping[str, Tensor], level: int) -> bytes:
+        return await self._compute(lambda: level_hash(params, self._schema, level))
+
+    async def _take(self, level: int, offer: Offer, params: Mapping[str, Tensor], until: float) -> None:
+        segments = enumerate(self._schema.of_level(level))
+        await every(self._take_one(offer, index, segment, params, until) for index, segment in segments)
+
+    async def _take_one(
+        self, offer: Offer, index: int, segment: Segment, params: Mapping[str, Tensor], until: float
+    ) -> None:
+        turn = index % len(offer.holders)
+        holders = offer.holders[turn:] + offer.holders[:turn]  # spread segments over all holders
+        async with self._slots:
+            deadline = min(self._deadline, max(0.0, until - self._clock.monotonic()))
+            data = await self._transport.fetch(offer.digests[index], segment_size(segment), holders, deadline)
+            await self._decode(lambda: write_segment(params, segment, data))
+
+
+def segment_size(segment: Segment) -> int:
+    """Bytes of a segment's fp32 tensor."""
+    return ELEMENT_BYTES * segment.numel

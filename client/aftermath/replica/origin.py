@@ -1,0 +1,73 @@
+"""Where replicas come from: the run's durable checkpoint on disk or on the Hub, and the shape of this member's tier.
+
+Everything here is synchronous and slow; the pipeline calls it on the replica's thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from aftermath.model.checkpoint import load
+from aftermath.model.config import ModelConfig
+from aftermath.model.documents import Strategy
+from aftermath.model.resolve import resolve
+from aftermath.optim.schema import Schema
+from aftermath.replica.replica import Replica
+from aftermath.rules.accounts import Checkpoint
+
+_MEASURE_SECONDS = 8.0  # for the passes; making the replica comes on top
+_SPREAD = 0.03
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Makes replicas of one tier."""
+
+    schema: Schema
+    tier: int
+    strategy: Strategy
+    device: torch.device
+    micro_batch_size: int
+    stopwatch: Callable[[], float]
+
+    def measure_weight(self, seq_len: int) -> int:
+        """Throughput of this machine with this tier, before any weights are here, in sequences per minute."""
+        return self.replica(self._stand_in()).measure_weight(seq_len, _MEASURE_SECONDS)
+
+    def _stand_in(self) -> dict[str, Tensor]:
+        """Weights like those of a new model, but drawn fast: only the time that training takes is wanted of them."""
+        weights = self.blank()
+        draws = torch.Generator().manual_seed(0)
+        for name, tensor in weights.items():
+            _ = tensor.fill_(1.0) if "norm" in name else tensor.uniform_(-_SPREAD, _SPREAD, generator=draws)
+        return weights
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.schema.state.config
+
+    def durable(self, checkpoint: Checkpoint) -> dict[str, Tensor]:
+        """The tier's weights from the durable checkpoint. Raises model.checkpoint.CheckpointError."""
+        directory = resolve(checkpoint, tier=self.tier, strategy=self.strategy)
+        return load(directory, self.tier, self.strategy)
+
+    def blank(self) -> dict[str, Tensor]:
+        """Zeroed tensors of the tier, to be filled level by level."""
+        shapes = self.config.parameter_shapes(self.tier)
+        return {name: torch.zeros(shape, dtype=torch.float32) for name, shape in shapes.items()}
+
+    def replica(self, weights: dict[str, Tensor]) -> Replica:
+        """A replica that starts from these weights with an empty optimizer state."""
+        return Replica(
+            self.schema,
+            self.config,
+            self.tier,
+            weights,
+            device=self.device,
+            micro_batch_size=self.micro_batch_size,
+            stopwatch=self.stopwatch,
+        )

@@ -1,0 +1,169 @@
+"""A member's replica: its tier of the model and the optimizer's state, behind four verbs.
+
+Choices:
+- everything here is plain synchronous torch; the pipeline calls it on one worker thread, never concurrently;
+- parameters are fp32 and change only in `apply`, which is exact, so replicas of all members stay bit-identical;
+- the gradient is the mean over the member's own sequences, whatever the micro-batch size.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from aftermath.base.errors import Unsuitable, UsageError
+from aftermath.model.config import ModelConfig
+from aftermath.model.network import LanguageModel
+from aftermath.model.segments import level_hash
+from aftermath.optim.codec import Votes
+from aftermath.optim.engine import Engine, Trained
+from aftermath.optim.schema import Schema
+
+_SHORTEST_PASS = 32  # tokens
+
+
+class Cancelled(Exception):
+    """Training was given up because the run has moved on."""
+
+
+class Replica:
+    """The model of one tier with all that changes it."""
+
+    def __init__(
+        self,
+        schema: Schema,
+        config: ModelConfig,
+        tier: int,
+        weights: Mapping[str, Tensor],
+        *,
+        device: torch.device,
+        micro_batch_size: int,
+        stopwatch: Callable[[], float],
+    ) -> None:
+        self.schema, self.tier = schema, tier
+        self._device, self._micro = device, micro_batch_size
+        self._stopwatch = stopwatch
+        self.model = config.build(tier, {name: tensor.to(device) for name, tensor in weights.items()})
+        self.params: dict[str, Tensor] = dict(self.model.named_parameters())
+        self.optimizer = Engine(schema, tier, self.params, stopwatch)
+
+    @property
+    def levels(self) -> range:
+        """The levels this replica holds, in ascending order."""
+        return range(self.tier, self.schema.state.levels)
+
+    def train(
+        self,
+        sequences: Tensor,
+        lr: float,
+        ahead_lr: float,
+        cancelled: threading.Event,
+        measured: bool = False,
+        travelling: bool = False,
+    ) -> Trained:
+        """Train on `sequences` int64 [n, seq_len] and encode the result; the parameters stay as they were.
+
+        `ahead_lr` is the learning rate of the look-ahead (the previous step's); `measured` asks for the figures of
+        `Trained`. Raises Cancelled between micro-batches, or optim.clip.NonFiniteGradient.
+        """
+        return self.optimizer.train(
+            sequences,
+            lambda part: accumulate(self.model, part, self._micro, cancelled),
+            lr,
+            ahead_lr,
+            measured,
+            travelling,
+        )
+
+    def measure_weight(self, seq_len: int, seconds: float) -> int:
+        """This machine's throughput in sequences per minute (1..65535), from passes over the first tokens.
+
+        The first pass is short, and made twice, since it warms caches and libraries; each next one is twice as long, up
+        to a micro-batch (twice as well), unless it would end after `seconds`: then the last that did not has to do.
+        """
+        batch = torch.arange(self._micro * seq_len, device=self._device).remainder_(self.model.config.vocab_size)
+        began = self._stopwatch()
+        done, best = 0, float("inf")  # tokens of the longest passes so far, and the time of the fastest of them
+        for number, (count, length) in enumerate(_passes(self._micro, seq_len)):
+            started = self._stopwatch()
+            if number > 1 and started - began + best * (count * length / done) > seconds:
+                break
+            accumulate(self.model, batch[: count * length].view(count, length), self._micro, threading.Event())
+            took = self._stopwatch() - started
+            best = min(best, took) if count * length == done else took
+            done = count * length
+        self.model.zero_grad(set_to_none=True)
+        return weight_of(done / seq_len, best)
+
+    def apply(self, results: Mapping[int, Sequence[Votes]], lr: float) -> None:
+        """Apply one round's accepted results (per level, in slot order) at its learning rate; exact."""
+        self.optimizer.apply(results, lr)
+
+    def hashes(self) -> dict[int, bytes]:
+        """Hash of every level held: equal on all members that hold it."""
+        return {level: level_hash(self.params, self.schema.state, level) for level in self.levels}
+
+
+def accumulate(model: LanguageModel, sequences: Tensor, micro_batch: int, cancelled: threading.Event) -> float:
+    """Add the gradient of the mean loss over `sequences` [n, seq_len], a micro-batch at a time; returns the loss.
+
+    Raises Cancelled between micro-batches.
+    """
+    device = next(model.parameters()).device
+    total = 0.0
+    for micro in sequences.split(micro_batch):
+        if cancelled.is_set():
+            raise Cancelled
+        batch = micro.to(device)  # [micro, seq_len]
+        loss = model.loss(batch) * (len(micro) / len(sequences))
+        loss.backward()
+        total += loss.item()
+    return total
+
+
+def _passes(micro: int, seq_len: int) -> Iterator[tuple[int, int]]:
+    """The (sequences, tokens of each) of the passes that measure a machine; the last is a whole micro-batch."""
+    length = min(_SHORTEST_PASS, seq_len)
+    yield 1, length
+    while length < seq_len:
+        yield 1, length
+        length = min(2 * length, seq_len)
+    count = 1
+    while count < micro:
+        yield count, seq_len
+        count = min(2 * count, micro)
+    yield micro, seq_len
+    yield micro, seq_len
+
+
+def weight_of(sequences: float, seconds: float) -> int:
+    """Sequences per minute as a member declares it when it joins."""
+    return max(1, min(65535, round(60 * sequences / max(seconds, 1e-6))))
+
+
+def pick_device(name: str) -> torch.device:
+    """The torch device for auto, cpu, mps, cuda or cuda:X,Y (the first index).
+
+    Raises UsageError for another name, Unsuitable if there is no such device here.
+    """
+    named = re.fullmatch(r"auto|cpu|mps|cuda(?::(\d{1,3})(?:,\d{1,3})*)?", name)
+    if named is None:
+        raise UsageError(
+            f"--device {name!r} is no device", "it is auto, cpu, mps, cuda or cuda:X,Y, for example cuda:0"
+        )
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    mps = torch.backends.mps.is_available()
+    if name == "auto":
+        return torch.device("cuda" if gpus else "mps" if mps else "cpu")
+    kind = name.partition(":")[0]
+    if not {"cpu": True, "mps": mps, "cuda": gpus > 0}[kind]:
+        raise Unsuitable(f"--device {name}: this machine has no {kind.upper()} device", "use cpu or auto")
+    if named[1] is None:
+        return torch.device(kind)
+    if int(named[1]) >= gpus:
+        raise Unsuitable(f"--device {name} is not here", f"the CUDA devices here are cuda:0 to cuda:{gpus - 1}")
+    return torch.device(kind, int(named[1]))

@@ -1,0 +1,364 @@
+"""What the coordinator's accounts hold, as frozen dataclasses with the program's field names.
+
+Decided: bitmaps are `int` masks (see `bitmap`), public keys and hashes are 32 `bytes`, strings are decoded, `f64`
+values that travel as their bits are floats under the name without `_bits`, and per-level arrays are cut to the levels
+that exist. The program's step counters name the step that comes next; people are told how many are trained
+(`steps_before`): step 120 is the 120th, and a model or checkpoint of step 120 has 120 steps in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aftermath.rules.bitmap import slots
+from aftermath.rules.state import (
+    CheckpointKind,
+    DataKind,
+    Divisor,
+    ExitReason,
+    InnerOptimizer,
+    MemberState,
+    ModelSource,
+    OptimizerKind,
+    RunState,
+    ScheduleKind,
+)
+
+STORED_ROUNDS = 4
+MAX_WITNESSES = 32
+MAX_LEVELS = 8
+MAX_VERDICTS = 32
+FINGERPRINT_BYTES = 320
+BACKLOG = 8
+
+
+def steps_before(step: int) -> int:
+    """How many steps are trained when the program's counter says `step`; the first step is 1, and 0 is no step."""
+    return max(step - 1, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """`len` sequences from sequence index `start`."""
+
+    start: int
+    len: int
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.len
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The rules of a run. Times in seconds; `epoch_time` and `rounds_per_epoch` are 0 when unset.
+
+    With an `overlap` of 1 the results of a round travel while the next one trains, whose witnesses attest them; with 0
+    its own witnesses do. Whatever depends on it asks `judged` and `judges`.
+    """
+
+    warmup_time: int
+    cooldown_time: int
+    max_round_train_time: int
+    round_witness_time: int
+    epoch_time: int
+    global_batch_size_warmup_tokens: int
+    rounds_per_epoch: int
+    total_steps: int
+    max_seq_len: int
+    init_min_clients: int
+    min_clients: int
+    witness_nodes: int
+    overlap: int
+    global_batch_size_start: int
+    global_batch_size_end: int
+    verification_percent: int
+    waiting_for_members_extra_time: int
+
+    def judged(self, height: int) -> int:
+        """The height of the round whose results the witnesses of round `height` attest; -1 if there is none."""
+        return height - self.overlap
+
+    def judges(self, height: int) -> int:
+        """The height of the round whose witnesses attest the results of round `height`."""
+        return height + self.overlap
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """The header of a round; position j of its batch is `redo_index + j` if j < redo, else `data_index + j - redo`."""
+
+    seed: int
+    data_index: int
+    redo_index: int
+    height: int
+    step: int
+    batch: int
+    redo: int
+    clients: int
+    elected: int
+    attestations: int
+    roster: int
+    attested: int
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The slots of the roster, by rank."""
+        return tuple(slots(self.roster))
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The account that changes at every transition, and to subscribe to. Times are unix seconds of the chain."""
+
+    version: int
+    state: RunState
+    pending_pause: bool
+    cold_start: bool
+    model_source: ModelSource
+    exit_reason: ExitReason
+    draining: bool
+    head: int
+    levels: int
+    levels_attested: int
+    levels_lost: int
+    run_id: str
+    main_authority: bytes
+    join_authority: bytes
+    seq: int
+    model_seq: int
+    members_seq: int
+    state_started_at: int
+    config: Config
+    epoch: int
+    step: int
+    data_index: int
+    epoch_started_at: int
+    start_step: int
+    attested_step: int
+    lost_sequences: int
+    earning_rate: int
+    slashing_rate: int
+    future_earning_rate: int
+    future_slashing_rate: int
+    backlog: tuple[Interval, ...]
+    rounds: tuple[Round, ...]
+    finishers: int
+    level_hashes: tuple[bytes, ...]
+
+    @property
+    def active(self) -> bool:
+        return self.state.active
+
+    @property
+    def halted(self) -> bool:
+        return self.state.halted
+
+    @property
+    def trained_steps(self) -> int:
+        return steps_before(self.step)
+
+    @property
+    def current(self) -> Round:
+        """The newest round header; in Warmup it carries the roster, the seed and who has sent a warm-up witness."""
+        return self.rounds[self.head]
+
+    def round(self, height: int) -> Round | None:
+        """The header of round `height` of this epoch while the ring of four still holds it, else None."""
+        back = self.current.height - height
+        if height < 0 or not 0 <= back < STORED_ROUNDS:
+            return None
+        found = self.rounds[(self.head - back) % STORED_ROUNDS]
+        return found if found.height == height and found.clients else None
+
+    def ring(self, height: int) -> int | None:
+        """The ring index of round `height`, the same in Run and Witnesses, or None when it is no longer stored."""
+        if self.round(height) is None:
+            return None
+        return (self.head - (self.current.height - height)) % STORED_ROUNDS
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """What a run says about itself to people."""
+
+    name: str
+    description: str
+    num_parameters: int
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Where the durable checkpoint is: a hub repository (with an optional revision) or a local directory."""
+
+    kind: CheckpointKind
+    repo: str
+    revision: str
+
+
+@dataclass(frozen=True, slots=True)
+class DataLocation:
+    """Where the tokens are; `primary` and `secondary` hold the URL, path, bucket and folder that `kind` asks for."""
+
+    kind: DataKind
+    token_bytes: int
+    shuffle: int
+    pad_zeros: int
+    start_index: int
+    num_files: int
+    primary: str
+    secondary: str
+    shuffle_seed: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LrSchedule:
+    """The numbers of a learning-rate schedule; `schedules.learning_rate` gives their meaning for each kind."""
+
+    kind: ScheduleKind
+    base_lr: float
+    warmup_init_lr: float
+    final_lr: float
+    cosine_decay_final_lr: float
+    warmup_steps: int
+    total_steps: int
+    stable_steps: int
+    cosine_decay_steps: int
+    linear_decay_steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Optimizer:
+    """The numbers of the optimizer; zero where a kind does not use one (`used`), `clip_grad_norm` 0 for no clipping,
+    and `compression_topk_embeddings` 0 for as many as `compression_topk`.
+    """
+
+    kind: OptimizerKind
+    quantize_1bit: bool
+    compression_topk: int
+    compression_topk_embeddings: int
+    compression_chunk: int
+    value_bits: int
+    inner_steps: int
+    inner_optimizer: InnerOptimizer
+    divisor: Divisor
+    outer_lr: float
+    orthogonal_lr: float
+    clip_grad_norm: float
+    weight_decay: float
+    compression_decay: float
+    beta1: float
+    beta2: float
+    eps: float
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """The fields that mean something to this kind."""
+        return _USED[self.kind]
+
+
+_EVERY = ("kind", "clip_grad_norm", "weight_decay")
+_COMPRESSED = (
+    *_EVERY,
+    "compression_decay",
+    "compression_chunk",
+    "compression_topk",
+    "compression_topk_embeddings",
+)
+_USED = {
+    OptimizerKind.NONE: ("kind",),
+    OptimizerKind.ADAMW: (*_EVERY, "beta1", "beta2", "eps"),
+    OptimizerKind.DISTRO: (*_COMPRESSED, "quantize_1bit"),
+    OptimizerKind.SPARSELOCO: (
+        *_COMPRESSED,
+        "value_bits",
+        "inner_steps",
+        "inner_optimizer",
+        "divisor",
+        "outer_lr",
+        "orthogonal_lr",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The account that says what is trained, on what, and how. Lengths of the two per-level tuples equal `tiers`."""
+
+    metadata: Metadata
+    client_version: str
+    architecture: int
+    data_type: int
+    max_seq_len: int
+    cold_start_warmup_steps: int
+    checkpoint: Checkpoint
+    checkpoint_step: int
+    checkpoint_hashes: tuple[bytes, ...]
+    data_location: DataLocation
+    lr_schedule: LrSchedule
+    optimizer: Optimizer
+    schema_hash: bytes
+    tiers: int
+    tier_widths: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A member's place; `weight` is its speed in sequences per minute, `pending` means it wants the next epoch."""
+
+    signer: bytes
+    p2p: bytes
+    tier: int
+    state: MemberState
+    pending: bool
+    used: bool
+    weight: int
+    last_epoch: int
+    exited_height: int
+    points: int
+    slashed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """All 256 slots, used or not."""
+
+    epoch: int
+    retired_points: int
+    slots: tuple[Slot, ...]
+
+    def find(self, signer: bytes) -> int | None:
+        """The slot of this wallet, or None when it never joined (or its slot was given away)."""
+        return next((index for index, slot in enumerate(self.slots) if slot.used and slot.signer == signer), None)
+
+    def mask(self, state: MemberState) -> int:
+        """The bitmap of the used slots in this state."""
+        return sum(1 << index for index, slot in enumerate(self.slots) if slot.used and slot.state == state)
+
+    @property
+    def present(self) -> int:
+        """How many members take part in the running epoch or want the next one."""
+        return (self.mask(MemberState.HEALTHY) | self.pending).bit_count()
+
+    @property
+    def pending(self) -> int:
+        """The bitmap of the slots that want the next epoch."""
+        return sum(1 << index for index, slot in enumerate(self.slots) if slot.used and slot.pending)
+
+
+@dataclass(frozen=True, slots=True)
+class Attestation:
+    """What one witness saw of the round it judges: who delivered, and a fingerprint of each result in rank order."""
+
+    slot: int
+    participation: int
+    fingerprints: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LevelAttestation:
+    """The level hashes one member reported at cooldown."""
+
+    slot: int
+    hashes: dict[int, bytes]

@@ -1,0 +1,68 @@
+"""Which sequences each trainer takes in a round.
+
+Decided: the batch is cut by declared weight with cumulative rounding, in the seeded "data" order. Every share is
+within one sequence of exact, shares partition the batch whatever the weights, and nobody needs to know more than the
+round header and the Members account. Positions are re-done sequences first, then fresh ones.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from aftermath.rules import committee
+from aftermath.rules.accounts import Config, Members, Round
+from aftermath.rules.state import Committee
+
+
+class PositionInterval(NamedTuple):
+    """Positions `start` up to but not including `stop` of a round's batch. May be empty."""
+
+    start: int
+    stop: int
+
+    @property
+    def len(self) -> int:
+        return self.stop - self.start
+
+
+def assign(header: Round, members: Members, verification_percent: int) -> dict[int, PositionInterval]:
+    """The share of every slot of the roster, in shuffle order; verifiers and very small weights get an empty one."""
+    roster = header.members
+    roles = committee.roles(header, verification_percent)
+    ordered = [roster[rank] for rank in committee.order(header.seed, committee.DATA, len(roster))]
+    weights = [members.slots[slot].weight if roles[slot] is Committee.TRAINER else 0 for slot in ordered]
+    return dict(zip(ordered, cut(header.batch, weights), strict=True))
+
+
+def cut(batch: int, weights: list[int]) -> list[PositionInterval]:
+    """Cut [0, batch) in proportion to the weights: share p ends at floor(batch * (w_0 + ... + w_p) / total)."""
+    total = sum(weights)
+    shares = []
+    before = 0
+    for weight in weights:
+        after = before + weight
+        start, stop = (batch * before // total, batch * after // total) if total else (0, 0)
+        shares.append(PositionInterval(start, stop))
+        before = after
+    return shares
+
+
+def sequences(header: Round, interval: PositionInterval) -> list[range]:
+    """The sequence indices behind an interval of positions: at most one re-done range, then at most one fresh range."""
+    redone = range(min(interval.start, header.redo), min(interval.stop, header.redo))
+    fresh = range(max(interval.start, header.redo), max(interval.stop, header.redo))
+    ranges = [
+        range(header.redo_index + redone.start, header.redo_index + redone.stop),
+        range(header.data_index + fresh.start - header.redo, header.data_index + fresh.stop - header.redo),
+    ]
+    return [indices for indices in ranges if indices]
+
+
+def batch_size(config: Config, data_index: int) -> int:
+    """Sequences per round after `data_index` fresh ones: linear in tokens from start to end, halves rounded up."""
+    start, end = config.global_batch_size_start, config.global_batch_size_end
+    warmup_tokens = config.global_batch_size_warmup_tokens
+    tokens = data_index * config.max_seq_len
+    if tokens >= warmup_tokens:
+        return end
+    return start + ((end - start) * tokens * 2 + warmup_tokens) // (2 * warmup_tokens)

@@ -1,0 +1,210 @@
+"""What members tell each other in a round: signed, canonical, small, and refused unless every field is in range.
+
+Decided: an announcement is the sender's p2p key, its signature and the body, so that the signature is checked before
+anything is parsed; what is signed is a domain prefix and the body, which names the sender too. The body is msgpack of a
+tagged msgspec struct, an array of its fields whose encoding is unique (a decoded body must encode to the same bytes, so
+nobody can re-spell a signed one). The *commitment*, whose fingerprint witnesses put on chain, is the sha256 of a domain
+prefix and the committed fields alone: run, place in the run, signer, data, schema and the BLAKE3 and size of each
+level's payload. Loss and speed are signed but not committed: they are hearsay for people.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from typing import Annotated, NamedTuple
+
+import msgspec
+from msgspec import Meta
+from solders.keypair import Keypair
+from solders.pubkey import Pubkey
+from solders.signature import Signature
+
+from aftermath.base.bounded import Malformed, msgpack_as
+from aftermath.base.errors import BadAnnouncement
+from aftermath.rules.accounts import MAX_LEVELS
+
+MAX_ANNOUNCEMENT_BYTES = 4096
+_COMMIT_DOMAIN = b"aftermath commitment 1\x00"
+_SIGN_DOMAIN = b"aftermath announcement 2\x00"
+_KEY, _SIGNED = 32, 32 + 64  # where the signature begins, and the body
+
+U8 = Annotated[int, Meta(ge=0, le=0xFF)]
+U32 = Annotated[int, Meta(ge=0, le=0xFFFF_FFFF)]
+SequenceIndex = Annotated[int, Meta(ge=0, le=0x7FFF_FFFF_FFFF_FFFF)]
+RunId = Annotated[str, Meta(min_length=1, max_length=32)]
+Bytes32 = Annotated[bytes, Meta(min_length=32, max_length=32)]
+Level = Annotated[int, Meta(ge=0, lt=MAX_LEVELS)]
+Size = Annotated[int, Meta(ge=1, le=0x7FFF_FFFF)]
+NonNegative = Annotated[float, Meta(ge=0.0)]
+
+
+class LevelPayload(NamedTuple):
+    """What was encoded for one level: the payload's BLAKE3 hash and its size in bytes."""
+
+    blake3: Bytes32
+    size: Size
+
+
+class SequenceInterval(NamedTuple):
+    """Sequences `start` up to but not including `stop` of the data set."""
+
+    start: SequenceIndex
+    stop: SequenceIndex
+
+
+class Commitment(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=1, forbid_unknown_fields=True):
+    """`signer` (a wallet) trained these sequences in round `height` of `epoch` and serves the result from
+    `sender` (its p2p key).
+    """
+
+    sender: Bytes32
+    signer: Bytes32
+    run_id: RunId
+    epoch: U32
+    height: U32
+    step: U32
+    slot: U8
+    tier: Level
+    intervals: Annotated[tuple[SequenceInterval, ...], Meta(min_length=1, max_length=2)]
+    schema_hash: Bytes32
+    levels: Annotated[dict[Level, LevelPayload], Meta(min_length=1, max_length=MAX_LEVELS)]
+    loss: float
+    tokens_per_sec: NonNegative
+
+    def __post_init__(self) -> None:
+        # Levels ascend, so that equal commitments have equal bytes however they were put together.
+        msgspec.structs.force_setattr(self, "levels", dict(sorted(self.levels.items())))
+
+    @property
+    def digest(self) -> bytes:
+        """The 32-byte commitment whose fingerprint the witnesses attest."""
+        return commitment(
+            run_id=self.run_id,
+            epoch=self.epoch,
+            step=self.step,
+            height=self.height,
+            slot=self.slot,
+            signer=self.signer,
+            tier=self.tier,
+            intervals=self.intervals,
+            schema_hash=self.schema_hash,
+            levels=self.levels,
+        )
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=2, forbid_unknown_fields=True):
+    """`signer` has the model of `epoch` loaded and can train."""
+
+    sender: Bytes32
+    signer: Bytes32
+    run_id: RunId
+    epoch: U32
+    slot: U8
+
+
+Announcement = Commitment | Ready
+
+
+class _Committed(msgspec.Struct, frozen=True, array_like=True):
+    run_id: str
+    epoch: int
+    step: int
+    height: int
+    slot: int
+    signer: bytes
+    tier: int
+    intervals: tuple[tuple[int, int], ...]
+    schema_hash: bytes
+    levels: tuple[tuple[int, bytes, int], ...]
+
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def commitment(
+    *,
+    run_id: str,
+    epoch: int,
+    step: int,
+    height: int,
+    slot: int,
+    signer: bytes,
+    tier: int,
+    intervals: Sequence[tuple[int, int]],
+    schema_hash: bytes,
+    levels: Mapping[int, tuple[bytes, int]],
+) -> bytes:
+    """The 32-byte digest that binds a member to a result.
+
+    `intervals` are (start, stop) sequences, `levels` {level: (BLAKE3, bytes)}.
+    """
+    committed = _Committed(
+        run_id=run_id,
+        epoch=epoch,
+        step=step,
+        height=height,
+        slot=slot,
+        signer=signer,
+        tier=tier,
+        intervals=tuple((start, stop) for start, stop in intervals),
+        schema_hash=schema_hash,
+        levels=tuple((level, *levels[level]) for level in sorted(levels)),
+    )
+    return hashlib.sha256(_COMMIT_DOMAIN + _encoder.encode(committed)).digest()
+
+
+def encode_announcement(announcement: Announcement, secret: bytes) -> bytes:
+    """Sign with the 32-byte ed25519 secret of `announcement.sender` and frame for the wire.
+
+    Raises BadAnnouncement when a field is out of range or the secret is not the sender's: what a peer would refuse is
+    not sent.
+    """
+    keypair = Keypair.from_seed(secret)
+    if bytes(keypair.pubkey()) != announcement.sender:
+        raise BadAnnouncement("the p2p secret does not belong to the announcement's sender")
+    body = _encoder.encode(announcement)
+    _parse_body(body)
+    return announcement.sender + bytes(keypair.sign_message(_SIGN_DOMAIN + body)) + body
+
+
+def decode_announcement(data: bytes) -> Announcement:
+    """Check size, signature, types, ranges and canonical form, in this order. Raises BadAnnouncement.
+
+    Whether `sender` is a member, and whether the fields fit the round, is for the caller, who knows the run.
+    """
+    if not _SIGNED < len(data) <= MAX_ANNOUNCEMENT_BYTES:
+        raise BadAnnouncement(
+            f"an announcement has {_SIGNED + 1} to {MAX_ANNOUNCEMENT_BYTES} bytes, this one has {len(data)}"
+        )
+    sender, signature, body = data[:_KEY], data[_KEY:_SIGNED], data[_SIGNED:]
+    if not Signature.from_bytes(signature).verify(Pubkey.from_bytes(sender), _SIGN_DOMAIN + body):
+        raise BadAnnouncement("the announcement is not signed by the key it names")
+    announcement = _parse_body(body)
+    if announcement.sender != sender:
+        raise BadAnnouncement("the announcement is signed by another key than its sender's")
+    return announcement
+
+
+def _parse_body(body: bytes) -> Announcement:
+    try:
+        announcement: Announcement = msgpack_as(body, Announcement)
+    except Malformed as error:
+        raise BadAnnouncement(f"not an announcement: {error}") from None
+    if isinstance(announcement, Commitment):
+        _check_commitment(announcement)
+    if _encoder.encode(announcement) != body:
+        raise BadAnnouncement("an announcement must be in canonical form")
+    return announcement
+
+
+def _check_commitment(announcement: Commitment) -> None:
+    if sorted(announcement.levels) != list(range(announcement.tier, max(announcement.levels) + 1)):
+        raise BadAnnouncement(
+            f"a member of tier {announcement.tier} must send every level from {announcement.tier} up, without a gap"
+        )
+    if any(start >= stop for start, stop in announcement.intervals):
+        raise BadAnnouncement("an interval of sequences must not be empty")
+    if not math.isfinite(announcement.loss) or not math.isfinite(announcement.tokens_per_sec):
+        raise BadAnnouncement("loss and tokens per second must be finite numbers")

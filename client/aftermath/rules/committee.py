@@ -1,0 +1,116 @@
+"""Who does what in a round: one seeded shuffle, from which witnesses, verifiers and cooldown reporters follow.
+
+Decided: Fisher-Yates over ranks driven by a 64-bit LCG (Knuth's MMIX constants), taking the *high* half of the state
+because the low bits of such a generator have short periods. Each purpose starts from its own hash of the round's
+seed, so knowing one order says nothing about another. `order[position] = rank`; a rank is the index of a slot within
+the round's roster.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from itertools import islice
+
+from aftermath.rules import bitmap
+from aftermath.rules.accounts import MAX_VERDICTS, MAX_WITNESSES, Members, Round, Run, Slot
+from aftermath.rules.state import Committee, MemberState
+
+WITNESS = b"witness"
+COMMITTEE = b"committee"
+DATA = b"data"
+COOLDOWN = b"cooldown"
+
+_MULTIPLIER = 6364136223846793005
+_INCREMENT = 1442695040888963407
+_U64 = (1 << 64) - 1
+
+
+def purpose_state(seed: int, purpose: bytes) -> int:
+    """The generator's first state for one purpose: the first 8 bytes of sha256(seed as 8 LE bytes, purpose)."""
+    digest = hashlib.sha256(seed.to_bytes(8, "little") + purpose).digest()
+    return int.from_bytes(digest[:8], "little")
+
+
+def shuffle(state: int, n: int) -> list[int]:
+    """A permutation of 0..n-1 from a generator state: `result[position]` is the rank that stands there."""
+    order = list(range(n))
+    for last in range(n - 1, 0, -1):
+        state = (_MULTIPLIER * state + _INCREMENT) & _U64
+        other = (state >> 32) % (last + 1)
+        order[last], order[other] = order[other], order[last]
+    return order
+
+
+def order(seed: int, purpose: bytes, n: int) -> list[int]:
+    """The ranks of `n` members in the seeded order of one purpose."""
+    return shuffle(purpose_state(seed, purpose), n)
+
+
+def positions(seed: int, purpose: bytes, n: int) -> list[int]:
+    """The inverse of `order`: the position of each rank."""
+    result = [0] * n
+    for position, rank in enumerate(order(seed, purpose, n)):
+        result[rank] = position
+    return result
+
+
+def elected_count(witness_nodes: int, clients: int) -> int:
+    """How many witnesses a round elects among `clients` members; 0 witness nodes means as many as fit."""
+    return min(witness_nodes or clients, clients, MAX_WITNESSES)
+
+
+def quorum(elected: int) -> int:
+    """How many of the elected must agree: two thirds, rounded up, and never none."""
+    return max(1, -(-2 * elected // 3))
+
+
+def witnesses(header: Round, healthy: int) -> tuple[int, ...]:
+    """The slots that witness a round while it is running, in shuffle order; `healthy` is a bitmap of members.
+
+    They are the first of those that have attested or still can: who leaves makes room for the next in the order.
+    """
+    members, seated = header.members, header.attested | healthy
+    ordered = (members[rank] for rank in order(header.seed, WITNESS, len(members)))
+    return tuple(islice((slot for slot in ordered if bitmap.contains(seated, slot)), header.elected))
+
+
+def witness_positions(header: Round) -> list[int]:
+    """The place of each rank in the order of the witnesses."""
+    return positions(header.seed, WITNESS, header.clients)
+
+
+def verifier_count(clients: int, verification_percent: int) -> int:
+    """How many members verify instead of train: no more than verdicts are stored, and at least one always trains."""
+    return min(clients * verification_percent // 100, max(clients - 1, 0), MAX_VERDICTS)
+
+
+def roles(header: Round, verification_percent: int) -> dict[int, Committee]:
+    """What each slot of the roster does in this round."""
+    members = header.members
+    verifiers = verifier_count(len(members), verification_percent)
+    return {
+        members[rank]: Committee.VERIFIER if position < verifiers else Committee.TRAINER
+        for position, rank in enumerate(order(header.seed, COMMITTEE, len(members)))
+    }
+
+
+def holders(run: Run, members: Members, level: int) -> tuple[int, ...]:
+    """Who held `level` (a tier not above it) when cooldown began, whoever left since, in cooldown order."""
+    last, roster = run.current, run.current.members
+
+    def held(member: Slot) -> bool:
+        stood = member.state is MemberState.HEALTHY or member.exited_height > last.height
+        return stood and member.tier <= level
+
+    ordered = (roster[rank] for rank in order(last.seed, COOLDOWN, len(roster)))
+    return tuple(slot for slot in ordered if held(members.slots[slot]))
+
+
+def cooldown_electees(run: Run, members: Members, level: int) -> tuple[int, ...]:
+    """The slots whose hash of `level` the program counts at cooldown: the first holders, at most 32 over all levels."""
+    return holders(run, members, level)[: max(1, MAX_WITNESSES // max(run.levels, 1))]
+
+
+def levels_to_attest(run: Run, members: Members, slot: int) -> tuple[int, ...]:
+    """The levels `slot` is elected to report at cooldown, ascending."""
+    return tuple(level for level in range(run.levels) if slot in cooldown_electees(run, members, level))

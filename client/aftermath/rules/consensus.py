@@ -1,0 +1,119 @@
+"""Which results of a round everybody applies: what the witnesses that judge it agree they received.
+
+They are those of the next round, or with an overlap of 0 those of the round itself (`Config.judges`).
+
+Decided: a witness stores, per member of the attested roster, one participation bit and a fingerprint of the commitment
+it accepted, at an exact place (no bloom filter, so no false positive among honest members). 2,560 bits are shared by
+the roster: 64 bits each up to 40 members, 10 bits each at 256. A fingerprint is the low bits of
+sha256(commitment, seed of the attesting round): nobody who announced a result before that round began could have made
+two that look alike, because its seed was not known yet. Whoever knows the seed in time can: a late announcer, and with
+an overlap of 0 everybody. Then only the level hashes tell.
+A result is applied when the program counted it (`attested`) and a quorum of the *elected* witnesses recorded the same
+fingerprint; the answer does not depend on the order in which attestations arrived.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
+
+from aftermath.rules import bitmap, committee
+from aftermath.rules.accounts import FINGERPRINT_BYTES, Attestation, Round
+
+_MAX_BITS = 64
+
+
+class Fingerprint(NamedTuple):
+    """The low `bits` bits of a hash of a commitment in one attesting round, as an integer."""
+
+    value: int
+    bits: int
+
+
+def fingerprint_bits(clients: int) -> int:
+    """Bits per member when `clients` members share the field of 2,560 bits."""
+    return min(_MAX_BITS, FINGERPRINT_BYTES * 8 // max(clients, 1))
+
+
+def fingerprint(commitment: bytes, clients: int, seed: int) -> Fingerprint:
+    """The fingerprint of a 32-byte commitment among `clients` members, in the attesting round of that seed."""
+    bits = fingerprint_bits(clients)
+    return Fingerprint(_low_bits(commitment, seed, bits), bits)
+
+
+def matches(accepted: Fingerprint, commitment: bytes, seed: int) -> bool:
+    """Whether a commitment is the one (up to collisions) that the witnesses of the round of that seed accepted."""
+    return _low_bits(commitment, seed, accepted.bits) == accepted.value
+
+
+def _low_bits(commitment: bytes, seed: int, bits: int) -> int:
+    """The first eight bytes of sha256(commitment, seed as 8 LE bytes), read little-endian, cut to `bits`."""
+    digest = hashlib.sha256(commitment + seed.to_bytes(8, "little")).digest()
+    return int.from_bytes(digest[:8], "little") & ((1 << bits) - 1)
+
+
+def pack_fingerprints(commitments: Mapping[int, bytes], roster: int, seed: int) -> bytes:
+    """The 320 bytes that a witness of `roster` sends for its {slot: commitment} in the attesting round of that seed.
+
+    Raises ValueError for a slot outside the roster.
+    """
+    clients = roster.bit_count()
+    bits = fingerprint_bits(clients)
+    field = 0
+    for slot, commitment in commitments.items():
+        if not bitmap.contains(roster, slot):
+            raise ValueError(f"member slot {slot} is not in the roster that is being attested")
+        field |= fingerprint(commitment, clients, seed).value << (bitmap.rank(roster, slot) * bits)
+    return field.to_bytes(FINGERPRINT_BYTES, "little")
+
+
+def unpack_fingerprints(attestation: Attestation, roster: int) -> dict[int, Fingerprint]:
+    """What a witness recorded: {slot: fingerprint} for every member of the roster whose result it took."""
+    field = int.from_bytes(attestation.fingerprints, "little")
+    bits = fingerprint_bits(roster.bit_count())
+    mask = (1 << bits) - 1
+    return {
+        slot: Fingerprint(field >> (rank * bits) & mask, bits)
+        for rank, slot in enumerate(bitmap.slots(roster))
+        if bitmap.contains(attestation.participation, slot)
+    }
+
+
+def scores(attestations: Iterable[Attestation]) -> dict[int, int]:
+    """How many witnesses recorded a result of each slot; slots nobody recorded are absent."""
+    return dict(Counter(slot for attestation in attestations for slot in bitmap.slots(attestation.participation)))
+
+
+def left_out(attesting: Round, attestations: Collection[Attestation]) -> int:
+    """The slots (a bitmap of all 256) that a quorum of the witnesses did not record; none when they were too few.
+
+    That no quorum recorded a result is not enough: it is also so when one of exactly a quorum of witnesses lies.
+    """
+    needed = committee.quorum(attesting.elected)
+    if len(attestations) < needed:
+        return 0
+    seen = scores(attestations)
+    return bitmap.from_slots(s for s in range(bitmap.MAX_MEMBERS) if len(attestations) - seen.get(s, 0) >= needed)
+
+
+def attested_mask(attesting: Round, attestations: Iterable[Attestation], judged: Round, idle: int) -> int:
+    """What the program writes to `attesting.attested` when that round closes.
+
+    `judged` is the round that it judges and `idle` the bitmap of its members whose share was empty: they owe nothing
+    and always count.
+    """
+    needed = committee.quorum(attesting.elected)
+    counted = bitmap.from_slots(slot for slot, votes in scores(attestations).items() if votes >= needed)
+    return (counted | idle) & judged.roster
+
+
+def consensus(attesting: Round, attestations: Iterable[Attestation], roster: int) -> dict[int, Fingerprint]:
+    """The results of the round that `attesting` judges (closed; of that roster) which everybody applies, by slot."""
+    needed = committee.quorum(attesting.elected)
+    votes: Counter[tuple[int, Fingerprint]] = Counter()
+    for attestation in attestations:
+        votes.update(unpack_fingerprints(attestation, roster).items())
+    accepted = {slot: seen for (slot, seen), count in votes.items() if count >= needed}
+    return {slot: accepted[slot] for slot in sorted(accepted) if bitmap.contains(attesting.attested, slot)}

@@ -1,0 +1,68 @@
+"""When a run may be ticked, and who does it.
+
+Decided: a state that waits for a time ends one second after it began at the earliest, as in the program (two
+transitions never share a timestamp). Nobody special ticks: a seeded ranking says who goes first, and each next member
+steps in a little later, so that one transaction usually suffices and a silent member costs two seconds.
+"""
+
+from __future__ import annotations
+
+from aftermath.rules import bitmap, committee
+from aftermath.rules.accounts import Members, Model, Run
+from aftermath.rules.state import MemberState, ModelSource, RunState
+
+TICK_STEP = 2.0
+_TICK_RANKS = 15
+
+
+def next_deadline(run: Run, members: Members | None = None, model: Model | None = None) -> int | None:
+    """The chain time (unix seconds) from which a tick may change the run, or None when no clock runs.
+
+    While waiting for members the clock only counts once enough of them are pending, and counts longer for some: pass
+    `members` and `model` to know.
+    """
+    config = run.config
+    waits = {
+        RunState.WAITING_FOR_MEMBERS: config.waiting_for_members_extra_time,
+        RunState.WARMUP: config.warmup_time,
+        RunState.ROUND_TRAIN: config.max_round_train_time,
+        RunState.ROUND_WITNESS: config.round_witness_time,
+        RunState.COOLDOWN: config.cooldown_time,
+    }
+    if run.state not in waits:
+        return None
+    wait = waits[run.state]
+    if run.state is RunState.WAITING_FOR_MEMBERS and members is not None:
+        if members.pending.bit_count() < config.init_min_clients:
+            return None
+        if model is not None and _holders_are_away(run, members, model):
+            wait += config.warmup_time
+    return run.state_started_at + max(1, wait)
+
+
+def _holders_are_away(run: Run, members: Members, model: Model) -> bool:
+    """Whether an epoch of those who wait would take a level back to an older durable copy that others need not."""
+    if run.model_source is not ModelSource.PEERS:
+        return False
+
+    def smallest(holders: int) -> int:
+        return min((members.slots[slot].tier for slot in bitmap.slots(holders)), default=run.levels)
+
+    away = range(smallest(run.finishers), smallest(run.finishers & members.pending))
+    return any(run.level_hashes[level] != model.checkpoint_hashes[level] for level in away)
+
+
+def tick_order(run: Run, members: Members) -> list[int]:
+    """The slots that may tick, the first to try first; another order in every state, so that the fee is shared."""
+    if run.state is RunState.WAITING_FOR_MEMBERS:
+        mask = members.pending
+    else:
+        mask = run.current.roster & members.mask(MemberState.HEALTHY)
+    candidates = list(bitmap.slots(mask))
+    purpose = b"tick" + bytes([run.state]) + run.state_started_at.to_bytes(8, "little")
+    return [candidates[rank] for rank in committee.order(run.current.seed, purpose, len(candidates))]
+
+
+def tick_delay(rank: int) -> float:
+    """Seconds after the deadline at which this place in `tick_order` tries; bounded, so that somebody always does."""
+    return TICK_STEP * min(rank, _TICK_RANKS)

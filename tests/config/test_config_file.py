@@ -1,0 +1,237 @@
+"""The seed's config file works verbatim, and every variant reaches the program's form."""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aftermath.base.errors import ConfigError
+from aftermath.config.document import RunConfig, load_config, parse_config
+from aftermath.config.read import optimizer_of
+from aftermath.config.training import SPARSELOCO as SPARSELOCO_DEFAULTS
+from aftermath.config.training import SparseLoCoSettings
+from aftermath.rules.accounts import LrSchedule
+from aftermath.rules.schedules import learning_rate
+from aftermath.rules.state import Divisor, InnerOptimizer, OptimizerKind, ScheduleKind
+from config.config_cases import CHECKPOINT, DISTRO, SEED, SPARSELOCO, changed, without
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def real(bits: int) -> float:
+    value: float = struct.unpack("<d", struct.pack("<Q", bits))[0]
+    return value
+
+
+def test_the_seeds_file_is_read_verbatim() -> None:
+    config = parse_config(SEED, "config.toml")
+    assert config.config.rounds_per_epoch == 20
+    assert config.config.total_steps == 25000
+    assert config.llm.matformer.tiers == 1
+    chain = config.to_chain()
+    assert chain["config"] | {"waiting_for_members_extra_time": 0} == {
+        "warmup_time": 30,
+        "cooldown_time": 30,
+        "max_round_train_time": 30,
+        "round_witness_time": 1,
+        "epoch_time": 0,
+        "global_batch_size_warmup_tokens": 0,
+        "rounds_per_epoch": 20,
+        "total_steps": 25000,
+        "max_seq_len": 2048,
+        "init_min_clients": 1,
+        "min_clients": 1,
+        "witness_nodes": 1,
+        "overlap": 1,
+        "global_batch_size_start": 8,
+        "global_batch_size_end": 8,
+        "verification_percent": 0,
+        "waiting_for_members_extra_time": 0,
+    }
+    model = chain["model"]
+    assert model["checkpoint"] == {"kind": 1, "repo": "emozilla/llama2-20m-init", "revision": ""}
+    location = model["data_location"]
+    assert (location["kind"], location["token_bytes"], location["shuffle"]) == (5, 2, 0)
+    assert (location["primary"], location["secondary"]) == (
+        "nous-pretraining-public-us",
+        "fineweb-edu-tokenized-llama2",
+    )
+    schedule = model["lr_schedule"]
+    assert (schedule["kind"], schedule["warmup_steps"], schedule["total_steps"]) == (2, 250, 25000)
+    assert (real(schedule["base_lr_bits"]), real(schedule["final_lr_bits"])) == (4.0e-4, 4.0e-5)
+    optimizer = model["optimizer"]
+    assert (optimizer["kind"], optimizer["compression_topk"], optimizer["compression_chunk"]) == (2, 8, 64)
+    assert (real(optimizer["clip_grad_norm_bits"]), real(optimizer["compression_decay_bits"])) == (1.0, 0.999)
+    assert optimizer["quantize_1bit"] == 1
+    assert optimizer["compression_topk_embeddings"] == 0  # what the seed's keys say, they say of every tensor
+
+
+def test_every_config_in_the_repository_is_valid() -> None:
+    paths = sorted((REPOSITORY / "config").glob("**/*.toml"))
+    assert paths
+    for path in paths:
+        assert isinstance(load_config(path), RunConfig)
+
+
+@pytest.mark.parametrize(
+    ("table", "expected"),
+    [
+        ('[model.LLM.checkpoint.Hub]\nrepo_id = "a/b"\nrevision = "v1"', (1, "a/b", "v1")),
+        ('[model.LLM.checkpoint.Local]\npath = "/models/a"', (2, "/models/a", "")),
+        ('[model.LLM.checkpoint]\nLocal = "/models/a"', (2, "/models/a", "")),
+        ("[model.LLM.checkpoint.Dummy]", (3, "", "")),
+        ('[model.LLM.checkpoint.Dummy]\nrepo_id = "a/b"', (3, "a/b", "")),
+    ],
+)
+def test_checkpoints(table: str, expected: tuple[int, str, str]) -> None:
+    chain = parse_config(without(CHECKPOINT, table), "config.toml").to_chain()["model"]["checkpoint"]
+    assert (chain["kind"], chain["repo"], chain["revision"]) == expected
+
+
+def located(table: str) -> dict[str, Any]:
+    text = changed((r"^\[model\.LLM\.data_location\.Http\][\s\S]*?(?=\[model\.LLM\.lr_schedule)", table + "\n"))
+    location: dict[str, Any] = parse_config(text, "config.toml").to_chain()["model"]["data_location"]
+    return location
+
+
+@pytest.mark.parametrize(
+    ("table", "expected"),
+    [
+        ("[model.LLM.data_location.Dummy]", {"kind": 0, "primary": ""}),
+        ('[model.LLM.data_location]\nServer = "host:1"', {"kind": 1, "primary": "host:1"}),
+        ('[model.LLM.data_location]\nLocal = "/data"', {"kind": 2, "primary": "/data", "token_bytes": 2}),
+        (
+            '[model.LLM.data_location.Local]\npath = "/data"\ntoken_size_in_bytes = "FourBytes"',
+            {"kind": 2, "primary": "/data", "token_bytes": 4},
+        ),
+        (
+            '[model.LLM.data_location.Http]\ntoken_size_in_bytes = "FourBytes"\nlocation = { SingleUrl = "https://x" }',
+            {"kind": 3, "primary": "https://x", "token_bytes": 4, "shuffle": 0},
+        ),
+        (
+            "[model.LLM.data_location.Http]\nshuffle = { Seeded = ["
+            + "7," * 32
+            + "] }\n[model.LLM.data_location.Http.location.NumberedFiles]\n"
+            'url_template = "https://x/{}"\nstart_index = 3\nn_left_pad_zeros = 4\nnum_files = 9',
+            {
+                "kind": 4,
+                "primary": "https://x/{}",
+                "start_index": 3,
+                "pad_zeros": 4,
+                "num_files": 9,
+                "shuffle": 1,
+                "shuffle_seed": b"\x07" * 32,
+            },
+        ),
+        ('[model.LLM.data_location]\nWeightedHttp = "https://x"', {"kind": 6, "primary": "https://x"}),
+        ('[model.LLM.data_location]\nPreprocessed = "a/b"', {"kind": 7, "primary": "a/b"}),
+    ],
+)
+def test_data_locations(table: str, expected: dict[str, Any]) -> None:
+    location = located(table)
+    assert {key: location[key] for key in expected} == expected
+    assert len(location) == 9
+
+
+def test_a_bare_word_chooses_a_variant_without_settings() -> None:
+    text = changed(
+        (r"^\[model\.LLM\.data_location\.Http\][\s\S]*?(?=\[model\.LLM\.lr_schedule)", ""),
+        (r"^max_seq_len = 2048", 'max_seq_len = 2048\ndata_location = "Dummy"'),
+    )
+    assert parse_config(text, "config.toml").to_chain()["model"]["data_location"]["kind"] == 0
+
+
+@pytest.mark.parametrize(
+    ("table", "expected"),
+    [
+        ("[model.LLM.lr_schedule.Constant]\nbase_lr = 1", {"kind": 0, "base_lr_bits": 1.0}),
+        (
+            "[model.LLM.lr_schedule.Linear]\nbase_lr = 0.5\nfinal_lr = 0.25\ntotal_steps = 7",
+            {"kind": 1, "base_lr_bits": 0.5, "final_lr_bits": 0.25, "total_steps": 7},
+        ),
+        (
+            "[model.LLM.lr_schedule.WarmupStableDecay]\nbase_lr = 0.5\ncosine_decay_final_lr = 0.25\n"
+            "linear_decay_final_lr = 0.125\nstable_steps = 1\ncosine_decay_steps = 2\nlinear_decay_steps = 3",
+            {"kind": 3, "cosine_decay_final_lr_bits": 0.25, "final_lr_bits": 0.125, "linear_decay_steps": 3},
+        ),
+    ],
+)
+def test_schedules(table: str, expected: dict[str, Any]) -> None:
+    chain = parse_config(without("model.LLM.lr_schedule.Cosine", table), "config.toml").to_chain()
+    schedule = chain["model"]["lr_schedule"]
+    shown = {key: real(value) if key.endswith("_bits") else value for key, value in schedule.items()}
+    assert {key: shown[key] for key in expected} == expected
+
+
+def test_the_embedding_and_the_head_may_keep_more() -> None:
+    more = parse_config(changed((r"^(compression_topk.*)", r"\1\ncompression_topk_embeddings = 64")), "c").to_chain()
+    optimizer = more["model"]["optimizer"]
+    assert (optimizer["compression_topk"], optimizer["compression_topk_embeddings"]) == (8, 64)
+    with pytest.raises(ConfigError, match="compression_topk_embeddings"):
+        parse_config(changed((r"^(compression_topk.*)", r"\1\ncompression_topk_embeddings = 0")), "c")
+
+
+@pytest.mark.parametrize("path", sorted((REPOSITORY / "config").glob("**/*.toml")), ids=lambda path: path.stem)
+def test_the_rate_of_every_preset_ends_at_zero_over_the_last_fifth(path: Path) -> None:
+    """Worth about 0.1 nats (`docs/research.md`); and no step, the last one included, trains its batch at rate 0."""
+    config = load_config(path)
+    chain = config.llm.lr_schedule.to_chain()
+    numbers = {
+        key.removesuffix("_bits"): real(value) if key.endswith("_bits") else value for key, value in chain.items()
+    }
+    rates = LrSchedule(**numbers | {"kind": ScheduleKind(chain["kind"])})
+    steps, base = config.config.total_steps, rates.base_lr
+    assert all(learning_rate(rates, step) > 0 for step in {1, *range(steps - 50, steps + 1)})
+    assert learning_rate(rates, steps * 4 // 5) == pytest.approx(base, rel=0.02)
+    assert learning_rate(rates, round(steps * 0.9)) == pytest.approx(base / 2, rel=0.05)
+    assert learning_rate(rates, steps + 1) == 0
+
+
+def test_adamw_is_understood() -> None:
+    table = "[model.LLM.optimizer.AdamW]\nbetas = [0.9, 0.95]\nweight_decay = 0.1\neps = 1e-8"
+    optimizer = parse_config(without("model.LLM.optimizer.Distro", table), "c").to_chain()["model"]["optimizer"]
+    assert (optimizer["kind"], real(optimizer["beta1_bits"]), real(optimizer["beta2_bits"])) == (1, 0.9, 0.95)
+
+
+def test_sparseloco_is_understood_and_what_is_left_out_is_its_rooms_default() -> None:
+    named = 'inner_steps = 7\ninner_optimizer = "muon"\nouter_lr = 0.5\ndivisor = "root"\nvalue_bits = 1\n'
+    numbers = "compression_topk = 9\ncompression_topk_embeddings = 10\ncompression_chunk = 32\nclip_grad_norm = 0.25\n"
+    said = parse_config(changed((DISTRO, SPARSELOCO + named + numbers)), "c")
+    read = optimizer_of(said.llm.optimizer)
+    assert (read.kind, read.quantize_1bit) == (OptimizerKind.SPARSELOCO, False)
+    assert (read.inner_steps, read.inner_optimizer, read.outer_lr) == (7, InnerOptimizer.MUON, 0.5)
+    assert (read.divisor, read.value_bits, read.clip_grad_norm) == (Divisor.ROOT, 1, 0.25)
+    assert (read.compression_topk, read.compression_topk_embeddings, read.compression_chunk) == (9, 10, 32)
+    assert (read.compression_decay, read.weight_decay, read.beta1) == (0.95, 0.0, 0.0)
+
+
+def test_the_table_that_a_preset_names_as_the_other_choice_is_one_with_the_defaults() -> None:
+    text = (REPOSITORY / "config/solana-test/light-config.toml").read_text()
+    before, _, table = text.partition("# [model.LLM.optimizer.SparseLoCo]\n")
+    keys = re.findall(r"^# (\w+ = \S+)", table, re.MULTILINE)
+    assert len(keys) == len(SparseLoCoSettings.model_fields)
+    said = parse_config(before + SPARSELOCO + "\n".join(keys), "c").to_chain()["model"]["optimizer"]
+    assert said | {"compression_topk_embeddings": 0} == SPARSELOCO_DEFAULTS.to_chain()
+
+
+def test_tiers_are_chosen_in_the_matformer_table() -> None:
+    assert parse_config(SEED + "\n[model.LLM.matformer]\ntiers = 3\n", "c").llm.matformer.tiers == 3
+
+
+def test_limits_themselves_are_allowed() -> None:
+    text = changed(
+        (r"^max_seq_len = 2048", "max_seq_len = 16777216\ncold_start_warmup_steps = 20"),
+        (r"^compression_topk.*", "compression_topk = 4096\ncompression_topk_embeddings = 4096"),
+        (r"^init_min_clients = 1", "init_min_clients = 256"),
+        (r"^verification_percent = 0", "verification_percent = 100"),
+        (r"^repo_id.*", f'repo_id = "{"r" * 192}"'),
+        (r"^compression_decay.*", f"compression_decay = {math.nextafter(1.0, 0.0)!r}"),
+    )
+    assert parse_config(text, "config.toml").config.init_min_clients == 256
+    for limits in ("inner_steps = 1\nouter_lr = 5e-324\nvalue_bits = 1", "inner_steps = 1024\nouter_lr = 64.0"):
+        assert parse_config(changed((DISTRO, SPARSELOCO + limits)), "config.toml").llm.optimizer.SparseLoCo

@@ -1,0 +1,133 @@
+"""A mistake in a config file is named with its line and what is allowed, in the program's words where it has them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from aftermath.base.errors import ConfigError
+from aftermath.config.document import MAX_CONFIG_BYTES, load_config, parse_config
+from aftermath.config.rules import program_errors
+from config.config_cases import CHECKPOINT, DISTRO, RULES, SEED, SPARSELOCO, changed, without
+
+
+def refusal(text: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(text, "config.toml")
+    return caught.value.message
+
+
+MISTAKES = [
+    (
+        r"^witness_nodes",
+        "witness_node",
+        34,
+        r"\[config\] witness_node is not a known key \(did you mean witness_nodes\?",
+    ),
+    (r"^min_clients = 1", 'min_clients = "1"', 24, r"\[config\] min_clients is '1'; it must be a whole number"),
+    (r"^warmup_time = 30", "warmup_time = 30.5", 3, r"\[config\] warmup_time is 30.5; it must be a whole number"),
+    (r'"HfLlama"', '"HfLama"', 50, r"'HfLama' \(did you mean HfLlama\?\); allowed: HfLlama"),
+    (r"^witness_nodes = 1", "witness_nodes = 70000", 34, r"witness_nodes is 70000; it must be at most 65535"),
+    (r"^base_lr.*", "base_lr = 1e38", 66, r"base_lr is 1e\+38; it must be at most 1000"),
+    (r"^cooldown_time = 30", "cooldown_time = -1", 6, r"cooldown_time is -1; it must be at least 0"),
+    (r"^total_steps = 25000\n\n# Model", "# Model", 1, r"\[config\] total_steps is missing"),
+    (
+        r"checkpoint\.Hub\]",
+        "checkpoint.Hubb]",
+        54,
+        r"Hubb is not a known key \(did you mean Hub\?\); known here: Hub, L",
+    ),
+    (r"^repo_id.*", "", 54, r"\[model.LLM.checkpoint.Hub\] repo_id is missing"),
+    (r'^shuffle = "DontShuffle"', "shuffle = { Seeded = [1, 2] }", 59, r"seed has 2 entries; it must have 32"),
+    (r"^quantize_1bit = true", "quantize_1bit = 1", 78, r"quantize_1bit is 1; it must be true or false"),
+    (
+        r"^(\[model\.LLM\.optimizer\.Distro\])",
+        r"[model.LLM.optimizer.AdamW]\n\1",
+        73,
+        "one of AdamW, Distro, SparseLoCo",
+    ),
+    (DISTRO, SPARSELOCO + 'inner_optimizer = "sgd"', 74, "inner_optimizer is 'sgd'; allowed: adamw, muon"),
+    (
+        DISTRO,
+        SPARSELOCO + 'divisor = "rot"',
+        74,
+        r"'rot' \(did you mean root\?\); allowed: keepers, all, root",
+    ),
+    (DISTRO, SPARSELOCO + "outer_rate = 1.0", 74, r"outer_rate is not a known key \(did you mean outer_lr\?"),
+    (r"^compression_topk", "compression_topq", 77, r"did you mean compression_topk\?"),
+    (r"^\[model\.LLM\]", "[model.LM]", 49, r"\[model\] LM is not a known key \(did you mean LLM\?\)"),
+]
+
+
+@pytest.mark.parametrize(("pattern", "replacement", "line", "said"), MISTAKES)
+def test_a_mistake_is_named_with_its_line_and_what_is_allowed(
+    pattern: str, replacement: str, line: int, said: str
+) -> None:
+    message = refusal(changed((pattern, replacement)))
+    assert re.search(rf"^config\.toml:{line}: .*{said}", message, re.MULTILINE), message
+
+
+@pytest.mark.parametrize(("name", "pattern", "replacement", "line"), RULES)
+def test_the_programs_own_sentence_is_shown_before_anything_is_sent(
+    name: str, pattern: str, replacement: str, line: int
+) -> None:
+    message = refusal(changed((pattern, replacement)))
+    assert program_errors()[name] in message
+    assert any(
+        said.startswith(f"config.toml:{line}: ") and program_errors()[name] in said for said in message.split("\n")
+    )
+
+
+def test_every_mistake_is_reported_at_once() -> None:
+    message = refusal(changed((r"^witness_nodes", "witness_node"), (r'"HfLlama"', '"HfAuto"')))
+    assert len(message.split("\n")) == 2
+
+
+def test_a_key_of_an_inline_table_is_reported_at_its_line() -> None:
+    message = refusal(without(CHECKPOINT, 'checkpoint = { Hub = { repo = "a/b" } }'))
+    assert re.search(r"config\.toml:5\d: .*did you mean repo_id\?", message)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"[config\n", r"not valid TOML: .*line 1"),
+        (b"a = 1\na = 2\n", r"not valid TOML: .*line 2"),
+        (b"\xff\xfe", "not UTF-8"),
+        (b"#" * (2**20 + 1), "larger than"),
+        (b"a = " + b"[" * 100_000, "not valid TOML"),
+        (b"", r"\[config\] is missing"),
+    ],
+)
+def test_a_file_that_is_no_config_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
+    path = tmp_path / "config.toml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=said):
+        load_config(path)
+
+
+@pytest.mark.parametrize("ends", ["\n", "\r\n"])
+def test_a_file_with_a_byte_order_mark_is_read_with_its_own_lines(tmp_path: Path, ends: str) -> None:
+    path = tmp_path / "config.toml"
+    path.write_bytes(b"\xef\xbb\xbf" + SEED.replace("\n", ends).encode())
+    assert load_config(path).to_chain() == parse_config(SEED, "config.toml").to_chain()
+    path.write_bytes(b"\xef\xbb\xbf" + changed((r"^min_clients = 1", "min_clients = 0")).replace("\n", ends).encode())
+    with pytest.raises(ConfigError, match=rf"{path}:24: min_clients"):
+        load_config(path)
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\xfe", b"[config\n", b"[config]\n", b" " * (MAX_CONFIG_BYTES + 1)])
+def test_every_mistake_comes_with_what_to_do(tmp_path: Path, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / "config.toml").write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        load_config(tmp_path / "config.toml")
+    named = caught.value.fix.split("; ")[1].split()[0]
+    assert load_config(Path(__file__).parents[2] / named).config.total_steps  # the file that it names is there
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read the config file .*nowhere\.toml: No such file"):
+        load_config(tmp_path / "nowhere.toml")

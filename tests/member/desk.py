@@ -1,0 +1,115 @@
+"""A small round as its members see it: three members of tiers 0, 1 and 2, and the results of member 0."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+from solders.keypair import Keypair
+
+from aftermath.member.attention import Attention
+from aftermath.member.feed import RunFeed
+from aftermath.member.plan import RoundPlan, plan_round
+from aftermath.member.ports import Ports, Role, Workers
+from aftermath.member.results import Results
+from aftermath.optim.codec import encode_level
+from aftermath.optim.distro import Distro
+from aftermath.optim.schema import Schema, build_schema
+from aftermath.rules.accounts import Members, Round, Run
+from aftermath.rules.commitment import Commitment, LevelPayload, SequenceInterval, encode_announcement
+from aftermath.rules.state import RunState
+from aftermath.sim.clock import InlineWorker, VirtualClock
+from aftermath.sim.network import SimNetwork, SimTransport
+from aftermath.sim.simulation import Said
+from aftermath.sim.tiny import CONFIG
+from aftermath.watch.events import Events, plain
+from rules import builders
+
+DISTRO = Distro(topk=4, topk_embeddings=4, chunk=8, quantize_1bit=True, decay=0.999, weight_decay=0.0, clip=None)
+SCHEMA: Schema = build_schema(CONFIG.to_hf(), 3, DISTRO)
+SECRETS = [bytes([number]) * 32 for number in range(1, 4)]
+BATCH = 9
+
+
+def p2p_of(slot: int) -> bytes:
+    return bytes(Keypair.from_seed(SECRETS[slot]).pubkey())
+
+
+def three_members() -> Members:
+    return builders.members({slot: builders.slot(slot, tier=slot, p2p=p2p_of(slot), weight=3) for slot in range(3)})
+
+
+def header_of(height: int = 4, **given: int) -> Round:
+    return builders.header(0b111, height=height, step=height + 1, batch=BATCH, seed=7, data_index=100, **given)
+
+
+def plan_of(height: int = 4) -> RoundPlan:
+    return plan_round("test", 2, header_of(height), three_members(), 0)
+
+
+def empty_payload(level: int) -> bytes:
+    """A valid result that votes for nothing."""
+    entries = SCHEMA.results.entries(level)
+    return encode_level(SCHEMA.results, level, np.full(entries, 0xFFFF, np.uint16), np.zeros(entries, np.float32))
+
+
+def commitment_of(transport: SimTransport | None, slot: int, height: int = 4, **changed: Any) -> Commitment:
+    """What member `slot` has to announce; its payloads are published on `transport`."""
+    levels = {}
+    for level in range(slot, 3):
+        data = empty_payload(level)
+        levels[level] = LevelPayload(transport.publish(data) if transport else b"d" * 32, len(data))
+    good = Commitment(
+        sender=p2p_of(slot),
+        signer=slot.to_bytes(32, "big"),
+        run_id="test",
+        epoch=2,
+        height=height,
+        step=height + 1,
+        slot=slot,
+        tier=slot,
+        intervals=tuple(SequenceInterval(r.start, r.stop) for r in plan_of(height).ranges(slot)),
+        schema_hash=SCHEMA.hash(),
+        levels=levels,
+        loss=1.0,
+        tokens_per_sec=1.0,
+    )
+    return msgspec.structs.replace(good, **changed)
+
+
+class Desk:
+    """The results of member 0, and the transports of all three."""
+
+    def __init__(self, epoch: int = 2) -> None:
+        network = SimNetwork()
+        self.transports = [network.open(p2p_of(slot)) for slot in range(3)]
+        for transport in self.transports:
+            transport.set_members(p2p_of(slot) for slot in range(3))
+        self.events: list[Said] = []
+        self.feed = RunFeed(builders.view(run_at(4), three_members()))
+        clock = VirtualClock()
+        self.ports = Ports(
+            coordinator=None,  # type: ignore[arg-type]
+            feed=self.feed,
+            transport=self.transports[0],
+            clock=clock,
+            attention=Attention(clock),
+            events=Events(lambda: 0.0, [lambda event: self.events.append(plain(event))]),
+        )
+        self.role = Role("test", SCHEMA, 0, SECRETS[0])
+        self.workers = Workers(InlineWorker(), InlineWorker(), InlineWorker(), InlineWorker())
+        self.results = Results(self.ports, self.role, self.workers.decode)
+        self.results.begin(epoch)
+
+    def hear(self, slot: int, height: int = 4, **changed: Any) -> Commitment:
+        said = commitment_of(self.transports[slot], slot, height, **changed)
+        self.results.hear(said, encode_announcement(said, SECRETS[slot]))
+        return said
+
+
+def run_at(height: int, **given: Any) -> Run:
+    rounds = [builders.header(0)] * 4
+    rounds[height % 4] = header_of(height)
+    values: dict[str, Any] = {"head": height % 4, "epoch": 2, "config": builders.config(max_round_train_time=15)}
+    return builders.run(RunState.ROUND_TRAIN, rounds=tuple(rounds), **(values | given))

@@ -1,0 +1,43 @@
+"""A place that takes uploads, instead of the Hub."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from aftermath.member.archive import Hub
+
+
+class Repository:
+    """Copies what is uploaded to a directory per commit, which is named after the message."""
+
+    def __init__(self, place: Path) -> None:
+        self.place, self.sources = place, list[Path]()
+        self.before: Callable[[], None] = lambda: None
+        """Called at every upload; what it raises is the upload's failure."""
+        place.mkdir()
+
+    def upload(self, directory: Path, message: str) -> str:
+        self.sources.append(directory)
+        self.before()
+        commit = message.replace(" ", "-")
+        shutil.copytree(directory, self.place / commit)
+        return commit
+
+    @property
+    def commits(self) -> list[str]:
+        return sorted(path.name for path in self.place.iterdir())
+
+    @property
+    def hub(self) -> Hub:
+        return Hub("team/model", self.upload)
+
+
+def raising(error: Exception) -> Callable[[], None]:
+    """A function that raises this."""
+
+    def fail() -> None:
+        raise error
+
+    return fail

@@ -1,0 +1,105 @@
+"""Members that lie: real members whose announcements, payloads or tensors are exchanged for others on the way out."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import msgspec
+import numpy as np
+
+from aftermath.member.results import TOPIC as COMMITMENTS_TOPIC
+from aftermath.replica.modelshare import TOPIC as MODEL_TOPIC
+from aftermath.replica.modelshare import Manifest, segment_size
+from aftermath.rules.commitment import Commitment, LevelPayload, decode_announcement, encode_announcement
+from aftermath.sim.network import SimTransport
+from aftermath.sim.simulation import Player, Simulation
+
+Lie = Callable[[Commitment, SimTransport], Awaitable[None]]
+
+
+def sabotage(player: Player, lie: Lie) -> None:
+    """From now on `lie` announces what this member has to announce of a round, and it answers no questions."""
+    transport = player.transport
+    assert transport is not None
+    honest = transport.announce
+
+    async def announce(data: bytes) -> None:
+        said = decode_announcement(data)
+        if isinstance(said, Commitment):
+            await lie(said, transport)
+        else:
+            await honest(data)
+
+    async def answer(peer: bytes, body: bytes) -> bytes:
+        raise LookupError("it does not answer")
+
+    transport.announce = announce  # type: ignore[method-assign]
+    transport.handle(COMMITMENTS_TOPIC, answer)
+
+
+def sign(player: Player, said: Commitment) -> bytes:
+    return encode_announcement(said, player.identity.secret())
+
+
+def tell_all(transport: SimTransport, raw: bytes) -> None:
+    for peer in sorted(transport.reachable()):
+        transport.tell(peer, raw)
+
+
+def with_payload(said: Commitment, transport: SimTransport, level: int, data: bytes) -> Commitment:
+    """The same commitment, but to these bytes."""
+    levels = {**said.levels, level: LevelPayload(transport.publish(data), len(data))}
+    return msgspec.structs.replace(said, levels=levels)
+
+
+def garbage_in(player: Player, levels: range) -> Lie:
+    """Commits to bytes of the right size that are no encoding (no set of places has this number), for these levels."""
+
+    async def lie(said: Commitment, transport: SimTransport) -> None:
+        for level in levels:
+            size = said.levels[level].size
+            said = with_payload(said, transport, level, b"\xff" * size)
+        tell_all(transport, sign(player, said))
+
+    return lie
+
+
+def nan_in(sim: Simulation, player: Player) -> Lie:
+    """Commits to float votes that are NaN."""
+
+    async def lie(said: Commitment, transport: SimTransport) -> None:
+        for level, payload in said.levels.items():
+            data = bytearray(transport._blobs[payload.blake3])
+            start = sim.schema.results.place_bytes(level)
+            data[start:] = np.full((len(data) - start) // 4, np.nan, "<f4").tobytes()
+            said = with_payload(said, transport, level, bytes(data))
+        tell_all(transport, sign(player, said))
+
+    return lie
+
+
+def other_result(sim: Simulation, said: Commitment, transport: SimTransport) -> Commitment:
+    """Another valid result of the same share: one vote of the common level has the other sign."""
+    level = max(said.levels)
+    data = bytearray(transport._blobs[said.levels[level].blake3])
+    data[sim.schema.results.place_bytes(level)] ^= 1
+    return with_payload(said, transport, level, bytes(data))
+
+
+def offer_garbage(sim: Simulation, player: Player, fill: float) -> None:
+    """Answer every joiner with a well-formed manifest of tensors full of one number."""
+    transport = player.transport
+    assert transport is not None
+
+    async def answer(peer: bytes, body: bytes) -> bytes:
+        levels = {
+            level: [
+                transport.publish(np.full(segment_size(segment) // 4, fill, "<f4").tobytes())
+                for segment in sim.schema.state.of_level(level)
+            ]
+            for level in range(player.tier, sim.schema.state.levels)
+        }
+        return msgspec.msgpack.encode(Manifest(sim.run.attested_step, levels))
+
+    transport.handle(MODEL_TOPIC, answer)
+    transport.handle = lambda topic, handler: None  # type: ignore[method-assign]

@@ -1,0 +1,195 @@
+"""What checkpoints leave on the disk: what is still needed stays, everything else goes, whatever happens."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from aftermath.member import archive
+from aftermath.rules.state import CheckpointKind, RunState
+from aftermath.sim.simulation import Simulation, play
+from member.repository import Repository, raising
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    return Repository(tmp_path / "hub")
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The system's temporary folder, empty."""
+    place = tmp_path / "tmp"
+    place.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    return place
+
+
+def _in(place: Path) -> list[str]:
+    return sorted(path.name for path in place.iterdir())
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_without_a_directory_nothing_stays_on_the_disk(
+    tmp_path: Path, repository: Repository, temporary: Path, fails: bool
+) -> None:
+    """Not even of a process that was killed before."""
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    (temporary / f"aftermath-checkpoint-{dead.pid}-x" / "sim-step1").mkdir(parents=True)
+    if fails:
+        repository.before = raising(RuntimeError("no"))
+
+    async def story(sim: Simulation) -> None:
+        sim.hub, sim.keeps = repository.hub, False
+        for tier in (0, 1, 2):
+            sim.add(tier)
+        await sim.until_finished()
+
+    sim = play(tmp_path / "run", story)
+    assert sim.check() == 42
+    assert sim.model.checkpoint_step == (0 if fails else 13)
+    assert [source.parent.parent for source in repository.sources] == [temporary] * 2
+    assert not _in(temporary)
+
+
+def test_stopping_gives_up_the_upload_and_the_one_that_waits(
+    tmp_path: Path, repository: Repository, temporary: Path
+) -> None:
+    async def story(sim: Simulation) -> None:
+        sim.hub, sim.keeps, sim.upload_seconds = repository.hub, False, 500.0
+        players = [sim.add(tier) for tier in (0, 1, 2)]
+        await sim.until(lambda run: run.epoch == 2 and run.state is RunState.ROUND_TRAIN)
+        assert len(_in(temporary)) == 2
+        before = sim.now
+        await sim.stop(players[0])
+        assert sim.now - before < 2
+        assert not _in(temporary)
+
+    sim = play(tmp_path / "run", story, total_steps=24)
+    assert sim.compare(sim.players) > 0
+    assert not repository.sources
+
+
+def test_a_save_that_fails_in_an_unexpected_way_is_a_warning(
+    tmp_path: Path, repository: Repository, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def save(*_: object, **__: object) -> Path:
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(archive, "save", save)
+
+    async def story(sim: Simulation) -> None:
+        sim.hub, sim.keeps = repository.hub, False
+        for tier in (0, 1, 2):
+            sim.add(tier)
+        await sim.until_finished()
+
+    sim = play(tmp_path / "run", story)
+    assert sim.check() == 42
+    told = [event["message"] for event in sim.players[0].saw("warning")]
+    assert told == [f"no checkpoint of step {step} was kept: CUDA error: out of memory" for step in (6, 12)]
+    assert not _in(temporary)
+
+
+def test_old_steps_go_but_not_the_one_on_its_way_to_the_hub(tmp_path: Path, repository: Repository) -> None:
+    """Three are kept; step 6 is being uploaded all the time and 30 waits, after 12, 18 and 24 did."""
+
+    async def story(sim: Simulation) -> None:
+        sim.hub, sim.upload_seconds = repository.hub, 500.0
+        for tier in (0, 1, 2):
+            sim.add(tier)
+        await sim.until(lambda run: run.epoch == 5 and run.state is RunState.ROUND_TRAIN)
+        assert _in(sim.place / "kept" / "m0") == ["sim-step18", "sim-step24", "sim-step30", "sim-step6"]
+
+    sim = play(tmp_path / "run", story, total_steps=48)
+    assert sim.compare(sim.players) > 0
+
+
+def test_old_steps_go_but_not_the_one_the_chain_names(tmp_path: Path) -> None:
+    """From step 12 on the chain cannot be told of checkpoints."""
+
+    async def story(sim: Simulation) -> None:
+        for tier in (0, 1, 2):
+            sim.add(tier)
+        await sim.until(lambda run: run.epoch == 1 and run.state is RunState.ROUND_TRAIN)
+        named = sim.model.checkpoint
+        assert named.kind is CheckpointKind.LOCAL
+        assert named.repo == str(sim.place / "kept" / "m0" / "sim-step6")
+        chain = sim.players[0].chain
+        assert chain is not None
+
+        async def checkpoint(*_: object) -> None:
+            raise archive.Refused("NotAllowedToCheckpoint", "no")
+
+        chain.checkpoint = checkpoint  # type: ignore[method-assign]
+        await sim.until(lambda run: run.epoch == 5 and run.state is RunState.ROUND_TRAIN)
+        assert _in(sim.place / "kept" / "m0") == ["sim-step18", "sim-step24", "sim-step30", "sim-step6"]
+        assert sim.model.checkpoint == named
+
+    sim = play(tmp_path / "run", story, total_steps=48)
+    assert sim.compare(sim.players) > 0
+
+
+async def _epoch_from_the_start(sim: Simulation) -> None:
+    """The owner pauses, and makes step 1 the one that comes next; returns when an epoch has been gone through."""
+    sim.pause(True)
+    run = await sim.until(lambda run: run.state is RunState.PAUSED)
+    progress = {"epoch": run.epoch, "step": 1, "data_index": 0}
+    sim.chain.send([sim.ix.update("sim", progress=progress)], sim.owner)
+    sim.pause(False)
+    await sim.until(lambda now: now.epoch == run.epoch + 1 and now.state is RunState.ROUND_TRAIN)
+
+
+def test_a_step_of_a_past_that_was_left_makes_room(tmp_path: Path) -> None:
+    """Steps 6 and 12 are saved, and then again, with what the model has learnt meanwhile."""
+
+    async def story(sim: Simulation) -> None:
+        for tier in (0, 1, 2):
+            sim.add(tier)
+        place = sim.place / "kept" / "m0"
+        await sim.until(lambda run: run.epoch == 2 and run.state is RunState.ROUND_TRAIN)
+        past = {name: (place / name / "model.safetensors").read_bytes() for name in _in(place)}
+        assert sorted(past) == ["sim-step12", "sim-step6"]
+        await _epoch_from_the_start(sim)
+        assert sim.model.checkpoint.repo == str(place / "sim-step6")
+        assert (place / "sim-step6" / "model.safetensors").read_bytes() != past["sim-step6"]
+        aside = place / "sim-step6.replaced-1"
+        (said,) = [event["message"] for event in sim.players[0].saw("warning") if "another model" in event["message"]]
+        assert f"{place / 'sim-step6'} held another model of step 6" in said
+        assert f"it was moved to {aside}" in said
+        assert _in(place) == ["sim-step12", "sim-step13", "sim-step6"], "of four that one was the first to go"
+        await sim.until_finished()
+        assert sim.model.checkpoint.repo == str(place / "sim-step24")
+
+    sim = play(tmp_path / "run", story, total_steps=24)
+    assert sim.compare(sim.players) > 0
+
+
+def test_a_step_of_a_past_that_was_left_stays_if_the_chain_names_it(tmp_path: Path) -> None:
+    async def story(sim: Simulation) -> None:
+        for tier in (0, 1, 2):
+            sim.add(tier)
+        place = sim.place / "kept" / "m0"
+        await sim.until(lambda run: run.epoch == 1 and run.state is RunState.ROUND_TRAIN)
+        named, past = sim.model.checkpoint, (place / "sim-step6" / "model.safetensors").read_bytes()
+        assert named.repo == str(place / "sim-step6")
+        chain = sim.players[0].chain
+        assert chain is not None
+
+        async def checkpoint(*_: object) -> None:
+            raise archive.Refused("NotAllowedToCheckpoint", "no")
+
+        chain.checkpoint = checkpoint  # type: ignore[method-assign]
+        await _epoch_from_the_start(sim)
+        told = [event["message"] for event in sim.players[0].saw("warning")]
+        assert sum("holds another model of that name, and stays as it is" in message for message in told) == 1
+        assert (place / "sim-step6" / "model.safetensors").read_bytes() == past
+        assert sim.model.checkpoint == named
+        assert _in(place) == ["sim-step6", "sim-step7"], "the pause ended the other epoch early"
+
+    sim = play(tmp_path / "run", story, total_steps=24)
+    assert sim.compare(sim.players) > 0

@@ -1,0 +1,188 @@
+"""Members that go at the wrong moment: the witness of a round, a holder in cooldown. The others go on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from aftermath.chain.refusals import refusal
+from aftermath.member.plan import RoundPlan
+from aftermath.member.rounds import Rounds
+from aftermath.optim.engine import Trained
+from aftermath.rules.accounts import Run
+from aftermath.rules.committee import witnesses
+from aftermath.rules.state import ExitReason, MemberState, ModelSource, RunState
+from aftermath.sim.clock import hold_up
+from aftermath.sim.simulation import Player, Simulation, play
+
+
+def _witness(sim: Simulation) -> Player:
+    """The only witness of the running round."""
+    (slot,) = witnesses(sim.run.current, sim.members.mask(MemberState.HEALTHY))
+    wallet = sim.members.slots[slot].signer
+    return next(player for player in sim.players if bytes(player.key.pubkey()) == wallet)
+
+
+@pytest.mark.parametrize("leavers", [1, 2])
+def test_a_witness_that_leaves_does_not_hold_up_the_others(tmp_path: Path, leavers: int) -> None:
+    """The next in line attests as soon as it can, not when the round's time is up."""
+
+    async def story(sim: Simulation) -> None:
+        for tier in (0, 0, 1, 2):
+            sim.add(tier)
+        await sim.until_round(2)
+        for _ in range(leavers):
+            await sim.stop(_witness(sim))
+        left = sim.now
+        run = await sim.until(lambda run: run.current.height == 3)
+        assert sim.now - left < 15
+        assert run.round(2).attestations == 1  # type: ignore[union-attr]
+        run = await sim.until(lambda run: run.state is RunState.COOLDOWN)
+        assert run.exit_reason is ExitReason.ROUNDS_PER_EPOCH
+
+    sim = play(tmp_path, story, witness_nodes=1, max_round_train_time=100, init_min_clients=4)
+    assert sim.compare(sim.players) > 0
+    assert not sim.record.dropped
+
+
+def test_a_witness_that_leaves_in_warm_up_does_not_hold_up_the_others(tmp_path: Path) -> None:
+    async def story(sim: Simulation) -> None:
+        for tier in (0, 0, 1, 2):
+            sim.add(tier)
+        await sim.until(lambda run: run.state is RunState.WARMUP)
+        began = sim.now
+        await sim.stop(_witness(sim))
+        await sim.until_round(1)
+        assert sim.now - began < 40
+
+    play(tmp_path, story, witness_nodes=1, warmup_time=100, init_min_clients=4)
+
+
+def test_a_witness_whose_word_is_refused_asks_and_complains_ever_more_rarely(tmp_path: Path) -> None:
+    """A round that its wallet cannot pay for lasts 20 seconds, and a warm-up 60."""
+
+    async def refused(*_: object, **__: object) -> None:
+        raise refusal("InsufficientFunds", "the wallet is empty")
+
+    async def story(sim: Simulation) -> None:
+        poor, *_ = [sim.add(tier) for tier in (0, 1, 2)]
+        assert poor.chain is not None
+        poor.chain.witness = poor.chain.warmup_witness = refused  # type: ignore[method-assign]
+        await sim.until(lambda run: run.epoch == 1)
+
+    sim = play(tmp_path, story, min_clients=3, max_round_train_time=20, round_witness_time=10, warmup_time=60)
+    said = Counter(event["message"] for event in sim.players[0].saw("warning") if "was refused" in event["message"])
+    assert len(said) == 8, "of the warm-up and of seven rounds"
+    assert max(said.values()) <= 6
+
+
+def test_a_holder_that_dies_in_cooldown_does_not_cost_the_run_its_model(tmp_path: Path) -> None:
+    """Of two that hold level 0 one is there to say what it is; nothing starts again from the checkpoint."""
+
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 0, 1, 2)]
+        await sim.until(lambda run: run.state is RunState.COOLDOWN)
+        await sim.kill(players[1])
+        run = await sim.until(lambda run: run.epoch == 1)
+        assert (run.model_source, run.levels_attested, run.attested_step) == (ModelSource.PEERS, 0b111, run.step)
+        await sim.until(lambda run: run.epoch == 2)
+        assert sim.model.checkpoint_step == sim.run.step
+
+    sim = play(tmp_path, story, init_min_clients=3, total_steps=100)
+    for player in (sim.players[0], *sim.players[2:]):
+        assert [event["source"] for event in player.saw("model")] == ["the checkpoint", "its own replica"], player.name
+    assert sim.check(dropped=[sim.players[1]]) > 0
+
+
+def test_a_stall_of_all_is_held_against_nobody(tmp_path: Path) -> None:
+    """A member that had nothing to train is no judge of those who had: it would be left alone, without the model."""
+
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1, 2, 2)]
+        idle = players[3].member
+        assert idle is not None
+        idle._weight = 1
+        for height in range(1, 12):
+            await sim.until_round(height)
+            await asyncio.sleep(0.1)
+            plan = idle._results.plan(height)
+            if plan is not None and idle.slot not in plan.owing:
+                break
+        _all_take(players, 16.0)
+        stalled = await sim.until_round(height + 1)
+        _all_take(players, 1.0)
+        await sim.until(lambda run: run.epoch > 0 or run.step >= stalled.step + 3)
+        assert (sim.run.epoch, sim.run.lost_sequences) == (0, 0)
+        assert all(player.saw("witnessed", height=height, held=0, sent=True) for player in players)
+        await sim.until_finished()
+
+    batch = {"global_batch_size_start": 10, "global_batch_size_end": 10}
+    sim = play(tmp_path, story, overlap=0, max_round_train_time=15, init_min_clients=4, rounds_per_epoch=12, **batch)
+    assert not sim.record.dropped
+    assert sim.check() > 0
+
+
+def test_who_withholds_its_share_and_attests_it_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a round of one sequence nobody else owes a result: that looks like a stall of all, once."""
+    announce = Rounds._announce
+    withheld: list[int] = []
+
+    async def story(sim: Simulation) -> None:
+        _, _, _, sly = [sim.add(tier) for tier in (0, 1, 2, 2)]
+
+        async def announced_by_others(rounds: Rounds, plan: RoundPlan, trained: Trained) -> None:
+            if sly.member is not None and rounds._slot == sly.member.slot:
+                withheld.append(plan.header.height)
+            else:
+                await announce(rounds, plan, trained)
+
+        monkeypatch.setattr(Rounds, "_announce", announced_by_others)
+        await sim.until(lambda run: run.epoch == 1)
+
+    batch = {"global_batch_size_start": 1, "global_batch_size_end": 1}
+    sim = play(tmp_path, story, overlap=0, max_round_train_time=15, init_min_clients=4, rounds_per_epoch=16, **batch)
+    assert len(withheld) == 2, "excused once, dropped the next time"
+    assert len(sim.record.dropped) == 1
+    assert sim.check(dropped=[sim.players[3]]) > 0
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_a_round_in_which_all_are_stopped_is_finished_when_they_go_on(tmp_path: Path, overlap: int) -> None:
+    """Some results are there and that of the only holder of level 0 is not: it gets its time, and is not dropped."""
+
+    async def story(sim: Simulation) -> None:
+        sim.held_up = True
+        slow, *quick = [sim.add(tier, seconds) for tier, seconds in ((0, 1.0), (1, 0.2), (2, 0.2))]
+        for stopped in (30.0, 11.0, 13.0, 90.0):
+            height = (await sim.until(lambda run: _waits_for(run, slow, quick))).current.height
+            hold_up(stopped)
+            await sim.until(lambda run, height=height: run.current.height > height)
+            assert slow.saw("trained", height=height)
+        run = await sim.until(lambda run: run.epoch > 0)
+        assert (run.lost_sequences, run.levels_lost, run.backlog) == (0, 0, ())
+
+    batch = {"global_batch_size_start": 12, "global_batch_size_end": 12}
+    sim = play(tmp_path, story, overlap=overlap, max_round_train_time=12, rounds_per_epoch=24, total_steps=100, **batch)
+    assert not sim.record.dropped
+    assert not [event for event in sim.players[0].saw("warning") if "too slow" in event["message"]]
+    assert sim.check() > 0
+
+
+def _waits_for(run: Run, slow: Player, quick: Sequence[Player]) -> bool:
+    """Whether the round goes on until `slow` has trained its share, and the `quick` have."""
+    assert slow.member is not None
+    height = run.current.height
+    plan = slow.member._results.plan(height) if run.state is RunState.ROUND_TRAIN else None
+    trained = [bool(player.saw("trained", height=height)) for player in (slow, *quick)]
+    return plan is not None and slow.member.slot in plan.owing and trained == [False, True, True]
+
+
+def _all_take(players: Sequence[Player], seconds: float) -> None:
+    """From now on, for each piece of work."""
+    for player in players:
+        assert player.compute is not None
+        player.compute._seconds = seconds

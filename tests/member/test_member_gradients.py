@@ -1,0 +1,213 @@
+"""What members write of the results they apply, and what they say of their optimizer on request."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pytest
+import torch
+
+from aftermath.base.errors import Unsuitable
+from aftermath.member import gradients
+from aftermath.model.store import replacing
+from aftermath.optim.codec import Votes
+from aftermath.optim.gradientfile import GradientFile, read_gradient_file
+from aftermath.replica.replica import Replica
+from aftermath.rules.schedules import learning_rate
+from aftermath.sim.simulation import Player, Simulation, play
+from aftermath.train.keeping import gradients_place
+from aftermath.train.settings import TrainSettings
+
+STEPS = range(1, 13)
+
+
+def files_of(sim: Simulation, player: Player) -> dict[str, bytes]:
+    """What a member has written, by name; nothing else lies there."""
+    place = sim.place / "gradients" / player.name
+    return {path.name: path.read_bytes() for path in sorted(place.iterdir())}
+
+
+def results_of(sim: Simulation, player: Player) -> dict[int, list[GradientFile]]:
+    """The same by step, in the order of slots."""
+    found: dict[int, list[GradientFile]] = defaultdict(list)
+    for name in files_of(sim, player):
+        file = read_gradient_file(sim.place / "gradients" / player.name / name)
+        assert file.name == name
+        found[file.about.step].append(file)
+    return {step: sorted(files, key=lambda file: file.about.slot) for step, files in sorted(found.items())}
+
+
+def whole_run(tmp_path: Path, tiers: Sequence[int], **rules: Any) -> Simulation:
+    async def story(sim: Simulation) -> None:
+        sim.writes_gradients = True
+        for tier in tiers:
+            sim.add(tier)
+        await sim.until_finished()
+
+    return play(tmp_path, story, **rules)
+
+
+def test_members_of_one_tier_write_the_same_files(tmp_path: Path) -> None:
+    sim = whole_run(tmp_path, (0, 0, 0))
+    assert sim.check() > 0
+    first, *others = (files_of(sim, player) for player in sim.players)
+    assert sorted(first) == [f"step-{step:06}-member-{slot}.safetensors" for step in STEPS for slot in range(3)]
+    assert others == [first, first]
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_they_hold_the_very_votes_that_are_applied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overlap: int
+) -> None:
+    """Of every level a member holds, in the order of slots, whatever tiers the others have."""
+    applied: dict[int, list[tuple[Mapping[int, Sequence[Votes]], float]]] = defaultdict(list)
+    apply = Replica.apply
+
+    def note(self: Replica, results: Mapping[int, Sequence[Votes]], lr: float) -> None:
+        applied[self.tier].append((results, lr))
+        apply(self, results, lr)
+
+    monkeypatch.setattr(Replica, "apply", note)
+    sim = whole_run(tmp_path, (0, 1, 2), overlap=overlap)
+    assert sim.check() > 0
+    tiers = {event["slot"]: event["tier"] for player in sim.players for event in player.saw("joined")}
+    for player in sim.players:
+        kept = results_of(sim, player)
+        assert [*kept] == [*STEPS]
+        for (step, files), (votes, lr) in zip(kept.items(), applied[player.tier], strict=True):
+            assert {file.about.slot: file.about.tier for file in files} == tiers
+            assert {file.about.learning_rate for file in files} == {lr} == {learning_rate(sim.model.lr_schedule, step)}
+            decoded = [file.votes() for file in files]
+            for level in range(player.tier, 3):
+                expected = votes[level]
+                found = [one[level] for one in decoded if level in one]
+                assert len(found) == len(expected) > 0
+                for one, other in zip(found, expected, strict=True):
+                    assert torch.equal(one.positions, other.positions)
+                    assert torch.equal(one.values, other.values)
+
+
+@contextmanager
+def _full(target: Path) -> Iterator[BinaryIO]:
+    with replacing(target) as stream:
+        yield stream
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_is_one_warning_until_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(sim: Simulation) -> None:
+        sim.writes_gradients = True
+        for tier in (0, 1, 2):
+            sim.add(tier)
+        await sim.until_round(3)
+        with monkeypatch.context() as patch:
+            patch.setattr(gradients, "replacing", _full)
+            await sim.until_round(1, epoch=1)
+        await sim.until_finished()
+
+    sim = play(tmp_path, story)
+    assert sim.check() == 42, "all rounds were applied by all"
+    for player in sim.players:
+        (told,) = player.saw("warning")
+        assert "not all results of step" in told["message"]
+        assert f"the disk of {sim.place / 'gradients' / player.name} is full" in told["message"]
+        steps = {int(name.split("-")[1]) for name in files_of(sim, player)}
+        assert {1, 12} < steps < {*STEPS}
+
+
+def test_a_directory_that_goes_is_a_warning_or_made_again(tmp_path: Path) -> None:
+    """Of one member a file takes its place, of the other it is only removed."""
+
+    async def story(sim: Simulation) -> None:
+        sim.writes_gradients = True
+        for tier in (0, 1, 2):
+            sim.add(tier)
+        await sim.until_round(4)
+        for player in sim.players[:2]:
+            shutil.rmtree(sim.place / "gradients" / player.name)
+        (sim.place / "gradients" / "m0").write_text("in the way")
+        await sim.until_finished()
+
+    sim = play(tmp_path, story)
+    assert sim.check() == 42
+    (told,) = sim.players[0].saw("warning")
+    assert f"cannot write to {sim.place / 'gradients' / 'm0'}" in told["message"]
+    assert not sim.players[1].saw("warning")
+    assert max(results_of(sim, sim.players[1])) == 12
+
+
+def test_a_disk_slower_than_the_rounds_costs_files_and_no_memory(tmp_path: Path) -> None:
+    async def story(sim: Simulation) -> None:
+        sim.writes_gradients = True
+        slow = sim.add(0)
+        for tier in (1, 2):
+            sim.add(tier)
+        slow.member._workers.write._seconds = 12.0  # type: ignore[union-attr]
+        await sim.until(lambda run: run.epoch == 1)
+        assert len(slow.member._gradients._writing) <= 4  # type: ignore[union-attr]
+        await sim.until_finished()
+
+    sim = play(tmp_path, story, rounds_per_epoch=12, total_steps=24)
+    assert sim.compare(sim.players) > 0
+    told = [event["message"] for event in sim.players[0].saw("warning")]
+    assert any("takes them more slowly than rounds go on" in message for message in told)
+    assert 0 < len(results_of(sim, sim.players[0])) < len(results_of(sim, sim.players[1])) == 24
+
+
+def test_a_place_that_cannot_be_written_is_said_before_joining(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    named = {"run_id": "r", "write_gradients_dir": tmp_path / "file" / "gradients"}
+    with pytest.raises(Unsuitable, match=r"--write-gradients-dir .*Not a directory"):
+        gradients_place(TrainSettings.model_validate(named)).__enter__()
+    with pytest.raises(Unsuitable, match=r"--write-gradients-dir .*/file: that is a file"):
+        gradients_place(TrainSettings.model_validate(named | {"write_gradients_dir": tmp_path / "file"})).__enter__()
+    ours = TrainSettings.model_validate(named | {"write_gradients_dir": tmp_path / "new"})
+    with gradients_place(ours):
+        (tmp_path / "new" / ".step-000001-member-0.safetensors.partial").write_bytes(b"half")
+        with pytest.raises(Unsuitable, match="another process on this machine writes there"):
+            gradients_place(ours).__enter__()
+        assert len([*(tmp_path / "new").iterdir()]) == 2, "what is being written is not taken away"
+    with gradients_place(ours):
+        pass
+    (tmp_path / "new" / ".lock").unlink()
+    (tmp_path / "new" / ".lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(Unsuitable, match=r"--write-gradients-dir .*symbolic links"):
+        gradients_place(ours).__enter__()
+    assert [path.name for path in (tmp_path / "new").iterdir()] == [".lock"]
+
+
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+
+def test_figures_come_every_so_many_steps_and_change_nothing(tmp_path: Path) -> None:
+    def run(place: Path, every: int) -> Simulation:
+        async def story(sim: Simulation) -> None:
+            sim.optim_stats_steps = every
+            for tier in (0, 1, 2):
+                sim.add(tier)
+            await sim.until_finished()
+
+        return play(place, story)
+
+    plain, asked = run(tmp_path / "plain", 0), run(tmp_path / "asked", 5)
+    assert asked.check() == 42
+    for one, other in zip(plain.players, asked.players, strict=True):
+        hashes = [[event["hashes"] for event in player.saw("applied")] for player in (one, other)]
+        assert hashes[0] == hashes[1]
+        assert not one.saw("optimizer")
+        told = other.saw("optimizer")
+        assert [event["step"] for event in told] == [5, 10]
+        for event in told:
+            assert [*event["levels"]] == [str(level) for level in range(other.tier, 3)]
+            for level in event["levels"].values():
+                assert level["gradient_norm"] > 0
+                assert level["residual_norm"] > 0
+                assert 0 < level["carried"] < 1
+            assert event["seconds"] >= 0

@@ -1,0 +1,285 @@
+"""Members that lie cost themselves their share, and never the others their replicas, their place or their time."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from aftermath.rules import bitmap
+from aftermath.rules.commitment import Commitment, LevelPayload, Ready, SequenceInterval, encode_announcement
+from aftermath.rules.consensus import unpack_fingerprints
+from aftermath.rules.state import RunState
+from aftermath.sim.network import SimTransport
+from aftermath.sim.simulation import Player, Simulation, play
+from member.saboteurs import (
+    Lie,
+    garbage_in,
+    nan_in,
+    other_result,
+    sabotage,
+    sign,
+    tell_all,
+)
+
+ROUND_SECONDS = 15  # of the run's rules
+
+
+def _epoch_with_a_liar(
+    place: Path, lie_of: object, *, tiers: tuple[int, ...] = (0, 1, 2, 0), **rules: object
+) -> Simulation:
+    """Member 0 lies from round 1 on; the first epoch to its end."""
+
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in tiers]
+        await sim.until_round(1)
+        lie: Lie = lie_of(sim, players[0])  # type: ignore[operator]
+        sabotage(players[0], lie)
+        await sim.until(lambda run: run.epoch == 1)
+
+    return play(place, story, init_min_clients=len(tiers), **rules)
+
+
+def slot_of(player: Player) -> int:
+    """Its place in the run, which is another one whenever members join in another order."""
+    slot: int = player.saw("joined")[-1]["slot"]
+    return slot
+
+
+def _undisturbed(sim: Simulation) -> None:
+    """All honest members went through the whole epoch with equal replicas, and only the liar was dropped."""
+    liar, *honest = sim.players
+    assert sim.check(hostile=[liar]) > 0
+    for player in honest:
+        assert [e["epoch"] for e in player.saw("cooldown")] == [0], player.name
+    assert {sim.members.slots[slot].signer for _, slot in sim.record.dropped} == {bytes(liar.key.pubkey())}
+    assert sim.run.lost_sequences == 0
+
+
+def test_garbage_payloads_are_left_out_and_hold_nobody_up(tmp_path: Path) -> None:
+    sim = _epoch_with_a_liar(tmp_path, lambda sim, liar: garbage_in(liar, range(3)))
+    _undisturbed(sim)
+    assert any("no set of at most" in e["why"] for e in sim.players[1].saw("refused"))
+    rounds = [e["t"] for e in sim.players[1].saw("round", epoch=0)]
+    assert max(b - a for a, b in pairwise(rounds)) < ROUND_SECONDS
+
+
+def test_garbage_that_only_large_tiers_can_see_costs_them_nothing(tmp_path: Path) -> None:
+    """Four witnesses of tier 2 accept what they hold of the result; tier 0 leaves its garbage strip out."""
+    sim = _epoch_with_a_liar(
+        tmp_path, lambda sim, liar: garbage_in(liar, range(1)), tiers=(0, 0, 0, 2, 2, 2, 2, 2, 2), rounds_per_epoch=4
+    )
+    honest = sim.players[1:]
+    assert sim.compare(honest) > 0
+    for player in honest:
+        assert [e["epoch"] for e in player.saw("cooldown")] == [0], player.name
+        assert not player.saw("warning"), player.name
+    sequences = {e["height"]: e["results"] for e in honest[0].saw("applied")}
+    assert sequences[1] == len(sim.players)  # the result counts where it is valid
+
+
+def test_nan_votes_are_refused(tmp_path: Path) -> None:
+    sim = _epoch_with_a_liar(tmp_path, nan_in, quantize=False)
+    _undisturbed(sim)
+    assert any("not finite" in e["why"] for e in sim.players[1].saw("refused"))
+
+
+def _wrong_size(sim: Simulation, liar: Player) -> Lie:
+    async def lie(said: Commitment, transport: SimTransport) -> None:
+        levels = {level: LevelPayload(payload.blake3, payload.size + 1) for level, payload in said.levels.items()}
+        tell_all(transport, sign(liar, msgspec.structs.replace(said, levels=levels)))
+
+    return lie
+
+
+def _share_of_another(sim: Simulation, liar: Player) -> Lie:
+    async def lie(said: Commitment, transport: SimTransport) -> None:
+        stolen = msgspec.structs.replace(said, slot=slot_of(sim.players[1]), signer=bytes(sim.players[1].key.pubkey()))
+        tell_all(transport, sign(liar, stolen))
+
+    return lie
+
+
+def _other_sequences(sim: Simulation, liar: Player) -> Lie:
+    async def lie(said: Commitment, transport: SimTransport) -> None:
+        tell_all(transport, sign(liar, msgspec.structs.replace(said, intervals=(SequenceInterval(0, 4),))))
+
+    return lie
+
+
+def _fewer_levels(sim: Simulation, liar: Player) -> Lie:
+    async def lie(said: Commitment, transport: SimTransport) -> None:
+        levels = {level: payload for level, payload in said.levels.items() if level < 2}
+        tell_all(transport, sign(liar, msgspec.structs.replace(said, levels=levels)))
+
+    return lie
+
+
+def _other_schema(sim: Simulation, liar: Player) -> Lie:
+    async def lie(said: Commitment, transport: SimTransport) -> None:
+        tell_all(transport, sign(liar, msgspec.structs.replace(said, schema_hash=bytes(32))))
+
+    return lie
+
+
+@pytest.mark.parametrize("lie_of", [_wrong_size, _share_of_another, _other_sequences, _fewer_levels, _other_schema])
+def test_what_was_not_assigned_is_refused_before_a_byte_is_fetched(tmp_path: Path, lie_of: object) -> None:
+    sim = _epoch_with_a_liar(tmp_path, lie_of, rounds_per_epoch=4)
+    _undisturbed(sim)
+    assert sim.players[1].saw("refused", why="not what it was assigned", height=1)
+    assert not sim.players[1].saw("fetched", slot=slot_of(sim.players[0]), height=1)
+
+
+def test_what_was_not_assigned_is_spoken_of_once_a_round_and_under_the_name_of_who_sent_it(tmp_path: Path) -> None:
+    def flood(sim: Simulation, liar: Player) -> Lie:
+        async def lie(said: Commitment, transport: SimTransport) -> None:
+            for number in range(100):
+                named = msgspec.structs.replace(said, slot=number % 4, schema_hash=bytes([number]) * 32)
+                tell_all(transport, sign(liar, named))
+
+        return lie
+
+    sim = _epoch_with_a_liar(tmp_path, flood, rounds_per_epoch=4)
+    _undisturbed(sim)
+    told = sim.players[1].saw("refused", why="not what it was assigned")
+    assert [event["slot"] for event in told] == [slot_of(sim.players[0])] * len(told)
+    assert 0 < len(told) == len({event["height"] for event in told})
+
+
+def test_a_holder_that_serves_other_bytes_delivers_nothing(tmp_path: Path) -> None:
+    def lying_bytes(sim: Simulation, liar: Player) -> Lie:
+        async def lie(said: Commitment, transport: SimTransport) -> None:
+            for payload in said.levels.values():
+                transport.forge(payload.blake3, b"\x02" * payload.size)
+            tell_all(transport, sign(liar, said))
+
+        return lie
+
+    sim = _epoch_with_a_liar(tmp_path, lying_bytes, rounds_per_epoch=4)
+    _undisturbed(sim)
+    assert sim.players[1].saw("fetch_failed", slot=slot_of(sim.players[0]))
+
+
+def test_two_results_of_one_share_count_as_none(tmp_path: Path) -> None:
+    def both(sim: Simulation, liar: Player) -> Lie:
+        async def lie(said: Commitment, transport: SimTransport) -> None:
+            tell_all(transport, sign(liar, said))
+            tell_all(transport, sign(liar, other_result(sim, said, transport)))
+
+        return lie
+
+    sim = _epoch_with_a_liar(tmp_path, both)
+    _undisturbed(sim)
+    assert sim.players[1].saw("refused", why="it announced another result too")
+
+
+def test_a_member_that_tells_each_half_another_result_forks_nobody(tmp_path: Path) -> None:
+    def two_faced(sim: Simulation, liar: Player) -> Lie:
+        async def lie(said: Commitment, transport: SimTransport) -> None:
+            faces = sign(liar, said), sign(liar, other_result(sim, said, transport))
+            for index, peer in enumerate(sorted(transport.reachable())):
+                transport.tell(peer, faces[index % 2])
+
+        return lie
+
+    sim = _epoch_with_a_liar(tmp_path, two_faced, tiers=(0, 1, 2, 0, 1))
+    honest = sim.players[1:]
+    assert sim.compare(honest) > 0
+    sim.record.check_coverage()
+    for player in honest:
+        assert [e["epoch"] for e in player.saw("cooldown")] == [0], player.name
+
+
+def test_one_that_hides_its_accepted_result_from_a_member_is_asked_around(tmp_path: Path) -> None:
+    """Everybody but member 1 hears the result; member 1 has heard two others, and still gets the right one."""
+
+    def hiding(sim: Simulation, liar: Player) -> Lie:
+        async def lie(said: Commitment, transport: SimTransport) -> None:
+            victim = sim.players[1].id
+            for peer in sorted(transport.reachable() - {victim}):
+                transport.tell(peer, sign(liar, said))
+            for tokens in (1.0, 2.0):
+                fake = msgspec.structs.replace(other_result(sim, said, transport), tokens_per_sec=tokens)
+                transport.tell(victim, sign(liar, fake))
+                said = fake
+
+        return lie
+
+    sim = _epoch_with_a_liar(tmp_path, hiding, tiers=(0, 0, 1, 2, 0))
+    honest = sim.players[1:]
+    assert sim.compare(honest) > 0
+    assert [e["epoch"] for e in sim.players[1].saw("cooldown")] == [0]
+
+
+def test_a_flood_of_early_announcements_crowds_out_nobody(tmp_path: Path) -> None:
+    def flooding(sim: Simulation, liar: Player) -> Lie:
+        async def lie(said: Commitment, transport: SimTransport) -> None:
+            for height in range(said.height, said.height + 400):
+                ahead = msgspec.structs.replace(said, height=height, tokens_per_sec=float(height))
+                tell_all(transport, sign(liar, ahead))
+
+        return lie
+
+    sim = _epoch_with_a_liar(tmp_path, flooding, rounds_per_epoch=3)
+    liar, *honest = sim.players
+    assert sim.check(hostile=[liar]) > 0
+    for player in honest:
+        early = player.member._results._early  # type: ignore[union-attr]
+        assert sum(len(kept) for of in early.values() for kept in of.values()) <= 8
+        assert len(player.saw("trained", epoch=0)) == 3
+
+
+def test_readiness_counts_only_under_its_own_key(tmp_path: Path) -> None:
+    """Member 0 says that everybody is ready; rounds begin only when the slow one is."""
+
+    async def story(sim: Simulation) -> None:
+        liar = sim.add(0)
+        sim.add(1), sim.add(2, seconds=3.5)
+        await sim.until(lambda run: run.state is RunState.WARMUP)
+        for slot in range(3):
+            lie = Ready(sender=liar.id, signer=bytes(liar.key.pubkey()), run_id="sim", epoch=0, slot=slot)
+            assert liar.transport is not None
+            await liar.transport.announce(encode_announcement(lie, liar.identity.secret()))
+        await sim.until_round(0)
+
+    sim = play(tmp_path, story, max_round_train_time=40)
+    loaded = sim.players[2].saw("model")[0]["t"]
+    assert all(e["t"] >= loaded for p in sim.players for e in p.saw("round"))
+    assert loaded > sim.players[1].saw("model")[0]["t"] + 3
+
+
+def test_a_gradient_that_is_not_finite_is_left_out(tmp_path: Path) -> None:
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1, 2)]
+        await sim.until_round(2)
+        replica = players[1].member._replica  # type: ignore[union-attr]
+        assert replica is not None
+        name = "model.norm.weight"
+        replica.params[name].register_hook(lambda grad: torch.full_like(grad, float("nan")))
+        await sim.until_finished()
+
+    sim = play(tmp_path, story)
+    assert any("is left out" in e["message"] for e in sim.players[1].saw("warning"))
+    assert sim.run.lost_sequences == 0
+    assert sim.check(dropped=[sim.players[1]]) > 0
+    assert len(sim.players[0].saw("applied")) == 12
+
+
+def test_what_witnesses_record_names_the_result_they_hold(tmp_path: Path) -> None:
+    """The bytes on chain are fingerprints of the commitments announced, under the attesting round's seed."""
+
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1, 2)]
+        await sim.until(lambda run: run.current.height == 2)
+        assert players[0].chain is not None
+        before, attesting = sim.run.round(0), sim.run.round(1)
+        assert before is not None
+        assert attesting is not None
+        seen = await players[0].chain.attestations(attesting)
+        assert all(set(unpack_fingerprints(one, before.roster)) == set(bitmap.slots(before.roster)) for one in seen)
+        assert len({tuple(unpack_fingerprints(one, before.roster).items()) for one in seen}) == 1
+
+    play(tmp_path, story)

@@ -1,0 +1,93 @@
+"""A member reports only an epoch that it went through to its end, whatever the run has begun and given up since."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from aftermath.rules.state import RunState
+from aftermath.sim.simulation import Player, Simulation, play
+
+
+async def _asleep_in_round(sim: Simulation, player: Player, height: int) -> None:
+    await sim.until_round(height)
+    await asyncio.sleep(1)
+    assert player.chain is not None
+    player.chain.down = True
+
+
+def _awake(player: Player) -> None:
+    assert player.chain is not None
+    player.chain.down = False
+
+
+@pytest.mark.parametrize("end", ["abandoned", "paused", "paused and resumed"])
+def test_rounds_that_another_warm_up_has_cleared_were_not_gone_through(tmp_path: Path, end: str) -> None:
+    """The last rounds of epoch 0 are gone from the chain, which waits in epoch 1 as if it had just ended."""
+
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 0, 1, 2)]
+        await _asleep_in_round(sim, players[0], 4)
+        await sim.until(lambda run: run.epoch == 1 and run.state is RunState.WARMUP)
+        if end == "abandoned":
+            for player in players[2:]:
+                await sim.stop(player)
+            await sim.until(lambda run: run.state is RunState.WAITING_FOR_MEMBERS, limit=5)
+        else:
+            sim.pause(True)
+            if end == "paused and resumed":
+                sim.pause(False)
+        _awake(players[0])
+        await sim.until(lambda run: bool(players[0].saw("warning")), limit=60)
+        told = [event["message"] for event in players[0].saw("warning")]
+        assert any(message.startswith("out of this epoch: the epoch went on") for message in told), told
+        if end == "paused":
+            sim.pause(False)
+        for player in players:
+            if not player.alive:
+                sim.start(player)
+        await sim.until_finished()
+
+    sim = play(tmp_path, story, total_steps=24)
+    late = sim.players[0]
+    ended = [event["epoch"] for event in late.saw("cooldown")]
+    assert ended
+    assert min(ended) > 0
+    assert [event["source"] for event in late.saw("model")][:2] == ["the checkpoint", "peers"]
+    assert sim.check() > 0
+
+
+def test_an_owner_that_went_back_has_ended_no_epoch_at_that_step(tmp_path: Path) -> None:
+    """A member finds the run paused right after its epoch, and at another step: it has no model of that step."""
+
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 0, 1, 2)]
+        await _asleep_in_round(sim, players[0], 4)
+        sim.pause(True)
+        run = await sim.until(lambda run: run.state is RunState.PAUSED)
+        progress = {"epoch": run.epoch, "step": 3, "data_index": run.data_index}
+        sim.chain.send([sim.ix.update("sim", progress=progress)], sim.owner)
+        _awake(players[0])
+        await asyncio.sleep(30)
+        assert not players[0].saw("cooldown")
+        assert not players[0].saw("checkpoint")
+
+    play(tmp_path, story)
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_member_asleep_over_whole_epochs_reports_none_of_them(tmp_path: Path, epochs: int) -> None:
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 0, 1, 2)]
+        await _asleep_in_round(sim, players[0], 4)
+        await sim.until(lambda run: run.epoch == 1 + epochs and run.state is RunState.WAITING_FOR_MEMBERS)
+        _awake(players[0])
+        await sim.until_finished()
+
+    sim = play(tmp_path, story, total_steps=36)
+    ended = [event["epoch"] for event in sim.players[0].saw("cooldown")]
+    assert ended
+    assert min(ended) > epochs
+    assert sim.check() > 0

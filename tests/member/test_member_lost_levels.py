@@ -1,0 +1,103 @@
+"""The last holder of a level dies: the level goes back to the durable copy, and the run goes on at its pace."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import pytest
+
+from aftermath.rules.state import RunState
+from aftermath.sim.simulation import Player, Simulation, play
+
+WARNING = "nobody in this epoch has level 0 of the model as the run had it: it goes back to the checkpoint of step "
+
+
+async def _dies_after_attesting(sim: Simulation, player: Player, epoch: int) -> None:
+    """All levels are attested, and no checkpoint of that step was named."""
+    await sim.until(lambda run: run.epoch == epoch and run.state is RunState.COOLDOWN and run.levels_attested == 0b111)
+    await sim.kill(player)
+    assert sim.model.checkpoint_step < sim.run.step
+
+
+@pytest.mark.parametrize(("epoch", "kept"), [(0, 0), (1, 6)])
+def test_a_newcomer_takes_a_level_that_died_with_its_holder_from_the_durable_copy(
+    tmp_path: Path, epoch: int, kept: int
+) -> None:
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1, 2)]
+        await _dies_after_attesting(sim, players[0], epoch)
+        newcomer = sim.add(0)
+        await sim.until(lambda run: bool(newcomer.saw("model")), limit=300)
+        assert sim.run.epoch <= epoch + 2  # the dead one had asked for the next epoch, and was counted on in it
+        await sim.until(lambda run: run.state is RunState.COOLDOWN)
+        await sim.until(lambda run: run.state is RunState.WAITING_FOR_MEMBERS and run.levels_attested == 0b111)
+        assert sim.model.checkpoint_step == sim.run.step
+
+    sim = play(tmp_path, story, total_steps=1000)
+    newcomer = sim.players[3]
+    assert newcomer.saw("model")[0]["source"] == "peers and the checkpoint"
+    for player in sim.players[1:]:
+        told = [event["message"] for event in player.saw("warning") if event["message"].startswith(WARNING)]
+        assert [message[len(WARNING) :].split(",")[0] for message in told] == [str(kept)], player.name
+    assert sim.compare(sim.players) > 0
+
+
+@pytest.mark.slow
+def test_a_run_that_lost_a_level_keeps_its_pace(tmp_path: Path) -> None:
+    """Ten minutes give more than four fifths of the steps of ten undisturbed ones."""
+
+    async def steps(sim: Simulation, story: bool) -> int:
+        players = [sim.add(tier) for tier in (0, 1, 2)]
+        if story:
+            await _dies_after_attesting(sim, players[0], 1)
+            sim.start(players[0])
+        start = sim.run.step
+        await asyncio.sleep(600)
+        return sim.run.step - start
+
+    counts = []
+    for story in (False, True):
+
+        async def told(sim: Simulation, story: bool = story) -> None:
+            counts.append(await steps(sim, story))
+
+        sim = play(tmp_path / str(story), told, total_steps=10_000)
+        assert sim.compare(sim.players) > 0
+    assert counts[1] > counts[0] * 4 / 5, counts
+
+
+def test_a_member_that_nothing_can_give_the_model_makes_room_for_the_others(tmp_path: Path) -> None:
+    """Its disk lacks the checkpoint that the run went back to: the others wait half a warm-up, not every epoch."""
+
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1, 2, 2)]
+        await _dies_after_attesting(sim, players[0], 1)
+        shutil.rmtree(sim.place / "kept" / "m0" / "sim-step6")
+        sim.start(players[0])
+        start = sim.now, sim.run.step
+        await asyncio.sleep(300)
+        assert (sim.run.step - start[1]) / (sim.now - start[0]) > 1 / 20
+        assert not any(event["t"] > start[0] for event in players[0].saw("model"))
+
+    sim = play(tmp_path, story, total_steps=10_000)
+    assert any("half of the warm-up's time" in event["message"] for event in sim.players[0].saw("warning"))
+    assert sim.compare(sim.players) > 0
+
+
+def test_holders_that_all_died_are_not_counted_on_for_ever(tmp_path: Path) -> None:
+    """Those who are left are too few for an epoch, whose warm-up is abandoned; the dead must not wait for the next."""
+
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(0), sim.add(1)]
+        await sim.until(lambda run: run.epoch == 1 and run.state is RunState.COOLDOWN and run.levels_attested == 0b111)
+        for player in players:
+            await sim.kill(player)
+        sim.add(1)
+        sim.start(players[1])
+        start = sim.run.step
+        await sim.until(lambda run: run.step >= start + 12, limit=500)
+
+    sim = play(tmp_path, story, total_steps=10_000, min_clients=2, init_min_clients=2)
+    assert sim.compare(sim.players) > 0

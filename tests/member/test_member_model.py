@@ -1,0 +1,70 @@
+"""Whole members that take the model from peers who lie about it, or from a disk that does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aftermath.replica.modelshare import segment_size
+from aftermath.sim.simulation import Player, Simulation, play
+from member.saboteurs import offer_garbage
+
+
+@pytest.mark.parametrize(("fill", "fetched"), [(0.25, 2), (float("nan"), 1)])
+def test_a_joiner_survives_peers_that_offer_garbage_and_outnumber_the_honest(
+    tmp_path: Path, fill: float, fetched: int
+) -> None:
+    """Two of three offer the same garbage as the run's own step, so theirs is asked for first.
+
+    Only the hash tells finite garbage, once all of it is here: `fetched` models were.
+    """
+
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(0) for _ in range(3)]
+        for liar in players[:2]:
+            offer_garbage(sim, liar, fill)
+        await sim.until_round(3)
+        sim.add(0)
+        await sim.until(lambda run: run.epoch == 2)
+
+    sim = play(tmp_path, story)
+    joiner = sim.players[3]
+    assert [e["source"] for e in joiner.saw("model")] == ["peers"]
+    assert sim.check() > 0
+    assert joiner.transport is not None
+    model = sum(segment_size(segment) for level in range(3) for segment in sim.schema.state.of_level(level))
+    assert joiner.transport.stats().received["blob"] > fetched * model
+
+
+def _steps_aside(player: Player) -> list[str]:
+    return [e["message"] for e in player.saw("warning") if "no source has given the model" in e["message"]]
+
+
+def test_an_altered_checkpoint_is_refused_until_it_is_put_right(tmp_path: Path) -> None:
+    """All have died, so the run goes back to the file whose content the members attested; one bit of it differs."""
+
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1, 2)]
+        await sim.until_round(3, epoch=1)
+        for player in players:
+            await sim.kill(player)
+        file = Path(sim.model.checkpoint.repo) / "model.safetensors"
+        good = file.read_bytes()
+        file.write_bytes(good[:-2] + bytes([good[-2] ^ 1]) + good[-1:])
+        died = sim.now
+        for player in players:
+            sim.start(player)
+        await sim.until(lambda _: sum(len(_steps_aside(player)) for player in players) >= 4)
+        assert sim.run.epoch == 2  # no epoch is begun and ended by members that have no model
+        for player in players:
+            assert player.alive
+            assert [e["source"] for e in player.saw("model") if e["t"] > died] == []
+            assert any("is not the one the members attested" in e["message"] for e in player.saw("warning"))
+        file.write_bytes(good)
+        await sim.until_finished()
+        for player in players:
+            assert next(e["source"] for e in player.saw("model") if e["t"] > died) == "the checkpoint"
+
+    sim = play(tmp_path, story, total_steps=24)
+    assert sim.compare(sim.players) > 0

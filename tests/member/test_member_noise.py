@@ -1,0 +1,103 @@
+"""A member that sends its peers what no member sends: nobody stops, and nobody's replica notices."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from aftermath.member.member import Member
+from aftermath.member.results import TOPIC as COMMITMENTS
+from aftermath.p2p.transport import Announcement, RequestFailed
+from aftermath.replica.modelshare import TOPIC as MODEL
+from aftermath.rules.commitment import MAX_ANNOUNCEMENT_BYTES, Ready
+from aftermath.sim.network import SimTransport
+from aftermath.sim.simulation import Player, Simulation, play
+from fuzz.mutations import mutations, nested
+from member.saboteurs import sign
+
+
+def noise(player: Player, said: bytes) -> Iterator[bytes]:
+    """Announcements that no member makes: nested beyond every parser, signed or not, and real ones, changed."""
+    unknown = b"\x81\xa1x"  # a map whose one field nobody knows
+    for body in (nested(1000), unknown + nested(1000), nested(MAX_ANNOUNCEMENT_BYTES - 100)):
+        yield body
+        yield msgspec.msgpack.encode([body, bytes(64)])
+        yield player.id + bytes(64) + body
+        yield player.id + bytes(player.identity.sign_message(b"aftermath announcement 2\x00" + body)) + body
+    yield from mutations(random.Random(5), [said], 100)
+
+
+async def junk(peer: bytes, body: bytes) -> bytes:
+    """An answer that is deep where bytes are expected."""
+    del peer, body
+    return nested(5000)
+
+
+async def pester(player: Player, transport: SimTransport) -> None:
+    """Tell and ask all others nonsense, for ever, and answer nonsense."""
+    for topic in (COMMITMENTS, MODEL):
+        transport.handle(topic, junk)
+    said = sign(player, Ready(sender=player.id, signer=bytes(player.key.pubkey()), run_id="sim", epoch=0, slot=0))
+    while True:
+        for data in noise(player, said):
+            for peer in sorted(transport.reachable()):
+                transport.tell(peer, data)
+        for peer in sorted(transport.reachable()):
+            for body in (nested(1000), b"\x92\x01" + nested(1000), b"", said):
+                for topic in (COMMITMENTS, MODEL):
+                    try:
+                        await transport.request(peer, topic, body, 1 << 20, 1.0)
+                    except RequestFailed:
+                        pass
+        await asyncio.sleep(0.5)
+
+
+def test_noise_stops_nobody_and_changes_no_replica(tmp_path: Path) -> None:
+    async def story(sim: Simulation) -> None:
+        pest, *_ = [sim.add(tier) for tier in (0, 1, 2)]
+        await sim.until_round(1)
+        assert pest.transport is not None
+        pestering = asyncio.ensure_future(pester(pest, pest.transport))
+        await sim.until_finished()
+        assert not pestering.done()
+        pestering.cancel()
+
+    sim = play(tmp_path, story)
+    assert sim.check() > 0
+    assert sim.run.lost_sequences == 0
+    pest, *others = sim.players
+    for player in others:
+        assert len(player.saw("applied")) == len(pest.saw("applied")) > 0
+        assert len(player.saw("refused")) == 1, "said once"
+
+
+def test_a_fault_of_ours_in_hearing_costs_the_message_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever the parser overlooks: here the handler fails at every announcement of one member, in every way."""
+    errors = (RecursionError, MemoryError, KeyError, AssertionError)
+    heard = 0
+
+    async def story(sim: Simulation) -> None:
+        odd, *_ = [sim.add(tier) for tier in (0, 1, 2, 0)]
+        hear = Member._hear
+
+        def fails(self: Member, said: Announcement) -> None:
+            nonlocal heard
+            if said.sender == odd.id and self is not odd.member:
+                heard += 1
+                raise errors[heard % len(errors)]("as a parser might")
+            hear(self, said)
+
+        monkeypatch.setattr(Member, "_hear", fails)
+        await sim.until(lambda run: run.epoch == 1)
+
+    sim = play(tmp_path, story, init_min_clients=4)
+    assert heard > len(errors)
+    assert sim.check(dropped=sim.players[:1]) > 0
+    assert caplog.text.count("said once") == 3

@@ -1,0 +1,366 @@
+"""Outages under a virtual clock: of the chain for one or for all, of connections, of members too slow or too silent."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import httpx
+import pytest
+
+from aftermath.coordinator.errors import Unavailable
+from aftermath.rules.committee import quorum, witnesses
+from aftermath.rules.state import RunState
+from aftermath.sim.road import Road
+from aftermath.sim.simulation import Simulation, play
+
+
+def test_one_member_without_rpc_for_twenty_seconds_returns_next_epoch(tmp_path: Path) -> None:
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1, 2)]
+        await sim.until_round(1)
+        assert players[2].chain is not None
+        players[2].chain.down = True
+        await asyncio.sleep(20)
+        players[2].chain.down = False
+        await sim.until_finished()
+
+    sim = play(tmp_path, story)
+    assert sim.check(dropped=[sim.players[2]]) > 0
+    assert sim.run.lost_sequences == 0
+    assert [e["epoch"] for e in sim.players[2].saw("cooldown")] == [1]
+
+
+def test_rpc_down_for_all_for_twenty_seconds_loses_nothing(tmp_path: Path) -> None:
+    """Longer than a round and than the cooldowns of two epochs, whose levels are attested all the same."""
+
+    async def story(sim: Simulation) -> None:
+        for tier in (0, 1, 2):
+            sim.add(tier)
+        await sim.until_round(2)
+        await _outage(sim)
+        for epoch in (0, 1):
+            await sim.until(lambda run, epoch=epoch: run.epoch == epoch and run.state is RunState.COOLDOWN)
+            await _outage(sim)
+            run = await sim.until(lambda run, epoch=epoch: run.epoch == epoch + 1)
+            assert run.attested_step == run.step
+        await sim.until_finished()
+
+    sim = play(tmp_path, story, cooldown_time=10, total_steps=18)
+    assert sim.run.attested_step == 19
+    for player in sim.players:
+        assert {e["source"] for e in player.saw("model")[1:]} == {"its own replica"}, player.name
+        assert len(player.saw("applied")) == 18
+    assert sim.check() == 63
+
+
+async def _outage(sim: Simulation, seconds: float = 20) -> None:
+    sim.chain.down = True
+    await asyncio.sleep(seconds)
+    sim.chain.down = False
+
+
+@pytest.mark.parametrize("outages", [((0, 14), (3, 11)), ((1, 22), (2, 20))], ids=str)
+def test_rpc_down_over_the_end_of_a_cooldown_leaves_no_model_unattested(
+    tmp_path: Path, outages: tuple[tuple[int, int], ...]
+) -> None:
+    """Whoever reaches the chain first does not end the cooldown before the others' attestations are there."""
+
+    async def story(sim: Simulation) -> None:
+        for tier in (0, 1, 2):
+            sim.add(tier)
+        for epoch, (after, seconds) in enumerate(outages):
+            await sim.until(lambda run, epoch=epoch: run.epoch == epoch and run.state is RunState.COOLDOWN)
+            await asyncio.sleep(after)
+            await _outage(sim, seconds)
+            run = await sim.until(lambda run, epoch=epoch: run.epoch == epoch + 1)
+            assert run.attested_step == run.step
+        await sim.until_finished()
+
+    sim = play(tmp_path, story, cooldown_time=10, total_steps=18)
+    assert sim.check() == 63
+
+
+def test_nodes_that_take_no_transactions_for_a_while_cost_little_more_than_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They answer all else, when a warm-up waits for dead members. There is no outage after which to be patient."""
+    deaf, answer = [False], Road.handle_async_request
+
+    async def handled(self: Road, request: httpx.Request) -> httpx.Response:
+        if deaf[0] and b'"sendTransaction"' in await request.aread():
+            return httpx.Response(500, content=b"no")
+        return await answer(self, request)
+
+    monkeypatch.setattr(Road, "handle_async_request", handled)
+    took = []
+
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 0, 1, 2)]
+        await sim.until(lambda run: run.state is RunState.WAITING_FOR_MEMBERS and sim.members.pending == 0b1111)
+        for player in players[2:]:
+            await sim.kill(player)
+        await sim.until(lambda run: run.state is RunState.WARMUP)
+        await asyncio.sleep(50)
+        assert sim.run.state is RunState.WARMUP
+        deaf[0] = True
+        await asyncio.sleep(30)
+        deaf[0] = False
+        healed = sim.now
+        await sim.until(lambda run: run.state.training)
+        took.append(sim.now - healed)
+        await sim.until(lambda run: run.epoch == 1)
+
+    sim = play(tmp_path, story, warmup_time=60, min_clients=2, init_min_clients=4)
+    assert took[0] < 15
+    sim.check(dropped=sim.players[2:])
+
+
+def test_patience_after_an_outage_ends_with_the_state_that_it_was_in(tmp_path: Path) -> None:
+    """The next epoch waits for its members no longer than ever, though the cooldown before waited for all."""
+    took = []
+
+    async def story(sim: Simulation) -> None:
+        for tier in (0, 1, 2):
+            sim.add(tier)
+        for outage in (0.0, 10.0):
+            epoch = sim.run.epoch
+            await sim.until(lambda run, epoch=epoch: run.epoch == epoch and run.state is RunState.COOLDOWN)
+            if outage:
+                await _outage(sim, outage)
+            await sim.until(lambda run: run.state is RunState.WAITING_FOR_MEMBERS)
+            began = sim.now
+            await sim.until(lambda run: run.state is RunState.WARMUP)
+            took.append(sim.now - began)
+        await sim.until_finished()
+
+    sim = play(tmp_path, story, cooldown_time=40, total_steps=18)
+    assert took[1] < took[0] + 5
+    sim.check()
+
+
+def test_rpc_down_in_warm_up(tmp_path: Path) -> None:
+    async def story(sim: Simulation) -> None:
+        for tier in (0, 1, 2):
+            sim.add(tier)
+        await sim.until(lambda run: run.state is RunState.WARMUP)
+        await _outage(sim)
+        await sim.until_finished()
+
+    assert play(tmp_path, story).check() == 42
+
+
+def test_rpc_down_for_good_ends_members_with_a_sentence(tmp_path: Path) -> None:
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1, 2)]
+        await sim.until_round(2)
+        sim.chain.down = True
+        tasks = [player.task for player in players if player.task is not None]
+        ends = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 700)
+        assert sim.now > 600
+        for end in ends:
+            assert isinstance(end, Unavailable)
+            assert "no Solana RPC endpoint answered" in str(end)
+        left_behind = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        assert not left_behind
+        for player in players:
+            player.task = None
+
+    play(tmp_path, story)
+
+
+def test_a_lost_reply_is_not_a_second_vote(tmp_path: Path) -> None:
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1, 2)]
+        for height in (1, 2, 3):
+            await sim.until_round(height)
+            for player in players:
+                assert player.chain is not None
+                player.chain.replies_lost = 1
+        await sim.until_finished()
+
+    sim = play(tmp_path, story)
+    assert sim.check() == 42
+
+
+def test_a_slow_member_is_waited_for(tmp_path: Path) -> None:
+    async def story(sim: Simulation) -> None:
+        sim.add(0), sim.add(1), sim.add(2, seconds=3.0)
+        await sim.until_finished()
+
+    sim = play(tmp_path, story, global_batch_size_start=45, global_batch_size_end=45)
+    assert sim.check() == 42
+    assert len(sim.players[2].saw("trained")) == 12
+
+
+def test_a_member_slower_than_a_round_loses_its_share_which_is_redone(tmp_path: Path) -> None:
+    async def story(sim: Simulation) -> None:
+        sim.add(0), sim.add(1), sim.add(2, seconds=25.0)
+        await sim.until(lambda run: run.epoch == 1)
+
+    sim = play(tmp_path, story, warmup_time=200, max_round_train_time=10)
+    slow = sim.players[2]
+    assert {sim.members.slots[slot].signer for _, slot in sim.record.dropped} == {bytes(slot_key(slow))}
+    assert sim.run.lost_sequences == 0
+    sim.check(dropped=[slow])
+
+
+def slot_key(player: object) -> bytes:
+    return bytes(player.key.pubkey())  # type: ignore[attr-defined]
+
+
+def test_a_member_that_joins_and_never_trains_is_dropped_and_blocks_nobody(tmp_path: Path) -> None:
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1, 2)]
+        await sim.until(lambda run: run.state is RunState.WAITING_FOR_MEMBERS and sim.members.pending == 0b111)
+        await sim.kill(players[2])
+        await sim.until(lambda run: run.epoch == 1)
+
+    sim = play(tmp_path, story)
+    assert [epoch for epoch, _ in sim.record.dropped] == [0]
+    assert len(sim.players[0].saw("applied")) == 6
+    sim.check(dropped=[sim.players[2]])
+    assert sim.now_at_end < 120
+
+
+def test_announcements_that_get_lost_are_asked_for(tmp_path: Path) -> None:
+    """Every other announcement never arrives: nobody is dropped for it and nothing is done twice."""
+
+    async def story(sim: Simulation) -> None:
+        for tier in (0, 1, 2):
+            sim.add(tier)
+        await sim.until_round(0)
+        turn = [0]
+
+        def loses(sender: bytes, receiver: bytes) -> bool:
+            turn[0] += 1
+            return turn[0] % 2 == 0
+
+        sim.network.loses = loses
+        await sim.until_finished()
+
+    sim = play(tmp_path, story)
+    assert sim.check() == 42
+    assert sim.now_at_end < 150, "what nobody asks for costs a round its whole time"
+
+
+def test_a_cut_between_two_members_is_bridged_by_the_third(tmp_path: Path) -> None:
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(0) for _ in range(4)]
+        await sim.until_round(1)
+        sim.network.cut(players[0].id, players[1].id)
+        await sim.until_round(5)
+        sim.network.mend()
+        await sim.until_finished()
+
+    sim = play(tmp_path, story)
+    assert sim.check() > 0
+
+
+def test_witnesses_lost_down_to_the_quorum_still_decide(tmp_path: Path) -> None:
+    """Two of three witnesses are exactly the quorum: all that they attest counts and no round is lost."""
+
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 0, 1, 1, 2, 2)]
+        run = await sim.until_round(2)
+        chosen = witnesses(run.current, run.current.roster)
+        assert (len(chosen), quorum(run.current.elected)) == (3, 2)
+        wallet = sim.members.slots[chosen[0]].signer
+        lost = next(player for player in players if bytes(player.key.pubkey()) == wallet)
+        await sim.kill(lost)
+        lost.events.append({"kind": "killed"})
+        await sim.until(lambda run: run.current.height == 3)
+        closed = sim.run.round(2)
+        assert closed is not None
+        assert closed.attestations == 2
+        assert closed.attested == closed.roster
+        await sim.until(lambda run: run.epoch == 1)
+
+    sim = play(tmp_path, story, witness_nodes=3, min_clients=3, init_min_clients=6)
+    sim.check(dropped=[player for player in sim.players if player.saw("killed")])
+
+
+def test_too_few_witnesses_end_the_epoch_and_accuse_nobody(tmp_path: Path) -> None:
+    """Witnesses that could not reach the chain are no evidence against those who delivered."""
+
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1, 2)]
+        await sim.until_round(2)
+        for player in players[:2]:
+            assert player.chain is not None
+            player.chain.down = True
+        await sim.until(lambda run: run.draining)
+        for player in players[:2]:
+            assert player.chain is not None
+            player.chain.down = False
+        await sim.until_finished()
+
+    sim = play(tmp_path, story)
+    assert not sim.record.dropped
+    sim.check()
+    assert sim.run.lost_sequences == 0
+
+
+@pytest.mark.parametrize("tiers", [(1, 1, 2)])
+def test_a_level_that_nobody_held_is_open_to_a_late_tier_0(tmp_path: Path, tiers: tuple[int, ...]) -> None:
+    async def story(sim: Simulation) -> None:
+        for tier in tiers:
+            sim.add(tier)
+        await sim.until_round(2)
+        sim.add(0)
+        await sim.until_finished()
+
+    sim = play(tmp_path, story)
+    late = sim.players[3]
+    assert len(late.saw("applied")) == 6
+    assert sim.model.checkpoint_step == 13
+    sim.check()
+
+
+def test_a_member_that_is_away_at_the_end_of_an_epoch_still_finishes_it(tmp_path: Path) -> None:
+    """When it is back, the others have declared other weights: its rounds are those of the members as they were."""
+
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1, 2)]
+        await sim.until_round(4)
+        away = players[2].chain
+        assert away is not None
+        await asyncio.sleep(1)
+        away.down = True
+        await sim.until(lambda run: {slot.weight for slot in sim.members.slots[:3]} == {60, 90})
+        assert sim.run.state is RunState.WAITING_FOR_MEMBERS
+        away.down = False
+        await sim.until_finished()
+
+    sim = play(tmp_path, story)
+    late = sim.players[2]
+    assert not late.saw("warning")
+    assert [e["height"] for e in late.saw("applied", epoch=0)] == [0, 1, 2, 3, 4, 5]
+    assert late.saw("model")[1]["source"] == "its own replica"
+    assert [e["epoch"] for e in late.saw("cooldown")] == [0, 1]
+    assert sim.check() == 42
+
+
+def test_results_that_nobody_has_any_more_are_not_waited_for_once_the_epoch_is_over(tmp_path: Path) -> None:
+    """The run cannot begin another epoch without the member that waits, so it must not wait for ever."""
+
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1, 2)]
+        await sim.until_round(4)
+        away = players[2]
+        assert away.chain is not None
+        await asyncio.sleep(1)
+        away.chain.down = True
+        sim.network.cut(players[0].id, away.id)
+        sim.network.cut(players[1].id, away.id)
+        await sim.until(lambda run: run.state is RunState.WAITING_FOR_MEMBERS and sim.members.pending.bit_count() == 2)
+        for player in players[:2]:
+            await sim.kill(player)
+            sim.start(player)
+        sim.network.mend()
+        away.chain.down = False
+        await sim.until_finished()
+
+    sim = play(tmp_path, story)
+    assert any("could not be had" in e["message"] for e in sim.players[2].saw("warning"))
+    assert sim.compare(sim.players) > 0

@@ -1,0 +1,270 @@
+"""Members of a run without overlap: a round's results are applied when the next begins, and no drain round comes."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aftermath.optim.engine import Trained
+from aftermath.rules.state import ExitReason, RunState
+from aftermath.sim.simulation import Player, Simulation, play
+from aftermath.sim.tiny import RUN_ID
+from member.saboteurs import other_result, sabotage, sign, tell_all
+
+
+def _down(player: Player, down: bool) -> None:
+    assert player.chain is not None
+    player.chain.down = down
+
+
+def test_three_unequal_members_train_to_the_end(tmp_path: Path) -> None:
+    async def story(sim: Simulation) -> None:
+        sim.add(0, seconds=0.5), sim.add(1), sim.add(2, seconds=2.0)
+        await sim.until_finished()
+
+    sim = play(tmp_path, story, overlap=0, global_batch_size_start=21, global_batch_size_end=21)
+    assert sim.check() == 42
+    assert (sim.run.lost_sequences, sim.run.backlog, sim.run.data_index) == (0, (), 12 * 21)
+    for player in sim.players:
+        assert not player.saw("warning"), player.name
+        assert [e["height"] for e in player.saw("round")] == 2 * [*range(6)], "without a drain round"
+        told = [e for e in player.events if e["kind"] in ("applied", "trained", "cooldown")]
+        assert [e["kind"] for e in told] == 2 * (6 * ["trained", "applied"] + ["cooldown"]), player.name
+
+
+def test_a_late_joiner_takes_the_model_from_its_peers(tmp_path: Path) -> None:
+    async def story(sim: Simulation) -> None:
+        for tier in (0, 1, 2):
+            sim.add(tier)
+        await sim.until_round(2)
+        sim.add(0)
+        await sim.until_finished()
+
+    sim = play(tmp_path, story, overlap=0)
+    late = sim.players[3]
+    assert [event["source"] for event in late.saw("model")] == ["peers"]
+    assert len(late.saw("applied")) == 6
+    assert sim.check() == 63
+
+
+def test_a_killed_member_is_dropped_in_the_next_round_and_its_share_done_again(tmp_path: Path) -> None:
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1, 2)]
+        await sim.until_round(2)
+        await sim.kill(players[1])
+        await sim.until_round(3)
+        again.append(sim.run.current.redo)
+        await sim.until_round(5)
+        roster.append(sim.run.current.roster)
+        await sim.until(lambda run: run.state is RunState.COOLDOWN)
+        sim.start(players[1])
+        await sim.until_finished()
+
+    again: list[int] = []
+    roster: list[int] = []
+    sim = play(tmp_path, story, overlap=0)
+    assert (again, [mask.bit_count() for mask in roster]) == ([3], [2])
+    assert {e["height"] for player in sim.players for e in player.saw("dropped")} == {3}
+    assert sim.run.lost_sequences == 0
+    assert sim.check(dropped=[sim.players[1]]) == 30
+
+
+def test_a_member_that_leaves_after_its_result_has_delivered(tmp_path: Path) -> None:
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1, 2)]
+        await sim.until_round(2)
+        await sim.until(lambda run: bool(players[2].saw("trained", height=2)))
+        await sim.stop(players[2])
+        await sim.until(lambda run: run.state is RunState.COOLDOWN)
+        sim.start(players[2])
+        await sim.until_finished()
+
+    sim = play(tmp_path, story, overlap=0)
+    assert not sim.record.dropped
+    assert sim.check() > 0
+    assert (sim.run.lost_sequences, sim.run.backlog) == (0, ())
+
+
+def test_a_slow_member_is_waited_for(tmp_path: Path) -> None:
+    async def story(sim: Simulation) -> None:
+        sim.add(0), sim.add(1), sim.add(2, seconds=3.0)
+        await sim.until_finished()
+
+    sim = play(tmp_path, story, overlap=0, global_batch_size_start=45, global_batch_size_end=45)
+    assert sim.check() == 42
+    assert len(sim.players[2].saw("trained")) == 12
+
+
+def test_a_member_slower_than_a_round_is_told_and_its_share_redone(tmp_path: Path) -> None:
+    """Its witnesses wait until shortly before the round's time is up, and so long its work may take."""
+
+    async def story(sim: Simulation) -> None:
+        sim.add(0), sim.add(1), slow.append(sim.add(2))
+        await sim.until_round(0)
+        slow[0].compute._seconds = 8.0  # type: ignore[union-attr]
+        await sim.until(lambda run: run.epoch == 1)
+
+    slow: list[Player] = []
+    sim = play(tmp_path, story, overlap=0, warmup_time=200, max_round_train_time=10)
+    given_up, too_slow = (event["message"] for event in slow[0].saw("warning")[:2])
+    assert given_up == "round 0 was given up: the run is ahead"
+    assert "3 sequences took more than 9 s; a round leaves 8 s for it at most" in too_slow
+    assert sim.run.lost_sequences == 0
+    assert sim.check(dropped=slow) > 0
+
+
+def test_a_result_that_is_missing_comes_again_in_the_next_round(tmp_path: Path) -> None:
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1, 2)]
+        await sim.until_round(2)
+        replica = players[1].member._replica  # type: ignore[union-attr]
+        assert replica is not None
+        train = replica.train
+
+        def broken(*args: Any) -> Trained:
+            return replace(train(*args), loss=float("nan"))
+
+        replica.train = broken  # type: ignore[method-assign,assignment]
+        slot = next(slot for slot, one in enumerate(sim.members.slots) if one.signer == players[1].wallet)
+        header = (await sim.until_round(3)).current
+        before = sim.run.round(2)
+        assert before is not None
+        assert before.attested == before.roster & ~(1 << slot)
+        assert (header.redo, before.data_index <= header.redo_index < before.data_index + 9) == (3, True)
+        await sim.until(lambda run: run.epoch == 1)
+
+    sim = play(tmp_path, story, overlap=0)
+    assert sim.run.lost_sequences == 0
+    assert sim.check(dropped=[sim.players[1]]) > 0
+
+
+def test_who_signs_two_results_has_delivered_none(tmp_path: Path) -> None:
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1, 2, 0)]
+        await sim.until_round(1)
+        liar = players[0]
+
+        async def lie(said: Any, transport: Any) -> None:
+            for one in (said, other_result(sim, said, transport)):
+                tell_all(transport, sign(liar, one))
+
+        sabotage(liar, lie)
+        await sim.until(lambda run: run.epoch == 1)
+
+    sim = play(tmp_path, story, overlap=0, init_min_clients=4)
+    liar, *honest = sim.players
+    assert sim.check(hostile=[liar]) > 0
+    assert {sim.members.slots[slot].signer for _, slot in sim.record.dropped} == {liar.wallet}
+    assert all(any("another result" in e["why"] for e in player.saw("refused")) for player in honest)
+
+
+@pytest.mark.parametrize("seconds", [5, 20])
+def test_an_outage_for_all_throws_no_round_away(tmp_path: Path, seconds: float) -> None:
+    async def story(sim: Simulation) -> None:
+        for tier in (0, 1, 2):
+            sim.add(tier)
+        await sim.until_round(2)
+        sim.chain.down = True
+        await asyncio.sleep(seconds)
+        sim.chain.down = False
+        await sim.until_finished()
+
+    sim = play(tmp_path, story, overlap=0)
+    assert not sim.record.dropped
+    assert sim.run.lost_sequences == 0
+    assert sim.check() == 42
+
+
+def test_too_few_witnesses_end_the_epoch_and_accuse_nobody(tmp_path: Path) -> None:
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1, 2)]
+        await sim.until_round(2)
+        for player in players[:2]:
+            _down(player, True)
+        run = await sim.until(lambda run: run.state is RunState.COOLDOWN)
+        assert (run.exit_reason, run.draining, run.current.height) == (ExitReason.QUORUM_MISSING, False, 2)
+        for player in players[:2]:
+            _down(player, False)
+        await sim.until_finished()
+
+    sim = play(tmp_path, story, overlap=0)
+    assert not sim.record.dropped
+    sim.check()
+    assert sim.run.lost_sequences == 0
+
+
+def test_announcements_that_get_lost_are_asked_for(tmp_path: Path) -> None:
+    async def story(sim: Simulation) -> None:
+        for tier in (0, 1, 2):
+            sim.add(tier)
+        await sim.until_round(0)
+        turn = [0]
+
+        def loses(sender: bytes, receiver: bytes) -> bool:
+            turn[0] += 1
+            return turn[0] % 2 == 0
+
+        sim.network.loses = loses
+        await sim.until_finished()
+
+    sim = play(tmp_path, story, overlap=0)
+    assert not sim.record.dropped
+    assert sim.check() == 42
+    assert sim.now_at_end < 150, "what nobody asks for costs a round its whole time"
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_member_that_is_away_at_the_end_of_an_epoch_still_finishes_it(tmp_path: Path, changed: bool) -> None:
+    """By the rules with which the epoch began, whatever its owner has set since."""
+
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1, 2)]
+        await sim.until_round(4)
+        await asyncio.sleep(1)
+        _down(players[2], True)
+        sim.pause(True)
+        run = await sim.until(lambda run: run.state is RunState.PAUSED)
+        if changed:
+            config = asdict(run.config) | {"overlap": 1}
+            sim.chain.send([sim.ix.update(RUN_ID, config=config)], sim.owner)
+        _down(players[2], False)
+        await sim.until(lambda run: bool(players[2].saw("cooldown")), limit=60)
+        sim.pause(False)
+        await sim.until_finished()
+
+    sim = play(tmp_path, story, overlap=0)
+    late = sim.players[2]
+    assert [e["height"] for e in late.saw("applied", epoch=0)] == [0, 1, 2, 3, 4]
+    assert late.saw("model")[1]["source"] == "its own replica"
+    assert sim.run.config.overlap == changed
+    assert sim.check() == 45
+
+
+def test_only_some_of_the_members_witness(tmp_path: Path) -> None:
+    """The others hear on chain whose results count, and fetch what they lack."""
+
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 0, 1, 2)]
+        await sim.until_round(1)
+        sim.network.cut(players[0].id, players[3].id)
+        await sim.until_finished()
+
+    sim = play(tmp_path, story, overlap=0, witness_nodes=1)
+    assert sim.check(dropped=sim.players) > 0
+    assert sim.run.lost_sequences == 0
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_members_that_are_fast_enough_for_rounds_of_a_second_learn(tmp_path: Path, overlap: int) -> None:
+    async def story(sim: Simulation) -> None:
+        for _ in range(3):
+            sim.add(0, seconds=0.05)
+        await sim.until_finished()
+
+    sim = play(tmp_path, story, overlap=overlap, max_round_train_time=1)
+    applied = sum(event["results"] for event in sim.players[0].saw("applied"))
+    assert applied > 12 * 3 / 2  # the chain counts whole seconds, so a round may end before anybody has announced

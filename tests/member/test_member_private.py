@@ -1,0 +1,133 @@
+"""What a member's optimizer knows outlives a restart between two epochs, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from aftermath.member import private
+from aftermath.optim.engine import Engine
+from aftermath.rules.state import RunState
+from aftermath.sim.simulation import Player, Simulation, play
+
+ALL = {"min_clients": 3, "waiting_for_members_extra_time": 20}
+"""No epoch begins without everybody."""
+SPARSELOCO = {"SparseLoCo": {"inner_steps": 2, "compression_chunk": 7, "compression_topk": 4}}
+
+
+def known(player: Player) -> dict[str, Tensor]:
+    assert player.member is not None
+    assert player.member._replica is not None
+    return {name: tensor.clone() for name, tensor in player.member._replica.optimizer.state().items()}
+
+
+async def restart(sim: Simulation) -> list[dict[str, Tensor]]:
+    """All train an epoch; all but the first stop after it, and start again. What these knew."""
+    for tier in (0, 1, 2):
+        sim.add(tier)
+    await sim.until(lambda run: run.epoch == 1 and run.state is RunState.WAITING_FOR_MEMBERS)
+    await asyncio.sleep(3)
+    before = [known(player) for player in sim.players[1:]]
+    for player in sim.players[1:]:
+        await sim.stop(player)
+        sim.start(player)
+    return before
+
+
+def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("optimizer", [None, SPARSELOCO], ids=["distro", "sparseloco"])
+def test_members_that_are_started_again_between_two_epochs_go_on_from_what_they_knew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: dict[str, Any] | None
+) -> None:
+    whole, taken = Engine.restore, []
+
+    def restore(self: Engine, state: Mapping[str, Tensor]) -> None:
+        whole(self, state)
+        taken.append({name: tensor.clone() for name, tensor in self.state().items()})
+
+    monkeypatch.setattr(Engine, "restore", restore)
+    before: list[dict[str, Tensor]] = []
+
+    async def story(sim: Simulation) -> None:
+        sim.remembers = True
+        before.extend(await restart(sim))
+        await sim.until_finished()
+
+    sim = play(tmp_path, story, optimizer=optimizer, **ALL)
+    assert sim.check() > 0
+    assert len(taken) == 2
+    for state in before:
+        assert any(bool(tensor.any()) for tensor in state.values()), "there is something to know"
+        assert any(same(state, other) for other in taken)
+    for player in sim.players[1:]:
+        assert [event["epoch"] for event in player.saw("remembered")] == [1]
+        assert not player.saw("warning", until="trained")
+    assert {path.suffix for path in (tmp_path / "private").iterdir()} == {".safetensors"}
+
+
+def test_a_member_that_was_away_for_an_epoch_begins_with_nothing_and_says_so(tmp_path: Path) -> None:
+    async def story(sim: Simulation) -> None:
+        sim.remembers = True
+        for tier in (0, 1, 2, 2):
+            sim.add(tier)
+        *_, away = sim.players
+        await sim.until_round(2, epoch=1)
+        await sim.kill(away)
+        await sim.until(lambda run: run.epoch == 2)
+        sim.start(away)
+        await sim.until_finished()
+
+    sim = play(tmp_path, story, total_steps=24)
+    assert sim.check(dropped=sim.players[-1:]) > 0
+    *others, away = sim.players
+    (told,) = (event["message"] for event in away.saw("warning") if "the optimizer" in event["message"])
+    assert "begins with nothing" in told
+    assert "is of another epoch or other weights" in told
+    assert not any(player.saw("remembered") for player in sim.players)
+    assert not any("the optimizer" in event["message"] for player in others for event in player.saw("warning"))
+
+
+@pytest.mark.parametrize("damage", [b"", b"\xff" * 64, b"\x02\0\0\0\0\0\0\0{}"])
+def test_a_damaged_file_is_told_and_left(tmp_path: Path, damage: bytes) -> None:
+    async def story(sim: Simulation) -> None:
+        sim.remembers = True
+        await restart(sim)
+        for file in (tmp_path / "private").iterdir():
+            file.write_bytes(damage)
+        await sim.until_finished()
+
+    sim = play(tmp_path, story, **ALL)
+    assert sim.check() > 0
+    for player in sim.players[1:]:
+        (told,) = (event["message"] for event in player.saw("warning") if "the optimizer" in event["message"])
+        assert "begins with nothing" in told
+        assert "is damaged" in told
+
+
+def test_a_full_disk_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(private, "save_file", full)
+
+    async def story(sim: Simulation) -> None:
+        sim.remembers = True
+        await restart(sim)
+        await sim.until_finished()
+
+    sim = play(tmp_path, story, **ALL)
+    assert sim.check() > 0
+    for player in sim.players[1:]:
+        assert any("what the optimizer knows is not kept: the disk of" in e["message"] for e in player.saw("warning"))
+        assert not player.saw("remembered")

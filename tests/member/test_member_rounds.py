@@ -1,0 +1,214 @@
+"""What a member does in its rounds when something is out of the ordinary, and what each epoch begins with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aftermath.chain.member import SolanaMember
+from aftermath.optim.engine import Trained
+from aftermath.replica.replica import Replica
+from aftermath.rules.state import RunState
+from aftermath.sim.simulation import Player, Simulation, play
+
+
+def _replica(player: Player) -> Replica:
+    replica = player.member._replica  # type: ignore[union-attr]
+    assert replica is not None
+    return replica
+
+
+def _momentum(player: Player) -> float:
+    """How much a member has learnt that it has not sent yet."""
+    kept = _replica(player).optimizer.state()
+    return sum(float(tensor.abs().sum()) for name, tensor in kept.items() if "residual" in name)
+
+
+def test_after_a_pause_everybody_starts_without_momentum_and_learns_from_the_first_round(tmp_path: Path) -> None:
+    """A cold start: delta is zero, the rate is not, so the first round that is applied changes the model."""
+
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1, 2)]
+        await sim.until_round(3)
+        sim.pause(True)
+        await sim.until(lambda run: run.state is RunState.PAUSED)
+        assert min(map(_momentum, players)) > 0
+        sim.pause(False)
+        await sim.until_round(0, epoch=1)
+        assert [_momentum(player) for player in players] == [0, 0, 0]
+        await sim.until_finished()
+
+    sim = play(tmp_path, story, cold_start_warmup_steps=2)
+    assert sim.check() == 45
+    for player in sim.players:
+        end = player.saw("cooldown", epoch=0)[0]["hashes"]
+        first, second, *_ = player.saw("applied", epoch=1)
+        assert first["height"] == 0
+        assert len({str(hashes) for hashes in (end, first["hashes"], second["hashes"])}) == 3, player.name
+        assert player.saw("applied", epoch=2)[0]["hashes"] != player.saw("cooldown", epoch=1)[0]["hashes"]
+
+
+def test_between_epochs_without_a_pause_momentum_stays(tmp_path: Path) -> None:
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1, 2)]
+        await sim.until_round(0, epoch=1)
+        assert min(map(_momentum, players)) > 0
+        await sim.until_finished()
+
+    assert play(tmp_path, story).check() == 42
+
+
+def test_a_result_whose_loss_is_not_finite_is_not_announced(tmp_path: Path) -> None:
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1, 2)]
+        await sim.until_round(2)
+        replica = _replica(players[1])
+        train = replica.train
+
+        def broken(*args: object) -> Trained:
+            return replace(train(*args), loss=float("inf"))  # type: ignore[arg-type]
+
+        replica.train = broken  # type: ignore[method-assign,assignment]
+        await sim.until(lambda run: run.epoch == 1)
+
+    sim = play(tmp_path, story)
+    warned = [e["message"] for e in sim.players[1].saw("warning")]
+    assert any("is left out: its loss is inf" in message for message in warned)
+    assert {e["height"] for e in sim.players[1].saw("trained")} <= {0, 1, 2}
+    assert sim.run.lost_sequences == 0
+    assert sim.check(dropped=[sim.players[1]]) > 0
+
+
+def _slow_down(player: Player, seconds: float) -> None:
+    """From now on a piece of work takes so long, whatever the member has declared."""
+    player.compute._seconds = seconds  # type: ignore[union-attr]
+
+
+def test_the_speed_that_was_measured_in_the_rounds_is_declared_for_the_next_epoch(tmp_path: Path) -> None:
+    """All declare 60 sequences a minute; 10 take two of them 2 seconds and the third 6."""
+
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1, 2)]
+        _slow_down(players[2], 3.0)
+        await sim.until_finished()
+
+    sim = play(tmp_path, story, max_round_train_time=60, global_batch_size_start=30, global_batch_size_end=30)
+    assert sim.check() == 42
+    assert [[e["weight"] for e in player.saw("joined")][:2] for player in sim.players] == [
+        [60, 300],
+        [60, 300],
+        [60, 100],
+    ]
+    shares = [[e["tokens"] / 16 for e in sim.players[2].saw("trained", epoch=epoch)] for epoch in (0, 1)]
+    assert shares[0] == [10] * 6
+    assert all(4 <= share <= 5 for share in shares[1])  # 30 x 100 / 700
+
+
+def test_training_that_is_too_late_for_its_round_is_given_up(tmp_path: Path) -> None:
+    """A share takes 16 seconds and a round 5: nobody can use the result, and the epoch goes on without the member."""
+
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1, 2)]
+        _slow_down(players[2], 8.0)
+        await sim.until(lambda run: run.epoch == 1)
+
+    sim = play(tmp_path, story, warmup_time=200, max_round_train_time=5)
+    slow = sim.players[2]
+    given_up, too_slow = (event["message"] for event in slow.saw("warning")[:2])
+    assert given_up == "round 0 was given up: the run is ahead"
+    assert "too slow for its share of the rounds: 3 sequences took more than 16 s" in too_slow
+    assert "a round leaves 5 s for it at most" in too_slow
+    assert not slow.saw("trained")
+    # 3 sequences in 16 seconds are at most 11 a minute: so much it declares when it joins again, having fallen out.
+    assert [event["weight"] for event in slow.saw("joined")][:2] == [60, 11]
+    assert sim.run.lost_sequences == 0
+    assert sim.check(dropped=[slow]) > 0
+
+
+@pytest.mark.parametrize("witnesses", [0, 1])
+def test_a_member_alone_and_too_slow_is_told_once_per_epoch(tmp_path: Path, witnesses: int) -> None:
+    """A share takes 40 seconds and a round 15 at most: nothing it trains counts, and nobody is there to drop it."""
+
+    async def story(sim: Simulation) -> None:
+        alone = sim.add(0)
+        _slow_down(alone, 20.0)
+        await sim.until(lambda run: run.epoch == 2)
+
+    sim = play(
+        tmp_path, story, min_clients=1, init_min_clients=1, witness_nodes=witnesses, warmup_time=200, total_steps=60
+    )
+    [alone] = sim.players
+    told = [event for event in alone.saw("warning") if "too slow" in event["message"]]
+    assert len(told) == 2, "one for each epoch"
+    for event in told:
+        assert "9 sequences took more than 40 s; a round leaves 15 s for it at most" in event["message"]
+        for way_out in ("--matformer-tier", "--threads", "--micro-batch-size", "max_round_train_time"):
+            assert way_out in event["message"]
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(3.0, False), (7.0, True)])
+def test_all_of_a_rounds_own_work_counts(tmp_path: Path, seconds: float, told: bool) -> None:
+    """Two pieces of work are the share's, two the apply's with its hashes; a round lasts 15 seconds at most."""
+
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1, 2)]
+        _slow_down(players[2], seconds)
+        await sim.until(lambda run: run.epoch == 1)
+
+    sim = play(tmp_path, story, warmup_time=200)
+    slow = sim.players[2]
+    assert slow.saw("trained")
+    said = [e["message"] for player in sim.players for e in player.saw("warning") if "too slow" in e["message"]]
+    assert bool(said) is told
+    assert not told or "3 sequences took 14 s and applying a round's results 14 s; a round leaves 15 s" in said[0]
+    assert sim.check(dropped=[slow] if told else []) > 0
+
+
+def test_a_snapshot_is_withdrawn_at_the_first_apply_of_the_next_epoch(tmp_path: Path) -> None:
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1, 2)]
+        await sim.until_round(1, epoch=1)
+        offered = {player.name: _offered(player) for player in players}
+        assert all(offered.values())
+        await sim.until_round(3, epoch=1)
+        for player in players:
+            assert player.saw("applied", epoch=1)
+            assert player.transport is not None
+            assert not _offered(player)
+            assert not offered[player.name] & player.transport._blobs.keys()
+        await sim.until_finished()
+
+    assert play(tmp_path, story).check() == 42
+
+
+def _offered(player: Player) -> set[bytes]:
+    """Digests of the tensors that a member offers to joiners, all of which it serves."""
+    manifest = player.member._share.manifest  # type: ignore[union-attr]
+    digests = {digest for level in manifest.levels.values() for digest in level} if manifest is not None else set()
+    assert player.transport is not None
+    assert digests <= player.transport._blobs.keys()
+    return digests
+
+
+def test_an_attestation_says_how_fast_its_member_sends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[float] = []
+    original = SolanaMember.witness
+
+    async def listening(self: SolanaMember, *args: Any, bytes_per_sec: float, **others: Any) -> None:
+        told.append(bytes_per_sec)
+        await original(self, *args, bytes_per_sec=bytes_per_sec, **others)
+
+    async def story(sim: Simulation) -> None:
+        for tier in (0, 1, 2):
+            sim.add(tier)
+        await sim.until_finished()
+
+    monkeypatch.setattr(SolanaMember, "witness", listening)
+    sim = play(tmp_path, story)
+    assert sim.check() == 42
+    sent = [player.saw("traffic")[-1]["sent"] for player in sim.players]
+    assert min(told) >= 0
+    assert 0 < max(told) < min(sent), "in one second no member sends what it sends in all rounds"

@@ -1,0 +1,121 @@
+"""Members of unequal tiers that train with SparseLoCo through the real program."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aftermath.base.errors import Unsuitable
+from aftermath.config.read import optimizer_of
+from aftermath.config.training import ADAMW
+from aftermath.optim.sparseloco import SparseLoCo
+from aftermath.rules.state import Architecture, OptimizerKind, RunState
+from aftermath.sim.simulation import Player, Simulation, play
+from aftermath.train.outfit import check_model
+
+STEPS = 3
+"""Inner steps of a round: a member's share has as many sequences."""
+ROUNDS = 6
+"""Of an epoch."""
+
+
+def _table(**changes: Any) -> dict[str, Any]:
+    small = {"compression_chunk": 7, "compression_topk": 4, "compression_topk_embeddings": 6}
+    return {"SparseLoCo": {"inner_steps": STEPS, **small, **changes}}
+
+
+def _taken(player: Player) -> set[int]:
+    """How many steps the inner optimizer of a member remembers, by what it says of every parameter."""
+    assert player.member is not None
+    replica = player.member._replica
+    assert replica is not None
+    state = replica.optimizer.state()
+    return {int(tensor) for name, tensor in state.items() if name.startswith(("private.step/", "private.count/"))}
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"inner_optimizer": "muon", "divisor": "root", "value_bits": 1, "outer_lr": 0.7, "weight_decay": 0.01},
+        {"divisor": "all", "clip_grad_norm": 0.0, "compression_decay": 0.0},
+        {"divisor": "all", "orthogonal_lr": 10.0},
+    ],
+)
+def test_three_tiers_end_with_the_same_levels_and_have_changed_them(
+    tmp_path: Path, changes: dict[str, Any], overlap: int
+) -> None:
+    async def story(sim: Simulation) -> None:
+        for tier in (0, 1, 2):
+            sim.add(tier)
+        await sim.until_finished()
+
+    sim = play(tmp_path, story, optimizer=_table(**changes), overlap=overlap)
+    assert sim.model.optimizer.kind is OptimizerKind.SPARSELOCO
+    assert isinstance(sim.schema.optimizer, SparseLoCo)
+    assert sim.check() == 42
+    ends = [player.saw("cooldown")[-1]["hashes"] for player in sim.players]
+    assert [sorted(hashes) for hashes in ends] == [["0", "1", "2"], ["1", "2"], ["2"]]
+    for level in ("1", "2"):
+        assert len({hashes[level] for hashes in ends if level in hashes}) == 1
+    for player in sim.players:
+        assert len(player.saw("trained")) == 2 * ROUNDS
+        applied = [str(event["hashes"]) for event in player.saw("applied")]
+        assert len(set(applied)) == len(applied), "every round changes the model"
+
+
+@pytest.mark.parametrize("sparseloco", [False, True])
+def test_a_member_takes_part_where_results_are_exchanged(tmp_path: Path, sparseloco: bool) -> None:
+    async def story(sim: Simulation) -> None:
+        check_model(sim.model, "r")
+        alone = replace(sim.model, optimizer=optimizer_of(ADAMW))
+        with pytest.raises(Unsuitable, match="r uses AdamW, and members exchange results with DisTrO or SparseLoCo"):
+            check_model(alone, "r")
+        deepseek = replace(sim.model, architecture=Architecture.HF_DEEPSEEK.value)
+        with pytest.raises(Unsuitable, match="an architecture this client does not have; it has HfLlama and HfNanoGPT"):
+            check_model(deepseek, "r")
+
+    play(tmp_path, story, optimizer=_table() if sparseloco else None)
+
+
+def test_the_moments_of_inner_optimizers_outlive_an_epoch_and_end_with_a_pause(tmp_path: Path) -> None:
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1, 2)]
+        await sim.until(lambda run: run.epoch == 1 and run.state is RunState.WARMUP)
+        assert [_taken(player) for player in players] == [{ROUNDS * STEPS}] * 3
+        await sim.until_round(3, epoch=1)
+        assert all(min(_taken(player)) > ROUNDS * STEPS for player in players)
+        sim.pause(True)
+        await sim.until(lambda run: run.state is RunState.PAUSED)
+        sim.pause(False)
+        await sim.until(lambda run: run.epoch == 2 and run.state is RunState.ROUND_TRAIN)
+        assert [max(_taken(player), default=0) <= STEPS for player in players] == [True] * 3
+        await sim.until_finished()
+
+    assert play(tmp_path, story, optimizer=_table(), total_steps=18).check() > 42
+
+
+def test_a_member_that_was_killed_comes_back_without_moments_and_replicas_stay_equal(tmp_path: Path) -> None:
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1, 2, 1)]
+        await sim.until_round(2)
+        await sim.kill(players[1])
+        sim.start(players[1])
+        await sim.until_round(1, epoch=1)
+        assert max(_taken(players[1])) <= 2 * STEPS
+        assert all(min(_taken(player)) > 2 * STEPS for player in players if player is not players[1])
+        await sim.until_finished()
+
+    sim = play(
+        tmp_path,
+        story,
+        optimizer=_table(inner_optimizer="muon", orthogonal_lr=10.0),
+        init_min_clients=4,
+        total_steps=18,
+    )
+    assert sim.check(dropped=[sim.players[1]]) > 0
+    assert sim.players[1].saw("applied", epoch=1)

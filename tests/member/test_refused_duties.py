@@ -1,0 +1,112 @@
+"""Duties that the chain refuses: what was refused for good is not asked for again, an empty wallet ever more rarely."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from solders.account import Account
+
+from aftermath.chain.refusals import refusal
+from aftermath.localnet.runtime import SYSTEM_ID
+from aftermath.rules.state import RunState
+from aftermath.sim.simulation import Player, Simulation, play
+
+
+def _tries(sim: Simulation, player: Player, duty: str, name: str | None = None) -> list[tuple[object, float]]:
+    """When a member tries a duty, and for which height or slot; refused by that name, if one is given."""
+    assert player.chain is not None
+    call, tries = getattr(player.chain, duty), []
+
+    async def noted(*what: Any, **more: Any) -> None:
+        tries.append((what[-1] if duty == "warmup_witness" else what[1], sim.now))
+        if name is not None:
+            raise refusal(name, "no")
+        await call(*what, **more)
+
+    setattr(player.chain, duty, noted)
+    return tries
+
+
+def _told(player: Player, duty: str) -> list[str]:
+    return [e["message"] for e in player.saw("warning") if duty in e["message"] and "was refused" in e["message"]]
+
+
+def _purse(sim: Simulation, player: Player, lamports: int) -> None:
+    sim.chain.node.bank.store([(player.key.pubkey(), Account(lamports, b"", SYSTEM_ID, False))])
+
+
+def test_an_attestation_refused_for_good_is_tried_once_a_round(tmp_path: Path) -> None:
+    """The others wait for it until the round's time is up, and do without."""
+
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1, 2)]
+        await sim.until_round(0)
+        tries = _tries(sim, players[1], "witness", "BadParticipation")
+        await sim.until(lambda run: run.state is RunState.COOLDOWN)
+        times = Counter(height for height, _ in tries)
+        assert len(times) >= 6
+        assert set(times.values()) == {1}
+        assert len(_told(players[1], "the attestation of round")) == len(times)
+
+    assert play(tmp_path, story).check() > 0
+
+
+def test_a_turn_that_may_come_is_waited_for_closely(tmp_path: Path) -> None:
+    """Somebody that this member took to have left has attested, and may leave all the same."""
+
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1, 2)]
+        await sim.until_round(0)
+        tries = _tries(sim, players[1], "witness", "NotElected")
+        await sim.until_round(1)
+        times = [time for height, time in tries if height == 0]
+        assert len(times) >= 5
+        assert all(after - before < 1 for before, after in itertools.pairwise(times))
+        assert not _told(players[1], "the attestation of round")
+
+    play(tmp_path, story)
+
+
+def test_an_empty_wallet_is_tried_ever_more_rarely_until_it_is_filled(tmp_path: Path) -> None:
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1, 2)]
+        await sim.until_round(1)
+        tries = {player.name: _tries(sim, player, "witness") for player in players[1:]}
+        for player in players[1:]:
+            _purse(sim, player, 1000)
+        await asyncio.sleep(40)
+        assert (sim.run.current.height, sim.run.state) == (1, RunState.ROUND_TRAIN), "without a quorum"
+        for player in players[1:]:
+            times = [time for height, time in tries[player.name] if height == 1]
+            gaps = [after - before for before, after in itertools.pairwise(times)]
+            assert all(gap >= least for gap, least in zip(gaps, (5, 10, 20), strict=True))
+            (told,) = _told(player, "the attestation of round 1")
+            assert "holds 0.000001 SOL but needs" in told
+            _purse(sim, player, 10**12)
+        await sim.until_finished()
+        assert all(player.saw("witnessed", height=1, sent=True) for player in players)
+
+    sim = play(tmp_path, story, max_round_train_time=90)
+    assert sim.check() == 42
+    assert sim.run.lost_sequences == 0
+
+
+@pytest.mark.parametrize("name", ["BadParticipation", "InsufficientFunds"])
+def test_a_report_of_readiness_that_is_refused_is_not_repeated_all_through_warm_up(tmp_path: Path, name: str) -> None:
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1, 2)]
+        tries = [_tries(sim, player, "warmup_witness", name) for player in players[1:]]
+        began = (await sim.until(lambda run: run.state is RunState.WARMUP)).state_started_at
+        run = await sim.until_round(0)
+        assert run.state_started_at - began >= run.config.warmup_time, "without a quorum"
+        for player, times in zip(players[1:], tries, strict=True):
+            assert len(times) == (1 if name == "BadParticipation" else 3)
+            assert len(_told(player, "the report that this member is ready")) == 1
+        await sim.until(lambda run: run.state is RunState.COOLDOWN)
+
+    assert play(tmp_path, story).check() > 0

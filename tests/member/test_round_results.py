@@ -1,0 +1,277 @@
+"""What a member takes for a valid announcement, what it keeps of it, and what it forgets."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import pytest
+
+from aftermath.member.collect import Collector
+from aftermath.member.plan import plan_round
+from aftermath.p2p.transport import RequestRefused
+from aftermath.rules.commitment import LevelPayload, SequenceInterval, encode_announcement
+from aftermath.sim.clock import run_virtual
+from member.desk import BATCH, SCHEMA, SECRETS, Desk, commitment_of, header_of, p2p_of, plan_of, three_members
+
+# --- plan -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_shares_of_a_plan_are_the_whole_batch() -> None:
+    plan = plan_of()
+    spans = sorted((r.start, r.stop) for slot in range(3) for r in plan.ranges(slot))
+    assert spans[0][0] == 100
+    assert spans[-1][1] == 100 + BATCH
+    assert all(left[1] == right[0] for left, right in pairwise(spans))
+    assert plan.owing == frozenset(range(3))
+    assert plan.ranges(17) == []
+
+
+@pytest.mark.parametrize("slot", range(3))
+def test_what_was_assigned_is_admitted(slot: int) -> None:
+    assert plan_of().admits(commitment_of(None, slot), SCHEMA)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"sender": p2p_of(2)},
+        {"signer": (2).to_bytes(32, "big")},
+        {"run_id": "other"},
+        {"epoch": 3},
+        {"height": 5},
+        {"step": 6},
+        {"slot": 0},
+        {"slot": 200},
+        {"tier": 2},
+        {"intervals": (SequenceInterval(100, 109),)},
+        {"intervals": (SequenceInterval(0, 3),)},
+        {"schema_hash": bytes(32)},
+        {"levels": {}},
+        {"levels": {1: LevelPayload(b"d" * 32, SCHEMA.results.payload_bytes(1))}},
+        {"levels": {2: LevelPayload(b"d" * 32, SCHEMA.results.payload_bytes(2))}},
+        {"levels": {level: LevelPayload(b"d" * 32, SCHEMA.results.payload_bytes(level)) for level in range(3)}},
+        {"levels": {level: LevelPayload(b"d" * 32, SCHEMA.results.payload_bytes(level) + 1) for level in (1, 2)}},
+    ],
+)
+def test_whatever_differs_from_the_assignment_is_not_admitted(changed: dict[str, Any]) -> None:
+    assert not plan_of().admits(msgspec.structs.replace(commitment_of(None, 1), **changed), SCHEMA)
+
+
+def test_a_member_with_an_empty_share_owes_and_may_announce_nothing() -> None:
+    plan = plan_round("test", 2, replace(header_of(), batch=0), three_members(), 0)
+    assert plan.owing == frozenset()
+    assert not plan.admits(commitment_of(None, 1), SCHEMA)
+
+
+def test_a_result_is_held_once_all_its_levels_are_here() -> None:
+    async def story() -> None:
+        desk = Desk()
+        desk.results.open(plan_of())
+        said = desk.hear(1)
+        assert desk.results.announced(4) == {1}
+        assert desk.results.held(4) == {}
+        assert desk.results.settled(4) == frozenset()
+        await asyncio.sleep(1)
+        assert desk.results.held(4) == {1: said.digest}
+        assert desk.results.settled(4) == {1}
+        desk.results.close()
+
+    run_virtual(story())
+
+
+def test_a_repeated_announcement_changes_nothing() -> None:
+    async def story() -> None:
+        desk = Desk()
+        desk.results.open(plan_of())
+        desk.hear(1)
+        desk.hear(1, loss=9.0)  # hearsay: the commitment is the same
+        await asyncio.sleep(1)
+        assert len(desk.results.candidates(4, 1)) == 1
+
+    run_virtual(story())
+
+
+def test_announcements_of_a_round_not_seen_yet_wait_for_it() -> None:
+    async def story() -> None:
+        desk = Desk()
+        desk.results.open(plan_of(4))
+        desk.hear(1, 5)
+        assert desk.results.announced(5) == frozenset()
+        desk.results.open(plan_of(5))
+        assert desk.results.announced(5) == {1}
+
+    run_virtual(story())
+
+
+def test_announcements_too_far_ahead_or_of_another_epoch_are_not_kept() -> None:
+    async def story() -> None:
+        desk = Desk()
+        desk.results.open(plan_of(4))
+        desk.hear(1, 9)
+        desk.hear(1, 5, epoch=3)
+        desk.hear(1, 3)
+        assert desk.results._early == {}
+
+    run_virtual(story())
+
+
+def test_old_rounds_are_forgotten_and_their_payloads_withdrawn() -> None:
+    async def story() -> None:
+        desk = Desk()
+        desk.results.open(plan_of(4))
+        said = desk.hear(2, signer=(2).to_bytes(32, "big"))
+        await asyncio.sleep(1)
+        digest = said.levels[2].blake3
+        assert digest in desk.transports[0]._blobs
+        for height in (5, 6, 7):
+            desk.results.open(plan_of(height))
+            assert desk.results.plan(4) is not None
+        desk.results.open(plan_of(8))
+        assert desk.results.plan(4) is None
+        assert digest not in desk.transports[0]._blobs
+
+    run_virtual(story())
+
+
+def test_votes_of_a_round_that_is_applied_are_let_go_and_its_payloads_still_served() -> None:
+    async def story() -> None:
+        desk = Desk()
+        desk.results.open(plan_of(4))
+        digest = desk.hear(1).levels[2].blake3
+        await asyncio.sleep(1)
+        (candidate,) = desk.results.candidates(4, 1)
+        assert sorted(candidate.votes) == [1, 2]
+        desk.results.applied(4)
+        assert not candidate.votes
+        assert desk.results.whole(candidate)
+        assert desk.results.held(4) == {1: candidate.digest}
+        assert digest in desk.transports[0]._blobs
+
+    run_virtual(story())
+
+
+def test_a_payload_that_a_newer_round_repeats_stays_served() -> None:
+    """In the first step of a cold start nobody votes for anything: all results have the same bytes."""
+
+    async def story() -> None:
+        desk = Desk()
+        desk.results.open(plan_of(4))
+        digest = desk.hear(1).levels[2].blake3
+        await asyncio.sleep(1)
+        for height in (5, 6, 7):
+            desk.results.open(plan_of(height))
+        assert desk.hear(1, 7).levels[2].blake3 == digest
+        await asyncio.sleep(1)
+        desk.results.open(plan_of(8))
+        assert digest in desk.transports[0]._blobs
+
+    run_virtual(story())
+
+
+def test_what_was_never_fetched_is_not_withdrawn() -> None:
+    """A liar that names the digest of something else we serve must not make us stop serving it."""
+
+    async def story() -> None:
+        desk = Desk()
+        desk.results.open(plan_of(4))
+        ours = desk.transports[0].publish(b"a tensor for joiners")
+        levels = {level: LevelPayload(ours, SCHEMA.results.payload_bytes(level)) for level in (1, 2)}
+        desk.hear(1, levels=levels)
+        await asyncio.sleep(5)
+        for height in range(5, 9):
+            desk.results.open(plan_of(height))
+        desk.results.close()
+        assert ours in desk.transports[0]._blobs
+
+    run_virtual(story())
+
+
+def test_a_payload_comes_from_another_holder_when_its_trainer_is_gone() -> None:
+    async def story() -> None:
+        desk = Desk()
+        desk.results.open(plan_of(4))
+        said = commitment_of(desk.transports[1], 1)
+        for data in desk.transports[1]._blobs.values():
+            desk.transports[0]._network._nodes[p2p_of(2)].publish(data)
+        members = three_members()
+        slots = list(members.slots)
+        slots[2] = replace(slots[2], tier=0)
+        desk.results.begin(2)
+        desk.results.open(replace(plan_of(4), slots=tuple(slots)))
+        desk.transports[0]._network.crash(p2p_of(1))
+        desk.results.hear(said, encode_announcement(said, SECRETS[1]))
+        await asyncio.sleep(2)
+        assert desk.results.held(4) == {1: said.digest}
+
+    run_virtual(story())
+
+
+def test_of_a_payload_that_is_never_to_be_had_only_the_first_tries_are_told() -> None:
+    async def story() -> None:
+        desk = Desk()
+        desk.results.open(plan_of())
+        payload = LevelPayload(b"d" * 32, SCHEMA.results.payload_bytes(2))
+        desk.hear(2, levels={2: payload})
+        counts = []
+        for _ in range(2):
+            await desk.ports.clock.sleep(1000)
+            counts.append(sum(event["kind"] == "fetch_failed" for event in desk.events))
+        assert 1 < counts[0] == counts[1] < 10
+        assert not desk.results.complete(desk.results.candidates(4, 2)[0])
+        desk.results.close()
+
+    run_virtual(story())
+
+
+def test_questions_of_peers_are_answered_and_nonsense_is_not() -> None:
+    async def story() -> None:
+        desk = Desk()
+        desk.results.open(plan_of(4))
+        said = desk.hear(1)
+        ask = desk.results._answer
+        assert msgspec.msgpack.decode(await ask(b"", msgspec.msgpack.encode((4, [1, 1, 2, 99999])))) == [
+            encode_announcement(said, SECRETS[1])
+        ]
+        assert msgspec.msgpack.decode(await ask(b"", msgspec.msgpack.encode((77, [1])))) == []
+        for nonsense in (b"", b"\xff", msgspec.msgpack.encode("what"), msgspec.msgpack.encode((1, "2"))):
+            with pytest.raises(RequestRefused):
+                await ask(b"", nonsense)
+
+    run_virtual(story())
+
+
+@pytest.mark.parametrize("reply", [b"", b"\xff\xff", msgspec.msgpack.encode([b"no", b"announcement"]), b"\x90"])
+def test_a_peers_answer_is_hostile_until_checked(reply: bytes) -> None:
+    async def story() -> None:
+        desk = Desk()
+        desk.results.open(plan_of(4))
+
+        async def answer(peer: bytes, body: bytes) -> bytes:
+            return reply
+
+        desk.transports[1].handle("commitments", answer)
+        await Collector(desk.ports, desk.role.levels, desk.results, 2).ask(4, [1, 2], lambda said: True)
+        assert desk.results.announced(4) == frozenset()
+
+    run_virtual(story())
+
+
+def test_an_answer_counts_only_if_it_is_of_the_round_and_slots_asked_for() -> None:
+    async def story() -> None:
+        desk = Desk()
+        desk.results.open(plan_of(4))
+        replies = [commitment_of(None, 1), commitment_of(None, 2)]
+
+        async def answer(peer: bytes, body: bytes) -> bytes:
+            return msgspec.msgpack.encode([encode_announcement(said, SECRETS[said.slot]) for said in replies])
+
+        desk.transports[1].handle("commitments", answer)
+        await Collector(desk.ports, desk.role.levels, desk.results, 2).ask(4, [2], lambda said: False)
+        assert desk.results.announced(4) == {2}
+        desk.results.close()
+
+    run_virtual(story())

@@ -1,0 +1,276 @@
+"""The small parts everything waits on: pulse, first_of, feed, persist, worker threads, virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, cast
+
+import pytest
+
+from aftermath.base.wait import Pulse, first_of
+from aftermath.base.worker import ThreadWorker
+from aftermath.chain.refusals import refusal
+from aftermath.coordinator.errors import Refusal, Refused, Unavailable
+from aftermath.coordinator.ports import Coordinator
+from aftermath.coordinator.view import View
+from aftermath.member.feed import RunFeed
+from aftermath.member.persist import Duty, persist
+from aftermath.member.ports import Ports
+from aftermath.rules.state import RunState
+from aftermath.sim.clock import InlineWorker, VirtualClock, run_virtual
+from aftermath.watch.events import Events
+from rules.builders import run, view
+
+# --- pulse and first_of -----------------------------------------------------------------------------------------------
+
+
+async def test_a_pulse_between_the_call_and_the_first_step_of_wait_is_not_lost() -> None:
+    pulse = Pulse()
+    waiting = pulse.wait()
+    pulse.fire()
+    await asyncio.wait_for(waiting, 1)
+
+
+async def test_a_pulse_wakes_everybody_and_then_holds_nothing() -> None:
+    pulse = Pulse()
+    both = asyncio.gather(pulse.wait(), pulse.wait())
+    await asyncio.sleep(0)
+    pulse.fire()
+    await asyncio.wait_for(both, 1)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(pulse.wait(), 0.01)
+
+
+async def test_first_of_leaves_no_task_behind() -> None:
+    await first_of(asyncio.sleep(0), asyncio.sleep(3600))
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_first_of_returns_what_came_first_and_of_two_at_once_the_earlier() -> None:
+    assert await first_of(asyncio.sleep(3600, "late"), asyncio.sleep(0, "soon")) == "soon"
+    assert await first_of(asyncio.sleep(0, "one"), asyncio.sleep(0, "two")) == "one"
+
+
+async def test_first_of_raises_what_came_first_and_cancels_the_rest() -> None:
+    async def fails() -> None:
+        raise LookupError("first")
+
+    with pytest.raises(LookupError, match="first"):
+        await first_of(fails(), asyncio.sleep(3600))
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_first_of_cancelled_from_outside_cancels_its_waits() -> None:
+    task = asyncio.ensure_future(first_of(asyncio.sleep(3600), asyncio.sleep(3600)))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+# --- feed -------------------------------------------------------------------------------------------------------------
+
+
+def _at(seq: int, state: RunState = RunState.WARMUP) -> View:
+    return view(run(state, seq=seq))
+
+
+async def test_the_feed_never_goes_back() -> None:
+    feed = RunFeed(_at(5))
+    await feed.put(_at(4))
+    assert feed.run.seq == 5
+    await feed.put(_at(6))
+    assert feed.run.seq == 6
+
+
+async def test_whoever_waits_sees_the_newest_state_and_not_every_one() -> None:
+    feed = RunFeed(_at(1))
+    waiting = asyncio.ensure_future(feed.after(1))
+    await asyncio.sleep(0)
+    await feed.put(_at(2))
+    await feed.put(_at(3))
+    assert (await asyncio.wait_for(waiting, 1)).seq >= 2
+    assert (await feed.after(2)).seq == 3
+
+
+async def test_a_waiter_that_is_cancelled_harms_no_other() -> None:
+    feed = RunFeed(_at(1))
+    given_up, patient = asyncio.ensure_future(feed.after(1)), asyncio.ensure_future(feed.after(1))
+    await asyncio.sleep(0)
+    given_up.cancel()
+    await feed.put(_at(2))
+    assert (await asyncio.wait_for(patient, 1)).seq == 2
+
+
+async def test_following_ends_with_what_the_chain_raises() -> None:
+    class Ending:
+        async def views(self) -> AsyncIterator[View]:
+            yield _at(2)
+            raise Unavailable("gone for good")
+
+    feed = RunFeed(_at(1))
+    with pytest.raises(Unavailable):
+        await feed.follow(cast(Coordinator, Ending()))
+    assert feed.run.seq == 2
+
+
+# --- persist ----------------------------------------------------------------------------------------------------------
+
+
+class Calls:
+    """A call that meets one outcome after the other, and notes when it was made."""
+
+    def __init__(self, *outcomes: Exception | None) -> None:
+        self._outcomes = list(outcomes)
+        self.times: list[float] = []
+
+    async def __call__(self) -> None:
+        self.times.append(asyncio.get_running_loop().time())
+        outcome = self._outcomes.pop(0)
+        if outcome is not None:
+            raise outcome
+
+
+def _persist(call: Callable[[], Awaitable[None]], **options: Any) -> bool:
+    return run_virtual(persist(VirtualClock(), call, wanted=options.pop("wanted", lambda: True), **options))
+
+
+def test_an_unreachable_chain_is_tried_again_with_longer_pauses() -> None:
+    call = Calls(*[Unavailable("down")] * 7, None)
+    assert _persist(call)
+    assert call.times == [0, 0.25, 0.75, 1.75, 3.75, 7.75, 11.75, 15.75]
+
+
+def test_a_refusal_that_means_done_is_not_an_error() -> None:
+    call = Calls(Unavailable("the reply was lost"), refusal("DuplicateWitness", "twice"))
+    assert not _persist(call, done_if=frozenset({Refusal.ALREADY_DONE}))
+
+
+def test_another_refusal_is_raised() -> None:
+    with pytest.raises(Refused, match="who are you"):
+        _persist(Calls(refusal("NotAuthorized", "who are you")), done_if=frozenset({Refusal.ALREADY_DONE}))
+
+
+def test_what_is_no_longer_wanted_is_not_called() -> None:
+    call = Calls()
+    assert not _persist(call, wanted=lambda: False)
+    assert not call.times
+
+
+def test_a_refused_duty_is_a_warning_that_names_it() -> None:
+    events: list[Any] = []
+    ports = cast(Ports, _Bare(VirtualClock(), Events(lambda: 0.0, [events.append])))
+    call = Calls(refusal("BadParticipation", "no such member"))
+    assert not run_virtual(Duty(ports, "the attestation", wanted=lambda: True).fulfil(call))
+    assert events[0].message == "the attestation was refused: no such member"
+
+
+class _Bare:
+    def __init__(self, clock: VirtualClock, events: Events) -> None:
+        self.clock, self.events = clock, events
+
+
+# --- workers ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_worker_runs_one_job_at_a_time_in_the_order_asked() -> None:
+    worker, seen = ThreadWorker("test"), []
+
+    def job(number: int) -> int:
+        seen.append((number, threading.current_thread().name))
+        return number
+
+    results = await asyncio.gather(*(worker(lambda n=n: job(n)) for n in range(20)))
+    assert results == list(range(20))
+    assert seen == [(n, "test") for n in range(20)]
+
+
+async def test_a_workers_error_is_the_callers() -> None:
+    worker = ThreadWorker("test")
+
+    def job() -> None:
+        raise ValueError("of the job")
+
+    with pytest.raises(ValueError, match="of the job"):
+        await worker(job)
+    assert await worker(lambda: 1) == 1
+
+
+async def test_a_job_that_stops_an_iteration_is_an_error_and_no_end_of_waiting() -> None:
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        await ThreadWorker("test")(lambda: next(iter(())))
+
+
+async def test_a_job_cancelled_before_it_began_never_runs() -> None:
+    worker, gate, ran = ThreadWorker("test"), threading.Event(), []
+    first = asyncio.ensure_future(worker(gate.wait))
+    second = asyncio.ensure_future(worker(lambda: ran.append(2)))
+    await asyncio.sleep(0)
+    second.cancel()
+    await asyncio.sleep(0)
+    gate.set()
+    await first
+    assert await worker(lambda: 3) == 3
+    assert not ran
+
+
+async def test_a_job_cancelled_while_it_runs_stops_nobody() -> None:
+    worker, begun, gate = ThreadWorker("test"), threading.Event(), threading.Event()
+    job = asyncio.ensure_future(worker(lambda: (begun.set(), gate.wait())))
+    while not begun.is_set():
+        await asyncio.sleep(0.001)
+    job.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await job
+    gate.set()
+    assert await worker(lambda: 4) == 4
+
+
+def test_a_worker_survives_the_end_of_the_loop() -> None:
+    worker, begun, gate = ThreadWorker("test"), threading.Event(), threading.Event()
+
+    async def leave_early() -> None:
+        job = asyncio.ensure_future(worker(lambda: (begun.set(), gate.wait())))
+        while not begun.is_set():
+            await asyncio.sleep(0.001)
+        job.cancel()
+
+    asyncio.run(leave_early())
+    gate.set()
+
+
+# --- virtual time -----------------------------------------------------------------------------------------------------
+
+
+def test_hours_pass_at_once_and_in_order() -> None:
+    async def story() -> list[tuple[str, float]]:
+        seen: list[tuple[str, float]] = []
+
+        async def wait(name: str, seconds: float) -> None:
+            await asyncio.sleep(seconds)
+            seen.append((name, asyncio.get_running_loop().time()))
+
+        await asyncio.gather(wait("late", 7200), wait("early", 1.5), wait("middle", 60))
+        return seen
+
+    assert run_virtual(story()) == [("early", 1.5), ("middle", 60), ("late", 7200)]
+
+
+def test_waiting_for_what_never_comes_is_found_out() -> None:
+    async def story() -> None:
+        await asyncio.Event().wait()
+
+    with pytest.raises(RuntimeError, match="deadlock in virtual time"):
+        run_virtual(story())
+
+
+def test_simulated_work_takes_its_time_one_piece_after_the_other() -> None:
+    async def story() -> list[float]:
+        worker = InlineWorker(2.0)
+        now = asyncio.get_running_loop().time
+        return await asyncio.gather(*(worker(now) for _ in range(3)))
+
+    assert run_virtual(story()) == [2, 4, 6]

@@ -1,0 +1,286 @@
+"""Where a member takes the model from: what peers offer and what the disk holds counts only under the chain's hash."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from aftermath.coordinator.view import View
+from aftermath.member.feed import RunFeed
+from aftermath.member.ports import Desync
+from aftermath.member.warmup import NoModel, WarmUp
+from aftermath.model.initial import init_weights
+from aftermath.model.segments import level_hash
+from aftermath.model.store import write_checkpoint
+from aftermath.replica.modelshare import ModelShare, snapshot
+from aftermath.replica.origin import Origin
+from aftermath.replica.replica import Replica
+from aftermath.rules.accounts import Checkpoint, Run
+from aftermath.rules.state import CheckpointKind, ModelSource, RunState
+from aftermath.sim.clock import run_virtual
+from aftermath.sim.tiny import CONFIG
+from member.desk import SCHEMA, Desk, three_members
+from rules import builders
+
+STEP = 7
+ATTESTED, OTHER, DURABLE = 1, 2, 3  # seeds of weights: of the run's model, of another, of the one on the disk
+
+
+def _hash(weights: Mapping[str, Tensor] | int, level: int) -> bytes:
+    return level_hash(init_weights(CONFIG, weights) if isinstance(weights, int) else weights, SCHEMA.state, level)
+
+
+class Joiner:
+    """A member of tier 1 in the warm-up after an epoch that two others, of tiers 1 and 2, have finished."""
+
+    def __init__(
+        self, place: Path, *, attested: int, source: ModelSource = ModelSource.PEERS, finished: bool = False
+    ) -> None:
+        """`attested`: bitmap of the levels whose hash in ATTESTED is on chain; `finished`: so did this member."""
+        write_checkpoint(place / "model", init_weights(CONFIG, DURABLE), CONFIG, tier=0, companions={})
+        self._checkpoint = Checkpoint(CheckpointKind.LOCAL, str(place / "model"), "")
+        self.desk = Desk()
+        self.run = builders.run(
+            RunState.WARMUP,
+            epoch=2,
+            step=STEP,
+            model_source=source,
+            finishers=0b110 | finished,
+            rounds=(builders.header(0b111),),
+            levels_attested=attested,
+            level_hashes=tuple(_hash(ATTESTED, level) if attested >> level & 1 else bytes(32) for level in range(3)),
+            config=builders.config(warmup_time=30),
+        )
+        self._model = builders.model(checkpoint=self._checkpoint)
+        self.feed = RunFeed(self.view(self.run))
+        self._ports = replace(self.desk.ports, feed=self.feed, coordinator=self)  # type: ignore[arg-type]
+        for slot in (1, 2):
+            ModelShare(self.desk.transports[slot])  # they answer, though they offer nothing yet
+
+    def view(self, run: Run) -> View:
+        return builders.view(run, three_members(), self._model)
+
+    def now(self) -> int:
+        return 0
+
+    def offer(self, slot: int, seed: int, step: int = STEP) -> None:
+        """Member `slot`, of tier `slot`, offers these weights."""
+        ModelShare(self.desk.transports[slot]).offer(
+            snapshot(init_weights(CONFIG, seed, slot), SCHEMA.state, slot, step)
+        )
+
+    async def obtain(self, seed: int | None = None) -> Replica:
+        """Go through the warm-up, with a replica (and its snapshot) of these weights if any."""
+        origin = Origin(SCHEMA, 1, "auto", torch.device("cpu"), 4, lambda: 0.0)
+        share, replica = ModelShare(self.desk.transports[0]), None
+        if seed is not None:
+            share.offer(snapshot(init_weights(CONFIG, seed, 1), SCHEMA.state, 1, STEP))
+            replica = origin.replica(init_weights(CONFIG, seed, 1))
+        return await WarmUp(
+            self._ports, replace(self.desk.role, tier=1), self.desk.workers, origin, share, self.run, 0, 4
+        ).obtain(replica)
+
+    def said(self, kind: str, what: str) -> list[str]:
+        return [event[what] for event in self.desk.events if event["kind"] == kind]
+
+    def sent(self, slot: int) -> int:
+        """Bytes of tensors that member `slot` has sent."""
+        return self.desk.transports[slot].stats().sent["blob"]
+
+
+def test_a_level_nobody_attested_on_which_two_differ_starts_from_the_checkpoint(tmp_path: Path) -> None:
+    async def story() -> None:
+        joiner = Joiner(tmp_path, attested=0b010)
+        joiner.offer(1, ATTESTED), joiner.offer(2, OTHER)
+        replica = await joiner.obtain()
+        assert replica.hashes() == {1: _hash(ATTESTED, 1), 2: _hash(DURABLE, 2)}
+        assert joiner.said("model", "source") == ["peers and the checkpoint"]
+        assert joiner.sent(2) == 0
+
+    run_virtual(story())
+
+
+def test_a_level_nobody_attested_on_which_all_agree_comes_from_them(tmp_path: Path) -> None:
+    async def story() -> None:
+        joiner = Joiner(tmp_path, attested=0)
+        joiner.offer(1, OTHER), joiner.offer(2, OTHER)
+        replica = await joiner.obtain()
+        assert replica.hashes() == {1: _hash(OTHER, 1), 2: _hash(OTHER, 2)}
+        assert joiner.said("model", "source") == ["peers"]
+
+    run_virtual(story())
+
+
+def test_a_level_nobody_attested_waits_for_all_to_answer(tmp_path: Path) -> None:
+    """One alone is no agreement while the other may still say something else, which it does in time."""
+
+    async def story() -> None:
+        joiner = Joiner(tmp_path, attested=0b010)
+        joiner.offer(1, ATTESTED)
+        began = joiner.desk.ports.clock.monotonic()
+        replica = await joiner.obtain()
+        assert joiner.desk.ports.clock.monotonic() - began > 10
+        assert replica.hashes()[2] == _hash(ATTESTED, 2)
+
+    run_virtual(story())
+
+
+def test_what_differs_from_the_attested_hash_is_thrown_away(tmp_path: Path) -> None:
+    """The two differ and the chain says who is right, whoever is asked first."""
+
+    async def story(wrong: int, right: int) -> None:
+        joiner = Joiner(tmp_path / str(wrong), attested=0b100)
+        joiner.offer(wrong, OTHER), joiner.offer(right, ATTESTED)
+        assert (await joiner.obtain()).hashes()[2] == _hash(ATTESTED, 2)
+
+    run_virtual(story(1, 2))
+    run_virtual(story(2, 1))
+
+
+def test_an_offer_of_the_runs_own_step_is_asked_before_older_ones(tmp_path: Path) -> None:
+    async def story() -> None:
+        joiner = Joiner(tmp_path, attested=0b110)
+        joiner.offer(1, ATTESTED), joiner.offer(2, OTHER, step=STEP - 6)
+        assert (await joiner.obtain()).hashes() == {1: _hash(ATTESTED, 1), 2: _hash(ATTESTED, 2)}
+        assert joiner.sent(2) == 0
+
+    run_virtual(story())
+
+
+def test_an_attested_level_that_has_not_changed_may_come_from_an_older_snapshot(tmp_path: Path) -> None:
+    async def story() -> None:
+        joiner = Joiner(tmp_path, attested=0b110)
+        joiner.offer(1, ATTESTED, step=STEP - 6)
+        assert (await joiner.obtain()).hashes() == {1: _hash(ATTESTED, 1), 2: _hash(ATTESTED, 2)}
+
+    run_virtual(story())
+
+
+@pytest.mark.parametrize(
+    ("theirs", "source"), [(ATTESTED, "its own replica"), (OTHER, "its own replica and the checkpoint")]
+)
+def test_a_replica_with_a_level_nobody_attested_is_kept_only_if_all_hold_the_same(
+    tmp_path: Path, theirs: int, source: str
+) -> None:
+    """The other holder of that level answers only after some seconds."""
+
+    async def story() -> None:
+        joiner = Joiner(tmp_path, attested=0b010, finished=True)
+        joiner.offer(1, ATTESTED)
+
+        async def answer() -> None:
+            await joiner.desk.ports.clock.sleep(4)
+            joiner.offer(2, theirs)
+
+        answering = asyncio.ensure_future(answer())
+        replica = await joiner.obtain(ATTESTED)
+        await answering
+        assert joiner.said("model", "source") == [source]
+        assert replica.hashes() == {1: _hash(ATTESTED, 1), 2: _hash(theirs if theirs == ATTESTED else DURABLE, 2)}
+
+    run_virtual(story())
+
+
+def test_of_a_replica_with_a_disputed_level_the_attested_ones_are_kept(tmp_path: Path) -> None:
+    """Nobody else has level 1 any more; somebody disputes level 2, which nobody attested."""
+
+    async def story() -> None:
+        joiner = Joiner(tmp_path, attested=0b010, finished=True)
+        joiner.offer(2, OTHER)
+        replica = await joiner.obtain(ATTESTED)
+        assert replica.hashes() == {1: _hash(ATTESTED, 1), 2: _hash(DURABLE, 2)}
+        assert joiner.said("model", "source") == ["its own replica and the checkpoint"]
+        assert joiner.sent(2) == 0
+
+    run_virtual(story())
+
+
+def test_who_was_dropped_from_the_last_epoch_keeps_no_level_that_nobody_attested(tmp_path: Path) -> None:
+    """The others do not ask it, so they begin from what the checkpoint has of that level."""
+
+    async def story() -> None:
+        joiner = Joiner(tmp_path, attested=0)
+        joiner.offer(2, OTHER)
+        replica = await joiner.obtain(OTHER)
+        assert replica.hashes() == {1: _hash(DURABLE, 1), 2: _hash(OTHER, 2)}
+        assert joiner.said("model", "source") == ["peers and the checkpoint"]
+
+    run_virtual(story())
+
+
+def test_a_replica_that_differs_from_the_attested_hash_is_given_up(tmp_path: Path) -> None:
+    async def story() -> None:
+        joiner = Joiner(tmp_path, attested=0b110)
+        joiner.offer(1, ATTESTED)
+        assert (await joiner.obtain(OTHER)).hashes() == {1: _hash(ATTESTED, 1), 2: _hash(ATTESTED, 2)}
+
+    run_virtual(story())
+
+
+@pytest.mark.parametrize("source", list(ModelSource))
+def test_a_checkpoint_that_is_not_the_attested_one_is_never_used(tmp_path: Path, source: ModelSource) -> None:
+    """Level 2 on the disk is not what the chain says; no peer has it. The warm-up ends without a replica."""
+
+    async def story() -> None:
+        joiner = Joiner(tmp_path, attested=0b100, source=source)
+        clock = joiner.desk.ports.clock
+
+        async def end() -> None:
+            await clock.sleep(10)
+            await joiner.feed.put(joiner.view(replace(joiner.run, seq=joiner.run.seq + 1, state=RunState.ROUND_TRAIN)))
+
+        ending = asyncio.ensure_future(end())
+        with pytest.raises(Desync, match="warm-up ended before the model was here"):
+            await joiner.obtain()
+        await ending
+        warning = joiner.said("warning", "message")[-1]
+        assert warning.endswith("level 2 of the durable checkpoint is not the one the members attested")
+
+    run_virtual(story())
+
+
+@pytest.mark.parametrize("source", list(ModelSource))
+def test_who_gets_the_model_from_nowhere_gives_up_halfway(tmp_path: Path, source: ModelSource) -> None:
+    """So that those who have it need not wait for the whole time of the warm-up."""
+
+    async def story() -> None:
+        joiner = Joiner(tmp_path, attested=0b100, source=source)
+        with pytest.raises(NoModel, match="for half of the warm-up's time"):
+            await joiner.obtain()
+        assert 15 <= joiner.desk.ports.clock.monotonic() < 25
+
+    run_virtual(story())
+
+
+def test_a_source_that_never_ends_is_left_when_the_rounds_cannot_be_caught_up_with(tmp_path: Path) -> None:
+    async def story() -> None:
+        joiner = Joiner(tmp_path, attested=0b110)
+        joiner.offer(1, ATTESTED)
+        clock = joiner.desk.ports.clock
+
+        async def fetch(*_: object, **__: object) -> bytes:
+            await clock.sleep(1e6)
+            return b""
+
+        joiner.desk.transports[0].fetch = fetch  # type: ignore[method-assign]
+
+        async def go_on() -> None:
+            for height in range(5):
+                await clock.sleep(20)
+                now = replace(joiner.run, seq=height + 1, state=RunState.ROUND_TRAIN)
+                later = replace(now, rounds=(builders.header(0b111, height=height), *now.rounds[1:]))
+                await joiner.feed.put(joiner.view(later))
+
+        going = asyncio.ensure_future(go_on())
+        with pytest.raises(Desync, match="the epoch went on before the model was here"):
+            await joiner.obtain()
+        assert clock.monotonic() == 100
+        await going
+
+    run_virtual(story())

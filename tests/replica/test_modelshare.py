@@ -1,0 +1,140 @@
+"""The model from one's peers: what is offered, what is believed, and from whom it is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+import torch
+
+from aftermath.model.segments import level_hash
+from aftermath.p2p.transport import BlobUnavailable, RequestRefused
+from aftermath.replica.modelshare import (
+    TOPIC,
+    LevelFetcher,
+    Manifest,
+    ModelShare,
+    ModelUnavailable,
+    Offer,
+    ask_offers,
+    checked,
+    manifest_limit,
+    snapshot,
+)
+from aftermath.sim.clock import run_virtual
+from aftermath.sim.tiny import CONFIG
+from member.desk import SCHEMA, Desk, p2p_of
+
+PEERS = (p2p_of(1), p2p_of(2))
+STEP = 7
+
+
+def fetcher_of(desk: Desk, parallel: int, deadline_s: float) -> LevelFetcher:
+    given = desk.ports.transport, desk.ports.clock, SCHEMA.state, desk.workers.compute, desk.workers.decode
+    return LevelFetcher(*given, parallel=parallel, deadline_s=deadline_s)
+
+
+def replica(seed: int) -> dict[str, torch.Tensor]:
+    """A whole model of repeatable values, no two tensors alike."""
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(shape, generator=generator) for name, shape in CONFIG.parameter_shapes(0).items()}
+
+
+def blank() -> dict[str, torch.Tensor]:
+    return {name: torch.zeros(shape) for name, shape in CONFIG.parameter_shapes(0).items()}
+
+
+def offered(desk: Desk, slot: int, seed: int) -> Offer:
+    """Let a member offer its replica; the offer of level 0."""
+    taken = snapshot(replica(seed), SCHEMA.state, 0, STEP)
+    ModelShare(desk.transports[slot]).offer(taken)
+    return Offer(STEP, tuple(taken.manifest.levels[0]), (p2p_of(slot),))
+
+
+def test_a_member_without_a_snapshot_refuses_and_is_silent_about_it(caplog: pytest.LogCaptureFixture) -> None:
+    async def story() -> None:
+        desk = Desk()
+        ours, share = desk.transports[0], ModelShare(desk.transports[1])
+        with pytest.raises(RequestRefused):
+            await ours.request(PEERS[0], TOPIC, b"", 100, 5)
+        share.offer(snapshot(replica(1), SCHEMA.state, 0, STEP))
+        offers = await ask_offers(ours, SCHEMA.state, PEERS, 5)
+        assert offers.silent == (PEERS[1],)
+        assert [offer.holders for offer in offers.at(0, STEP)] == [(PEERS[0],)]
+        share.withdraw()
+        assert (await ask_offers(ours, SCHEMA.state, PEERS, 5)).silent == PEERS
+
+    run_virtual(story())
+    assert not caplog.records
+
+
+def test_segments_are_taken_from_all_holders() -> None:
+    async def story() -> None:
+        desk = Desk()
+        offers = [offered(desk, slot, 1) for slot in (1, 2)]
+        weights, wanted = blank(), level_hash(replica(1), SCHEMA.state, 0)
+        both = Offer(STEP, offers[0].digests, PEERS)
+        assert len(both.digests) >= 2, "the test needs something to spread"
+        await fetcher_of(desk, 2, 10).fetch(0, [both], weights, wanted)
+        assert level_hash(weights, SCHEMA.state, 0) == wanted
+        assert all(desk.transports[slot].stats().sent["blob"] > 0 for slot in (1, 2))
+
+    run_virtual(story())
+
+
+def test_an_offer_that_is_not_the_attested_level_is_passed_over() -> None:
+    async def story() -> None:
+        desk = Desk()
+        wrong, right = offered(desk, 1, 1), offered(desk, 2, 2)
+        weights, wanted = blank(), level_hash(replica(2), SCHEMA.state, 0)
+        fetcher = fetcher_of(desk, 2, 10)
+        with pytest.raises(ModelUnavailable, match="not the ones attested"):
+            await fetcher.fetch(0, [wrong], weights, wanted)
+        await fetcher.fetch(0, [wrong, right], weights, wanted)
+        assert level_hash(weights, SCHEMA.state, 0) == wanted
+        with pytest.raises(ModelUnavailable, match="no peer offers it"):
+            await fetcher.fetch(0, [], weights, wanted)
+
+    run_virtual(story())
+
+
+def test_who_offers_nonsense_slowly_takes_no_more_than_its_part_of_the_time() -> None:
+    """As many hold the one content as the other, and who lies comes first."""
+
+    async def story() -> None:
+        desk = Desk()
+        slow, right = offered(desk, 1, 1), offered(desk, 2, 2)
+        clock, ours = desk.ports.clock, desk.transports[0]
+        fetch = ours.fetch
+
+        async def trickle(digest: bytes, size: int, holders: Sequence[bytes], deadline_s: float) -> bytes:
+            if holders[0] == PEERS[0]:
+                await clock.sleep(deadline_s)
+                raise BlobUnavailable("it did not arrive in time")
+            return await fetch(digest, size, holders, deadline_s)
+
+        ours.fetch = trickle  # type: ignore[method-assign, assignment]
+        weights, wanted = blank(), level_hash(replica(2), SCHEMA.state, 0)
+        began = clock.monotonic()
+        await fetcher_of(desk, 1, 40).fetch(0, [slow, right], weights, wanted)
+        assert level_hash(weights, SCHEMA.state, 0) == wanted
+        assert 20 <= clock.monotonic() - began < 25
+
+    run_virtual(story())
+
+
+def test_a_manifest_fits_its_limit_and_the_schema_or_is_no_answer() -> None:
+    levels = {level: [bytes(32)] * len(SCHEMA.state.of_level(level)) for level in range(SCHEMA.state.levels)}
+    whole = msgspec.msgpack.encode(Manifest(2**63 - 1, levels))
+    assert len(whole) <= manifest_limit(SCHEMA.state)
+    assert checked(whole, SCHEMA.state) == Manifest(2**63 - 1, levels)
+    for bad in (
+        {**levels, SCHEMA.state.levels: []},
+        {**levels, -1: []},
+        {**levels, 0: levels[0][1:]},
+        {**levels, 0: [bytes(31)] * len(levels[0])},
+    ):
+        assert checked(msgspec.msgpack.encode(Manifest(STEP, bad)), SCHEMA.state) is None
+    for nonsense in (b"", b"\xff", whole[:-1], whole + b"\0", msgspec.msgpack.encode({"step": 1})):
+        assert checked(nonsense, SCHEMA.state) is None

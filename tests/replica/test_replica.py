@@ -1,0 +1,209 @@
+"""A replica's arithmetic: the gradient of a share, how it is clipped, and on which device that happens."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+
+from aftermath.base.errors import Unsuitable, UsageError
+from aftermath.model.initial import init_weights
+from aftermath.optim.clip import NonFiniteGradient
+from aftermath.optim.codec import decode_level
+from aftermath.optim.parts import PseudoGradient
+from aftermath.optim.schema import Schema
+from aftermath.replica.replica import Cancelled, Replica, pick_device, weight_of
+from aftermath.sim.tiny import CONFIG
+from member.desk import DISTRO, SCHEMA
+
+SEQUENCES = torch.arange(6 * 16).mul(7).remainder(64).view(6, 16)  # [sequences, tokens]
+
+
+def _replica(micro: int = 4, tier: int = 0, clip: float | None = None) -> Replica:
+    weights = init_weights(CONFIG, 0, tier)
+    return Replica(
+        Schema(SCHEMA.state, replace(DISTRO, clip=clip)),
+        CONFIG,
+        tier,
+        weights,
+        device=torch.device("cpu"),
+        micro_batch_size=micro,
+        stopwatch=lambda: 0.0,
+    )
+
+
+def _gradient(replica: Replica, monkeypatch: pytest.MonkeyPatch, sequences: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What a replica hands to its optimizer for these sequences."""
+    found: dict[str, torch.Tensor] = {}
+    result = replica.optimizer._result
+    compress = result.compress
+
+    def note(made: PseudoGradient) -> dict[int, bytes]:
+        found.update({name: grad.clone() for name, grad in made.tensors.items()})
+        return compress(made)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(result, "compress", note)
+        replica.train(sequences, 0.1, 0.1, threading.Event())
+    return found
+
+
+def _norm(grads: dict[str, torch.Tensor]) -> float:
+    return float(torch.cat([grad.flatten() for grad in grads.values()]).norm())
+
+
+# --- training ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tier", range(3))
+@pytest.mark.parametrize("micro", [1, 2, 4, 5])
+def test_the_gradient_is_the_mean_over_the_share_whatever_the_micro_batch(
+    monkeypatch: pytest.MonkeyPatch, micro: int, tier: int
+) -> None:
+    """Six sequences in micro-batches that do and do not divide them."""
+    model = _replica(tier=tier).model
+    model.loss(SEQUENCES).backward()
+    expected = {name: p.grad for name, p in model.named_parameters()}
+    found = _gradient(_replica(micro, tier), monkeypatch, SEQUENCES)
+    assert found.keys() == expected.keys()
+    for name, grad in expected.items():
+        assert grad is not None
+        torch.testing.assert_close(found[name], grad, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("micro", [1, 4, 6])
+def test_the_loss_is_the_mean_over_the_share(micro: int) -> None:
+    trained = _replica(micro).train(SEQUENCES, 0.1, 0.1, threading.Event())
+    assert trained.loss == pytest.approx(_replica().model.loss(SEQUENCES).item(), rel=1e-5)
+    assert trained.tokens == SEQUENCES.numel()
+
+
+def test_a_large_gradient_is_scaled_to_the_clip_norm_and_a_small_one_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = _gradient(_replica(), monkeypatch, SEQUENCES)
+    norm = _norm(free)
+    clipped = _gradient(_replica(clip=norm / 4), monkeypatch, SEQUENCES)
+    assert _norm(clipped) == pytest.approx(norm / 4, rel=1e-4)
+    for name, grad in free.items():
+        torch.testing.assert_close(clipped[name], grad / 4, rtol=1e-4, atol=1e-8)
+    left = _gradient(_replica(clip=norm * 4), monkeypatch, SEQUENCES)
+    assert all(torch.equal(left[name], grad) for name, grad in free.items())
+
+
+def test_training_leaves_the_parameters_as_they_were() -> None:
+    replica = _replica()
+    before = replica.hashes()
+    for _ in range(2):  # the second looks ahead along a delta that is not zero
+        payloads = replica.train(SEQUENCES, 0.1, 0.1, threading.Event()).payloads
+    assert replica.hashes() == before
+    assert payloads.keys() == {0, 1, 2}
+
+
+def test_training_looks_ahead_along_delta(monkeypatch: pytest.MonkeyPatch) -> None:
+    replica = _replica()
+    first = _gradient(replica, monkeypatch, SEQUENCES)
+    second = _gradient(replica, monkeypatch, SEQUENCES)
+    assert any(not torch.equal(second[name], grad) for name, grad in first.items())
+
+
+def test_replicas_of_two_tiers_stay_equal_on_what_they_share() -> None:
+    """Each applies the results of both, of which the small one's has fewer levels."""
+    replicas = [_replica(tier=0), _replica(tier=1)]
+    for step in range(3):
+        payloads = [r.train(SEQUENCES[r.tier :: 2], 0.1, 0.1, threading.Event()).payloads for r in replicas]
+        for replica in replicas:
+            votes = {
+                level: [decode_level(p[level], SCHEMA.results, level) for p in payloads if level in p]
+                for level in replica.levels
+            }
+            replica.apply(votes, 0.1)
+        large, small = (replica.hashes() for replica in replicas)
+        assert {level: large[level] for level in small} == small, step
+    assert large != _replica().hashes()
+
+
+def test_training_that_is_cancelled_changes_nothing() -> None:
+    replica, cancelled = _replica(), threading.Event()
+    before = replica.hashes()
+    cancelled.set()
+    with pytest.raises(Cancelled):
+        replica.train(SEQUENCES, 0.1, 0.1, cancelled)
+    assert replica.hashes() == before
+    other = _replica()
+    results = [r.train(SEQUENCES, 0.1, 0.1, threading.Event()).payloads for r in (replica, other)]
+    assert results[0] == results[1]
+
+
+def test_a_gradient_that_is_not_finite_is_raised_and_the_next_is_as_if_it_had_not_been() -> None:
+    replica, other = _replica(), _replica()
+    hook = replica.params["model.norm.weight"].register_hook(lambda grad: torch.full_like(grad, float("nan")))
+    with pytest.raises(NonFiniteGradient, match="norm"):
+        replica.train(SEQUENCES, 0.1, 0.1, threading.Event())
+    hook.remove()
+    results = [r.train(SEQUENCES, 0.1, 0.1, threading.Event()).payloads for r in (replica, other)]
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize(
+    ("sequences", "seconds", "weight"), [(8, 2.0, 240), (8, 0.0, 65535), (1, 1e9, 1), (3, 7.0, 26)]
+)
+def test_the_weight_is_sequences_per_minute_within_what_the_chain_takes(
+    sequences: int, seconds: float, weight: int
+) -> None:
+    assert weight_of(sequences, seconds) == weight
+
+
+# --- devices ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """A machine whose devices the test chooses: `gpus` and `mps` of them."""
+    has = {"gpus": 0, "mps": 0}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has["gpus"] > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: has["gpus"])
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: has["mps"] > 0)
+    return has
+
+
+@pytest.mark.parametrize(
+    ("gpus", "mps", "name", "device"),
+    [
+        (0, 0, "auto", "cpu"),
+        (0, 1, "auto", "mps"),
+        (2, 0, "auto", "cuda"),
+        (2, 1, "cpu", "cpu"),
+        (0, 1, "mps", "mps"),
+        (2, 0, "cuda", "cuda"),
+        (2, 0, "cuda:1", "cuda:1"),
+        (4, 0, "cuda:3,0,1", "cuda:3"),
+    ],
+)
+def test_a_device_that_is_here_is_picked(machine: dict[str, int], gpus: int, mps: int, name: str, device: str) -> None:
+    machine.update(gpus=gpus, mps=mps)
+    assert pick_device(name) == torch.device(device)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["foo", "", "CUDA", "cuda:", "cuda:x", "cuda:-1", "cuda:0,", "cuda:1234", "cpu:0", "cpu,mps", "auto "],
+)
+def test_a_name_that_is_no_device_is_a_sentence_with_the_names_that_are(machine: dict[str, int], name: str) -> None:
+    machine.update(gpus=8, mps=1)
+    with pytest.raises(UsageError, match=r"(?s)^--device .*it is auto, cpu, mps, cuda or cuda:X,Y"):
+        pick_device(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("cuda", "no CUDA device"), ("cuda:0", "no CUDA"), ("mps", "no MPS device")]
+)
+def test_a_device_that_is_not_here_is_a_sentence(machine: dict[str, int], name: str, says: str) -> None:
+    with pytest.raises(Unsuitable, match=f"(?s){says}.*use cpu or auto"):
+        pick_device(name)
+
+
+def test_a_gpu_beyond_the_last_one_is_a_sentence(machine: dict[str, int]) -> None:
+    machine.update(gpus=2)
+    with pytest.raises(Unsuitable, match=r"--device cuda:2 is not here\nthe CUDA devices here are cuda:0 to cuda:1"):
+        pick_device("cuda:2")

@@ -1,0 +1,102 @@
+"""Account views for tests: everything zero or empty unless the test says otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from aftermath.chain.views import VERSION
+from aftermath.coordinator.view import View
+from aftermath.rules import bitmap, committee
+from aftermath.rules.accounts import Checkpoint, Config, LrSchedule, Members, Metadata, Model, Round, Run, Slot
+from aftermath.rules.state import CheckpointKind, ExitReason, MemberState, ModelSource, RunState, ScheduleKind
+
+IDLE_SLOT = Slot(
+    signer=bytes(32),
+    p2p=bytes(32),
+    tier=0,
+    state=MemberState.IDLE,
+    pending=False,
+    used=False,
+    weight=1,
+    last_epoch=0,
+    exited_height=0,
+    points=0,
+    slashed=0,
+)
+
+
+def config(**given: int) -> Config:
+    values = {field.name: 0 for field in fields(Config)}
+    return Config(**values | {"overlap": 1} | given)
+
+
+def header(roster: int, **given: int) -> Round:
+    clients = roster.bit_count()
+    values = {field.name: 0 for field in fields(Round)}
+    values |= {"roster": roster, "clients": clients, "elected": committee.elected_count(0, clients)}
+    return Round(**(values | given))
+
+
+def slot(index: int, **given: Any) -> Slot:
+    values: dict[str, Any] = {field.name: getattr(IDLE_SLOT, field.name) for field in fields(Slot)}
+    values |= {"signer": index.to_bytes(32, "big"), "used": True, "state": MemberState.HEALTHY}
+    return Slot(**(values | given))
+
+
+def members(slots: dict[int, Slot]) -> Members:
+    return Members(0, 0, tuple(slots.get(index, IDLE_SLOT) for index in range(bitmap.MAX_MEMBERS)))
+
+
+def run(state: RunState, *, rounds: tuple[Round, ...] = (), **given: Any) -> Run:
+    blank = header(0)
+    values: dict[str, Any] = {field.name: 0 for field in fields(Run)}
+    values |= {
+        "version": VERSION,
+        "state": state,
+        "pending_pause": False,
+        "cold_start": False,
+        "model_source": ModelSource.CHECKPOINT,
+        "exit_reason": ExitReason.NONE,
+        "draining": False,
+        "levels": 3,
+        "run_id": "test",
+        "main_authority": bytes(32),
+        "join_authority": bytes(32),
+        "config": config(),
+        "backlog": (),
+        "rounds": (*rounds, blank, blank, blank, blank)[:4],
+        "level_hashes": (bytes(32),) * 3,
+    }
+    return Run(**(values | given))
+
+
+def schedule(kind: ScheduleKind, **given: Any) -> LrSchedule:
+    values: dict[str, Any] = {field.name: 0 for field in fields(LrSchedule)}
+    return LrSchedule(**(values | {"kind": kind, "base_lr": 4e-4} | given))
+
+
+def model(**given: Any) -> Model:
+    """A model of three tiers whose checkpoint is a directory; of the rest nothing is said."""
+    values: dict[str, Any] = {
+        "metadata": Metadata("", "", 0, 0),
+        "client_version": "",
+        "architecture": 0,
+        "data_type": 0,
+        "max_seq_len": 8,
+        "cold_start_warmup_steps": 0,
+        "checkpoint": Checkpoint(CheckpointKind.LOCAL, "/nowhere", ""),
+        "checkpoint_step": 0,
+        "checkpoint_hashes": (bytes(32),) * 3,
+        "lr_schedule": schedule(ScheduleKind.CONSTANT),
+        "schema_hash": bytes(32),
+        "tiers": 3,
+        "tier_widths": (4, 2, 1),
+    }
+    blank = {field.name: None for field in fields(Model)}
+    return Model(**(blank | values | given))
+
+
+def view(run: Run, members_: Members | None = None, model_: Model | None = None) -> View:
+    """A run with members (nobody) and a model (any)."""
+    return View(run, members_ if members_ is not None else members({}), model_ if model_ is not None else model())

@@ -1,0 +1,33 @@
+"""Views that several files of this folder need."""
+
+from __future__ import annotations
+
+import pytest
+
+from aftermath.config.read import optimizer_of
+from aftermath.config.training import DISTRO
+from aftermath.rules.accounts import Checkpoint, DataLocation, Metadata, Model
+from aftermath.rules.state import CheckpointKind, DataKind, ScheduleKind
+from rules.builders import schedule
+
+
+@pytest.fixture
+def configured_model() -> Model:
+    """A model of three tiers with a constant rate and ten steps of cold start."""
+    return Model(
+        metadata=Metadata("test", "", 0, 0),
+        client_version="",
+        architecture=0,
+        data_type=0,
+        max_seq_len=64,
+        cold_start_warmup_steps=10,
+        checkpoint=Checkpoint(CheckpointKind.LOCAL, "model", ""),
+        checkpoint_step=0,
+        checkpoint_hashes=(bytes(32),) * 3,
+        data_location=DataLocation(DataKind.LOCAL, 2, 0, 0, 0, 0, "tokens", "", bytes(32)),
+        lr_schedule=schedule(ScheduleKind.CONSTANT),
+        optimizer=optimizer_of(DISTRO),
+        schema_hash=b"\x01" * 32,
+        tiers=3,
+        tier_widths=(256, 128, 64),
+    )

@@ -1,0 +1,189 @@
+"""The compiled coordinator in an in-process chain, driven instruction by instruction with a clock the test sets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from solders.compute_budget import set_compute_unit_limit
+from solders.instruction import Instruction
+from solders.keypair import Keypair
+from solders.litesvm import LiteSVM
+from solders.message import Message
+from solders.pubkey import Pubkey
+from solders.rent import Rent
+from solders.transaction import Transaction
+from solders.transaction_metadata import TransactionMetadata
+
+from aftermath.chain import views
+from aftermath.chain.addresses import EVERYONE, authorization_address, run_addresses
+from aftermath.chain.authorizer import AuthorizerInstructions
+from aftermath.chain.instructions import GROWTH, CoordinatorInstructions
+from aftermath.chain.programs import authorizer_program, coordinator_program
+from aftermath.config.document import parse_config
+from aftermath.programs import AUTHORIZER_SO, COORDINATOR_IDL, COORDINATOR_SO
+from aftermath.rules import bitmap
+from aftermath.rules.accounts import FINGERPRINT_BYTES, Attestation, LevelAttestation, Members, Model, Run
+from aftermath.rules.consensus import pack_fingerprints
+from aftermath.rules.deadlines import next_deadline
+
+START = 1_700_000_000
+RUN_ID = "fixture"
+SCHEMA_HASH = b"\x05" * 32
+
+
+class Refused(Exception):
+    """The program refused an instruction; `name` is its error's variant."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+
+class Onchain:
+    """One run on one fresh chain. Wallets come from their number, so everything but nothing is reproducible."""
+
+    def __init__(self) -> None:
+        self.svm = LiteSVM()
+        self.svm.set_rent(Rent(6960, 1.0, 50))
+        self.coordinator, self.authorizer = coordinator_program(), authorizer_program()
+        self.svm.add_program(self.coordinator.id, COORDINATOR_SO.read_bytes())
+        self.svm.add_program(self.authorizer.id, AUTHORIZER_SO.read_bytes())
+        self.addresses = run_addresses(self.coordinator.id, RUN_ID)
+        self.owner = self.wallet(0)
+        self.now = START
+        self.at(START)
+
+    def wallet(self, number: int) -> Keypair:
+        """The wallet of this number, with funds."""
+        keypair = Keypair.from_seed(number.to_bytes(32, "big"))
+        if not self.svm.get_balance(keypair.pubkey()):
+            self.svm.airdrop(keypair.pubkey(), 10**12)
+        return keypair
+
+    def at(self, unix_timestamp: int) -> None:
+        """Set the chain's clock."""
+        clock = self.svm.get_clock()
+        clock.unix_timestamp = self.now = unix_timestamp
+        self.svm.set_clock(clock)
+
+    def ix(self, signer: Keypair) -> CoordinatorInstructions:
+        """Instruction builders for a wallet."""
+        return CoordinatorInstructions(self.coordinator, signer.pubkey())
+
+    def send(self, signer: Keypair, *instructions: Instruction) -> TransactionMetadata:
+        """Execute one transaction. Raises Refused with the program's error."""
+        self.svm.expire_blockhash()
+        blockhash = self.svm.latest_blockhash()
+        message = Message.new_with_blockhash(
+            [set_compute_unit_limit(1_400_000), *instructions], signer.pubkey(), blockhash
+        )
+        result = self.svm.send_transaction(Transaction([signer], message, blockhash))
+        if isinstance(result, TransactionMetadata):
+            return result
+        raise Refused(_error_name(result.err()))
+
+    def create(self) -> None:
+        """Create the run with all its accounts at full size, open for everybody."""
+        ix = self.ix(self.owner)
+        sizes = {0: views.members_account().size, 1: views.witnesses_account().size}
+        grows = [ix.grow(RUN_ID, which) for which, size in sizes.items() for _ in range(GROWTH, size, GROWTH)]
+        self.send(self.owner, ix.init_run(RUN_ID), *grows)
+        open_door = AuthorizerInstructions(self.authorizer, self.owner.pubkey())
+        self.send(self.owner, open_door.create(EVERYONE), open_door.grantor_update(EVERYONE, True))
+
+    def update(self, **parts: Any) -> None:
+        """Change the halted run."""
+        self.send(self.owner, self.ix(self.owner).update(RUN_ID, **parts))
+
+    def configure(self, text: str, **config: int) -> None:
+        """Set config, model and a schema of three tiers from a config file's text, some config values replaced."""
+        parts = parse_config(text, "config.toml").to_chain()
+        schema = {"hash": SCHEMA_HASH, "tier_widths": [256, 128, 64]}
+        self.update(config=parts["config"] | config, model=parts["model"])
+        self.update(schema=schema)
+        self.send(self.owner, self.ix(self.owner).set_paused(RUN_ID, False))
+
+    def tick(self) -> None:
+        """Perform the transition that is due."""
+        self.send(self.owner, self.ix(self.owner).tick(RUN_ID))
+
+    def tick_at_deadline(self) -> None:
+        """Move the clock to the next deadline and tick."""
+        deadline = next_deadline(self.run, self.members, self.model)
+        assert deadline is not None
+        self.at(deadline)
+        self.tick()
+
+    def begin(self, members: Mapping[int, tuple[int, int]]) -> None:
+        """Let wallets join as {number: (tier, weight)} and go to the first round; slot i is the i-th of them."""
+        for number, (tier, weight) in members.items():
+            self.join(number, tier=tier, weight=weight)
+        self.tick_at_deadline()
+        self.tick_at_deadline()
+
+    def witness(self, slot: int, results: Mapping[int, bytes]) -> None:
+        """Let the member of a slot attest {slot: commitment} of the judged round; its wallet's number is slot + 1."""
+        run, wallet = self.run, self.wallet(slot + 1)
+        judged = run.round(run.config.judged(run.current.height))
+        fingerprints = (
+            pack_fingerprints(results, judged.roster, run.current.seed) if judged else bytes(FINGERPRINT_BYTES)
+        )
+        participation = bitmap.from_slots(results)
+        metadata = {"step": run.step, "loss_milli": 2500, "tokens_per_sec": 100, "bytes_per_sec": 1000}
+        height = run.current.height
+        self.send(wallet, self.ix(wallet).witness(RUN_ID, slot, height, participation, fingerprints, metadata))
+
+    def join(self, number: int, *, tier: int = 0, weight: int = 1) -> None:
+        """Let a wallet ask for the next epoch."""
+        wallet = self.wallet(number)
+        authorization = authorization_address(self.authorizer.id, self.owner.pubkey(), EVERYONE)
+        instruction = self.ix(wallet).join_run(
+            RUN_ID,
+            authorization=authorization,
+            p2p=bytes(Keypair.from_seed((1000 + number).to_bytes(32, "big")).pubkey()),
+            tier=tier,
+            weight=weight,
+            schema_hash=SCHEMA_HASH,
+            client_version=self.model.client_version,
+            stateless=False,
+        )
+        self.send(wallet, instruction)
+
+    def data(self, address: Pubkey) -> bytes:
+        """The bytes of an account."""
+        account = self.svm.get_account(address)
+        assert account is not None
+        return bytes(account.data)
+
+    @property
+    def run(self) -> Run:
+        return views.parse_run(self.data(self.addresses.run))
+
+    @property
+    def model(self) -> Model:
+        return views.parse_model(self.data(self.addresses.model))
+
+    @property
+    def members(self) -> Members:
+        return views.parse_members(self.data(self.addresses.members))
+
+    def attestations(self, ring: int, count: int) -> tuple[Attestation, ...]:
+        offset, length = views.witness_round_range(ring, count)
+        return views.parse_witness_round(self.data(self.addresses.witnesses)[offset : offset + length], count)
+
+    def cooldown(self) -> tuple[LevelAttestation, ...]:
+        offset, length = views.witnesses_cooldown_range()
+        return views.parse_cooldown(self.data(self.addresses.witnesses)[offset : offset + length])
+
+    def inspect(self, which: int, ring: int) -> bytes:
+        """What the program's `inspect` returns."""
+        result = self.send(self.owner, self.ix(self.owner).inspect(RUN_ID, which, ring))
+        return bytes(result.return_data().data)
+
+
+def _error_name(error: Any) -> str:
+    code = getattr(getattr(error, "err", None), "code", None)
+    names = {entry["code"]: str(entry["name"]) for entry in json.loads(COORDINATOR_IDL.read_text())["errors"]}
+    return names.get(code, str(error))

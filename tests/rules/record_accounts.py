@@ -1,0 +1,140 @@
+"""Records the frozen account fixtures from the compiled program.
+
+Run it by `cd tests && ../.venv/bin/python -m rules.record_accounts`. The recorded run is in the cooldown of its second
+epoch, so that every part holds something: a backlog, four rounds, attestations, level hashes, points.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+from aftermath.chain import views
+from aftermath.rules import bitmap
+from aftermath.rules.state import CheckpointKind, MemberState, RunState
+from config.config_cases import DISTRO, SPARSELOCO, changed
+from rules.onchain import RUN_ID, Onchain
+
+FIXTURES = Path(__file__).with_name("accounts")
+OPTIMIZER = """
+inner_steps = 5
+inner_optimizer = "muon"
+outer_lr = 0.75
+orthogonal_lr = 15.0
+divisor = "root"
+value_bits = 1
+compression_topk_embeddings = 48
+weight_decay = 0.125
+"""
+"""The kind with the most numbers, none of them zero."""
+
+
+def plain(value: Any) -> Any:
+    """A view as JSON values: bytes in hex, enums and masks as numbers."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, IntEnum):
+        return int(value)
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    return value
+
+
+def healthy(chain: Onchain) -> list[int]:
+    """The slots that are healthy now."""
+    return list(bitmap.slots(chain.members.mask(MemberState.HEALTHY)))
+
+
+def witness_round(chain: Onchain, missing: int) -> None:
+    """One round in which every member attests all results but those of one slot."""
+    run = chain.run
+    before = run.round(run.current.height - 1)
+    delivered = [slot for slot in bitmap.slots(before.roster) if slot != missing] if before else []
+    results = {slot: bytes([run.current.height + 1, slot]) * 16 for slot in delivered}
+    for slot in healthy(chain):
+        chain.witness(slot, results)
+    while chain.run.current.height == run.current.height and chain.run.state is not RunState.COOLDOWN:
+        chain.tick_at_deadline()
+
+
+def epoch(chain: Onchain) -> None:
+    """Six rounds with failures, then the level hashes that the members report."""
+    while chain.run.state is not RunState.COOLDOWN:
+        witness_round(chain, missing=chain.run.current.height % 5)
+    for slot in healthy(chain):
+        wallet, tier = chain.wallet(slot + 1), chain.members.slots[slot].tier
+        hashes = {level: bytes([level + 1, chain.run.epoch]) * 16 for level in range(tier, 3)}
+        chain.send(wallet, chain.ix(wallet).attest(RUN_ID, slot, hashes))
+
+
+def record() -> dict[str, bytes]:
+    """The four accounts of the recorded run."""
+    chain = Onchain()
+    chain.create()
+    text = changed((DISTRO, SPARSELOCO + OPTIMIZER))
+    metadata = {"name": "fixture é", "description": "two epochs", "num_parameters": 1234567, "vocab_size": 512}
+    chain.update(metadata=metadata)
+    chain.send(chain.owner, chain.ix(chain.owner).set_future_epoch_rates(RUN_ID, earning=1000, slashing=10))
+    chain.send(chain.owner, chain.ix(chain.owner).update_client_version(RUN_ID, "0.1.0"))
+    chain.configure(text, min_clients=2, init_min_clients=5, witness_nodes=0, rounds_per_epoch=6, total_steps=1000)
+    chain.begin({number: (number % 3, number) for number in range(1, 6)})
+    epoch(chain)
+    hashes = chain.run.level_hashes
+    checkpoint = chain.ix(chain.owner).checkpoint(
+        RUN_ID, kind=CheckpointKind.HUB, repo="me/checkpoint", revision="abc", hashes=hashes
+    )
+    chain.send(chain.owner, checkpoint)
+    for number in range(1, 6):
+        chain.join(number, tier=number % 3, weight=number)
+    if chain.run.state is RunState.COOLDOWN:
+        chain.tick_at_deadline()
+    chain.tick_at_deadline()
+    chain.tick_at_deadline()
+    leaver = chain.wallet(2)
+    chain.send(leaver, chain.ix(leaver).leave_run(RUN_ID))
+    epoch(chain)
+    return {name: chain.data(getattr(chain.addresses, name)) for name in ("run", "model", "members", "witnesses")}
+
+
+def expected(data: dict[str, bytes]) -> dict[str, Any]:
+    """What the views make of the recorded accounts, as JSON."""
+    run = views.parse_run(data["run"])
+    members = views.parse_members(data["members"])
+    counts = [round_.attestations for round_ in run.rounds]
+    return {
+        "run": plain(run),
+        "model": plain(views.parse_model(data["model"])),
+        "members": plain(dataclasses.replace(members, slots=tuple(slot for slot in members.slots if slot.used))),
+        "attestations": [
+            plain(views.parse_witness_round(cut(data["witnesses"], views.witness_round_range(ring, count)), count))
+            for ring, count in enumerate(counts)
+        ],
+        "cooldown": plain(views.parse_cooldown(cut(data["witnesses"], views.witnesses_cooldown_range()))),
+    }
+
+
+def cut(data: bytes, span: tuple[int, int]) -> bytes:
+    """What an RPC returns for a data slice (offset, length)."""
+    offset, length = span
+    return data[offset : offset + length]
+
+
+def main() -> None:
+    """Write the fixtures."""
+    data = record()
+    FIXTURES.mkdir(exist_ok=True)
+    for name, content in data.items():
+        (FIXTURES / f"{name}.bin").write_bytes(content)
+    document = json.dumps(expected(data), indent=1, sort_keys=True)
+    (FIXTURES / "expected.json").write_text(document + "\n")
+
+
+if __name__ == "__main__":
+    main()

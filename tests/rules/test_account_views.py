@@ -1,0 +1,149 @@
+"""The accounts of the compiled program read as recorded, and nothing else is read.
+
+The fixtures in `accounts/` are bytes that the program wrote. When a test here fails because the program's structs or
+the IDL changed, runs that exist on chain can no longer be read: such a change needs a new layout version (`VERSION`
+in the program and in `views`) and a new program id. Only then record the fixtures again: `cd tests &&
+../.venv/bin/python -m rules.record_accounts`.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aftermath.base.errors import AccountError
+from aftermath.chain import views
+from rules.onchain import Onchain
+from rules.record_accounts import cut, expected, plain
+
+FIXTURES = Path(__file__).with_name("accounts")
+NAMES = ("run", "model", "members", "witnesses")
+DATA = {name: (FIXTURES / f"{name}.bin").read_bytes() for name in NAMES}
+EXPECTED = json.loads((FIXTURES / "expected.json").read_text())
+ACCOUNTS = {
+    "run": views.run_account,
+    "model": views.model_account,
+    "members": views.members_account,
+    "witnesses": views.witnesses_account,
+}
+PARSERS: dict[str, Callable[[bytes], Any]] = {
+    "run": views.parse_run,
+    "model": views.parse_model,
+    "members": views.parse_members,
+    "witnesses": lambda data: views.parse_cooldown(cut(data, views.witnesses_cooldown_range())),
+}
+
+
+def patched(name: str, field: str, value: bytes) -> bytes:
+    """A recorded account with the bytes of one field replaced."""
+    data = bytearray(DATA[name])
+    offset = ACCOUNTS[name]().offset(field)
+    data[offset : offset + len(value)] = value
+    return bytes(data)
+
+
+@pytest.mark.parametrize("part", ["run", "model", "members", "attestations", "cooldown"])
+def test_recorded_accounts_read_as_recorded(part: str) -> None:
+    assert json.loads(json.dumps(expected(DATA)[part])) == EXPECTED[part]
+
+
+def test_the_recording_holds_something_in_every_part() -> None:
+    """A fixture of zeros would guard nothing."""
+    run = views.parse_run(DATA["run"])
+    assert run.backlog
+    assert all(round_.clients and round_.attestations for round_ in run.rounds)
+    assert run.levels_attested == 0b111
+    assert any(slot.points for slot in views.parse_members(DATA["members"]).slots)
+    assert views.parse_model(DATA["model"]).metadata.name == "fixture é"
+
+
+def test_the_program_writes_accounts_of_the_recorded_sizes() -> None:
+    chain = Onchain()
+    chain.create()
+    for name in NAMES:
+        assert len(chain.data(getattr(chain.addresses, name))) == len(DATA[name]) == ACCOUNTS[name]().size
+
+
+def test_the_run_account_is_small_enough_to_push() -> None:
+    assert views.run_account().size <= 1400
+
+
+@pytest.mark.parametrize("name", ["run", "model", "members"])
+def test_wrong_sizes_and_discriminators_are_refused(name: str) -> None:
+    data = DATA[name]
+    for wrong in (b"", data[:7], data[:-1], data + b"\x00"):
+        with pytest.raises(AccountError, match="bytes where this version expects"):
+            PARSERS[name](wrong)
+    with pytest.raises(AccountError, match=r"is not a .* account of the coordinator"):
+        PARSERS[name](b"\x00" * 8 + data[8:])
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value", "said"),
+    [
+        ("run", "version", b"\x01", "layout version 1, this client reads version 3"),
+        ("model", "version", b"\x00", "layout version 0"),
+        ("run", "state", b"\x08", "state that this client does not know"),
+        ("run", "exit_reason", b"\xff", "exit_reason"),
+        ("run", "head", b"\x04", "head is 4, which can be 3 at most"),
+        ("run", "levels", b"\x09", "levels is 9"),
+        ("run", "backlog_len", b"\x09", "backlog_len is 9"),
+        ("run", "run_id", b"\xff\xfe", "run_id"),
+        ("model", "tiers", b"\x09", "tiers is 9"),
+        ("model", "client_version", b"\xc3\x28", "client_version"),
+        ("witnesses", "cooldown_count", b"\x21", "cooldown_count is 33"),
+    ],
+)
+def test_values_the_program_never_writes_are_refused(name: str, field: str, value: bytes, said: str) -> None:
+    data = patched(name, field, value)
+    with pytest.raises(AccountError, match=said):
+        PARSERS[name](data)
+
+
+def test_an_unknown_member_state_is_refused() -> None:
+    data = bytearray(DATA["members"])
+    data[ACCOUNTS["members"]().offset("slots", 200, "state")] = 5
+    with pytest.raises(AccountError, match="state"):
+        views.parse_members(bytes(data))
+
+
+def test_a_short_slice_is_refused() -> None:
+    offset, length = views.witness_round_range(1, 3)
+    assert len(views.parse_witness_round(cut(DATA["witnesses"], (offset, length)), 3)) == 3
+    with pytest.raises(AccountError, match="bytes where"):
+        views.parse_witness_round(cut(DATA["witnesses"], (offset, length - 1)), 3)
+    with pytest.raises(AccountError, match="another slice"):
+        views.parse_cooldown(b"")
+
+
+def test_unset_parts_of_a_new_run_can_be_read() -> None:
+    chain = Onchain()
+    chain.create()
+    assert plain(chain.model)["optimizer"]["kind"] == 0
+    assert (chain.run.levels, chain.run.level_hashes, chain.run.backlog) == (0, (), ())
+    assert not any(slot.used for slot in chain.members.slots)
+
+
+def test_reals_travel_as_their_bits() -> None:
+    bits = struct.pack("<d", 0.1)
+    offset = ACCOUNTS["model"]().offset("optimizer", "weight_decay_bits")
+    data = bytearray(DATA["model"])
+    data[offset : offset + 8] = bits
+    assert views.parse_model(bytes(data)).optimizer.weight_decay == 0.1
+
+
+@pytest.mark.parametrize(("name", "milliseconds"), [("run", 1.0), ("members", 5.0)])
+def test_reading_is_fast(name: str, milliseconds: float) -> None:
+    """The best of many, since other processes share the machine."""
+    times = []
+    for _ in range(50):
+        started = time.perf_counter()
+        PARSERS[name](DATA[name])
+        times.append(time.perf_counter() - started)
+    assert min(times) * 1000 < milliseconds

@@ -1,0 +1,216 @@
+"""What a peer may send us: only canonical, signed, in-range announcements pass, and any changed byte is noticed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from solders.keypair import Keypair
+
+from aftermath.base.errors import BadAnnouncement
+from aftermath.rules import commitment
+from aftermath.rules.commitment import (
+    Announcement,
+    Commitment,
+    LevelPayload,
+    Ready,
+    SequenceInterval,
+    decode_announcement,
+    encode_announcement,
+)
+
+SECRET = bytes(range(32))
+SENDER = bytes(Keypair.from_seed(SECRET).pubkey())
+GOOD: dict[str, Any] = {
+    "sender": SENDER,
+    "signer": b"w" * 32,
+    "run_id": "test",
+    "epoch": 2,
+    "height": 7,
+    "step": 27,
+    "slot": 5,
+    "tier": 1,
+    "intervals": (SequenceInterval(40, 42), SequenceInterval(1000, 1003)),
+    "schema_hash": b"s" * 32,
+    "levels": {1: LevelPayload(b"1" * 32, 1234), 2: LevelPayload(b"2" * 32, 99)},
+    "loss": 3.25,
+    "tokens_per_sec": 800.0,
+}
+READY = Ready(sender=SENDER, signer=b"w" * 32, run_id="test", epoch=2, slot=5)
+
+
+def signed(body: bytes) -> bytes:
+    """Any bytes in the place of a body, signed as an announcement is: what a hostile member could send."""
+    signature = Keypair.from_seed(SECRET).sign_message(b"aftermath announcement 2\x00" + body)
+    return SENDER + bytes(signature) + body
+
+
+def raw(**changed: Any) -> bytes:
+    """The body of a good commitment with some fields replaced by any value, and `extra` ones at its end."""
+    tag, *values = msgspec.msgpack.decode(msgspec.msgpack.encode(Commitment(**GOOD)), strict=False)
+    fields = {"tag": tag} | dict(zip(Commitment.__struct_fields__, values, strict=True))
+    return msgspec.msgpack.encode(list((fields | changed).values()))
+
+
+def nested(depth: int) -> bytes:
+    """Arrays in arrays: a short document that a recursive parser does not come back from."""
+    return b"\x91" * depth + b"\xc0"
+
+
+@pytest.mark.parametrize("announcement", [Commitment(**GOOD), READY])
+def test_an_announcement_arrives_as_it_was_sent(announcement: Announcement) -> None:
+    data = encode_announcement(announcement, SECRET)
+    assert len(data) <= commitment.MAX_ANNOUNCEMENT_BYTES
+    received = decode_announcement(data)
+    assert received == announcement
+    assert received.sender == SENDER
+
+
+def test_a_commitment_to_eight_levels_stays_small() -> None:
+    levels = {level: LevelPayload(bytes([level]) * 32, 2**31 - 1) for level in range(8)}
+    data = encode_announcement(Commitment(**(GOOD | {"tier": 0, "levels": levels})), SECRET)
+    assert len(data) < 1024
+
+
+def test_the_order_in_which_levels_were_added_does_not_matter() -> None:
+    backwards = Commitment(**(GOOD | {"levels": dict(reversed(GOOD["levels"].items()))}))
+    assert encode_announcement(backwards, SECRET) == encode_announcement(Commitment(**GOOD), SECRET)
+    assert backwards.digest == Commitment(**GOOD).digest
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"run_id": "other"},
+        {"epoch": 3},
+        {"height": 8},
+        {"step": 28},
+        {"slot": 6},
+        {"signer": b"x" * 32},
+        {"tier": 2, "levels": {2: LevelPayload(b"2" * 32, 99)}},
+        {"intervals": (SequenceInterval(40, 42), SequenceInterval(1000, 1004))},
+        {"schema_hash": b"t" * 32},
+        {"levels": GOOD["levels"] | {2: LevelPayload(b"2" * 32, 98)}},
+        {"levels": GOOD["levels"] | {2: LevelPayload(b"3" * 32, 99)}},
+    ],
+)
+def test_the_commitment_binds_every_committed_field(changed: dict[str, Any]) -> None:
+    assert Commitment(**(GOOD | changed)).digest != Commitment(**GOOD).digest
+
+
+def test_the_commitment_does_not_bind_hearsay() -> None:
+    assert Commitment(**(GOOD | {"loss": 1.0, "tokens_per_sec": 1.0})).digest == Commitment(**GOOD).digest
+
+
+def test_the_commitment_keeps_its_value() -> None:
+    """Members of different versions must agree on it; a change here needs a new domain prefix."""
+    assert Commitment(**GOOD).digest.hex() == "9b375fdab33075f96af0eaed2c6b3f073c4d5e32b896c6a90729b1b0b9ba1b76"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"run_id": ""},
+        {"run_id": "r" * 33},
+        {"epoch": -1},
+        {"epoch": 2**32},
+        {"height": 1.0},
+        {"slot": 256},
+        {"step": "27"},
+        {"tier": 8},
+        {"tier": 0},
+        {"intervals": []},
+        {"intervals": [[1, 2]] * 3},
+        {"intervals": [[5, 5]]},
+        {"intervals": [[5]]},
+        {"intervals": [[0, 2**64 - 1]]},
+        {"schema_hash": b"s" * 31},
+        {"signer": "w" * 32},
+        {"levels": {}},
+        {"levels": {1: [b"1" * 32, 0], 2: [b"2" * 32, 1]}},
+        {"levels": {1: [b"1" * 31, 1], 2: [b"2" * 32, 1]}},
+        {"levels": {1: [b"1" * 32, 2**31], 2: [b"2" * 32, 1]}},
+        {"levels": {1: [b"1" * 32, 1], 3: [b"2" * 32, 1]}},
+        {"levels": {8: [b"1" * 32, 1]}},
+        {"loss": float("nan")},
+        {"loss": float("inf")},
+        {"tokens_per_sec": float("inf")},
+        {"tokens_per_sec": -1.0},
+        {"extra": 1},
+        {"tag": 3},
+        {"tag": "commitment"},
+        {"intervals": [[[[[[[[[[5]]]]]]]]]]},
+    ],
+)
+def test_a_signed_but_impossible_commitment_is_refused(changed: dict[str, Any]) -> None:
+    with pytest.raises(BadAnnouncement):
+        decode_announcement(signed(raw(**changed)))
+
+
+def test_the_same_fields_spelled_otherwise_are_refused() -> None:
+    decode_announcement(signed(raw()))
+    with pytest.raises(BadAnnouncement, match="canonical"):
+        decode_announcement(signed(raw().replace(b"test\x02", b"test\xcc\x02")))
+
+
+def test_trailing_bytes_and_oversized_messages_are_refused() -> None:
+    with pytest.raises(BadAnnouncement):
+        decode_announcement(signed(raw() + b"\x00"))
+    with pytest.raises(BadAnnouncement, match="97 to 4096 bytes"):
+        decode_announcement(signed(raw() + bytes(4096)))
+    with pytest.raises(BadAnnouncement, match="97 to 4096 bytes"):
+        decode_announcement(b"")
+
+
+@pytest.mark.parametrize("depth", [9, 900, 4096 - 97])
+@pytest.mark.parametrize("before", [b"", b"\x92\x01", b"\x81\xa1x"])
+def test_deep_nesting_is_refused_whoever_signed_it(depth: int, before: bytes) -> None:
+    """The last form is a map with a field that nobody knows, which a parser passes over, depth and all."""
+    body = (before + nested(depth))[: 4096 - 96]
+    for data in (body, SENDER + bytes(64) + body, signed(body)):
+        with pytest.raises(BadAnnouncement):
+            decode_announcement(data)
+
+
+def test_an_unsigned_body_is_never_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[bytes] = []
+    monkeypatch.setattr(commitment, "_parse_body", parsed.append)
+    for data in (bytes(97), SENDER + bytes(64) + raw(), raw()):
+        with pytest.raises(BadAnnouncement, match="not signed"):
+            decode_announcement(data)
+    assert parsed == []
+
+
+def test_another_key_cannot_speak_for_the_sender() -> None:
+    with pytest.raises(BadAnnouncement, match="does not belong"):
+        encode_announcement(READY, b"\x07" * 32)
+    body = encode_announcement(READY, SECRET)[96:]
+    other = Keypair.from_seed(b"\x07" * 32)
+    forged = bytes(other.sign_message(b"aftermath announcement 2\x00" + body)) + body
+    with pytest.raises(BadAnnouncement, match="not signed by the key it names"):
+        decode_announcement(SENDER + forged)
+    with pytest.raises(BadAnnouncement, match="another key than its sender's"):
+        decode_announcement(bytes(other.pubkey()) + forged)
+
+
+def test_what_peers_would_refuse_is_not_sent() -> None:
+    with pytest.raises(BadAnnouncement, match="finite"):
+        encode_announcement(Commitment(**(GOOD | {"loss": float("nan")})), SECRET)
+
+
+@given(st.data())
+def test_no_changed_byte_passes(data: st.DataObject) -> None:
+    message = bytearray(encode_announcement(Commitment(**GOOD), SECRET))
+    place = data.draw(st.integers(0, len(message) - 1))
+    message[place] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(BadAnnouncement):
+        decode_announcement(bytes(message))
+
+
+@given(st.binary(max_size=300))
+def test_noise_is_refused_without_a_fault(noise: bytes) -> None:
+    with pytest.raises(BadAnnouncement):
+        decode_announcement(noise)

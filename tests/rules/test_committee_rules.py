@@ -1,0 +1,156 @@
+"""The seeded shuffle and what follows from it: permutations, quorums, witnesses, verifiers, cooldown reporters."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from fractions import Fraction
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aftermath.rules import bitmap, committee
+from aftermath.rules.state import Committee, MemberState, RunState
+from rules.builders import header, members, run, slot
+
+U64 = st.integers(0, 2**64 - 1)
+ROSTERS = st.integers(1, 2**256 - 1)
+
+
+@given(U64, st.integers(0, 256))
+def test_a_shuffle_is_a_permutation(state: int, n: int) -> None:
+    assert sorted(committee.shuffle(state, n)) == list(range(n))
+
+
+@given(U64, st.integers(1, 256))
+def test_positions_invert_the_order(seed: int, n: int) -> None:
+    order = committee.order(seed, committee.WITNESS, n)
+    positions = committee.positions(seed, committee.WITNESS, n)
+    assert [order[position] for position in positions] == list(range(n))
+
+
+def test_the_shuffle_follows_the_written_recurrence() -> None:
+    """Three swaps done by hand with the MMIX constants, from state 42."""
+    a, c, state, expected = 6364136223846793005, 1442695040888963407, 42, [0, 1, 2, 3]
+    for i in (3, 2, 1):
+        state = (a * state + c) % 2**64
+        j = (state // 2**32) % (i + 1)
+        expected[i], expected[j] = expected[j], expected[i]
+    assert committee.shuffle(42, 4) == expected
+
+
+def test_a_purpose_starts_from_the_hash_of_the_seed_and_its_name() -> None:
+    digest = hashlib.sha256((12345).to_bytes(8, "little") + b"witness").digest()
+    assert committee.purpose_state(12345, committee.WITNESS) == int.from_bytes(digest[:8], "little")
+
+
+def test_every_member_is_first_about_equally_often() -> None:
+    """Chi-square over 4,000 seeds and 16 members: 15 degrees of freedom, 99.99 % below 45."""
+    counts = [0] * 16
+    for seed in range(4000):
+        counts[committee.order(seed, committee.WITNESS, 16)[0]] += 1
+    assert sum((count - 250) ** 2 / 250 for count in counts) < 45
+
+
+@given(st.integers(1, 32))
+def test_a_quorum_is_the_smallest_two_thirds_and_quorums_overlap(elected: int) -> None:
+    quorum = committee.quorum(elected)
+    assert Fraction(quorum, elected) >= Fraction(2, 3)
+    assert Fraction(quorum - 1, elected) < Fraction(2, 3)
+    assert 2 * quorum > elected
+
+
+def test_a_quorum_is_never_none() -> None:
+    assert [committee.quorum(n) for n in (0, 1, 2, 3, 4, 32)] == [1, 1, 2, 2, 3, 22]
+
+
+@given(U64, ROSTERS, st.integers(0, 32))
+def test_witnesses_are_distinct_members_and_as_many_as_elected(seed: int, roster: int, witness_nodes: int) -> None:
+    clients = roster.bit_count()
+    round_ = header(roster, seed=seed, elected=committee.elected_count(witness_nodes, clients))
+    elected = committee.witnesses(round_, roster)
+    assert len(set(elected)) == len(elected) == min(witness_nodes or 32, clients, 32)
+    assert all(bitmap.contains(roster, slot) for slot in elected)
+    positions = dict(zip(round_.members, committee.witness_positions(round_), strict=True))
+    assert [positions[slot] for slot in elected] == list(range(len(elected)))
+
+
+@given(U64, ROSTERS, st.integers(1, 32), st.data())
+def test_who_leaves_makes_room_for_the_next_and_a_vote_does_not(
+    seed: int, roster: int, witness_nodes: int, data: st.DataObject
+) -> None:
+    """Members attest and leave in any order: there are never more votes than seats, and no seat is empty in vain."""
+    healthy, attested = roster, 0
+    round_ = header(roster, seed=seed, elected=committee.elected_count(witness_nodes, roster.bit_count()))
+    for _ in range(20):
+        seated = committee.witnesses(replace(round_, attested=attested), healthy)
+        still = [slot for slot in seated if not bitmap.contains(attested, slot)]
+        assert len(seated) == min(round_.elected, (attested | healthy).bit_count())
+        assert all(bitmap.contains(healthy, slot) for slot in still)
+        assert set(bitmap.slots(attested)) <= set(seated)
+        if still and data.draw(st.booleans()):
+            attested |= 1 << data.draw(st.sampled_from(still))
+        elif healthy:
+            healthy &= ~(1 << data.draw(st.sampled_from(list(bitmap.slots(healthy)))))
+
+
+def test_somebody_outside_the_roster_is_no_witness() -> None:
+    round_ = header(0b1011)
+    assert set(committee.witnesses(round_, 2**256 - 1)) == {0, 1, 3}
+
+
+@given(U64, ROSTERS, st.integers(0, 100))
+def test_somebody_always_trains(seed: int, roster: int, percent: int) -> None:
+    roles = committee.roles(header(roster, seed=seed), percent)
+    verifiers = sum(role is Committee.VERIFIER for role in roles.values())
+    clients = roster.bit_count()
+    assert set(roles) == set(bitmap.slots(roster))
+    assert verifiers == min(clients - 1 if percent == 100 else clients * percent // 100, 32)
+
+
+@given(U64, st.sets(st.integers(0, 255), min_size=1, max_size=60), st.integers(1, 8), st.data())
+def test_cooldown_reporters_hold_the_level_and_are_healthy(
+    seed: int, present: set[int], levels: int, data: st.DataObject
+) -> None:
+    tiers = {index: data.draw(st.integers(0, levels - 1)) for index in present}
+    gone = data.draw(st.sets(st.sampled_from(sorted(present))))
+    table = members(
+        {
+            index: slot(index, tier=tiers[index], state=MemberState.DROPPED if index in gone else MemberState.HEALTHY)
+            for index in present
+        }
+    )
+    cooldown = run(RunState.COOLDOWN, rounds=(header(bitmap.from_slots(present), seed=seed),), levels=levels)
+    for level in range(levels):
+        holders = {index for index in present - gone if tiers[index] <= level}
+        electees = committee.cooldown_electees(cooldown, table, level)
+        assert set(electees) <= holders
+        assert len(electees) == min(len(holders), 32 // levels)
+    for index in present:
+        owed = committee.levels_to_attest(cooldown, table, index)
+        assert list(owed) == sorted(owed)
+        assert all(index in committee.cooldown_electees(cooldown, table, level) for level in owed)
+
+
+def test_a_bitmap_round_trips_and_ranks_count_from_below() -> None:
+    mask = bitmap.from_slots([3, 8, 255])
+    data = bitmap.to_bytes(mask)
+    assert (data[0], data[1], data[31]) == (0b1000, 1, 0x80)
+    assert bitmap.from_bytes(data) == mask
+    assert list(bitmap.slots(mask)) == [3, 8, 255]
+    assert [bitmap.rank(mask, index) for index in (3, 8, 255)] == [0, 1, 2]
+
+
+def test_a_round_is_found_in_the_ring_only_while_it_is_stored() -> None:
+    rounds = tuple(header(1, height=height) for height in (4, 5, 2, 3))
+    state = run(RunState.ROUND_TRAIN, rounds=rounds, head=1)
+    assert [found and found.height for found in map(state.round, range(-1, 7))] == [
+        None, None, None, 2, 3, 4, 5, None,
+    ]  # fmt: skip
+    assert [state.ring(height) for height in (1, 2, 3, 4, 5)] == [None, 2, 3, 0, 1]
+
+
+def test_the_round_before_the_first_does_not_exist() -> None:
+    state = run(RunState.ROUND_TRAIN, rounds=(header(0b11, height=0),))
+    assert state.round(0) is state.current
+    assert state.round(-1) is None

@@ -1,0 +1,122 @@
+"""What witnesses record fits its place exactly, and what a quorum records is applied, in whatever order it came."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from aftermath.rules import bitmap, committee, consensus
+from aftermath.rules.accounts import FINGERPRINT_BYTES, Attestation
+from rules.builders import header
+
+SEED = 0x0123_4567_89AB_CDEF
+SLOT_SETS = st.sets(st.integers(0, 255), min_size=1, max_size=256)
+
+
+def attest(slot: int, results: dict[int, bytes], roster: int) -> Attestation:
+    return Attestation(slot, bitmap.from_slots(results), consensus.pack_fingerprints(results, roster, SEED))
+
+
+@pytest.mark.parametrize("clients", range(1, 257))
+def test_fingerprints_round_trip_for_every_number_of_members(clients: int) -> None:
+    rng = random.Random(clients)
+    roster = bitmap.from_slots(rng.sample(range(256), clients))
+    results = {slot: rng.randbytes(32) for slot in bitmap.slots(roster)}
+    attestation = attest(0, results, roster)
+    assert len(attestation.fingerprints) == FINGERPRINT_BYTES
+    read = consensus.unpack_fingerprints(attestation, roster)
+    assert read == {slot: consensus.fingerprint(result, clients, SEED) for slot, result in results.items()}
+    assert all(consensus.matches(read[slot], result, SEED) for slot, result in results.items())
+    assert read[min(results)].bits == min(64, 2560 // clients)
+
+
+@given(SLOT_SETS, st.data())
+def test_nothing_is_recorded_for_who_did_not_deliver(slots: set[int], data: st.DataObject) -> None:
+    roster = bitmap.from_slots(slots)
+    delivered = data.draw(st.sets(st.sampled_from(sorted(slots))))
+    attestation = attest(0, dict.fromkeys(delivered, b"\xff" * 32), roster)
+    seen = consensus.fingerprint(b"\xff" * 32, len(slots), SEED)
+    assert consensus.unpack_fingerprints(attestation, roster) == dict.fromkeys(delivered, seen)
+    field = int.from_bytes(attestation.fingerprints, "little")
+    assert field.bit_count() == len(delivered) * seen.value.bit_count()
+
+
+def test_a_slot_outside_the_roster_cannot_be_attested() -> None:
+    with pytest.raises(ValueError, match="slot 5 is not in the roster"):
+        consensus.pack_fingerprints({5: bytes(32)}, 0b11, SEED)
+
+
+def test_another_commitment_does_not_match() -> None:
+    seen = consensus.fingerprint(b"\x01" + bytes(31), 256, SEED)
+    assert seen.bits == 10
+    assert not consensus.matches(seen, b"\x02" + bytes(31), SEED)
+
+
+def test_results_that_look_alike_in_one_round_differ_in_another() -> None:
+    """Two commitments ground to one fingerprint are of no use once the attesting round's seed is another."""
+    first = (0).to_bytes(32, "big")
+    seen = consensus.fingerprint(first, 256, SEED)
+    others = (number.to_bytes(32, "big") for number in range(1, 100_000))
+    twin = next(other for other in others if consensus.matches(seen, other, SEED))
+    unknown = range(SEED + 1, SEED + 101)
+    alike = [seed for seed in unknown if consensus.matches(consensus.fingerprint(first, 256, seed), twin, seed)]
+    assert len(alike) <= 2
+
+
+def test_the_fingerprint_is_the_low_bits_of_the_hash() -> None:
+    digest = hashlib.sha256(b"c" * 32 + SEED.to_bytes(8, "little")).digest()
+    assert consensus.fingerprint(b"c" * 32, 3, SEED) == (int.from_bytes(digest[:8], "little"), 64)
+    assert consensus.fingerprint(b"c" * 32, 256, SEED) == (int.from_bytes(digest[:2], "little") % 1024, 10)
+
+
+@given(st.integers(1, 256), st.integers(0, 2**32), st.data())
+def test_a_result_is_applied_exactly_when_a_quorum_recorded_the_same(
+    clients: int, seed: int, data: st.DataObject
+) -> None:
+    roster = (1 << clients) - 1
+    elected = committee.elected_count(0, clients)
+    needed = committee.quorum(elected)
+    rng = random.Random(seed)
+    true, forged = ({slot: rng.randbytes(32) for slot in range(clients)} for _ in range(2))
+    watched = data.draw(st.integers(0, clients - 1))
+    seen, other = (consensus.fingerprint(of[watched], clients, SEED) for of in (true, forged))
+    assume(seen != other)  # of many members it has ten bits only
+    honest = data.draw(st.integers(0, elected))
+    witnesses = [attest(w, {watched: true[watched] if w < honest else forged[watched]}, roster) for w in range(elected)]
+    attesting = header(roster, attested=roster)
+    accepted = consensus.consensus(attesting, witnesses, roster)
+    if honest >= needed:
+        assert accepted == {watched: seen}
+    elif elected - honest >= needed:
+        assert accepted == {watched: other}
+    else:
+        assert accepted == {}
+    rng.shuffle(witnesses)
+    assert list(consensus.consensus(attesting, witnesses, roster).items()) == list(accepted.items())
+
+
+def test_a_quorum_is_of_the_elected_not_of_those_who_came() -> None:
+    roster = 0b111111
+    results = {slot: bytes([slot]) * 32 for slot in range(6)}
+    attesting = header(roster, attested=roster)
+    assert consensus.consensus(attesting, [attest(w, results, roster) for w in range(3)], roster) == {}
+    assert list(consensus.consensus(attesting, [attest(w, results, roster) for w in range(4)], roster)) == [*range(6)]
+
+
+def test_what_the_program_did_not_count_is_not_applied() -> None:
+    results = {0: b"a" * 32, 1: b"b" * 32}
+    attesting = header(0b11, attested=0b10)
+    assert list(consensus.consensus(attesting, [attest(w, results, 0b11) for w in range(2)], 0b11)) == [1]
+
+
+def test_members_without_a_share_always_count() -> None:
+    before = header(0b111)
+    attesting = header(0b111)
+    witnesses = [attest(w, {0: bytes(32)}, 0b111) for w in range(2)]
+    assert consensus.scores(witnesses) == {0: 2}
+    assert consensus.attested_mask(attesting, witnesses, before, idle=0b100) == 0b101
+    assert consensus.attested_mask(attesting, witnesses[:1], before, idle=0) == 0

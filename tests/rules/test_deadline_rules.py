@@ -1,0 +1,128 @@
+"""When a tick is due and who sends it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aftermath.rules import bitmap, deadlines
+from aftermath.rules.state import MemberState, ModelSource, RunState
+from rules.builders import config, header, members, run, slot
+
+TIMES = config(
+    warmup_time=60,
+    cooldown_time=20,
+    max_round_train_time=30,
+    round_witness_time=2,
+    waiting_for_members_extra_time=5,
+    init_min_clients=2,
+)
+
+
+@pytest.mark.parametrize(
+    ("state", "wait"),
+    [
+        (RunState.WAITING_FOR_MEMBERS, 5),
+        (RunState.WARMUP, 60),
+        (RunState.ROUND_TRAIN, 30),
+        (RunState.ROUND_WITNESS, 2),
+        (RunState.COOLDOWN, 20),
+    ],
+)
+def test_each_state_waits_for_its_own_time(state: RunState, wait: int) -> None:
+    assert deadlines.next_deadline(run(state, config=TIMES, state_started_at=1000)) == 1000 + wait
+
+
+@pytest.mark.parametrize("state", [RunState.UNINITIALIZED, RunState.PAUSED, RunState.FINISHED])
+def test_a_halted_run_has_no_deadline(state: RunState) -> None:
+    assert deadlines.next_deadline(run(state, config=TIMES)) is None
+
+
+def test_nothing_is_due_while_too_few_members_wait() -> None:
+    waiting = run(RunState.WAITING_FOR_MEMBERS, config=TIMES, state_started_at=1000)
+    one = {0: slot(0, pending=True), 1: slot(1)}
+    assert deadlines.next_deadline(waiting, members(one)) is None
+    assert deadlines.next_deadline(waiting, members(one | {1: slot(1, pending=True)})) == 1005
+
+
+@pytest.mark.parametrize(
+    ("finishers", "differing", "wait"),
+    [
+        (0b0111, (0,), 65),  # the only tier 0 is away, and has what the durable checkpoint lacks
+        (0b0111, (), 5),
+        (0b0111, (1,), 5),  # slot 1 holds that
+        (0b1111, (0,), 5),  # slot 3 does
+        (0b0110, (0,), 5),  # nobody did
+        (0b0001, (2,), 65),
+    ],
+)
+def test_holders_that_are_away_are_waited_for_if_they_have_what_nobody_else_has(
+    finishers: int, differing: tuple[int, ...], wait: int
+) -> None:
+    table = members({i: slot(i, tier=(0, 1, 2, 0)[i], pending=i > 0, state=MemberState.IDLE) for i in range(4)})
+    waiting = run(
+        RunState.WAITING_FOR_MEMBERS,
+        config=TIMES,
+        state_started_at=1000,
+        model_source=ModelSource.PEERS,
+        finishers=finishers,
+        level_hashes=tuple(bytes([1 + (level in differing)]) * 32 for level in range(3)),
+    )
+    durable = SimpleNamespace(checkpoint_hashes=(b"\1" * 32,) * 3)
+    assert deadlines.next_deadline(waiting, table, durable) == 1000 + wait  # type: ignore[arg-type]
+    for known in (b"\1" * 32, bytes(32)):  # also of a checkpoint that was never attested
+        hashes = tuple(b"\xff" * 32 if level in differing else known for level in range(3))
+        unattested, durable = replace(waiting, level_hashes=hashes), SimpleNamespace(checkpoint_hashes=(known,) * 3)
+        assert deadlines.next_deadline(unattested, table, durable) == 1000 + wait  # type: ignore[arg-type]
+
+
+@given(st.sampled_from(RunState), st.integers(0, 2**40), st.integers(0, 1000), st.integers(0, 2**30))
+def test_deadlines_lie_in_the_future_and_move_with_the_start(
+    state: RunState, started: int, later: int, wait: int
+) -> None:
+    times = config(warmup_time=wait, cooldown_time=wait, max_round_train_time=wait, round_witness_time=wait)
+    before = deadlines.next_deadline(run(state, config=times, state_started_at=started))
+    after = deadlines.next_deadline(run(state, config=times, state_started_at=started + later))
+    if state.halted:
+        assert before is after is None
+    else:
+        assert before is not None
+        assert before > started
+        assert after == before + later
+
+
+@given(st.sets(st.integers(0, 255), min_size=1), st.integers(0, 2**64 - 1), st.integers(0, 2**40), st.data())
+def test_every_healthy_member_has_one_place_in_the_tick_order(
+    present: set[int], seed: int, started: int, data: st.DataObject
+) -> None:
+    gone = data.draw(st.sets(st.sampled_from(sorted(present))))
+    table = members({i: slot(i, state=MemberState.DROPPED if i in gone else MemberState.HEALTHY) for i in present})
+    state = run(RunState.ROUND_TRAIN, rounds=(header(bitmap.from_slots(present), seed=seed),), state_started_at=started)
+    assert sorted(deadlines.tick_order(state, table)) == sorted(present - gone)
+    assert deadlines.tick_order(state, table) == deadlines.tick_order(state, table)
+
+
+def test_those_who_wait_may_tick_an_epoch_into_life() -> None:
+    table = members({3: slot(3, state=MemberState.IDLE, pending=True), 4: slot(4, state=MemberState.IDLE)})
+    assert deadlines.tick_order(run(RunState.WAITING_FOR_MEMBERS), table) == [3]
+
+
+def test_the_fee_of_ticking_is_shared_over_time() -> None:
+    table = members({index: slot(index) for index in range(4)})
+    first = [
+        deadlines.tick_order(run(RunState.ROUND_TRAIN, rounds=(header(0b1111),), state_started_at=now), table)[0]
+        for now in range(400)
+    ]
+    assert all(60 <= first.count(index) <= 140 for index in range(4))
+
+
+def test_later_ranks_wait_longer_but_never_for_ever() -> None:
+    delays = [deadlines.tick_delay(rank) for rank in range(256)]
+    assert delays[0] == 0.0
+    assert delays == sorted(delays)
+    assert delays[1] == deadlines.TICK_STEP
+    assert delays[-1] <= 30.0

@@ -1,0 +1,278 @@
+"""The rules in Python and the rules in the compiled program agree, case by case."""
+
+from __future__ import annotations
+
+import random
+import struct
+import tomllib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from solders.account import Account
+
+from aftermath.chain import views
+from aftermath.config.document import RunConfig
+from aftermath.rules import assignment, bitmap, committee, consensus
+from aftermath.rules.deadlines import next_deadline
+from aftermath.rules.state import MemberState, RunState
+from config.config_cases import RULES, SEED, changed
+from rules import backlog
+from rules.backlog import Backlog
+from rules.builders import header
+from rules.onchain import RUN_ID, Onchain, Refused
+
+
+@pytest.fixture
+def chain() -> Onchain:
+    chain = Onchain()
+    chain.create()
+    return chain
+
+
+@pytest.fixture(scope="module")
+def unchanged_chain() -> Iterator[Onchain]:
+    """A run that is only ever refused: one for all tests of refusals."""
+    chain = Onchain()
+    chain.create()
+    before = chain.data(chain.addresses.run)
+    yield chain
+    assert chain.data(chain.addresses.run) == before
+
+
+def overwrite(chain: Onchain, account: views.layout.Account, address: Any, **fields: Any) -> None:
+    """Replace fields of an account in place, as no instruction could."""
+    data = bytearray(chain.data(address))
+    record = np.frombuffer(data, account.dtype, count=1, offset=8)[0]
+    for name, value in fields.items():
+        record[name] = value
+    found = chain.svm.get_account(address)
+    assert found is not None
+    chain.svm.set_account(address, Account(found.lamports, bytes(data), found.owner))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_shuffles_committees_and_shares_are_the_programs(chain: Onchain, seed: int) -> None:
+    """150 random rounds each: any roster, seed, weights, batch and share of verifiers, as `inspect` computes them."""
+    rng = random.Random(seed)
+    run_layout, members_layout = views.run_account(), views.members_account()
+    for _ in range(150):
+        clients = rng.choice([1, 2, 3, rng.randint(1, 256), 256])
+        roster = bitmap.from_slots(rng.sample(range(256), clients))
+        percent, batch = rng.choice([0, 10, 50, 100, rng.randint(0, 100)]), rng.choice([0, 1, clients, 65535])
+        round_ = header(roster, seed=rng.getrandbits(64), batch=batch)
+        rounds = np.zeros(4, run_layout.dtype["rounds"].base)
+        rounds[2] = _round_record(rounds[2], round_)
+        config = np.zeros(1, run_layout.dtype["config"])[0]
+        config["verification_percent"] = percent
+        overwrite(chain, run_layout, chain.addresses.run, rounds=rounds, config=config)
+        slots = np.zeros(256, members_layout.dtype["slots"].base)
+        slots["weight"] = [rng.choice([1, 7, 65535, rng.randint(1, 65535)]) for _ in range(256)]
+        overwrite(chain, members_layout, chain.addresses.members, slots=slots)
+        assert list(chain.inspect(0, 2)) == committee.witness_positions(round_)
+        positions = list(chain.inspect(1, 2))
+        assert positions == committee.positions(round_.seed, committee.COMMITTEE, clients)
+        shares = assignment.assign(round_, chain.members, percent)
+        returned = list(struct.iter_unpack("<HH", chain.inspect(2, 2)))
+        assert returned == [(shares[slot].start, shares[slot].len) for slot in round_.members]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_witnesses_of_a_round_that_members_leave_are_the_programs(chain: Onchain, seed: int) -> None:
+    """150 random rounds each: who attested, who has left, and whom the program takes for a witness then."""
+    rng = random.Random(seed)
+    run_layout, members_layout = views.run_account(), views.members_account()
+    for _ in range(150):
+        clients = rng.choice([1, 2, 3, rng.randint(1, 256), 256])
+        slots_of_round = rng.sample(range(256), clients)
+        elected = committee.elected_count(rng.choice([0, 1, 2, rng.randint(1, 32)]), clients)
+        attested = bitmap.from_slots(rng.sample(slots_of_round, rng.randint(0, min(elected, clients))))
+        round_ = header(bitmap.from_slots(slots_of_round), seed=rng.getrandbits(64), elected=elected, attested=attested)
+        rounds = np.zeros(4, run_layout.dtype["rounds"].base)
+        rounds[1] = _round_record(rounds[1], round_)
+        rounds[1]["attested"] = bitmap.to_bytes(attested)
+        overwrite(chain, run_layout, chain.addresses.run, rounds=rounds)
+        slots = np.zeros(256, members_layout.dtype["slots"].base)
+        slots["used"] = 1
+        slots["state"] = [rng.choice(list(MemberState) + [MemberState.HEALTHY] * 5) for _ in range(256)]
+        overwrite(chain, members_layout, chain.addresses.members, slots=slots)
+        expected = committee.witnesses(round_, chain.members.mask(MemberState.HEALTHY))
+        seated = chain.inspect(3, 1).ljust(clients, b"\0")
+        assert [slot for slot, one in zip(round_.members, seated, strict=True) if one] == sorted(expected)
+
+
+def _round_record(record: Any, round_: Any) -> Any:
+    for name in ("seed", "data_index", "batch", "clients", "elected"):
+        record[name] = getattr(round_, name)
+    record["roster"] = bitmap.to_bytes(round_.roster)
+    return record
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_whole_epoch_of_failures_leaves_the_backlog_that_the_model_predicts(
+    chain: Onchain, seed: int, overlap: int
+) -> None:
+    """Members fail at random, witnesses stay away at random; every round's outcome is predicted before it closes."""
+    rng = random.Random(seed)
+    members = {number: (number % 3, rng.randint(1, 9)) for number in range(1, 7)}
+    chain.configure(SEED, min_clients=3, init_min_clients=6, witness_nodes=3, verification_percent=20, overlap=overlap)
+    chain.begin(members)
+    predicted = Backlog()
+    while chain.run.state.training:
+        run = chain.run
+        round_, judged = run.current, run.round(run.config.judged(run.current.height))
+        if round_.batch:
+            redo_index, redo, predicted = predicted.take(round_.batch)
+            assert (round_.redo_index, round_.redo) == (redo_index, redo)
+            assert round_.batch == assignment.batch_size(run.config, round_.data_index)
+        present = [slot for slot in committee.witnesses(round_, round_.roster) if rng.random() < 0.9]
+        sent = [_attest(chain, rng, slot, judged.roster if judged else 0) for slot in present]
+        while chain.run.current.height == round_.height and chain.run.state is not RunState.COOLDOWN:
+            chain.tick_at_deadline()
+        closed = chain.run.round(round_.height)
+        assert closed is not None
+        assert chain.attestations(chain.run.ring(round_.height) or 0, len(sent)) == tuple(sent)
+        if judged is not None:
+            shares = assignment.assign(judged, chain.members, run.config.verification_percent)
+            idle = bitmap.from_slots(slot for slot, share in shares.items() if share.len == 0)
+            attested = consensus.attested_mask(round_, sent, judged, idle)
+            assert closed.attested == attested
+            predicted = backlog.settle(predicted, judged, shares, attested)
+        if not sent and overlap and not run.draining:
+            predicted = backlog.put_back(predicted, round_)
+        after = chain.run
+        left = predicted if after.current.height == round_.height else predicted.take(after.current.batch)[2]
+        assert after.backlog == left.intervals
+        assert after.lost_sequences == left.lost
+    assert chain.run.state is RunState.COOLDOWN
+
+
+def _attest(chain: Onchain, rng: random.Random, witness: int, roster: int) -> Any:
+    results = {slot: rng.randbytes(32) for slot in bitmap.slots(roster) if rng.random() < 0.8}
+    seed = chain.run.current.seed
+    chain.witness(witness, results)
+    packed = consensus.pack_fingerprints(results, roster, seed) if roster else bytes(320)
+    return views.Attestation(witness, bitmap.from_slots(results), packed)
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_program_drops_whom_the_client_finds_left_out(chain: Onchain, seed: int, overlap: int) -> None:
+    """Random attestations by any number of the elected: `health_check` takes a member if and only if the client would
+    name it.
+    """
+    rng = random.Random(seed)
+    members = 6
+    chain.configure(SEED, min_clients=members, init_min_clients=members, witness_nodes=members, overlap=overlap)
+    chain.begin(dict.fromkeys(range(1, members + 1), (0, 1)))
+    while chain.run.current.height < 2:
+        for slot in range(members):
+            judged = chain.run.round(chain.run.config.judged(chain.run.current.height))
+            chain.witness(slot, dict.fromkeys(range(members), bytes(32)) if judged else {})
+    taken = 0
+    for _ in range(60):
+        given = [rng.getrandbits(members) for _ in range(rng.randint(0, members))]
+        _write_attestations(chain, given, attested=rng.getrandbits(members))
+        judges, judged = chain.run.round(1), chain.run.round(chain.run.config.judged(1))
+        assert judges is not None
+        assert judged is not None
+        absent = consensus.left_out(judges, chain.attestations(chain.run.ring(1) or 0, len(given)))
+        for slot in range(members):
+            expected = bitmap.contains(judged.roster & ~judges.attested & absent, slot)
+            assert _takes(chain, 1 << slot) == expected, (given, slot)
+            taken += expected
+    assert 0 < taken < 60 * members
+
+
+def _write_attestations(chain: Onchain, given: list[int], attested: int) -> None:
+    """Round 1 as if these participations, and no others, had been attested in it."""
+    ring = chain.run.ring(1)
+    for layout, address, change in (
+        (views.run_account(), chain.addresses.run, {"attestations": len(given), "attested": bitmap.to_bytes(attested)}),
+        (views.witnesses_account(), chain.addresses.witnesses, {}),
+    ):
+        rounds = np.frombuffer(chain.data(address), layout.dtype, count=1, offset=8)[0]["rounds"].copy()
+        for name, value in change.items():
+            rounds[ring][name] = value
+        for place, participation in enumerate(given if not change else []):
+            rounds[ring]["attestations"][place]["slot"] = place
+            rounds[ring]["attestations"][place]["participation"] = bitmap.to_bytes(participation)
+        overwrite(chain, layout, address, rounds=rounds)
+
+
+def _takes(chain: Onchain, dropped: int) -> bool:
+    """Whether a health check that names these slots is accepted; the chain is left as it was."""
+    accounts = (chain.addresses.run, chain.addresses.members)
+    before = {address: chain.svm.get_account(address) for address in accounts}
+    wallet = chain.wallet(1)
+    try:
+        chain.send(wallet, chain.ix(wallet).health_check(RUN_ID, dropped))
+    except Refused as refusal:
+        if refusal.name != "NotUnhealthy":
+            raise
+        return False
+    for address, account in before.items():
+        assert account is not None
+        chain.svm.set_account(address, account)
+    return True
+
+
+def test_a_tick_is_refused_before_the_deadline_and_works_at_it(chain: Onchain) -> None:
+    chain.configure(SEED, min_clients=1, init_min_clients=1)
+    chain.join(1)
+    for expected in (RunState.WARMUP, RunState.ROUND_TRAIN, RunState.ROUND_WITNESS, RunState.COOLDOWN):
+        deadline = next_deadline(chain.run, chain.members)
+        assert deadline is not None
+        chain.at(deadline - 1)
+        if chain.now > chain.run.state_started_at:
+            with pytest.raises(Refused, match="NothingToTick"):
+                chain.tick()
+        chain.tick_at_deadline()
+        assert chain.run.state is expected
+    chain.tick_at_deadline()
+    assert chain.run.state is RunState.WAITING_FOR_MEMBERS
+
+
+def test_cooldown_reporters_are_the_programs(chain: Onchain) -> None:
+    """Everybody claims every level it holds; the program keeps exactly the levels each is elected for."""
+    chain.configure(SEED, min_clients=1, init_min_clients=24, witness_nodes=1, rounds_per_epoch=1)
+    chain.begin({number: (number % 3, 1) for number in range(1, 25)})
+    while chain.run.state is not RunState.COOLDOWN:
+        chain.tick_at_deadline()
+    run, members = chain.run, chain.members
+    for slot in range(24):
+        owed = committee.levels_to_attest(run, members, slot)
+        hashes = {level: bytes([level + 1]) * 32 for level in range(members.slots[slot].tier, 3)}
+        wallet = chain.wallet(slot + 1)
+        instruction = chain.ix(wallet).attest(RUN_ID, slot, hashes)
+        if not owed:
+            with pytest.raises(Refused, match="NotElected"):
+                chain.send(wallet, instruction)
+            continue
+        chain.send(wallet, instruction)
+        assert chain.cooldown()[-1].slot == slot
+        assert tuple(chain.cooldown()[-1].hashes) == owed
+    assert chain.run.levels_attested == 0b111
+    assert chain.run.level_hashes == tuple(bytes([level + 1]) * 32 for level in range(3))
+    assert members.mask(MemberState.HEALTHY) == (1 << 24) - 1
+
+
+@pytest.mark.parametrize(("name", "pattern", "replacement", "line"), RULES)
+def test_the_program_refuses_what_the_client_refuses(
+    unchanged_chain: Onchain, name: str, pattern: str, replacement: str, line: int
+) -> None:
+    parts = RunConfig.model_validate(tomllib.loads(changed((pattern, replacement)))).to_chain()
+    with pytest.raises(Refused) as caught:
+        unchanged_chain.update(config=parts["config"], model=parts["model"])
+    assert caught.value.name == name
+
+
+def test_the_program_accepts_what_the_client_accepts(chain: Onchain) -> None:
+    chain.configure(SEED)
+    assert chain.run.config.rounds_per_epoch == 20
+    assert chain.model.lr_schedule.base_lr == 4.0e-4
+    assert chain.model.optimizer.compression_decay == 0.999
+    assert chain.model.data_location.secondary == "fineweb-edu-tokenized-llama2"
+    assert chain.model.checkpoint.repo == "emozilla/llama2-20m-init"
