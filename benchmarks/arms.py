@@ -26,6 +26,7 @@ import torch
 from aftermath.data.bytelevel import VOCAB_SIZE, byte_tokenizer
 from aftermath.data.tokenise import hold_out, standard_library, standard_library_root, tokenise
 from aftermath.demo.plan import model_config
+from aftermath.lab import kinds
 from aftermath.lab.course import Course
 from aftermath.lab.recipe import recipe_of
 from aftermath.lab.settings import OVERLAPS, LabSettings
@@ -34,7 +35,7 @@ from aftermath.model.architectures import config_of
 from aftermath.model.initial import init_weights
 from aftermath.model.store import write_checkpoint
 from aftermath.optim.schema import build_schema
-from aftermath.watch.events import Event
+from aftermath.watch.kinds import Event
 
 ARMS = Path(__file__).with_name("arms.toml")
 RUNS = Path(__file__).with_name("measured") / "runs"
@@ -108,8 +109,7 @@ def arms(source: Path = ARMS) -> tuple[Arm, ...]:
             for seed in table.get("seeds", [0])
         )
         before = found[table["name"]].trainings if table["name"] in found else ()
-        about = (table[name] for name in ("name", "question", "expected"))
-        found[table["name"]] = Arm(*about, before + trainings)
+        found[table["name"]] = Arm(table["name"], table["question"], table["expected"], before + trainings)
     return tuple(found.values())
 
 
@@ -144,7 +144,7 @@ def prepare(root: Path, size: str, seed: int) -> dict[str, Path]:
 def settings_of(training: Training, places: dict[str, Path]) -> LabSettings:
     """What is said to the laboratory. Raises pydantic's ValidationError for what it does not know."""
     return LabSettings(
-        **places,
+        **places,  # type: ignore[arg-type]  # pydantic checks them
         **training.said,
         lr=training.lr,
         seed=training.seed,
@@ -173,12 +173,13 @@ def train(training: Training, root: Path) -> dict[str, Any]:
     shutil.rmtree(out)
     if not clock.rounds:  # it was stopped after its last step, and nobody knows how long they took
         return train(training, root)
-    by_tier = {tier: round(loss, 4) for tier, loss in clock.last["held_out_by_tier"].items()}
+    assert isinstance(clock.last, kinds.Finished)
+    by_tier = {tier: round(loss, 4) for tier, loss in clock.last.held_out_by_tier.items() if loss is not None}
     return {
         **{name: getattr(training, name) for name in ("arm", "steps", "lr", "seed", "said")},
         "held_out": by_tier[min(by_tier)],
         **({"held_out_by_tier": by_tier} if "tiers" in training.said else {}),
-        "tokens": clock.last["tokens"],
+        "tokens": clock.last.tokens,
         "cpu_seconds_per_step": round(clock.seconds / clock.rounds / training.inner_steps, 5),
     }
 
@@ -188,13 +189,13 @@ class _Clock:
 
     def __init__(self, save_every: int) -> None:
         self.seconds, self.rounds, self._save_every = 0.0, 0, save_every
-        self.last: Event = {}
+        self.last: Event | None = None
         self._since = time.process_time()
 
     def take(self, event: Event) -> None:
         """Follow the course."""
         now = time.process_time()
-        if event["kind"] == "step" and event["step"] % self._save_every != 1:
+        if isinstance(event, kinds.Step) and event.step % self._save_every != 1:
             self.seconds += now - self._since
             self.rounds += 1
         self.last, self._since = event, now

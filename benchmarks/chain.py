@@ -70,10 +70,13 @@ class Recorder(World):
         """The message of `accountSubscribe` as the validator writes it."""
         assert self.watched
         body = zstandard.compress(data) if encoding == "base64+zstd" else data
-        value = {"lamports": self.svm.get_balance(self.watched), "data": [base64.b64encode(body).decode(), encoding]}
+        value: dict[str, Any] = {
+            "lamports": self.svm.get_balance(self.watched),
+            "data": [base64.b64encode(body).decode(), encoding],
+        }
         value |= {"owner": str(PROGRAM), "executable": False, "rentEpoch": 2**64 - 1, "space": len(data)}
         result = {"context": {"slot": 400_000_000 + self.slot}, "value": value}
-        message = {"jsonrpc": "2.0", "method": "accountNotification"}
+        message: dict[str, Any] = {"jsonrpc": "2.0", "method": "accountNotification"}
         params = {"params": {"result": result, "subscription": 1_000_000}}
         return json.dumps(message | params, separators=(",", ":"))
 

@@ -96,7 +96,7 @@ def float_estimate(votes: Sequence[Votes], schema: Schema, level: int, dtype: to
 def dct_rows(edge: int) -> Tensor:
     """The orthonormal DCT-II, float64 [frequency, place], not made from our integers."""
     place = torch.arange(edge, dtype=torch.float64)
-    rows = torch.cos(torch.pi * (2 * place + 1) * place.unsqueeze(1) / (2 * edge)) * (2 / edge) ** 0.5
+    rows: Tensor = torch.cos(torch.pi * (2 * place + 1) * place.unsqueeze(1) / (2 * edge)) * (2 / edge) ** 0.5
     rows[0] = edge**-0.5
     return rows
 

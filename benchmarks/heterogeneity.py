@@ -111,7 +111,8 @@ def recovered(gains: Sequence[Mapping[str, Any]], size: str) -> float | None:
         return None
     config = config_of(model_of(size))
     large, *small = (sum(map(math.prod, config.parameter_shapes(tier).values())) for tier in (0, 1, 2))
-    return round(by_arm["mixed"] / sum(small) / (by_arm["three-large"] / (2 * large)), 3)
+    part: float = round(by_arm["mixed"] / sum(small) / (by_arm["three-large"] / (2 * large)), 3)
+    return part
 
 
 def of_size(size: str, kind: str) -> dict[str, Any]:

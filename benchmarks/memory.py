@@ -52,7 +52,7 @@ class LiveBytes(TorchDispatchMode):
     """Counts the bytes of all storages that operations make inside the block, and the most there were at once."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.now = self.peak = 0
         self._known: set[int] = set()
 

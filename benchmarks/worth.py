@@ -122,7 +122,8 @@ def step_seconds_for(worth: float, end: Mapping[str, Any], training: Training, s
     most = training.members * against["token_efficiency"]
     beside = protocol_seconds(training.members, sent) / training.inner_steps
     own = most / against["worth_without_protocol"]  # of a step, in steps of one machine alone
-    return round(beside / (most / worth - own), 3)
+    seconds: float = round(beside / (most / worth - own), 3)
+    return seconds
 
 
 def of_size(size: str) -> dict[str, Any]:
@@ -159,7 +160,7 @@ def headline(measured: Mapping[str, Any]) -> dict[str, Any]:
     Losses are over those of one machine with all sequences, at the same steps.
     """
     found: dict[str, Any] = {}
-    ends = {n: measured[name]["ends"][-1] if (name := winner(n)) in measured else None for n in MEMBERS}
+    ends = {n: measured[name]["ends"][-1] if (name := winner(n)) in measured and name else None for n in MEMBERS}
     for name in ALONE:
         found[f"worth_{name}"] = {
             str(n): end.get(f"against_{name}", {}).get("worth") if end else None for n, end in ends.items()
@@ -167,7 +168,7 @@ def headline(measured: Mapping[str, Any]) -> dict[str, Any]:
         bound = measured.get(f"{name}-8x", {"ends": []})["ends"]
         at = [point["held_out"] for point in bound if ends[8] and point["steps"] == ends[8]["steps"]]
         found[f"loss_over_{name}"] = round(ends[8]["held_out"] / at[0] - 1, 4) if ends[8] and at else None
-    eight = measured.get(winner(8), {})
+    eight = measured.get(winner(8) or "", {})
     against = ends[8].get("against_adamw", {}) if ends[8] else {}
     return found | {
         "bytes_per_parameter_step": eight.get("bytes_per_parameter_step"),

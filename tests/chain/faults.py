@@ -102,7 +102,7 @@ class FaultyNode:
 async def faulty_websocket(after: str | None = None, **confirmation: Any) -> AsyncIterator[FaultyNode]:
     node = FaultyNode(after, confirmation)
     async with serve(node.handle, "127.0.0.1", 0) as server:
-        node.url = f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        node.url = f"ws://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}"
         yield node
 
 

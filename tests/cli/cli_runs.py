@@ -41,7 +41,7 @@ class Outcome:
     @property
     def told(self) -> dict[str, str]:
         """The last line of stderr, which is what `--json` makes of an error."""
-        found = json.loads(self.err.strip().splitlines()[-1])
+        found: dict[str, str] = json.loads(self.err.strip().splitlines()[-1])
         assert set(found) == {"error", "fix"}
         assert found["error"]
         return found

@@ -64,6 +64,7 @@ def run_id() -> str:
 def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with an untrained model, tokens, and a config.toml that names both."""
     root = tmp_path_factory.mktemp("material")
+    scripts: tuple[tuple[str | Path, ...], ...]
     scripts = (("init-model.py", "--out", root / "model", *SHAPE), ("tokenise.py", "--output", root / "tokens"))
     for script, *arguments in scripts:
         budget = ("--budget-bytes", "60000") if script == "tokenise.py" else ()

@@ -69,7 +69,16 @@ class Company:
 
     def set_paused(self, word: str) -> None:
         """As the owner types it, in a process of its own."""
-        line = [CONSOLE, "set-paused", "--run-id", self.run_id, "-w", self.owner, *self.network.at, word]
+        line: list[str | Path] = [
+            CONSOLE,
+            "set-paused",
+            "--run-id",
+            self.run_id,
+            "-w",
+            self.owner,
+            *self.network.at,
+            word,
+        ]
         done = subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
 
@@ -85,13 +94,17 @@ class Company:
 
     def line(self, player: Player, *options: str | Path) -> list[str | Path]:
         """The arguments of `train` for this player."""
-        archive = ["--checkpoint-dir", self.place / "checkpoints"] if player.tier == 0 else []
+        archive: list[str | Path] = ["--checkpoint-dir", self.place / "checkpoints"] if player.tier == 0 else []
         return [
-            *("train", "--run-id", self.run_id, "-w", player.key, *self.network.at),
+            *("train", "--run-id", self.run_id, *self.network.at, "-w"),
+            player.key,
             *("--matformer-tier", str(player.tier), "--micro-batch-size", "4", "--threads", "1", "--device", "cpu"),
-            *("--iroh-relay", "disabled", "--iroh-discovery", "local", "--discovery-dir", self.place / "peers"),
-            *("--bind-p2p-interface", "127.0.0.1", "--logs", "json"),
-            *("--events-dir", self.place / "events" / player.name, *archive, *options),
+            *("--iroh-relay", "disabled", "--iroh-discovery", "local", "--discovery-dir"),
+            self.place / "peers",
+            *("--bind-p2p-interface", "127.0.0.1", "--logs", "json", "--events-dir"),
+            self.place / "events" / player.name,
+            *archive,
+            *options,
         ]
 
     def start(self, player: Player, *options: str | Path) -> Running:

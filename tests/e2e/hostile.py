@@ -165,7 +165,7 @@ def corrupt(members: list[dict[str, Any]]) -> None:
     async def opened(secret: bytes, **options: Any) -> LyingTransport:
         return LyingTransport(await open_iroh(secret, **options), secret, *parts[secret])
 
-    session.open_iroh = opened  # type: ignore[assignment]
+    session.open_iroh = opened  # type: ignore[assignment, attr-defined]
     Origin.measure_weight = lambda self, seq_len: DECLARED  # type: ignore[method-assign]
     member._WEIGHT_DRIFT = float("inf")
 

@@ -38,7 +38,7 @@ class Material:
     tokens: Path
     architecture: str
 
-    def but(self, **other: Path) -> Material:
+    def but(self, **other: Any) -> Material:
         return replace(self, **other)
 
     def config(self, place: Path, *, one_bit: bool = True, **rules: int) -> Path:
@@ -51,7 +51,7 @@ class Material:
 
 def make_material(root: Path, architecture: str = "llama") -> Material:
     """Initialise the model and tokenise a little of the standard library, with the scripts a user has."""
-    scripts = (
+    scripts: tuple[tuple[str | Path, ...], ...] = (
         ("init-model.py", "--architecture", architecture, "--out", root / "model", *SHAPE, "--seed", "0"),
         ("tokenise.py", "--output", root / "tokens", "--budget-bytes", "200000"),
     )

@@ -35,7 +35,7 @@ class Network:
 
     def _start(self, port: str) -> Running:
         slot = "200" if self.engine == "validator" else "400"  # there the cases would mostly wait for slots
-        command = [CONSOLE, "localnet", "--engine", self.engine, "--port", port, "--slot-ms", slot]
+        command: list[str | Path] = [CONSOLE, "localnet", "--engine", self.engine, "--port", port, "--slot-ms", slot]
         name = f"localnet-{self.engine}"
         return Running(self._xprocess, name, [*command, "--ledger", self._place / "ledger"], ready="localnet ready")
 

@@ -21,7 +21,7 @@ from aftermath.localnet.genesis import open_chain
 from aftermath.localnet.journal import frame, read_records
 from aftermath.localnet.pubsub import Connection
 from aftermath.localnet.reading import Reading
-from aftermath.localnet.records import Mark, Stored
+from aftermath.localnet.records import Mark, Record, Stored
 from aftermath.localnet.rpc import Rpc
 from aftermath.localnet.subscriptions import Subscriptions
 from aftermath.localnet.timing import VirtualTime
@@ -48,8 +48,20 @@ SHA = "ab" * 32
 
 def model_configs() -> tuple[list[bytes], Decode]:
     plain = {k: v for k, v in CONFIG.to_hf().items() if not k.startswith("matformer")}
-    ropes = [{"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, {"eos_token_id": [1, 2]}, {}]
-    nano = {"model_type": "nanogpt", "vocab_size": 9, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2}
+    ropes: list[dict[str, object]]
+    ropes = [
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+        {"eos_token_id": [1, 2]},
+        {},
+    ]
+    nano: dict[str, object]
+    nano = {
+        "model_type": "nanogpt",
+        "vocab_size": 9,
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 2,
+    }
     others = [CONFIG.to_hf(1), {**nano, "num_attention_heads": 2, "value_embeddings": 1, "logit_softcap": 9.5}]
     seeds = [json.dumps({**plain, **more}).encode() for more in ropes] + [json.dumps(one).encode() for one in others]
     return seeds, through_file("config.json", lambda path: config_of(hf_config(path)))
@@ -87,13 +99,15 @@ def tier_manifests() -> tuple[list[bytes], Decode]:
 
 
 def journals() -> tuple[list[bytes], Decode]:
-    records = [Stored(bytes(32), b"account"), Mark(7), Mark(8)]
+    records: list[Record] = [Stored(bytes(32), b"account"), Mark(7), Mark(8)]
     return [b"".join(map(frame, records))], through_file("journal", lambda path: list(read_records(path, repair=False)))
 
 
 def payloads_of_journals() -> tuple[list[bytes], Decode]:
     """Records whose checksums are right, whatever is in them: a journal that somebody else wrote."""
-    from aftermath.localnet.journal import _HEADER, _PREFIX, zlib
+    import zlib
+
+    from aftermath.localnet.journal import _HEADER, _PREFIX
 
     def read(data: bytes) -> object:
         prefix = _PREFIX.pack(len(data), zlib.crc32(data))
@@ -137,7 +151,9 @@ def subscriptions() -> tuple[list[bytes], Decode]:
         place[0]._calls.answer(data)
         return None
 
-    seeds = [("accountSubscribe", [str(KEY.pubkey()), {"encoding": "base64", "commitment": "confirmed"}])]
+    seeds: list[tuple[str, object]] = [
+        ("accountSubscribe", [str(KEY.pubkey()), {"encoding": "base64", "commitment": "confirmed"}])
+    ]
     seeds += [("slotSubscribe", None), ("logsSubscribe", [{"mentions": [str(KEY.pubkey())]}]), ("x", [1])]
     seeds += [("programSubscribe", [str(KEY.pubkey()), {"filters": [{"dataSize": 5}]}]), ("accountUnsubscribe", [1])]
     return [encoded({"jsonrpc": "2.0", "id": 1, "method": m, "params": p}) for m, p in seeds], read

@@ -27,7 +27,7 @@ INNER = SparseLoCo(topk=4, topk_embeddings=4, chunk=8).results(SCHEMA.state)
 
 
 def announcements() -> tuple[list[bytes], Decode]:
-    said = [commitment_of(None, 0), READY]
+    said: list[commitment.Commitment | commitment.Ready] = [commitment_of(None, 0), READY]
     return [commitment.encode_announcement(one, SECRETS[0]) for one in said], commitment.decode_announcement
 
 

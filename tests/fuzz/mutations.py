@@ -78,7 +78,7 @@ def _nest(chance: random.Random, data: bytearray, seeds: Sequence[bytes]) -> Non
     data[start:start] = nested(chance.choice((2, 40, 1200)), chance.choice((b"\x91", b"\x81\xa1x", b"[", b'{"a":')))
 
 
-_VALUES = [None, True, -1, 0, 2**64, 1.5, "", "x", [], {}, [[]], [1, "x"], {"x": 1}]
+_VALUES: list[object] = [None, True, -1, 0, 2**64, 1.5, "", "x", [], {}, [[]], [1, "x"], {"x": 1}]
 
 
 def _swap(chance: random.Random, data: bytearray, seeds: Sequence[bytes]) -> None:

@@ -78,13 +78,17 @@ def live_until(point: int, folder: Path, writing: int) -> None:
     """Write the ledger, telling through the pipe `writing` what was acknowledged."""
     tell = os.write
     dying_at(point)
-    write(folder, lambda number: tell(writing, bytes([number])) and None)
+
+    def told(number: int) -> None:
+        tell(writing, bytes([number]))
+
+    write(folder, told)
     os._exit(0)
 
 
 def main(folder: str) -> None:
     ledger.HISTORY_BYTES = 1
-    ledger.MAX_PROCESSING_AGE = 0
+    ledger.MAX_PROCESSING_AGE = 0  # type: ignore[attr-defined]
     point = 1
     while True:
         point += 1

@@ -107,8 +107,8 @@ class Handler(BaseHTTPRequestHandler):
             tag = f'"{hashlib.sha1(data).hexdigest()}"'
             if self.server.elsewhere is not None:
                 place = self.server.elsewhere.hold(data)
-                sizes = {"X_Linked_Size": str(len(data)), "X_Linked_ETag": tag}
-                self._answer(302, Location=place, X_Repo_Commit=COMMIT, **sizes)
+                linked = {"X_Linked_Size": str(len(data)), "X_Linked_ETag": tag}
+                self._answer(302, b"", Location=place, X_Repo_Commit=COMMIT, **linked)
             else:
                 self._answer(200, data, ETag=tag, X_Repo_Commit=COMMIT)
         else:

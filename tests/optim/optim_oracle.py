@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from decimal import Decimal, getcontext
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 
@@ -39,28 +40,20 @@ CONFIG = {
 RAGGED = {"vocab_size": 41, "hidden_size": 20, "intermediate_size": 68}
 
 
-def toy_schema(**changes) -> Schema:
+def toy_schema(**changes: Any) -> Schema:
     """A small run of three tiers; keyword arguments change its settings or, if they name one, its model's config."""
     model = CONFIG | {key: changes.pop(key) for key in list(changes) if key in CONFIG}
-    tiers, settings = (
-        changes.pop("tiers", 3),
-        {
-            "topk": 4,
-            "chunk": 8,
-            "quantize_1bit": True,
-            "decay": 0.9,
-            "weight_decay": 0.0,
-            "clip": None,
-        }
-        | changes,
-    )
+    tiers = changes.pop("tiers", 3)
+    settings: dict[str, Any] = {"topk": 4, "chunk": 8, "quantize_1bit": True, "decay": 0.9} | changes
+    settings = {"weight_decay": 0.0, "clip": None} | settings
     return build_schema(model, tiers, Distro(**{"topk_embeddings": settings["topk"]} | settings))
 
 
-def toy_inner(**changes) -> Schema:
+def toy_inner(**changes: Any) -> Schema:
     """The same with inner steps."""
     model = CONFIG | {key: changes.pop(key) for key in list(changes) if key in CONFIG}
-    tiers, settings = changes.pop("tiers", 3), {"topk": 4, "chunk": 8} | changes
+    tiers = changes.pop("tiers", 3)
+    settings: dict[str, Any] = {"topk": 4, "chunk": 8} | changes
     return build_schema(model, tiers, SparseLoCo(**{"topk_embeddings": settings["topk"]} | settings))
 
 
@@ -110,7 +103,7 @@ def _away(value: Fraction) -> int:
 
 def oracle_means(votes: Sequence[Votes], low: int, high: int) -> dict[int, int]:
     """m of every coefficient in [low, high) that somebody voted on."""
-    given = defaultdict(list)
+    given: dict[int, list[Fraction]] = defaultdict(list)
     for vote in votes:
         for position, value in zip(vote.positions.tolist(), vote.values.tolist(), strict=True):
             if low <= position < high:

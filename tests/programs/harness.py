@@ -64,8 +64,11 @@ def encode(kind: Any, value: Any, program: Pubkey) -> bytes:
     """Borsh bytes of a value of an IDL type."""
     if isinstance(kind, str):
         if kind == "string":
-            return struct.pack("<I", len(value.encode())) + value.encode()
-        return bytes(value) if kind == "pubkey" else struct.pack(_INTEGERS[kind], value)
+            text: bytes = value.encode()
+            return struct.pack("<I", len(text)) + text
+        if kind == "pubkey":
+            return bytes(value)
+        return struct.pack(_INTEGERS[kind], value)
     if "option" in kind:
         return b"\0" if value is None else b"\1" + encode(kind["option"], value, program)
     if "vec" in kind:
@@ -163,9 +166,10 @@ class World:
         result = self.svm.send_transaction(
             Transaction([key for key in everyone if key.pubkey() in needed], message, blockhash)
         )
-        failed = isinstance(result, FailedTransactionMetadata)
-        meta = result.meta() if failed else result
-        error = _error_name(result.err(), instructions[-1].program_id) if failed else None
+        meta: Any = result
+        error = None
+        if isinstance(result, FailedTransactionMetadata):
+            meta, error = result.meta(), _error_name(result.err(), instructions[-1].program_id)
         # the budget instruction takes 150 units of its own
         returned = bytes(meta.return_data().data)
         return Outcome(error, meta.compute_units_consumed() - 150, returned, list(meta.logs()))

@@ -59,9 +59,16 @@ def model_params(**changes: Any) -> dict[str, Any]:
         "inner_optimizer": 0,
         "divisor": 0,
     }
-    location = {"kind": 2, "token_bytes": 2, "shuffle": 0, "pad_zeros": 0, "start_index": 0, "num_files": 0}
+    location: dict[str, Any] = {
+        "kind": 2,
+        "token_bytes": 2,
+        "shuffle": 0,
+        "pad_zeros": 0,
+        "start_index": 0,
+        "num_files": 0,
+    }
     location |= {"primary": "data", "secondary": "", "shuffle_seed": bytes(32)}
-    model = {"architecture": 0, "data_type": 0, "max_seq_len": 128, "cold_start_warmup_steps": 0}
+    model: dict[str, Any] = {"architecture": 0, "data_type": 0, "max_seq_len": 128, "cold_start_warmup_steps": 0}
     model |= {"checkpoint": {"kind": 2, "repo": "checkpoints/start", "revision": ""}}
     return model | {"data_location": location, "lr_schedule": lr, "optimizer": optimizer} | changes
 

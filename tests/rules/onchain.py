@@ -179,7 +179,7 @@ class Onchain:
 
     def inspect(self, which: int, ring: int) -> bytes:
         """What the program's `inspect` returns."""
-        result = self.send(self.owner, self.ix(self.owner).inspect(RUN_ID, which, ring))
+        result: Any = self.send(self.owner, self.ix(self.owner).inspect(RUN_ID, which, ring))
         return bytes(result.return_data().data)
 
 

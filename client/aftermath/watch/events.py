@@ -30,7 +30,7 @@ Wall = Callable[[], datetime]
 class Sink(Protocol):
     """Receives events one at a time; may raise OSError, after which it is not called again."""
 
-    def __call__(self, event: Event) -> None: ...
+    def __call__(self, event: Event, /) -> None: ...
 
 
 class Events:
