@@ -49,7 +49,7 @@ def test_what_members_do_not_do_is_refused(
 
 @pytest.mark.parametrize("form", ["Local = {place}", "Local = {{ path = {place} }}"])
 def test_a_slice_is_no_checkpoint_for_a_run(owner: Shell, material: Path, tmp_path: Path, form: str) -> None:
-    slices = [sys.executable, ROOT / "scripts/export-tiers.py", "--src", material / "model", "--tiers", "1"]
+    slices = [sys.executable, ROOT / "scripts/export_matformer_tiers.py", "--src", material / "model", "--tiers", "1"]
     subprocess.run([*slices, "--out", tmp_path / "slices"], check=True, capture_output=True)
     place = tmp_path / "slices" / "model-tier1"
     assert (place / "config.json").is_file()

@@ -20,7 +20,7 @@ START_SECONDS = 0.3
 
 
 def test_help_of_every_command_has_an_example_and_json(command_name: str) -> None:
-    shown = invoke(command_name, "--help")
+    shown = invoke(*command_name.split(), "--help")
     assert shown.code == 0
     text = "\n".join(line.rstrip() for line in shown.out.splitlines())
     assert f"Example:\n  aftermath-solana {command_name}" in text
@@ -42,8 +42,9 @@ def test_examples_parse(command_name: str) -> None:
     loaded = load(command_name)
     assert loaded.epilog is not None
     words = shlex.split(loaded.epilog.removeprefix("Example:"))
-    assert words[:2] == ["aftermath-solana", command_name]
-    loaded.make_context(command_name, words[2:])
+    name = command_name.split()
+    assert words[: 1 + len(name)] == ["aftermath-solana", *name]
+    loaded.make_context(command_name, words[1 + len(name) :])
 
 
 def test_documentation_is_current() -> None:

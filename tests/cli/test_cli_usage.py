@@ -112,8 +112,8 @@ def test_help_cuts_no_name_and_fits_the_terminal(
     command_name: str, columns: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
-    page = invoke(command_name, "-h").out
-    assert page == invoke(command_name, "--help").out
+    page = invoke(*command_name.split(), "-h").out
+    assert page == invoke(*command_name.split(), "--help").out
     options, _, example = page.partition("Example:")
     names = {name for option in load(command_name).params for name in (*option.opts, *option.secondary_opts)}
     assert names - {"action"} <= set(options.replace(",", " ").split())
@@ -124,5 +124,5 @@ def test_help_cuts_no_name_and_fits_the_terminal(
 def test_the_index_shows_every_command_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     page = invoke("-h").out
-    assert set(INDEX) <= set(page.split())
+    assert not [name for name in INDEX if f"  {name} " not in page]
     assert max(map(len, page.splitlines())) <= 80

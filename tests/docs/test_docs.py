@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from aftermath.chain.views import members_account, model_account, run_account, witnesses_account
-from aftermath.cli.main import INDEX, load
+from aftermath.cli.main import INDEX, about, called, load
 from aftermath.localnet.runtime import minimum_balance
 from aftermath.programs import AUTHORIZER_IDL, COORDINATOR_IDL
 
@@ -72,8 +72,9 @@ def test_command_lines_parse(page: Path) -> None:
     for line in fenced_lines(page):
         words = shlex.split(line, comments=True)
         if words[:1] == [PROGRAM]:
-            assert words[1] in INDEX, line
-            load(words[1]).make_context(words[1], words[2:])
+            name = called(words[1:])
+            assert name, line
+            load(name).make_context(name, words[1 + len(name.split()) :])
 
 
 def test_mentioned_commands_and_options_exist(page: Path) -> None:
@@ -81,9 +82,9 @@ def test_mentioned_commands_and_options_exist(page: Path) -> None:
         words = [word.rstrip(",;") for word in span.split()]
         if words and words[0] == PROGRAM:
             words = words[1:]
-            assert not words or words[0] in INDEX or words[0].startswith("-"), span
-        if words and words[0] in INDEX and any(word.startswith("-") for word in words):
-            known = {name for option in load(words[0]).params for name in (*option.opts, *option.secondary_opts)}
+            assert not words or called(words) or about(words[0]) or words[0].startswith("-"), span
+        if (command := called(words)) and any(word.startswith("-") for word in words):
+            known = {name for option in load(command).params for name in (*option.opts, *option.secondary_opts)}
             given = {word for word in words[1:] if word.startswith("-")}
             assert given <= known | {"--json", "--help"}, span
 

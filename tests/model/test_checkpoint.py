@@ -121,7 +121,7 @@ def test_other_float_types_are_widened_or_rounded_to_fp32(full: Path, dtype: tor
 
 
 def test_sliced_demands_the_tiers_files(full: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"no files of tier 1[\s\S]*export-tiers.py --src .* --tiers 1"):
+    with pytest.raises(CheckpointError, match=r"no files of tier 1[\s\S]*model export --src .* --tiers 1"):
         load(full, 1, "sliced")
 
 

@@ -47,7 +47,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     report = json.loads(output)
     assert report["vocab"] == 257
     assert report["parameters"] == sum(tensor.numel() for tensor in load(out, 0).values()) == report["tiers"]["0"]
-    status, output, errors = run("export-tiers.py", "--src", str(out), "--tiers", "1", "2")
+    status, output, errors = run("export_matformer_tiers.py", "--src", str(out), "--tiers", "1", "2")
     assert status == 0, errors
     assert str(out.with_name("m-tier2")) in output
     return out
@@ -126,7 +126,7 @@ def test_an_export_outlives_the_runs_checkpoint(kept: Path, tmp_path: Path) -> N
     expected = {tier: load(kept, tier, "universal") for tier in range(3)}
     out = tmp_path / "out"
     status, output, errors = run(
-        "export-tiers.py", "--src", str(kept), "--tiers", "2", "1", "--out", str(out), "--json"
+        "export_matformer_tiers.py", "--src", str(kept), "--tiers", "2", "1", "--out", str(out), "--json"
     )
     assert status == 0, errors
     assert json.loads(output)["manifest"] == str(out / "run-step40" / MANIFEST_FILE)
@@ -167,7 +167,7 @@ def test_an_export_to_the_checkpoints_own_directory_copies_nothing_over_it(made:
     ("script", "arguments", "says"),
     [
         ("init-model.py", ["--tokenizer", "/nowhere"], "cannot read /nowhere"),
-        ("export-tiers.py", [], "no checkpoint"),
+        ("export_matformer_tiers.py", [], "no checkpoint"),
         ("tokenise.py", ["--input", "/nowhere"], "there is no folder /nowhere"),
         ("tokenise.py", ["--tokenizer", "/nowhere"], "cannot read the tokenizer /nowhere"),
     ],
@@ -177,7 +177,7 @@ def test_the_scripts_say_errors_as_the_commands_do(
 ) -> None:
     place = {
         "init-model.py": ["--out", str(tmp_path / "x")],
-        "export-tiers.py": ["--src", str(tmp_path), "--tiers", "1"],
+        "export_matformer_tiers.py": ["--src", str(tmp_path), "--tiers", "1"],
         "tokenise.py": ["--output", str(tmp_path / "x")],
     }[script]
     status, output, errors = run(script, *place, *arguments)
@@ -205,10 +205,20 @@ def test_the_scripts_say_errors_as_the_commands_do(
         ("init-model.py", ["--layers", "many"], "--layers must be a whole number from 1 to 512", "--help"),
         ("init-model.py", ["--vocab", "100"], "--vocab 100 is less than the 257 tokens", "--vocab 257"),
         ("init-model.py", ["--tiers", "9"], "--tiers must be a whole number from 1 to 8", "--help"),
-        ("init-model.py", ["--seed", "-1"], "--seed must be a whole number of at least 0", "--help"),
-        ("export-tiers.py", ["--src", "x"], "--tiers", "--help"),
-        ("export-tiers.py", ["--src", "x", "--tiers", "9"], "--tiers must be a whole number from 1 to 7", "--help"),
-        ("export-tiers.py", ["--src", "x", "--tiers", "0"], "--tiers must be a whole number from 1 to 7", "--help"),
+        ("init-model.py", ["--seed", "-1"], "--seed must be a whole number from 0 to", "--help"),
+        ("export_matformer_tiers.py", ["--src", "x"], "--tiers", "--help"),
+        (
+            "export_matformer_tiers.py",
+            ["--src", "x", "--tiers", "9"],
+            "--tiers must be whole numbers from 1 to 7",
+            "--help",
+        ),
+        (
+            "export_matformer_tiers.py",
+            ["--src", "x", "--tiers", "0"],
+            "--tiers must be whole numbers from 1 to 7",
+            "--help",
+        ),
         ("tokenise.py", ["--output", "x", "--token-bytes", "3"], "--token-bytes must be one of 2, 4", "--help"),
         ("tokenise.py", ["--output", "x", "--budget-bytes", "0"], "--budget-bytes must be a whole", "--help"),
         ("tokenise.py", ["--output", "x", "--speed", "3"], "--speed", "--help"),
@@ -230,7 +240,7 @@ def test_arguments_that_mean_nothing_name_the_option_and_what_it_takes(
 
 
 def test_a_tier_that_the_checkpoint_cannot_have_is_said_with_those_it_can(made: Path) -> None:
-    status, output, errors = run("export-tiers.py", "--src", str(made), "--tiers", "1", "7")
+    status, output, errors = run("export_matformer_tiers.py", "--src", str(made), "--tiers", "1", "7")
     assert (status, output) == (2, "")
     assert "--tiers 7: the FFN width 64 of " in errors
     assert "\nfix: choose --tiers from 1 to 6\n" in errors

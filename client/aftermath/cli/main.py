@@ -1,12 +1,14 @@
 """The console script `aftermath-solana`: the index of its commands, each loaded only when it is called.
 
 Decided here: `--help` prints the index without importing a single command, because a help page should not wait for
-libraries it does not show; a test holds the summaries and the commands' own docstrings together.
+libraries it does not show; a test holds the summaries and the commands' own docstrings together. Commands about one
+thing have two words (`model init`); the first alone lists them.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import pairwise
@@ -25,10 +27,11 @@ from aftermath.cli.usage import ParserError, explained, unknown_command
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 
-OWN, MEMBER, LAB, LOOK, JOIN, NETWORK = (
+OWN, MEMBER, LAB, MODEL, LOOK, JOIN, NETWORK = (
     "Own a run",
     "Take part in a run",
     "Train without a run",
+    "Checkpoints of models",
     "Look at runs",
     "Who may join",
     "Networks and programs",
@@ -51,6 +54,12 @@ INDEX = {
     "train-local": Entry(LAB, "Train on this machine alone, without chain or network."),
     "generate": Entry(LAB, "Write text with a model, or with a tier of it."),
     "preview-lr": Entry(LAB, "Show the learning rate of every step that a config file means."),
+    "model init": Entry(MODEL, "Write a new, untrained checkpoint with a tokenizer."),
+    "model inspect": Entry(MODEL, "Say what a checkpoint is, tier by tier."),
+    "model export": Entry(MODEL, "Export tiers of a full checkpoint, with a manifest."),
+    "model merge": Entry(MODEL, "Put a tier's slice back into the full model it belongs to."),
+    "model verify": Entry(MODEL, "Read a checkpoint and its tiers whole, and say whether they are."),
+    "model push": Entry(MODEL, "Upload a checkpoint to the Hugging Face Hub."),
     "create-run": Entry(OWN, "Create a run on chain."),
     "update-config": Entry(OWN, "Set or change a run's configuration."),
     "set-paused": Entry(OWN, "Pause or resume a run."),
@@ -73,8 +82,18 @@ INDEX = {
 
 def find(name: str) -> Any:
     """The `command.Command` of this name, from its module."""
-    identifier = name.replace("-", "_")
+    identifier = name.replace("-", "_").replace(" ", "_")
     return getattr(import_module(f"aftermath.cli.{identifier}"), identifier)
+
+
+def called(words: Sequence[str]) -> str | None:
+    """The command that a command line begins with, if there is one."""
+    return next((name for name in (" ".join(words[:2]), *words[:1]) if name in INDEX), None)
+
+
+def about(word: str) -> dict[str, Entry]:
+    """The commands of two words that begin with this one."""
+    return {name: entry for name, entry in INDEX.items() if name.startswith(f"{word} ")}
 
 
 def load(name: str) -> TyperCommand:
@@ -114,11 +133,11 @@ class LazyCommands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """The called command itself."""
-        if args[0] in INDEX:
-            return args[0], load(args[0]), args[1:]
+        if name := called(args):
+            return name, load(name), args[len(name.split()) :]
         if ctx.resilient_parsing:  # a shell that completes a word that is not finished
             return None, None, args
-        raise unknown_command(args[0], INDEX)
+        raise unknown_command(" ".join(args[:2]) if about(args[0]) else args[0], INDEX)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the page."""
@@ -128,6 +147,9 @@ class LazyCommands(TyperGroup):
         """Run a command line (`args`, else the process's own) and end the process with its exit code."""
         args = given[0] if given else named.get("args")
         words = list(sys.argv[1:] if args is None else args) or ["--help"]
+        if (ones := about(words[0])) and words[1:] in ([], *([name] for name in HELP_NAMES["help_option_names"])):
+            print(index_page(self, ones))
+            sys.exit(0)
         try:
             with reporting(as_json="--json" in words):
                 code = self._run(words)
@@ -139,8 +161,8 @@ class LazyCommands(TyperGroup):
         try:
             ended = super().main(words, "aftermath-solana", standalone_mode=False)
         except ParserError as error:
-            called = next((word for word in words if word in INDEX), None)
-            raise explained(error, called, find(called).entry.__annotations__ if called else {}) from None
+            name = called(words)
+            raise explained(error, name, find(name).entry.__annotations__ if name else {}) from None
         return ended if isinstance(ended, int) else 0
 
 

@@ -33,6 +33,17 @@ class Arguments(argparse.ArgumentParser):
         raise UsageError(message, f"see: python scripts/{self.prog} --help")
 
 
+def as_command(name: str, argv: Sequence[str] | None) -> int:
+    """Do what a command does with these arguments (those of the process if None); its exit status."""
+    from aftermath.cli.main import app
+
+    try:
+        app([*name.split(), *(sys.argv[1:] if argv is None else argv)])
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    return 0
+
+
 def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
     """The type of an option that takes a whole number within limits."""
 

@@ -177,7 +177,7 @@ def _model(said: LabSettings, config: RunConfig | None) -> str:
     if checkpoint.kind is not CheckpointKind.LOCAL:
         raise Unsuitable(
             f"{said.config_path} names no checkpoint on this machine",
-            "pass --model DIR; scripts/init-model.py makes a new one",
+            "pass --model DIR; aftermath-solana model init makes a new one",
         )
     return str(local_directory(checkpoint))
 

@@ -77,7 +77,7 @@ def find(directory: Path, tier: int, strategy: Strategy = "auto") -> Source:
     if strategy == "sliced":
         raise CheckpointError(
             f"{directory} has no files of tier {tier}, which the strategy `sliced` demands",
-            f"run scripts/export-tiers.py --src {directory} --tiers {tier}, or use the strategy auto",
+            f"aftermath-solana model export --src {directory} --tiers {tier}, or use the strategy auto",
         )
     return Source(config, 0, weight_files(directory))
 

@@ -1,0 +1,53 @@
+"""`model export`: tiers of a full checkpoint as directories of their own, with a manifest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from aftermath.base.errors import UsageError
+from aftermath.cli.command import command
+from aftermath.cli.present import Result
+from aftermath.rules.accounts import MAX_LEVELS
+
+
+@command("model export", example="aftermath-solana model export --src checkpoints/tiny --tiers 1,2")
+def model_export(
+    src: Annotated[Path, typer.Option(help="The full checkpoint.")],
+    tiers: Annotated[str, typer.Option(help=f"Tiers to export, 1 to {MAX_LEVELS - 1}, with commas between them.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Directory to export to; without it the one that --src lies in.")
+    ] = None,
+) -> Result:
+    """Export tiers of a full checkpoint, with a manifest.
+
+    A tier is a directory, `<name>-tier<t>`, and the manifest has the SHA-256 of every file. They lie beside the
+    checkpoint, or with a copy of it in the directory that --out names. A member removes its older checkpoints, so
+    those of a run (`<run>-step<n>`) are exported elsewhere only.
+    """
+    from aftermath.model.checkpoint import load_config
+    from aftermath.model.export import export_tiers
+
+    wanted, place = _numbers(tiers), src.expanduser()
+    width = load_config(place).intermediate_size
+    most = min((width & -width).bit_length(), MAX_LEVELS) - 1
+    if most < max(wanted):
+        raise UsageError(
+            f"--tiers {max(wanted)}: the FFN width {width} of {src} cannot be halved so often",
+            f"choose --tiers from 1 to {most}" if most else "name a checkpoint of an even FFN width",
+        )
+    exported = export_tiers(place, wanted, out.expanduser() if out else None)
+    data = {"tiers": [str(path) for path in exported.tiers], "manifest": str(exported.manifest)}
+    return Result(data, "\n".join(["Wrote", *(f"  {path}" for path in (*data["tiers"], data["manifest"]))]))
+
+
+def _numbers(text: str) -> list[int]:
+    numbers = [int(word) if word.isascii() and word.isdecimal() and len(word) < 4 else 0 for word in text.split(",")]
+    if not all(1 <= number < MAX_LEVELS for number in numbers):
+        raise UsageError(
+            f"--tiers must be whole numbers from 1 to {MAX_LEVELS - 1}, not {text!r}",
+            "name them with commas, for example --tiers 1,2; aftermath-solana model export --help explains it",
+        )
+    return numbers

@@ -1,0 +1,179 @@
+"""`model init`: a new, untrained checkpoint, of a preset or of sizes that are given."""
+
+from __future__ import annotations
+
+import json
+import math
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from aftermath.base.errors import UsageError
+from aftermath.cli.command import command
+from aftermath.cli.present import Result
+from aftermath.data.bytelevel import END_TOKEN, VOCAB_SIZE, byte_tokenizer
+from aftermath.model.arch.llama_config import LlamaConfig
+from aftermath.model.architectures import config_of
+from aftermath.model.config import MAX_TIERS, ModelConfig
+from aftermath.model.documents import CheckpointError
+from aftermath.model.presets import PRESETS
+
+SHAPE = "Shape"
+_KV_HEADS = 2  # of a Llama that is not told
+_SIZES = {"hidden": 128, "layers": 4, "heads": 4, "intermediate": 512, "vocab": VOCAB_SIZE, "context": 2048}
+"""What a model has that is not told, by the option."""
+_FIELDS = {
+    "hidden": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "intermediate": "intermediate_size",
+    "vocab": "vocab_size",
+    "context": "max_position_embeddings",
+}
+"""The options that are numbers of the model's config."""
+
+
+class Kind(StrEnum):
+    """What can be made without a preset."""
+
+    LLAMA = "llama"
+    NANOGPT = "nanogpt"
+
+
+def _size(name: str, text: str) -> object:
+    from aftermath.cli.describe import limits
+
+    least, most = limits(LlamaConfig.model_fields[_FIELDS[name]])
+    default = f"; else {_SIZES[name]}" if name in _SIZES else ""
+    return typer.Option(min=least, max=most, help=f"{text}{default}.", rich_help_panel=SHAPE)
+
+
+@command("model init", example="aftermath-solana model init --preset llama-1m --out checkpoints/tiny")
+def model_init(
+    out: Annotated[Path, typer.Option(help="Directory to write.")],
+    preset: Annotated[
+        str | None,
+        typer.Option(help=f"A model by name; options of its shape change it. One of {', '.join(PRESETS)}."),
+    ] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="tokenizer.json to carry; without it one token per byte.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the initial weights.")] = 0,
+    tiers: Annotated[int, typer.Option(min=1, max=MAX_TIERS, help="Tiers that the FFN width must allow.")] = 3,
+    architecture: Annotated[
+        Kind | None,
+        typer.Option(
+            help="llama, or nanogpt: relu^2, QK-norm, soft-cap, value embeddings, x0 and U-net skips; else llama.",
+            rich_help_panel=SHAPE,
+        ),
+    ] = None,
+    hidden: Annotated[int | None, _size("hidden", "Hidden size")] = None,
+    layers: Annotated[int | None, _size("layers", "Layers")] = None,
+    heads: Annotated[int | None, _size("heads", "Query heads")] = None,
+    kv_heads: Annotated[int | None, _size("kv_heads", f"Key and value heads of a Llama; else {_KV_HEADS}")] = None,
+    intermediate: Annotated[int | None, _size("intermediate", "FFN width of the full model")] = None,
+    vocab: Annotated[int | None, _size("vocab", "Tokens of the tokenizer")] = None,
+    context: Annotated[int | None, _size("context", "Longest text, in tokens")] = None,
+    tied: Annotated[bool, typer.Option("--tied", help="Share input and output embeddings.", rich_help_panel=SHAPE)] = (
+        False
+    ),
+) -> Result:
+    """Write a new, untrained checkpoint with a tokenizer.
+
+    Equal options give equal bits on every machine. With --json also how many parameters every tier has.
+    """
+    from aftermath.model.initial import init_weights
+    from aftermath.model.store import write_checkpoint
+
+    sizes = {"hidden": hidden, "layers": layers, "heads": heads, "kv_heads": kv_heads}
+    sizes |= {"intermediate": intermediate, "vocab": vocab, "context": context}
+    given = {name: number for name, number in sizes.items() if number is not None}
+    if preset is None:
+        described = _described(architecture or Kind.LLAMA, _SIZES | given, tied)
+    elif architecture is not None:
+        raise UsageError(f"--architecture {architecture.value}: the preset {preset} has its own", "leave it out")
+    elif preset not in PRESETS:
+        raise UsageError(f"there is no preset {preset}", f"choose one of {', '.join(PRESETS)}")
+    else:
+        described = dict(PRESETS[preset]) | {_FIELDS[name]: number for name, number in given.items()}
+        described |= {"tie_word_embeddings": True} if tied else {}
+    _check(described, tiers, own_tokenizer=tokenizer is None, kv_heads=kv_heads)
+    end = {"eos_token_id": VOCAB_SIZE - 1} if tokenizer is None else {}
+    config = config_of(described | end)
+    place = out.expanduser()
+    if (place / "config.json").exists():
+        raise CheckpointError(f"{place} already holds a checkpoint", "remove it, or name another directory")
+    companions = _companions(tokenizer)
+    write_checkpoint(place, init_weights(config, seed), config, tier=0, companions=companions)
+    by_tier = {tier: _parameters(config, tier) for tier in range(tiers)}
+    data = {"out": str(place), "parameters": by_tier[0], "tiers": by_tier, "vocab": config.vocab_size}
+    told = ", ".join(f"{tier}: {count:,}" for tier, count in by_tier.items())
+    return Result(data, f"{by_tier[0]:,} parameters in {place}\nby tier: {told}")
+
+
+def _parameters(config: ModelConfig, tier: int) -> int:
+    return sum(map(math.prod, config.parameter_shapes(tier).values()))
+
+
+def _described(architecture: Kind, sizes: dict[str, int], tied: bool) -> dict[str, Any]:
+    """A `config.json` of these sizes."""
+    described: dict[str, Any] = {_FIELDS[name]: number for name, number in sizes.items()}
+    described |= {"model_type": architecture.value, "rms_norm_eps": 1e-5, "tie_word_embeddings": tied}
+    described |= {"bos_token_id": None, "eos_token_id": None}
+    if architecture is Kind.NANOGPT:
+        ideas = {"value_embeddings": min(3, sizes["layers"] // 2), "x0_residual": True, "unet_skips": True}
+        return described | ideas
+    return {"num_key_value_heads": min(_KV_HEADS, sizes["heads"])} | described
+
+
+def _check(described: dict[str, Any], tiers: int, *, own_tokenizer: bool, kv_heads: int | None) -> None:
+    """Raises UsageError, with options that would do, for numbers that do not go together."""
+    from aftermath.cli.describe import limits
+
+    if own_tokenizer and described["vocab_size"] < VOCAB_SIZE:
+        raise UsageError(
+            f"--vocab {described['vocab_size']} is less than the {VOCAB_SIZE} tokens of the byte tokenizer",
+            f"say --vocab {VOCAB_SIZE} or more, or name another --tokenizer",
+        )
+    hidden, heads, step = described["hidden_size"], described["num_attention_heads"], 1 << tiers - 1
+    least, most = limits(LlamaConfig.model_fields["head_dim"])
+    assert most is not None
+    sizes = [size for size in range(int(least or 1), int(most) + 1, 2) if hidden % size == 0]  # positions turn pairs
+    if not sizes:
+        raise UsageError(f"--hidden {hidden} is odd", "choose an even number")
+    if hidden not in (heads * size for size in sizes):
+        allowed = ", ".join(str(hidden // size) for size in reversed(sizes))
+        raise UsageError(
+            f"--heads {heads} does not cut --hidden {hidden} into heads of an even size",
+            f"choose --heads from {allowed}, or another --hidden",
+        )
+    if described["model_type"] == Kind.NANOGPT.value and kv_heads not in (None, heads):
+        raise UsageError(f"--kv-heads {kv_heads}: a NanoGPT has one for each of its --heads", "leave it out")
+    groups = described.get("num_key_value_heads", heads)
+    if heads % groups:
+        allowed = ", ".join(str(count) for count in range(1, heads + 1) if heads % count == 0)
+        raise UsageError(f"--kv-heads {groups} does not divide --heads {heads}", f"choose --kv-heads from {allowed}")
+    if rest := described["intermediate_size"] % step:
+        below = described["intermediate_size"] - rest
+        nearest = f"{below} or {below + step}" if below else str(step)
+        raise UsageError(
+            f"--intermediate {described['intermediate_size']} cannot be halved for --tiers {tiers}: it must be a "
+            f"multiple of {step}",
+            f"choose --intermediate {nearest}, or fewer --tiers",
+        )
+
+
+def _companions(tokenizer: Path | None) -> dict[str, bytes]:
+    if tokenizer is not None:
+        try:
+            return {"tokenizer.json": tokenizer.expanduser().read_bytes()}
+        except OSError as error:
+            raise CheckpointError(f"cannot read {tokenizer}: {error.strerror}", "name a tokenizer.json") from None
+    names = {"eos_token": END_TOKEN, "tokenizer_class": "PreTrainedTokenizerFast", "add_prefix_space": False}
+    return {
+        "tokenizer.json": byte_tokenizer().to_str().encode(),
+        "tokenizer_config.json": json.dumps(names, indent=2).encode(),
+    }

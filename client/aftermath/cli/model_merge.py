@@ -1,0 +1,37 @@
+"""`model merge`: a tier's slice back into its full model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from aftermath.cli.command import command
+from aftermath.cli.present import Result
+
+
+@command(
+    "model merge",
+    example="aftermath-solana model merge --into checkpoints/tiny --slice checkpoints/tiny-tier1 --out checkpoints/new",
+)
+def model_merge(
+    into: Annotated[Path, typer.Option(help="The full checkpoint; it stays as it is.")],
+    slice: Annotated[Path, typer.Option("--slice", help="A tier of it, trained on, for example.")],
+    out: Annotated[Path, typer.Option(help="Directory to write.")],
+) -> Result:
+    """Put a tier's slice back into the full model it belongs to.
+
+    The result is another checkpoint. The slice's tensors take the place of the first hidden units of the full
+    model's. What was exported and not changed since gives the same bits.
+    """
+    from aftermath.model.documents import CheckpointError
+    from aftermath.model.merge import merged
+    from aftermath.model.store import read_companions, write_checkpoint
+
+    place = out.expanduser()
+    if (place / "config.json").exists():
+        raise CheckpointError(f"{place} already holds a checkpoint", "remove it, or name another directory")
+    config, params = merged(into.expanduser(), slice.expanduser())
+    write_checkpoint(place, params, config, tier=0, companions=read_companions(into.expanduser()))
+    return Result({"out": str(place)}, f"Wrote {place}")

@@ -1,0 +1,28 @@
+"""`model verify`: whether a checkpoint and its tiers are whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from aftermath.base.counted import counted
+from aftermath.cli.command import command
+from aftermath.cli.present import Result
+
+
+@command("model verify", example="aftermath-solana model verify --model checkpoints/tiny")
+def model_verify(model: Annotated[Path, typer.Option(help="The full checkpoint.")]) -> Result:
+    """Read a checkpoint and its tiers whole, and say whether they are.
+
+    Every tensor that it needs, finite; every file that its manifest lists, by SHA-256. Tiers that were exported
+    must hold the full model's very values. The first thing that is wrong ends it.
+    """
+    from aftermath.model.verify import verified
+
+    found = verified(model.expanduser())
+    data = {"tensors": found.tensors, "files": found.files, "tiers": list(found.tiers)}
+    tiers = f"; tiers {', '.join(map(str, found.tiers))} are the same model" if found.tiers else ""
+    files = f", {counted(found.files, 'file')} as the manifest says" if found.files else ""
+    return Result(data, f"{counted(found.tensors, 'tensor')} whole and finite{files}{tiers}")

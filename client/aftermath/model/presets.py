@@ -1,0 +1,36 @@
+"""Models to begin with, by name: what they are called is what they are and how many parameters they have.
+
+Decided: a preset is what its `config.json` says, and nothing else; vocabulary and tokenizer go together, so who
+brings a tokenizer says how many tokens it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_LLAMA = {"model_type": "llama", "rms_norm_eps": 1e-5, "bos_token_id": None, "eos_token_id": None}
+_NANOGPT = {"model_type": "nanogpt", "rms_norm_eps": 1e-5, "bos_token_id": None, "eos_token_id": None}
+
+
+def _llama(hidden: int, layers: int, heads: int, kv_heads: int, width: int, **more: Any) -> dict[str, Any]:
+    sizes = {"hidden_size": hidden, "num_hidden_layers": layers, "intermediate_size": width}
+    heads_of = {"num_attention_heads": heads, "num_key_value_heads": kv_heads}
+    return _LLAMA | sizes | heads_of | {"vocab_size": 32_000} | more
+
+
+def _nanogpt(hidden: int, layers: int, heads: int, width: int, **more: Any) -> dict[str, Any]:
+    sizes = {"hidden_size": hidden, "num_hidden_layers": layers, "intermediate_size": width}
+    ideas = {"x0_residual": True, "unet_skips": True}
+    return _NANOGPT | sizes | ideas | {"num_attention_heads": heads, "vocab_size": 50_257} | more
+
+
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "llama-1m": _llama(128, 4, 4, 2, 512, vocab_size=257),
+    "nanogpt-0.9m": _nanogpt(128, 4, 4, 512, vocab_size=257, value_embeddings=2),
+    "llama-20m": _llama(320, 8, 5, 5, 864, tie_word_embeddings=True),
+    "nanogpt-124m": _nanogpt(768, 12, 12, 3072, tie_word_embeddings=True, max_position_embeddings=1024),
+    "llama-134m": _llama(768, 12, 12, 12, 2048),
+    "llama-1.1b": _llama(2048, 22, 32, 4, 5632),
+}
+"""`config.json` without a tokenizer's tokens; each may be halved for four tiers or more."""

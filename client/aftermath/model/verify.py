@@ -1,0 +1,62 @@
+"""Whether a checkpoint is whole: every file it lists, every tensor it needs, and every tier the same model.
+
+Decided: the first thing that is wrong ends it with a sentence; what is checked is what a member relies on when
+it loads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from aftermath.model.checkpoint import load, load_config
+from aftermath.model.config import stored_tier
+from aftermath.model.documents import CheckpointError, hf_config, read_limited
+from aftermath.model.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES, local_path, parse_manifest, verify
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What was found right."""
+
+    tiers: tuple[int, ...]
+    """Those whose own files were compared with the full model's."""
+    files: int
+    """Files whose SHA-256 is the manifest's."""
+    tensors: int
+    """Of the full model."""
+
+
+def verified(directory: Path) -> Verified:
+    """Check a full checkpoint and the tiers beside it. Raises CheckpointError or ModelConfigError."""
+    if stored := stored_tier(hf_config(directory / "config.json"))[0]:
+        raise CheckpointError(f"{directory} is a slice of tier {stored}", "name the full checkpoint it belongs to")
+    config, params = load_config(directory), load(directory, 0, "universal")
+    listed = _files(directory)
+    tiers = tuple(sorted(tier for tier in listed if tier))
+    for tier in tiers:
+        for name, tensor in load(directory, tier, "sliced").items():
+            dim = config.elastic_dim(name)
+            whole = params[name] if dim is None else params[name].narrow(dim, 0, tensor.shape[dim])
+            if not torch.equal(whole, tensor):
+                raise CheckpointError(
+                    f"tier {tier}'s {name} is not the full model's", "export the tiers again from the full checkpoint"
+                )
+    return Verified(tiers, sum(map(len, listed.values())), len(params))
+
+
+def _files(directory: Path) -> dict[int, dict[str, Path]]:
+    """The manifest's files by tier, each compared with its digest; nothing where there is no manifest."""
+    path = directory / MANIFEST_FILE
+    if not path.is_file():
+        return {}
+    manifest = parse_manifest(read_limited(path, MAX_MANIFEST_BYTES))
+    found = {
+        entry.tier: {name: local_path(directory, name, entry.tier) for name in manifest.of_tier(entry.tier).files}
+        for entry in manifest.tiers
+    }
+    for files in found.values():
+        verify(files, manifest.sha256)
+    return found

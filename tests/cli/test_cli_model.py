@@ -1,0 +1,121 @@
+"""`model …`: presets are of the size they are named by, what is exported merges back, what is broken is told."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from aftermath.model.architectures import config_of
+from aftermath.model.presets import PRESETS
+from cli.cli_runs import invoke
+
+SHAPE = ("--hidden", "32", "--layers", "2", "--heads", "2", "--intermediate", "64")
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    """A small checkpoint with two of its tiers exported."""
+    place = tmp_path / "m"
+    assert invoke("model", "init", "--out", str(place), *SHAPE).code == 0
+    assert invoke("model", "export", "--src", str(place), "--tiers", "1,2").code == 0
+    return place
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_named_by_its_true_size(name: str) -> None:
+    count = sum(map(math.prod, config_of(PRESETS[name]).parameter_shapes().values()))
+    said = name.rsplit("-", 1)[1]
+    unit = {"m": 1e6, "b": 1e9}[said[-1]]
+    assert f"{count / unit:.{1 if '.' in said else 0}f}{said[-1]}" == said
+    assert config_of(PRESETS[name]).width(3)
+
+
+def test_a_preset_takes_the_options_of_its_shape(tmp_path: Path) -> None:
+    done = invoke("model", "init", "--preset", "llama-1m", "--layers", "1", "--out", str(tmp_path / "m"), "--json")
+    assert done.code == 0
+    assert json.loads(done.out)["tiers"].keys() == {"0", "1", "2"}
+    shown = json.loads(invoke("model", "inspect", "--model", str(tmp_path / "m"), "--json").out)
+    assert (shown["architecture"], shown["vocab"], shown["stored_tier"]) == ("llama", 257, 0)
+    assert shown["tiers"]["0"] * 4 == shown["state_bytes"]["0"] < shown["weight_bytes"]
+    for arguments, says in (
+        (("--preset", "llama-2m"), "choose one of llama-1m"),
+        (("--preset", "llama-1m", "--architecture", "nanogpt"), "has its own"),
+    ):
+        told = invoke("model", "init", *arguments, "--out", str(tmp_path / "n"))
+        assert told.code == 2
+        assert says in told.err
+
+
+def test_what_was_exported_merges_to_the_same_bits_and_what_was_trained_since_takes_its_place(made: Path) -> None:
+    part = made.with_name("m-tier1")
+    for name in ("same", "changed"):
+        if name == "changed":
+            weights = load_file(part / "model.safetensors")
+            save_file({key: value + 1 for key, value in weights.items()}, part / "model.safetensors")
+        out = made.with_name(name)
+        assert invoke("model", "merge", "--into", str(made), "--slice", str(part), "--out", str(out)).code == 0
+    full, same, changed = (load_file(made.with_name(name) / "model.safetensors") for name in ("m", "same", "changed"))
+    assert all(torch.equal(full[key], same[key]) for key in full)
+    gate = "model.layers.0.mlp.gate_proj.weight"
+    assert torch.equal(changed[gate][:32], full[gate][:32] + 1)
+    assert torch.equal(changed[gate][32:], full[gate][32:])
+    again = invoke("model", "merge", "--into", str(made), "--slice", str(part), "--out", str(made.with_name("same")))
+    assert (again.code, "already holds a checkpoint" in again.err) == (1, True)
+
+
+def test_a_slice_of_another_model_is_not_merged(made: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    assert invoke("model", "init", "--out", str(other), *SHAPE[:-1], "128").code == 0
+    told = invoke("model", "merge", "--into", str(other), "--slice", str(made.with_name("m-tier1")), "--out", "x")
+    assert (told.code, "describe two models" in told.err) == (1, True)
+
+
+def _changed(path: Path, change: Any) -> None:
+    weights = load_file(path)
+    change(weights)
+    save_file(weights, path)
+
+
+def _not_finite(weights: dict[str, torch.Tensor]) -> None:
+    weights["model.norm.weight"][3] = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "says"),
+    [
+        ("m/model.safetensors", _not_finite, "model.norm.weight holds a value that is not finite"),
+        ("m-tier2/model.safetensors", lambda weights: weights["model.norm.weight"].add_(1), "SHA-256 differs"),
+        ("m/model.safetensors", lambda weights: weights.pop("model.norm.weight"), "model.norm.weight"),
+    ],
+)
+def test_what_is_broken_is_told(made: Path, file: str, change: Any, says: str) -> None:
+    whole = invoke("model", "verify", "--model", str(made), "--json")
+    assert json.loads(whole.out)["tiers"] == [1, 2]
+    _changed(made.parent / file, change)
+    told = invoke("model", "verify", "--model", str(made))
+    assert told.code == 1
+    assert says in told.err
+
+
+def test_a_tier_that_is_another_model_is_told_though_its_digest_is_right(made: Path) -> None:
+    (made / "matformer_manifest.json").unlink()
+    assert json.loads(invoke("model", "verify", "--model", str(made), "--json").out)["tiers"] == []
+    part = made.with_name("m-tier1") / "model.safetensors"
+    _changed(part, lambda weights: weights["model.norm.weight"].add_(1))
+    source = made.with_name("m-tier1")
+    told = invoke("model", "verify", "--model", str(source))
+    assert (told.code, "is a slice of tier 1" in told.err) == (1, True)
+
+
+def test_nothing_is_pushed_without_a_repository_s_name_or_a_token(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    told = invoke("model", "push", "--model", str(made), "--repo", "nobody")
+    assert (told.code, "say OWNER/NAME" in told.err) == (2, True)
+    told = invoke("model", "push", "--model", str(made), "--repo", "me/tiny")
+    assert (told.code, "set HF_TOKEN" in told.err) == (1, True)
