@@ -27,7 +27,7 @@ from aftermath.chain.rpc import RpcPool
 from aftermath.chain.socket import AccountSocket, Push
 from fuzz.decoder import Decode, Decoder
 
-RECORDED = Path(__file__).parents[1] / "run/accounts"
+RECORDED = Path(__file__).parents[1] / "rules/accounts"
 KEY = Keypair.from_seed(bytes(32)).pubkey()
 TRANSFER = transfer(TransferParams(from_pubkey=KEY, to_pubkey=KEY, lamports=1))
 TABLES = error_tables(coordinator_program(), authorizer_program())
