@@ -13,8 +13,12 @@ from safetensors.torch import load_file, save_file
 
 from aftermath.lab.course import CHECKPOINT, EVENTS, PLOT, Course
 from aftermath.lab.saving import STATE, load_state, only_here
+from aftermath.model.arch.llama_config import LlamaConfig
 from aftermath.model.checkpoint import load
 from aftermath.model.documents import CheckpointError
+from aftermath.model.initial import init_weights
+from aftermath.model.store import write_checkpoint
+from aftermath.sim.tiny import CONFIG
 from lab.lab_place import DISTRO, INNER, course, prepare, told, train
 
 ARMS: dict[str, dict[str, Any]] = {
@@ -117,6 +121,21 @@ def test_what_is_kept_matters(place: Path, monkeypatch: pytest.MonkeyPatch, arm:
     restored.run()
     whole, cut = weights(place / "whole"), weights(place / "cut")
     assert any(not torch.equal(cut[name], tensor) for name, tensor in whole.items())
+
+
+@pytest.mark.parametrize("optimizer", [DISTRO, INNER])
+@pytest.mark.parametrize("change", [{"model_type": "qwen3", "head_dim": 8}, {"attention_bias": True, "mlp_bias": True}])
+def test_biases_and_norms_of_heads_are_trained_in_every_tier(
+    place: Path, change: dict[str, Any], optimizer: dict[str, Any]
+) -> None:
+    config = LlamaConfig.from_hf(CONFIG.to_hf() | change)
+    started = init_weights(config, 0)
+    write_checkpoint(place / "kin", started, config, tier=0, companions={})
+    train(place, **optimizer, model=place / "kin", steps=4, lr=0.05, out=place / "out")
+    ended = weights(place / "out")
+    assert ended.keys() == started.keys()
+    still = [name for name, tensor in ended.items() if torch.equal(tensor, started[name])]
+    assert all(name.endswith("k_proj.bias") for name in still)  # it moves all keys alike, which changes no attention
 
 
 def test_what_was_rejected_is_trained_again_and_nothing_is_lost(place: Path) -> None:

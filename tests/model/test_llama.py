@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 
-from aftermath.model.arch.llama import Llama, rotary, rotate
+from aftermath.model.arch.llama import Llama
 from aftermath.model.arch.llama_config import LlamaConfig
+from aftermath.model.arch.rotary import rotary, rotate
 from aftermath.model.initial import init_weights
 
 torch.set_num_threads(1)

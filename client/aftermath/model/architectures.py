@@ -15,7 +15,11 @@ ARCHITECTURES: Mapping[Architecture, type[ModelConfig]] = {
     Architecture.HF_NANOGPT: NanoGPTConfig,
 }
 """As a run names them."""
-_BY_TYPE = {config.MODEL_TYPE: architecture for architecture, config in ARCHITECTURES.items()}
+_BY_TYPE = {
+    name: architecture
+    for architecture, config in ARCHITECTURES.items()
+    for name in config.MODEL_TYPES or (config.MODEL_TYPE,)
+}
 
 
 def architecture_of(hf_config: Mapping[str, Any]) -> Architecture:

@@ -43,7 +43,11 @@ class ModelConfig(BaseModel, ABC):
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
 
     MODEL_TYPE: ClassVar[str]
-    """Of the architecture, in `config.json`."""
+    """Of the architecture, in a run's schema and, unless it has several, in `config.json`."""
+    MODEL_TYPES: ClassVar[tuple[str, ...]] = ()
+    """Of the models that it computes, in `config.json`, where these are several."""
+    LATER: ClassVar[frozenset[str]] = frozenset()
+    """Fields that a schema leaves out where they say nothing, so that those made before them stay as they are."""
     ELASTIC_DIMS: ClassVar[Mapping[str, Literal[0, 1]]]
     """The last parts of the names of tensors that are cut into levels, and the dimension of their hidden units."""
 

@@ -65,7 +65,7 @@ class StateSchema:
     def document(self) -> dict[str, Any]:
         """All of it as JSON has it, without floats."""
         return {
-            "model": portable(self.config.model_dump(exclude=_NOT_IN_SCHEMA) | {"model_type": self.config.MODEL_TYPE}),
+            "model": portable(_said(self.config) | {"model_type": self.config.MODEL_TYPE}),
             "dtype": "float32",
             "widths": list(self.widths),
             "segments": [asdict(segment) for segment in self.segments],
@@ -81,18 +81,30 @@ def state_schema(hf_config: Mapping[str, Any], tiers: int) -> StateSchema:
 
     Raises WidthNotDivisible, ModelConfigError or SchemaError.
     """
-    if not 1 <= tiers <= MAX_TIERS:
-        raise SchemaError(f"a run has 1 to {MAX_TIERS} tiers, not {tiers}")
-    config = config_of(hf_config)
-    check_divisible(config.intermediate_size, tiers - 1)
-    return StateSchema(config, tiers, cut(config, tiers))
+    return _cut(config_of(hf_config), tiers)
 
 
 def state_of_inputs(given: StateInputs) -> StateSchema:
     """The state schema that a document's inputs give. Raises as `state_schema` does."""
-    fields = ARCHITECTURES[architecture_of(given.model)].model_fields.items()
-    reals = [key for key, field in fields if field.annotation is float and key not in _NOT_IN_SCHEMA]
-    return state_schema(given.model | {key: decimal(given.model.get(key), key) for key in reals}, len(given.widths))
+    made = ARCHITECTURES[architecture_of(given.model)]
+    fields = [(key, field) for key, field in made.model_fields.items() if field.annotation is float]
+    reals = [key for key, _ in fields if key not in _NOT_IN_SCHEMA and (key in given.model or key not in made.LATER)]
+    said = given.model | {key: decimal(given.model.get(key), key) for key in reals}
+    return _cut(made.checked(said), len(given.widths))
+
+
+def _said(config: ModelConfig) -> dict[str, Any]:
+    """A config's fields, as far as they belong to a schema and say something."""
+    fields = type(config).model_fields
+    silent = {key for key in config.LATER if getattr(config, key) == fields[key].default}
+    return config.model_dump(exclude=_NOT_IN_SCHEMA | silent)
+
+
+def _cut(config: ModelConfig, tiers: int) -> StateSchema:
+    if not 1 <= tiers <= MAX_TIERS:
+        raise SchemaError(f"a run has 1 to {MAX_TIERS} tiers, not {tiers}")
+    check_divisible(config.intermediate_size, tiers - 1)
+    return StateSchema(config, tiers, cut(config, tiers))
 
 
 __all__ = ["ELEMENT_BYTES", "SchemaError", "Segment", "StateInputs", "StateSchema", "state_of_inputs", "state_schema"]

@@ -1,7 +1,8 @@
 """A Llama with a MatFormer feed-forward: tier k holds, and computes with, the first 1/2^k of every FFN.
 
 Decided
-- Parameter names and layouts are Hugging Face's `LlamaForCausalLM`, so checkpoints go both ways.
+- Parameter names and layouts are Hugging Face's (`LlamaForCausalLM`, and those of Mistral, Qwen2 and Qwen3, which are
+  the same graph), so checkpoints go both ways.
 - A tier is a narrower model, not a masked one: a member pays memory, compute and traffic for what it holds only.
 - Heads and embeddings are whole on every tier. Tied embeddings have no `lm_head.weight`.
 
@@ -16,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aftermath.model.arch.llama_config import LlamaConfig
+from aftermath.model.arch.rotary import rotate, scaled_rotary
 from aftermath.model.network import LanguageModel
 
 
@@ -47,7 +49,7 @@ class Decoder(nn.Module):
 
     def forward(self, input_ids: Tensor) -> Tensor:
         hidden: Tensor = self.embed_tokens(input_ids)  # [B, T, D]
-        rotation = rotary(self.config.head_dim, self.config.rope_theta, input_ids.shape[1], hidden.device)
+        rotation = scaled_rotary(self.config, self.config.head_dim, input_ids.shape[1], hidden.device)
         for layer in self.layers:
             hidden = layer(hidden, rotation)
         out: Tensor = self.norm(hidden)
@@ -62,7 +64,7 @@ class Layer(nn.Module):
         self.input_layernorm = _norm(config)
         self.self_attn = Attention(config)
         self.post_attention_layernorm = _norm(config)
-        self.mlp = FeedForward(config.hidden_size, width)
+        self.mlp = FeedForward(config.hidden_size, width, bias=config.mlp_bias)
 
     def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
         hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotation)
@@ -77,14 +79,21 @@ class Attention(nn.Module):
         super().__init__()
         self.head_dim = config.head_dim
         queries, keys = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
-        self.q_proj = linear(config.hidden_size, queries)  # [H K, D]
-        self.k_proj = linear(config.hidden_size, keys)  # [G K, D]
-        self.v_proj = linear(config.hidden_size, keys)  # [G K, D]
-        self.o_proj = linear(queries, config.hidden_size)  # [D, H K]
+        biased = config.attention_bias
+        self.q_proj = linear(config.hidden_size, queries, bias=biased)  # [H K, D]
+        self.k_proj = linear(config.hidden_size, keys, bias=biased)  # [G K, D]
+        self.v_proj = linear(config.hidden_size, keys, bias=biased)  # [G K, D]
+        self.o_proj = linear(queries, config.hidden_size, bias=config.output_bias)  # [D, H K]
+        self.normed = config.head_norm
+        if self.normed:
+            self.q_norm = nn.RMSNorm(config.head_dim, eps=config.rms_norm_eps)
+            self.k_norm = nn.RMSNorm(config.head_dim, eps=config.rms_norm_eps)
 
     def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-        query = rotate(self._heads(self.q_proj(hidden)), rotation)  # [B, H, T, K]
-        key = rotate(self._heads(self.k_proj(hidden)), rotation)  # [B, G, T, K]
+        query, key = self._heads(self.q_proj(hidden)), self._heads(self.k_proj(hidden))
+        if self.normed:
+            query, key = self.q_norm(query), self.k_norm(key)
+        query, key = rotate(query, rotation), rotate(key, rotation)  # [B, H, T, K], [B, G, T, K]
         value = self._heads(self.v_proj(hidden))  # [B, G, T, K]
         groups = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)  # [B, H, T, K]
@@ -100,36 +109,20 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """SwiGLU of a tier's width: down(silu(gate(x)) * up(x)). Hidden units are independent, so a prefix is a model."""
 
-    def __init__(self, hidden_size: int, width: int) -> None:
+    def __init__(self, hidden_size: int, width: int, *, bias: bool) -> None:
         super().__init__()
-        self.gate_proj = linear(hidden_size, width)  # [F, D]
-        self.up_proj = linear(hidden_size, width)  # [F, D]
-        self.down_proj = linear(width, hidden_size)  # [D, F]
+        self.gate_proj = linear(hidden_size, width, bias=bias)  # [F, D]
+        self.up_proj = linear(hidden_size, width, bias=bias)  # [F, D]
+        self.down_proj = linear(width, hidden_size, bias=bias)  # [D, F]
 
     def forward(self, hidden: Tensor) -> Tensor:
         out: Tensor = self.down_proj(F.silu(self.gate_proj(hidden)) * self.up_proj(hidden))
         return out
 
 
-def rotary(head_dim: int, theta: float, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Cosine and sine [T, K] of RoPE (arXiv 2104.09864) in Hugging Face's half-split layout."""
-    half = torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim  # [K/2]
-    frequencies = 1.0 / theta**half  # the same roundings as transformers, which long texts would show
-    angles = torch.outer(torch.arange(length, device=device, dtype=torch.float32), frequencies)  # [T, K/2]
-    angles = torch.cat((angles, angles), dim=-1)  # [T, K]
-    return angles.cos(), angles.sin()
-
-
-def rotate(heads: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotate [B, n, T, K] by position: dimension i pairs with i + K/2."""
-    cosine, sine = rotation
-    first, second = heads.chunk(2, dim=-1)
-    return heads * cosine + torch.cat((-second, first), dim=-1) * sine
-
-
-def linear(inputs: int, outputs: int) -> nn.Linear:
-    """A matrix without a bias."""
-    return nn.Linear(inputs, outputs, bias=False)
+def linear(inputs: int, outputs: int, *, bias: bool = False) -> nn.Linear:
+    """A matrix, without a bias unless it is asked for."""
+    return nn.Linear(inputs, outputs, bias=bias)
 
 
 def _norm(config: LlamaConfig) -> nn.RMSNorm:

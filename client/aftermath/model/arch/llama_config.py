@@ -1,17 +1,21 @@
-"""The shape of a Llama with a MatFormer FFN: what its `config.json` may say, and the tensors that follow from it.
+"""The shape of a Llama with a MatFormer FFN, and of its kin: what a `config.json` may say, and the tensors that follow.
 
 Decided
-- What a key means, and what holds when it is absent, is what `LlamaForCausalLM` of transformers 5 makes of it. Keys by
-  which that computes something else than `model.arch.llama` are refused by name; all others change nothing and pass.
+- Mistral, Qwen2 and Qwen3 are the same graph with other biases and, in Qwen3, norms of the heads' queries and keys.
+  They are one class; what makes them differ are fields.
+- What a key means, and what holds when it is absent, is what transformers 5 makes of it for that model. Keys by which
+  that computes something else than `model.arch.llama` are refused by name; all others change nothing and pass.
+- What came later than the first runs is left out of a run's schema where it says nothing, so that their schemas stay.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
+from aftermath.model.arch.rope_config import ROPE_FIELDS, rope_fields, rope_parameters, rope_table
 from aftermath.model.arch.transformer_config import IDEAS, TransformerConfig
 from aftermath.model.config import ModelConfigError
 
@@ -21,12 +25,56 @@ if TYPE_CHECKING:
     from aftermath.model.arch.llama import Llama
 
 
+class _Family(NamedTuple):
+    """What transformers takes for a model where its file says nothing."""
+
+    architecture: str
+    kv_heads: int | None
+    head_dim: int | None
+    longest: int
+    window: str
+    """The key that says whether layers see a part of the text only."""
+    tokens: bool
+    """Whether a text begins with 1 and ends with 2."""
+
+
+_FAMILIES: Mapping[str, _Family] = {
+    "llama": _Family("LlamaForCausalLM", None, None, 2048, "sliding_window", True),
+    "mistral": _Family("MistralForCausalLM", 8, None, 131_072, "sliding_window", True),
+    "qwen2": _Family("Qwen2ForCausalLM", 32, None, 32_768, "use_sliding_window", False),
+    "qwen3": _Family("Qwen3ForCausalLM", 32, 128, 32_768, "use_sliding_window", False),
+}
+_MISTRALS_WINDOW = 4096  # where its file says nothing
+_OWN = frozenset({"family", "attention_bias", "output_bias", "mlp_bias", "head_norm", "rope_type"})
+_LATER = _OWN | frozenset(ROPE_FIELDS.values())
+
+
 class LlamaConfig(TransformerConfig):
-    """Hyper-parameters under their names in the Hugging Face `LlamaConfig`."""
+    """Hyper-parameters under their names in the Hugging Face `LlamaConfig`, where it has them."""
 
     MODEL_TYPE: ClassVar[str] = "llama"
+    MODEL_TYPES: ClassVar[tuple[str, ...]] = tuple(_FAMILIES)
     ACTIVATIONS: ClassVar[tuple[str, ...]] = ("silu", "swish")
+    LATER: ClassVar[frozenset[str]] = _LATER
     num_key_value_heads: int = Field(ge=1, le=1 << 10)
+    family: Literal["llama", "mistral", "qwen2", "qwen3"] = "llama"
+    attention_bias: bool = False
+    """Of queries, keys and values."""
+    output_bias: bool = False
+    mlp_bias: bool = False
+    head_norm: bool = False
+    rope_type: Literal["default", "linear", "dynamic", "llama3", "yarn"] = "default"
+    rope_factor: float = Field(1.0, ge=1, le=1e6)
+    rope_original_length: int = Field(0, ge=0, le=1 << 24)
+    rope_low_freq_factor: float = Field(0.0, ge=0, le=1e6)
+    rope_high_freq_factor: float = Field(0.0, ge=0, le=1e6)
+    rope_beta_fast: float = Field(32.0, gt=0, le=1e6)
+    rope_beta_slow: float = Field(1.0, gt=0, le=1e6)
+    rope_attention_factor: float = Field(0.0, ge=0, le=1e3)
+    """Of YaRN; 0: as the paper has it."""
+    rope_mscale: float = Field(0.0, ge=0, le=1e3)
+    rope_mscale_all_dim: float = Field(0.0, ge=0, le=1e3)
+    rope_truncate: bool = True
 
     @model_validator(mode="after")
     def _heads_fit(self) -> Self:
@@ -37,23 +85,50 @@ class LlamaConfig(TransformerConfig):
             )
         return self
 
+    @model_validator(mode="after")
+    def _positions_fit(self) -> Self:
+        if self.rope_type in ("dynamic", "llama3", "yarn") and not self.rope_original_length:
+            raise ValueError("rope_parameters: original_max_position_embeddings must be at least 1")
+        if self.rope_type == "llama3" and not 0 < self.rope_low_freq_factor < self.rope_high_freq_factor:
+            raise ValueError("rope_parameters: low_freq_factor must be above 0 and below high_freq_factor")
+        if self.rope_type == "dynamic" and self.head_dim < 4:
+            raise ValueError(f"head_dim {self.head_dim} is too small for dynamic positions")
+        if self.rope_type == "yarn" and self.rope_theta <= 1:
+            raise ValueError("rope_theta must be above 1 for yarn positions")
+        return self
+
     @classmethod
     def from_hf(cls, hf_config: Mapping[str, Any]) -> Self:
-        """As it says there. Raises ModelConfigError also when this is not a plain Llama."""
+        """As it says there. Raises ModelConfigError also for what is none of these models."""
         if other := next((key for key in IDEAS if hf_config.get(key)), None):
             raise ModelConfigError(f"config.json: {other} is a NanoGPT's", 'set model_type to "nanogpt", or remove it')
-        known = cls.known(hf_config)
-        known.setdefault("num_key_value_heads", known.get("num_attention_heads"))
-        return cls.checked(known)
+        name = str(hf_config.get("model_type") or cls.MODEL_TYPE)
+        family = _FAMILIES[name]
+        _refuse_windows(hf_config, family)
+        unsaid = {"head_dim": family.head_dim} if family.head_dim and hf_config.get("head_dim") is None else {}
+        known = cls.known({**hf_config, **unsaid})
+        known = {key: value for key, value in known.items() if key not in _LATER}
+        known.setdefault("num_key_value_heads", family.kv_heads or known.get("num_attention_heads"))
+        known.setdefault("max_position_embeddings", family.longest)
+        if not family.tokens:
+            known = {"bos_token_id": None, "eos_token_id": None} | known
+        return cls.checked(known | {"family": name} | _biases(hf_config, name) | _positions(hf_config, known))
 
     def to_hf(self, tier: int = 0) -> dict[str, Any]:
         """Loads in any Hugging Face client."""
-        return self.common_hf(tier) | {
-            "architectures": ["LlamaForCausalLM"],
-            "hidden_act": "silu",
-            "attention_bias": False,
-            "mlp_bias": False,
-        }
+        said = {key: value for key, value in self.common_hf(tier).items() if key not in _LATER}
+        said |= {"model_type": self.family, "architectures": [_FAMILIES[self.family].architecture]}
+        said |= {"hidden_act": "silu"}
+        if self.family in ("llama", "qwen3"):
+            said["attention_bias"] = self.attention_bias
+        if self.family == "llama":
+            said["mlp_bias"] = self.mlp_bias
+        if self.family != "llama":
+            window = _FAMILIES[self.family].window
+            said[window] = None if window == "sliding_window" else False
+        if self.rope_type != "default":
+            said["rope_parameters"] = rope_parameters(self.model_dump())
+        return said
 
     def build(self, tier: int, params: Mapping[str, Tensor]) -> Llama:
         """A Llama."""
@@ -62,8 +137,12 @@ class LlamaConfig(TransformerConfig):
         return Llama.of(self, tier, params)
 
     def deviation(self, name: str) -> float | None:
-        """Norms are ones."""
-        return None if "norm" in name else super().deviation(name)
+        """Norms and biases begin as constants."""
+        return None if "norm" in name or name.endswith(".bias") else super().deviation(name)
+
+    def constant(self, name: str) -> float:
+        """Norms are ones, biases are nothing."""
+        return 0.0 if name.endswith(".bias") else 1.0
 
     def parameter_shapes(self, tier: int = 0) -> dict[str, tuple[int, ...]]:
         """Name -> shape of every tensor a tier-k replica holds. A tied output head is not a tensor of its own."""
@@ -83,7 +162,48 @@ class LlamaConfig(TransformerConfig):
                 prefix + "mlp.up_proj.weight": (ffn, hidden),
                 prefix + "mlp.down_proj.weight": (hidden, ffn),
             }
+            biased = {"self_attn.q_proj": queries, "self_attn.k_proj": keys, "self_attn.v_proj": keys}
+            shapes |= {f"{prefix}{name}.bias": (size,) for name, size in biased.items() if self.attention_bias}
+            shapes |= {f"{prefix}self_attn.o_proj.bias": (hidden,)} if self.output_bias else {}
+            widths = {"gate_proj": ffn, "up_proj": ffn, "down_proj": hidden}
+            shapes |= {f"{prefix}mlp.{name}.bias": (size,) for name, size in widths.items() if self.mlp_bias}
+            normed = ("q_norm", "k_norm") if self.head_norm else ()
+            shapes |= {f"{prefix}self_attn.{name}.weight": (self.head_dim,) for name in normed}
         shapes["model.norm.weight"] = (hidden,)
         if not self.tie_word_embeddings:
             shapes["lm_head.weight"] = (self.vocab_size, hidden)
         return shapes
+
+
+def _biases(hf_config: Mapping[str, Any], family: str) -> dict[str, Any]:
+    said = _flag(hf_config, "attention_bias") if family in ("llama", "qwen3") else False
+    return {
+        "attention_bias": said or family == "qwen2",
+        "output_bias": said,
+        "mlp_bias": _flag(hf_config, "mlp_bias") if family == "llama" else False,
+        "head_norm": family == "qwen3",
+    }
+
+
+def _positions(hf_config: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    table = rope_table(hf_config)
+    if table["rope_type"] == "dynamic":  # transformers goes by the longest text, whatever the table says
+        table = table | {"original_max_position_embeddings": known["max_position_embeddings"]}
+    return rope_fields(table)
+
+
+def _flag(hf_config: Mapping[str, Any], key: str) -> bool:
+    value = hf_config.get(key)
+    if value not in (None, True, False) or (isinstance(value, int) and not isinstance(value, bool)):
+        raise ModelConfigError(f"config.json: {key} {value!r} is not supported", f"{key} is true or false")
+    return bool(value)
+
+
+def _refuse_windows(hf_config: Mapping[str, Any], family: _Family) -> None:
+    """Raise where layers see a part of the text only."""
+    unsaid = _MISTRALS_WINDOW if family is _FAMILIES["mistral"] else None
+    if hf_config.get(family.window, unsaid):
+        raise ModelConfigError(
+            f"config.json: {family.window} {hf_config.get(family.window, unsaid)!r} is not supported",
+            f"this client's layers see the whole text; set {family.window} to null if the model was trained so",
+        )

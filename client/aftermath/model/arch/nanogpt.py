@@ -12,8 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from aftermath.model.arch.llama import linear, rotary, rotate
+from aftermath.model.arch.llama import linear
 from aftermath.model.arch.nanogpt_config import NanoGPTConfig
+from aftermath.model.arch.rotary import rotary, rotate
 from aftermath.model.network import LanguageModel
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
+from aftermath.model.arch.rope_config import rope_table
 from aftermath.model.arch.transformer_config import IDEAS, TransformerConfig
 from aftermath.model.config import ModelConfigError
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from aftermath.model.arch.nanogpt import NanoGPT
+
+
+_LLAMAS = ("attention_bias", "mlp_bias", "sliding_window", "use_sliding_window")
 
 
 class NanoGPTConfig(TransformerConfig):
@@ -64,6 +68,14 @@ class NanoGPTConfig(TransformerConfig):
                     f"config.json: {key} is of another NanoGPT",
                     f"say what is meant by {', '.join(IDEAS)}, if the weights were trained so",
                 )
+        if other := next((key for key in _LLAMAS if hf_config.get(key)), None):
+            raise ModelConfigError(
+                f"config.json: {other} {hf_config[other]!r} is not supported", f"a NanoGPT has no {other}: leave it out"
+            )
+        if (kind := rope_table(hf_config)["rope_type"]) != "default":
+            raise ModelConfigError(
+                f"config.json: positions of type {kind!r} are not supported", "a NanoGPT has plain positions"
+            )
         known = cls.known(hf_config)
         if hf_config.get("num_key_value_heads") not in (None, known.get("num_attention_heads")):
             raise ModelConfigError(

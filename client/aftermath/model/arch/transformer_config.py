@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from aftermath.model.arch.rope_config import rope_table
 from aftermath.model.config import ModelConfig, ModelConfigError
 
 # Keys that transformers reads as well, and that make it another function whatever they say.
@@ -15,7 +16,6 @@ _OTHER_FUNCTIONS = (
     "quantization_config",
     "compression_config",
     "per_layer_config",
-    "sliding_window",
     "attention_chunk_size",
 )
 IDEAS = ("relu_squared", "qk_norm", "logit_softcap", "value_embeddings", "x0_residual", "unet_skips")
@@ -29,6 +29,8 @@ class TransformerConfig(ModelConfig):
         "mlp.gate_proj.weight": 0,
         "mlp.up_proj.weight": 0,
         "mlp.down_proj.weight": 1,
+        "mlp.gate_proj.bias": 0,
+        "mlp.up_proj.bias": 0,
     }
 
     ACTIVATIONS: ClassVar[tuple[str, ...]] = ()
@@ -55,7 +57,7 @@ class TransformerConfig(ModelConfig):
         """
         _refuse_other_functions(hf_config, cls.ACTIVATIONS)
         known = super().known(hf_config)
-        if (theta := _rope_theta(hf_config)) is not None:
+        if (theta := rope_table(hf_config).get("rope_theta")) is not None:
             known["rope_theta"] = theta
         heads, hidden = known.get("num_attention_heads"), known.get("hidden_size")
         if "head_dim" not in known and isinstance(heads, int) and isinstance(hidden, int) and heads > 0:
@@ -77,8 +79,6 @@ def _refuse_other_functions(hf_config: Mapping[str, Any], activations: tuple[str
     """Raise for keys by which transformers computes, or trains, something else than the networks here."""
     for key, default, allowed in (
         ("hidden_act", None, (*activations, None)),
-        ("attention_bias", False, (False,)),
-        ("mlp_bias", False, (False,)),
         ("attention_dropout", 0.0, (0.0,)),
         ("partial_rotary_factor", 1.0, (1.0,)),
     ):
@@ -97,31 +97,6 @@ def _refuse_other_functions(hf_config: Mapping[str, Any], activations: tuple[str
                 f"use a checkpoint of plain weights, with layers all alike that see the whole text; or remove {key} if "
                 "the model was trained without it",
             )
-
-
-def _rope_theta(hf_config: Mapping[str, Any]) -> Any:
-    """The base of the rotary positions as the file states it, None where it does not.
-
-    Raises ModelConfigError for positions that are scaled, and for two tables that contradict each other.
-    """
-    tables = {key: hf_config[key] for key in ("rope_scaling", "rope_parameters") if hf_config.get(key)}
-    bases = {}
-    for key, table in tables.items():
-        if not isinstance(table, Mapping) or any(isinstance(value, Mapping) for value in table.values()):
-            raise ModelConfigError(f"config.json: {key} is not one table of numbers", "say its rope_theta alone")
-        kind = table.get("rope_type", table.get("type", "default"))
-        if kind != "default":
-            raise _unsupported(f"{key} of type", kind, "default")
-        if table.get("partial_rotary_factor") not in (None, 1):
-            raise _unsupported(f"{key}.partial_rotary_factor", table["partial_rotary_factor"], 1.0)
-        bases[key] = table.get("rope_theta", hf_config.get("rope_theta", 10000.0))
-    if len(bases) == 2 and bases["rope_scaling"] != bases["rope_parameters"]:
-        raise ModelConfigError(
-            f"config.json: rope_theta is {bases['rope_parameters']!r} by rope_parameters and "
-            f"{bases['rope_scaling']!r} by rope_scaling",
-            "leave one of the two tables in the file",
-        )
-    return next(iter(bases.values()), hf_config.get("rope_theta"))
 
 
 def _unsupported(key: str, value: object, wanted: object) -> ModelConfigError:

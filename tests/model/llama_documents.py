@@ -1,25 +1,12 @@
-"""Records logits of transformers' Llama, to which the tests compare this client's.
-
-It needs transformers 5 and torch, which need not be in the project's environment. Run it where both are:
-`cd tests && PYTHONPATH=../client python -m model.record_logits`. The weights are `init_weights` of seed 1, the same
-bits everywhere, so that only configurations, tokens and logits are stored.
-"""
+"""`config.json` of Llamas that say the same, or something else, in other keys."""
 
 from __future__ import annotations
 
-import json
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from aftermath.model.arch.llama_config import LlamaConfig
-from aftermath.model.initial import init_weights
-from aftermath.model.store import write_checkpoint
-
-LOGITS = Path(__file__).with_name("logits.json")
-SEED, LENGTH, KEPT = 1, 96, 6
+LENGTH = 96
 PLAIN: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -65,25 +52,3 @@ def document(change: dict[str, Any]) -> dict[str, Any]:
 def tokens(vocab_size: int) -> torch.Tensor:
     """Token ids [1, LENGTH] that every version of torch gives."""
     return ((torch.arange(LENGTH) * 37 + 11) % vocab_size)[None]
-
-
-def main() -> None:
-    """Write the logits of the last position for every configuration."""
-    from transformers import LlamaForCausalLM
-
-    recorded = {}
-    for name, change in CHANGES.items():
-        with tempfile.TemporaryDirectory() as place:
-            config = LlamaConfig.from_hf(document(change))
-            write_checkpoint(Path(place) / "m", init_weights(config, SEED), config, tier=0, companions={})
-            (Path(place) / "m" / "config.json").write_text(json.dumps(document(change)))
-            model = LlamaForCausalLM.from_pretrained(Path(place) / "m", dtype=torch.float32).eval()  # type: ignore[no-untyped-call]
-            with torch.no_grad():
-                logits = model(tokens(config.vocab_size)).logits[0, -1, :KEPT]
-            recorded[name] = [round(value, 5) for value in logits.tolist()]
-    lines = (f"{json.dumps(name)}: {json.dumps(logits)}" for name, logits in recorded.items())
-    LOGITS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,105 @@
+"""How positions are turned into angles, as a `config.json` states it: plain, or scaled for texts longer than were seen.
+
+Decided
+- What a table means is what transformers 5 makes of it. Kinds that are not here, and keys that no kind has, are refused
+  by name; a kind without a number that it needs is too.
+- Numbers are kept as they were written; what follows from them is computed where the angles are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from aftermath.model.config import ModelConfigError
+
+_LENGTH = "original_max_position_embeddings"
+_NEEDS: Mapping[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", _LENGTH),
+    "yarn": ("factor", _LENGTH),
+}
+_MAY: Mapping[str, tuple[str, ...]] = {
+    "dynamic": (_LENGTH,),
+    "yarn": ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate"),
+}
+ROPE_FIELDS: Mapping[str, str] = {
+    "factor": "rope_factor",
+    _LENGTH: "rope_original_length",
+    "low_freq_factor": "rope_low_freq_factor",
+    "high_freq_factor": "rope_high_freq_factor",
+    "beta_fast": "rope_beta_fast",
+    "beta_slow": "rope_beta_slow",
+    "attention_factor": "rope_attention_factor",
+    "mscale": "rope_mscale",
+    "mscale_all_dim": "rope_mscale_all_dim",
+    "truncate": "rope_truncate",
+}
+"""The keys of a table, and the fields of a config that hold them."""
+
+
+def rope_table(hf_config: Mapping[str, Any]) -> dict[str, Any]:
+    """What the file says of positions: `rope_type`, `rope_theta` if it is said, and the numbers that its kind has.
+
+    Raises ModelConfigError for two tables that contradict each other, and for what is not computed here.
+    """
+    found = [_plain(hf_config, key) for key in ("rope_scaling", "rope_parameters") if hf_config.get(key)]
+    if len(found) == 2 and found[0] != found[1]:
+        raise ModelConfigError(
+            "config.json: rope_parameters and rope_scaling contradict each other", "leave one of the two tables"
+        )
+    if found:
+        return found[0]
+    theta = hf_config.get("rope_theta")
+    return {"rope_type": "default"} | ({"rope_theta": theta} if theta is not None else {})
+
+
+def rope_fields(table: Mapping[str, Any]) -> dict[str, Any]:
+    """A table as fields of a config."""
+    return {ROPE_FIELDS.get(key, key): _number(key, value) for key, value in table.items()}
+
+
+def rope_parameters(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The table of a config's fields, as transformers reads it."""
+    kind = str(fields["rope_type"])
+    keys = (*_NEEDS[kind], *_MAY.get(kind, ()))
+    said = {key: fields[ROPE_FIELDS[key]] for key in keys if key in _NEEDS[kind] or fields[ROPE_FIELDS[key]]}
+    if kind == "yarn":
+        said["truncate"] = fields["rope_truncate"]
+    return {"rope_type": kind, "rope_theta": fields["rope_theta"]} | said
+
+
+def _plain(hf_config: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """One table without what says nothing."""
+    table = hf_config[key]
+    if not isinstance(table, Mapping) or any(isinstance(value, Mapping) for value in table.values()):
+        raise ModelConfigError(f"config.json: {key} is not one table of numbers", "say its rope_theta alone")
+    said = {name: value for name, value in table.items() if value is not None and name != "type"}
+    kind = said.setdefault("rope_type", table.get("type", "default"))
+    if not isinstance(kind, str) or kind not in _NEEDS:
+        raise ModelConfigError(
+            f"config.json: {key} of type {kind!r} is not supported",
+            f"this client computes positions of the types {', '.join(_NEEDS)}",
+        )
+    if said.pop("partial_rotary_factor", 1) != 1:
+        raise ModelConfigError(
+            f"config.json: {key}.partial_rotary_factor {table['partial_rotary_factor']!r} is not supported",
+            "this client turns whole heads only",
+        )
+    said.setdefault("rope_theta", hf_config.get("rope_theta", 10000.0))
+    if kind in ("llama3", "yarn"):
+        said.setdefault(_LENGTH, hf_config.get(_LENGTH))
+    needed = _NEEDS[kind]
+    for name in needed:
+        if said.get(name) is None:
+            raise ModelConfigError(f"config.json: {key} of type {kind} has no {name}", "take the file as published")
+    kept = {"rope_type", "rope_theta", *needed, *_MAY.get(kind, ())}
+    return {name: value for name, value in said.items() if name in kept}
+
+
+def _number(key: str, value: object) -> object:
+    """Whole numbers where reals are meant are reals; all else is for the field to judge."""
+    real = key not in (_LENGTH, "truncate", "rope_type", "rope_theta")
+    return float(value) if real and isinstance(value, int) and not isinstance(value, bool) else value
