@@ -23,6 +23,7 @@ from solders.rpc.requests import GetSlot
 from solders.signature import Signature
 from solders.system_program import CreateAccountParams, create_account
 
+from aftermath.base.directories import cache_directory
 from aftermath.base.wait import both
 from aftermath.chain import loader
 from aftermath.chain.accounts import AccountData, fetch, rent, whole
@@ -32,7 +33,7 @@ from aftermath.chain.sender import MAX_TRANSACTION, Sender, transaction_size
 from aftermath.chain.wallet import load_wallet, write_key_file
 from aftermath.coordinator.errors import CoordinatorError, Refused, Unavailable
 
-CACHE = Path.home() / ".cache/aftermath/deploy"
+CACHE = cache_directory("deploy")
 MAX_PROGRAM = 10 << 20
 WRITE_UNITS = 10_000
 LAST_ONES = 4  # transactions after the writes, at most

@@ -26,6 +26,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from aftermath.base.directories import state_directory
 from aftermath.base.errors import AftermathError, UsageError
 from aftermath.watch.printable import printable
 
@@ -149,9 +150,8 @@ def _fail_unexpected(error: Exception, *, as_json: bool) -> NoReturn:
 def _write_traceback(error: Exception) -> Path:
     """Keep a traceback for a report; without local variables, since those may hold a key."""
     text = "".join(traceback.format_exception(error))
-    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "aftermath"
     name = f"error-{datetime.now(UTC):%Y%m%dT%H%M%S}-{os.getpid()}.log"
-    for directory in (state, Path(tempfile.gettempdir())):
+    for directory in (state_directory(), Path(tempfile.gettempdir())):
         try:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             descriptor = os.open(directory / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from aftermath.base.locks import hold
 from aftermath.demo.plan import DemoFailed
 
 _MARK = ".aftermath-demo"
@@ -24,11 +24,11 @@ def claimed(root: Path) -> Iterator[None]:
         root.mkdir(parents=True, exist_ok=True)
         if not mark.exists() and any(root.iterdir()):
             raise DemoFailed(f"{root} holds files that are not a demo's; empty it, or name another: make demo DIR=...")
-        with mark.open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise DemoFailed(f"another demo works in {root}; name another directory: make demo DIR=...") from None
+        try:
+            held = hold(mark)
+        except BlockingIOError:
+            raise DemoFailed(f"another demo works in {root}; name another directory: make demo DIR=...") from None
+        with held:
             _empty(root, mark)
             yield
     except OSError as error:

@@ -17,10 +17,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from aftermath.base.bounded import Malformed, json_as
+from aftermath.base.locks import hold
 from aftermath.lab.kinds import Finished
 from aftermath.model.documents import CheckpointError
 from aftermath.model.store import standing_in, sync, writing
-from aftermath.train.lock import hold
 
 STATE = "state.safetensors"
 _COUNTERS = "counters"

@@ -10,13 +10,13 @@ are marked; a start skips past them.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from aftermath.base.locks import hold
 from aftermath.localnet.delta import apply
 from aftermath.localnet.errors import LedgerError
 from aftermath.localnet.journal import Journal, frame, read_records, remove
@@ -62,17 +62,14 @@ class Ledger:
         self._snapshot_bytes = 0
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            self._lock = hold(directory / "lock")
+        except BlockingIOError:
+            raise LedgerError(
+                f"the ledger {directory} is in use by another localnet", "stop that one or give another --ledger"
+            ) from None
         except OSError as error:
             raise LedgerError(
                 f"the ledger {directory} cannot be opened: {error.strerror}", "choose another --ledger"
-            ) from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._lock)
-            raise LedgerError(
-                f"the ledger {directory} is in use by another localnet", "stop that one or give another --ledger"
             ) from None
 
     def recover(self) -> Recovered | None:
@@ -197,7 +194,7 @@ class Ledger:
         if self._journal is not None:
             self._journal.close()
             self._journal = None
-        os.close(self._lock)
+        self._lock.close()
 
     def _write_snapshot(self, number: int, chain: Chain, accounts: Iterable[Stored]) -> int:
         """Its size. When this raises, there is no such snapshot."""

@@ -20,6 +20,7 @@ from pathlib import Path
 import aiohttp
 from solders.pubkey import Pubkey
 
+from aftermath.base.directories import cache_directory
 from aftermath.localnet.config import LocalnetConfig
 from aftermath.localnet.errors import LocalnetError
 from aftermath.localnet.loader import read_program
@@ -28,7 +29,6 @@ from aftermath.localnet.timing import RealTime
 
 NAME = "solana-test-validator"
 VARIABLE = "AFTERMATH_VALIDATOR"
-CACHE = Path("~/.cache/aftermath/bin")
 START_SECONDS = 90.0
 STOP_SECONDS = 15.0
 POLL_SECONDS = 0.1
@@ -45,7 +45,7 @@ def validator_binary() -> Path | None:
     found = shutil.which(NAME)
     if found is not None:
         return Path(found)
-    cached = CACHE.expanduser() / NAME
+    cached = cache_directory("bin") / NAME
     return cached if os.access(cached, os.X_OK) else None
 
 

@@ -12,9 +12,7 @@ Decided
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import fcntl
 import filecmp
 import json
 import os
@@ -31,6 +29,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from aftermath.base.locks import alone_in
 from aftermath.model.config import ModelConfig
 from aftermath.model.documents import COMPANIONS, CheckpointError, read_limited
 from aftermath.model.steps import among, move_aside, step_directory
@@ -169,7 +168,7 @@ def _give_name(place: Path, target: Path, needed: Collection[Path] | None) -> Pa
 
     CheckpointError if that may not be moved (see `save`).
     """
-    with _alone(target.parent):
+    with alone_in(target.parent):
         try:
             place.rename(target)  # refused if there is something in `target`, whoever put it there meanwhile
             return None
@@ -186,20 +185,6 @@ def _give_name(place: Path, target: Path, needed: Collection[Path] | None) -> Pa
                 "move it away if the run no longer needs it, or keep checkpoints in another directory",
             )
         return move_aside(target, place)
-
-
-@contextmanager
-def _alone(directory: Path) -> Iterator[None]:
-    """Without other processes that name checkpoints here: what one has put in its place must not be moved aside by
-    another that compared itself with what was there before.
-    """
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):  # some file systems know no locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

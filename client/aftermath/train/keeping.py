@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from aftermath.base.errors import Unsuitable, UsageError
+from aftermath.base.locks import hold
 from aftermath.config.repository import is_repository
 from aftermath.model.schema import ELEMENT_BYTES, StateSchema
 from aftermath.model.store import RESERVE
-from aftermath.train.lock import hold
 from aftermath.train.settings import TrainSettings
 
 _AT_ONCE = 2

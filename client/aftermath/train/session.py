@@ -23,6 +23,7 @@ from rich.console import Console
 from solders.pubkey import Pubkey
 
 from aftermath import __version__
+from aftermath.base.directories import cache_directory
 from aftermath.base.errors import Unsuitable, UsageError
 from aftermath.base.worker import ThreadWorker
 from aftermath.chain.admission import check_funds, check_version
@@ -50,7 +51,7 @@ from aftermath.rules.accounts import Model
 from aftermath.train.ending import known
 from aftermath.train.interrupts import CLOSE_SECONDS, Interrupts
 from aftermath.train.keeping import check_directory, check_hub, gradients_place, keeping_advice
-from aftermath.train.lock import lock_directory, only_process
+from aftermath.train.lock import only_process
 from aftermath.train.outfit import check_tier, data_of, schema_of
 from aftermath.train.settings import PROMPT_TOKENS, TrainSettings
 from aftermath.watch import kinds
@@ -216,7 +217,7 @@ async def _ports(settings: TrainSettings, named: _Named, events: Events) -> Asyn
         await stack.enter_async_context(pool)
         stack.enter_context(
             only_process(
-                lock_directory(),
+                cache_directory("locks"),
                 cluster=await pool.genesis(),
                 program=str(chain.program_id),
                 run_id=settings.run_id,
