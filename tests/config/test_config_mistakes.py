@@ -81,7 +81,7 @@ def test_the_programs_own_sentence_is_shown_before_anything_is_sent(
 
 
 def test_every_mistake_is_reported_at_once() -> None:
-    message = refusal(changed((r"^witness_nodes", "witness_node"), (r'"HfLlama"', '"HfAuto"')))
+    message = refusal(changed((r"^witness_nodes", "witness_node"), (r'"HfLlama"', '"HfBert"')))
     assert len(message.split("\n")) == 2
 
 

@@ -25,7 +25,11 @@ from aftermath.rules.state import Architecture
 MAX_CONFIG_BYTES = 1 << 20
 _OURS = "config/demo/config.toml of the project is one that works"
 _NAME_ONE = f"name a run's config file that you may read; {_OURS}"
-ARCHITECTURES = {"HfLlama": Architecture.HF_LLAMA, "HfNanoGPT": Architecture.HF_NANOGPT}
+ARCHITECTURES = {
+    "HfLlama": Architecture.HF_LLAMA,
+    "HfNanoGPT": Architecture.HF_NANOGPT,
+    "HfAuto": Architecture.HF_AUTO,
+}
 """As a config file says it."""
 _DATA_TYPES = {"Pretraining": 0, "Finetuning": 1}
 
@@ -62,7 +66,7 @@ class Matformer(Table):
 class Llm(Table):
     """`[model.LLM]`: what is trained, from which checkpoint, on which data, and how."""
 
-    architecture: Literal["HfLlama", "HfNanoGPT"]
+    architecture: Literal["HfLlama", "HfNanoGPT", "HfAuto"]
     data_type: Literal["Pretraining", "Finetuning"]
     max_seq_len: U32
     cold_start_warmup_steps: U32 = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from aftermath.model.arch.hf_auto_config import HfAutoConfig, is_known
 from aftermath.model.arch.llama_config import LlamaConfig
 from aftermath.model.arch.nanogpt_config import NanoGPTConfig
 from aftermath.model.config import ModelConfig, ModelConfigError
@@ -13,6 +14,7 @@ from aftermath.rules.state import Architecture
 ARCHITECTURES: Mapping[Architecture, type[ModelConfig]] = {
     Architecture.HF_LLAMA: LlamaConfig,
     Architecture.HF_NANOGPT: NanoGPTConfig,
+    Architecture.HF_AUTO: HfAutoConfig,
 }
 """As a run names them."""
 _BY_TYPE = {
@@ -23,14 +25,19 @@ _BY_TYPE = {
 
 
 def architecture_of(hf_config: Mapping[str, Any]) -> Architecture:
-    """What a `config.json` is of; a Llama unless it says else. Raises ModelConfigError for what is not here."""
+    """What a `config.json` is of; a Llama unless it says else, and what is not here may be one of transformers.
+
+    Raises ModelConfigError for what is of neither, and for one of transformers where that is not installed.
+    """
     named = hf_config.get("model_type") or LlamaConfig.MODEL_TYPE
-    if not isinstance(named, str) or named not in _BY_TYPE:
+    if isinstance(named, str) and named in _BY_TYPE:
+        return _BY_TYPE[named]
+    if not isinstance(named, str) or not is_known(named):
         raise ModelConfigError(
             f"config.json: model_type {named!r} is not supported",
-            f"use a checkpoint of one of: {', '.join(_BY_TYPE)}",
+            f"use a checkpoint of one of: {', '.join(_BY_TYPE)}; or a causal language model of transformers",
         )
-    return _BY_TYPE[named]
+    return Architecture.HF_AUTO
 
 
 def config_of(hf_config: Mapping[str, Any]) -> ModelConfig:

@@ -88,6 +88,10 @@ class ModelConfig(BaseModel, ABC):
     def build(self, tier: int, params: Mapping[str, Tensor]) -> LanguageModel:
         """The network of a tier, with these very tensors (no copy). Raises RuntimeError if they do not fit."""
 
+    def tables(self) -> tuple[str, str]:
+        """The names of the tensors that have a row for every token: the embedding, and the output head."""
+        return "model.embed_tokens.weight", "lm_head.weight"
+
     @property
     def end_tokens(self) -> tuple[int, ...]:
         """The tokens any of which ends a text."""
@@ -111,6 +115,8 @@ class ModelConfig(BaseModel, ABC):
     def known(cls, hf_config: Mapping[str, Any]) -> dict[str, Any]:
         """What a `config.json` says of these fields: null is absent but for tokens, and the width is the full one."""
         _, width = stored_tier(hf_config)
+        if not width:
+            raise ModelConfigError("config.json: intermediate_size is missing")
         tokens = {key: hf_config[key] for key in _TOKEN_KEYS if key in hf_config}  # null says that there is none
         known = {key: hf_config[key] for key in cls.model_fields if hf_config.get(key) is not None} | tokens
         if isinstance(known.get("eos_token_id"), list):
@@ -162,14 +168,16 @@ def check_divisible(width: int, halvings: int) -> None:
 
 
 def stored_tier(hf_config: Mapping[str, Any]) -> tuple[int, int]:
-    """(tier, tier-0 width) that a `config.json` declares. A plain Llama is tier 0.
+    """(tier, tier-0 width) that a `config.json` declares. A plain Llama is tier 0; a width that is not said is 0.
 
     Raises ModelConfigError when `matformer_tier`, `matformer_base_intermediate_size` and `intermediate_size` disagree.
     """
     size = _positive_int(hf_config, "intermediate_size")
+    tier, base = hf_config.get("matformer_tier"), _positive_int(hf_config, "matformer_base_intermediate_size")
+    if size is None and tier in (None, 0) and base is None:
+        return 0, 0  # a model that does not call it so
     if size is None:
         raise ModelConfigError("config.json: intermediate_size is missing")
-    tier, base = hf_config.get("matformer_tier"), _positive_int(hf_config, "matformer_base_intermediate_size")
     if tier is None:
         if base is None:
             return 0, size

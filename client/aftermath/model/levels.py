@@ -16,7 +16,7 @@ from aftermath.model.config import ModelConfig
 
 def is_table(name: str) -> bool:
     """Whether a tensor has a row for every token: an embedding, or the output head."""
-    return "embed" in name or name == "lm_head.weight"
+    return "embed" in name or name.endswith(("lm_head.weight", "wte.weight", "wpe.weight"))
 
 
 def is_hidden_matrix(name: str, dimensions: int) -> bool:

@@ -15,7 +15,7 @@ import msgspec
 
 from aftermath.model.architectures import ARCHITECTURES, architecture_of, config_of
 from aftermath.model.canonical import decimal, portable
-from aftermath.model.config import MAX_TIERS, ModelConfig, check_divisible
+from aftermath.model.config import MAX_TIERS, ModelConfig
 from aftermath.model.levels import SchemaError, Segment, checked_level, cut
 
 ELEMENT_BYTES = 4  # of the model's state, fp32
@@ -103,7 +103,7 @@ def _said(config: ModelConfig) -> dict[str, Any]:
 def _cut(config: ModelConfig, tiers: int) -> StateSchema:
     if not 1 <= tiers <= MAX_TIERS:
         raise SchemaError(f"a run has 1 to {MAX_TIERS} tiers, not {tiers}")
-    check_divisible(config.intermediate_size, tiers - 1)
+    config.width(tiers - 1)
     return StateSchema(config, tiers, cut(config, tiers))
 
 

@@ -20,7 +20,6 @@ from aftermath.base.counted import counted
 from aftermath.model.config import ModelConfig
 from aftermath.model.documents import INDEX_FILE, WEIGHTS_FILE, CheckpointError, read_index
 
-_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _FLOATS = {"F32", "F16", "BF16", "F64"}
 
 
@@ -53,7 +52,8 @@ def read_weights(files: Sequence[Path], config: ModelConfig, *, stored: int, tie
     Raises CheckpointError when a tensor is missing, unknown, of another shape or type, or not finite everywhere.
     """
     there, wanted = config.parameter_shapes(stored), config.parameter_shapes(tier)
-    needed, head = there.keys(), {_HEAD: there[_EMBEDDING]}  # a tied head may be there as well
+    embedding, output = config.tables()
+    needed, head = there.keys(), {output: there[embedding]}  # a tied head may be there as well
     there, wanted = head | there, head | wanted
     params: dict[str, Tensor] = {}
     for path in files:
@@ -67,11 +67,11 @@ def read_weights(files: Sequence[Path], config: ModelConfig, *, stored: int, tie
             raise CheckpointError(f"{path} is damaged: {error}", "copy or download the checkpoint again") from None
     missing = sorted(needed - params.keys())
     if missing:
-        hint = "set tie_word_embeddings in config.json if the output head is tied" if _HEAD in missing else ""
+        hint = "set tie_word_embeddings in config.json if the output head is tied" if output in missing else ""
         raise CheckpointError(f"{files[0].parent} lacks {counted(len(missing), 'tensor')}, first {missing[0]}", hint)
-    if _HEAD not in needed and not torch.equal(params.pop(_HEAD, params[_EMBEDDING]), params[_EMBEDDING]):
+    if output not in needed and not torch.equal(params.pop(output, params[embedding]), params[embedding]):
         raise CheckpointError(
-            f"{files[0].parent}: {_HEAD} differs from the embedding, and config.json says tie_word_embeddings",
+            f"{files[0].parent}: {output} differs from the embedding, and config.json says tie_word_embeddings",
             "set tie_word_embeddings to false if the head counts; remove it from the file if it is left over",
         )
     return params

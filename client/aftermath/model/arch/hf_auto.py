@@ -1,0 +1,51 @@
+"""transformers' own network of any of its causal language models, as one of ours.
+
+Decided
+- Its modules are registered here under their own names, so that parameters are called as in a checkpoint; buffers are
+  made anew with the network, since checkpoints do not hold them.
+- It is never in training mode: dropout would draw from a generator that nobody agreed on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+from torch import Tensor
+
+from aftermath.model.arch.hf_auto_config import HfAutoConfig, network_of
+from aftermath.model.network import LanguageModel
+
+
+class HfAuto(LanguageModel):
+    """The network of tier 0."""
+
+    def __init__(self, config: HfAutoConfig, tier: int = 0) -> None:
+        super().__init__(config, tier)
+        inner = network_of(config.document)
+        for name, child in inner.named_children():
+            self.add_module(name, child)
+        object.__setattr__(self, "_inner", inner)  # not a module of ours: its children are
+        self.train(False)
+
+    @classmethod
+    def of(cls, config: Any, tier: int, params: Mapping[str, Tensor]) -> Self:
+        """A network that uses these very tensors (no copy). Raises RuntimeError if names or shapes do not fit."""
+        model = cls(config, tier)
+        inner: Any = model._inner
+        wanted = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+        if wanted != {name: tuple(tensor.shape) for name, tensor in params.items()}:
+            raise RuntimeError("the tensors are not those of this network")
+        inner.load_state_dict(dict(params), strict=False, assign=True)  # a tied tensor has one name here
+        inner.tie_weights()
+        return model.requires_grad_(True)
+
+    def train(self, mode: bool = True) -> Self:
+        """As it is, whatever is asked for."""
+        del mode
+        return super().train(False)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        inner: Any = self._inner
+        logits: Tensor = inner(input_ids=input_ids, use_cache=False).logits  # [B, T, V]
+        return logits

@@ -1,0 +1,121 @@
+"""Any causal language model of transformers as a run's model: its own function, one tier, checkpoints both ways."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from aftermath.model.architectures import architecture_of, config_of
+from aftermath.model.checkpoint import load
+from aftermath.model.config import ModelConfigError
+from aftermath.model.schema import StateInputs, state_of_inputs, state_schema
+from aftermath.model.store import write_checkpoint
+from aftermath.rules.state import Architecture
+from lab.lab_place import DISTRO, INNER, prepare, train
+
+torch.set_num_threads(1)
+transformers = pytest.importorskip("transformers")
+
+MODELS: dict[str, dict[str, Any]] = {
+    "gpt2": {"vocab_size": 64, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64},
+    "olmo2": {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    | {"intermediate_size": 32},
+    "opt": {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "ffn_dim": 32}
+    | {"word_embed_proj_dim": 16, "max_position_embeddings": 64},
+    "gemma": {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 8}
+    | {"intermediate_size": 32, "num_key_value_heads": 1},
+}
+DROPOUT = {"gpt2": {"resid_pdrop": 0.5, "embd_pdrop": 0.5}, "opt": {"dropout": 0.5}}
+
+
+@pytest.fixture(params=MODELS)
+def saved(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, Path]:
+    """A model of transformers, and the checkpoint that it saved."""
+    name: str = request.param
+    torch.manual_seed(1)
+    made = transformers.AutoConfig.for_model(name, **MODELS[name], **DROPOUT.get(name, {}))
+    theirs = transformers.AutoModelForCausalLM.from_config(made).eval()
+    theirs.save_pretrained(tmp_path / "theirs")
+    return theirs, tmp_path / "theirs"
+
+
+def document(place: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((place / "config.json").read_text())
+    return found
+
+
+def test_logits_and_gradients_are_its_own_and_checkpoints_go_both_ways(saved: tuple[Any, Path], tmp_path: Path) -> None:
+    theirs, place = saved
+    config = config_of(document(place))
+    assert architecture_of(document(place)) is Architecture.HF_AUTO
+    params = load(place, 0)
+    ours = config.build(0, params)
+    ours.train()  # whoever asks for it: dropout would draw from nobody's seed
+    tokens = torch.randint(0, 64, (2, 12), generator=torch.Generator().manual_seed(2))
+    assert torch.equal(ours(tokens), theirs(tokens).logits)
+    ours.loss(tokens).backward()
+    logits = theirs(tokens[:, :-1]).logits
+    torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
+    gradients = {name: parameter.grad for name, parameter in theirs.named_parameters()}
+    found = {name: parameter.grad for name, parameter in ours.named_parameters()}
+    assert found.keys() == gradients.keys() == config.parameter_shapes().keys()
+    for name, gradient in found.items():
+        assert gradient is not None
+        torch.testing.assert_close(gradient, gradients[name], rtol=1e-5, atol=1e-6)
+    assert all(parameter.data_ptr() == params[name].data_ptr() for name, parameter in ours.named_parameters())
+    write_checkpoint(tmp_path / "ours", params, config, tier=0, companions={})
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours", dtype=torch.float32).eval()
+    assert torch.equal(again(tokens).logits, theirs(tokens).logits)
+
+
+def test_the_schema_goes_through_its_document_and_has_one_tier(saved: tuple[Any, Path]) -> None:
+    said = document(saved[1])
+    found = state_schema(said, 1).document()
+    again = state_of_inputs(StateInputs(found["model"], found["widths"]))
+    assert again.document() == found
+    silent = said | {"transformers_version": "1", "_name_or_path": "x", "use_cache": False}
+    assert state_schema(silent, 1).document() == found
+    with pytest.raises(ModelConfigError, match="has no tier 1"):
+        state_schema(said, 2)
+
+
+@pytest.mark.parametrize("optimizer", [DISTRO, INNER])
+def test_members_train_it_with_equal_replicas(tmp_path: Path, optimizer: dict[str, Any]) -> None:
+    made = transformers.AutoConfig.for_model("gpt2", **MODELS["gpt2"])
+    torch.manual_seed(1)
+    transformers.AutoModelForCausalLM.from_config(made).save_pretrained(tmp_path / "gpt2")
+    prepare(tmp_path)
+    given = optimizer | {"tiers": "0", "members": 2, "total_batch": 4}
+    events = train(tmp_path, **given, model=tmp_path / "gpt2", steps=10, lr=0.003, out=tmp_path / "out")
+    losses = [event["loss"] for event in events if event["kind"] == "step"]
+    assert losses[-1] < losses[0]
+    transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "checkpoint")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"auto_map": {"AutoConfig": "x.y"}}, "auto_map is not supported"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config is not supported"),
+        ({"matformer_tier": 1, "intermediate_size": 8}, "matformer_tier must be 0"),
+        ({"model_type": "bert-like"}, "model_type 'bert-like' is not supported"),
+        ({"model_type": "vit"}, "model_type 'vit' is not supported"),
+        ({"n_embd": "many"}, "transformers does not take it"),
+        ({"n_embd": 15}, "transformers cannot build it"),
+        ({"n_embd": float("nan")}, "config.json"),
+    ],
+)
+def test_what_transformers_does_not_take_is_a_sentence(change: dict[str, Any], says: str) -> None:
+    with pytest.raises(ModelConfigError, match=says):
+        config_of({"model_type": "gpt2"} | MODELS["gpt2"] | change).parameter_shapes()
+
+
+def test_without_transformers_it_is_told_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ModelConfigError, match=r"aftermath\[hf\]"):
+        config_of({"model_type": "gpt2"} | MODELS["gpt2"])
