@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 
+from aftermath.lab import kinds
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
@@ -150,14 +152,14 @@ def test_an_arm_trains_and_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     def stop(self: Any, event: Any) -> None:
         take(self, event)
-        if event["kind"] == "step" and event["step"] == 3:
+        if isinstance(event, kinds.Step) and event.step == 3:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(arms._Clock, "take", stop)
     with pytest.raises(KeyboardInterrupt):
         arms.train(short, tmp_path)
-    began = []
+    began: list[Any] = []
     monkeypatch.setattr(arms._Clock, "take", lambda self, event: (began.append(event), take(self, event))[1])
     assert arms.train(short, tmp_path)["held_out"] == line["held_out"]
-    assert next(event["done"] for event in began if event["kind"] == "started") == 2, "the last save"
+    assert next(event.done for event in began if isinstance(event, kinds.Started)) == 2, "the last save"
     assert not list((tmp_path / "under-way").iterdir())
