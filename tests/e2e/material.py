@@ -12,7 +12,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 SHAPE = ["--hidden", "64", "--layers", "2", "--heads", "4", "--intermediate", "128"]
-ARCHITECTURES = {"llama": "HfLlama", "nanogpt": "HfNanoGPT"}
+ARCHITECTURES = {"llama": "HfLlama", "deepseek": "HfDeepseek", "nanogpt": "HfNanoGPT"}
 
 RULES = {
     "warmup_time": 60,

@@ -49,9 +49,12 @@ def test_three_tiers_train_two_epochs_to_the_end(company: Company, material: Mat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["embedded"], indirect=True)
-def test_three_tiers_of_another_architecture_train_to_the_end(company: Company, tmp_path: Path) -> None:
-    """NanoGPT, with all of its ideas; its tiers are Llama's, and so is all else."""
-    company.configure(make_material(tmp_path, "nanogpt").config(company.place, rounds_per_epoch=8, total_steps=16))
+@pytest.mark.parametrize("architecture", ["nanogpt", "deepseek"])
+def test_three_tiers_of_another_architecture_train_to_the_end(
+    company: Company, tmp_path: Path, architecture: str
+) -> None:
+    """NanoGPT, with all of its ideas, and DeepSeek, whose experts are cut into tiers as well."""
+    company.configure(make_material(tmp_path, architecture).config(company.place, rounds_per_epoch=8, total_steps=16))
     players = company.start_three()
     company.until_run(lambda run: run.state is RunState.FINISHED, "the run finishes")
     assert [player.process.wait() for player in players] == [0, 0, 0]

@@ -41,6 +41,7 @@ class Kind(StrEnum):
 
     LLAMA = "llama"
     NANOGPT = "nanogpt"
+    DEEPSEEK = "deepseek"
 
 
 def _size(name: str, text: str) -> object:
@@ -66,7 +67,8 @@ def model_init(
     architecture: Annotated[
         Kind | None,
         typer.Option(
-            help="llama, or nanogpt: relu^2, QK-norm, soft-cap, value embeddings, x0 and U-net skips; else llama.",
+            help="llama; nanogpt: relu^2, QK-norm, soft-cap, value embeddings, x0 and U-net skips; or deepseek: a V3 "
+            "with a dense first layer, then a shared and 8 routed experts. Else llama.",
             rich_help_panel=SHAPE,
         ),
     ] = None,
@@ -123,10 +125,31 @@ def _described(architecture: Kind, sizes: dict[str, int], tied: bool) -> dict[st
     described: dict[str, Any] = {_FIELDS[name]: number for name, number in sizes.items()}
     described |= {"model_type": architecture.value, "rms_norm_eps": 1e-5, "tie_word_embeddings": tied}
     described |= {"bos_token_id": None, "eos_token_id": None}
+    if architecture is Kind.DEEPSEEK:
+        return described | {"model_type": "deepseek_v3"} | _latent_and_experts(sizes)
     if architecture is Kind.NANOGPT:
         ideas = {"value_embeddings": min(3, sizes["layers"] // 2), "x0_residual": True, "unet_skips": True}
         return described | ideas
     return {"num_key_value_heads": min(_KV_HEADS, sizes["heads"])} | described
+
+
+def _latent_and_experts(sizes: dict[str, int]) -> dict[str, Any]:
+    """A V3 in small: heads of the Llama's size beside their rotated part, experts of a quarter of the FFN's width."""
+    head = max(2, sizes["hidden"] // sizes["heads"])
+    return {
+        "q_lora_rank": max(1, sizes["hidden"] // 2),
+        "kv_lora_rank": max(1, sizes["hidden"] // 4),
+        "qk_nope_head_dim": head,
+        "qk_rope_head_dim": head,
+        "v_head_dim": head,
+        "moe_intermediate_size": max(1, sizes["intermediate"] // 4),
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "n_group": 4,
+        "topk_group": 2,
+        "first_k_dense_replace": 1,
+    }
 
 
 def _check(described: dict[str, Any], tiers: int, *, own_tokenizer: bool, kv_heads: int | None) -> None:
@@ -150,9 +173,10 @@ def _check(described: dict[str, Any], tiers: int, *, own_tokenizer: bool, kv_hea
             f"--heads {heads} does not cut --hidden {hidden} into heads of an even size",
             f"choose --heads from {allowed}, or another --hidden",
         )
-    if described["model_type"] == Kind.NANOGPT.value and kv_heads not in (None, heads):
-        raise UsageError(f"--kv-heads {kv_heads}: a NanoGPT has one for each of its --heads", "leave it out")
-    groups = described.get("num_key_value_heads", heads)
+    llama = described["model_type"] == Kind.LLAMA.value
+    if not llama and kv_heads not in (None, heads):
+        raise UsageError(f"--kv-heads {kv_heads}: a Llama alone has fewer than its --heads", "leave it out")
+    groups = described.get("num_key_value_heads", heads) if llama else heads
     if heads % groups:
         allowed = ", ".join(str(count) for count in range(1, heads + 1) if heads % count == 0)
         raise UsageError(f"--kv-heads {groups} does not divide --heads {heads}", f"choose --kv-heads from {allowed}")

@@ -27,6 +27,7 @@ _OURS = "config/demo/config.toml of the project is one that works"
 _NAME_ONE = f"name a run's config file that you may read; {_OURS}"
 ARCHITECTURES = {
     "HfLlama": Architecture.HF_LLAMA,
+    "HfDeepseek": Architecture.HF_DEEPSEEK,
     "HfNanoGPT": Architecture.HF_NANOGPT,
     "HfAuto": Architecture.HF_AUTO,
 }
@@ -66,7 +67,7 @@ class Matformer(Table):
 class Llm(Table):
     """`[model.LLM]`: what is trained, from which checkpoint, on which data, and how."""
 
-    architecture: Literal["HfLlama", "HfNanoGPT", "HfAuto"]
+    architecture: Literal["HfLlama", "HfDeepseek", "HfNanoGPT", "HfAuto"]
     data_type: Literal["Pretraining", "Finetuning"]
     max_seq_len: U32
     cold_start_warmup_steps: U32 = 0

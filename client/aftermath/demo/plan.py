@@ -21,7 +21,7 @@ from aftermath.cli.main import INDEX, load
 TIERS = (0, 1, 2)
 RUN_ID = "demo"
 CORPUS_BYTES = 2_000_000  # six times what the run reads, so that nothing is read twice and some can be held out
-MODELS = {"llama": "HfLlama", "nanogpt": "HfNanoGPT"}  # and what a run's config calls them
+MODELS = {"llama": "HfLlama", "deepseek": "HfDeepseek", "nanogpt": "HfNanoGPT"}  # and what a run's config calls them
 MODEL = {"hidden": 128, "layers": 4, "heads": 4, "kv-heads": 2, "intermediate": 512}
 KILLED = 1  # the member that is killed in the first epoch
 TRAIN_THREADS = 1

@@ -5,21 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from aftermath.model.arch.deepseek_config import DeepseekV2Config, DeepseekV3Config
 from aftermath.model.arch.hf_auto_config import HfAutoConfig, is_known
 from aftermath.model.arch.llama_config import LlamaConfig
 from aftermath.model.arch.nanogpt_config import NanoGPTConfig
 from aftermath.model.config import ModelConfig, ModelConfigError
 from aftermath.rules.state import Architecture
 
-ARCHITECTURES: Mapping[Architecture, type[ModelConfig]] = {
-    Architecture.HF_LLAMA: LlamaConfig,
-    Architecture.HF_NANOGPT: NanoGPTConfig,
-    Architecture.HF_AUTO: HfAutoConfig,
-}
-"""As a run names them."""
+_CONFIGS: tuple[tuple[Architecture, type[ModelConfig]], ...] = (
+    (Architecture.HF_LLAMA, LlamaConfig),
+    (Architecture.HF_DEEPSEEK, DeepseekV2Config),
+    (Architecture.HF_DEEPSEEK, DeepseekV3Config),
+    (Architecture.HF_NANOGPT, NanoGPTConfig),
+    (Architecture.HF_AUTO, HfAutoConfig),
+)
+"""As a run names them, and what reads their files."""
 _BY_TYPE = {
-    name: architecture
-    for architecture, config in ARCHITECTURES.items()
+    name: (architecture, config)
+    for architecture, config in _CONFIGS
     for name in config.MODEL_TYPES or (config.MODEL_TYPE,)
 }
 
@@ -29,6 +32,23 @@ def architecture_of(hf_config: Mapping[str, Any]) -> Architecture:
 
     Raises ModelConfigError for what is of neither, and for one of transformers where that is not installed.
     """
+    return _named(hf_config)[0]
+
+
+def config_type(hf_config: Mapping[str, Any]) -> type[ModelConfig]:
+    """The class that reads a `config.json`. Raises ModelConfigError as `architecture_of`."""
+    return _named(hf_config)[1]
+
+
+def config_of(hf_config: Mapping[str, Any]) -> ModelConfig:
+    """The full model that a `config.json` describes, which may belong to a tier's slice.
+
+    Raises ModelConfigError when the file contradicts itself or asks for something that no network here computes.
+    """
+    return config_type(hf_config).from_hf(hf_config)
+
+
+def _named(hf_config: Mapping[str, Any]) -> tuple[Architecture, type[ModelConfig]]:
     named = hf_config.get("model_type") or LlamaConfig.MODEL_TYPE
     if isinstance(named, str) and named in _BY_TYPE:
         return _BY_TYPE[named]
@@ -37,12 +57,4 @@ def architecture_of(hf_config: Mapping[str, Any]) -> Architecture:
             f"config.json: model_type {named!r} is not supported",
             f"use a checkpoint of one of: {', '.join(_BY_TYPE)}; or a causal language model of transformers",
         )
-    return Architecture.HF_AUTO
-
-
-def config_of(hf_config: Mapping[str, Any]) -> ModelConfig:
-    """The full model that a `config.json` describes, which may belong to a tier's slice.
-
-    Raises ModelConfigError when the file contradicts itself or asks for something that no network here computes.
-    """
-    return ARCHITECTURES[architecture_of(hf_config)].from_hf(hf_config)
+    return Architecture.HF_AUTO, HfAutoConfig

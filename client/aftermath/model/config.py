@@ -153,8 +153,8 @@ class WidthNotDivisible(ModelConfigError):
     """The FFN width cannot be halved as often as the tiers demand."""
 
 
-def check_divisible(width: int, halvings: int) -> None:
-    """Raise WidthNotDivisible, naming the nearest widths that work, unless 2^halvings divides the width."""
+def check_divisible(width: int, halvings: int, key: str = "intermediate_size") -> None:
+    """Raise WidthNotDivisible, naming the nearest widths that work, unless 2^halvings divides the width at `key`."""
     if not 0 <= halvings < MAX_TIERS:
         raise ModelConfigError(f"tier {halvings} is out of range", f"tiers are 0 to {MAX_TIERS - 1}")
     step = 1 << halvings
@@ -162,7 +162,7 @@ def check_divisible(width: int, halvings: int) -> None:
         below = width - width % step
         nearest = f"{below} or {below + step}" if below else str(step)
         raise WidthNotDivisible(
-            f"intermediate_size {width} is not divisible by {step}, so tier {halvings} has no whole width",
+            f"{key} {width} is not divisible by {step}, so tier {halvings} has no whole width",
             f"the nearest widths that are: {nearest}",
         )
 

@@ -7,6 +7,7 @@ level is the smallest tier's prefix and every tensor that all tiers hold whole. 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -47,11 +48,11 @@ class Segment:
 
 def cut(config: ModelConfig, tiers: int) -> tuple[Segment, ...]:
     """Every segment of a run's model in canonical order: level descending, then name."""
-    shapes = sorted(config.parameter_shapes().items())
+    held = [config.parameter_shapes(tier) for tier in range(tiers)]
     return tuple(
-        _segment(name, shape, level, config, tiers)
+        _segment(name, level, config, held)
         for level in reversed(range(tiers))
-        for name, shape in shapes
+        for name in sorted(held[0])
         if level == tiers - 1 or config.elastic_dim(name) is not None
     )
 
@@ -63,10 +64,10 @@ def checked_level(level: int, levels: int) -> int:
     return level
 
 
-def _segment(name: str, full: tuple[int, ...], level: int, config: ModelConfig, tiers: int) -> Segment:
-    dim = config.elastic_dim(name)
-    start, stop = (
-        (0, full[0]) if dim is None else (0 if level == tiers - 1 else config.width(level + 1), config.width(level))
-    )
+def _segment(name: str, level: int, config: ModelConfig, held: Sequence[Mapping[str, tuple[int, ...]]]) -> Segment:
+    dim, full = config.elastic_dim(name), held[0][name]
+    start, stop = 0, full[0]
+    if dim is not None:
+        start, stop = 0 if level == len(held) - 1 else held[level + 1][name][dim], held[level][name][dim]
     shape = tuple(stop - start if axis == dim else size for axis, size in enumerate(full))
     return Segment(name, level, dim, start, stop, shape)

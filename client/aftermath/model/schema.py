@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from aftermath.model.architectures import ARCHITECTURES, architecture_of, config_of
+from aftermath.model.architectures import config_of, config_type
 from aftermath.model.canonical import decimal, portable
 from aftermath.model.config import MAX_TIERS, ModelConfig
 from aftermath.model.levels import SchemaError, Segment, checked_level, cut
@@ -86,7 +86,7 @@ def state_schema(hf_config: Mapping[str, Any], tiers: int) -> StateSchema:
 
 def state_of_inputs(given: StateInputs) -> StateSchema:
     """The state schema that a document's inputs give. Raises as `state_schema` does."""
-    made = ARCHITECTURES[architecture_of(given.model)]
+    made = config_type(given.model)
     fields = [(key, field) for key, field in made.model_fields.items() if field.annotation is float]
     reals = [key for key, _ in fields if key not in _NOT_IN_SCHEMA and (key in given.model or key not in made.LATER)]
     said = given.model | {key: decimal(given.model.get(key), key) for key in reals}

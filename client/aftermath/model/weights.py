@@ -84,7 +84,10 @@ def _known(names: Iterable[str], there: Mapping[str, object], path: Path) -> lis
         if name in there:
             known.append(name)
         elif not name.endswith("rotary_emb.inv_freq"):
-            raise CheckpointError(f"{path} holds {name!r}, which is not part of this model", "use a plain Llama")
+            raise CheckpointError(
+                f"{path} holds {name!r}, which is not part of this model",
+                "use a checkpoint of plain weights, without layers that predict further tokens",
+            )
     return known
 
 

@@ -109,7 +109,7 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """SwiGLU of a tier's width: down(silu(gate(x)) * up(x)). Hidden units are independent, so a prefix is a model."""
 
-    def __init__(self, hidden_size: int, width: int, *, bias: bool) -> None:
+    def __init__(self, hidden_size: int, width: int, *, bias: bool = False) -> None:
         super().__init__()
         self.gate_proj = linear(hidden_size, width, bias=bias)  # [F, D]
         self.up_proj = linear(hidden_size, width, bias=bias)  # [F, D]

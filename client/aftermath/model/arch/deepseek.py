@@ -1,0 +1,189 @@
+"""DeepSeek V2 and V3 with MatFormer feed-forwards: latent attention, shared and routed experts.
+
+Decided
+- Equal scores go to the expert with the lower number, by a stable sort. Experts add to their tokens in the order of
+  their numbers, each token once an expert: no sum depends on the order in which a device writes.
+- Every expert takes part in the graph, also with no token: its gradient is then zero, not absent.
+- The norms of the latent vectors have epsilon 1e-6 whatever `rms_norm_eps` says, as in the published model.
+
+Shapes in comments: B sequences, T tokens, N = B T, D hidden size, H heads, P and R head dimensions without and with
+positions, K value head dimension, C the rank of keys and values, E routed experts, S experts a token, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from aftermath.model.arch.deepseek_config import DeepseekConfig, DeepseekV2Config, DeepseekV3Config
+from aftermath.model.arch.llama import FeedForward, linear
+from aftermath.model.arch.rotary import rotary, rotate
+from aftermath.model.network import LanguageModel
+
+_LATENT_EPSILON = 1e-6
+
+
+class Deepseek(LanguageModel):
+    """The network of one tier."""
+
+    def __init__(self, config: DeepseekConfig, tier: int = 0) -> None:
+        super().__init__(config, tier)
+        self.model = Decoder(config, tier)
+        if not config.tie_word_embeddings:
+            self.lm_head = linear(config.hidden_size, config.vocab_size)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        hidden = self.model(input_ids)  # [B, T, D]
+        head = self.model.embed_tokens if self.config.tie_word_embeddings else self.lm_head
+        return F.linear(hidden, head.weight)
+
+
+class Decoder(nn.Module):
+    """Embedding, layers and final norm: token ids [B, T] -> hidden states [B, T, D]."""
+
+    def __init__(self, config: DeepseekConfig, tier: int) -> None:
+        super().__init__()
+        self.config = config
+        blank = torch.empty(config.vocab_size, config.hidden_size)  # [V, D]
+        self.embed_tokens = nn.Embedding.from_pretrained(blank, freeze=False)
+        self.layers = nn.ModuleList(Layer(config, tier, number) for number in range(config.num_hidden_layers))
+        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        hidden: Tensor = self.embed_tokens(input_ids)  # [B, T, D]
+        rotation = rotary(self.config.qk_rope_head_dim, self.config.rope_theta, input_ids.shape[1], hidden.device)
+        for layer in self.layers:
+            hidden = layer(hidden, rotation)
+        out: Tensor = self.norm(hidden)
+        return out
+
+
+class Layer(nn.Module):
+    """Pre-norm attention and feed-forward or experts, each added to the residual stream [B, T, D]."""
+
+    def __init__(self, config: DeepseekConfig, tier: int, number: int) -> None:
+        super().__init__()
+        self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.self_attn = LatentAttention(config)
+        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        dense = number < config.dense_layers
+        self.mlp = FeedForward(config.hidden_size, config.width(tier)) if dense else Experts(config, tier)
+
+    def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+        hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotation)
+        out: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
+        return out
+
+
+class LatentAttention(nn.Module):
+    """Causal attention whose keys and values come from one vector of rank C; heads share the key's rotated part."""
+
+    def __init__(self, config: DeepseekConfig) -> None:
+        super().__init__()
+        self.config = config
+        hidden, heads, rank = config.hidden_size, config.num_attention_heads, config.q_lora_rank
+        queries = heads * (config.qk_nope_head_dim + config.qk_rope_head_dim)
+        if rank is None:
+            self.q_proj = linear(hidden, queries)  # [H (P + R), D]
+        else:
+            self.q_a_proj = linear(hidden, rank)
+            self.q_a_layernorm = nn.RMSNorm(rank, eps=_LATENT_EPSILON)
+            self.q_b_proj = linear(rank, queries)
+        self.kv_a_proj_with_mqa = linear(hidden, config.kv_lora_rank + config.qk_rope_head_dim)  # [C + R, D]
+        self.kv_a_layernorm = nn.RMSNorm(config.kv_lora_rank, eps=_LATENT_EPSILON)
+        self.kv_b_proj = linear(config.kv_lora_rank, heads * (config.qk_nope_head_dim + config.v_head_dim))
+        self.o_proj = linear(heads * config.v_head_dim, hidden)  # [D, H K]
+        self._pairs = not isinstance(config, DeepseekV3Config) or config.rope_interleave
+
+    def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+        config, heads = self.config, self.config.num_attention_heads
+        queries = (
+            self.q_proj(hidden)
+            if config.q_lora_rank is None
+            else self.q_b_proj(self.q_a_layernorm(self.q_a_proj(hidden)))
+        )
+        plain, turned = self._heads(queries).split((config.qk_nope_head_dim, config.qk_rope_head_dim), -1)
+        query = torch.cat((plain, self._rotate(turned, rotation)), -1)  # [B, H, T, P + R]
+        latent, shared = self.kv_a_proj_with_mqa(hidden).split((config.kv_lora_rank, config.qk_rope_head_dim), -1)
+        both = self._heads(self.kv_b_proj(self.kv_a_layernorm(latent)))  # [B, H, T, P + K]
+        plain, value = both.split((config.qk_nope_head_dim, config.v_head_dim), -1)
+        turned = self._rotate(shared.unsqueeze(1), rotation).expand(-1, heads, -1, -1)  # [B, H, T, R]
+        key = torch.cat((plain, turned), -1)  # [B, H, T, P + R]
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)  # [B, H, T, K]
+        out: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))  # [B, T, D]
+        return out
+
+    def _heads(self, projected: Tensor) -> Tensor:
+        batch, length, _ = projected.shape
+        return projected.view(batch, length, self.config.num_attention_heads, -1).transpose(1, 2)  # [B, H, T, n]
+
+    def _rotate(self, heads: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+        """Dimension 2i pairs with 2i + 1: they are moved to i and i + R/2, for queries and keys alike."""
+        if self._pairs:
+            heads = heads.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
+        return rotate(heads, rotation)
+
+
+class Gate(nn.Module):
+    """Which experts a token takes, and with which weights: [N, D] -> indices and weights [N, S]."""
+
+    def __init__(self, config: DeepseekConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.weight = nn.Parameter(torch.empty(config.n_routed_experts, config.hidden_size))
+        if isinstance(config, DeepseekV3Config):
+            self.e_score_correction_bias = nn.Parameter(torch.empty(config.n_routed_experts))
+
+    def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        config = self.config
+        logits = F.linear(hidden, self.weight)  # [N, E]
+        if isinstance(config, DeepseekV2Config):
+            scores = logits.softmax(-1)
+            chosen = self._choose(scores.detach(), 1, 0.0)
+            return chosen, scores.gather(1, chosen) * config.routed_scaling_factor
+        assert isinstance(config, DeepseekV3Config)
+        bias = self.e_score_correction_bias
+        scores = logits.sigmoid() + 0.0 * bias  # the bias only chooses: its gradient is zero, but is there
+        chosen = self._choose((scores + bias).detach(), 2, float("-inf"))
+        weights = scores.gather(1, chosen)
+        if config.norm_topk_prob:
+            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+        return chosen, weights * config.routed_scaling_factor
+
+    def _choose(self, scores: Tensor, best: int, below: float) -> Tensor:
+        """The experts [N, S] with the highest scores [N, E], from the groups whose `best` highest are highest."""
+        groups, allowed = self.config.groups
+        if allowed < groups:
+            grouped = scores.unflatten(-1, (groups, -1))  # [N, groups, E / groups]
+            strength = grouped.topk(best, -1).values.sum(-1)  # values alone: ties change nothing
+            kept = torch.zeros_like(strength, dtype=torch.bool).scatter(1, _highest(strength, allowed), True)
+            scores = grouped.masked_fill(~kept.unsqueeze(-1), below).flatten(1)
+        return _highest(scores, self.config.num_experts_per_tok)
+
+
+class Experts(nn.Module):
+    """The shared experts, as one feed-forward, and for each token its routed ones."""
+
+    def __init__(self, config: DeepseekConfig, tier: int) -> None:
+        super().__init__()
+        hidden, width = config.hidden_size, config.moe_intermediate_size
+        self.gate = Gate(config)
+        self.shared_experts = FeedForward(hidden, width * config.n_shared_experts >> tier)
+        self.experts = nn.ModuleList(FeedForward(hidden, width >> tier) for _ in range(config.n_routed_experts))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        tokens = hidden.flatten(0, 1)  # [N, D]
+        chosen, weights = self.gate(tokens)  # [N, S]
+        out = torch.zeros_like(tokens)
+        for number, expert in enumerate(self.experts):
+            rows, places = (chosen == number).nonzero(as_tuple=True)  # a token takes an expert once: rows differ
+            found = expert(tokens[rows]) * weights[rows, places].unsqueeze(-1)
+            out = out.index_add(0, rows, found.to(out.dtype))
+        routed: Tensor = out.view_as(hidden) + self.shared_experts(hidden)
+        return routed
+
+
+def _highest(scores: Tensor, count: int) -> Tensor:
+    """Indices [N, count] of the highest scores of each row; equal ones by the lower index."""
+    return scores.sort(dim=-1, descending=True, stable=True).indices[:, :count]

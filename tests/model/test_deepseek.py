@@ -1,0 +1,295 @@
+"""DeepSeek V2 and V3: transformers' logits and gradients, checkpoints both ways, tiers, gates, refusals."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from aftermath.model.arch.deepseek import _highest
+from aftermath.model.arch.deepseek_config import DeepseekConfig
+from aftermath.model.architectures import config_of
+from aftermath.model.checkpoint import load
+from aftermath.model.config import ModelConfigError, WidthNotDivisible
+from aftermath.model.generate import generate
+from aftermath.model.initial import init_weights
+from aftermath.model.schema import state_schema
+from aftermath.model.store import write_checkpoint
+from aftermath.optim.distro import Distro
+from aftermath.optim.engine import Engine
+from aftermath.optim.schema import Schema, build_schema
+
+torch.set_num_threads(1)
+
+HF: dict[str, Any] = {
+    "vocab_size": 48,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "moe_intermediate_size": 16,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "q_lora_rank": 12,
+    "kv_lora_rank": 8,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 10,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+    "rms_norm_eps": 1e-5,
+    "initializer_range": 0.3,
+}
+V2 = HF | {"model_type": "deepseek_v2", "topk_method": "group_limited_greedy"}
+V3 = HF | {"model_type": "deepseek_v3"}
+BOTH = pytest.mark.parametrize("file", [V2, V3], ids=["v2", "v3"])
+
+
+def config(file: dict[str, Any], **changes: Any) -> DeepseekConfig:
+    found = config_of(file | changes)
+    assert isinstance(found, DeepseekConfig)
+    return found
+
+
+def weights(shape: DeepseekConfig, tier: int = 0) -> dict[str, Tensor]:
+    """Initial ones, but for the bias of the choice, which must show."""
+    params = init_weights(shape, 7, tier)
+    generator = torch.Generator().manual_seed(3)
+    for name in sorted(params):
+        if name.endswith("bias"):
+            params[name] = torch.rand(params[name].shape, generator=generator) - 0.5
+    return params
+
+
+def tokens(batch: int = 3, length: int = 12, seed: int = 1) -> Tensor:
+    return torch.randint(0, 48, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def drawn(version: int, seed: int) -> dict[str, Any]:
+    """A small config.json by chance."""
+    dice = random.Random(100 * version + seed)
+    groups, size, heads = dice.choice((1, 2, 4)), dice.choice((2, 3)), dice.choice((1, 2, 4))
+    allowed = dice.randint(1, groups)
+    file = (V2 if version == 2 else V3) | {
+        "hidden_size": 8 * heads,
+        "num_hidden_layers": dice.randint(1, 3),
+        "num_attention_heads": heads,
+        "q_lora_rank": dice.choice((None, 5, 12)),
+        "kv_lora_rank": dice.choice((4, 8)),  # even, as what else lies before a rotated part: transformers' V2 needs it
+        "qk_nope_head_dim": dice.choice((4, 8)),
+        "qk_rope_head_dim": dice.choice((2, 6)),
+        "v_head_dim": dice.choice((4, 9)),
+        "n_group": groups,
+        "topk_group": allowed,
+        "n_routed_experts": groups * size,
+        "num_experts_per_tok": dice.randint(2, allowed * size),
+        "n_shared_experts": dice.randint(1, 3),
+        "first_k_dense_replace": dice.randint(0, 2),
+        "routed_scaling_factor": dice.choice((1.0, 2.5)),
+        "rope_theta": dice.choice((10000.0, 500.0)),
+        "tie_word_embeddings": dice.random() < 0.3,
+    }
+    if version == 2:
+        return file | {"topk_method": dice.choice(("greedy", "group_limited_greedy"))}
+    return file | {"norm_topk_prob": dice.random() < 0.5, "rope_interleave": dice.random() < 0.7}
+
+
+def theirs(place: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32, experts_implementation="eager")
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("version", [2, 3])
+def test_logits_gradients_and_checkpoints_are_those_of_transformers(version: int, seed: int, tmp_path: Path) -> None:
+    shape = config(drawn(version, seed))
+    params, ids = weights(shape), tokens(2, 9)
+    write_checkpoint(tmp_path / "ours", params, shape, tier=0, companions={})
+    other = theirs(tmp_path / "ours")
+    net = shape.build(0, params)
+    torch.testing.assert_close(net(ids), other(ids).logits, rtol=1e-4, atol=1e-4)
+
+    net.loss(ids).backward()
+    logits = other(ids[:, :-1]).logits
+    torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()).backward()
+    with torch.no_grad():  # their file of gradients has the Hub's names: experts are stacked in their memory alone
+        for tensor in other.parameters():
+            tensor.copy_(torch.zeros_like(tensor) if tensor.grad is None else tensor.grad)
+    other.save_pretrained(tmp_path / "gradients")
+    found = load(tmp_path / "gradients", 0)
+    for name, tensor in net.named_parameters():
+        assert tensor.grad is not None, name
+        if name.endswith("bias"):
+            assert not tensor.grad.any()
+        else:
+            torch.testing.assert_close(tensor.grad, found[name], rtol=1e-4, atol=1e-4, msg=name)
+
+    again = theirs(tmp_path / "ours")
+    again.save_pretrained(tmp_path / "theirs")
+    read = load(tmp_path / "theirs", 0)
+    assert read.keys() == params.keys()
+    assert all(torch.equal(read[name], params[name]) for name in params)
+
+
+@BOTH
+@pytest.mark.parametrize("tier", [1, 2])
+def test_a_tier_is_a_prefix_that_computes_what_the_full_model_does_without_the_rest(
+    file: dict[str, Any], tier: int, tmp_path: Path
+) -> None:
+    shape, ids = config(file), tokens()
+    full, held = weights(shape), weights(shape, tier)
+    write_checkpoint(tmp_path / "tier", held, shape, tier=tier, companions={})
+    torch.testing.assert_close(
+        shape.build(tier, held)(ids), theirs(tmp_path / "tier")(ids).logits, rtol=1e-4, atol=1e-4
+    )
+    for name, tensor in full.items():
+        assert torch.equal(held[name], tensor[tuple(slice(0, size) for size in held[name].shape)]), name
+        if name.endswith("down_proj.weight"):
+            tensor[:, held[name].shape[1] :] = 0
+    torch.testing.assert_close(shape.build(tier, held)(ids), shape.build(0, full)(ids), rtol=1e-5, atol=1e-5)
+    assert config_of(json.loads((tmp_path / "tier" / "config.json").read_text())) == shape
+
+
+@BOTH
+def test_no_position_sees_a_later_token(file: dict[str, Any]) -> None:
+    shape = config(file)
+    net, ids = shape.build(0, weights(shape)), tokens()
+    for place in range(1, ids.shape[1]):
+        changed = ids.clone()
+        changed[:, place:] = (changed[:, place:] + 1) % 48
+        before, after = net(ids), net(changed)
+        torch.testing.assert_close(before[:, :place], after[:, :place], rtol=1e-5, atol=1e-5)
+        assert not torch.allclose(before[:, place], after[:, place])
+
+
+def test_equal_scores_go_to_the_lower_number() -> None:
+    scores = torch.tensor([[1.0, 2.0, 2.0, 1.0, 2.0], [0.0, 0.0, 0.0, 0.0, 0.0]])
+    assert _highest(scores, 4).tolist() == [[1, 2, 4, 0], [0, 1, 2, 3]]
+
+
+@BOTH
+def test_experts_that_no_token_chose_have_gradients_of_zero_and_repeats_are_equal(file: dict[str, Any]) -> None:
+    shape = config(file)
+    seen = []
+    for _ in range(2):
+        net = shape.build(0, weights(shape))
+        net.loss(tokens(1, 2)).backward()
+        seen.append({name: tensor.grad for name, tensor in net.named_parameters()})
+    experts = [grad for name, grad in seen[0].items() if ".experts." in name]
+    assert all(grad is not None for grad in seen[0].values())
+    assert any(not grad.any() for grad in experts if grad is not None)
+    assert any(grad.any() for grad in experts if grad is not None)
+    assert all(torch.equal(grad, seen[1][name]) for name, grad in seen[0].items() if grad is not None)
+
+
+@BOTH
+def test_it_learns_a_text_by_heart_and_says_it_at_every_tier(file: dict[str, Any]) -> None:
+    ids = torch.arange(24)[None] * 5 % 48
+    for tier in (0, 2):
+        shape = config(file, initializer_range=0.02, eos_token_id=None)
+        net = shape.build(tier, init_weights(shape, 7, tier))
+        optimizer = torch.optim.Adam(net.parameters(), lr=5e-3)
+        first = net.loss(ids).item()
+        for _ in range(150):
+            optimizer.zero_grad()
+            loss = net.loss(ids)
+            loss.backward()
+            optimizer.step()
+        assert loss.item() < 0.3 < 3.5 < first
+        assert generate(net, ids[0, :6].tolist(), new_tokens=10).ids == ids[0, 6:16].tolist()
+
+
+@BOTH
+def test_schemas_go_through_their_documents_and_count_what_tiers_hold(file: dict[str, Any]) -> None:
+    shape, schema = config(file), build_schema(file, 3, _distro())
+    assert Schema.from_json(schema.to_json()).hash() == schema.hash()
+    for tier in range(3):
+        assert schema.state.parameters(tier) == sum(tensor.numel() for tensor in weights(shape, tier).values())
+
+
+@BOTH
+def test_a_round_moves_experts_and_leaves_the_bias_of_the_choice(file: dict[str, Any]) -> None:
+    from aftermath.optim.codec import decode_level
+
+    shape, schema = config(file), build_schema(file, 3, _distro())
+    params, before = weights(shape), weights(shape)
+    net = shape.build(0, params)
+    engine = Engine(schema, 0, dict(net.named_parameters()))
+
+    def backward(sequences: Tensor) -> float:
+        loss = net.loss(sequences)
+        loss.backward()
+        return loss.item()
+
+    made = engine.train(tokens(), backward, 1e-2, 0.0)
+    engine.apply({k: [decode_level(sent, schema.results, k)] for k, sent in made.payloads.items()}, 1e-2)
+    for name, tensor in net.named_parameters():
+        assert torch.equal(tensor, before[name]) == name.endswith("bias"), name
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (V2 | {"norm_topk_prob": True}, "norm_topk_prob True is not supported"),
+        (V2 | {"topk_method": "noaux_tc"}, "topk_method: "),
+        (V3 | {"topk_method": "greedy"}, "topk_method 'greedy' is not supported"),
+        (V3 | {"scoring_func": "softmax"}, "scoring_func 'softmax' is not supported"),
+        (V3 | {"moe_layer_freq": 2}, "moe_layer_freq 2 is not supported"),
+        (V3 | {"num_key_value_heads": 2}, "num_key_value_heads 2 is not supported"),
+        (V3 | {"num_experts_per_tok": 1}, "num_experts_per_tok 1 leaves norm_topk_prob nothing"),
+        (V3 | {"num_experts_per_tok": 5}, "num_experts_per_tok 5 is more than the 4"),
+        (V3 | {"n_group": 3}, "n_routed_experts 8 is not a multiple of n_group 3"),
+        (V3 | {"n_group": 8, "num_experts_per_tok": 2}, "n_group 8 leaves fewer than two"),
+        (V3 | {"topk_group": 5}, "topk_group 5 is more than n_group 4"),
+        (V3 | {"qk_rope_head_dim": 3}, "qk_rope_head_dim 3 is odd"),
+        (V3 | {"attention_bias": True}, "attention_bias True is not supported"),
+        (V3 | {"rope_scaling": {"type": "linear", "factor": 40}}, "positions of type 'linear' are not supported"),
+        (V3 | {"quantization_config": {"quant_method": "fp8"}}, "quantization_config is not supported"),
+        ({key: V3[key] for key in V3 if key != "q_lora_rank"}, "q_lora_rank is missing"),
+    ],
+)
+def test_a_config_that_says_something_else_is_refused(keys: dict[str, Any], said: str) -> None:
+    with pytest.raises(ModelConfigError, match=said):
+        config_of(keys)
+
+
+def test_an_expert_without_a_whole_width_is_named() -> None:
+    with pytest.raises(WidthNotDivisible, match="moe_intermediate_size 18 is not divisible by 4"):
+        state_schema(V3 | {"moe_intermediate_size": 18}, 3)
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=5), inner, max_size=2),
+    max_leaves=3,
+)
+
+
+@given(
+    file=st.sampled_from([V2, V3]),
+    key=st.sampled_from(sorted(config(V3).to_hf().keys() | config(V2).to_hf().keys())),
+    value=ANYTHING,
+)
+@settings(max_examples=400, deadline=None)
+def test_whatever_a_key_says_only_a_config_error_leaves(file: dict[str, Any], key: str, value: Any) -> None:
+    try:
+        config_of(file | {key: value})
+    except ModelConfigError as error:
+        refused = error.message
+    else:
+        return
+    assert "config.json: " in refused
+
+
+def _distro() -> Distro:
+    return Distro(8, 8, chunk=16, quantize_1bit=True, decay=0.999, weight_decay=0.0, clip=1.0)
