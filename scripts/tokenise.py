@@ -20,7 +20,7 @@ from aftermath.base.errors import UsageError
 from aftermath.cli.present import Result
 from aftermath.cli.script import Arguments, one_of, run, whole_number
 from aftermath.data.bytelevel import byte_tokenizer
-from aftermath.data.local import DataError
+from aftermath.data.source import DataError
 from aftermath.data.tokenise import (
     folder_documents,
     hold_out,

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aftermath.data.local import DataError, open_tokens
+from aftermath.data.local import open_tokens
 from aftermath.data.order import shuffled
+from aftermath.data.source import DataError
 
 
 def write(path: Path, tokens: list[int] | range, token_bytes: int = 2) -> Path:
@@ -66,7 +67,7 @@ def test_the_shuffle_is_a_bijection(count: int, seed: bytes, turn: int) -> None:
 
 
 def test_missing_data_says_how_to_make_some(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no token data at .*nowhere[\s\S]*tokenise.py --output"):
+    with pytest.raises(DataError, match=r"no token data at .*nowhere[\s\S]*data tokenize --output"):
         open_tokens(tmp_path / "nowhere", 2, 4, vocab_size=256)
     with pytest.raises(DataError, match="holds no token files"):
         open_tokens(tmp_path, 2, 4, vocab_size=256)

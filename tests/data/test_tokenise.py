@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from aftermath.data.bytelevel import END_TOKEN, byte_tokenizer
-from aftermath.data.local import DataError, open_tokens
+from aftermath.data.local import open_tokens
+from aftermath.data.source import DataError
 from aftermath.data.tokenise import folder_documents, hold_out, standard_library, standard_library_root, tokenise
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "tokenise.py"

@@ -22,7 +22,8 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from aftermath.data.local import SUFFIXES, DataError
+from aftermath.data.formats import SUFFIXES
+from aftermath.data.source import DataError
 
 END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>")
 _BATCH = 32  # documents encoded at a time

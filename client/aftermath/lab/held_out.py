@@ -9,13 +9,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from aftermath.data.local import TokenFiles
+from aftermath.data.source import Source
 from aftermath.model.network import LanguageModel
 
 _BATCH = 32  # sequences in a pass
 
 
-def spread(data: TokenFiles, count: int) -> Tensor:
+def spread(data: Source, count: int) -> Tensor:
     """At most `count` sequences int64 [n, seq_len]."""
     wanted = min(count, data.sequences)
     return torch.from_numpy(data.read([index * data.sequences // wanted for index in range(wanted)]))

@@ -32,11 +32,10 @@ from aftermath.lab.settings import (
 )
 from aftermath.model.resolve import local_directory
 from aftermath.optim.schema import Settings
-from aftermath.rules.accounts import MAX_LEVELS, Config, LrSchedule, Optimizer
+from aftermath.rules.accounts import MAX_LEVELS, Config, DataLocation, LrSchedule, Optimizer
 from aftermath.rules.assignment import batch_size, cut
 from aftermath.rules.schedules import first_epoch_rate, highest_rate, learning_rate
-from aftermath.rules.state import CheckpointKind, OptimizerKind
-from aftermath.train.outfit import check_data
+from aftermath.rules.state import CheckpointKind, DataKind, OptimizerKind
 
 _NAMES: dict[OptimizerKind, OptimizerName] = {
     OptimizerKind.DISTRO: "distro",
@@ -127,7 +126,7 @@ def recipe_of(said: LabSettings) -> Recipe:
     if said.eval_every and said.held_out_path is None:
         raise UsageError(
             "--eval-every measures on held-out text, and there is none",
-            "pass --held-out-path DIR; scripts/tokenise.py --held-out DIR makes some",
+            "pass --held-out-path DIR; aftermath-solana data tokenize --held-out DIR makes some",
         )
     schedule = _schedule(said, config, optimizer, steps)
     if agreed is not None and highest_rate(schedule) * agreed.weight_decay > 1:
@@ -186,14 +185,14 @@ def _data(said: LabSettings, config: RunConfig | None) -> dict[str, Any]:
     """Where the tokens are, how long they are, and their order."""
     location = location_of(config.llm.data_location) if config else None
     if location is not None and said.data_path is None:
-        check_data(location)
+        _check_local(location)
     if location is None and said.data_path is None:
         raise UsageError("--data-path is missing", "pass --data-path DIR, or --config-path FILE of a run")
     place = Path(said.data_path or (location.primary if location else "")).expanduser().absolute()
     if said.held_out_path is not None and _within(said.held_out_path.expanduser(), place):
         raise UsageError(
             f"--held-out-path {said.held_out_path} holds what is trained on",
-            "name token files of other documents; scripts/tokenise.py --held-out DIR makes some",
+            "name token files of other documents; aftermath-solana data tokenize --held-out DIR makes some",
         )
     if location is not None and said.seed is None:
         seed = location.shuffle_seed.hex() if location.shuffle else ""
@@ -201,6 +200,16 @@ def _data(said: LabSettings, config: RunConfig | None) -> dict[str, Any]:
         seed = hashlib.sha256(f"order {said.seed or 0}".encode()).hexdigest()
     token_bytes = int(said.token_bytes or (location.token_bytes if location else 2))
     return {"data": str(place), "token_bytes": token_bytes, "shuffle_seed": seed}
+
+
+def _check_local(location: DataLocation) -> None:
+    """Unsuitable unless the data is made of files of this machine."""
+    if location.kind is not DataKind.LOCAL:
+        kind = location.kind.name.title().replace("_", "")  # as a config file says it
+        raise Unsuitable(
+            f"the run's data is at a {kind} location, and a course on one machine reads Local data",
+            "pass --data-path, a directory of token files",
+        )
 
 
 def _within(one: Path, other: Path) -> bool:

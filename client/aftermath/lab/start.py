@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from aftermath.base.errors import UsageError
-from aftermath.data.local import TokenFiles, open_tokens
+from aftermath.data.local import open_tokens
+from aftermath.data.source import Source
 from aftermath.lab.alone import Alone, optimizer_for
 from aftermath.lab.held_out import spread
 from aftermath.lab.recipe import Recipe
@@ -32,7 +33,7 @@ class Start:
 
     config: ModelConfig
     trainer: Trainer
-    data: TokenFiles
+    data: Source
     held_out: Tensor | None
     bound: dict[str, Any]
     """The recipe and what marks the files it names, as JSON."""

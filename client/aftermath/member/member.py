@@ -14,7 +14,7 @@ from aftermath.base.errors import BadAnnouncement
 from aftermath.base.wait import first_of
 from aftermath.coordinator.errors import Refused, Unavailable
 from aftermath.coordinator.view import View
-from aftermath.data.local import TokenFiles
+from aftermath.data.source import Source
 from aftermath.member.archive import Archive, Keeper
 from aftermath.member.collect import LINGER
 from aftermath.member.cooldown import Cooldown
@@ -57,7 +57,7 @@ class Member:
         ports: Ports,
         role: Role,
         workers: Workers,
-        data: TokenFiles,
+        data: Source,
         origin: Origin,
         archive: Archive,
         wishes: Wishes,

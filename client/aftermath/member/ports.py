@@ -60,3 +60,5 @@ class Workers:
     """Sends checkpoints to the Hub."""
     write: Worker
     """Writes the files of results."""
+    read: Worker
+    """Reads the sequences of a share."""

@@ -11,6 +11,7 @@ declared anew by then.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import threading
 from collections.abc import Coroutine, Mapping
@@ -21,13 +22,14 @@ import torch
 
 from aftermath.base.wait import first_of
 from aftermath.coordinator.errors import Refused
-from aftermath.data.local import TokenFiles
+from aftermath.data.source import Source
 from aftermath.member.collect import Collector
 from aftermath.member.gradients import GradientFiles
 from aftermath.member.health import Excuses, report_undelivered
 from aftermath.member.plan import RoundPlan, plan_round
 from aftermath.member.ports import Desync, Ports, Role, Workers
 from aftermath.member.prompt import Continuations
+from aftermath.member.reading import Reading
 from aftermath.member.results import Candidate, Results
 from aftermath.member.sharetime import ShareTime
 from aftermath.member.traffic import report_traffic
@@ -58,7 +60,7 @@ class Rounds:
         ports: Ports,
         role: Role,
         workers: Workers,
-        data: TokenFiles,
+        data: Source,
         wishes: Wishes,
         results: Results,
         share: ModelShare,
@@ -69,7 +71,8 @@ class Rounds:
         slot: int,
         weight: int,
     ) -> None:
-        self._ports, self._role, self._workers, self._data, self._wishes = ports, role, workers, data, wishes
+        self._ports, self._role, self._workers, self._wishes = ports, role, workers, wishes
+        self._reading = Reading(ports, workers.read, data)
         self._results, self._share, self._gradients = results, share, gradients
         self._replica, self._began, self._model, self._slot = replica, began, model, slot
         self._epoch = began.epoch
@@ -105,6 +108,7 @@ class Rounds:
                     raise Desync("the epoch went on without this member")
                 await self._round(run)
         finally:
+            self._reading.stop()
             for duty in self._duties:
                 duty.cancel()
             await asyncio.gather(*self._duties, return_exceptions=True)
@@ -158,6 +162,7 @@ class Rounds:
         plan = self._results.plan(self._height)
         if plan is None:
             raise Desync("the chain has moved on")
+        self._reading.begin(self._share_of(plan))
         since = run.state_started_at
         self._ports.events.emit(kinds.Round(epoch=self._epoch, height=self._height, step=plan.header.step, since=since))
         duty = WitnessDuty(self._ports, self._results, self._slot, plan, self._rules.judged(self._height))
@@ -247,9 +252,12 @@ class Rounds:
 
     # --- training -----------------------------------------------------------------------------------------------
 
+    def _share_of(self, plan: RoundPlan) -> list[int]:
+        return [index for span in plan.ranges(self._slot) for index in span]
+
     async def _train(self, plan: RoundPlan) -> Trained | None:
         """Train our share; None if we have none, the run moved past us, or the gradient was not finite."""
-        indices = [index for span in plan.ranges(self._slot) for index in span]
+        indices = self._share_of(plan)
         if not indices:
             return None
         lr = round_learning_rate(self._began, self._model, plan.header.step)
@@ -259,7 +267,8 @@ class Rounds:
         cancelled, started = threading.Event(), self._ports.clock.monotonic()
         watch = asyncio.ensure_future(self._cancel_when_late(plan, cancelled))
         try:
-            sequences = await self._workers.compute(lambda: torch.from_numpy(self._data.read(indices)))
+            share = await first_of(self._reading.share(indices), self._late(plan))
+            sequences = await self._workers.compute(lambda: torch.from_numpy(share))
             trained = await self._workers.compute(
                 lambda: self._replica.train(sequences, lr, ahead, cancelled, measured, travelling)
             )
@@ -291,12 +300,17 @@ class Rounds:
     def _held_up_since(self, started: float) -> bool:
         return self._ports.attention.woke() >= started
 
-    async def _cancel_when_late(self, plan: RoundPlan, cancelled: threading.Event) -> None:
-        """A result is of use until the round that judges it has closed."""
+    async def _late(self, plan: RoundPlan) -> NoReturn:
+        """Raises Cancelled once a result is of no use: when the round that judges it has closed."""
         latest = self._rules.judges(plan.header.height)
         await self._ports.feed.until(
             lambda run: run.epoch != plan.epoch or not run.state.training or run.current.height > latest
         )
+        raise Cancelled
+
+    async def _cancel_when_late(self, plan: RoundPlan, cancelled: threading.Event) -> None:
+        with contextlib.suppress(Cancelled):
+            await self._late(plan)
         cancelled.set()
 
     async def _announce(self, plan: RoundPlan, trained: Trained) -> None:

@@ -211,7 +211,8 @@ class Simulation:
             events=Events(clock.monotonic, [player.note]),
         )
         role = Role(RUN_ID, self.schema, player.tier, player.identity.secret())
-        workers = Workers(player.compute, InlineWorker(0.01), InlineWorker(self.upload_seconds), InlineWorker(0.01))
+        upload, quick = InlineWorker(self.upload_seconds), InlineWorker(0.01)
+        workers = Workers(player.compute, InlineWorker(0.01), upload, quick, InlineWorker(0.01))
         data = open_tokens(self.place / "data", 2, self.model.max_seq_len, vocab_size=CONFIG.vocab_size)
         wishes = Wishes(
             hash_replicas=True,

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from aftermath.base.errors import Unsuitable
 from aftermath.config.document import ARCHITECTURES
-from aftermath.data.local import TokenFiles, open_tokens
+from aftermath.data.source import Source
 from aftermath.model.resolve import load_hf_config
 from aftermath.optim.agreed import EXCHANGED, agreed_schema
 from aftermath.optim.schema import Schema
-from aftermath.rules.accounts import DataLocation, Model
-from aftermath.rules.state import DataKind
+from aftermath.rules.accounts import Model
+from aftermath.train.places import open_source
 
 
 def check_model(model: Model, run_id: str) -> None:
@@ -30,17 +30,6 @@ def check_model(model: Model, run_id: str) -> None:
     if model.optimizer.kind not in EXCHANGED:
         raise Unsuitable(
             f"run {run_id} uses AdamW, and members exchange results with {' or '.join(EXCHANGED.values())}"
-        )
-    check_data(model.data_location)
-
-
-def check_data(location: DataLocation) -> None:
-    """Unsuitable if this client cannot read data of that kind."""
-    if location.kind is not DataKind.LOCAL:
-        kind = location.kind.name.title().replace("_", "")  # as a config file says it
-        raise Unsuitable(
-            f"the run's data is at a {kind} location, which this client cannot read yet",
-            "this client reads Local data: token files in a directory of every member",
         )
 
 
@@ -66,14 +55,6 @@ def check_tier(tier: int, schema: Schema, run_id: str) -> None:
         )
 
 
-def data_of(model: Model, schema: Schema) -> TokenFiles:
+def data_of(model: Model, schema: Schema) -> Source:
     """The run's tokens as this machine has them."""
-    location = model.data_location
-    check_data(location)
-    return open_tokens(
-        location.primary,
-        location.token_bytes,
-        model.max_seq_len,
-        vocab_size=schema.state.config.vocab_size,
-        shuffle_seed=location.shuffle_seed if location.shuffle else None,
-    )
+    return open_source(model.data_location, model.max_seq_len, schema.state.config.vocab_size)

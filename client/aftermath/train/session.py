@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,13 +25,15 @@ from solders.pubkey import Pubkey
 from aftermath import __version__
 from aftermath.base.directories import cache_directory
 from aftermath.base.errors import Unsuitable, UsageError
-from aftermath.base.worker import ThreadWorker
+from aftermath.base.worker import ThreadWorker, Worker
 from aftermath.chain.admission import check_funds, check_version
 from aftermath.chain.member import SolanaMember
 from aftermath.chain.options import coordinator_id, open_pool, public_key
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wallet import Wallet, identity_secret, load_wallet
 from aftermath.coordinator.errors import CoordinatorError, NoSuchRun
+from aftermath.coordinator.ports import Clock
+from aftermath.data.source import Source, SourceAway
 from aftermath.member.archive import Archive, Hub
 from aftermath.member.attention import Attention
 from aftermath.member.feed import RunFeed
@@ -59,6 +61,7 @@ from aftermath.watch.console import ConsoleLines
 from aftermath.watch.events import Events, JsonLines, LogWarnings, Sink
 from aftermath.watch.terminal import TerminalView, redraws
 
+_ASK_AGAIN = 10.0  # seconds between two looks for data that is away
 _START_PATIENCE = 20.0  # seconds a start waits for an RPC endpoint to answer
 
 
@@ -286,7 +289,8 @@ async def _member(
     clock = RealClock()
     ports = Ports(chain, RunFeed(view), transport, clock, Attention(clock), events)
     role = Role(settings.run_id, schema, settings.matformer_tier, secret)
-    workers = Workers(compute, ThreadWorker("decode"), ThreadWorker("upload"), ThreadWorker("write"))
+    read = ThreadWorker("data")
+    workers = Workers(compute, ThreadWorker("decode"), ThreadWorker("upload"), ThreadWorker("write"), read)
     wishes = Wishes(
         hash_replicas=settings.events_dir is not None,
         gradients_dir=settings.write_gradients_dir,
@@ -294,7 +298,7 @@ async def _member(
         optimizer_state_dir=settings.optimizer_state_dir,
         prompt=await compute(lambda: _prompt(settings, model, schema)),
     )
-    data = data_of(model, schema)
+    data = await _data(events, clock, read, lambda: data_of(model, schema))
     archive = Archive(
         settings.checkpoint_dir,
         _hub(settings),
@@ -304,6 +308,19 @@ async def _member(
     weight = await measured_weight(ports, role, compute, origin, model.max_seq_len)
     parallel = settings.max_concurrent_parameter_requests
     return Member(ports, role, workers, data, origin, archive, wishes, weight=weight, parallel=parallel)
+
+
+async def _data(events: Events, clock: Clock, read: Worker, opened: Callable[[], Source]) -> Source:
+    """The run's sequences, as soon as whoever serves them answers."""
+    told = False
+    while True:
+        try:
+            return await read(opened)
+        except SourceAway as error:
+            if not told:
+                events.emit(kinds.Warning(message=f"{error.message}; this member joins when it can be had"))
+            told = True
+        await clock.sleep(_ASK_AGAIN)
 
 
 def _check_prompt(settings: TrainSettings) -> None:

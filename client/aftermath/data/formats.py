@@ -1,0 +1,124 @@
+"""Where the tokens begin in a file of tokens, by its first bytes.
+
+Decided
+- Tokens are little-endian and unsigned, of 2 or 4 bytes. A file is raw (`.bin`, and `.ds` as datatrove writes it), a
+  NumPy array (`.npy`), or has the header of modded-nanogpt: 256 int32, of which the first three are 20240520, 1 and the
+  number of tokens (of 2 bytes) that follow.
+- The run's token size is the one that counts: a file that states another one is refused, never converted.
+- What is something else by its first bytes is refused by name, since its bytes would make tokens all the same.
+
+Sources of the formats: NumPy's format documentation (versions 1.0 to 3.0), and modded-nanogpt's training script.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+
+from aftermath.data.source import DataError
+
+SUFFIXES = (".bin", ".ds", ".npy")
+"""The files of a folder that are taken for token files."""
+HEAD_BYTES = 4096
+"""How much of a file's beginning `layout_of` looks at."""
+_NANOGPT_BYTES, _NANOGPT_MAGIC, _NANOGPT_VERSION = 1024, 20240520, 1
+_NPY = b"\x93NUMPY"
+_STRANGE = {
+    b"PAR1": ("a parquet file", "write its token lists as raw tokens: aftermath-solana data tokenize makes such files"),
+    b"ARROW1": ("an Arrow file", "write its token lists as raw tokens"),
+    b"\x28\xb5\x2f\xfd": ("compressed with zstd", "decompress it first"),
+    b"\x1f\x8b\x08": ("compressed with gzip", "decompress it first"),
+    b"PK\x03\x04": ("a zip archive", "unpack it first"),
+    b"\x80\x04\x95": ("a pickle, which is never opened", "write its tokens as raw tokens or .npy"),
+    b"<!DOCTYPE": ("a web page", "look at its address in a browser"),
+    b"<html": ("a web page", "look at its address in a browser"),
+    b"version https://git-lfs": ("a git-lfs pointer, not the file itself", "run git lfs pull"),
+}
+_TEXT = (".txt", ".json", ".jsonl", ".md", ".csv")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The tokens of one file."""
+
+    start: int
+    """Bytes before the first."""
+    tokens: int
+
+
+def layout_of(name: str, size: int, head: bytes, token_bytes: int) -> Layout:
+    """Where the tokens of a file of `size` bytes are that begins with `head` (HEAD_BYTES of it, or all).
+
+    Raises DataError, naming the file and what to do, for a file that is empty, truncated or of another kind.
+    """
+    if size == 0:
+        raise DataError(f"{name} is empty", "remove it, or copy or tokenise it again")
+    for magic, (what, advice) in _STRANGE.items():
+        if head.startswith(magic):
+            raise DataError(f"{name} is {what}", advice)
+    if name.lower().endswith(_TEXT):
+        raise DataError(f"{name} is text, not tokens", "tokenise it first: aftermath-solana data tokenize")
+    if head.startswith(_NPY):
+        return _npy(name, size, head, token_bytes)
+    if head[:8] == struct.pack("<2i", _NANOGPT_MAGIC, _NANOGPT_VERSION):
+        return _nanogpt(name, size, head, token_bytes)
+    if name.endswith(".npy"):
+        raise DataError(f"{name} is no NumPy array, whatever its name says", "make it with numpy.save, or name it .bin")
+    return _whole(name, size, 0, size, token_bytes)
+
+
+def _whole(name: str, size: int, start: int, count: int, token_bytes: int) -> Layout:
+    if count % token_bytes:
+        raise DataError(
+            f"{name} is truncated: its size of {size} is no multiple of the {token_bytes} bytes of a token",
+            "copy or tokenise the file again, and check token_size_in_bytes",
+        )
+    return Layout(start, count // token_bytes)
+
+
+def _nanogpt(name: str, size: int, head: bytes, token_bytes: int) -> Layout:
+    if len(head) < _NANOGPT_BYTES:
+        raise DataError(f"{name} ends within its header", "copy the file again")
+    _check_width(name, 2, token_bytes)
+    (count,) = struct.unpack_from("<i", head, 8)
+    if count < 0 or size != _NANOGPT_BYTES + 2 * count:
+        raise DataError(
+            f"{name} has {size} bytes, and its header says {count} tokens, which take {_NANOGPT_BYTES + 2 * count}",
+            "copy the file again",
+        )
+    return Layout(_NANOGPT_BYTES, count)
+
+
+def _npy(name: str, size: int, head: bytes, token_bytes: int) -> Layout:
+    stream = io.BytesIO(head)
+    try:
+        version = np.lib.format.read_magic(stream)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, fortran, dtype = read(stream, max_header_size=HEAD_BYTES)
+    except (ValueError, SyntaxError, TypeError, EOFError) as error:
+        raise DataError(f"{name} has no header of a NumPy array: {error}", "make it with numpy.save") from None
+    if dtype.kind != "u" or dtype.byteorder == ">" or dtype.itemsize not in (2, 4):
+        raise DataError(f"{name} is an array of {dtype}", "save it as uint16 or uint32, little-endian")
+    if fortran and len(shape) > 1:
+        raise DataError(f"{name} is stored column by column", "save it as numpy.ascontiguousarray(array)")
+    _check_width(name, dtype.itemsize, token_bytes)
+    start, count = stream.tell(), 1
+    for edge in shape:
+        count *= int(edge)
+    if size != start + count * token_bytes:
+        raise DataError(
+            f"{name} has {size} bytes, and an array of {count} tokens takes {start + count * token_bytes}",
+            "copy the file again",
+        )
+    return Layout(start, count)
+
+
+def _check_width(name: str, found: int, wanted: int) -> None:
+    if found != wanted:
+        raise DataError(
+            f"{name} has tokens of {found} bytes, and the run's have {wanted}",
+            f'set token_size_in_bytes = "{"TwoBytes" if found == 2 else "FourBytes"}"',
+        )

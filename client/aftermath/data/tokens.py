@@ -1,0 +1,99 @@
+"""The sequences of a row of token files, wherever they are kept.
+
+Decided
+- A sequence never straddles two files, and a file's last, partial sequence is not used.
+- Every pass over a shuffled set has its own order (`order`).
+- Every token is checked against the vocabulary when it is read; files are never scanned as a whole.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+
+import numpy as np
+
+from aftermath.data.formats import layout_of
+from aftermath.data.order import shuffled
+from aftermath.data.record import sampled
+from aftermath.data.source import DataError, FileRecord, Sequences, check_sequences, check_shape
+from aftermath.data.store import Span, Store
+
+
+class TokenFiles:
+    """The sequences of one set of token files."""
+
+    def __init__(
+        self,
+        store: Store,
+        place: str,
+        token_bytes: int,
+        seq_len: int,
+        *,
+        vocab_size: int,
+        shuffle_seed: bytes | None = None,
+    ) -> None:
+        """`place` is how errors call the whole; every pass is shuffled when a seed (at most 64 bytes) is given.
+
+        Raises DataError, naming the file and what to do, when a file is empty, truncated or of another kind.
+        """
+        check_shape(token_bytes, seq_len)
+        self._store, self._vocab_size, self._seed = store, vocab_size, shuffle_seed
+        self._token_bytes, self._seq_len = token_bytes, seq_len
+        self._layouts = [layout_of(file.name, file.size, file.head, token_bytes) for file in store.files]
+        self._ends = list(accumulate(layout.tokens // seq_len for layout in self._layouts))
+        if not self._ends[-1]:
+            raise DataError(
+                f"{place} holds no whole sequence: a sequence takes {seq_len} tokens, and its longest file "
+                f"has {max(layout.tokens for layout in self._layouts)}",
+                "add data, or lower max_seq_len",
+            )
+
+    @property
+    def sequences(self) -> int:
+        """Sequences of one pass."""
+        return self._ends[-1]
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens of each."""
+        return self._seq_len
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all files, those of partial sequences as well."""
+        return sum(layout.tokens for layout in self._layouts)
+
+    def read(self, indices: Sequence[int]) -> Sequences:
+        """Tokens [n, seq_len]. Raises DataError if a file changed or holds a strange token, SourceAway."""
+        check_sequences(indices)
+        spans = [self._span(index) for index in indices]
+        raw = np.frombuffer(b"".join(self._store.read(spans)), dtype=f"<u{self._token_bytes}")
+        out = raw.astype(np.int64).reshape(len(spans), self._seq_len)
+        if len(out) and out.max() >= self._vocab_size:
+            self._refuse(spans, out)
+        return out
+
+    def record(self) -> tuple[FileRecord, ...]:
+        """What marks its files."""
+        return sampled(self._store)
+
+    def _span(self, index: int) -> Span:
+        turn, place = divmod(index, self.sequences)
+        if self._seed is not None:
+            place = shuffled(place, self.sequences, self._seed, turn)
+        which = bisect_right(self._ends, place)
+        layout, length = self._layouts[which], self._seq_len * self._token_bytes
+        inside = place - (self._ends[which - 1] if which else 0)
+        return Span(which, layout.start + inside * length, length)
+
+    def _refuse(self, spans: Sequence[Span], out: Sequences) -> None:
+        row = int((out.max(axis=1) >= self._vocab_size).argmax())
+        file, start = spans[row].file, spans[row].start
+        position = (start - self._layouts[file].start) // self._token_bytes
+        raise DataError(
+            f"{self._store.files[file].name}: a token {out[row].max()} at or after position {position} is outside the "
+            f"vocabulary of {self._vocab_size}",
+            "tokenise the data with the model's own tokenizer.json, and check token_size_in_bytes",
+        )

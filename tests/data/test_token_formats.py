@@ -1,0 +1,123 @@
+"""Which bytes of a file are tokens, and what is refused because none are."""
+
+import io
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aftermath.data.dummy import DummyTokens
+from aftermath.data.formats import layout_of
+from aftermath.data.local import open_tokens
+from aftermath.data.record import BLOCK, hash_of
+from aftermath.data.source import DataError
+
+TOKENS = np.arange(100, 164)
+
+
+def nanogpt(tokens: np.ndarray, count: int | None = None) -> bytes:
+    header = struct.pack("<3i", 20240520, 1, len(tokens) if count is None else count).ljust(1024, b"\0")
+    return header + tokens.astype("<u2").tobytes()
+
+
+def npy(array: np.ndarray) -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, array)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "width"),
+    [
+        ("a.bin", TOKENS.astype("<u2").tobytes(), 2),
+        ("a.ds", TOKENS.astype("<u4").tobytes(), 4),
+        ("a.bin", nanogpt(TOKENS), 2),
+        ("a.npy", npy(TOKENS.astype("<u2")), 2),
+        ("a.npy", npy(TOKENS.astype("<u4").reshape(8, 8)), 4),
+    ],
+)
+def test_every_format_gives_the_same_tokens(tmp_path: Path, name: str, data: bytes, width: int) -> None:
+    (tmp_path / name).write_bytes(data)
+    source = open_tokens(tmp_path, width, 16, vocab_size=256)
+    assert source.sequences == 4
+    assert source.read(range(4)).ravel().tolist() == TOKENS.tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "width", "sentence"),
+    [
+        ("a.bin", nanogpt(TOKENS, 63), 2, "its header says 63 tokens"),
+        ("a.bin", nanogpt(TOKENS), 4, 'token_size_in_bytes = "TwoBytes"'),
+        ("a.bin", nanogpt(TOKENS)[:800], 2, "ends within its header"),
+        ("a.npy", npy(TOKENS.astype("<u4")), 2, 'token_size_in_bytes = "FourBytes"'),
+        ("a.npy", npy(TOKENS.astype("<i8")), 2, "an array of int64"),
+        ("a.npy", npy(TOKENS.astype(">u2")), 2, "an array of >u2"),
+        ("a.npy", npy(np.asfortranarray(TOKENS.astype("<u2").reshape(8, 8))), 2, "column by column"),
+        ("a.npy", npy(TOKENS.astype("<u2"))[:-2], 2, "an array of 64 tokens takes"),
+        ("a.npy", npy(np.array([{}], dtype=object)), 2, "an array of object"),
+        ("a.npy", b"\x93NUMPY\x01\x00\xff\xffjunk", 2, "no header of a NumPy array"),
+        ("a.npy", TOKENS.astype("<u2").tobytes(), 2, "whatever its name says"),
+        ("a.bin", b"PAR1" + bytes(60), 2, "a parquet file"),
+        ("a.bin", b"\x1f\x8b\x08\x00" + bytes(60), 2, "compressed with gzip"),
+        ("a.ds", b"\x80\x04\x95" + bytes(61), 2, "a pickle"),
+        ("a.bin", b"version https://git-lfs.github.com/spec/v1\n" + bytes(1), 2, "git-lfs pointer"),
+        ("a.jsonl", b'{"text": ""}', 2, "text, not tokens"),
+    ],
+)
+def test_a_file_of_another_kind_is_refused(tmp_path: Path, name: str, data: bytes, width: int, sentence: str) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(DataError, match=sentence) as told:
+        open_tokens(tmp_path / name, width, 16, vocab_size=256)
+    assert told.value.fix
+
+
+@given(st.binary(max_size=200), st.sampled_from(["a.bin", "a.npy", "a.ds"]), st.sampled_from([2, 4]))
+def test_no_bytes_do_more_than_be_refused(data: bytes, name: str, width: int) -> None:
+    for head in (data, b"\x93NUMPY\x01\x00" + data, struct.pack("<2i", 20240520, 1) + data):
+        try:
+            layout = layout_of(name, len(head), head, width)
+        except DataError:
+            continue
+        assert 0 <= layout.start <= layout.start + layout.tokens * width <= len(head)
+
+
+def test_a_folder_of_other_files_says_what_it_holds(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(b"PAR1")
+    with pytest.raises(DataError, match=r"holds no token files .*; its files end in \.parquet"):
+        open_tokens(tmp_path, 2, 16, vocab_size=256)
+
+
+def test_more_files_than_may_be_open_are_read(tmp_path: Path) -> None:
+    for number in range(150):
+        (tmp_path / f"{number:03}.bin").write_bytes(np.full(4, number, "<u2").tobytes())
+    source = open_tokens(tmp_path, 2, 4, vocab_size=256)
+    assert source.read([*range(150), *range(150)])[:, 0].tolist() == [*range(150), *range(150)]
+
+
+def test_a_record_marks_every_file_and_finds_another_one(tmp_path: Path) -> None:
+    tokens = np.random.default_rng(7).integers(0, 256, 20 * BLOCK).astype("<u2")
+    (tmp_path / "a.bin").write_bytes(tokens.tobytes())
+    (tmp_path / "b.bin").write_bytes(tokens[:100].tobytes())
+    first = open_tokens(tmp_path, 2, 16, vocab_size=256).record()
+    assert [(record.name, record.size) for record in first] == [("a.bin", 40 * BLOCK), ("b.bin", 200)]
+    (tmp_path / "a.bin").write_bytes(np.roll(tokens, 1).tobytes())
+    second = open_tokens(tmp_path, 2, 16, vocab_size=256).record()
+    assert second[0] != first[0]
+    assert second[1] == first[1]
+    assert hash_of(first) != hash_of(second)
+    assert hash_of(first) == hash_of(list(first))
+
+
+def test_dummy_tokens_follow_from_the_index_alone() -> None:
+    source = DummyTokens(8, 50)
+    rows = source.read([3, 0, 3, 3 + source.sequences])
+    assert rows.shape == (4, 8)
+    assert rows.min() >= 0
+    assert rows.max() < 50
+    assert rows[0].tolist() == rows[2].tolist() == rows[3].tolist() != rows[1].tolist()
+    assert rows[1].tolist() == DummyTokens(8, 50).read([0])[0].tolist() == [22, 24, 49, 29, 42, 20, 35, 29]
+    assert source.read([]).shape == (0, 8)
+    assert not source.record()

@@ -1,0 +1,63 @@
+"""A share is read as soon as it is known, and a source that is away is asked until it is back."""
+
+import asyncio
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from aftermath.data.dummy import DummyTokens
+from aftermath.data.source import DataError, Sequences, SourceAway
+from aftermath.member.reading import Reading
+from aftermath.sim.clock import InlineWorker, run_virtual
+from member.desk import Desk
+
+
+class Faulty(DummyTokens):
+    """Fails as told, once for each read."""
+
+    def __init__(self, *faults: DataError) -> None:
+        super().__init__(4, 50)
+        self.faults, self.asked = list(faults), 0
+
+    def read(self, indices: Sequence[int]) -> Sequences:
+        self.asked += 1
+        if self.faults:
+            raise self.faults.pop(0)
+        return super().read(indices)
+
+
+def test_a_share_is_there_when_it_is_asked_for() -> None:
+    async def play() -> None:
+        source = Faulty()
+        reading = Reading(Desk().ports, InlineWorker(5.0), source)
+        reading.begin([1, 2])
+        await asyncio.sleep(5.0)
+        now = asyncio.get_running_loop().time()
+        share = await reading.share([1, 2])
+        assert asyncio.get_running_loop().time() == now
+        assert np.array_equal(share, source.read([1, 2]))
+        assert (await reading.share([7])).tolist() == source.read([7]).tolist()  # never announced
+
+    run_virtual(play())
+
+
+def test_a_source_that_is_away_is_told_once_and_asked_until_it_is_back() -> None:
+    async def play() -> None:
+        desk, source = Desk(), Faulty(*[SourceAway("http://x does not answer")] * 4)
+        share = await Reading(desk.ports, InlineWorker(), source).share([3])
+        assert share.shape == (1, 4)
+        assert source.asked == 5
+        told = [event["message"] for event in desk.events if event["kind"] == "warning"]
+        assert told == ["http://x does not answer; this member goes on when it can be had again"]
+        assert asyncio.get_running_loop().time() == 1 + 2 + 4 + 8
+
+    run_virtual(play())
+
+
+def test_what_waiting_cannot_mend_is_raised() -> None:
+    async def play() -> None:
+        with pytest.raises(DataError, match="shrank"):
+            await Reading(Desk().ports, InlineWorker(), Faulty(DataError("x shrank"))).share([3])
+
+    run_virtual(play())
