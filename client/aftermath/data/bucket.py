@@ -1,0 +1,66 @@
+"""The token files of a public Google Cloud bucket, by its JSON listing.
+
+Source: the Cloud Storage JSON API, `objects.list`; objects are read at `storage.googleapis.com/BUCKET/NAME`.
+
+Decided
+- Only the files directly in the folder count, and of those the token files, sorted by name.
+- The listing comes in pages; their number and the files' are bounded.
+"""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import quote
+
+import msgspec
+
+from aftermath.base.bounded import Malformed, json_as
+from aftermath.data.formats import SUFFIXES
+from aftermath.data.http import HttpClient
+from aftermath.data.source import DataError
+
+HOST = "https://storage.googleapis.com"
+_MOST_PAGES, _MOST_FILES, _MOST_BYTES = 64, 1 << 16, 8 << 20
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
+
+
+class _Object(msgspec.Struct):
+    name: str
+
+
+class _Page(msgspec.Struct, rename="camel"):
+    items: list[_Object] = []
+    next_page_token: str = ""
+
+
+def bucket_urls(bucket: str, folder: str, client: HttpClient, host: str = HOST) -> list[str]:
+    """The addresses of the token files in a folder of a bucket. Raises SourceAway, DataError."""
+    if not _BUCKET.fullmatch(bucket):
+        raise DataError(f"bucket_name {bucket!r} is no name of a bucket", "check the name")
+    prefix = f"{folder.strip('/')}/" if folder.strip("/") else ""
+    names: list[str] = []
+    token = ""
+    for _ in range(_MOST_PAGES):
+        asked = f"prefix={quote(prefix, safe='')}&delimiter=%2F&fields=items(name),nextPageToken"
+        url = f"{host}/storage/v1/b/{bucket}/o?{asked}" + (f"&pageToken={quote(token, safe='')}" if token else "")
+        try:
+            page: _Page = json_as(client.document(url, _MOST_BYTES), _Page)
+        except Malformed as error:
+            raise DataError(f"the listing of bucket {bucket} cannot be read: {error}") from None
+        names += [found.name for found in page.items]
+        token = page.next_page_token
+        if len(names) > _MOST_FILES:
+            break
+        if not token:
+            return _urls(bucket, prefix, names, host)
+    raise DataError(f"bucket {bucket} holds more files than the {_MOST_FILES} that are read", "use filter_directory")
+
+
+def _urls(bucket: str, prefix: str, names: list[str], host: str) -> list[str]:
+    found = sorted(name for name in names if name.endswith(SUFFIXES) and "/" not in name.removeprefix(prefix))
+    if not found:
+        raise DataError(
+            f"bucket {bucket} holds no token files ({', '.join(SUFFIXES)}) in {prefix or 'its root'}",
+            "check bucket_name and filter_directory",
+        )
+    return [f"{host}/{bucket}/{quote(name)}" for name in found]

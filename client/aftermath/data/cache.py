@@ -1,0 +1,68 @@
+"""Sequences that were fetched once, kept on this machine's disk.
+
+Decided
+- A file for each, under the hash of what it is part of (address, size, ETag): a changed file finds nothing of the old.
+- Each begins with the BLAKE3 of what follows, since a disk that was full or a machine that stopped leaves files that
+  are none; such a file counts as missing.
+- A cache never stands in the way: where it cannot be written it is not used any more, and that is told once.
+- It grows up to MOST_BYTES, counted from when the process began, and then takes nothing more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from pathlib import Path
+
+from blake3 import blake3
+
+MOST_BYTES = 20 << 30
+_MARK = 32
+_log = logging.getLogger(__name__)
+
+
+class Cache:
+    """Kept sequences, in a folder of their own."""
+
+    def __init__(self, folder: Path, most: int = MOST_BYTES) -> None:
+        self._folder, self._room, self._broken = folder, most, False
+
+    def get(self, key: str, start: int, length: int) -> bytes | None:
+        """What was kept of a file from `start`, if all of it is there."""
+        try:
+            with self._path(key, start, length).open("rb") as file:
+                held = file.read(_MARK + length + 1)
+        except OSError:
+            return None
+        mark, data = held[:_MARK], held[_MARK:]
+        return data if len(data) == length and blake3(data).digest() == mark else None
+
+    def put(self, key: str, start: int, data: bytes) -> None:
+        """Keep it, if that can be done."""
+        if self._broken or self._room < len(data):
+            return
+        path = self._path(key, start, len(data))
+        partial = path.with_name(f"{path.name}.{os.getpid()}")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial.write_bytes(blake3(data).digest() + data)
+            os.replace(partial, path)
+        except OSError as error:
+            self._broken = True
+            _log.warning("the cache %s takes no more data, and is done without: %s", self._folder, error.strerror)
+            try:
+                partial.unlink()
+            except OSError:
+                pass
+            return
+        self._room -= len(data)
+
+    def _path(self, key: str, start: int, length: int) -> Path:
+        file = hashlib.sha256(key.encode()).hexdigest()[:32]
+        return self._folder / file / f"{start >> 24:x}" / f"{start}-{length}"
+
+
+def default_folder() -> Path:
+    """Where the cache is: under `XDG_CACHE_HOME`, or `~/.cache`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "aftermath" / "data"

@@ -1,0 +1,238 @@
+"""Token files behind HTTP, read in parts.
+
+Decided
+- A file is looked at once, with one request for its first bytes; its size and its ETag are pinned then. An answer of
+  another size or ETag is refused: sequences of two versions of a file would be nobody's data.
+- Every read is a Range request, and adjacent ones are one request. A server that sends whole files instead is refused
+  before its answer is read. No answer is read beyond what was asked for.
+- What passes by itself (no connection, 408, 425, 429, 5xx, an answer that is cut or too slow) is tried TRIES times, and
+  is then `SourceAway`. Whatever else a server says is not going to change.
+- Redirects lead to http and https only, and from https to nothing less. Addresses are told without user, password and
+  query, which may be secret.
+- A cache (`cache`) keeps sequences on disk.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+import httpx
+
+from aftermath.data.cache import Cache
+from aftermath.data.formats import HEAD_BYTES
+from aftermath.data.parallel import each
+from aftermath.data.source import DataError, SourceAway
+from aftermath.data.store import File, Span
+
+TRIES = 4
+AT_ONCE = 8  # requests
+_PASSING = {408, 425, 429}
+_MOST_AT_ONCE = 16 << 20  # bytes of one request, where many sequences are adjacent
+_SLOWEST = 32 << 10  # bytes per second, below which an answer is given up and asked for anew
+_WORDS: dict[type[Exception], str] = {
+    httpx.ConnectError: "no connection",
+    httpx.ConnectTimeout: "no connection in time",
+    httpx.ReadTimeout: "no answer in time",
+    httpx.RemoteProtocolError: "its answer was cut short",
+    httpx.ReadError: "its answer was cut short",
+}
+_CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _Part:
+    """An answer to a Range request."""
+
+    data: bytes
+    size: int
+    """Of the whole file."""
+    etag: str
+
+
+class HttpClient:
+    """Kept connections to servers; `pause` seconds pass before a second try, then twice as many each time."""
+
+    def __init__(self, *, pause: float = 0.5, timeout: float = 10.0) -> None:
+        self._pause, self._timeout = pause, timeout
+        self._client = httpx.Client(
+            timeout=timeout,
+            follow_redirects=True,
+            max_redirects=5,
+            headers={"Accept-Encoding": "identity"},
+            event_hooks={"response": [_check_redirect]},
+            limits=httpx.Limits(max_connections=AT_ONCE),
+        )
+
+    def part(self, url: str, start: int, length: int) -> _Part:
+        """So many bytes of a file from `start`, or as many as it has. Raises SourceAway, DataError."""
+
+        def ask() -> _Part:
+            headers = {"Range": f"bytes={start}-{start + length - 1}"}
+            with self._client.stream("GET", url, headers=headers) as answer:
+                if answer.status_code == 416:
+                    raise DataError(f"{shown(url)} is empty, or ends before byte {start}", "upload the file again")
+                self._refuse_status(url, answer)
+                found = _CONTENT_RANGE.fullmatch(answer.headers.get("Content-Range", ""))
+                if answer.status_code != 206 or found is None:
+                    raise DataError(
+                        f"{shown(url)} is not served in parts: a Range request was answered with status "
+                        f"{answer.status_code}",
+                        "serve the files with a server that answers Range requests, as nginx and buckets do",
+                    )
+                first, last, size = map(int, found.groups())
+                if first != start or last != min(start + length, size) - 1:
+                    raise DataError(
+                        f"{shown(url)}: bytes {first} to {last} were sent for {start} to {start + length - 1}"
+                    )
+                data = self._body(answer, last - first + 1)
+                return _Part(data, size, answer.headers.get("ETag", "") or answer.headers.get("Last-Modified", ""))
+
+        return self._patiently(url, ask)
+
+    def document(self, url: str, most: int) -> bytes:
+        """A whole document of at most `most` bytes. Raises SourceAway, DataError."""
+
+        def ask() -> bytes:
+            with self._client.stream("GET", url) as answer:
+                self._refuse_status(url, answer)
+                stated = answer.headers.get("Content-Length", "0")
+                if not stated.isdecimal() or int(stated) > most:
+                    raise DataError(f"{shown(url)} is longer than the {most} bytes that are allowed")
+                return self._body(answer, most, whole=False)
+
+        return self._patiently(url, ask)
+
+    def _patiently(self, url: str, ask: Callable[[], T]) -> T:
+        said = ""
+        for attempt in range(TRIES):
+            if attempt:
+                time.sleep(self._pause * 2 ** (attempt - 1))
+            try:
+                return ask()
+            except (httpx.UnsupportedProtocol, httpx.InvalidURL, httpx.TooManyRedirects, UnicodeError) as error:
+                raise DataError(f"{shown(url)} leads nowhere: {type(error).__name__}", "check the address") from None
+            except _Passing as error:
+                said = str(error)
+            except httpx.HTTPError as error:
+                said = _WORDS.get(type(error), type(error).__name__)
+        raise SourceAway(f"{shown(url)} cannot be had: {said}", "see whether its server is up")
+
+    def _refuse_status(self, url: str, answer: httpx.Response) -> None:
+        if answer.is_success:
+            return
+        code = answer.status_code
+        if code >= 500 or code in _PASSING:
+            raise _Passing(f"status {code}")
+        raise DataError(f"{shown(url)} is refused with status {code}", "check the address, and that it is public")
+
+    def _body(self, answer: httpx.Response, length: int, *, whole: bool = True) -> bytes:
+        if answer.headers.get("Content-Encoding", "identity") != "identity":
+            raise DataError(f"{shown(str(answer.url))} is sent compressed", "serve token files as they are")
+        until, held = time.monotonic() + self._timeout + length / _SLOWEST, bytearray()
+        for chunk in answer.iter_raw():
+            held += chunk
+            if len(held) > length:
+                raise DataError(f"{shown(str(answer.url))}: more was sent than was asked for")
+            if time.monotonic() > until:
+                raise _Passing("it sends too slowly")
+        if whole and len(held) < length:
+            raise _Passing("its answer was cut short")
+        return bytes(held)
+
+
+class _Passing(Exception):
+    """Something that may be better at the next try."""
+
+
+class HttpFiles:
+    """Files behind URLs as a store. Making it looks at every file once."""
+
+    def __init__(self, urls: Sequence[str], client: HttpClient, cache: Cache | None = None) -> None:
+        """Raises SourceAway, DataError."""
+        self._urls, self._client = urls, client
+        heads = each(lambda url: client.part(url, 0, HEAD_BYTES), urls, AT_ONCE)
+        self._files = [File(shown(url), head.size, head.data) for url, head in zip(urls, heads, strict=True)]
+        self._etags = [head.etag for head in heads]
+        self._keys = [f"{url}\n{head.size}\n{head.etag}" for url, head in zip(urls, heads, strict=True)]
+        self._cache = cache
+
+    @property
+    def files(self) -> Sequence[File]:
+        """As they were when this was made."""
+        return self._files
+
+    def read(self, spans: Sequence[Span]) -> list[bytes]:
+        """From the cache or the servers. Raises SourceAway, DataError."""
+        held: dict[Span, bytes] = {}
+        if self._cache is not None:
+            for span in set(spans):
+                if (kept := self._cache.get(self._keys[span.file], span.start, span.length)) is not None:
+                    held[span] = kept
+        for found in each(self._fetch, merged(set(spans) - held.keys()), AT_ONCE):
+            for span, data in found.items():
+                held[span] = data
+                if self._cache is not None:
+                    self._cache.put(self._keys[span.file], span.start, data)
+        return [held[span] for span in spans]
+
+    def _fetch(self, group: Sequence[Span]) -> dict[Span, bytes]:
+        """Spans that lie next to each other, with one request."""
+        number, start = group[0].file, group[0].start
+        part = self._client.part(self._urls[number], start, sum(span.length for span in group))
+        if part.size != self._files[number].size or part.etag != self._etags[number]:
+            raise DataError(
+                f"{self._files[number].name} was changed while in use: it had {self._files[number].size} bytes, "
+                f"and has {part.size}" + (", and another ETag" if part.etag != self._etags[number] else ""),
+                "the run's owner puts the file back as it was",
+            )
+        return {span: part.data[span.start - start : span.start - start + span.length] for span in group}
+
+
+def merged(spans: Collection[Span]) -> list[list[Span]]:
+    """The spans, sorted, in groups that lie next to each other, each of at most 16 MiB unless it is one span."""
+    groups: list[list[Span]] = []
+    for span in sorted(spans):
+        last = groups[-1] if groups else []
+        if (
+            last
+            and last[-1].file == span.file
+            and last[-1].start + last[-1].length == span.start
+            and span.start + span.length - last[0].start <= _MOST_AT_ONCE
+        ):
+            last.append(span)
+        else:
+            groups.append([span])
+    return groups
+
+
+def numbered(template: str, start: int, zeros: int, count: int) -> list[str]:
+    """URLs with `{}` replaced by each number, padded with zeros. Raises DataError without a place for it."""
+    if template.count("{}") != 1:
+        raise DataError(
+            f"url_template {shown(template)} has no single {{}} for the number", "write {} where it belongs"
+        )
+    return [template.replace("{}", str(number).zfill(zeros)) for number in range(start, start + count)]
+
+
+def shown(url: str) -> str:
+    """An address as messages name it: without user, password, query and fragment."""
+    try:
+        parts = urlsplit(url)
+        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    except ValueError:
+        return "an address that is none"
+
+
+def _check_redirect(answer: httpx.Response) -> None:
+    if not answer.has_redirect_location:
+        return
+    target = answer.url.join(answer.headers["Location"])
+    if target.scheme not in ("http", "https") or (answer.url.scheme == "https" and target.scheme != "https"):
+        raise DataError(f"{shown(str(answer.url))} redirects to {target.scheme}:, which is not followed")

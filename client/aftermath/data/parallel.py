@@ -1,0 +1,39 @@
+"""Several slow calls at once, on threads that never keep the process from ending."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+def each(function: Callable[[T], U], items: Sequence[T], at_once: int) -> list[U]:
+    """What `function` gives for every item, in their order. After an error no further item is begun; it is raised."""
+    if len(items) < 2:
+        return [function(item) for item in items]
+    results: dict[int, U] = {}
+    errors: list[BaseException] = []
+    waiting, lock = iter(enumerate(items)), threading.Lock()
+
+    def work() -> None:
+        while True:
+            with lock:
+                number, item = next(waiting, (-1, items[0]))
+            if number < 0 or errors:
+                return
+            try:
+                results[number] = function(item)
+            except BaseException as error:
+                errors.append(error)
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(at_once, len(items)))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return [results[number] for number in range(len(items))]

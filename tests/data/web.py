@@ -1,0 +1,95 @@
+"""A web server on this machine whose faults a test chooses."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import unquote, urlsplit
+
+
+class Web(ThreadingHTTPServer):
+    """Serves `files` in parts. `faults` are used up one request at a time, from the first."""
+
+    daemon_threads = True
+
+    def __init__(self, port: int = 0) -> None:
+        super().__init__(("127.0.0.1", port), _Handler)
+        self.files: dict[str, bytes] = {}
+        self.etag = '"1"'
+        self.faults: list[str] = []
+        self.asked: list[tuple[str, str]] = []
+        self.rate: float = 0.0
+        """Bytes per second, all requests together; 0: as fast as can be."""
+        self.lock = threading.Lock()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Web
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        web, wanted = self.server, self.headers.get("Range", "")
+        web.asked.append((self.path, wanted))
+        fault = web.faults.pop(0) if web.faults else ""
+        if fault.isdecimal():
+            self._answer(int(fault), b"no")
+            return
+        if fault.startswith("to "):
+            self._answer(302, b"", Location=fault[3:])
+            return
+        data = web.files.get(unquote(urlsplit(self.path).path), web.files.get(self.path))
+        if data is None:
+            self._answer(404, b"nothing here")
+            return
+        if not (found := re.fullmatch(r"bytes=(\d+)-(\d+)", wanted)) or fault == "whole":
+            self._answer(200, data)
+            return
+        start, end = int(found[1]), min(int(found[2]) + 1, len(data))
+        if start >= len(data):
+            self._answer(416, b"")
+            return
+        said = f"bytes {start}-{end - 1}/{len(data)}"
+        self._answer(206, data[start:end], fault, ETag=web.etag, **{"Content-Range": said})
+
+    def _answer(self, code: int, data: bytes, fault: str = "", **headers: str) -> None:
+        self.send_response(code)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        stated = len(data) + (7 if fault == "long" else 0)
+        self.send_header("Content-Length", str(stated))
+        self.end_headers()
+        if fault == "cut":
+            self.wfile.write(data[: len(data) // 2])
+            self.close_connection = True
+            return
+        if fault == "slow":
+            time.sleep(1.0)
+        if self.server.rate:
+            with self.server.lock:
+                time.sleep(len(data) / self.server.rate)
+        self.wfile.write(data + (bytes(7) if fault == "long" else b""))
+
+
+@contextmanager
+def serving(port: int = 0) -> Iterator[Web]:
+    """A server, until the block ends."""
+    web = Web(port)
+    thread = threading.Thread(target=web.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    try:
+        yield web
+    finally:
+        web.shutdown()
+        web.server_close()
+        thread.join()
