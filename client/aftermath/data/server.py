@@ -1,0 +1,141 @@
+"""The data server: sequences of this machine's token files for whoever asks, over TCP.
+
+Decided
+- What it serves is said by `data.toml` (`served`): folder, token size, sequence length and the seed of the order.
+- Files are read on one thread, never on the event loop. A client that asks for nonsense is told so and cut off.
+- Clients, and the time that one may take, are bounded: nobody can keep others out by saying nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from aftermath.base.bounded import Malformed, toml_value
+from aftermath.base.worker import ThreadWorker
+from aftermath.data.local import open_tokens
+from aftermath.data.source import DataError
+from aftermath.data.tokens import TokenFiles
+from aftermath.data.wire import LENGTH, MOST_ASKED, Answer, Describe, Description, Refused, Tokens, asked, packed
+
+MOST_CLIENTS = 256
+_IDLE, _STALLED = 300.0, 60.0  # seconds without a request; seconds that an answer may take to be taken
+_log = logging.getLogger(__name__)
+_Byte = Annotated[int, msgspec.Meta(ge=0, le=255)]
+
+
+class Settings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """`data.toml`."""
+
+    dir: str
+    """Folder of token files, or one of them; a relative one is beside the file."""
+    seq_len: int
+    token_size: Literal["TwoBytes", "FourBytes"] = "TwoBytes"
+    shuffle_seed: Annotated[list[_Byte], msgspec.Meta(min_length=32, max_length=32)] | None = None
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of a token."""
+        return 2 if self.token_size == "TwoBytes" else 4
+
+
+def load_settings(path: Path) -> Settings:
+    """The settings in a file. Raises DataError, naming file and key."""
+    try:
+        tables: dict[str, Any] = toml_value(path.read_text(encoding="utf-8-sig"))
+        settings = msgspec.convert(tables, Settings)
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}", "pass --config, a data.toml") from None
+    except (Malformed, UnicodeDecodeError, msgspec.ValidationError) as error:
+        keys = "dir, seq_len, token_size (TwoBytes or FourBytes) and shuffle_seed (32 numbers from 0 to 255)"
+        raise DataError(f"{path}: {error}", f"its keys are {keys}") from None
+    folder = path.absolute().parent / Path(settings.dir).expanduser()
+    return msgspec.structs.replace(settings, dir=str(folder))
+
+
+def served(settings: Settings) -> TokenFiles:
+    """The sequences that these settings name. Raises DataError."""
+    seed = bytes(settings.shuffle_seed) if settings.shuffle_seed else None
+    largest = 1 << 8 * settings.token_bytes  # whose vocabulary it is, the clients know
+    return open_tokens(settings.dir, settings.token_bytes, settings.seq_len, vocab_size=largest, shuffle_seed=seed)
+
+
+class DataServer:
+    """Serves one set of sequences."""
+
+    def __init__(self, source: TokenFiles, token_bytes: int) -> None:
+        self._source, self._token_bytes = source, token_bytes
+        self._read = ThreadWorker("data")
+        self._description: Description | None = None
+        self._clients: set[asyncio.Task[None]] = set()
+
+    @contextlib.asynccontextmanager
+    async def listening(self, host: str, port: int) -> AsyncIterator[int]:
+        """Listen until the block ends; gives the port. Raises DataError if that cannot be."""
+        try:
+            server = await asyncio.start_server(self._client, host, port, limit=MOST_ASKED)
+        except OSError as error:
+            raise DataError(f"cannot listen at {host}:{port}: {error.strerror}", "choose another --port") from None
+        try:
+            yield server.sockets[0].getsockname()[1]
+        finally:
+            server.close()
+            for client in self._clients:
+                client.cancel()
+            await asyncio.gather(*self._clients, return_exceptions=True)
+
+    async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            if len(self._clients) >= MOST_CLIENTS:
+                await self._send(writer, Refused(f"{MOST_CLIENTS} clients are served already"))
+                return
+            self._clients.add(task)
+            while (body := await self._message(reader)) is not None:
+                await self._send(writer, await self._answer(body))
+        except Malformed as error:
+            with contextlib.suppress(OSError, TimeoutError):
+                await self._send(writer, Refused(str(error)))
+        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass  # whoever went may come back
+        finally:
+            self._clients.discard(task)
+            writer.close()
+
+    async def _message(self, reader: asyncio.StreamReader) -> bytes | None:
+        async with asyncio.timeout(_IDLE):
+            try:
+                length = int.from_bytes(await reader.readexactly(LENGTH), "big")
+            except asyncio.IncompleteReadError:
+                return None
+            if length > MOST_ASKED:
+                raise Malformed(f"a request of {length} bytes is longer than {MOST_ASKED}")
+            return await reader.readexactly(length)
+
+    async def _answer(self, body: bytes) -> Answer:
+        message = asked(body)
+        try:
+            if isinstance(message, Describe):
+                self._description = self._description or await self._read(self._describe)
+                return self._description
+            rows = await self._read(lambda: self._source.read(message.indices))
+        except DataError as error:
+            _log.warning("%s", error.message)
+            return Refused("the server's files cannot be read")
+        return Tokens(rows.astype(f"<u{self._token_bytes}").tobytes())
+
+    def _describe(self) -> Description:
+        records = list(self._source.record())
+        return Description(self._token_bytes, self._source.seq_len, self._source.sequences, records)
+
+    async def _send(self, writer: asyncio.StreamWriter, answer: Answer) -> None:
+        async with asyncio.timeout(_STALLED):
+            writer.write(packed(answer))
+            await writer.drain()

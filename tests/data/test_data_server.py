@@ -1,0 +1,187 @@
+"""The data server and its clients: the same sequences, and what either does when the other misbehaves."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aftermath.base.bounded import Malformed
+from aftermath.data.remote import RemoteTokens
+from aftermath.data.server import DataServer, load_settings, served
+from aftermath.data.source import DataError, SourceAway
+from aftermath.data.wire import Description, Read, Refused, Tokens, answered, asked, packed
+
+TOML = """
+dir = "tokens"
+token_size = "TwoBytes"
+seq_len = 16
+shuffle_seed = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16,
+                17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32]
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "tokens").mkdir()
+    (tmp_path / "tokens" / "a.bin").write_bytes(np.arange(4800, dtype="<u2").tobytes())
+    (tmp_path / "data.toml").write_text(TOML)
+    return tmp_path
+
+
+@contextmanager
+def running(place: Path, port: int = 0) -> Iterator[int]:
+    """A server of these settings on a thread; gives its port."""
+    settings = load_settings(place / "data.toml")
+    server, ports, loop, done = DataServer(served(settings), 2), [port], asyncio.new_event_loop(), threading.Event()
+    stop = asyncio.Event()
+
+    async def serve() -> None:
+        async with server.listening("127.0.0.1", port) as chosen:
+            ports[0] = chosen
+            done.set()
+            await stop.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),), daemon=True)
+    thread.start()
+    assert done.wait(10)
+    try:
+        yield ports[0]
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()
+        loop.close()
+
+
+def test_clients_read_what_the_server_has(place: Path) -> None:
+    here = served(load_settings(place / "data.toml"))
+    with running(place) as port:
+        there = RemoteTokens(f"127.0.0.1:{port}", 16, 4800)
+        indices = [*range(290), 7, 299, 300, 100_000]
+        assert np.array_equal(there.read(indices), here.read(indices))
+        assert (there.sequences, there.record()) == (300, here.record())
+        assert there.read([]).shape == (0, 16)
+        with pytest.raises(DataError, match="sequences of 16 tokens, and the run's have 32"):
+            RemoteTokens(f"127.0.0.1:{port}", 32, 4800)
+        with pytest.raises(DataError, match="outside the vocabulary of 100"):
+            RemoteTokens(f"127.0.0.1:{port}", 16, 100).read(range(300))
+
+
+def test_a_server_that_comes_back_is_used_again_unless_it_is_another(place: Path) -> None:
+    with running(place) as port:
+        there = RemoteTokens(f"127.0.0.1:{port}", 16, 4800)
+        before = there.read([5])
+    with pytest.raises(SourceAway, match="cannot be had"):
+        there.read([5])
+    with running(place, port):
+        assert np.array_equal(there.read([5]), before)
+    (place / "tokens" / "a.bin").write_bytes(np.arange(3200, dtype="<u2").tobytes())
+    with running(place, port), pytest.raises(DataError, match="something else than before"):
+        there.read([5])
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        (1 << 30).to_bytes(4, "big"),
+        packed(Read([])),
+        packed(Read([1] * 257)),
+        packed(Read([-1])),
+        (3).to_bytes(4, "big") + b"\xc1\xc1\xc1",
+        packed(Tokens(b"")),
+    ],
+)
+def test_nonsense_is_told_and_cut_off(place: Path, sent: bytes) -> None:
+    with running(place) as port:
+        with socket.create_connection(("127.0.0.1", port), 5) as client:
+            client.sendall(sent)
+            held = b""
+            while chunk := client.recv(4096):
+                held += chunk
+        assert isinstance(answered(held[4:]), Refused)
+        assert len(RemoteTokens(f"127.0.0.1:{port}", 16, 4800).read([1])) == 1
+
+
+@contextmanager
+def saying(*answers: bytes) -> Iterator[int]:
+    """A server that sends these, whatever it is asked."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        client, _ = listener.accept()
+        with client:
+            for answer in answers:
+                client.recv(4096)
+                client.sendall(answer)
+            client.recv(4096)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        listener.close()
+
+
+GOOD = Description(2, 16, 10, [])
+
+
+@pytest.mark.parametrize(
+    ("answers", "sentence"),
+    [
+        ([(1 << 31).to_bytes(4, "big")], "an answer of 2147483648 bytes"),
+        ([packed(Tokens(b""))], "no description"),
+        ([packed(msgspec.structs.replace(GOOD, token_bytes=3))], "2 or 4 bytes, not 3"),
+        ([packed(msgspec.structs.replace(GOOD, sequences=0))], "serves no sequences"),
+        ([packed(GOOD), packed(Tokens(bytes(33)))], "an answer of another length"),
+        ([packed(GOOD), packed(GOOD)], "an answer of another length"),
+        ([packed(GOOD), b"\0\0\0\1\xc1"], "what is no message"),
+    ],
+)
+def test_a_server_that_lies_is_refused(answers: list[bytes], sentence: str) -> None:
+    with saying(*answers) as port, pytest.raises(DataError, match=sentence):
+        RemoteTokens(f"127.0.0.1:{port}", 16, 100).read([1])
+
+
+def test_a_server_that_says_nothing_is_away() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(SourceAway, match="cannot be had"):
+        RemoteTokens(f"127.0.0.1:{listener.getsockname()[1]}", 16, 100, timeout=0.1)
+
+
+@given(st.binary(max_size=60))
+def test_no_bytes_do_more_than_be_refused(data: bytes) -> None:
+    for read in (asked, answered):
+        try:
+            read(data)
+        except Malformed:
+            pass
+
+
+@pytest.mark.parametrize("address", ["", "a b:1", "host:99999", "http://host:1", "user@host:1"])
+def test_an_address_that_is_none(address: str) -> None:
+    with pytest.raises(DataError, match="no address"):
+        RemoteTokens(address, 16, 100)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("seq_len", "sequence_length", "sequence_length"),
+        ('"TwoBytes"', '"ThreeBytes"', "ThreeBytes"),
+        ("[1, ", "[256, ", "shuffle_seed"),
+        ("[1, ", "[", "length"),
+        ('dir = "tokens"', "dir = [", "data.toml"),
+    ],
+)
+def test_settings_that_are_wrong_are_named(place: Path, old: str, new: str, sentence: str) -> None:
+    (place / "data.toml").write_text(TOML.replace(old, new))
+    with pytest.raises(DataError, match=sentence) as told:
+        load_settings(place / "data.toml")
+    assert "seq_len" in told.value.fix
