@@ -94,10 +94,11 @@ def _not_done(config: RunConfig) -> Iterator[Mistake]:
             ("config", "verification_percent"),
             f"verification_percent = {percent}: no client recomputes results yet, so verifiers would stand idle; use 0",
         )
-    if config.llm.data_type != "Pretraining":
+    if config.llm.data_type == "Finetuning" and config.llm.data_location.Preprocessed is None:
         yield (
             (*_LLM, "data_type"),
-            f'data_type = "{config.llm.data_type}": members train on every token alike; use "Pretraining"',
+            'data_type = "Finetuning": only data_location = { Preprocessed = "DIR" } has labels; use that, or '
+            'use "Pretraining"',
         )
     if config.llm.max_seq_len < 2:
         yield (*_LLM, "max_seq_len"), "max_seq_len = 1: a sequence of one token leaves nothing to predict; use more"

@@ -20,7 +20,7 @@ from aftermath.config.sources import Checkpoint, DataLocation
 from aftermath.config.tables import U8, U16, U32, U64, Table
 from aftermath.config.training import LearningRate, Optimizer
 from aftermath.rules.accounts import MAX_LEVELS
-from aftermath.rules.state import Architecture
+from aftermath.rules.state import Architecture, DataType
 
 MAX_CONFIG_BYTES = 1 << 20
 _OURS = "config/demo/config.toml of the project is one that works"
@@ -32,7 +32,7 @@ ARCHITECTURES = {
     "HfAuto": Architecture.HF_AUTO,
 }
 """As a config file says it."""
-_DATA_TYPES = {"Pretraining": 0, "Finetuning": 1}
+_DATA_TYPES = {"Pretraining": DataType.PRETRAINING, "Finetuning": DataType.FINETUNING}
 
 
 class RunRules(Table):
@@ -81,7 +81,7 @@ class Llm(Table):
         """The program's `ModelParams`."""
         return {
             "architecture": ARCHITECTURES[self.architecture].value,
-            "data_type": _DATA_TYPES[self.data_type],
+            "data_type": int(_DATA_TYPES[self.data_type]),
             "max_seq_len": self.max_seq_len,
             "cold_start_warmup_steps": self.cold_start_warmup_steps,
             "checkpoint": self.checkpoint.to_chain(),

@@ -15,6 +15,8 @@ from __future__ import annotations
 import io
 import struct
 from dataclasses import dataclass
+from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -47,6 +49,16 @@ class Layout:
     start: int
     """Bytes before the first."""
     tokens: int
+
+
+@dataclass(frozen=True)
+class Array:
+    """A NumPy array in a file, row after row."""
+
+    start: int
+    """Bytes before the first number."""
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
 
 
 def layout_of(name: str, size: int, head: bytes, token_bytes: int) -> Layout:
@@ -93,6 +105,17 @@ def _nanogpt(name: str, size: int, head: bytes, token_bytes: int) -> Layout:
 
 
 def _npy(name: str, size: int, head: bytes, token_bytes: int) -> Layout:
+    array = array_of(name, size, head)
+    if array.dtype.kind != "u" or array.dtype.itemsize not in (2, 4):
+        raise DataError(f"{name} is an array of {array.dtype}", "save it as uint16 or uint32, little-endian")
+    _check_width(name, array.dtype.itemsize, token_bytes)
+    return Layout(array.start, prod(array.shape))
+
+
+def array_of(name: str, size: int, head: bytes) -> Array:
+    """The array in a `.npy` file of `size` bytes that begins with `head`. Raises DataError unless it is whole numbers,
+    little-endian and row by row, and all there.
+    """
     stream = io.BytesIO(head)
     try:
         version = np.lib.format.read_magic(stream)
@@ -100,20 +123,17 @@ def _npy(name: str, size: int, head: bytes, token_bytes: int) -> Layout:
         shape, fortran, dtype = read(stream, max_header_size=HEAD_BYTES)
     except (ValueError, SyntaxError, TypeError, EOFError) as error:
         raise DataError(f"{name} has no header of a NumPy array: {error}", "make it with numpy.save") from None
-    if dtype.kind != "u" or dtype.byteorder == ">" or dtype.itemsize not in (2, 4):
+    if dtype.kind not in "ui" or dtype.byteorder == ">":
         raise DataError(f"{name} is an array of {dtype}", "save it as uint16 or uint32, little-endian")
     if fortran and len(shape) > 1:
         raise DataError(f"{name} is stored column by column", "save it as numpy.ascontiguousarray(array)")
-    _check_width(name, dtype.itemsize, token_bytes)
-    start, count = stream.tell(), 1
-    for edge in shape:
-        count *= int(edge)
-    if size != start + count * token_bytes:
+    start, count = stream.tell(), prod(int(edge) for edge in shape)
+    if min(shape, default=1) < 0 or size != start + count * dtype.itemsize:
         raise DataError(
-            f"{name} has {size} bytes, and an array of {count} tokens takes {start + count * token_bytes}",
+            f"{name} has {size} bytes, and an array of {count} tokens takes {start + count * dtype.itemsize}",
             "copy the file again",
         )
-    return Layout(start, count)
+    return Array(start, tuple(shape), dtype)
 
 
 def _check_width(name: str, found: int, wanted: int) -> None:

@@ -123,7 +123,8 @@ class DataServer:
         message = asked(body)
         try:
             if isinstance(message, Describe):
-                self._description = self._description or await self._read(self._describe)
+                if self._description is None:
+                    self._description = await self._read(self._describe)
                 return self._description
             rows = await self._read(lambda: self._source.read(message.indices))
         except DataError as error:

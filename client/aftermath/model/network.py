@@ -35,7 +35,14 @@ class LanguageModel(nn.Module, ABC):
     def forward(self, input_ids: Tensor) -> Tensor:
         """Next-token logits [B, T, V] of token ids [B, T]."""
 
-    def loss(self, input_ids: Tensor) -> Tensor:
-        """Mean cross-entropy in fp32, nats per token, of predicting tokens 1..T-1 of [B, T] from those before them."""
+    def loss(self, input_ids: Tensor, labels: Tensor | None = None) -> Tensor:
+        """Mean cross-entropy in fp32, nats per token, of predicting tokens 1..T-1 of [B, T] from those before them.
+
+        With `labels` [B, T], those are predicted instead, each at its own place; -100 (as in torch) is not learnt, and
+        the mean is over the others, or 0 where there is none.
+        """
         logits = self(input_ids[:, :-1]).float()  # [B, T-1, V]
-        return F.cross_entropy(logits.flatten(0, 1), input_ids[:, 1:].flatten())
+        if labels is None:
+            return F.cross_entropy(logits.flatten(0, 1), input_ids[:, 1:].flatten())
+        wanted = labels[:, 1:].flatten()
+        return F.cross_entropy(logits.flatten(0, 1), wanted, reduction="sum") / (wanted >= 0).sum().clamp(min=1)

@@ -80,7 +80,10 @@ class Engine:
         finally:
             self._training = False
             self._forget_gradients()
-        trained, took = (payloads, made.loss, sequences.numel()), (encoding - started, encoded - encoding)
+        trained, took = (
+            (payloads, made.loss, len(sequences) * sequences.shape[-1]),
+            (encoding - started, encoded - encoding),
+        )
         return Trained(*trained, *took, found, self._stopwatch() - encoded if measured else 0.0)
 
     def apply(self, results: Mapping[int, Sequence[Votes]], lr: float) -> None:

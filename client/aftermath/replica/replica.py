@@ -65,9 +65,10 @@ class Replica:
         measured: bool = False,
         travelling: bool = False,
     ) -> Trained:
-        """Train on `sequences` int64 [n, seq_len] and encode the result; the parameters stay as they were.
+        """Train on `sequences` int64 [n, seq_len], or [n, 2, seq_len] with labels, and encode the result.
 
-        `ahead_lr` is the learning rate of the look-ahead (the previous step's); `measured` asks for the figures of
+        The parameters stay as they were. `ahead_lr` is the learning rate of the look-ahead (the previous step's);
+        `measured` asks for the figures of
         `Trained`. Raises Cancelled between micro-batches, or optim.clip.NonFiniteGradient.
         """
         return self.optimizer.train(
@@ -111,7 +112,8 @@ class Replica:
 def accumulate(model: LanguageModel, sequences: Tensor, micro_batch: int, cancelled: threading.Event) -> float:
     """Add the gradient of the mean loss over `sequences` [n, seq_len], a micro-batch at a time; returns the loss.
 
-    Raises Cancelled between micro-batches.
+    With labels, `sequences` are [n, 2, seq_len], and the mean is over all labels of the share, however it is
+    cut: a micro-batch counts as many labels as it has. Raises Cancelled between micro-batches.
     """
     device = next(model.parameters()).device
     total = 0.0
@@ -119,10 +121,18 @@ def accumulate(model: LanguageModel, sequences: Tensor, micro_batch: int, cancel
         if cancelled.is_set():
             raise Cancelled
         batch = micro.to(device)  # [micro, seq_len]
-        loss = model.loss(batch) * (len(micro) / len(sequences))
+        if batch.dim() == 3:
+            loss = model.loss(*batch.unbind(1)) * (_learnt(micro) / max(1, _learnt(sequences)))
+        else:
+            loss = model.loss(batch) * (len(micro) / len(sequences))
         loss.backward()
         total += loss.item()
     return total
+
+
+def _learnt(sequences: Tensor) -> int:
+    """The labels [n, 2, seq_len] that are learnt; nothing comes before the first of a sequence."""
+    return int((sequences[:, 1, 1:] >= 0).sum())
 
 
 def _passes(micro: int, seq_len: int) -> Iterator[tuple[int, int]]:

@@ -87,6 +87,13 @@ class CheckpointKind(IntEnum):
     DUMMY = 3
 
 
+class DataType(IntEnum):
+    """Which tokens are learnt."""
+
+    PRETRAINING = 0
+    FINETUNING = 1
+
+
 class DataKind(IntEnum):
     """Where the tokens of a run are."""
 

@@ -13,6 +13,7 @@ from aftermath.model.resolve import load_hf_config
 from aftermath.optim.agreed import EXCHANGED, agreed_schema
 from aftermath.optim.schema import Schema
 from aftermath.rules.accounts import Model
+from aftermath.rules.state import DataType
 from aftermath.train.places import open_source
 
 
@@ -57,4 +58,5 @@ def check_tier(tier: int, schema: Schema, run_id: str) -> None:
 
 def data_of(model: Model, schema: Schema) -> Source:
     """The run's tokens as this machine has them."""
-    return open_source(model.data_location, model.max_seq_len, schema.state.config.vocab_size)
+    finetuning = model.data_type == DataType.FINETUNING
+    return open_source(model.data_location, model.max_seq_len, schema.state.config.vocab_size, labels=finetuning)

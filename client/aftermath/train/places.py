@@ -1,35 +1,61 @@
-"""From the data location of a run's accounts to the source that reads it."""
+"""From the data location of a run's accounts to the source that reads it.
+
+Decided: a mixture's document is JSON, `{"shuffle": ..., "providers": [...]}`; each provider is a data location as a
+config file's, or a pair of one and its weight. A mixture holds no mixtures, and nothing with labels.
+"""
 
 from __future__ import annotations
 
+import hashlib
+from typing import Any
+
+from pydantic import ValidationError
+
+from aftermath.base.bounded import Malformed, json_value
 from aftermath.base.errors import Unsuitable
+from aftermath.config.read import location_of
+from aftermath.config.sources import DataLocation as Chosen
+from aftermath.config.sources import Shuffle
 from aftermath.data.bucket import bucket_urls
 from aftermath.data.cache import Cache, default_folder
 from aftermath.data.dummy import DummyTokens
 from aftermath.data.http import HttpClient, HttpFiles, numbered, shown
 from aftermath.data.local import open_tokens
+from aftermath.data.preprocessed import PreprocessedRows
 from aftermath.data.remote import RemoteTokens
-from aftermath.data.source import Source
+from aftermath.data.source import DataError, FileRecord, Source
 from aftermath.data.tokens import TokenFiles
+from aftermath.data.weighted import MOST_SOURCES, WeightedSources
 from aftermath.rules.accounts import DataLocation
 from aftermath.rules.state import DataKind
 
+_MOST_DOCUMENT = 1 << 20  # bytes of a mixture's document
 
-def open_source(location: DataLocation, seq_len: int, vocab_size: int) -> Source:
-    """The sequences at a place. Raises DataError (SourceAway if trying again may help), or Unsuitable."""
-    seed = location.shuffle_seed if location.shuffle else None
+
+def open_source(location: DataLocation, seq_len: int, vocab_size: int, *, labels: bool = False) -> Source:
+    """The sequences at a place, `labels`: with what is to be learnt of them.
+
+    Raises DataError (SourceAway if trying again may help), or Unsuitable.
+    """
+    if location.kind is DataKind.PREPROCESSED:
+        return PreprocessedRows(location.primary, seq_len, vocab_size, labels=labels)
+    if labels:
+        raise Unsuitable(
+            "the run learns labels, and its data location has none",
+            'its owner uses data_location = { Preprocessed = "DIR" }, or data_type = "Pretraining"',
+        )
+    if location.kind is DataKind.WEIGHTED_HTTP:
+        return _mixture(location.primary, seq_len, vocab_size)
     if location.kind is DataKind.DUMMY:
         return DummyTokens(seq_len, vocab_size)
-    if location.kind is DataKind.LOCAL:
-        return open_tokens(location.primary, location.token_bytes, seq_len, vocab_size=vocab_size, shuffle_seed=seed)
-    if location.kind in (DataKind.HTTP_SINGLE_URL, DataKind.HTTP_NUMBERED_FILES, DataKind.HTTP_GCP):
-        client = HttpClient()
-        files, place = HttpFiles(_urls(location, client), client, Cache(default_folder())), shown(location.primary)
-        return TokenFiles(files, place, location.token_bytes, seq_len, vocab_size=vocab_size, shuffle_seed=seed)
     if location.kind is DataKind.SERVER:
         return RemoteTokens(location.primary, seq_len, vocab_size)
-    kind = location.kind.name.title().replace("_", "")  # as a config file says it
-    raise Unsuitable(f"the run's data is at a {kind} location, which this client cannot read yet")
+    seed = location.shuffle_seed if location.shuffle else None
+    if location.kind is DataKind.LOCAL:
+        return open_tokens(location.primary, location.token_bytes, seq_len, vocab_size=vocab_size, shuffle_seed=seed)
+    client = HttpClient()
+    files, place = HttpFiles(_urls(location, client), client, Cache(default_folder())), shown(location.primary)
+    return TokenFiles(files, place, location.token_bytes, seq_len, vocab_size=vocab_size, shuffle_seed=seed)
 
 
 def _urls(location: DataLocation, client: HttpClient) -> list[str]:
@@ -38,3 +64,37 @@ def _urls(location: DataLocation, client: HttpClient) -> list[str]:
     if location.kind is DataKind.HTTP_NUMBERED_FILES:
         return numbered(location.primary, location.start_index, location.pad_zeros, location.num_files)
     return [location.primary]
+
+
+def _mixture(url: str, seq_len: int, vocab_size: int) -> Source:
+    raw = HttpClient().document(url, _MOST_DOCUMENT)
+    try:
+        chosen, weights, seed = _described(json_value(raw))
+    except (Malformed, ValidationError, TypeError, ValueError, KeyError) as error:
+        said = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        raise DataError(f"{shown(url)} describes no mixture: {said}", "docs/data.md has an example") from None
+    if any(location.kind in (DataKind.WEIGHTED_HTTP, DataKind.PREPROCESSED) for location in chosen):
+        raise DataError(f"{shown(url)} mixes what cannot be mixed: mixtures, or rows with labels")
+    sources = [open_source(location, seq_len, vocab_size) for location in chosen]
+    mark = FileRecord("mixture", len(raw), hashlib.sha256(raw).hexdigest())
+    return WeightedSources(sources, weights, mark=mark, shuffle_seed=seed)
+
+
+def _described(document: Any) -> tuple[list[DataLocation], list[float] | None, bytes | None]:
+    """Locations, weights and seed of a mixture's document. Raises ValidationError, TypeError, ValueError, KeyError."""
+    if not isinstance(document, dict):
+        raise TypeError("it is no JSON object")
+    if strange := document.keys() - {"shuffle", "providers"}:
+        raise ValueError(f"it has an unknown key {min(strange)!r}")
+    given = document["providers"]
+    if not isinstance(given, list) or not 1 <= len(given) <= MOST_SOURCES:
+        raise ValueError(f"providers is a list of 1 to {MOST_SOURCES}")
+    pairs = [one if isinstance(one, list) else None for one in given]
+    if any(pairs) and not all(pair and len(pair) == 2 for pair in pairs):
+        raise ValueError("either every provider is a pair with its weight, or none")
+    places = [
+        location_of(Chosen.model_validate(pair[0] if pair else one)) for pair, one in zip(pairs, given, strict=True)
+    ]
+    weights = [float(pair[1]) for pair in pairs if pair] or None
+    order = Shuffle.model_validate(document.get("shuffle", "DontShuffle")).to_chain()
+    return places, weights, order["shuffle_seed"] if order["shuffle"] else None

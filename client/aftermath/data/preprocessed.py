@@ -1,0 +1,113 @@
+"""Rows that are cut already, with labels: a folder of NumPy arrays, for finetuning.
+
+Decided
+- `NAME.inputs.npy` holds token ids [rows, seq_len], `NAME.labels.npy` beside it the labels, of the same shape: what is
+  to be predicted at each place, or -100 where nothing is learnt (a prompt, padding). Pairs are sorted by name.
+- A label stands at its own token's place; the network predicts it from the tokens before.
+- Rows are taken in their order, pass after pass; whoever writes the arrays shuffles them.
+- Parquet, which would need pyarrow, is refused by name.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+
+from aftermath.data.formats import Array, array_of
+from aftermath.data.local import LocalFiles
+from aftermath.data.record import sampled
+from aftermath.data.source import IGNORED, DataError, FileRecord, Sequences, check_sequences, check_shape
+from aftermath.data.store import Span
+
+INPUTS, LABELS = ".inputs.npy", ".labels.npy"
+
+
+class PreprocessedRows:
+    """The rows of a folder, of `seq_len` tokens each; with `labels`, or the tokens alone."""
+
+    def __init__(self, folder: Path | str, seq_len: int, vocab_size: int, *, labels: bool) -> None:
+        """Raises DataError, naming the file and what to do."""
+        check_shape(4, seq_len)
+        self._seq_len, self._vocab_size, self._labelled = seq_len, vocab_size, labels
+        found = _inputs(Path(folder).expanduser().absolute())
+        beside = [path.with_name(path.name.removesuffix(INPUTS) + LABELS) for path in found] if labels else []
+        if missing := [path for path in beside if not path.is_file()]:
+            raise DataError(f"there are no labels at {missing[0]}", 'write them, or use data_type = "Pretraining"')
+        self._store = LocalFiles([*found, *beside])
+        self._arrays = [array_of(file.name, file.size, file.head) for file in self._store.files]
+        for file, array in zip(self._store.files, self._arrays, strict=True):
+            if len(array.shape) != 2 or array.shape[1] != seq_len:
+                raise DataError(
+                    f"{file.name} has the shape {array.shape}, and rows of the run have {seq_len} tokens",
+                    "cut and pad rows to max_seq_len, with labels of -100 for padding",
+                )
+        self._files = len(found)
+        for number in range(len(beside)):
+            if self._arrays[number].shape != self._arrays[self._files + number].shape:
+                raise DataError(f"{beside[number]} has not the shape of {found[number].name}", "write both anew")
+        self._ends = list(accumulate(array.shape[0] for array in self._arrays[: self._files]))
+        if not self._ends[-1]:
+            raise DataError(f"{folder} holds no rows", "add some")
+
+    @property
+    def sequences(self) -> int:
+        """Rows of one pass."""
+        return self._ends[-1]
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens of each."""
+        return self._seq_len
+
+    def read(self, indices: Sequence[int]) -> Sequences:
+        """Tokens [n, seq_len], or tokens and labels [n, 2, seq_len]. Raises DataError for what no row may hold."""
+        check_sequences(indices)
+        tokens = self._rows(indices, 0, least=0)
+        if not self._labelled:
+            return tokens
+        return np.stack([tokens, self._rows(indices, self._files, least=IGNORED)], axis=1)
+
+    def record(self) -> tuple[FileRecord, ...]:
+        """What marks its files."""
+        return sampled(self._store)
+
+    def _rows(self, indices: Sequence[int], first: int, *, least: int) -> Sequences:
+        """Of the inputs (`first` 0) or the labels: int64 [n, seq_len]."""
+        spans = [self._span(index, first) for index in indices]
+        out = np.empty((len(spans), self._seq_len), np.int64)
+        for row, (span, data) in enumerate(zip(spans, self._store.read(spans), strict=True)):
+            out[row] = np.frombuffer(data, self._arrays[span.file].dtype)
+            strange = (out[row] >= self._vocab_size) | ((out[row] < 0) & (out[row] != least))
+            if strange.any():
+                raise DataError(
+                    f"{self._store.files[span.file].name}: {out[row][strange][0]} in a row is outside the vocabulary "
+                    f"of {self._vocab_size}",
+                    "tokenise the data with the model's own tokenizer.json; a label may be -100 as well",
+                )
+        return out
+
+    def _span(self, index: int, first: int) -> Span:
+        place = index % self.sequences
+        which = bisect_right(self._ends, place)
+        inside = place - (self._ends[which - 1] if which else 0)
+        array: Array = self._arrays[first + which]
+        length = self._seq_len * array.dtype.itemsize
+        return Span(first + which, array.start + inside * length, length)
+
+
+def _inputs(folder: Path) -> list[Path]:
+    advice = f"write NAME{INPUTS} and NAME{LABELS} there; docs/data.md has an example"
+    try:
+        held = sorted(path for path in folder.iterdir() if path.is_file())
+    except OSError as error:
+        raise DataError(f"cannot read the folder {folder}: {error.strerror}", advice) from None
+    found = [path for path in held if path.name.endswith(INPUTS)]
+    if not found and any(path.suffix == ".parquet" for path in held):
+        raise DataError(f"{folder} holds parquet files, which are not read", advice)
+    if not found:
+        raise DataError(f"{folder} holds no files named *{INPUTS}", advice)
+    return found

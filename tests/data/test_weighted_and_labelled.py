@@ -1,0 +1,135 @@
+"""Mixtures keep their weights and are the same everywhere; rows with labels are what their arrays say."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aftermath.base.errors import Unsuitable
+from aftermath.data.dummy import DummyTokens
+from aftermath.data.local import open_tokens
+from aftermath.data.preprocessed import PreprocessedRows
+from aftermath.data.source import DataError, Source
+from aftermath.data.weighted import CYCLE, WeightedSources, dealt
+from aftermath.rules.accounts import DataLocation
+from aftermath.rules.state import DataKind
+from aftermath.train.places import open_source
+from data.web import serving
+
+
+@given(st.lists(st.floats(0.01, 100), min_size=1, max_size=6))
+def test_every_beginning_of_a_cycle_has_the_weights(weights: list[float]) -> None:
+    places = dealt(weights)
+    for done in (10, 100, CYCLE):
+        for which, weight in enumerate(weights):
+            assert abs(places[:done].count(which) - done * weight / sum(weights)) < len(weights)
+    assert places == dealt([4 * weight for weight in weights])
+
+
+def files(folder: Path, **sizes: int) -> list[Source]:
+    found: list[Source] = []
+    for number, (name, size) in enumerate(sizes.items()):
+        (folder / f"{name}.bin").write_bytes(np.arange(1000 * number, 1000 * number + 4 * size, dtype="<u2").tobytes())
+        found.append(open_tokens(folder / f"{name}.bin", 2, 4, vocab_size=1 << 16))
+    return found
+
+
+@pytest.mark.parametrize("seed", [None, b"s"])
+def test_a_mixture_reads_each_source_in_its_order(tmp_path: Path, seed: bytes | None) -> None:
+    mixture = WeightedSources(files(tmp_path, a=30, b=10), [3.0, 1.0], shuffle_seed=seed)
+    assert mixture.sequences == 40
+    rows = mixture.read(range(40))[:, 0].tolist()
+    assert sorted(rows) == [*range(0, 120, 4), *range(1000, 1040, 4)]  # weights as lengths: everything once
+    assert (rows == [*mixture.read(range(20))[:, 0], *mixture.read(range(20, 40))[:, 0]]) is True
+    if seed is None:
+        assert [row for row in rows if row < 1000] == [*range(0, 120, 4)]
+
+
+def test_without_weights_lengths_count(tmp_path: Path) -> None:
+    mixture = WeightedSources(files(tmp_path, a=30, b=10), None)
+    assert [mixture.place(index)[0] for index in range(8)] == [0, 0, 1, 0, 0, 0, 1, 0]
+
+
+@pytest.mark.parametrize("weights", [[1.0, 0.0], [1.0, -1.0], [1.0, float("nan")], [1.0, 1e-9]])
+def test_weights_that_mean_nothing(weights: list[float]) -> None:
+    with pytest.raises(DataError, match="weight"):
+        WeightedSources([DummyTokens(4, 9)] * 2, weights)
+
+
+def location(kind: DataKind, primary: str) -> DataLocation:
+    return DataLocation(kind, 2, 0, 0, 0, 0, primary, "", bytes(32))
+
+
+def test_a_mixture_is_described_by_json(tmp_path: Path) -> None:
+    a, b = files(tmp_path, a=30, b=10)
+    places = [{"Local": str(tmp_path / "a.bin")}, {"Local": {"path": str(tmp_path / "b.bin")}}]
+    with serving() as web:
+        web.files["/m.json"] = json.dumps({"providers": [[places[0], 1], [places[1], 0.5]]}).encode()
+        mixture = open_source(location(DataKind.WEIGHTED_HTTP, f"{web.url}/m.json"), 4, 1 << 16)
+        assert np.array_equal(mixture.read(range(50)), WeightedSources([a, b], [1, 0.5]).read(range(50)))
+        assert [record.name for record in mixture.record()] == ["mixture", "a.bin", "b.bin"]
+        web.files["/m.json"] = json.dumps({"shuffle": {"Seeded": [1] * 32}, "providers": places}).encode()
+        mixture = open_source(location(DataKind.WEIGHTED_HTTP, f"{web.url}/m.json"), 4, 1 << 16)
+        expected = WeightedSources([a, b], None, shuffle_seed=bytes([1] * 32))
+        assert np.array_equal(mixture.read(range(50)), expected.read(range(50)))
+        nested = {"providers": [{"WeightedHttp": f"{web.url}/m.json"}]}
+        for wrong in (
+            [],
+            {"providers": []},
+            {"providers": [places[0], [places[1], 1]]},
+            {"a": 1},
+            nested,
+            {"providers": 3},
+        ):
+            web.files["/m.json"] = json.dumps(wrong).encode()
+            with pytest.raises(DataError, match=r"describes no mixture|cannot be mixed"):
+                open_source(location(DataKind.WEIGHTED_HTTP, f"{web.url}/m.json"), 4, 1 << 16)
+
+
+INPUTS = np.arange(40).reshape(5, 8)
+WANTED = np.where(INPUTS % 8 < 3, -100, INPUTS)
+
+
+def rows(folder: Path, inputs: np.ndarray = INPUTS, labels: np.ndarray | None = WANTED) -> Path:
+    np.save(folder / "a.inputs.npy", inputs[:2].astype(np.uint16))
+    np.save(folder / "b.inputs.npy", inputs[2:].astype(np.int64))
+    if labels is not None:
+        np.save(folder / "a.labels.npy", labels[:2].astype(np.int32))
+        np.save(folder / "b.labels.npy", labels[2:].astype(np.int64))
+    return folder
+
+
+def test_rows_come_with_their_labels(tmp_path: Path) -> None:
+    source = open_source(location(DataKind.PREPROCESSED, str(rows(tmp_path))), 8, 40, labels=True)
+    read = source.read([4, 0, 7])
+    assert read.shape == (3, 2, 8)
+    assert np.array_equal(read[:, 0], INPUTS[[4, 0, 2]])
+    assert np.array_equal(read[:, 1], WANTED[[4, 0, 2]])
+    assert len(source.record()) == 4
+    assert np.array_equal(PreprocessedRows(tmp_path, 8, 40, labels=False).read([1]), INPUTS[[1]])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "labels", "sentence"),
+    [
+        (INPUTS, None, "no labels at"),
+        (INPUTS[:, :7], WANTED[:, :7], "rows of the run have 8 tokens"),
+        (INPUTS, WANTED[:4], "has not the shape"),
+        (INPUTS + 1, WANTED, "40 in a row is outside the vocabulary of 40"),
+        (INPUTS, WANTED - 1, "-101 in a row"),
+    ],
+)
+def test_rows_that_are_wrong_are_named(tmp_path: Path, inputs: np.ndarray, labels: np.ndarray, sentence: str) -> None:
+    with pytest.raises(DataError, match=sentence):
+        PreprocessedRows(rows(tmp_path, inputs, labels), 8, 40, labels=True).read(range(5))
+
+
+def test_parquet_and_data_without_labels_are_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "x.parquet").touch()
+    with pytest.raises(DataError, match="parquet"):
+        PreprocessedRows(tmp_path, 8, 40, labels=True)
+    with pytest.raises(Unsuitable, match="learns labels"):
+        open_source(location(DataKind.DUMMY, ""), 8, 40, labels=True)

@@ -1,0 +1,47 @@
+"""Only labels are learnt, and the gradient is that of the mean over all of a share's labels, however it is cut."""
+
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from aftermath.model.initial import init_weights
+from aftermath.model.network import LanguageModel
+from aftermath.replica.replica import accumulate
+from aftermath.sim.tiny import CONFIG
+
+GENERATOR = torch.Generator().manual_seed(5)
+IDS = torch.randint(0, 64, (6, 16), generator=GENERATOR)
+LABELS = torch.where(torch.rand((6, 16), generator=GENERATOR) < 0.7, -100, IDS)
+LABELS[2] = -100  # a row of which nothing is learnt
+SHARE = torch.stack([IDS, LABELS], 1)
+
+
+def network() -> LanguageModel:
+    return CONFIG.build(0, init_weights(CONFIG, 1))
+
+
+@pytest.mark.parametrize("micro", [1, 2, 4, 6])
+def test_micro_batches_make_no_difference(micro: int) -> None:
+    model, other = network(), network()
+    loss = accumulate(model, SHARE, micro, threading.Event())
+    chosen = LABELS[:, 1:] != -100
+    expected = F.cross_entropy(other(IDS[:, :-1])[chosen], IDS[:, 1:][chosen])
+    expected.backward()
+    assert loss == pytest.approx(expected.item(), rel=1e-5)
+    for one, wanted in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, wanted.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_labels_that_are_the_tokens_are_pretraining() -> None:
+    model, other = network(), network()
+    assert accumulate(model, torch.stack([IDS, IDS], 1), 4, threading.Event()) == pytest.approx(
+        accumulate(other, IDS, 4, threading.Event()), rel=1e-6
+    )
+
+
+def test_a_share_without_labels_moves_nothing() -> None:
+    model = network()
+    assert accumulate(model, SHARE[2:3], 4, threading.Event()) == 0
+    assert all(not parameter.grad.any() for parameter in model.parameters())
