@@ -13,22 +13,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
-from aftermath.base.counted import counted
-from aftermath.base.errors import UsageError
+from aftermath.cli.data_tokenize import Conversion, convert
 from aftermath.cli.present import Result
 from aftermath.cli.script import Arguments, one_of, run, whole_number
-from aftermath.data.bytelevel import byte_tokenizer
-from aftermath.data.source import DataError
-from aftermath.data.tokenise import (
-    folder_documents,
-    hold_out,
-    refuse_older,
-    standard_library,
-    standard_library_root,
-    tokenise,
-)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,37 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _convert(arguments: argparse.Namespace) -> Result:
-    documents = folder_documents(arguments.input) if arguments.input else standard_library(arguments.budget_bytes)
-    if arguments.held_out is None:
-        return Result(*_write(arguments, documents, arguments.output))
-    if arguments.held_out.absolute() == arguments.output.absolute():
-        raise UsageError("--held-out is --output itself", "name two folders")
-    refuse_older(arguments.held_out)
-    root = arguments.input or standard_library_root()
-    kept, held_out = hold_out(documents, root, arguments.held_out_percent)
-    data, text = _write(arguments, kept, arguments.output)
-    more, other = _write(arguments, held_out, arguments.held_out)
-    return Result(data | {"held_out": more}, f"{text}\n{other}")
-
-
-def _write(arguments: argparse.Namespace, documents: Sequence[Path], output: Path) -> tuple[dict[str, object], str]:
-    """Fill a folder; what went into it, for scripts and for people."""
-    done = tokenise(documents, output, _tokenizer(arguments.tokenizer), token_bytes=arguments.token_bytes)
-    data = {"documents": done.documents, "skipped": done.skipped, "tokens": done.tokens, "vocab_size": done.vocab_size}
-    skipped = f" ({counted(done.skipped, 'file')} left out: no UTF-8 text)" if done.skipped else ""
-    return (
-        data | {"files": [str(path) for path in done.files]},
-        f"{counted(done.tokens, 'token')} of {counted(done.documents, 'document')} in {output}{skipped}",
-    )
-
-
-def _tokenizer(path: Path | None) -> Tokenizer:
-    if path is None:
-        return byte_tokenizer()
-    try:
-        return Tokenizer.from_str(path.read_text(encoding="utf-8-sig"))
-    except Exception as error:  # the library raises plain Exception for a bad file
-        raise DataError(f"cannot read the tokenizer {path}: {error}", "name a tokenizer.json") from None
+    given = {name: value for name, value in vars(arguments).items() if name != "json"}
+    return convert(Conversion(**given | {"token_bytes": str(arguments.token_bytes)}))
 
 
 if __name__ == "__main__":

@@ -27,11 +27,12 @@ from aftermath.cli.usage import ParserError, explained, unknown_command
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 
-OWN, MEMBER, LAB, MODEL, LOOK, JOIN, NETWORK = (
+OWN, MEMBER, LAB, MODEL, DATA, LOOK, JOIN, NETWORK = (
     "Own a run",
     "Take part in a run",
     "Train without a run",
     "Checkpoints of models",
+    "Token files",
     "Look at runs",
     "Who may join",
     "Networks and programs",
@@ -60,6 +61,10 @@ INDEX = {
     "model merge": Entry(MODEL, "Put a tier's slice back into the full model it belongs to."),
     "model verify": Entry(MODEL, "Read a checkpoint and its tiers whole, and say whether they are."),
     "model push": Entry(MODEL, "Upload a checkpoint to the Hugging Face Hub."),
+    "data tokenize": Entry(DATA, "Turn a folder of text into token files."),
+    "data inspect": Entry(DATA, "Say what token files are, and what marks them."),
+    "data fetch": Entry(DATA, "Download the tokens of FineWeb, or numbered token files elsewhere."),
+    "data serve": Entry(DATA, "Serve token files to a run's members, over TCP."),
     "create-run": Entry(OWN, "Create a run on chain."),
     "update-config": Entry(OWN, "Set or change a run's configuration."),
     "set-paused": Entry(OWN, "Pause or resume a run."),

@@ -68,8 +68,8 @@ class Replica:
         """Train on `sequences` int64 [n, seq_len], or [n, 2, seq_len] with labels, and encode the result.
 
         The parameters stay as they were. `ahead_lr` is the learning rate of the look-ahead (the previous step's);
-        `measured` asks for the figures of
-        `Trained`. Raises Cancelled between micro-batches, or optim.clip.NonFiniteGradient.
+        `measured` asks for the figures of `Trained`. Raises Cancelled between micro-batches, or
+        optim.clip.NonFiniteGradient.
         """
         return self.optimizer.train(
             sequences,
