@@ -24,6 +24,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 MEASURED = ROOT / "benchmarks" / "measured"
 COMMANDS = {
+    "data": "python benchmarks/data.py --json",
     "memory": "python benchmarks/memory.py --json",
     "worth": "python benchmarks/worth.py --json",
     "heterogeneity": "python benchmarks/heterogeneity.py --json",

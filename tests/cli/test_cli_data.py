@@ -13,7 +13,7 @@ from aftermath.data.download import download
 from aftermath.data.http import HttpClient
 from aftermath.data.remote import RemoteTokens
 from aftermath.data.source import DataError
-from data.web import serving
+from faulty_web import serving
 
 PROGRAM = [sys.executable, "-m", "aftermath"]
 

@@ -19,7 +19,7 @@ from aftermath.data.record import hash_of
 from aftermath.data.source import DataError, SourceAway
 from aftermath.data.store import Span
 from aftermath.data.tokens import TokenFiles
-from data.web import Web, serving
+from faulty_web import Web, serving
 
 TOKENS = np.random.default_rng(3).integers(0, 250, 6000).astype("<u2")
 CLIENT = HttpClient(pause=0.001, timeout=0.5)

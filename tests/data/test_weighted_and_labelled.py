@@ -17,7 +17,7 @@ from aftermath.data.weighted import CYCLE, WeightedSources, dealt
 from aftermath.rules.accounts import DataLocation
 from aftermath.rules.state import DataKind
 from aftermath.train.places import open_source
-from data.web import serving
+from faulty_web import serving
 
 
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=6))
