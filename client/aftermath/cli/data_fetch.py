@@ -18,7 +18,9 @@ FINEWEB = "https://huggingface.co/datasets/kjj0/fineweb10B-gpt2/resolve/main/fin
 def data_fetch(
     output: Annotated[Path, typer.Option(help="Folder for the files.")],
     files: Annotated[int, typer.Option(min=1, max=100_000, help="How many.")] = 1,
-    url_template: Annotated[str, typer.Option(help="Their address, with {} for the number.")] = FINEWEB,
+    url_template: Annotated[
+        str | None, typer.Option(help="Their address, with {} for the number; else that of FineWeb's tokens.")
+    ] = None,
     start_index: Annotated[int, typer.Option(min=0, help="The first number.")] = 1,
     left_pad_zeros: Annotated[int, typer.Option(min=0, max=20, help="Digits of a number, with zeros before it.")] = 6,
 ) -> Result:
@@ -32,7 +34,7 @@ def data_fetch(
 
     client = HttpClient()
     paths = []
-    for url in numbered(url_template, start_index, left_pad_zeros, files):
+    for url in numbered(url_template or FINEWEB, start_index, left_pad_zeros, files):
         paths.append(download(url, output, client, lambda here, whole: None))
         note(f"{paths[-1]}: {paths[-1].stat().st_size:,} bytes")
     data = {"files": [str(path) for path in paths], "bytes": sum(path.stat().st_size for path in paths)}
