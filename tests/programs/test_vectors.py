@@ -16,6 +16,7 @@ from aftermath.chain import views
 from aftermath.rules import assignment, bitmap, committee
 from programs.harness import World
 from programs.scenario import Scenario
+from rules import program_rules
 
 CASES = 1_000
 _MASK = (1 << 64) - 1
@@ -65,7 +66,7 @@ def test_program_and_client_agree_on_every_round(run: Scenario, seed: int) -> No
         percent = write_round(run, rng)
         header, members = run.run.rounds[0], views.parse_members(run.world.data(run.accounts["members"]))
         clients = header.clients
-        expected = committee.witness_positions(header)
+        expected = program_rules.witness_positions(header)
         assert padded(inspect(run, 0), clients) == bytes(expected)
         expected = committee.positions(header.seed, committee.COMMITTEE, clients)
         assert padded(inspect(run, 1), clients) == bytes(expected)

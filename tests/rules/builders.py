@@ -7,9 +7,10 @@ from typing import Any
 
 from aftermath.chain.views import VERSION
 from aftermath.coordinator.view import View
-from aftermath.rules import bitmap, committee
+from aftermath.rules import bitmap
 from aftermath.rules.accounts import Checkpoint, Config, LrSchedule, Members, Metadata, Model, Round, Run, Slot
 from aftermath.rules.state import CheckpointKind, ExitReason, MemberState, ModelSource, RunState, ScheduleKind
+from rules import program_rules
 
 IDLE_SLOT = Slot(
     signer=bytes(32),
@@ -34,7 +35,7 @@ def config(**given: int) -> Config:
 def header(roster: int, **given: int) -> Round:
     clients = roster.bit_count()
     values = {field.name: 0 for field in fields(Round)}
-    values |= {"roster": roster, "clients": clients, "elected": committee.elected_count(0, clients)}
+    values |= {"roster": roster, "clients": clients, "elected": program_rules.elected_count(0, clients)}
     return Round(**(values | given))
 
 

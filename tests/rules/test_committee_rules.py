@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from aftermath.rules import bitmap, committee
 from aftermath.rules.state import Committee, MemberState, RunState
+from rules import program_rules
 from rules.builders import header, members, run, slot
 
 U64 = st.integers(0, 2**64 - 1)
@@ -67,11 +68,11 @@ def test_a_quorum_is_never_none() -> None:
 @given(U64, ROSTERS, st.integers(0, 32))
 def test_witnesses_are_distinct_members_and_as_many_as_elected(seed: int, roster: int, witness_nodes: int) -> None:
     clients = roster.bit_count()
-    round_ = header(roster, seed=seed, elected=committee.elected_count(witness_nodes, clients))
+    round_ = header(roster, seed=seed, elected=program_rules.elected_count(witness_nodes, clients))
     elected = committee.witnesses(round_, roster)
     assert len(set(elected)) == len(elected) == min(witness_nodes or 32, clients, 32)
     assert all(bitmap.contains(roster, slot) for slot in elected)
-    positions = dict(zip(round_.members, committee.witness_positions(round_), strict=True))
+    positions = dict(zip(round_.members, program_rules.witness_positions(round_), strict=True))
     assert [positions[slot] for slot in elected] == list(range(len(elected)))
 
 
@@ -81,7 +82,7 @@ def test_who_leaves_makes_room_for_the_next_and_a_vote_does_not(
 ) -> None:
     """Members attest and leave in any order: there are never more votes than seats, and no seat is empty in vain."""
     healthy, attested = roster, 0
-    round_ = header(roster, seed=seed, elected=committee.elected_count(witness_nodes, roster.bit_count()))
+    round_ = header(roster, seed=seed, elected=program_rules.elected_count(witness_nodes, roster.bit_count()))
     for _ in range(20):
         seated = committee.witnesses(replace(round_, attested=attested), healthy)
         still = [slot for slot in seated if not bitmap.contains(attested, slot)]

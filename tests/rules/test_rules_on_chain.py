@@ -18,7 +18,7 @@ from aftermath.rules import assignment, bitmap, committee, consensus
 from aftermath.rules.deadlines import next_deadline
 from aftermath.rules.state import MemberState, RunState
 from config.config_cases import RULES, SEED, changed
-from rules import backlog
+from rules import backlog, program_rules
 from rules.backlog import Backlog
 from rules.builders import header
 from rules.onchain import RUN_ID, Onchain, Refused
@@ -70,7 +70,7 @@ def test_shuffles_committees_and_shares_are_the_programs(chain: Onchain, seed: i
         slots = np.zeros(256, members_layout.dtype["slots"].base)
         slots["weight"] = [rng.choice([1, 7, 65535, rng.randint(1, 65535)]) for _ in range(256)]
         overwrite(chain, members_layout, chain.addresses.members, slots=slots)
-        assert list(chain.inspect(0, 2)) == committee.witness_positions(round_)
+        assert list(chain.inspect(0, 2)) == program_rules.witness_positions(round_)
         positions = list(chain.inspect(1, 2))
         assert positions == committee.positions(round_.seed, committee.COMMITTEE, clients)
         shares = assignment.assign(round_, chain.members, percent)
@@ -86,7 +86,7 @@ def test_witnesses_of_a_round_that_members_leave_are_the_programs(chain: Onchain
     for _ in range(150):
         clients = rng.choice([1, 2, 3, rng.randint(1, 256), 256])
         slots_of_round = rng.sample(range(256), clients)
-        elected = committee.elected_count(rng.choice([0, 1, 2, rng.randint(1, 32)]), clients)
+        elected = program_rules.elected_count(rng.choice([0, 1, 2, rng.randint(1, 32)]), clients)
         attested = bitmap.from_slots(rng.sample(slots_of_round, rng.randint(0, min(elected, clients))))
         round_ = header(bitmap.from_slots(slots_of_round), seed=rng.getrandbits(64), elected=elected, attested=attested)
         rounds = np.zeros(4, run_layout.dtype["rounds"].base)
@@ -137,7 +137,7 @@ def test_a_whole_epoch_of_failures_leaves_the_backlog_that_the_model_predicts(
         if judged is not None:
             shares = assignment.assign(judged, chain.members, run.config.verification_percent)
             idle = bitmap.from_slots(slot for slot, share in shares.items() if share.len == 0)
-            attested = consensus.attested_mask(round_, sent, judged, idle)
+            attested = program_rules.attested_mask(round_, sent, judged, idle)
             assert closed.attested == attested
             predicted = backlog.settle(predicted, judged, shares, attested)
         if not sent and overlap and not run.draining:

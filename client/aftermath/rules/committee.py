@@ -54,11 +54,6 @@ def positions(seed: int, purpose: bytes, n: int) -> list[int]:
     return result
 
 
-def elected_count(witness_nodes: int, clients: int) -> int:
-    """How many witnesses a round elects among `clients` members; 0 witness nodes means as many as fit."""
-    return min(witness_nodes or clients, clients, MAX_WITNESSES)
-
-
 def quorum(elected: int) -> int:
     """How many of the elected must agree: two thirds, rounded up, and never none."""
     return max(1, -(-2 * elected // 3))
@@ -72,11 +67,6 @@ def witnesses(header: Round, healthy: int) -> tuple[int, ...]:
     members, seated = header.members, header.attested | healthy
     ordered = (members[rank] for rank in order(header.seed, WITNESS, len(members)))
     return tuple(islice((slot for slot in ordered if bitmap.contains(seated, slot)), header.elected))
-
-
-def witness_positions(header: Round) -> list[int]:
-    """The place of each rank in the order of the witnesses."""
-    return positions(header.seed, WITNESS, header.clients)
 
 
 def verifier_count(clients: int, verification_percent: int) -> int:

@@ -98,17 +98,6 @@ def left_out(attesting: Round, attestations: Collection[Attestation]) -> int:
     return bitmap.from_slots(s for s in range(bitmap.MAX_MEMBERS) if len(attestations) - seen.get(s, 0) >= needed)
 
 
-def attested_mask(attesting: Round, attestations: Iterable[Attestation], judged: Round, idle: int) -> int:
-    """What the program writes to `attesting.attested` when that round closes.
-
-    `judged` is the round that it judges and `idle` the bitmap of its members whose share was empty: they owe nothing
-    and always count.
-    """
-    needed = committee.quorum(attesting.elected)
-    counted = bitmap.from_slots(slot for slot, votes in scores(attestations).items() if votes >= needed)
-    return (counted | idle) & judged.roster
-
-
 def consensus(attesting: Round, attestations: Iterable[Attestation], roster: int) -> dict[int, Fingerprint]:
     """The results of the round that `attesting` judges (closed; of that roster) which everybody applies, by slot."""
     needed = committee.quorum(attesting.elected)

@@ -26,7 +26,7 @@ def check_model(model: Model, run_id: str) -> None:
         )
     if model.architecture not in ARCHITECTURES.values():
         raise Unsuitable(
-            f"run {run_id} trains an architecture this client does not have; it has {' and '.join(ARCHITECTURES)}"
+            f"run {run_id} trains an architecture this client does not have; it has {', '.join(ARCHITECTURES)}"
         )
     if model.optimizer.kind not in EXCHANGED:
         raise Unsuitable(

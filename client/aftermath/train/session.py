@@ -182,14 +182,15 @@ async def _session(settings: TrainSettings, named: _Named, events: Events) -> No
 
 async def _life(settings: TrainSettings, named: _Named, events: Events, interrupts: Interrupts) -> None:
     async with _ports(settings, named, events) as member:
+        there = True
         try:
             await member.live()
         except NoSuchRun:
-            raise  # there is nothing left to leave
-        except BaseException:
-            await _leave(member, events, interrupts.leaving())
+            there = False  # nothing is left to leave
             raise
-        await _leave(member, events, interrupts.leaving())
+        finally:
+            if there:
+                await _leave(member, events, interrupts.leaving())
 
 
 async def _leave(member: Member, events: Events, seconds: float) -> None:

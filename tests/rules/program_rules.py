@@ -1,0 +1,31 @@
+"""Rules that the program alone follows, stated once more to compare it with; members need none of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from aftermath.rules import bitmap, committee
+from aftermath.rules.accounts import MAX_WITNESSES, Attestation, Round
+from aftermath.rules.committee import WITNESS, positions
+from aftermath.rules.consensus import scores
+
+
+def elected_count(witness_nodes: int, clients: int) -> int:
+    """How many witnesses a round elects among `clients` members; 0 witness nodes means as many as fit."""
+    return min(witness_nodes or clients, clients, MAX_WITNESSES)
+
+
+def witness_positions(header: Round) -> list[int]:
+    """The place of each rank in the order of the witnesses."""
+    return positions(header.seed, WITNESS, header.clients)
+
+
+def attested_mask(attesting: Round, attestations: Iterable[Attestation], judged: Round, idle: int) -> int:
+    """What the program writes to `attesting.attested` when that round closes.
+
+    `judged` is the round that it judges and `idle` the bitmap of its members whose share was empty: they owe nothing
+    and always count.
+    """
+    needed = committee.quorum(attesting.elected)
+    counted = bitmap.from_slots(slot for slot, votes in scores(attestations).items() if votes >= needed)
+    return (counted | idle) & judged.roster
