@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from solders.account import Account
 from solders.pubkey import Pubkey
 from solders.transaction import VersionedTransaction
 
-from aftermath.chain.member import SolanaMember
 from aftermath.chain.views import parse_run, run_account
-from aftermath.coordinator.errors import Refused
 from aftermath.localnet.runtime import AccountState, Outcome, Runtime
 from aftermath.member.rounds import Rounds
-from aftermath.rules.accounts import Round, Run
+from aftermath.rules.accounts import Run
 from aftermath.rules.state import ModelSource, RunState
 
 _NOT_RUNNING = (RunState.WAITING_FOR_MEMBERS, RunState.PAUSED, RunState.FINISHED)
@@ -57,19 +53,3 @@ def lost_levels_stay_lost(patch: pytest.MonkeyPatch) -> None:
         return outcome
 
     patch.setattr(Runtime, "simulate", as_it_was)
-
-
-def attestations_are_those_of_the_round_that_was_stored(patch: pytest.MonkeyPatch) -> None:
-    """When the read began, not when it was over (`chain/member.py`)."""
-    stored, known = SolanaMember._stored, dict[tuple[int, int], tuple[int, Round]]()
-
-    def believed(self: SolanaMember, round: Round) -> Any:
-        place = id(self), round.seed
-        try:
-            known[place] = stored(self, round)
-        except Refused:
-            if place not in known:
-                raise
-        return known[place]
-
-    patch.setattr(SolanaMember, "_stored", believed)

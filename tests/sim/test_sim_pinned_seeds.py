@@ -39,12 +39,3 @@ def test_an_epoch_that_a_member_did_not_finish_is_not_claimed() -> None:
 def test_a_level_whose_last_holder_died_before_its_checkpoint_was_named_does_not_hold_up_the_run() -> None:
     """Held against: the program leaving such a level at a hash that nobody has, so that no tier 0 can ever begin."""
     _finds(37, 150, reverted.lost_levels_stay_lost, "has not taken part")
-
-
-@pytest.mark.slow
-def test_attestations_that_take_long_to_read_are_not_those_of_another_round() -> None:
-    """The chain has reused the place of that round before a sick node answers.
-
-    Held against: `SolanaMember.attestations` not looking again, after the read, whether the round is still stored.
-    """
-    _finds(98, 185, reverted.attestations_are_those_of_the_round_that_was_stored, "applied step")
