@@ -5,7 +5,8 @@ which spares the fee when somebody else was first, and finds out when the chain 
 everybody's attestations are tried again before anybody ticks, so that an outage does not throw a round away or leave an
 epoch's model unattested: the time for that begins when the chain answers again. A member that was held up itself allows
 for the others having been so too. It does so a few times in one state of the run, or a node that is always slow would
-hold it up for ever. A state that began afterwards needs no such allowance.
+hold it up for ever. A state that began afterwards needs no such allowance; one that began meanwhile does, although it
+is heard of later.
 """
 
 from __future__ import annotations
@@ -60,9 +61,11 @@ class Ticker:
         """After the chain was out of reach, or we were held up, leave the others the time this state gives them: what
         held us up may have held them all.
         """
-        if self._state != (state := (run.state, run.state_started_at)):
-            self._state, self._not_before = state, float("-inf")  # it has all of its own time
         returned = max(self._attention.woke(), self._coordinator.back())
+        if self._state != (state := (run.state, run.state_started_at)):
+            self._state, self._not_before = state, float("-inf")  # it has all of its own time, if it began since
+            away_until = self._coordinator.now() - (self._clock.monotonic() - returned)
+            self._returned = float("-inf") if run.state_started_at < away_until else self._returned
         if returned <= self._returned:
             return
         self._returned = returned
