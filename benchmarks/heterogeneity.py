@@ -26,13 +26,19 @@ import torch
 
 from aftermath.model.architectures import config_of
 from arms import Arm, Training, arms, kept, missing, model_of, runs_of
-from worth import SIZES, run
+from worth import SIZES as PLAIN
+from worth import run
+
+CUTS = ("0.2M-width", "0.2M-heads", "0.2M-depth", "0.2M-early", "0.2M-late")
+"""One model, by what its tiers keep of it."""
+SIZES = (*PLAIN, *CUTS)
 
 KINDS = {
     kind: Path(__file__).with_name(name)
     for kind, name in (
         ("static", "unequal.toml"),
         ("static-muon", "unequal-muon.toml"),
+        ("kinds", "unequal-kinds.toml"),
     )
 }
 """The arms of each."""

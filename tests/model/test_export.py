@@ -267,3 +267,20 @@ def test_init_does_not_overwrite(made: Path) -> None:
     status, _, errors = run("init-model.py", "--out", str(made), *INIT)
     assert status == 1
     assert "already holds a checkpoint" in errors
+
+
+def test_a_new_model_has_the_tiers_that_a_file_names(tmp_path: Path) -> None:
+    entries = tmp_path / "tiers.json"
+    entries.write_text(json.dumps([{"layers": [1]}, {"intermediate_size": 7}]))
+    named = (*INIT, "--matformer-tiers", str(entries))
+    status, output, errors = run("init-model.py", "--out", str(tmp_path / "m"), *named)
+    assert status == 0, errors
+    config = load_config(tmp_path / "m")
+    assert set(json.loads(output)["tiers"]) == {"0", "1", "2"}
+    assert not [name for name in config.parameter_shapes(1) if ".layers.0." in name]
+    assert config.width(2) == 7
+    for text, says in (("[{", "is not JSON"), ("[]", ""), ('[{"layers": [2]}]', "names layer 2")):
+        entries.write_text(text)
+        status, _, errors = run("init-model.py", "--out", str(tmp_path / "n"), *named)
+        assert (status != 0) == bool(says), text
+        assert says in errors

@@ -17,10 +17,12 @@ from aftermath.data.bytelevel import END_TOKEN, VOCAB_SIZE, byte_tokenizer
 from aftermath.model.arch.llama_config import LlamaConfig
 from aftermath.model.architectures import config_of
 from aftermath.model.config import MAX_TIERS, ModelConfig
-from aftermath.model.documents import CheckpointError
+from aftermath.model.documents import CheckpointError, read_limited
 from aftermath.model.presets import PRESETS
+from aftermath.model.tiers import KEY
 
 SHAPE = "Shape"
+_MAX_ENTRIES_BYTES = 1 << 20
 _KV_HEADS = 2  # of a Llama that is not told
 _SIZES = {"hidden": 128, "layers": 4, "heads": 4, "intermediate": 512, "vocab": VOCAB_SIZE, "context": 2048}
 """What a model has that is not told, by the option."""
@@ -64,6 +66,12 @@ def model_init(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the initial weights.")] = 0,
     tiers: Annotated[int, typer.Option(min=1, max=MAX_TIERS, help="Tiers that the FFN width must allow.")] = 3,
+    matformer_tiers: Annotated[
+        Path | None,
+        typer.Option(
+            help="JSON file of what tiers 1, 2, ... keep (docs/tiers.md); else each has half of the width before."
+        ),
+    ] = None,
     architecture: Annotated[
         Kind | None,
         typer.Option(
@@ -102,9 +110,12 @@ def model_init(
     else:
         described = dict(PRESETS[preset]) | {_FIELDS[name]: number for name, number in given.items()}
         described |= {"tie_word_embeddings": True} if tied else {}
+    if matformer_tiers is not None:
+        described[KEY], tiers = _entries(matformer_tiers), 1
     _check(described, tiers, own_tokenizer=tokenizer is None, kv_heads=kv_heads)
     end = {"eos_token_id": VOCAB_SIZE - 1} if tokenizer is None else {}
     config = config_of(described | end)
+    tiers = config.possible_tiers() if matformer_tiers is not None else tiers
     place = out.expanduser()
     if (place / "config.json").exists():
         raise CheckpointError(f"{place} already holds a checkpoint", "remove it, or name another directory")
@@ -114,6 +125,14 @@ def model_init(
     data = {"out": str(place), "parameters": by_tier[0], "tiers": by_tier, "vocab": config.vocab_size}
     told = ", ".join(f"{tier}: {count:,}" for tier, count in by_tier.items())
     return Result(data, f"{by_tier[0]:,} parameters in {place}\nby tier: {told}")
+
+
+def _entries(path: Path) -> Any:
+    """What a file says of tiers, not checked yet. Raises CheckpointError."""
+    try:
+        return json.loads(read_limited(path.expanduser(), _MAX_ENTRIES_BYTES))
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not JSON: {error}", "docs/tiers.md shows what it may say") from None
 
 
 def _parameters(config: ModelConfig, tier: int) -> int:

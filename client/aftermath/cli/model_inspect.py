@@ -23,7 +23,7 @@ def model_inspect(model: Annotated[Path, typer.Option(help=CHECKPOINT)]) -> Resu
     import math
 
     from aftermath.model.checkpoint import load_config
-    from aftermath.model.config import MAX_TIERS, stored_tier
+    from aftermath.model.config import stored_tier
     from aftermath.model.documents import hf_config
     from aftermath.model.manifest import MANIFEST_FILE
     from aftermath.model.schema import ELEMENT_BYTES
@@ -32,8 +32,9 @@ def model_inspect(model: Annotated[Path, typer.Option(help=CHECKPOINT)]) -> Resu
     place = model.expanduser()
     config, stored = load_config(place), stored_tier(hf_config(place / "config.json"))[0]
     width = config.intermediate_size
-    possible = min((width & -width).bit_length(), MAX_TIERS)
-    tiers = {k: sum(map(math.prod, config.parameter_shapes(k).values())) for k in range(possible)}
+    tiers = {
+        tier: sum(map(math.prod, config.parameter_shapes(tier).values())) for tier in range(config.possible_tiers())
+    }
     files = weight_files(place)
     data = {
         "architecture": config.MODEL_TYPE,
@@ -59,7 +60,7 @@ def model_inspect(model: Annotated[Path, typer.Option(help=CHECKPOINT)]) -> Resu
         "manifest of tiers": data["manifest"],
     }
     shown |= {
-        f"tier {tier}": f"{count:,} parameters, {count * ELEMENT_BYTES / 1e6:,.1f} MB, FFN width {width >> tier:,}"
+        f"tier {tier}": f"{count:,} parameters, {count * ELEMENT_BYTES / 1e6:,.1f} MB, {config.kept(tier)}"
         for tier, count in tiers.items()
     }
     return Result(data, facts(shown))

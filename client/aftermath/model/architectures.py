@@ -9,6 +9,7 @@ from aftermath.model.arch.deepseek_config import DeepseekV2Config, DeepseekV3Con
 from aftermath.model.arch.hf_auto_config import HfAutoConfig, is_known
 from aftermath.model.arch.llama_config import LlamaConfig
 from aftermath.model.arch.nanogpt_config import NanoGPTConfig
+from aftermath.model.arch.transformer_config import TransformerConfig
 from aftermath.model.config import ModelConfig, ModelConfigError
 from aftermath.rules.state import Architecture
 
@@ -45,7 +46,8 @@ def config_of(hf_config: Mapping[str, Any]) -> ModelConfig:
 
     Raises ModelConfigError when the file contradicts itself or asks for something that no network here computes.
     """
-    return config_type(hf_config).from_hf(hf_config)
+    config = config_type(hf_config).from_hf(hf_config)
+    return config.agreed(hf_config) if isinstance(config, TransformerConfig) else config
 
 
 def _named(hf_config: Mapping[str, Any]) -> tuple[Architecture, type[ModelConfig]]:

@@ -3,8 +3,8 @@
 Decided
 - A `ModelConfig` always describes tier 0 (the full model); which tier a directory stores is a separate fact,
   `stored_tier`.
-- Tier k holds, and computes with, the first 1/2^k of the hidden units of every feed-forward. Which dimension of which
-  tensor these are is the architecture's to say.
+- Tier k holds, and computes with, the first 1/2^k of the hidden units of every feed-forward, unless the file says what
+  its tiers keep (`model/tiers.py`). Which dimension of which tensor these are is the architecture's to say.
 - Token ids (one or several that end a text, the one that pads) change no function: they are kept and written back.
 - An architecture is a subclass in `model/arch/`, named in `model/architectures.py`; docs/development.md says how to add
   one.
@@ -104,6 +104,28 @@ class ModelConfig(BaseModel, ABC):
         check_divisible(self.intermediate_size, tier)
         return self.intermediate_size >> tier
 
+    def size(self, tier: int) -> int:
+        """A number that falls from tier to tier, which the chain keeps for everybody to read: the width here."""
+        return self.width(tier)
+
+    def kept(self, tier: int) -> str:
+        """What a tier keeps, in words."""
+        return f"FFN width {self.width(tier):,}"
+
+    def possible_tiers(self) -> int:
+        """How many tiers this model can be cut into."""
+        for tier in range(1, MAX_TIERS):
+            try:
+                self.width(tier)
+            except ModelConfigError:
+                return tier
+        return MAX_TIERS
+
+    def stored_name(self, name: str, tier: int) -> str:
+        """What a tensor that a tier holds is called in that tier's own files."""
+        del tier
+        return name
+
     def elastic_dim(self, name: str) -> Literal[0, 1] | None:
         """The dimension of this tensor that is cut into levels, or None when every tier holds all of it."""
         for suffix, dim in self.ELASTIC_DIMS.items():
@@ -174,21 +196,24 @@ def stored_tier(hf_config: Mapping[str, Any]) -> tuple[int, int]:
     """
     size = _positive_int(hf_config, "intermediate_size")
     tier, base = hf_config.get("matformer_tier"), _positive_int(hf_config, "matformer_base_intermediate_size")
+    said = bool(hf_config.get("matformer_tiers"))  # then a tier's width need not be a half
     if size is None and tier in (None, 0) and base is None:
         return 0, 0  # a model that does not call it so
     if size is None:
         raise ModelConfigError("config.json: intermediate_size is missing")
     if tier is None:
-        if base is None:
+        if base is None or said:
             return 0, size
         tier = (base // size).bit_length() - 1
     if not isinstance(tier, int) or isinstance(tier, bool) or not 0 <= tier < MAX_TIERS:
         raise ModelConfigError(
             f"config.json: matformer_tier must be an integer from 0 to {MAX_TIERS - 1}, not {tier!r}"
         )
-    if base is None:
+    if base is None and (tier == 0 or not said):
         base = size << tier
-    if size << tier != base:
+    if base is None:
+        raise ModelConfigError("config.json: matformer_base_intermediate_size is missing", "export the tier again")
+    if not said and size << tier != base:
         raise ModelConfigError(
             f"config.json: intermediate_size {size} is not matformer_base_intermediate_size {base} / 2^{tier}",
             "correct the three keys, or export the tier again from the full checkpoint",

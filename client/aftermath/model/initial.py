@@ -15,19 +15,20 @@ import torch
 from torch import Tensor
 
 from aftermath.model.config import ModelConfig
+from aftermath.model.levels import prefix
 
 
 def init_weights(config: ModelConfig, seed: int, tier: int = 0) -> dict[str, Tensor]:
     """fp32 tensors of a tier. Those of tier k are exactly the prefixes of tier 0's."""
     full, held = config.parameter_shapes(), config.parameter_shapes(tier)
     params = {}
-    for name, shape in full.items():
+    for name in held:
+        shape = full[name]
         deviation = config.deviation(name)
         values = (
             torch.full(shape, config.constant(name)) if deviation is None else _uniform(deviation, seed, name, shape)
         )
-        dim = config.elastic_dim(name)
-        params[name] = values if dim is None else values.narrow(dim, 0, held[name][dim]).contiguous()
+        params[name] = values[prefix(held[name])].contiguous()
     return params
 
 

@@ -1,7 +1,8 @@
 """Levels: how a model's tensors are cut into strips that tiers hold.
 
-Decided: level l is what tier l adds to tier l+1: hidden units [width(l+1), width(l)) of every elastic tensor; the last
-level is the smallest tier's prefix and every tensor that all tiers hold whole. A tier-k replica holds the levels >= k.
+Decided: level l is what tier l adds to tier l+1: hidden units [width(l+1), width(l)) of every elastic tensor, and the
+tensors of layers that tier l+1 skips; the last level is all that the smallest tier holds. A tier-k replica holds the
+levels >= k.
 """
 
 from __future__ import annotations
@@ -49,12 +50,18 @@ class Segment:
 def cut(config: ModelConfig, tiers: int) -> tuple[Segment, ...]:
     """Every segment of a run's model in canonical order: level descending, then name."""
     held = [config.parameter_shapes(tier) for tier in range(tiers)]
+    below: list[Mapping[str, tuple[int, ...]]] = [*held[1:], {}]
     return tuple(
-        _segment(name, level, config, held)
+        _segment(name, level, config.elastic_dim(name), held[level][name], below[level].get(name))
         for level in reversed(range(tiers))
-        for name in sorted(held[0])
-        if level == tiers - 1 or config.elastic_dim(name) is not None
+        for name in sorted(held[level])
+        if held[level][name] != below[level].get(name)
     )
+
+
+def prefix(shape: Sequence[int]) -> tuple[slice, ...]:
+    """Where in the full model's tensor lies what a tier holds of it, in this shape."""
+    return tuple(map(slice, shape))
 
 
 def checked_level(level: int, levels: int) -> int:
@@ -64,10 +71,12 @@ def checked_level(level: int, levels: int) -> int:
     return level
 
 
-def _segment(name: str, level: int, config: ModelConfig, held: Sequence[Mapping[str, tuple[int, ...]]]) -> Segment:
-    dim, full = config.elastic_dim(name), held[0][name]
-    start, stop = 0, full[0]
-    if dim is not None:
-        start, stop = 0 if level == len(held) - 1 else held[level + 1][name][dim], held[level][name][dim]
-    shape = tuple(stop - start if axis == dim else size for axis, size in enumerate(full))
-    return Segment(name, level, dim, start, stop, shape)
+def _segment(
+    name: str, level: int, dim: Literal[0, 1] | None, held: tuple[int, ...], below: tuple[int, ...] | None
+) -> Segment:
+    if dim is None:
+        return Segment(name, level, None, 0, held[0], held)
+    start, stop = 0 if below is None else below[dim], held[dim]
+    return Segment(
+        name, level, dim, start, stop, tuple(stop - start if axis == dim else n for axis, n in enumerate(held))
+    )

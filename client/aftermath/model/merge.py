@@ -1,7 +1,7 @@
 """Putting a tier's slice back into the full model it belongs to.
 
-Decided: a slice holds the first hidden units of every feed-forward and all that has no levels; these take the place of
-the full model's, and the rest of it stays. So what was exported and not changed since merges to the same bits.
+Decided: a slice holds the first units, heads and layers that its tier keeps, and all that has no levels; these take the
+place of the full model's, and the rest of it stays. So what was exported and not changed since merges to the same bits.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from torch import Tensor
 from aftermath.model.checkpoint import load, load_config
 from aftermath.model.config import ModelConfig, stored_tier
 from aftermath.model.documents import CheckpointError, hf_config
+from aftermath.model.levels import prefix
 
 
 def merged(full: Path, part: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
@@ -29,7 +30,5 @@ def merged(full: Path, part: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
         )
     params, slices = load(full, 0), load(part, tier)
     for name, tensor in slices.items():
-        dim = config.elastic_dim(name)
-        held = params[name] if dim is None else params[name].narrow(dim, 0, tensor.shape[dim])
-        held.copy_(tensor)
+        params[name][prefix(tensor.shape)].copy_(tensor)
     return config, params

@@ -27,7 +27,7 @@ _NOT_IN_SCHEMA = {"initializer_range", "bos_token_id", "eos_token_id", "pad_toke
 class StateInputs(msgspec.Struct, frozen=True):
     """What a state schema's document is built from; the rest of it follows and is compared whole."""
 
-    model: dict[str, bool | int | str | None]
+    model: dict[str, bool | int | str | list[dict[str, list[int]]] | None]
     widths: list[int]
 
 
@@ -46,8 +46,8 @@ class StateSchema:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """FFN hidden units of tier 0, 1, ..."""
-        return tuple(self.config.width(tier) for tier in range(self.tiers))
+        """What tells tiers 0, 1, ... apart (`ModelConfig.size`): FFN hidden units, unless tiers keep what they name."""
+        return tuple(self.config.size(tier) for tier in range(self.tiers))
 
     def of_level(self, level: int) -> tuple[Segment, ...]:
         """The segments of one level in canonical order. Raises SchemaError if there is no such level."""

@@ -113,7 +113,9 @@ def _write(
     expected = config.parameter_shapes(tier)
     if {name: tuple(tensor.shape) for name, tensor in params.items()} != expected:
         raise CheckpointError(f"these tensors are not the tier {tier} replica that {target} should hold")
-    weights = {name: params[name].detach().to("cpu", torch.float32).contiguous() for name in expected}
+    weights = {
+        config.stored_name(name, tier): params[name].detach().to("cpu", torch.float32).contiguous() for name in expected
+    }
     need = sum(tensor.nbytes for tensor in weights.values()) + sum(map(len, companions.values()))
 
     def fill(place: Path) -> None:

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import torch
 
-from aftermath.model.checkpoint import load, load_config
+from aftermath.model.checkpoint import load
 from aftermath.model.config import stored_tier
 from aftermath.model.documents import CheckpointError, hf_config, read_limited
+from aftermath.model.levels import prefix
 from aftermath.model.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES, local_path, parse_manifest, verify
 
 
@@ -33,14 +34,12 @@ def verified(directory: Path) -> Verified:
     """Check a full checkpoint and the tiers beside it. Raises CheckpointError or ModelConfigError."""
     if stored := stored_tier(hf_config(directory / "config.json"))[0]:
         raise CheckpointError(f"{directory} is a slice of tier {stored}", "name the full checkpoint it belongs to")
-    config, params = load_config(directory), load(directory, 0, "universal")
+    params = load(directory, 0, "universal")
     listed = _files(directory)
     tiers = tuple(sorted(tier for tier in listed if tier))
     for tier in tiers:
         for name, tensor in load(directory, tier, "sliced").items():
-            dim = config.elastic_dim(name)
-            whole = params[name] if dim is None else params[name].narrow(dim, 0, tensor.shape[dim])
-            if not torch.equal(whole, tensor):
+            if not torch.equal(params[name][prefix(tensor.shape)], tensor):
                 raise CheckpointError(
                     f"tier {tier}'s {name} is not the full model's", "export the tiers again from the full checkpoint"
                 )

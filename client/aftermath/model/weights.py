@@ -19,6 +19,7 @@ from torch import Tensor
 from aftermath.base.counted import counted
 from aftermath.model.config import ModelConfig
 from aftermath.model.documents import INDEX_FILE, WEIGHTS_FILE, CheckpointError, read_index
+from aftermath.model.levels import prefix
 
 _FLOATS = {"F32", "F16", "BF16", "F64"}
 
@@ -55,17 +56,23 @@ def read_weights(files: Sequence[Path], config: ModelConfig, *, stored: int, tie
     embedding, output = config.tables()
     needed, head = there.keys(), {output: there[embedding]}  # a tied head may be there as well
     there, wanted = head | there, head | wanted
+    names = {config.stored_name(name, stored): name for name in there}
     params: dict[str, Tensor] = {}
+    passed: set[str] = set()  # what the files have and the tier does not hold
     for path in files:
         try:
             with safe_open(path, framework="pt") as file:
-                for name in _known(file.keys(), there, path):
-                    if name in params:
-                        raise CheckpointError(f"{path}: {name} is also in another shard")
-                    params[name] = _read(file, name, there[name], wanted[name], path)
+                for listed in _known(file.keys(), names, path):
+                    name = names[listed]
+                    if name in params or name in passed:
+                        raise CheckpointError(f"{path}: {listed} is also in another shard")
+                    if name in wanted:
+                        params[name] = _read(file, listed, there[name], wanted[name], path)
+                    else:
+                        passed.add(name)
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{path} is damaged: {error}", "copy or download the checkpoint again") from None
-    missing = sorted(needed - params.keys())
+    missing = sorted(needed - params.keys() - passed)
     if missing:
         hint = "set tie_word_embeddings in config.json if the output head is tied" if output in missing else ""
         raise CheckpointError(f"{files[0].parent} lacks {counted(len(missing), 'tensor')}, first {missing[0]}", hint)
@@ -103,8 +110,9 @@ def _read(file: Any, name: str, there: tuple[int, ...], wanted: tuple[int, ...],
             f"{path}: {name} is {kind} {shape}, config.json says {there}",
             "take weights and config.json from the same checkpoint",
         )
-    prefix = tuple(map(slice, wanted))
-    tensor: Tensor = part[prefix].to(torch.float32, copy=True).contiguous()  # the slice is a view of the mapped file
+    tensor: Tensor = (
+        part[prefix(wanted)].to(torch.float32, copy=True).contiguous()
+    )  # the slice is a view of the mapped file
     if not torch.isfinite(tensor).all():
         raise CheckpointError(f"{path}: {name} holds a value that is not finite", "use another checkpoint")
     return tensor

@@ -24,6 +24,7 @@ from aftermath.sim.laws import Laws, check_pace
 from aftermath.sim.record import Broken
 from aftermath.sim.scenario import WINDOW, Scenario, draw
 from aftermath.sim.simulation import Said, Simulation
+from aftermath.sim.tiny import CONFIG
 
 _LOOK = 1.0  # virtual seconds between two looks at what must always hold
 _BACK = 5.0  # virtual seconds after which a member whose chain was out of reach is started again
@@ -82,7 +83,7 @@ def _no_warnings() -> Iterator[None]:
 
 def _stage(scenario: Scenario, place: Path) -> Simulation:
     optimizer = {"SparseLoCo": dict(scenario.sparseloco)} if scenario.sparseloco else None
-    sim = Simulation(place, quantize=scenario.quantize, optimizer=optimizer, **dict(scenario.rules))
+    sim = Simulation(place, quantize=scenario.quantize, optimizer=optimizer, config=CONFIG, **dict(scenario.rules))
     sim.keeps = scenario.keeps
     for seat in scenario.seats:
         sim.add(seat.tier, seat.seconds, seat.nodes)

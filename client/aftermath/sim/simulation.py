@@ -30,6 +30,7 @@ from aftermath.member.feed import RunFeed
 from aftermath.member.member import Member
 from aftermath.member.ports import Ports, Role, Workers
 from aftermath.member.wishes import Wishes
+from aftermath.model.config import ModelConfig
 from aftermath.model.initial import init_weights
 from aftermath.model.store import write_checkpoint
 from aftermath.model.text import Prompt
@@ -109,11 +110,18 @@ class Simulation:
     """A cluster, a run, and members that come and go."""
 
     def __init__(
-        self, place: Path, *, quantize: bool = True, optimizer: Mapping[str, Any] | None = None, **rules: int
+        self,
+        place: Path,
+        *,
+        quantize: bool = True,
+        optimizer: Mapping[str, Any] | None = None,
+        config: ModelConfig = CONFIG,
+        **rules: int,
     ) -> None:
-        """`optimizer`: the table of another one than the tiny run's."""
+        """`optimizer`, `config`: the table of another one than the tiny run's, and another model of as many tokens."""
         torch.set_num_threads(1)
         place.mkdir(exist_ok=True)
+        self.config = config
         self.place, self.chain, self.network, self.record = place, SimChain(), SimNetwork(), Record()
         self.owner = _key("owner")
         self.players: list[Player] = []
@@ -136,7 +144,7 @@ class Simulation:
         self.chain.observers.append(lambda: self.record.note(self.run, self.members))
 
     def _prepare(self, rules: dict[str, int], quantize: bool, optimizer: Mapping[str, Any] | None) -> None:
-        write_checkpoint(self.place / "model", init_weights(CONFIG, 0), CONFIG, tier=0, companions={})
+        write_checkpoint(self.place / "model", init_weights(self.config, 0), self.config, tier=0, companions={})
         (self.place / "data").mkdir()
         tokens = torch.arange(4096).mul(7).remainder(64).to(torch.int16).numpy()
         (self.place / "data" / "tokens.bin").write_bytes(tokens.tobytes())
@@ -146,7 +154,7 @@ class Simulation:
             tables["model"]["LLM"]["optimizer"] = dict(optimizer)
         for name, value in rules.items():
             (tables["model"]["LLM"] if name == "cold_start_warmup_steps" else tables["config"])[name] = value
-        config = RunConfig.model_validate(tables)
+        rules_of_run = RunConfig.model_validate(tables)
         self.chain.fund(self.owner.pubkey())
         self.ix = CoordinatorInstructions(self.chain.coordinator, self.owner.pubkey())
         admit = AuthorizerInstructions(self.chain.authorizer, self.owner.pubkey())
@@ -156,8 +164,8 @@ class Simulation:
                 self._send(self.ix.grow(RUN_ID, which))
         self._send(admit.create(EVERYONE))
         self._send(admit.grantor_update(EVERYONE, True))
-        self._send(self.ix.update(RUN_ID, **config.to_chain()))
-        self.schema = agreed_schema(CONFIG.to_hf(), 3, self.model.optimizer)
+        self._send(self.ix.update(RUN_ID, **rules_of_run.to_chain()))
+        self.schema = agreed_schema(self.config.to_hf(), 3, self.model.optimizer)
         schema = {"hash": self.schema.hash(), "tier_widths": list(self.schema.state.widths)}
         self._send(self.ix.update(RUN_ID, schema=schema))
         self.pause(False)
@@ -213,7 +221,7 @@ class Simulation:
         role = Role(RUN_ID, self.schema, player.tier, player.identity.secret())
         upload, quick = InlineWorker(self.upload_seconds), InlineWorker(0.01)
         workers = Workers(player.compute, InlineWorker(0.01), upload, quick, InlineWorker(0.01))
-        data = open_tokens(self.place / "data", 2, self.model.max_seq_len, vocab_size=CONFIG.vocab_size)
+        data = open_tokens(self.place / "data", 2, self.model.max_seq_len, vocab_size=self.config.vocab_size)
         wishes = Wishes(
             hash_replicas=True,
             gradients_dir=self.place / "gradients" / player.name if self.writes_gradients else None,

@@ -26,7 +26,7 @@ class Llama(LanguageModel):
 
     def __init__(self, config: LlamaConfig, tier: int = 0) -> None:
         super().__init__(config, tier)
-        self.model = Decoder(config, config.width(tier))
+        self.model = Decoder(config, tier)
         if not config.tie_word_embeddings:
             self.lm_head = linear(config.hidden_size, config.vocab_size)
 
@@ -39,18 +39,19 @@ class Llama(LanguageModel):
 class Decoder(nn.Module):
     """Embedding, layers and final norm: token ids [B, T] -> hidden states [B, T, D]."""
 
-    def __init__(self, config: LlamaConfig, width: int) -> None:
+    def __init__(self, config: LlamaConfig, tier: int) -> None:
         super().__init__()
         self.config = config
+        kept = config.shape(tier)
         blank = torch.empty(config.vocab_size, config.hidden_size)  # [V, D]; torch's own init imports its compiler
         self.embed_tokens = nn.Embedding.from_pretrained(blank, freeze=False)
-        self.layers = nn.ModuleList(Layer(config, width) for _ in range(config.num_hidden_layers))
+        self.layers = nn.ModuleDict({str(layer): Layer(config, *kept.of_layer(layer)) for layer in kept.layers})
         self.norm = _norm(config)
 
     def forward(self, input_ids: Tensor) -> Tensor:
         hidden: Tensor = self.embed_tokens(input_ids)  # [B, T, D]
         rotation = scaled_rotary(self.config, self.config.head_dim, input_ids.shape[1], hidden.device)
-        for layer in self.layers:
+        for layer in self.layers.values():
             hidden = layer(hidden, rotation)
         out: Tensor = self.norm(hidden)
         return out
@@ -59,10 +60,10 @@ class Decoder(nn.Module):
 class Layer(nn.Module):
     """Pre-norm attention and feed-forward, each added to the residual stream [B, T, D]."""
 
-    def __init__(self, config: LlamaConfig, width: int) -> None:
+    def __init__(self, config: LlamaConfig, width: int, key_heads: int) -> None:
         super().__init__()
         self.input_layernorm = _norm(config)
-        self.self_attn = Attention(config)
+        self.self_attn = Attention(config, key_heads)
         self.post_attention_layernorm = _norm(config)
         self.mlp = FeedForward(config.hidden_size, width, bias=config.mlp_bias)
 
@@ -75,10 +76,11 @@ class Layer(nn.Module):
 class Attention(nn.Module):
     """Causal grouped-query attention with rotary positions: H query heads share G key/value heads."""
 
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(self, config: LlamaConfig, key_heads: int) -> None:
         super().__init__()
         self.head_dim = config.head_dim
-        queries, keys = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
+        keys = key_heads * config.head_dim
+        queries = keys * (config.num_attention_heads // config.num_key_value_heads)
         biased = config.attention_bias
         self.q_proj = linear(config.hidden_size, queries, bias=biased)  # [H K, D]
         self.k_proj = linear(config.hidden_size, keys, bias=biased)  # [G K, D]

@@ -18,6 +18,7 @@ from pydantic import Field, model_validator
 from aftermath.model.arch.rope_config import ROPE_FIELDS, rope_fields, rope_parameters, rope_table
 from aftermath.model.arch.transformer_config import IDEAS, TransformerConfig
 from aftermath.model.config import ModelConfigError
+from aftermath.model.tiers import PARTS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,7 +47,7 @@ _FAMILIES: Mapping[str, _Family] = {
 }
 _MISTRALS_WINDOW = 4096  # where its file says nothing
 _OWN = frozenset({"family", "attention_bias", "output_bias", "mlp_bias", "head_norm", "rope_type"})
-_LATER = _OWN | frozenset(ROPE_FIELDS.values())
+_UNSAID = _OWN | frozenset(ROPE_FIELDS.values())
 
 
 class LlamaConfig(TransformerConfig):
@@ -55,7 +56,7 @@ class LlamaConfig(TransformerConfig):
     MODEL_TYPE: ClassVar[str] = "llama"
     MODEL_TYPES: ClassVar[tuple[str, ...]] = tuple(_FAMILIES)
     ACTIVATIONS: ClassVar[tuple[str, ...]] = ("silu", "swish")
-    LATER: ClassVar[frozenset[str]] = _LATER
+    LATER: ClassVar[frozenset[str]] = TransformerConfig.LATER | _UNSAID
     num_key_value_heads: int = Field(ge=1, le=1 << 10)
     family: Literal["llama", "mistral", "qwen2", "qwen3"] = "llama"
     attention_bias: bool = False
@@ -107,7 +108,7 @@ class LlamaConfig(TransformerConfig):
         _refuse_windows(hf_config, family)
         unsaid = {"head_dim": family.head_dim} if family.head_dim and hf_config.get("head_dim") is None else {}
         known = cls.known({**hf_config, **unsaid})
-        known = {key: value for key, value in known.items() if key not in _LATER}
+        known = {key: value for key, value in known.items() if key not in _UNSAID}
         known.setdefault("num_key_value_heads", family.kv_heads or known.get("num_attention_heads"))
         known.setdefault("max_position_embeddings", family.longest)
         if not family.tokens:
@@ -116,7 +117,7 @@ class LlamaConfig(TransformerConfig):
 
     def to_hf(self, tier: int = 0) -> dict[str, Any]:
         """Loads in any Hugging Face client."""
-        said = {key: value for key, value in self.common_hf(tier).items() if key not in _LATER}
+        said = {key: value for key, value in self.common_hf(tier).items() if key not in _UNSAID}
         said |= {"model_type": self.family, "architectures": [_FAMILIES[self.family].architecture]}
         said |= {"hidden_act": "silu"}
         if self.family in ("llama", "qwen3"):
@@ -129,6 +130,15 @@ class LlamaConfig(TransformerConfig):
         if self.rope_type != "default":
             said["rope_parameters"] = rope_parameters(self.model_dump())
         return said
+
+    def cuts(self) -> tuple[str, ...]:
+        """All there is."""
+        return PARTS
+
+    @property
+    def key_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.num_key_value_heads
 
     def build(self, tier: int, params: Mapping[str, Tensor]) -> Llama:
         """A Llama."""
@@ -146,11 +156,13 @@ class LlamaConfig(TransformerConfig):
 
     def parameter_shapes(self, tier: int = 0) -> dict[str, tuple[int, ...]]:
         """Name -> shape of every tensor a tier-k replica holds. A tied output head is not a tensor of its own."""
-        hidden, ffn = self.hidden_size, self.width(tier)
-        queries, keys = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
+        hidden, kept = self.hidden_size, self.shape(tier)
         shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.vocab_size, hidden)}
-        for layer in range(self.num_hidden_layers):
+        for layer in kept.layers:
             prefix = f"model.layers.{layer}."
+            ffn, heads = kept.of_layer(layer)
+            keys = heads * self.head_dim
+            queries = keys * (self.num_attention_heads // self.num_key_value_heads)
             shapes |= {
                 prefix + "input_layernorm.weight": (hidden,),
                 prefix + "self_attn.q_proj.weight": (queries, hidden),

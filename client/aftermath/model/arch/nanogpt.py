@@ -23,7 +23,7 @@ class NanoGPT(LanguageModel):
 
     def __init__(self, config: NanoGPTConfig, tier: int = 0) -> None:
         super().__init__(config, tier)
-        self.model = Decoder(config, config.width(tier))
+        self.model = Decoder(config, tier)
         self._cap, self._tied = config.logit_softcap, config.tie_word_embeddings
         if not self._tied:
             self.lm_head = linear(config.hidden_size, config.vocab_size)
@@ -37,23 +37,25 @@ class NanoGPT(LanguageModel):
 class Decoder(nn.Module):
     """Tables, layers and the ways around them: token ids [B, T] -> hidden states [B, T, D]."""
 
-    def __init__(self, config: NanoGPTConfig, width: int) -> None:
+    def __init__(self, config: NanoGPTConfig, tier: int) -> None:
         super().__init__()
-        self.config = config
+        self.config, kept = config, config.shape(tier)
         values = config.num_attention_heads * config.head_dim
         self.embed_tokens = _table(config.vocab_size, config.hidden_size)
         if config.value_embeddings:
             self.value_embeds = nn.ModuleList(_table(config.vocab_size, values) for _ in range(config.value_embeddings))
         if config.skips:
             self.skip_lambdas = nn.Parameter(torch.empty(config.skips))
-        self.layers = nn.ModuleList(Layer(config, width, number) for number in range(config.num_hidden_layers))
+        self.layers = nn.ModuleDict(
+            {str(number): Layer(config, *kept.of_layer(number), number) for number in kept.layers}
+        )
 
     def forward(self, input_ids: Tensor) -> Tensor:
         config = self.config
         hidden = start = _norm(self.embed_tokens(input_ids), config)  # [B, T, D]
         rotation = rotary(config.head_dim, config.rope_theta, input_ids.shape[1], hidden.device)
         skips: list[Tensor] = []
-        for number, layer in enumerate(self.layers):
+        for number, layer in ((int(name), layer) for name, layer in self.layers.items()):
             if number >= config.num_hidden_layers - config.skips:
                 hidden = hidden + self.skip_lambdas[config.skips - len(skips)] * skips.pop()
             table = config.value_table(number)
@@ -67,12 +69,12 @@ class Decoder(nn.Module):
 class Layer(nn.Module):
     """Attention and feed-forward, each before a norm and added to the residual stream [B, T, D]."""
 
-    def __init__(self, config: NanoGPTConfig, width: int, number: int) -> None:
+    def __init__(self, config: NanoGPTConfig, width: int, heads: int, number: int) -> None:
         super().__init__()
         self.config = config
         if config.x0_residual:
             self.residual_lambda, self.x0_lambda = nn.Parameter(torch.empty(1)), nn.Parameter(torch.empty(1))
-        self.self_attn = Attention(config, config.value_table(number) is not None)
+        self.self_attn = Attention(config, heads, config.value_table(number) is not None)
         self.mlp = FeedForward(config, width)
 
     def forward(self, hidden: Tensor, start: Tensor, added: Tensor | None, rotation: tuple[Tensor, Tensor]) -> Tensor:
@@ -86,10 +88,10 @@ class Layer(nn.Module):
 class Attention(nn.Module):
     """Causal attention with rotary positions; a table of the tokens may be added to the values."""
 
-    def __init__(self, config: NanoGPTConfig, adds: bool) -> None:
+    def __init__(self, config: NanoGPTConfig, heads: int, adds: bool) -> None:
         super().__init__()
         self.config = config
-        inner = config.num_attention_heads * config.head_dim
+        inner = heads * config.head_dim
         self.q_proj = linear(config.hidden_size, inner)  # [H K, D]
         self.k_proj = linear(config.hidden_size, inner)  # [H K, D]
         self.v_proj = linear(config.hidden_size, inner)  # [H K, D]

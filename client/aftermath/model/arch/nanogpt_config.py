@@ -21,6 +21,7 @@ from pydantic import Field, model_validator
 from aftermath.model.arch.rope_config import rope_table
 from aftermath.model.arch.transformer_config import IDEAS, TransformerConfig
 from aftermath.model.config import ModelConfigError
+from aftermath.model.tiers import PARTS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -88,6 +89,10 @@ class NanoGPTConfig(TransformerConfig):
         """Named as no architecture of transformers."""
         return self.common_hf(tier) | {"architectures": ["NanoGPT"]}
 
+    def cuts(self) -> tuple[str, ...]:
+        """All there is, unless layers are bound to each other, or heads to a table."""
+        return ("intermediate_size",) if self.unet_skips or self.value_embeddings else PARTS
+
     @property
     def skips(self) -> int:
         """Layers that end, and layers that begin, with a skip."""
@@ -100,14 +105,16 @@ class NanoGPTConfig(TransformerConfig):
 
     def parameter_shapes(self, tier: int = 0) -> dict[str, tuple[int, ...]]:
         """By the options."""
-        hidden, ffn, values = self.hidden_size, self.width(tier), self.num_attention_heads * self.head_dim
+        hidden, kept = self.hidden_size, self.shape(tier)
         shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.vocab_size, hidden)}
         for table in range(self.value_embeddings):
-            shapes[f"model.value_embeds.{table}.weight"] = (self.vocab_size, values)
+            shapes[f"model.value_embeds.{table}.weight"] = (self.vocab_size, self.key_heads * self.head_dim)
         if self.skips:
             shapes["model.skip_lambdas"] = (self.skips,)
-        for layer in range(self.num_hidden_layers):
+        for layer in kept.layers:
             prefix = f"model.layers.{layer}."
+            ffn, heads = kept.of_layer(layer)
+            values = heads * self.head_dim
             if self.x0_residual:
                 shapes |= {prefix + "residual_lambda": (1,), prefix + "x0_lambda": (1,)}
             shapes |= {prefix + f"self_attn.{name}_proj.weight": (values, hidden) for name in "qkv"}

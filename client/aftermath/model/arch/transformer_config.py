@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from aftermath.model.arch.rope_config import rope_table
-from aftermath.model.config import ModelConfig, ModelConfigError
+from aftermath.model.config import ModelConfig, ModelConfigError, stored_tier
+from aftermath.model.tiers import KEY, TierShape, tier_shapes
 
 # Keys that transformers reads as well, and that make it another function whatever they say.
 _OTHER_FUNCTIONS = (
@@ -33,6 +35,18 @@ class TransformerConfig(ModelConfig):
         "mlp.up_proj.bias": 0,
     }
 
+    HEAD_DIMS: ClassVar[Mapping[str, Literal[0, 1]]] = {
+        "self_attn.q_proj.weight": 0,
+        "self_attn.k_proj.weight": 0,
+        "self_attn.v_proj.weight": 0,
+        "self_attn.o_proj.weight": 1,
+        "self_attn.q_proj.bias": 0,
+        "self_attn.k_proj.bias": 0,
+        "self_attn.v_proj.bias": 0,
+    }
+    """As `ELASTIC_DIMS`, of what has a part for each head, where tiers differ in heads."""
+    LATER: ClassVar[frozenset[str]] = frozenset({KEY})
+
     ACTIVATIONS: ClassVar[tuple[str, ...]] = ()
     """What `hidden_act` may say."""
 
@@ -43,6 +57,8 @@ class TransformerConfig(ModelConfig):
     rms_norm_eps: float = Field(1e-6, gt=0, le=1e-2)
     rope_theta: float = Field(10000.0, ge=1, le=1e12)
     initializer_range: float = Field(0.02, gt=0, le=1)
+    matformer_tiers: tuple[TierShape, ...] = ()
+    """What tiers 1, 2, ... keep; nothing where each has half the width of the one before."""
 
     @model_validator(mode="after")
     def _head_is_even(self) -> Self:
@@ -56,7 +72,7 @@ class TransformerConfig(ModelConfig):
         by which transformers would compute another function of this file than the networks here.
         """
         _refuse_other_functions(hf_config, cls.ACTIVATIONS)
-        known = super().known(hf_config)
+        known = super().known(hf_config) | _base(hf_config)
         if (theta := rope_table(hf_config).get("rope_theta")) is not None:
             known["rope_theta"] = theta
         heads, hidden = known.get("num_attention_heads"), known.get("hidden_size")
@@ -69,10 +85,122 @@ class TransformerConfig(ModelConfig):
             known["head_dim"] = hidden // heads
         return known
 
+    @classmethod
+    def checked(cls, known: Mapping[str, Any]) -> Self:
+        """The config with these fields. Raises ModelConfigError."""
+        whole = super().checked({key: value for key, value in known.items() if key != KEY})
+        if not known.get(KEY):
+            return whole
+        return whole.model_copy(update={KEY: tier_shapes(known[KEY], whole.shape(0), whole.cuts())})
+
+    def cuts(self) -> tuple[str, ...]:
+        """What an entry of `matformer_tiers` may name of this model."""
+        return ()
+
+    @property
+    def key_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.num_attention_heads
+
+    def shape(self, tier: int) -> TierShape:
+        """The layers that a tier keeps, and the width and heads of each. Raises ModelConfigError."""
+        if not tier or not self.matformer_tiers:
+            return TierShape.uniform(self.num_hidden_layers, super().width(tier), self.key_heads)
+        if tier > len(self.matformer_tiers):
+            raise ModelConfigError(
+                f"config.json: {KEY} has no entry for tier {tier}",
+                f"give the run at most {1 + len(self.matformer_tiers)} tiers, or name what tier {tier} keeps",
+            )
+        return self.matformer_tiers[tier - 1]
+
+    def width(self, tier: int) -> int:
+        """FFN hidden units of a tier's widest layer. Raises ModelConfigError."""
+        return max(self.shape(tier).intermediate_size)
+
+    def size(self, tier: int) -> int:
+        """The width; where tiers keep what they name, the units of all layers."""
+        return self.shape(tier).units if self.matformer_tiers else self.width(tier)
+
+    def kept(self, tier: int) -> str:
+        """The width; where tiers keep what they name, layers and heads as well."""
+        if not self.matformer_tiers:
+            return super().kept(tier)
+        shape = self.shape(tier)
+        said = (
+            ("layers", ", ".join(map(str, shape.layers))),
+            ("FFN width", _span(shape.intermediate_size)),
+            ("key heads", _span(shape.num_key_value_heads)),
+        )
+        return "; ".join(f"{what} {which}" for what, which in said)
+
+    def elastic_dim(self, name: str) -> Literal[0, 1] | None:
+        """That of hidden units, or of heads where tiers differ in them."""
+        whole = (self.key_heads,)
+        if any(set(tier.num_key_value_heads) != set(whole) for tier in self.matformer_tiers):
+            for suffix, dim in self.HEAD_DIMS.items():
+                if name.endswith("." + suffix):
+                    return dim
+        return super().elastic_dim(name)
+
+    def stored_name(self, name: str, tier: int) -> str:
+        """A tier's files number the layers that it keeps from 0 on, as every client expects."""
+        if not tier or not (found := _LAYER.match(name)):
+            return name
+        return f"{found[1]}{self.shape(tier).layers.index(int(found[2]))}{found[3]}"
+
+    def common_hf(self, tier: int) -> dict[str, Any]:
+        """All fields of a tier, with what its file must say of the full model."""
+        said = super().common_hf(tier)
+        del said[KEY]
+        if not self.matformer_tiers:
+            return said
+        said[KEY] = [entry.model_dump(mode="json") for entry in self.matformer_tiers]
+        return said | ({_BASE: self._sizes(0)} | self._sizes(tier) if tier else {})
+
+    def agreed(self, hf_config: Mapping[str, Any]) -> Self:
+        """This, if a tier's file says of the tier what `matformer_tiers` says. Raises ModelConfigError."""
+        tier, _ = stored_tier(hf_config)
+        held = self._sizes(tier) | {"intermediate_size": self.width(tier)} if self.matformer_tiers else {}
+        for key, size in held.items():
+            if hf_config.get(key, size) != size:
+                raise ModelConfigError(
+                    f"config.json: {key} is {hf_config[key]!r}, and {size} by {KEY}", "export the tier again"
+                )
+        return self
+
+    def _sizes(self, tier: int) -> dict[str, int]:
+        """Layers and heads of a tier, under the names that its file has for them."""
+        shape, heads = self.shape(tier), self.num_attention_heads // self.key_heads
+        sizes = {
+            "num_hidden_layers": len(shape.layers),
+            "num_attention_heads": max(shape.num_key_value_heads) * heads,
+            "num_key_value_heads": max(shape.num_key_value_heads),
+        }
+        return {key: size for key, size in sizes.items() if key in type(self).model_fields}
+
     def deviation(self, name: str) -> float | None:
         """As in GPT-2: `initializer_range`, divided by sqrt(2 layers) where a layer writes to the residual stream."""
         residual = name.endswith(("self_attn.o_proj.weight", "mlp.down_proj.weight"))
         return self.initializer_range / math.sqrt(2 * self.num_hidden_layers if residual else 1)
+
+
+def _span(sizes: tuple[int, ...]) -> str:
+    """One number where all are alike."""
+    return f"{sizes[0]:,}" if len(set(sizes)) == 1 else " ".join(f"{size:,}" for size in sizes)
+
+
+_BASE = "matformer_base"
+_LAYER = re.compile(r"(model\.layers\.)(\d+)(\..*)")
+
+
+def _base(hf_config: Mapping[str, Any]) -> dict[str, Any]:
+    """What the file of a tier says of the full model's layers and heads. Raises ModelConfigError."""
+    if not hf_config.get(KEY) or not stored_tier(hf_config)[0]:
+        return {}
+    base, keys = hf_config.get(_BASE), ("num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+    if not isinstance(base, dict) or any(key not in keys for key in base):
+        raise ModelConfigError(f"config.json: {_BASE} must name {', '.join(keys)}", "export the tier again")
+    return dict(base)
 
 
 def _refuse_other_functions(hf_config: Mapping[str, Any], activations: tuple[str, ...]) -> None:

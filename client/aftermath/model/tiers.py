@@ -1,0 +1,130 @@
+"""What each tier of a model keeps, where its `config.json` says so itself: layers, heads and widths.
+
+Decided
+- `matformer_tiers` has an entry for tier 1, tier 2 and so on. An entry names what its tier keeps: `layers` by their
+  numbers in the full model, and of each of them `intermediate_size` hidden units and `num_key_value_heads` heads (one
+  number for all, or one for each). With a key's head go the query heads that share it. What an entry does not name is
+  as in the tier before.
+- A tier holds a part of the tier before it, and less than that: what it lacks is a level. Units and heads are kept from
+  the first on; a layer that is not kept is skipped.
+- However it was written, it is kept whole: a number for every layer. So equal tiers are equal documents.
+
+Sources: MatFormer (arXiv 2310.07707) for widths, and its Mix'n'Match for a width of every layer; LayerDrop (arXiv
+1909.11556) for leaving out layers.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import TypeGuard
+
+from pydantic import BaseModel, ConfigDict
+
+from aftermath.model.config import MAX_TIERS, ModelConfigError
+
+KEY = "matformer_tiers"
+PARTS = ("layers", "intermediate_size", "num_key_value_heads")
+"""What an entry may name."""
+
+
+class TierShape(BaseModel):
+    """What a tier keeps: so many hidden units and heads of each of these layers."""
+
+    model_config = ConfigDict(frozen=True)
+
+    layers: tuple[int, ...]
+    intermediate_size: tuple[int, ...]
+    num_key_value_heads: tuple[int, ...]
+
+    @classmethod
+    def uniform(cls, layers: int, width: int, heads: int) -> TierShape:
+        """The first layers, all alike."""
+        return cls(
+            layers=tuple(range(layers)), intermediate_size=(width,) * layers, num_key_value_heads=(heads,) * layers
+        )
+
+    @property
+    def units(self) -> int:
+        """Layers, heads and hidden units together: less of any of these is less of them."""
+        return len(self.layers) + sum(self.num_key_value_heads) + sum(self.intermediate_size)
+
+    def of_layer(self, layer: int) -> tuple[int, int]:
+        """(hidden units, heads) of a layer; nothing of one that is not kept."""
+        if layer not in self.layers:
+            return 0, 0
+        place = self.layers.index(layer)
+        return self.intermediate_size[place], self.num_key_value_heads[place]
+
+
+def tier_shapes(entries: object, whole: TierShape, allowed: Sequence[str]) -> tuple[TierShape, ...]:
+    """What the entries of `matformer_tiers` say, each against the tier before it; the first against `whole`.
+
+    `allowed` are the parts that the architecture can cut. Raises ModelConfigError.
+    """
+    if not isinstance(entries, list | tuple) or not 1 <= len(entries) < MAX_TIERS:
+        raise _wrong(KEY, f"must be a list of 1 to {MAX_TIERS - 1} entries, one for each tier after 0")
+    shapes = [whole]
+    for number, entry in enumerate(entries, 1):
+        shapes.append(_shape(f"{KEY}[{number - 1}]", entry, shapes[-1]))
+    for part in PARTS:
+        cut = any(getattr(shape, part) != getattr(before, part) for before, shape in itertools.pairwise(shapes))
+        if cut and part not in allowed and not (part == "intermediate_size" and "layers" in allowed):
+            raise ModelConfigError(
+                f"config.json: {KEY} cuts {part}, which this model's tiers cannot",
+                f"name only {', '.join(allowed)}" if allowed else f"leave {KEY} out: tiers then halve the width",
+            )
+    return tuple(shapes[1:])
+
+
+def _shape(where: str, entry: object, before: TierShape) -> TierShape:
+    if isinstance(entry, TierShape):
+        entry = entry.model_dump()
+    if not isinstance(entry, Mapping) or not entry:
+        raise _wrong(where, f"must name what the tier keeps, one or more of {', '.join(PARTS)}")
+    if strange := sorted(str(key) for key in entry if key not in PARTS):
+        raise _wrong(f"{where}.{strange[0]}", f"says nothing here; an entry names {', '.join(PARTS)}")
+    layers = _layers(f"{where}.layers", entry.get("layers", before.layers), before)
+    held = [before.of_layer(layer) for layer in layers]
+    widths = _sizes(f"{where}.intermediate_size", entry.get("intermediate_size"), [width for width, _ in held])
+    heads = _sizes(f"{where}.num_key_value_heads", entry.get("num_key_value_heads"), [heads for _, heads in held])
+    shape = TierShape(layers=layers, intermediate_size=widths, num_key_value_heads=heads)
+    if shape == before:
+        raise _wrong(where, "keeps all that the tier before it has; a tier holds less than that")
+    return shape
+
+
+def _layers(where: str, said: object, before: TierShape) -> tuple[int, ...]:
+    if not isinstance(said, list | tuple) or not said or not all(_is_number(layer) for layer in said):
+        raise _wrong(where, "must be a list of the numbers of layers")
+    layers = tuple(said)
+    if any(one >= other for one, other in itertools.pairwise(layers)):
+        raise _wrong(where, "must rise, and name a layer once")
+    if absent := [layer for layer in layers if layer not in before.layers]:
+        raise _wrong(where, f"names layer {absent[0]}, which the tier before it lacks")
+    return layers
+
+
+def _sizes(where: str, said: object, most: Sequence[int]) -> tuple[int, ...]:
+    """One number for every layer that is kept, none above what the tier before has of it."""
+    if said is None:
+        return tuple(most)
+    listed = said if isinstance(said, list | tuple) else [said] * len(most)
+    sizes = [size for size in listed if _is_number(size)]
+    if len(listed) != len(most) or len(sizes) != len(most):
+        raise _wrong(where, f"must be a whole number, or a list of {len(most)}, one for each layer that is kept")
+    for size, limit in zip(sizes, most, strict=True):
+        if not 1 <= size <= limit:
+            raise _wrong(where, f"says {size}; a layer has 1 to {limit} in the tier before it")
+    return tuple(sizes)
+
+
+def _is_number(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _wrong(where: str, why: str) -> ModelConfigError:
+    return ModelConfigError(f"config.json: {where} {why}", "docs/tiers.md shows entries of every kind")
+
+
+__all__ = ["KEY", "PARTS", "TierShape", "tier_shapes"]

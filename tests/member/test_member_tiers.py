@@ -1,0 +1,35 @@
+"""Members whose tiers keep layers and heads of their own train one model; one is killed and comes back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aftermath.model.architectures import config_of
+from aftermath.sim.simulation import Simulation, play
+from aftermath.sim.tiny import CONFIG
+
+KINDS = {
+    "layers": [{"layers": [0, 2]}, {"layers": [2]}],
+    "heads": [{"num_key_value_heads": 2}, {"num_key_value_heads": 1}],
+    "a width for every layer": [{"intermediate_size": [32, 16, 8]}, {"intermediate_size": [8, 8, 4]}],
+    "all at once": [{"layers": [0, 2], "num_key_value_heads": 2}, {"intermediate_size": [9, 5]}],
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_replicas_stay_equal(kind: str, tmp_path: Path) -> None:
+    heads = {"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 4}
+    config = config_of(CONFIG.to_hf() | heads | {"matformer_tiers": KINDS[kind]})
+
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1, 2, 2)]
+        await sim.until_round(3)
+        await sim.kill(players[2])
+        await sim.until(lambda run: run.epoch == 1)
+        sim.start(players[2])
+        await sim.until_finished()
+
+    sim = play(tmp_path, story, config=config)
+    assert sim.check(dropped=[sim.players[2]]) > 42

@@ -1,0 +1,249 @@
+"""Tiers that keep layers, heads and widths of their own: what they hold and compute, their files, bad entries."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aftermath.model.architectures import config_of
+from aftermath.model.checkpoint import load, load_config
+from aftermath.model.config import ModelConfig, ModelConfigError
+from aftermath.model.documents import CheckpointError
+from aftermath.model.export import export_tiers
+from aftermath.model.initial import init_weights
+from aftermath.model.merge import merged
+from aftermath.model.schema import StateInputs, state_of_inputs, state_schema
+from aftermath.model.segments import level_hash, view
+from aftermath.model.store import write_checkpoint
+from aftermath.model.verify import verified
+
+torch.set_num_threads(1)
+
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 33,
+    "hidden_size": 24,
+    "intermediate_size": 12,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "head_dim": 4,
+    "max_position_embeddings": 64,
+}
+NANOGPT = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"} | {"model_type": "nanogpt"}
+KINDS: dict[str, list[dict[str, Any]]] = {
+    "widths": [{"intermediate_size": 7}, {"intermediate_size": 3}],
+    "a width for every layer": [{"intermediate_size": [12, 9, 5, 5]}, {"intermediate_size": [8, 4, 4, 1]}],
+    "heads": [{"num_key_value_heads": 2}, {"num_key_value_heads": 1}],
+    "layers": [{"layers": [0, 1, 3]}, {"layers": [3]}],
+    "all at once": [
+        {"layers": [0, 2, 3], "num_key_value_heads": [3, 2, 1]},
+        {"layers": [0, 3], "intermediate_size": [12, 5]},
+    ],
+}
+
+
+def random_tiers(chance: random.Random, config: dict[str, Any]) -> list[dict[str, Any]]:
+    """Two entries, each with less than the one before."""
+    layers, heads = config["num_hidden_layers"], config.get("num_key_value_heads", config["num_attention_heads"])
+    held = dict.fromkeys(range(layers), (config["intermediate_size"], heads))
+    entries = []
+    for number in range(2):
+        kept = sorted(chance.sample(sorted(held), chance.randint(max(1, len(held) - 1), len(held))))
+        held = {n: (chance.randint(20 - 9 * number, held[n][0] - 1), chance.randint(1, held[n][1])) for n in kept}
+        sizes = {
+            "intermediate_size": [w for w, _ in held.values()],
+            "num_key_value_heads": [h for _, h in held.values()],
+        }
+        entries.append({"layers": kept} | sizes)
+    return entries
+
+
+def random_weights(config: ModelConfig, seed: int) -> dict[str, torch.Tensor]:
+    source = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(shape, generator=source) * 0.3 for name, shape in config.parameter_shapes().items()}
+
+
+def files_of(number: int) -> dict[str, Any]:
+    chance = random.Random(number)
+    base = [LLAMA, LLAMA | {"model_type": "qwen2"}, LLAMA | {"model_type": "qwen3"}, NANOGPT][number % 4]
+    base = base | {"intermediate_size": 60, "tie_word_embeddings": number % 3 == 0}
+    return base | {"matformer_tiers": random_tiers(chance, base)}
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_a_tier_computes_what_its_exported_checkpoint_does_and_merges_back(number: int, tmp_path: Path) -> None:
+    config = config_of(files_of(number))
+    weights = random_weights(config, number)
+    write_checkpoint(tmp_path / "m", weights, config, tier=0, companions={})
+    export_tiers(tmp_path / "m", [1, 2])
+    assert verified(tmp_path / "m").tiers == (1, 2)
+    tokens = torch.randint(0, config.vocab_size, (2, 12), generator=torch.Generator().manual_seed(number))
+    for tier in (1, 2):
+        place = tmp_path / f"m-tier{tier}"
+        assert load_config(place) == config
+        cut, own = load(tmp_path / "m", tier, "universal"), load(place, tier)
+        assert {name: tuple(tensor.shape) for name, tensor in own.items()} == config.parameter_shapes(tier)
+        assert all(torch.equal(own[name], cut[name]) for name in cut)
+        assert torch.equal(config.build(tier, cut)(tokens), config.build(tier, own)(tokens))
+        _, again = merged(tmp_path / "m", place)
+        assert all(torch.equal(again[name], weights[name]) for name in weights)
+
+
+@pytest.mark.parametrize("kind", ["heads", "layers", "widths"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_transformers_computes_the_same_of_a_tier_whose_layers_are_alike(
+    family: str, kind: str, tmp_path: Path
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = config_of(LLAMA | {"model_type": family, "matformer_tiers": KINDS[kind]})
+    write_checkpoint(tmp_path / "m", random_weights(config, 5), config, tier=0, companions={})
+    export_tiers(tmp_path / "m", [1, 2])
+    tokens = torch.randint(0, config.vocab_size, (2, 12), generator=torch.Generator().manual_seed(1))
+    for tier in (1, 2):
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / f"m-tier{tier}").eval()
+        ours = config.build(tier, load(tmp_path / f"m-tier{tier}", tier))
+        torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_levels_hold_every_number_once_and_are_equal_at_every_tier(number: int) -> None:
+    config = config_of(files_of(number))
+    schema = state_schema(config.to_hf(), 3)
+    document = schema.document()
+    assert state_of_inputs(StateInputs(document["model"], document["widths"])).document() == document
+    assert document["widths"] == sorted(set(document["widths"]), reverse=True)
+    full = random_weights(config, number)
+    seen = {name: torch.zeros(tensor.shape) for name, tensor in full.items()}
+    for segment in schema.segments:
+        view(seen, segment).add_(1)
+    assert all(torch.all(times == 1) for times in seen.values())
+    for tier in range(3):
+        held = {name: full[name][tuple(map(slice, shape))] for name, shape in config.parameter_shapes(tier).items()}
+        assert sum(tensor.numel() for tensor in held.values()) == schema.parameters(tier)
+        for level in range(tier, 3):
+            assert level_hash(held, schema, level) == level_hash(full, schema, level)
+        started, whole = init_weights(config, 3, tier), init_weights(config, 3)
+        assert all(torch.equal(started[name], whole[name][tuple(map(slice, held[name].shape))]) for name in held)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_however_it_is_written_equal_tiers_are_equal(kind: str) -> None:
+    config = config_of(LLAMA | {"matformer_tiers": KINDS[kind]})
+    said = config.to_hf()["matformer_tiers"]
+    assert config_of(LLAMA | {"matformer_tiers": said}) == config
+    assert config.to_hf(1)["matformer_tiers"] == said
+    assert config.possible_tiers() == 3
+    plain = state_schema(LLAMA, 3).document()
+    assert "matformer_tiers" not in plain["model"]
+    assert state_schema(config.to_hf(), 3).document() != plain
+
+
+def test_what_a_tier_does_not_name_is_as_in_the_tier_before() -> None:
+    config = config_of(LLAMA | {"matformer_tiers": KINDS["all at once"]})
+    last = config.to_hf(2)["matformer_tiers"][1]
+    assert last == {"layers": [0, 3], "intermediate_size": [12, 5], "num_key_value_heads": [3, 1]}
+    assert config.to_hf(2)["num_hidden_layers"] == 2
+    assert config.to_hf(2)["num_attention_heads"] == 6
+    assert config.to_hf(2)["matformer_base"]["num_hidden_layers"] == 4
+
+
+@pytest.mark.parametrize(
+    ("entries", "says"),
+    [
+        ({}, None),
+        ("two", r"matformer_tiers must be a list"),
+        ([{}], r"matformer_tiers\[0\] must name what"),
+        ([{"width": 3}], r"matformer_tiers\[0\]\.width says nothing here"),
+        ([{"intermediate_size": 13}], r"intermediate_size says 13; a layer has 1 to 12"),
+        ([{"intermediate_size": 0}], "says 0"),
+        ([{"intermediate_size": 2.5}], "must be a whole number"),
+        ([{"intermediate_size": [3, 3]}], "a list of 4"),
+        ([{"layers": []}], r"matformer_tiers\[0\]\.layers must be a list"),
+        ([{"layers": [1, 0]}], "must rise"),
+        ([{"layers": [0, 4]}], "names layer 4, which the tier before it lacks"),
+        ([{"layers": [0, 1, 2, 3]}], "keeps all that the tier before it has"),
+        ([{"layers": [0, 1]}, {"layers": [0, 2]}], r"matformer_tiers\[1\]\.layers names layer 2"),
+        ([{"intermediate_size": 5}, {"intermediate_size": 6}], "says 6; a layer has 1 to 5"),
+        ([{"num_key_value_heads": True}], "must be a whole number"),
+    ],
+)
+def test_a_wrong_entry_is_named(entries: object, says: str | None) -> None:
+    if says is None:
+        assert config_of(LLAMA | {"matformer_tiers": entries}) == config_of(LLAMA)
+        return
+    with pytest.raises(ModelConfigError, match=says):
+        config_of(LLAMA | {"matformer_tiers": entries})
+
+
+@pytest.mark.parametrize(
+    ("file", "says"),
+    [
+        (NANOGPT | {"unet_skips": True, "matformer_tiers": [{"layers": [0]}]}, "cuts layers"),
+        (
+            NANOGPT | {"value_embeddings": 1, "matformer_tiers": [{"num_key_value_heads": 1}]},
+            "cuts num_key_value_heads",
+        ),
+    ],
+)
+def test_what_an_architecture_cannot_cut_is_named(file: dict[str, Any], says: str) -> None:
+    with pytest.raises(ModelConfigError, match=says):
+        config_of(file)
+
+
+def test_a_tier_beyond_the_last_entry_is_named(tmp_path: Path) -> None:
+    config = config_of(LLAMA | {"matformer_tiers": KINDS["layers"]})
+    write_checkpoint(tmp_path / "m", init_weights(config, 0), config, tier=0, companions={})
+    with pytest.raises(ModelConfigError, match="no entry for tier 3"):
+        state_schema(config.to_hf(), 4)
+    with pytest.raises(ModelConfigError, match="no entry for tier 3"):
+        export_tiers(tmp_path / "m", [3])
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"num_hidden_layers": 4}, "num_hidden_layers is 4, and 3 by matformer_tiers"),
+        ({"matformer_base": None}, "matformer_base must name"),
+        ({"matformer_base": {"hidden_size": 3}}, "matformer_base must name"),
+        ({"matformer_base_intermediate_size": None}, "matformer_base_intermediate_size is missing"),
+    ],
+)
+def test_a_tiers_file_that_contradicts_itself_is_refused(change: dict[str, Any], says: str, tmp_path: Path) -> None:
+    config = config_of(LLAMA | {"matformer_tiers": KINDS["layers"]})
+    write_checkpoint(tmp_path / "m", init_weights(config, 0), config, tier=0, companions={})
+    export_tiers(tmp_path / "m", [1])
+    place = tmp_path / "m-tier1"
+    document = json.loads((place / "config.json").read_text()) | change
+    (place / "config.json").write_text(json.dumps(document))
+    with pytest.raises((ModelConfigError, CheckpointError), match=says):
+        load(place, 1)
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 14) | st.floats() | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.sampled_from(["layers", "intermediate_size", "num_key_value_heads"]), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@settings(deadline=None)
+@given(ANYTHING | st.lists(ANYTHING, max_size=3))
+def test_whatever_the_entries_say_only_a_config_error_leaves(entries: object) -> None:
+    try:
+        config = config_of(LLAMA | {"matformer_tiers": entries})
+    except ModelConfigError:
+        return
+    tiers = config.possible_tiers()
+    sizes = [state_schema(config.to_hf(), tiers).parameters(tier) for tier in range(tiers)]
+    assert sizes == sorted(set(sizes), reverse=True)
