@@ -7,7 +7,7 @@ applies a round, and every tensor that PyTorch makes and drops on the way is cou
 the same tensors, and some hundred MB of its own (its context, the libraries' workspaces, fragments) that are not
 counted here. `state` is 16 bytes for each parameter the tier holds; what the peak has beyond it are activations. One
 and two layers are measured, and the peak of all of them lies on the straight line through both, since every layer
-holds the same (`layer`).
+holds the same (`layer`). `recomputed` and `layer_recomputed` are the same with `--activation-checkpointing on`.
 
 `sent` is the light recipe's model with the demonstration's optimizer, where every number is sent: what its members hold
 most of are the results of eight that are applied together.
@@ -21,62 +21,28 @@ import re
 import tempfile
 import threading
 import time
-import weakref
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from aftermath.cli.schema import shape_of
 from aftermath.config.document import parse_config
 from aftermath.data.bytelevel import VOCAB_SIZE
 from aftermath.model.architectures import config_of
 from aftermath.optim.codec import decode_level
+from aftermath.replica.live_bytes import LiveBytes
+from aftermath.replica.pass_size import Checkpointing, PassSize
 from aftermath.replica.replica import Replica
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = {"light": "light-config.toml", "test": "config.toml", "sent": "light-config.toml"}
-TIERS = 3
+TIERS = 4
 STATE_BYTES = {"light": 16, "test": 16, "sent": 24}
 """For each parameter, in fp32: weight, gradient, delta and the copy during the look-ahead; with inner steps the moments
 and the copy at their start in place of that.
 """
 MEMBERS = {"light": 1, "test": 1, "sent": 8}
 TABLE = re.compile(r"^\[model\.LLM\.optimizer\.\w+\]\n(?:[^\[\n][^\n]*\n)*", re.MULTILINE)
-
-
-class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of all storages that operations make inside the block, and the most there were at once."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.now = self.peak = 0
-        self._known: set[int] = set()
-
-    def __torch_dispatch__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(out):
-            if isinstance(leaf, torch.Tensor) and leaf.device.type != "meta":
-                self._count(leaf.untyped_storage())
-        return out
-
-    def _count(self, storage: torch.UntypedStorage) -> None:
-        key, size = storage._cdata, storage.nbytes()
-        if key in self._known:
-            return
-        self._known.add(key)
-        weakref.finalize(storage, self._drop, key, size)
-        self.now += size
-        self.peak = max(self.peak, self.now)
-
-    def _drop(self, key: int, size: int) -> None:
-        self._known.discard(key)
-        self.now -= size
 
 
 def shape_of_recipe(model: str) -> dict[str, int]:
@@ -94,7 +60,7 @@ def optimizer_of_the_demo() -> str:
     return found[0]
 
 
-def peak(model: str, tier: int, layers: int) -> tuple[int, int]:
+def peak(model: str, tier: int, layers: int, checkpointing: Checkpointing = "off") -> tuple[int, int]:
     """(parameters, most bytes at once) of a tier of the recipe's model with so many of its layers."""
     sizes = shape_of_recipe(model)
     document = {
@@ -106,6 +72,7 @@ def peak(model: str, tier: int, layers: int) -> tuple[int, int]:
         "num_key_value_heads": sizes["kv-heads"],
     }
     text = (ROOT / "config" / "solana-test" / CONFIGS[model]).read_text()
+    text = re.sub(r"\btiers = \d+", f"tiers = {TIERS}", text)
     with tempfile.TemporaryDirectory() as place:
         (Path(place) / "config.json").write_text(json.dumps(document))
         if model == "sent":
@@ -124,7 +91,7 @@ def peak(model: str, tier: int, layers: int) -> tuple[int, int]:
             tier,
             weights,
             device=torch.device("cpu"),
-            micro_batch_size=1,
+            pass_size=PassSize(1, checkpointing),
             stopwatch=time.monotonic,
         )
         del weights
@@ -140,6 +107,7 @@ def peak(model: str, tier: int, layers: int) -> tuple[int, int]:
 def of_tier(model: str, tier: int) -> dict[str, int]:
     """The figures of one tier."""
     (parameters, most), (more, higher) = peak(model, tier, 1), peak(model, tier, 2)
+    (_, least), (_, twice) = peak(model, tier, 2, "on"), peak(model, tier, 3, "on")
     further = shape_of_recipe(model)["layers"] - 1
     parameters += further * (more - parameters)
     return {
@@ -147,6 +115,8 @@ def of_tier(model: str, tier: int) -> dict[str, int]:
         "state": STATE_BYTES[model] * parameters,
         "peak": most + further * (higher - most),
         "layer": higher - most,
+        "recomputed": least + (further - 1) * (twice - least),
+        "layer_recomputed": twice - least,
     }
 
 
@@ -170,8 +140,11 @@ def main() -> None:
         return
     for model, figures in found.items():
         for tier in range(TIERS):
-            state, most, layer = (figures[name][tier] / 1e9 for name in ("state", "peak", "layer"))
-            print(f"{model:6} tier {tier}: state {state:6.2f} GB, at most {most:6.2f} GB, {layer:.3f} GB of it a layer")
+            state, most, layer, least = (figures[name][tier] / 1e9 for name in ("state", "peak", "layer", "recomputed"))
+            print(
+                f"{model:6} tier {tier}: state {state:6.2f} GB, at most {most:6.2f} GB, {layer:.3f} GB of it a layer; "
+                f"with layers computed twice {least:6.2f} GB"
+            )
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from aftermath.model.initial import init_weights
 from aftermath.optim.codec import decode_level
 from aftermath.optim.schema import Schema
 from aftermath.optim.sparseloco import SparseLoCo
+from aftermath.replica.pass_size import PassSize
 from aftermath.replica.replica import Replica
 from aftermath.rules.schedules import round_learning_rate
 from aftermath.sim.simulation import Simulation, play
@@ -36,7 +37,7 @@ def replica(tier: int, schema: Any = SCHEMA) -> Replica:
         tier,
         init_weights(CONFIG, 0, tier),
         device=CPU,
-        micro_batch_size=4,
+        pass_size=PassSize(4, "off"),
         stopwatch=lambda: 0.0,
     )
 

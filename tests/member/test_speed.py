@@ -11,6 +11,7 @@ from aftermath.member import speed
 from aftermath.member.speed import measured_weight
 from aftermath.model.arch.llama_config import LlamaConfig
 from aftermath.replica.origin import Origin
+from aftermath.replica.pass_size import PassSize
 from aftermath.replica.replica import Replica
 from aftermath.sim.clock import InlineWorker, run_virtual
 from aftermath.sim.tiny import CONFIG
@@ -23,7 +24,7 @@ LONG = LlamaConfig.from_hf(CONFIG.to_hf() | {"max_position_embeddings": SEQ_LEN}
 
 def origin(micro: int = MICRO, config: LlamaConfig = LONG) -> Origin:
     schema = replace(SCHEMA, state=replace(SCHEMA.state, config=config))
-    return Origin(schema, 0, "auto", torch.device("cpu"), micro, lambda: CLOCK["now"])
+    return Origin(schema, 0, "auto", torch.device("cpu"), PassSize(micro, "off"), lambda: CLOCK["now"])
 
 
 def machine(seconds_per_token: float) -> tuple[Replica, list[tuple[int, ...]]]:
@@ -32,12 +33,12 @@ def machine(seconds_per_token: float) -> tuple[Replica, list[tuple[int, ...]]]:
     replica = made.replica(made._stand_in())
     seen: list[tuple[int, ...]] = []
 
-    def work(_: object, inputs: tuple[torch.Tensor]) -> None:
+    def work(_: object, inputs: tuple[torch.Tensor, object]) -> None:
         rows, length = inputs[0].shape
         seen.append((rows, length + 1))  # the last token is only predicted
         CLOCK["now"] += rows * (length + 1) * seconds_per_token
 
-    replica.model.register_forward_pre_hook(work)
+    replica.model.get_submodule("model").register_forward_pre_hook(work)
     return replica, seen
 
 
@@ -64,7 +65,7 @@ def test_the_last_pass_is_a_micro_batch_of_the_run(micro: int, seq_len: int) -> 
     made = origin(micro, LONG)
     replica = made.replica(made._stand_in())
     shapes: list[torch.Size] = []
-    replica.model.register_forward_pre_hook(lambda _, inputs: shapes.append(inputs[0].shape))
+    replica.model.get_submodule("model").register_forward_pre_hook(lambda _, inputs: shapes.append(inputs[0].shape))
     assert replica.measure_weight(seq_len, 8.0) == 65535  # on a clock that stands still
     assert [tuple(shape) for shape in shapes[-2:]] == [(micro, seq_len - 1)] * 2
     assert all(parameter.grad is None for parameter in replica.params.values())

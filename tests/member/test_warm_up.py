@@ -20,6 +20,7 @@ from aftermath.model.segments import level_hash
 from aftermath.model.store import write_checkpoint
 from aftermath.replica.modelshare import ModelShare, snapshot
 from aftermath.replica.origin import Origin
+from aftermath.replica.pass_size import PassSize
 from aftermath.replica.replica import Replica
 from aftermath.rules.accounts import Checkpoint, Run
 from aftermath.rules.state import CheckpointKind, ModelSource, RunState
@@ -77,7 +78,7 @@ class Joiner:
 
     async def obtain(self, seed: int | None = None) -> Replica:
         """Go through the warm-up, with a replica (and its snapshot) of these weights if any."""
-        origin = Origin(SCHEMA, 1, "auto", torch.device("cpu"), 4, lambda: 0.0)
+        origin = Origin(SCHEMA, 1, "auto", torch.device("cpu"), PassSize(4, "off"), lambda: 0.0)
         share, replica = ModelShare(self.desk.transports[0]), None
         if seed is not None:
             share.offer(snapshot(init_weights(CONFIG, seed, 1), SCHEMA.state, 1, STEP))

@@ -14,6 +14,7 @@ from aftermath.optim.clip import NonFiniteGradient
 from aftermath.optim.codec import decode_level
 from aftermath.optim.parts import PseudoGradient
 from aftermath.optim.schema import Schema
+from aftermath.replica.pass_size import PassSize
 from aftermath.replica.replica import Cancelled, Replica, pick_device, weight_of
 from aftermath.sim.tiny import CONFIG
 from member.desk import DISTRO, SCHEMA
@@ -29,7 +30,7 @@ def _replica(micro: int = 4, tier: int = 0, clip: float | None = None) -> Replic
         tier,
         weights,
         device=torch.device("cpu"),
-        micro_batch_size=micro,
+        pass_size=PassSize(micro, "off"),
         stopwatch=lambda: 0.0,
     )
 

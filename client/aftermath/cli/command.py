@@ -96,14 +96,22 @@ def _dataclass_group(cls: type[Any]) -> OptionGroup | None:
     return OptionGroup(lambda: options, cls)
 
 
-def field_option(name: str, field: FieldInfo, *flags: str, panel: str | None, envvar: str | None = None) -> object:
+def field_option(
+    name: str,
+    field: FieldInfo,
+    *flags: str,
+    panel: str | None,
+    envvar: str | None = None,
+    parser: Callable[[object], Any] | None = None,
+) -> object:
     """A field of a settings model as an option, with its description and limits; without `flags` under its own name."""
-    least, most = limits(field)
+    least, most = (None, None) if parser else limits(field)
     return typer.Option(
         *(flags or ("--" + name.replace("_", "-"),)),
         help=field.description,
         envvar=envvar,
         show_envvar=False,
+        parser=parser,
         rich_help_panel=panel,
         min=least,
         max=most,

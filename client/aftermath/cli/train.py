@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import sys
 from contextlib import AbstractContextManager
 from typing import Annotated, Any, NoReturn, get_type_hints
@@ -17,10 +18,25 @@ from aftermath.cli.command import OptionGroup, command, field_option, keyword
 from aftermath.cli.interrupt import on_interrupt
 from aftermath.cli.options import Authorizer, RunId, SigningOptions
 from aftermath.cli.present import EXIT_INTERRUPTED, note, reporting
+from aftermath.replica.pass_size import AUTO
 from aftermath.train.settings import TrainSettings
 
 ENVIRONMENT_ONLY = {"hub_token": "HF_TOKEN"}
 """Secrets never travel in arguments, which every user of the machine can read."""
+
+
+def _sequences(given: object) -> int:
+    """auto, or a whole number from 1 on"""
+    text = str(given)
+    if text == "auto":
+        return AUTO
+    if not re.fullmatch(r"[0-9]{1,6}", text) or not int(text):
+        raise ValueError(text)
+    return int(text)
+
+
+PARSERS = {"micro_batch_size": _sequences}
+"""What reads an option that is a number or a word, and says in its docstring what that may be."""
 
 SHARED = get_type_hints(SigningOptions, include_extras=True) | {"run_id": RunId, "authorizer": Authorizer}
 """Settings that other commands have as options too: they are described there."""
@@ -28,7 +44,7 @@ SHARED = get_type_hints(SigningOptions, include_extras=True) | {"run_id": RunId,
 SHORT_FLAGS = {"identity_secret_key_path": "-i"}
 PANELS = (
     ("Peers", ("identity", "bind_p2p", "iroh", "discovery", "max_concurrent")),
-    ("Training", ("device", "threads", "micro_batch", "matformer")),
+    ("Training", ("device", "threads", "micro_batch", "activation", "matformer")),
     ("Checkpoints", ("checkpoint_dir", "hub_", "delete_old", "keep_steps", "optimizer_state")),
     ("Progress", ("logs", "write_", "events_dir", "prompt_", "optim_stats")),
 )
@@ -55,7 +71,8 @@ def settings_options() -> list[inspect.Parameter]:
         if name in SHARED:
             options.append(keyword(name, SHARED[name], default))
             continue
-        option = field_option(name, field, *_flags(name, field), panel=_panel(name), envvar=name.upper())
+        parser = PARSERS.get(name)
+        option = field_option(name, field, *_flags(name, field), panel=_panel(name), envvar=name.upper(), parser=parser)
         options.append(keyword(name, Annotated[field.annotation, option], default))
     return options
 

@@ -54,6 +54,8 @@ def wanted(parameter: Any, kind: Any) -> str:
     """What a value of this option has to be."""
     if words := choices(kind):
         return "one of " + ", ".join(words)
+    if reads := getattr(parameter.type_descriptor.parameter_info, "parser", None):
+        return str(reads.__doc__)  # what reads an option says there what it takes
     number = kind_of(kind)
     if number in (int, float):
         least, most = bounds(parameter)

@@ -24,6 +24,7 @@ from aftermath.lab.trainer import Trainer
 from aftermath.model.checkpoint import load, load_config
 from aftermath.model.config import ModelConfig
 from aftermath.optim.schema import build_schema
+from aftermath.replica.pass_size import PassSize
 from aftermath.replica.replica import Replica
 
 
@@ -76,7 +77,7 @@ def _trainer(recipe: Recipe, config: ModelConfig, weights: dict[str, Tensor], de
             tier,
             _cut(config, tier, weights),
             device=device,
-            micro_batch_size=recipe.micro_batch,
+            pass_size=PassSize(recipe.micro_batch, "auto"),
             stopwatch=time.perf_counter,
         )
         for tier in recipe.tiers

@@ -282,6 +282,8 @@ class Rounds:
         finally:
             watch.cancel()
             cancelled.set()  # if we were cancelled ourselves, the worker thread stops at its next micro-batch
+        for message in self._replica.news():
+            self._ports.events.emit(kinds.Warning(message=message))
         self._took(len(indices), started, done=True)
         if math.isfinite(trained.loss):
             return trained

@@ -1,12 +1,17 @@
 """What every network offers: logits, a loss, and a replica's own tensors as its parameters.
 
-Shapes in comments: B sequences, T tokens, V vocabulary.
+Decided
+- Logits of a large vocabulary never stand in memory whole while a network learns: beyond a size, the loss is the sum
+  of the losses of a few positions at a time, whose logits are computed once more for their gradient.
+- With `recompute`, every layer keeps its inputs alone and is computed twice: the same bits on a CPU, for less memory.
+
+Shapes in comments: B sequences, T tokens, D hidden size, V vocabulary.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import torch
@@ -14,6 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aftermath.model.config import ModelConfig
+
+Through = Callable[..., Tensor]
+"""`LanguageModel.through`."""
 
 
 class LanguageModel(nn.Module, ABC):
@@ -31,9 +39,21 @@ class LanguageModel(nn.Module, ABC):
         model.load_state_dict(dict(params), strict=True, assign=True)
         return model.requires_grad_(True)
 
-    @abstractmethod
+    recompute: bool = False
+    """Whether layers are computed twice."""
+    can_recompute: bool = True
+
     def forward(self, input_ids: Tensor) -> Tensor:
         """Next-token logits [B, T, V] of token ids [B, T]."""
+        return self.head(self.body(input_ids))
+
+    @abstractmethod
+    def body(self, input_ids: Tensor) -> Tensor:
+        """What the logits are made of, [B, T, D], of token ids [B, T]."""
+
+    @abstractmethod
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits [..., V] of [..., D]."""
 
     def loss(self, input_ids: Tensor, labels: Tensor | None = None) -> Tensor:
         """Mean cross-entropy in fp32, nats per token, of predicting tokens 1..T-1 of [B, T] from those before them.
@@ -41,8 +61,35 @@ class LanguageModel(nn.Module, ABC):
         With `labels` [B, T], those are predicted instead, each at its own place; -100 (as in torch) is not learnt, and
         the mean is over the others, or 0 where there is none.
         """
-        logits = self(input_ids[:, :-1]).float()  # [B, T-1, V]
-        if labels is None:
-            return F.cross_entropy(logits.flatten(0, 1), input_ids[:, 1:].flatten())
-        wanted = labels[:, 1:].flatten()
-        return F.cross_entropy(logits.flatten(0, 1), wanted, reduction="sum") / (wanted >= 0).sum().clamp(min=1)
+        hidden = self.body(input_ids[:, :-1])  # [B, T-1, D]
+        wanted = (input_ids if labels is None else labels)[:, 1:].flatten()  # [B (T-1)]
+        rows = max(1, LOGITS_AT_ONCE // self.config.vocab_size)
+        if len(wanted) > rows:
+            parts = zip(hidden.flatten(0, 1).split(rows), wanted.split(rows), strict=True)
+            total = torch.stack([again(self._summed, *part) for part in parts]).sum()
+        elif labels is None:
+            return F.cross_entropy(self.head(hidden).float().flatten(0, 1), wanted)
+        else:
+            total = self._summed(hidden.flatten(0, 1), wanted)
+        return total / (len(wanted) if labels is None else (wanted >= 0).sum().clamp(min=1))
+
+    def _summed(self, hidden: Tensor, wanted: Tensor) -> Tensor:
+        return F.cross_entropy(self.head(hidden).float(), wanted, reduction="sum")
+
+    def through(self, layer: Callable[..., Tensor], *inputs: Any) -> Tensor:
+        """What a layer makes of its inputs, computed twice where that is asked for."""
+        return again(layer, *inputs) if self.recompute else layer(*inputs)
+
+
+LOGITS_AT_ONCE = 1 << 25
+"""Numbers: 128 MiB of them."""
+
+
+def again(compute: Callable[..., Tensor], *inputs: Any) -> Tensor:
+    """`compute(*inputs)`, of which the backward pass knows the inputs alone, and computes it once more."""
+    if not torch.is_grad_enabled():
+        return compute(*inputs)
+    from torch.utils.checkpoint import checkpoint
+
+    out: Tensor = checkpoint(compute, *inputs, use_reentrant=False, preserve_rng_state=False)
+    return out

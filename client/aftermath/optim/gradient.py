@@ -46,7 +46,7 @@ class GradientStep:
     def lookahead(self, lr: float) -> Iterator[None]:
         """Inside, the parameters are x - lr sign(residual); afterwards, even after an error, exactly what they were."""
         rate = to_fp32(lr)
-        saved = {name: tensor.detach().clone() for name, tensor in self._params.items()}
+        saved = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self._params.items()}  # spares a GPU
         try:
             with torch.no_grad():
                 for part, blocks in self._residual():

@@ -16,6 +16,7 @@ from aftermath.model.config import ModelConfig
 from aftermath.model.documents import Strategy
 from aftermath.model.resolve import resolve
 from aftermath.optim.schema import Schema
+from aftermath.replica.pass_size import PassSize
 from aftermath.replica.replica import Replica
 from aftermath.rules.accounts import Checkpoint
 
@@ -31,7 +32,8 @@ class Origin:
     tier: int
     strategy: Strategy
     device: torch.device
-    micro_batch_size: int
+    pass_size: PassSize
+    """Of all replicas that it makes: what the first finds out holds for the next."""
     stopwatch: Callable[[], float]
 
     def measure_weight(self, seq_len: int) -> int:
@@ -68,6 +70,6 @@ class Origin:
             self.tier,
             weights,
             device=self.device,
-            micro_batch_size=self.micro_batch_size,
+            pass_size=self.pass_size,
             stopwatch=self.stopwatch,
         )

@@ -22,6 +22,9 @@ from aftermath.model.segments import level_hash
 from aftermath.optim.codec import Votes
 from aftermath.optim.engine import Engine, Trained
 from aftermath.optim.schema import Schema
+from aftermath.replica.live_bytes import LiveBytes
+from aftermath.replica.memory import free_bytes, give_back, is_out_of_memory
+from aftermath.replica.pass_size import OutOfMemory, PassSize
 
 _SHORTEST_PASS = 32  # tokens
 
@@ -41,13 +44,15 @@ class Replica:
         weights: Mapping[str, Tensor],
         *,
         device: torch.device,
-        micro_batch_size: int,
+        pass_size: PassSize,
         stopwatch: Callable[[], float],
     ) -> None:
         self.schema, self.tier = schema, tier
-        self._device, self._micro = device, micro_batch_size
+        self._device, self._pass_size = device, pass_size
         self._stopwatch = stopwatch
         self.model = config.build(tier, {name: tensor.to(device) for name, tensor in weights.items()})
+        if not self.model.can_recompute:
+            pass_size.forbid_recompute()
         self.params: dict[str, Tensor] = dict(self.model.named_parameters())
         self.optimizer = Engine(schema, tier, self.params, stopwatch)
 
@@ -73,12 +78,46 @@ class Replica:
         """
         return self.optimizer.train(
             sequences,
-            lambda part: accumulate(self.model, part, self._micro, cancelled),
+            lambda part: self._backward(part, cancelled),
             lr,
             ahead_lr,
             measured,
             travelling,
         )
+
+    def news(self) -> tuple[str, ...]:
+        """What has changed in how a share is cut into passes, since this was asked last."""
+        return self._pass_size.news()
+
+    def _backward(self, sequences: Tensor, cancelled: threading.Event) -> float:
+        """As `accumulate` on parameters without gradients, in smaller passes where memory is too small."""
+        while True:
+            try:
+                if self._pass_size.unknown:
+                    self._fit(sequences[:1], cancelled)
+                self.model.recompute = self._pass_size.recompute
+                return accumulate(self.model, sequences, self._pass_size.size, cancelled)
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+            self.model.zero_grad(set_to_none=True)
+            give_back(self._device)
+            if not self._pass_size.shrink():
+                raise OutOfMemory(
+                    f"the memory of this machine is too small for tier {self.tier} with one sequence at once",
+                    "hold a smaller model: a higher --matformer-tier",
+                )
+
+    def _fit(self, sequence: Tensor, cancelled: threading.Event) -> None:
+        """Find how many sequences fit into a pass, from what one takes."""
+        settled = False
+        while not settled:
+            self.model.recompute, free = self._pass_size.recompute, free_bytes(self._device)
+            with LiveBytes() as live:
+                accumulate(self.model, sequence, 1, cancelled)
+            self.model.zero_grad(set_to_none=True)
+            gradients = sum(tensor.nbytes for tensor in self.params.values())
+            settled = self._pass_size.settle(live.peak, free - gradients)
 
     def measure_weight(self, seq_len: int, seconds: float) -> int:
         """This machine's throughput in sequences per minute (1..65535), from passes over the first tokens.
@@ -86,14 +125,19 @@ class Replica:
         The first pass is short, and made twice, since it warms caches and libraries; each next one is twice as long, up
         to a micro-batch (twice as well), unless it would end after `seconds`: then the last that did not has to do.
         """
-        batch = torch.arange(self._micro * seq_len, device=self._device).remainder_(self.model.config.vocab_size)
+        still = threading.Event()
+        if self._pass_size.unknown:
+            self._backward(torch.zeros(1, seq_len, dtype=torch.int64), still)
+        micro, vocabulary = self._pass_size.size, self.model.config.vocab_size
+        batch = torch.arange(micro * seq_len, device=self._device).remainder_(vocabulary)
         began = self._stopwatch()
         done, best = 0, float("inf")  # tokens of the longest passes so far, and the time of the fastest of them
-        for number, (count, length) in enumerate(_passes(self._micro, seq_len)):
+        for number, (count, length) in enumerate(_passes(micro, seq_len)):
             started = self._stopwatch()
             if number > 1 and started - began + best * (count * length / done) > seconds:
                 break
-            accumulate(self.model, batch[: count * length].view(count, length), self._micro, threading.Event())
+            self.model.zero_grad(set_to_none=True)
+            self._backward(batch[: count * length].view(count, length), still)
             took = self._stopwatch() - started
             best = min(best, took) if count * length == done else took
             done = count * length
@@ -116,7 +160,7 @@ def accumulate(model: LanguageModel, sequences: Tensor, micro_batch: int, cancel
     cut: a micro-batch counts as many labels as it has. Raises Cancelled between micro-batches.
     """
     device = next(model.parameters()).device
-    total = 0.0
+    losses = []
     for micro in sequences.split(micro_batch):
         if cancelled.is_set():
             raise Cancelled
@@ -126,8 +170,8 @@ def accumulate(model: LanguageModel, sequences: Tensor, micro_batch: int, cancel
         else:
             loss = model.loss(batch) * (len(micro) / len(sequences))
         loss.backward()
-        total += loss.item()
-    return total
+        losses.append(loss.detach())
+    return float(sum(torch.stack(losses).tolist()))  # read once: each reading waits for the device
 
 
 def _learnt(sequences: Tensor) -> int:

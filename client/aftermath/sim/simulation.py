@@ -36,6 +36,7 @@ from aftermath.model.store import write_checkpoint
 from aftermath.model.text import Prompt
 from aftermath.optim.agreed import agreed_schema
 from aftermath.replica.origin import Origin
+from aftermath.replica.pass_size import PassSize
 from aftermath.rules.accounts import Members, Model, Run
 from aftermath.rules.state import RunState
 from aftermath.sim.chain import SimChain, SimMember
@@ -229,7 +230,7 @@ class Simulation:
             optimizer_state_dir=self.place / "private" if self.remembers else None,
             prompt=self.prompt,
         )
-        origin = Origin(self.schema, player.tier, "auto", torch.device("cpu"), 4, clock.monotonic)
+        origin = Origin(self.schema, player.tier, "auto", torch.device("cpu"), PassSize(4, "off"), clock.monotonic)
         directory = self.place / "kept" / player.name if player.tier == 0 and self.keeps else None
         archive = Archive(directory, self.hub if player.tier == 0 else None, 3, {})
         weight = round(60 / player.seconds)

@@ -48,6 +48,7 @@ from aftermath.optim.schema import Schema
 from aftermath.p2p.discovery import local_discovery_dir
 from aftermath.p2p.iroh import IrohTransport, check_interface, open_iroh
 from aftermath.replica.origin import Origin
+from aftermath.replica.pass_size import PassSize
 from aftermath.replica.replica import pick_device
 from aftermath.rules.accounts import Model
 from aftermath.train.ending import known
@@ -284,7 +285,7 @@ async def _member(
         settings.matformer_tier,
         settings.matformer_load_strategy,
         device,
-        settings.micro_batch_size,
+        PassSize(settings.micro_batch_size, settings.activation_checkpointing),
         time.monotonic,
     )
     clock = RealClock()

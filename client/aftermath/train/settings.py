@@ -11,6 +11,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from aftermath.chain import defaults
+from aftermath.replica.pass_size import AUTO, MOST, Checkpointing
 from aftermath.rules.accounts import MAX_LEVELS
 
 PROMPT_TOKENS = 64
@@ -56,7 +57,16 @@ class TrainSettings(BaseModel):
 
     device: str = Field("auto", description="auto, cpu, mps, cuda or cuda:X,Y (the first index is used).")
     threads: int = Field(0, ge=0, description="CPU threads for training; 0 leaves torch's own choice.")
-    micro_batch_size: int = Field(8, ge=1, description="Sequences in one forward pass.")
+    micro_batch_size: int = Field(
+        8,
+        ge=AUTO,
+        description=f"Sequences in one forward pass, fewer where memory runs out; auto: as many as fit, up to {MOST}.",
+    )
+    activation_checkpointing: Checkpointing = Field(
+        "auto",
+        description="Whether layers keep their inputs alone and are computed twice, for much less memory; auto: when "
+        "one sequence does not fit without.",
+    )
     matformer_tier: int = Field(
         0, ge=0, le=MAX_LEVELS - 1, description="Tier this member holds: tier k keeps 1/2^k of every FFN."
     )

@@ -12,14 +12,16 @@ positions, K value head dimension, C the rank of keys and values, E routed exper
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aftermath.model.arch.deepseek_config import DeepseekConfig, DeepseekV2Config, DeepseekV3Config
 from aftermath.model.arch.llama import FeedForward, linear
-from aftermath.model.arch.rotary import rotary, rotate
-from aftermath.model.network import LanguageModel
+from aftermath.model.arch.rotary import Rotation, rotary, rotate
+from aftermath.model.network import LanguageModel, Through
 
 _LATENT_EPSILON = 1e-6
 
@@ -33,10 +35,13 @@ class Deepseek(LanguageModel):
         if not config.tie_word_embeddings:
             self.lm_head = linear(config.hidden_size, config.vocab_size)
 
-    def forward(self, input_ids: Tensor) -> Tensor:
-        hidden = self.model(input_ids)  # [B, T, D]
-        head = self.model.embed_tokens if self.config.tie_word_embeddings else self.lm_head
-        return F.linear(hidden, head.weight)
+    def body(self, input_ids: Tensor) -> Tensor:
+        hidden: Tensor = self.model(input_ids, self.through)
+        return hidden
+
+    def head(self, hidden: Tensor) -> Tensor:
+        table = self.model.embed_tokens if self.config.tie_word_embeddings else self.lm_head
+        return F.linear(hidden, table.weight)
 
 
 class Decoder(nn.Module):
@@ -49,12 +54,13 @@ class Decoder(nn.Module):
         self.embed_tokens = nn.Embedding.from_pretrained(blank, freeze=False)
         self.layers = nn.ModuleList(Layer(config, tier, number) for number in range(config.num_hidden_layers))
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self._rotation = Rotation(partial(rotary, config.qk_rope_head_dim, config.rope_theta))
 
-    def forward(self, input_ids: Tensor) -> Tensor:
+    def forward(self, input_ids: Tensor, through: Through) -> Tensor:
         hidden: Tensor = self.embed_tokens(input_ids)  # [B, T, D]
-        rotation = rotary(self.config.qk_rope_head_dim, self.config.rope_theta, input_ids.shape[1], hidden.device)
+        rotation = self._rotation.of(input_ids.shape[1], hidden.device)
         for layer in self.layers:
-            hidden = layer(hidden, rotation)
+            hidden = through(layer, hidden, rotation)
         out: Tensor = self.norm(hidden)
         return out
 

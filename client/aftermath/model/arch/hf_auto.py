@@ -45,7 +45,12 @@ class HfAuto(LanguageModel):
         del mode
         return super().train(False)
 
-    def forward(self, input_ids: Tensor) -> Tensor:
+    can_recompute = False
+
+    def body(self, input_ids: Tensor) -> Tensor:
         inner: Any = self._inner
         logits: Tensor = inner(input_ids=input_ids, use_cache=False).logits  # [B, T, V]
         return logits
+
+    def head(self, hidden: Tensor) -> Tensor:
+        return hidden  # logits already

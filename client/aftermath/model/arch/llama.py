@@ -12,13 +12,15 @@ K head dimension, V vocabulary.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aftermath.model.arch.llama_config import LlamaConfig
-from aftermath.model.arch.rotary import rotate, scaled_rotary
-from aftermath.model.network import LanguageModel
+from aftermath.model.arch.rotary import Rotation, rotate, scaled_rotary
+from aftermath.model.network import LanguageModel, Through
 
 
 class Llama(LanguageModel):
@@ -30,10 +32,13 @@ class Llama(LanguageModel):
         if not config.tie_word_embeddings:
             self.lm_head = linear(config.hidden_size, config.vocab_size)
 
-    def forward(self, input_ids: Tensor) -> Tensor:
-        hidden = self.model(input_ids)  # [B, T, D]
-        head = self.model.embed_tokens if self.config.tie_word_embeddings else self.lm_head
-        return F.linear(hidden, head.weight)
+    def body(self, input_ids: Tensor) -> Tensor:
+        hidden: Tensor = self.model(input_ids, self.through)
+        return hidden
+
+    def head(self, hidden: Tensor) -> Tensor:
+        table = self.model.embed_tokens if self.config.tie_word_embeddings else self.lm_head
+        return F.linear(hidden, table.weight)
 
 
 class Decoder(nn.Module):
@@ -47,12 +52,13 @@ class Decoder(nn.Module):
         self.embed_tokens = nn.Embedding.from_pretrained(blank, freeze=False)
         self.layers = nn.ModuleDict({str(layer): Layer(config, *kept.of_layer(layer)) for layer in kept.layers})
         self.norm = _norm(config)
+        self._rotation = Rotation(partial(scaled_rotary, config, config.head_dim))
 
-    def forward(self, input_ids: Tensor) -> Tensor:
+    def forward(self, input_ids: Tensor, through: Through) -> Tensor:
         hidden: Tensor = self.embed_tokens(input_ids)  # [B, T, D]
-        rotation = scaled_rotary(self.config, self.config.head_dim, input_ids.shape[1], hidden.device)
+        rotation = self._rotation.of(input_ids.shape[1], hidden.device)
         for layer in self.layers.values():
-            hidden = layer(hidden, rotation)
+            hidden = through(layer, hidden, rotation)
         out: Tensor = self.norm(hidden)
         return out
 
@@ -97,9 +103,12 @@ class Attention(nn.Module):
             query, key = self.q_norm(query), self.k_norm(key)
         query, key = rotate(query, rotation), rotate(key, rotation)  # [B, H, T, K], [B, G, T, K]
         value = self._heads(self.v_proj(hidden))  # [B, G, T, K]
-        groups = query.shape[1] // key.shape[1]
-        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)  # [B, H, T, K]
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)  # [B, H, T, K]
+        shared = query.shape[1] // key.shape[1]
+        if query.device.type == "cpu" and shared > 1:  # nothing is spared there, and runs so far had these bits
+            key, value = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1)  # [B, H, T, K]
+        mixed = F.scaled_dot_product_attention(
+            query, key, value, is_causal=True, enable_gqa=query.shape[1] != key.shape[1]
+        )  # [B, H, T, K]
         out: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))  # [B, T, D]
         return out
 

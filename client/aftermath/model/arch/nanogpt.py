@@ -8,14 +8,16 @@ V vocabulary.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aftermath.model.arch.llama import linear
 from aftermath.model.arch.nanogpt_config import NanoGPTConfig
-from aftermath.model.arch.rotary import rotary, rotate
-from aftermath.model.network import LanguageModel
+from aftermath.model.arch.rotary import Rotation, rotary, rotate
+from aftermath.model.network import LanguageModel, Through
 
 
 class NanoGPT(LanguageModel):
@@ -28,8 +30,11 @@ class NanoGPT(LanguageModel):
         if not self._tied:
             self.lm_head = linear(config.hidden_size, config.vocab_size)
 
-    def forward(self, input_ids: Tensor) -> Tensor:
-        hidden = self.model(input_ids)  # [B, T, D]
+    def body(self, input_ids: Tensor) -> Tensor:
+        hidden: Tensor = self.model(input_ids, self.through)
+        return hidden
+
+    def head(self, hidden: Tensor) -> Tensor:
         logits = F.linear(hidden, (self.model.embed_tokens if self._tied else self.lm_head).weight)  # [B, T, V]
         return torch.tanh(logits / self._cap) * self._cap if self._cap else logits
 
@@ -50,17 +55,19 @@ class Decoder(nn.Module):
             {str(number): Layer(config, *kept.of_layer(number), number) for number in kept.layers}
         )
 
-    def forward(self, input_ids: Tensor) -> Tensor:
+        self._rotation = Rotation(partial(rotary, config.head_dim, config.rope_theta))
+
+    def forward(self, input_ids: Tensor, through: Through) -> Tensor:
         config = self.config
         hidden = start = _norm(self.embed_tokens(input_ids), config)  # [B, T, D]
-        rotation = rotary(config.head_dim, config.rope_theta, input_ids.shape[1], hidden.device)
+        rotation = self._rotation.of(input_ids.shape[1], hidden.device)
         skips: list[Tensor] = []
         for number, layer in ((int(name), layer) for name, layer in self.layers.items()):
             if number >= config.num_hidden_layers - config.skips:
                 hidden = hidden + self.skip_lambdas[config.skips - len(skips)] * skips.pop()
             table = config.value_table(number)
             added = None if table is None else self.value_embeds[table](input_ids)  # [B, T, H K]
-            hidden = layer(hidden, start, added, rotation)
+            hidden = through(layer, hidden, start, added, rotation)
             if number < config.skips:
                 skips.append(hidden)
         return _norm(hidden, config)

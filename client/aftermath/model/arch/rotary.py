@@ -11,6 +11,7 @@ Shapes in comments: B sequences, n heads, T tokens, K turned dimensions of a hea
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -44,6 +45,20 @@ class Rope(Protocol):
     def rope_mscale_all_dim(self) -> float: ...
     @property
     def rope_truncate(self) -> bool: ...
+
+
+class Rotation:
+    """A network's tables, computed once for texts of a length; those of the last length are kept."""
+
+    def __init__(self, make: Callable[[int, torch.device], tuple[Tensor, Tensor]]) -> None:
+        self._make, self._key = make, (-1, torch.device("cpu"))
+        self._tables: tuple[Tensor, Tensor] | None = None
+
+    def of(self, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Cosine and sine [T, K]."""
+        if self._tables is None or self._key != (length, device):
+            self._key, self._tables = (length, device), self._make(length, device)
+        return self._tables
 
 
 def rotary(head_dim: int, theta: float, length: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,58 @@
+"""A device's memory: what can still be had of it, and whether it has just said no.
+
+Decided: on a CPU the system may end a process rather than refuse memory; what is free there is what the kernel, or the
+container's limit, says.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+_CPU_ALLOCATOR = "can't allocate memory"
+_UNLIMITED = 1 << 62
+_GROUP = Path("/sys/fs/cgroup")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a device's or the system's allocator has said no."""
+    full = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    return full or (isinstance(error, RuntimeError) and _CPU_ALLOCATOR in str(error))
+
+
+def free_bytes(device: torch.device) -> int:
+    """What can still be had of a device's memory."""
+    if device.type == "cuda":
+        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + held
+    if device.type == "mps":
+        return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
+    return min(_available(), _left_of_the_group())
+
+
+def give_back(device: torch.device) -> None:
+    """Have the device's allocator return what it keeps for later."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _available() -> int:
+    found = _number(Path("/proc/meminfo"), lambda text: text.partition("MemAvailable:")[2].split()[0])
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2 if found is None else found << 10
+
+
+def _left_of_the_group() -> int:
+    """Of a container's limit; cached files count as free."""
+    limit, used = (_number(_GROUP / name, str) for name in ("memory.max", "memory.current"))
+    cached = _number(_GROUP / "memory.stat", lambda text: text.partition("inactive_file ")[2].split()[0])
+    return _UNLIMITED if limit is None or used is None else max(0, limit - used + (cached or 0))
+
+
+def _number(path: Path, found: Callable[[str], str]) -> int | None:
+    try:
+        return int(found(path.read_text()))
+    except (OSError, ValueError, IndexError):
+        return None

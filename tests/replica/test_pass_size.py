@@ -1,0 +1,251 @@
+"""How a share is cut into passes: what fits, what happens where memory runs out, and that the gradient stays."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from aftermath.base.errors import Unsuitable
+from aftermath.model import network
+from aftermath.model.architectures import config_of
+from aftermath.model.initial import init_weights
+from aftermath.replica.memory import free_bytes
+from aftermath.replica.pass_size import AUTO, MOST, Checkpointing, OutOfMemory, PassSize
+from aftermath.replica.replica import Replica
+from aftermath.sim.tiny import CONFIG
+from member.desk import SCHEMA
+
+torch.set_num_threads(1)
+SHAPE = {
+    "vocab_size": 64,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32,
+}
+NANOGPT = {key: value for key, value in SHAPE.items() if key != "num_key_value_heads"} | {"model_type": "nanogpt"}
+DEEPSEEK = NANOGPT | {
+    "model_type": "deepseek_v3",
+    "q_lora_rank": 8,
+    "kv_lora_rank": 4,
+    "qk_nope_head_dim": 4,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 4,
+    "moe_intermediate_size": 8,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
+FILES: dict[str, dict[str, Any]] = {
+    "llama": SHAPE,
+    "llama with tiers of layers": SHAPE | {"matformer_tiers": [{"layers": [0, 2]}, {"layers": [2]}]},
+    "nanogpt": NANOGPT | {"value_embeddings": 1, "x0_residual": True, "unet_skips": True},
+    "deepseek": DEEPSEEK,
+}
+SEQUENCES = torch.arange(6 * 16).mul(7).remainder(64).view(6, 16)  # [sequences, tokens]
+
+
+def _replica(pass_size: PassSize) -> Replica:
+    weights = init_weights(CONFIG, 0)
+    return Replica(SCHEMA, CONFIG, 0, weights, device=torch.device("cpu"), pass_size=pass_size, stopwatch=lambda: 0.0)
+
+
+def _payloads(pass_size: PassSize) -> dict[int, bytes]:
+    return _replica(pass_size).train(SEQUENCES, 0.1, 0.1, threading.Event()).payloads
+
+
+# --- the gradient -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tier", range(3))
+@pytest.mark.parametrize("kind", FILES)
+def test_layers_that_are_computed_twice_have_the_same_gradients_bit_for_bit(kind: str, tier: int) -> None:
+    config = config_of(FILES[kind])
+    found = []
+    for recompute in (False, True):
+        model = config.build(tier, init_weights(config, 1, tier))
+        model.recompute = recompute
+        model.loss(SEQUENCES).backward()
+        found.append({name: parameter.grad for name, parameter in model.named_parameters()})
+    for name, gradient in found[0].items():
+        assert gradient is not None
+        other = found[1][name]
+        assert other is not None
+        assert torch.equal(gradient, other), name
+
+
+def test_they_keep_less() -> None:
+    kept = []
+    for recompute in (False, True):
+        model = config_of(SHAPE).build(0, init_weights(config_of(SHAPE), 1))
+        model.recompute = recompute
+        sizes: list[int] = []
+
+        def pack(tensor: Tensor, sizes: list[int] = sizes) -> Tensor:
+            sizes.append(tensor.nbytes)
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            model.loss(SEQUENCES)
+        kept.append(sum(sizes))
+    assert kept[1] < kept[0] / 3
+
+
+@pytest.mark.parametrize("labels", [False, True])
+@pytest.mark.parametrize("kind", FILES)
+@pytest.mark.parametrize("rows", [1, 7, 40, 89])
+def test_a_loss_in_parts_is_the_loss(kind: str, rows: int, labels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_of(FILES[kind])
+    targets = SEQUENCES.roll(1, 1).masked_fill(SEQUENCES % 5 == 0, -100) if labels else None
+    found = []
+    for at_once in (network.LOGITS_AT_ONCE, rows * config.vocab_size):
+        monkeypatch.setattr(network, "LOGITS_AT_ONCE", at_once)
+        model = config.build(0, init_weights(config, 1))
+        loss = model.loss(SEQUENCES, targets)
+        loss.backward()
+        found.append((loss.item(), {name: parameter.grad for name, parameter in model.named_parameters()}))
+    assert found[1][0] == pytest.approx(found[0][0], rel=1e-6)
+    for name, gradient in found[0][1].items():
+        torch.testing.assert_close(found[1][1][name], gradient, rtol=1e-4, atol=1e-7)
+
+
+# --- what fits --------------------------------------------------------------------------------------------------------
+
+
+@given(peak=st.integers(1, 1 << 40), free=st.integers(-(1 << 40), 1 << 40), kind=st.sampled_from(["auto", "on", "off"]))
+def test_what_is_taken_fits_or_is_the_least(peak: int, free: int, kind: Checkpointing) -> None:
+    passes = PassSize(AUTO, kind)
+    assert passes.unknown
+    assert passes.size == 1
+    settled = passes.settle(peak, free)
+    assert settled or (passes.recompute and kind == "auto")
+    assert settled != passes.unknown
+    assert passes.size == 1 or (passes.size <= MOST and passes.size * peak <= free)
+    assert passes.size & (passes.size - 1) == 0
+
+
+@pytest.mark.parametrize(("kind", "steps"), [("auto", 4), ("on", 3), ("off", 3)])
+def test_less_is_taken_until_there_is_no_less(kind: Checkpointing, steps: int) -> None:
+    passes = PassSize(9, kind)
+    assert [passes.shrink() for _ in range(steps)] == [True] * steps
+    assert (passes.size, passes.recompute) == (1, kind != "off")
+    assert not passes.shrink()
+    assert len(passes.news()) == steps
+    assert passes.news() == ()
+
+
+def test_auto_finds_a_size_and_trains_as_a_member_that_was_told_it() -> None:
+    found = PassSize(AUTO, "auto")
+    payloads = _payloads(found)
+    assert not found.unknown
+    assert not found.recompute
+    (said,) = found.news()
+    assert "what fits into" in said
+    assert payloads == _payloads(PassSize(found.size, "off"))
+
+
+def test_free_memory_is_some_and_less_than_a_terabyte() -> None:
+    assert 1 << 20 < free_bytes(torch.device("cpu")) < 1 << 40
+
+
+# --- where memory runs out --------------------------------------------------------------------------------------------
+
+
+class _Tight:
+    """Stands in for a device: no more than `most` sequences at once, and none unless layers are computed twice."""
+
+    def __init__(self, replica: Replica, most: int, recompute: bool) -> None:
+        self._model, self._most, self._recompute = replica.model, most, recompute
+        self._loss = replica.model.loss
+
+    def loss(self, sequences: Tensor, labels: Tensor | None = None) -> Tensor:
+        if len(sequences) > self._most or (self._recompute and not self._model.recompute):
+            self._loss(sequences[:1]).backward()  # a part of the work is done when memory runs out
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return self._loss(sequences, labels)
+
+
+@pytest.mark.parametrize("size", [5, AUTO])
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("most", [1, 2])
+def test_a_share_is_trained_in_smaller_passes_where_memory_runs_out(
+    most: int, recompute: bool, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes = PassSize(size, "auto")
+    replica = _replica(passes)
+    monkeypatch.setattr(replica.model, "loss", _Tight(replica, most, recompute).loss)
+    trained = replica.train(SEQUENCES, 0.1, 0.1, threading.Event())
+    assert passes.size <= most
+    assert passes.recompute == recompute
+    assert trained.payloads == _payloads(PassSize(passes.size, "off"))
+    assert passes.news()
+    assert not replica.train(SEQUENCES, 0.1, 0.1, threading.Event()).loss > trained.loss + 1
+    assert not passes.news()
+
+
+def test_a_member_that_holds_no_sequence_ends_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    replica = _replica(PassSize(4, "off"))
+    monkeypatch.setattr(replica.model, "loss", _Tight(replica, 0, False).loss)
+    with pytest.raises(OutOfMemory, match="too small for tier 0 with one sequence"):
+        replica.train(SEQUENCES, 0.1, 0.1, threading.Event())
+
+
+LIMITED = """
+import resource, sys, threading
+import torch
+from aftermath.model.architectures import config_of
+from aftermath.model.initial import init_weights
+from aftermath.optim.schema import build_schema
+from aftermath.replica.pass_size import PassSize
+from aftermath.replica.replica import Replica
+from aftermath.sim.tiny import CONFIG
+from member.desk import SCHEMA
+torch.set_num_threads(1)
+passes = PassSize(64, "auto")
+replica = Replica(
+    SCHEMA, CONFIG, 0, init_weights(CONFIG, 0), device=torch.device("cpu"), pass_size=passes, stopwatch=lambda: 0.0
+)
+sequences = torch.arange(64 * 2048).remainder(64).view(64, 2048)
+replica.train(sequences[:1, :64], 0.1, 0.1, threading.Event())
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (96 << 20), -1))
+trained = replica.train(sequences, 0.1, 0.1, threading.Event())
+print(passes.size, passes.news())
+"""
+
+
+def test_the_systems_own_refusal_is_met_with_smaller_passes() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.returncode == 0, done.stderr
+    size, _, said = done.stdout.partition(" ")
+    assert 1 <= int(size) < 64
+    assert "out of memory: passes of" in said
+
+
+def test_a_network_that_computes_its_layers_once_says_so() -> None:
+    with pytest.raises(Unsuitable, match="activation-checkpointing"):
+        PassSize(1, "on").forbid_recompute()
+    passes = PassSize(1, "auto")
+    passes.forbid_recompute()
+    assert not passes.shrink()
