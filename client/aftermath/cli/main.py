@@ -53,6 +53,7 @@ INDEX = {
     "show-identity": Entry(MEMBER, "Show the wallet's public key and the identity peers see."),
     "can-join": Entry(MEMBER, "Say whether a wallet may join a run, and why not."),
     "train-local": Entry(LAB, "Train on this machine alone, without chain or network."),
+    "eval": Entry(LAB, "Ask a model the questions of named tasks."),
     "generate": Entry(LAB, "Write text with a model, or with a tier of it."),
     "preview-lr": Entry(LAB, "Show the learning rate of every step that a config file means."),
     "model init": Entry(MODEL, "Write a new, untrained checkpoint with a tokenizer."),

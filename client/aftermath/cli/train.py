@@ -46,7 +46,7 @@ PANELS = (
     ("Peers", ("identity", "bind_p2p", "iroh", "discovery", "max_concurrent")),
     ("Training", ("device", "threads", "micro_batch", "activation", "matformer")),
     ("Checkpoints", ("checkpoint_dir", "hub_", "delete_old", "keep_steps", "optimizer_state")),
-    ("Progress", ("logs", "write_", "events_dir", "prompt_", "optim_stats")),
+    ("Progress", ("logs", "write_", "events_dir", "prompt_", "eval_", "optim_stats")),
 )
 
 

@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import math
 import threading
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import asdict, replace
 from typing import Any, NoReturn
 
@@ -179,6 +179,11 @@ class Rounds:
             duty.own_share_done(trained.loss, trained.tokens / max(trained.seconds, 1e-6))
         if self._continuations:
             self._start(self._continuations.go_on(self._replica, self._epoch, self._height, plan.header.step))
+        if asked := self._wishes.evaluations:
+            asking = asked.go_on(
+                self._replica.model, self._ports.events, self._workers.compute, plan.header.step, self._in_round(plan)
+            )
+            self._start(asking)
         report_traffic(self._ports)
 
     def _open_plans(self, run: Run) -> None:
@@ -251,6 +256,11 @@ class Rounds:
         return await first_of(self._collector.collect(height, seed, accepted), give_up())
 
     # --- training -----------------------------------------------------------------------------------------------
+
+    def _in_round(self, plan: RoundPlan) -> Callable[[], bool]:
+        """Whether the run is still in that round."""
+        feed, place = self._ports.feed, (plan.epoch, plan.header.height)
+        return lambda: feed.run.state.training and (feed.run.epoch, feed.run.current.height) == place
 
     def _share_of(self, plan: RoundPlan) -> list[int]:
         return [index for span in plan.ranges(self._slot) for index in span]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from aftermath.member.evaluations import Evaluations
 from aftermath.model.text import Prompt
 
 
@@ -22,3 +23,5 @@ class Wishes:
     """Where to keep what the optimizer knows, for a restart."""
     prompt: Prompt | None = None
     """What to continue while the run does not need this member."""
+    evaluations: Evaluations | None = None
+    """What to ask the model in that time."""

@@ -27,6 +27,13 @@ def load_tokenizer(directory: Path) -> Tokenizer:
         raise CheckpointError(f"{file} is no tokenizer: {error}", _FIX) from None
 
 
+def check_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
+    """Raises CheckpointError for a tokenizer with tokens that the model lacks."""
+    if tokenizer.get_vocab_size() > vocab_size:
+        count = tokenizer.get_vocab_size()
+        raise CheckpointError(f"the checkpoint's tokenizer has {count} tokens, and the model {vocab_size}", _FIX)
+
+
 @dataclass(frozen=True)
 class Prompt:
     """What a text begins with, how many tokens more it gets, and the tokenizer of both."""

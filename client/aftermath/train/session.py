@@ -34,8 +34,10 @@ from aftermath.chain.wallet import Wallet, identity_secret, load_wallet
 from aftermath.coordinator.errors import CoordinatorError, NoSuchRun
 from aftermath.coordinator.ports import Clock
 from aftermath.data.source import Source, SourceAway
+from aftermath.evals.suite import wanted
 from aftermath.member.archive import Archive, Hub
 from aftermath.member.attention import Attention
+from aftermath.member.evaluations import Evaluations
 from aftermath.member.feed import RunFeed
 from aftermath.member.member import Member
 from aftermath.member.ports import Ports, Role, Workers
@@ -43,7 +45,7 @@ from aftermath.member.speed import measured_weight
 from aftermath.member.wishes import Wishes
 from aftermath.model.resolve import resolve
 from aftermath.model.store import read_companions
-from aftermath.model.text import Prompt, load_tokenizer
+from aftermath.model.text import Prompt, check_vocabulary, load_tokenizer
 from aftermath.optim.schema import Schema
 from aftermath.p2p.discovery import local_discovery_dir
 from aftermath.p2p.iroh import IrohTransport, check_interface, open_iroh
@@ -105,6 +107,7 @@ def run_member(settings: TrainSettings) -> None:
 def _named(settings: TrainSettings) -> _Named:
     check_hub(settings)
     _check_prompt(settings)
+    _check_evaluations(settings)
     check_interface(settings.bind_p2p_interface)
     return _Named(
         open_pool(settings, patience=_START_PATIENCE),
@@ -299,6 +302,7 @@ async def _member(
         optim_stats_steps=settings.optim_stats_steps,
         optimizer_state_dir=settings.optimizer_state_dir,
         prompt=await compute(lambda: _prompt(settings, model, schema)),
+        evaluations=await compute(lambda: _evaluations(settings, model, schema)),
     )
     data = await _data(events, clock, read, lambda: data_of(model, schema))
     archive = Archive(
@@ -339,6 +343,26 @@ def _prompt(settings: TrainSettings, model: Model, schema: Schema) -> Prompt | N
     prompt = Prompt(settings.prompt_text, settings.prompt_tokens or PROMPT_TOKENS, load_tokenizer(place))
     prompt.check(schema.state.config.vocab_size)
     return prompt
+
+
+def _check_evaluations(settings: TrainSettings) -> None:
+    """Raises UsageError for options of an evaluation without tasks, and for tasks that there are not."""
+    said = settings.eval_fewshot, settings.eval_seed, settings.eval_task_max_docs
+    if settings.eval_tasks is not None:
+        wanted(settings.eval_tasks, *said)
+    elif any(number is not None for number in said):
+        raise UsageError("--eval-fewshot, --eval-seed and --eval-task-max-docs are of --eval-tasks", "pass it as well")
+
+
+def _evaluations(settings: TrainSettings, model: Model, schema: Schema) -> Evaluations | None:
+    """What the model is to be asked, if anything. Raises CheckpointError without the model's tokenizer."""
+    if settings.eval_tasks is None:
+        return None
+    wish = wanted(settings.eval_tasks, settings.eval_fewshot, settings.eval_seed, settings.eval_task_max_docs)
+    place = resolve(model.checkpoint, tier=settings.matformer_tier, strategy=settings.matformer_load_strategy)
+    tokenizer, config = load_tokenizer(place), schema.state.config
+    check_vocabulary(tokenizer, config.vocab_size)
+    return Evaluations(wish, tokenizer, config.max_position_embeddings)
 
 
 def _hub(settings: TrainSettings) -> Hub | None:

@@ -11,6 +11,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from aftermath.chain import defaults
+from aftermath.evals.wish import DOCS
 from aftermath.replica.pass_size import AUTO, MOST, Checkpointing
 from aftermath.rules.accounts import MAX_LEVELS
 
@@ -105,6 +106,16 @@ class TrainSettings(BaseModel):
     prompt_tokens: int | None = Field(
         None, ge=1, le=4096, description=f"Tokens that it adds to --prompt-text; else {PROMPT_TOKENS}."
     )
+    eval_tasks: str | None = Field(
+        None,
+        description="Tasks that the model is asked between rounds, in events `evaluated`, with commas between them: "
+        "source-choice, or names or YAML files of the LM Evaluation Harness (the extra `eval`); needs its tokenizer.",
+    )
+    eval_fewshot: int | None = Field(
+        None, ge=0, le=64, description="Examples before each question of --eval-tasks; else 0."
+    )
+    eval_seed: int | None = Field(None, ge=0, le=2**31 - 1, description="Of the choice of questions; else 0.")
+    eval_task_max_docs: int | None = Field(None, ge=1, description=f"Questions of each task at most; else {DOCS}.")
     optim_stats_steps: int = Field(
         0,
         ge=0,

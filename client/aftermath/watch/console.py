@@ -31,6 +31,7 @@ _SENTENCES: dict[type[kinds.Event], str] = {
     kinds.Trained: "step {step}  loss {loss:.4f}  {tokens_per_sec:,.0f} tokens/s",
     kinds.Applied: "step {step}: applied {results}",
     kinds.Sample: "step {step}  the model goes on: {prompt}[bold]{text}[/bold]",
+    kinds.Evaluated: "step {step}  {task}: {metric} {value:.4f} of {docs} questions",
     kinds.Waiting: "waits for the next epoch",
     kinds.Dropped: "members {slots} did not deliver and are dropped",
     kinds.Checkpoint: "checkpoint of step {step} at {path}",

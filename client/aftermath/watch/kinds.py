@@ -239,6 +239,19 @@ class Traffic(Event, frozen=True, kw_only=True):
     costs: dict[str, int]
 
 
+class Evaluated(Event, frozen=True, kw_only=True):
+    """A figure of a task; the model's weights changed from the first answer to the last."""
+
+    first_step: int
+    step: int
+    task: str
+    metric: str
+    value: float
+    error: float | None
+    """Its standard error, where the task has one."""
+    docs: int
+
+
 class Sample(Event, frozen=True, kw_only=True):
     """The model's continuation of a prompt."""
 
@@ -249,6 +262,7 @@ class Sample(Event, frozen=True, kw_only=True):
 
 MEMBER_EVENTS = (
     Started
+    | Evaluated
     | Measuring
     | Measured
     | Joined

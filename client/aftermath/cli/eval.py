@@ -1,0 +1,50 @@
+"""`eval`: what a checkpoint can do, by named tasks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from aftermath.cli.command import command
+from aftermath.cli.present import Result
+from aftermath.evals.wish import DOCS
+from aftermath.rules.accounts import MAX_LEVELS
+
+TASKS = (
+    "Tasks, with commas between them: source-choice, or names or YAML files of the LM Evaluation Harness (the extra "
+    "`eval`)."
+)
+
+
+@command("eval", example="aftermath-solana eval runs/lab/checkpoint --tasks source-choice --max-docs 200")
+def eval(  # the command's name
+    checkpoint: Annotated[Path, typer.Argument(help="Checkpoint directory, with its tokenizer.json.")],
+    tasks: Annotated[str, typer.Option(help=TASKS)] = "source-choice",
+    tier: Annotated[int, typer.Option(min=0, max=MAX_LEVELS - 1, help="Tier to ask; 0 is the whole model.")] = 0,
+    fewshot: Annotated[int, typer.Option(min=0, max=64, help="Examples before each question.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Of the choice of questions.")] = 0,
+    max_docs: Annotated[int, typer.Option(min=1, help="Questions of each task at most.")] = DOCS,
+    device: Annotated[str, typer.Option(help="auto, cpu, mps, cuda or cuda:X.")] = "auto",
+) -> Result:
+    """Ask a model the questions of named tasks.
+
+    source-choice asks which of four pieces of Python source goes on from another; it needs no network, and guessing is
+    right in one of four. Equal options and an equal Python give equal figures.
+    """
+    from dataclasses import asdict
+
+    from aftermath.evals.likelihood import asked_of
+    from aftermath.evals.suite import evaluated, lines, wanted
+    from aftermath.model.checkpoint import load, load_config
+    from aftermath.model.text import check_vocabulary, load_tokenizer
+    from aftermath.replica.replica import pick_device
+
+    wish = wanted(tasks, fewshot, seed, max_docs)
+    place = checkpoint.expanduser()
+    config, tokenizer, chosen = load_config(place), load_tokenizer(place), pick_device(device)
+    check_vocabulary(tokenizer, config.vocab_size)
+    model = config.build(tier, load(place, tier)).to(chosen)
+    scores = evaluated(asked_of(model), tokenizer, config.max_position_embeddings, wish)
+    return Result({"tier": tier, "scores": [asdict(one) for one in scores]}, lines(scores))

@@ -1,0 +1,168 @@
+"""The LM Evaluation Harness (EleutherAI), asking our models: likelihoods of tokens, and greedy text.
+
+Decided: it is an extra (`pip install 'aftermath[eval]'`), imported when a task of it is named. A task is named as the
+harness names it, or by a YAML file of one's own. What its data need from the network is fetched when the task starts.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from functools import partialmethod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tokenizers import Tokenizer
+
+from aftermath.base.errors import Unsuitable, UsageError
+from aftermath.evals.likelihood import Ask, likelihood, written
+
+if TYPE_CHECKING:
+    from aftermath.evals.suite import Score
+    from aftermath.evals.wish import Wanted
+
+_MOST_TOKENS = 256
+_FILES = (".yaml", ".yml")
+_FIX = "pip install 'aftermath[eval]'; the task source-choice needs nothing"
+
+
+def check(names: Sequence[str]) -> None:
+    """Raises Unsuitable without the harness, UsageError for a task that it does not know."""
+    called = {name: _called(name) for name in names}
+    known = set(_manager(names).all_tasks)
+    for name in names:
+        if called[name] not in known:
+            raise UsageError(
+                f"there is no task {name}",
+                "--tasks takes source-choice, names that the LM Evaluation Harness has, and YAML files of its kind",
+            )
+
+
+def scores(ask: Ask, tokenizer: Tokenizer, window: int, name: str, wish: Wanted) -> list[Score]:
+    """The figures of one task or group. Raises Unsuitable if its data cannot be had."""
+    from lm_eval import evaluator
+
+    from aftermath.evals.suite import Score
+
+    seeds = {f"{kind}_seed": wish.seed for kind in ("random", "numpy_random", "torch_random", "fewshot_random")}
+    asker = _model(ask, tokenizer, window)
+    evaluator.get_git_commit_hash = lambda: None  # it asks git, which says aloud where there is none
+    try:
+        found: Any = evaluator.simple_evaluate(
+            model=asker,
+            tasks=[_called(name)],
+            num_fewshot=wish.fewshot,
+            limit=wish.docs,
+            task_manager=_manager([name]),
+            bootstrap_iters=0,
+            log_samples=False,
+            **seeds,
+        )
+    except (OSError, ImportError, ValueError) as error:
+        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise Unsuitable(
+            f"the task {name} cannot be had: {first}",
+            "its data come from the Hugging Face Hub: look at the connection, or use the task source-choice",
+        ) from None
+    made = []
+    for task, figures in found["results"].items():
+        for key, value in figures.items():
+            metric, comma, kept = key.partition(",")
+            if not comma or metric.endswith("_stderr") or not isinstance(value, int | float):
+                continue
+            spread = figures.get(f"{metric}_stderr,{kept}")
+            known = spread if isinstance(spread, float) and math.isfinite(spread) else None
+            docs = found.get("n-samples", {}).get(task, {}).get("effective", 0)
+            made.append(Score(task, metric if kept == "none" else f"{metric} ({kept})", float(value), known, docs))
+    return made
+
+
+def _called(name: str) -> str:
+    """A YAML file's task."""
+    if not name.endswith(_FILES):
+        return name
+    import yaml
+
+    try:
+        said = yaml.safe_load(Path(name).expanduser().read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UsageError(f"{name} cannot be read as a task: {error}", "name a YAML file of the harness") from None
+    task = said.get("task") if isinstance(said, dict) else None
+    if not isinstance(task, str):
+        raise UsageError(f"{name} names no task", "say task: NAME in it")
+    return task
+
+
+def _manager(names: Sequence[str]) -> Any:
+    try:
+        from lm_eval.tasks import TaskManager
+    except ImportError:
+        raise Unsuitable(f"the task {names[0]} is of the LM Evaluation Harness, which is not installed", _FIX) from None
+    from tqdm import tqdm
+
+    tqdm.__init__ = partialmethod(tqdm.__init__, disable=True)  # members and commands have screens of their own
+    for loud in ("lm_eval", "datasets", "huggingface_hub", "fsspec"):
+        logging.getLogger(loud).setLevel(logging.ERROR)
+    files = [name for name in names if name.endswith(_FILES)]
+    folders = [str(Path(name).expanduser().absolute().parent) for name in files]
+    return TaskManager(include_path=folders or None, include_defaults=len(files) < len(names))
+
+
+def _model(ask: Ask, tokenizer: Tokenizer, window: int) -> Any:
+    """Our model as the harness sees one."""
+    from lm_eval.api.model import TemplateLM
+    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+    class Asked(TemplateLM):  # type: ignore[misc]  # the harness has no types
+        @property
+        def eot_token_id(self) -> int:
+            return 0
+
+        def tok_encode(self, string: str, **_: Any) -> list[int]:
+            ids: list[int] = tokenizer.encode(string).ids
+            return ids
+
+        def loglikelihood(self, requests: Any, disable_tqdm: bool = True) -> list[tuple[float, bool]]:
+            del disable_tqdm
+            found: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=True)
+            return found
+
+        def _loglikelihood_tokens(self, requests: Any, **_: Any) -> list[tuple[float, bool]]:
+            return [
+                ask(lambda model, c=context, a=answer: likelihood(model, c, a))  # type: ignore[misc]
+                for _, context, answer in requests
+            ]
+
+        def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
+            del disable_tqdm
+            found = []
+            for request in requests:
+                windows = get_rolling_token_windows(
+                    token_list=self.tok_encode(request.args[0]),
+                    prefix_token=self.eot_token_id,
+                    max_seq_len=window,
+                    context_len=1,
+                )
+                parts = [(None, *make_disjoint_window(pair)) for pair in windows]
+                found.append(sum(nats for nats, _ in self._loglikelihood_tokens(parts)))
+            return found
+
+        def generate_until(self, requests: Any, disable_tqdm: bool = False) -> list[str]:
+            del disable_tqdm
+            return [self._text(*request.args) for request in requests]
+
+        def _text(self, context: str, said: dict[str, Any]) -> str:
+            stops = [said["until"]] if isinstance(said.get("until"), str) else list(said.get("until") or ())
+
+            def ends(made: Sequence[int]) -> bool:
+                text = tokenizer.decode(list(made))
+                return any(stop in text for stop in stops)
+
+            ids = self.tok_encode(context) or [self.eot_token_id]
+            text: str = tokenizer.decode(written(ask, ids, int(said.get("max_gen_toks") or _MOST_TOKENS), ends))
+            for stop in filter(None, stops):
+                text = text.split(stop)[0]
+            return text
+
+    return Asked()

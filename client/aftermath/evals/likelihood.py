@@ -1,0 +1,64 @@
+"""What a model gives a text: how likely it is after another, and what it would have written itself.
+
+Decided: everything is asked of the model one pass at a time, through `Ask`. At rest that is a call; a member answers
+between its rounds.
+
+Shapes in comments: T tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+import torch
+
+from aftermath.model.generate import generate
+from aftermath.model.network import LanguageModel
+
+T = TypeVar("T")
+
+
+class Ask(Protocol):
+    """Has a function run on the model, and returns what it does. Raises whatever ends the asking."""
+
+    def __call__(self, question: Callable[[LanguageModel], T], /) -> T: ...
+
+
+def asked_of(model: LanguageModel) -> Ask:
+    """Of a model that is there for nothing else."""
+
+    def ask(question: Callable[[LanguageModel], T]) -> T:
+        return question(model)
+
+    return ask
+
+
+@torch.no_grad()
+def likelihood(model: LanguageModel, context: Sequence[int], continuation: Sequence[int]) -> tuple[float, bool]:
+    """(log-likelihood in nats, whether it is what the model would have taken at every token) of a continuation.
+
+    Of a text longer than the model's window the end counts. Raises ValueError without a context.
+    """
+    if not context:
+        raise ValueError("a continuation needs at least one token before it")
+    window = model.config.max_position_embeddings
+    wanted = list(continuation[-window:])
+    ids = [*context, *continuation][-(window + 1) :]
+    device = next(model.parameters()).device
+    logits = model(torch.tensor([ids[:-1]], device=device))[0, -len(wanted) :].float().cpu()  # [T, V]
+    targets = torch.tensor(wanted)
+    given = logits.log_softmax(-1).gather(1, targets[:, None])  # [T, 1]
+    return float(given.double().sum()), bool((logits.argmax(-1) == targets).all())
+
+
+def written(ask: Ask, context: Sequence[int], most: int, ends: Callable[[Sequence[int]], bool]) -> list[int]:
+    """The likeliest tokens after a context, at most so many, until `ends` says so of them or the text does."""
+    made: list[int] = []
+    while len(made) < most and not ends(made):
+        before = [*context, *made]
+        following = ask(lambda model: generate(model, before, new_tokens=1).ids)  # noqa: B023  # asked at once
+        if not following:
+            break
+        made += following
+    return made

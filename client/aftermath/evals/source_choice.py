@@ -1,0 +1,62 @@
+"""`source-choice`: which of four pieces of Python source goes on from another? A task that needs no network.
+
+Decided
+- Text is that of Python's standard library, the files that the demonstration and the laboratory hold out, so that a
+  model trained on their other side has not seen it. Another version of Python has another text.
+- The right answer is what stands there; the wrong ones are as long, from other held-out files. Guessing is right in one
+  of four. Answers are compared by their likelihood per byte.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from aftermath.data.tokenise import hold_out, standard_library, standard_library_root
+from aftermath.evals.likelihood import Ask, likelihood
+
+_CORPUS_BYTES, _HELD_OUT_PERCENT = 16_000_000, 20
+_CONTEXT, _ANSWER, _ANSWERS = 160, 40, 4  # characters; answers
+
+
+@dataclass(frozen=True)
+class Question:
+    """A piece of text, and pieces that may follow."""
+
+    context: str
+    answers: tuple[str, ...]
+    right: int
+
+
+def questions(count: int, seed: int) -> Iterator[Question]:
+    """So many questions; the same ones from the same seed and Python."""
+    _, files = hold_out(standard_library(_CORPUS_BYTES), standard_library_root(), _HELD_OUT_PERCENT)
+    texts = [text for file in files if len(text := _read(file)) > 4 * (_CONTEXT + _ANSWER)]
+    draw = random.Random(seed)
+    for _ in range(count):
+        chosen = draw.sample(range(len(texts)), _ANSWERS)
+        places = [draw.randrange(len(texts[one]) - _CONTEXT - _ANSWER) for one in chosen]
+        pieces = [texts[one][place : place + _CONTEXT + _ANSWER] for one, place in zip(chosen, places, strict=True)]
+        order = draw.sample(range(_ANSWERS), _ANSWERS)
+        answers = tuple(pieces[number][_CONTEXT:] for number in order)
+        yield Question(pieces[0][:_CONTEXT], answers, order.index(0))
+
+
+def is_right(ask: Ask, tokenizer: Tokenizer, question: Question) -> bool:
+    """Whether the model gives the right answer the most per byte."""
+    context: Sequence[int] = tokenizer.encode(question.context).ids
+    given = []
+    for answer in question.answers:
+        whole = tokenizer.encode(question.context + answer).ids
+        kept = len(context) if whole[: len(context)] == context else len(context) - 1  # a token across the border
+        nats, _ = ask(lambda model, whole=whole, kept=kept: likelihood(model, whole[:kept], whole[kept:]))  # type: ignore[misc]
+        given.append(nats / len(answer.encode()))
+    return max(range(len(given)), key=given.__getitem__) == question.right
+
+
+def _read(file: Path) -> str:
+    return file.read_text(encoding="utf-8", errors="ignore")
