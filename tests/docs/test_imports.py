@@ -17,6 +17,7 @@ NEVER = {
     "coordinator": {"torch", "aftermath.chain", "aftermath.localnet", "solders"},
     "member": {"time", "random", "solders", "aftermath.chain", "aftermath.localnet", "aftermath.train"},
     "replica": {"solders", "aftermath.chain", "aftermath.member"},
+    "ranks": {"solders", "aftermath.chain", "aftermath.p2p", "aftermath.member"},
     "chain": {"torch", "aftermath.p2p"},
     "localnet": {"torch", "aftermath.chain", "aftermath.p2p"},
     "p2p": {"torch", "aftermath.chain"},

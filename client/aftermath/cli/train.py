@@ -44,7 +44,7 @@ SHARED = get_type_hints(SigningOptions, include_extras=True) | {"run_id": RunId,
 SHORT_FLAGS = {"identity_secret_key_path": "-i"}
 PANELS = (
     ("Peers", ("identity", "bind_p2p", "iroh", "discovery", "max_concurrent")),
-    ("Training", ("device", "threads", "micro_batch", "activation", "matformer")),
+    ("Training", ("device", "data_par", "tensor_par", "threads", "micro_batch", "activation", "matformer")),
     ("Checkpoints", ("checkpoint_dir", "hub_", "delete_old", "keep_steps", "optimizer_state")),
     ("Progress", ("logs", "write_", "events_dir", "prompt_", "eval_", "optim_stats")),
 )
@@ -97,7 +97,8 @@ def train(
     """Join a run and train until it ends.
 
     Trains this member's share of every round with the tier of the model that fits its memory, and exchanges results
-    with the other members. Ctrl-C leaves the run on chain and exits 0.
+    with the other members. Ctrl-C leaves the run on chain and exits 0. On several devices of this machine the member
+    has a process on each: --device cuda:0,1,2,3, or to try it out --device cpu --data-parallelism 2.
     """
     with ending_at_once():
         from aftermath.train.session import run_member

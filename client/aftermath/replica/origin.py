@@ -35,6 +35,8 @@ class Origin:
     pass_size: PassSize
     """Of all replicas that it makes: what the first finds out holds for the next."""
     stopwatch: Callable[[], float]
+    make: Callable[..., Replica] = Replica
+    """Makes a replica, as the class does."""
 
     def measure_weight(self, seq_len: int) -> int:
         """Throughput of this machine with this tier, before any weights are here, in sequences per minute."""
@@ -64,7 +66,7 @@ class Origin:
 
     def replica(self, weights: dict[str, Tensor]) -> Replica:
         """A replica that starts from these weights with an empty optimizer state."""
-        return Replica(
+        return self.make(
             self.schema,
             self.config,
             self.tier,

@@ -119,6 +119,11 @@ class Replica:
             gradients = sum(tensor.nbytes for tensor in self.params.values())
             settled = self._pass_size.settle(live.peak, free - gradients)
 
+    @property
+    def at_once(self) -> int:
+        """Sequences that are trained at the same time."""
+        return self._pass_size.size
+
     def measure_weight(self, seq_len: int, seconds: float) -> int:
         """This machine's throughput in sequences per minute (1..65535), from passes over the first tokens.
 
@@ -128,7 +133,7 @@ class Replica:
         still = threading.Event()
         if self._pass_size.unknown:
             self._backward(torch.zeros(1, seq_len, dtype=torch.int64), still)
-        micro, vocabulary = self._pass_size.size, self.model.config.vocab_size
+        micro, vocabulary = self.at_once, self.model.config.vocab_size
         batch = torch.arange(micro * seq_len, device=self._device).remainder_(vocabulary)
         began = self._stopwatch()
         done, best = 0, float("inf")  # tokens of the longest passes so far, and the time of the fastest of them
@@ -159,19 +164,22 @@ def accumulate(model: LanguageModel, sequences: Tensor, micro_batch: int, cancel
     With labels, `sequences` are [n, 2, seq_len], and the mean is over all labels of the share, however it is
     cut: a micro-batch counts as many labels as it has. Raises Cancelled between micro-batches.
     """
-    device = next(model.parameters()).device
     losses = []
     for micro in sequences.split(micro_batch):
         if cancelled.is_set():
             raise Cancelled
-        batch = micro.to(device)  # [micro, seq_len]
-        if batch.dim() == 3:
-            loss = model.loss(*batch.unbind(1)) * (_learnt(micro) / max(1, _learnt(sequences)))
-        else:
-            loss = model.loss(batch) * (len(micro) / len(sequences))
+        loss = share_loss(model, micro, sequences)
         loss.backward()
         losses.append(loss.detach())
     return float(sum(torch.stack(losses).tolist()))  # read once: each reading waits for the device
+
+
+def share_loss(model: LanguageModel, micro: Tensor, sequences: Tensor) -> Tensor:
+    """What a micro-batch of a share adds to the mean loss over it."""
+    batch = micro.to(next(model.parameters()).device)  # [micro, seq_len]
+    if batch.dim() == 3:
+        return model.loss(*batch.unbind(1)) * (_learnt(micro) / max(1, _learnt(sequences)))
+    return model.loss(batch) * (len(micro) / len(sequences))
 
 
 def _learnt(sequences: Tensor) -> int:

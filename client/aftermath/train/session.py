@@ -49,9 +49,13 @@ from aftermath.model.text import Prompt, check_vocabulary, load_tokenizer
 from aftermath.optim.schema import Schema
 from aftermath.p2p.discovery import local_discovery_dir
 from aftermath.p2p.iroh import IrohTransport, check_interface, open_iroh
+from aftermath.ranks.launch import Launched, launched, threads_of
+from aftermath.ranks.lead import Lead, led_by
+from aftermath.ranks.place import Place, place_of
+from aftermath.ranks.tensor import check_tensor_parallelism
 from aftermath.replica.origin import Origin
-from aftermath.replica.pass_size import PassSize
-from aftermath.replica.replica import pick_device
+from aftermath.replica.pass_size import AUTO, PassSize
+from aftermath.replica.replica import Replica
 from aftermath.rules.accounts import Model
 from aftermath.train.ending import known
 from aftermath.train.interrupts import CLOSE_SECONDS, Interrupts
@@ -85,7 +89,7 @@ class _Named:
     pool: RpcPool
     program_id: Pubkey | None
     authorizer: Pubkey | None
-    device: torch.device
+    place: Place
     wallet: Wallet
 
 
@@ -93,10 +97,10 @@ def run_member(settings: TrainSettings) -> None:
     """Take part in a run until it is finished or the user stops. Raises what made that impossible; a computation may
     still hold its thread, so the process should be ended at once.
     """
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
     runner = asyncio.Runner()  # never closed: that waits for threads and tasks, and the process ends here anyway
     named = _named(settings)
+    if threads := threads_of(named.place, settings.threads):
+        torch.set_num_threads(threads)
     with contextlib.ExitStack() as stack:
         events = events_of(settings, stack)
         _introduce(settings, named.wallet, events)
@@ -113,9 +117,19 @@ def _named(settings: TrainSettings) -> _Named:
         open_pool(settings, patience=_START_PATIENCE),
         coordinator_id(settings),
         public_key(settings.authorizer) if settings.authorizer is not None else None,
-        pick_device(settings.device),
+        _place(settings),
         load_wallet(settings.wallet_private_key_path),
     )
+
+
+def _place(settings: TrainSettings) -> Place:
+    place = place_of(settings.device, settings.data_parallelism, settings.tensor_parallelism)
+    if not place.alone and settings.micro_batch_size == AUTO:
+        raise UsageError(
+            "--micro-batch-size auto: on several devices nobody finds out what fits",
+            "name a number, for example 1, and a larger one if there is room",
+        )
+    return place
 
 
 def events_of(settings: TrainSettings, stack: contextlib.ExitStack) -> Events:
@@ -185,10 +199,10 @@ async def _session(settings: TrainSettings, named: _Named, events: Events) -> No
 
 
 async def _life(settings: TrainSettings, named: _Named, events: Events, interrupts: Interrupts) -> None:
-    async with _ports(settings, named, events) as member:
+    async with _ports(settings, named, events) as (member, ranks):
         there = True
         try:
-            await member.live()
+            await (ranks.while_all_run(member.live()) if ranks else member.live())
         except NoSuchRun:
             there = False  # nothing is left to leave
             raise
@@ -207,8 +221,10 @@ async def _leave(member: Member, events: Events, seconds: float) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _ports(settings: TrainSettings, named: _Named, events: Events) -> AsyncIterator[Member]:
-    """Open chain and transport, check that we fit the run, and hand out the member."""
+async def _ports(
+    settings: TrainSettings, named: _Named, events: Events
+) -> AsyncIterator[tuple[Member, Launched | None]]:
+    """Open chain and transport, check that we fit the run, and hand out the member and its other ranks, if any."""
     pool, wallet = named.pool, named.wallet
     secret = identity_secret(settings.run_id, wallet, settings.identity_secret_key_path)
     chain = SolanaMember(
@@ -235,7 +251,11 @@ async def _ports(settings: TrainSettings, named: _Named, events: Events) -> Asyn
         await stack.enter_async_context(chain)
         transport = await _open_transport(settings, secret, here=pool.is_local)
         stack.push_async_callback(_close, transport)
-        yield await _member(settings, events, pool, chain, transport, secret, named.device)
+        ranks = None
+        if not named.place.alone:
+            ranks = stack.enter_context(launched(named.place, threads_of(named.place, settings.threads)))
+        made = _member(settings, events, pool, chain, transport, secret, named.place, ranks)
+        yield await (ranks.while_all_run(made) if ranks else made), ranks
 
 
 async def _close(transport: IrohTransport) -> None:
@@ -269,7 +289,8 @@ async def _member(
     chain: SolanaMember,
     transport: IrohTransport,
     secret: bytes,
-    device: torch.device,
+    place: Place,
+    ranks: Launched | None,
 ) -> Member:
     view = await chain.view()
     model = view.model
@@ -280,16 +301,25 @@ async def _member(
     compute = ThreadWorker("replica")
     schema = await compute(lambda: schema_of(model, settings.run_id))
     check_tier(settings.matformer_tier, schema, settings.run_id)
+    check_tensor_parallelism(schema.state.config, settings.matformer_tier, place.tensor)
     check_directory(settings, schema.state)
     if advice := keeping_advice(settings):
         events.emit(kinds.Warning(message=advice))
+    device, pass_size = place.devices[0], PassSize(settings.micro_batch_size, settings.activation_checkpointing)
+    make: Callable[..., Replica] = Replica
+    if ranks is not None:
+        device = torch.device("cpu")  # of what the ranks do not hold
+        make = led_by(
+            await compute(lambda: Lead(ranks.join(), schema.state.config, settings.matformer_tier, pass_size))
+        )
     origin = Origin(
         schema,
         settings.matformer_tier,
         settings.matformer_load_strategy,
         device,
-        PassSize(settings.micro_batch_size, settings.activation_checkpointing),
+        pass_size,
         time.monotonic,
+        make,
     )
     clock = RealClock()
     ports = Ports(chain, RunFeed(view), transport, clock, Attention(clock), events)

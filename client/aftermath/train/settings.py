@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from aftermath.chain import defaults
 from aftermath.evals.wish import DOCS
+from aftermath.ranks import MOST_RANKS
 from aftermath.replica.pass_size import AUTO, MOST, Checkpointing
 from aftermath.rules.accounts import MAX_LEVELS
 
@@ -56,7 +57,23 @@ class TrainSettings(BaseModel):
         8, ge=1, le=64, description="How many tensors are asked from peers at once when the model comes from them."
     )
 
-    device: str = Field("auto", description="auto, cpu, mps, cuda or cuda:X,Y (the first index is used).")
+    device: str = Field(
+        "auto", description="auto, cpu, mps, cuda or cuda:X,Y: of several devices each is a rank of this member."
+    )
+    data_parallelism: int = Field(
+        0,
+        ge=0,
+        le=MOST_RANKS,
+        description="Ranks among which the micro-batches are split, each with its part of the parameters (FSDP2); "
+        "0: as many as --device names. With --device cpu so many processes, to try it out.",
+    )
+    tensor_parallelism: int = Field(
+        1,
+        ge=1,
+        le=MOST_RANKS,
+        description="Ranks that compute one micro-batch together, each with its part of every layer (DTensor); for "
+        "Llamas and their kin. The member has as many ranks as the product of the two.",
+    )
     threads: int = Field(0, ge=0, description="CPU threads for training; 0 leaves torch's own choice.")
     micro_batch_size: int = Field(
         8,

@@ -1,0 +1,4 @@
+"""One member on several devices: a process each, which the member's own process drives by torch.distributed."""
+
+MOST_RANKS = 64
+"""Of one member."""

@@ -1,0 +1,48 @@
+"""The sum of the ranks' gradients that does not depend on how many ranks there are.
+
+Floats added in another order give other bits. So the gradients of micro-batches are added one after the other in the
+order of the share, as a single rank adds them: every rank gets its own part of each rank's gradient (an all-to-all, as
+many bytes as a reduce-scatter) and goes on with the sum that it has of that part.
+
+Decided: this takes the place of FSDP2's reduce-scatter, one for each group of parameters. What it costs beside that is
+one buffer of a group's size and one of a rank's part, and that the ranks meet after every micro-batch and not once for
+each share.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class OrderedSum:
+    """Adds up the gradients of one group of parameters; `active` ranks, the first ones, have a micro-batch."""
+
+    def __init__(self) -> None:
+        self.active = 1
+        self._sum: Tensor | None = None
+
+    def forget(self) -> None:
+        """Begin a share."""
+        self._sum = None
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """A buffer, as FSDP2 asks for it."""
+        return torch.empty(size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
+    ) -> None:
+        """Put the sum so far and the ranks' parts of `input_tensor` [ranks x part] into `output_tensor` [part]."""
+        del op, async_op
+        parts = torch.empty_like(input_tensor)
+        dist.all_to_all_single(parts, input_tensor, group=group)
+        first, *others = parts.view(group.size(), -1)[: self.active]
+        total = output_tensor.view(-1)
+        total.copy_(first) if self._sum is None else torch.add(self._sum, first, out=total)
+        for part in others:
+            total.add_(part)
+        self._sum = total.clone()

@@ -1,0 +1,75 @@
+"""A rank that follows the first: a process that does what it is told, and knows of no run, chain or peer.
+
+It is started by `ranks.launch`, and ends when the process that started it does, however that ends.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from typing import NoReturn
+
+import msgspec
+import torch
+
+from aftermath.base.errors import AftermathError
+from aftermath.model.architectures import config_of
+from aftermath.ranks.group import Ranks
+from aftermath.ranks.orders import Begin, Gather, Join, Make, Step
+from aftermath.ranks.sharded import ShardedModel
+
+_LINGER = 2.0  # seconds for the first rank to name who ended first; who fails because of another ends after that one
+
+
+def follow(ranks: Ranks) -> NoReturn:
+    """Do as the first rank says."""
+    model, micro, share = None, 1, torch.empty(0)
+    while True:
+        order = ranks.hear()
+        if isinstance(order, Make):
+            config, micro = config_of(order.config), order.micro_batch
+            model = ShardedModel(config, order.tier, ranks.mesh, recompute=order.recompute)
+            continue
+        assert model is not None, "the first order is to make the network"
+        match order:
+            case Begin(shape):
+                share = ranks.sequences(torch.empty(shape, dtype=torch.int64))
+                model.begin(None)
+            case Step(first):
+                ranks.losses(model.step(share, micro, first))
+            case Gather():
+                for _ in model.gradients():
+                    pass
+
+
+def _end_with_the_first() -> None:
+    """Standard input is a pipe that closes with the process which started this one."""
+    sys.stdin.buffer.read()
+    os._exit(0)
+
+
+def main() -> NoReturn:
+    """The process. Its only argument is a `Join` as JSON."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches all processes: the first one decides
+    threading.Thread(target=_end_with_the_first, daemon=True).start()
+    join = msgspec.json.decode(sys.argv[1], type=Join)
+    try:
+        if join.threads:
+            torch.set_num_threads(join.threads)
+        follow(Ranks(join))
+    except (AftermathError, torch.OutOfMemoryError) as error:
+        said = f"{error}\n"
+    except Exception:
+        said = traceback.format_exc()
+        time.sleep(_LINGER)
+    sys.stderr.write(f"rank {join.rank} on {join.device}: {said}")
+    sys.stderr.flush()
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""One process among the ranks of a member: how it finds the others, and what they pass each other.
+
+Decided
+- The ranks are on one machine and meet by a file; sockets are on its loopback alone, since nothing here is signed.
+- Orders and sequences go by gloo, whatever the devices are: waiting for an order costs no GPU and never times out. The
+  death of a rank is noticed by the process that started it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from aftermath.ranks.orders import Join, Order
+
+_PATIENCE = timedelta(days=365)
+
+
+class Ranks:
+    """This process's end of the group. All methods are collective."""
+
+    def __init__(self, join: Join) -> None:
+        """Meet the others; returns when all are here."""
+        self.rank, self.tensor, self.size = join.rank, join.tensor, join.data * join.tensor
+        loopback = "lo0" if sys.platform == "darwin" else "lo"
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            os.environ.setdefault(name, loopback)
+        device = torch.device(join.device)
+        if device.type == "cuda":
+            torch.cuda.init()
+            torch.cuda.set_device(device)
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        there = Path(join.store).as_uri()
+        dist.init_process_group(backend, there, rank=join.rank, world_size=self.size, timeout=_PATIENCE)
+        self.mesh: DeviceMesh = init_device_mesh(
+            device.type, (join.data, join.tensor), mesh_dim_names=("data", "tensor")
+        )
+
+    def tell(self, order: Order) -> None:
+        """The first rank says what is to be done."""
+        said = torch.frombuffer(bytearray(msgspec.msgpack.encode(order)), dtype=torch.uint8)
+        dist.broadcast(torch.tensor([len(said)]), 0)
+        dist.broadcast(said, 0)
+
+    def hear(self) -> Order:
+        """What the first rank says."""
+        dist.broadcast(length := torch.zeros(1, dtype=torch.int64), 0)
+        dist.broadcast(said := torch.empty(int(length), dtype=torch.uint8), 0)
+        order: Order = msgspec.msgpack.decode(said.numpy().tobytes(), type=Order)
+        return order
+
+    def sequences(self, given: Tensor) -> Tensor:
+        """The first rank's sequences, int64 on the CPU; of the others only the shape counts."""
+        dist.broadcast(shared := given.to("cpu").contiguous(), 0)
+        return shared
+
+    def losses(self, own: float) -> list[float]:
+        """What every data-parallel rank says, in their order."""
+        said = [torch.zeros(1, dtype=torch.float64) for _ in range(self.size)]
+        dist.all_gather(said, torch.tensor([own], dtype=torch.float64))
+        return [float(loss) for loss in said[:: self.tensor]]

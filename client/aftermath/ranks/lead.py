@@ -1,0 +1,100 @@
+"""The member's own process as the first of its ranks: its replica is trained by all of them.
+
+Decided
+- The other ranks hold their parts of the network while a share is trained, and nothing else. The shared weights, the
+  optimizer's state and what is made of the gradient are the first rank's alone, in the machine's memory and on its CPU:
+  so a result is made once, and is the same whatever the number of ranks.
+- The price is that weights go to the ranks, and gradients come back, once for every gradient that is taken.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from aftermath.base.counted import counted
+from aftermath.model.config import ModelConfig
+from aftermath.ranks.group import Ranks
+from aftermath.ranks.orders import Begin, Gather, Make, Step
+from aftermath.ranks.sharded import ShardedModel
+from aftermath.replica.memory import is_out_of_memory
+from aftermath.replica.pass_size import OutOfMemory, PassSize
+from aftermath.replica.replica import Cancelled, Replica
+
+
+class Lead:
+    """Has shares trained by all ranks, this process's own among them."""
+
+    def __init__(self, ranks: Ranks, config: ModelConfig, tier: int, pass_size: PassSize) -> None:
+        """Collective, as everything here: the others follow (`ranks.follow`)."""
+        self._ranks, self._micro = ranks, pass_size.size
+        ranks.tell(Make(config.to_hf(), tier, self._micro, pass_size.recompute))
+        self._model = ShardedModel(config, tier, ranks.mesh, recompute=pass_size.recompute)
+        self._width = ranks.size // ranks.tensor
+
+    @property
+    def at_once(self) -> int:
+        """Sequences that are trained at the same time."""
+        return self._micro * self._width
+
+    @property
+    def held(self) -> int:
+        """Parameters that are on this rank's device."""
+        return self._model.held
+
+    def accumulate(self, params: Mapping[str, Tensor], sequences: Tensor, cancelled: threading.Event) -> float:
+        """Add the gradient of the mean loss over `sequences` at these weights to their `grad`; returns the loss.
+
+        Raises Cancelled between micro-batches.
+        """
+        self._ranks.tell(Begin(tuple(sequences.shape)))
+        share = self._ranks.sequences(sequences)
+        self._model.begin(params)
+        total = 0.0
+        for first in range(0, -(-len(share) // self._micro), self._width):
+            if cancelled.is_set():
+                raise Cancelled
+            self._ranks.tell(Step(first))
+            for loss in self._ranks.losses(self._model.step(share, self._micro, first)):
+                total += loss
+        self._ranks.tell(Gather())
+        for name, whole in self._model.gradients():
+            parameter = params[name]
+            gradient = whole.to(parameter.device)
+            parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+        return total
+
+
+def led_by(lead: Lead) -> Callable[..., Replica]:
+    """Makes replicas that these ranks train, from the arguments of `Replica`."""
+    return functools.partial(LedReplica, lead)
+
+
+class LedReplica(Replica):
+    """A replica whose gradients all ranks take."""
+
+    def __init__(self, lead: Lead, *given: Any, **named: Any) -> None:
+        """The rest is what a replica takes."""
+        super().__init__(*given, **named)
+        self._lead = lead
+
+    @property
+    def at_once(self) -> int:
+        """Sequences that are trained at the same time, by all ranks."""
+        return self._lead.at_once
+
+    def _backward(self, sequences: Tensor, cancelled: threading.Event) -> float:
+        try:
+            return self._lead.accumulate(self.params, sequences, cancelled)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            raise OutOfMemory(
+                f"the memory of the first of this member's devices is too small for its part of tier {self.tier} with "
+                f"{counted(self._pass_size.size, 'sequence')} at once",
+                "lower --micro-batch-size, say --activation-checkpointing on, or hold a higher --matformer-tier",
+            ) from error

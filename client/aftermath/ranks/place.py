@@ -1,0 +1,75 @@
+"""Which devices one member trains on, and how they share the work.
+
+Decided
+- Data parallelism takes what tensor parallelism leaves: as many ranks as devices are named, unless it is said.
+- A CPU is as many devices as are asked for: that is for tests, and to try things out.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import torch
+
+from aftermath.base.counted import counted
+from aftermath.base.errors import Unsuitable, UsageError
+from aftermath.ranks import MOST_RANKS
+from aftermath.replica.replica import pick_device
+
+
+@dataclass(frozen=True)
+class Place:
+    """The devices of one member, a rank on each: `data` groups of `tensor` ranks."""
+
+    devices: tuple[torch.device, ...]
+    data: int
+    tensor: int
+
+    @property
+    def alone(self) -> bool:
+        """Whether the member's own process does all the work."""
+        return len(self.devices) == 1
+
+
+def place_of(name: str, data: int, tensor: int) -> Place:
+    """What `--device`, `--data-parallelism` (0: what the devices give) and `--tensor-parallelism` say together.
+
+    Raises UsageError for what cannot be meant, Unsuitable if there are no such devices here.
+    """
+    first = pick_device(name)
+    indices = [int(index) for index in re.findall(r"\d+", name)]
+    if len(set(indices)) < len(indices):
+        raise UsageError(f"--device {name} names a device twice", "name every device once, for example cuda:0,1")
+    if len(indices) > 1:
+        devices = tuple(pick_device(f"cuda:{index}") for index in indices)
+        return _placed(devices, name, data or _left(len(devices), tensor), tensor)
+    ranks = (data or 1) * tensor
+    if ranks > MOST_RANKS:
+        raise UsageError(f"{ranks} ranks are too many", f"one member has {MOST_RANKS} at most")
+    if ranks == 1:
+        return Place((first,), 1, 1)
+    if first.type == "cpu":
+        return Place((first,) * ranks, data or 1, tensor)
+    if first.type != "cuda":
+        raise Unsuitable(f"{first.type.upper()} is one device, not {ranks}", "use --device cpu or cuda:0,1")
+    if indices:
+        return _placed((first,), name, data or 1, tensor)
+    here = torch.cuda.device_count()
+    if ranks > here:
+        raise Unsuitable(f"{ranks} ranks need as many GPUs, and there are {here}", "lower --data-parallelism")
+    return Place(tuple(torch.device("cuda", index) for index in range(ranks)), data or 1, tensor)
+
+
+def _left(devices: int, tensor: int) -> int:
+    return max(1, devices // tensor)
+
+
+def _placed(devices: tuple[torch.device, ...], name: str, data: int, tensor: int) -> Place:
+    if data * tensor != len(devices):
+        raise UsageError(
+            f"--device {name} names {counted(len(devices), 'device')}, and --data-parallelism {data} with "
+            f"--tensor-parallelism {tensor} needs {data * tensor}",
+            "name as many devices as the product of the two",
+        )
+    return Place(devices, data, tensor)

@@ -1,0 +1,122 @@
+"""The network of a member on several devices: what every rank does with its part of it.
+
+Decided
+- FSDP2 shards parameters and gradients over the data-parallel ranks, layer by layer; DTensor cuts layers over the
+  tensor-parallel ones. Gradients are added up by `ranks.fold`, so that their sum is that of a single rank.
+- A rank that has no micro-batch left goes through the motions with another's: all ranks take part in gathering the
+  layers. What it computes is not added.
+- All methods but `loss` are collective: every rank calls them in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from aftermath.model.config import ModelConfig
+from aftermath.ranks.fold import OrderedSum
+from aftermath.ranks.tensor import PARTIAL, cut
+from aftermath.replica.replica import share_loss
+
+
+class ShardedModel:
+    """One rank's part of a tier's network, on a mesh of (data, tensor) ranks."""
+
+    def __init__(self, config: ModelConfig, tier: int, mesh: DeviceMesh, *, recompute: bool = False) -> None:
+        blank = {name: torch.zeros(shape) for name, shape in config.parameter_shapes(tier).items()}
+        self._mesh, self._data, self._tensor = mesh, mesh["data"], mesh["tensor"]
+        self._model = config.build(tier, blank)
+        self._model.recompute = recompute
+        del blank
+        self._folds: list[OrderedSum] = []
+        layers = _layers(self._model)
+        if self._tensor.size() > 1:
+            cut(layers, self._tensor)
+        self._model.to(mesh.device_type)
+        if self._data.size() > 1:
+            for module in [*layers, self._model]:
+                self._shard(module)
+            register_fsdp_forward_method(self._model, "loss")  # which passes by `forward`
+
+    def _shard(self, module: nn.Module) -> None:
+        sharded = fully_shard(module, mesh=self._data)
+        assert isinstance(sharded, FSDPModule)
+        sharded.set_gradient_divide_factor(1.0)
+        sharded.set_force_sum_reduction_for_comms(True)
+        fold: Any = OrderedSum()
+        sharded.set_custom_reduce_scatter(fold)
+        self._folds.append(fold)
+
+    @property
+    def held(self) -> int:
+        """Parameters that are on this rank."""
+        return sum(_local(parameter).numel() for parameter in self._model.parameters())
+
+    @torch.no_grad()
+    def begin(self, weights: Mapping[str, Tensor] | None) -> None:
+        """Take the first rank's weights, fp32 and whole, and forget all gradients."""
+        for fold in self._folds:
+            fold.forget()
+        for name, parameter in self._model.named_parameters():
+            parameter.grad = None
+            whole = torch.empty(parameter.shape, device=self._mesh.device_type)
+            if weights is not None:
+                whole.copy_(weights[name])
+            dist.broadcast(whole, 0)
+            _local(parameter).copy_(_part(whole, parameter))
+
+    def step(self, sequences: Tensor, micro_batch: int, first: int) -> float:
+        """Train on the micro-batches of a share from number `first` on, one for each data-parallel rank.
+
+        `sequences` is the share, as `Replica.train` takes it. Returns what this rank's adds to the share's mean loss;
+        0 where it has none.
+        """
+        batches = sequences.split(micro_batch)
+        active = min(self._data.size(), len(batches) - first)
+        number = self._data.get_local_rank()
+        for fold in self._folds:
+            fold.active = active
+        if self._folds:  # the folds hold the sum: FSDP2 would add to it once more
+            for parameter in self._model.parameters():
+                parameter.grad = None
+        mine = number < active
+        loss = share_loss(self._model, batches[first + number if mine else first], sequences)
+        loss.backward()
+        return loss.item() if mine else 0.0
+
+    def gradients(self) -> Iterator[tuple[str, Tensor]]:
+        """Name and sum of every parameter's gradient, whole, and on every rank."""
+        for name, parameter in self._model.named_parameters():
+            if parameter.grad is None:
+                continue
+            gradient = parameter.grad
+            whole = gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
+            if self._tensor.size() > 1 and name.endswith(PARTIAL):
+                dist.all_reduce(whole, group=self._tensor.get_group())
+            yield name, whole
+            parameter.grad = None
+
+
+def _layers(model: nn.Module) -> list[nn.Module]:
+    """The model's layers: the longest list of modules in it that is in no other."""
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList | nn.ModuleDict)]
+    inner = {part for outer in lists for part in outer.modules() if part is not outer}
+    return list(max((found for found in lists if found not in inner), key=len, default=nn.ModuleList()).children())
+
+
+def _local(parameter: Tensor) -> Tensor:
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter.detach()
+
+
+def _part(whole: Tensor, parameter: Tensor) -> Tensor:
+    """This rank's part of a whole tensor that all ranks have."""
+    if not isinstance(parameter, DTensor):
+        return whole
+    return distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None).to_local()

@@ -1,0 +1,82 @@
+"""A member of two ranks in a run with members of one: the same replicas everywhere, and a rank that is killed."""
+
+from __future__ import annotations
+
+import json
+
+import psutil
+import pytest
+
+from aftermath.rules.state import RunState
+from e2e.company import Company, Player
+from e2e.diary import applied_sequences
+from e2e.material import Material
+
+STEPS, EPOCHS = 16, 2
+pytestmark = pytest.mark.slow
+EMBEDDED = pytest.mark.parametrize("engine", ["embedded"], indirect=True)
+
+
+def ranks_of(player: Player) -> list[psutil.Process]:
+    """The processes of its other ranks."""
+    children = psutil.Process(player.process.pid).children()
+    return [child for child in children if "aftermath.ranks.follow" in child.cmdline()]
+
+
+@EMBEDDED
+def test_a_member_of_two_ranks_has_the_replica_of_the_others(company: Company, material: Material) -> None:
+    batch = {"global_batch_size_start": 48, "global_batch_size_end": 48}  # so that everybody has a share
+    company.configure(material.config(company.place, rounds_per_epoch=STEPS // EPOCHS, total_steps=STEPS, **batch))
+    players = [company.player(tier) for tier in (0, 0, 1)]
+    for player, options in zip(players, (["--data-parallelism", "2"], [], []), strict=True):
+        company.start(player, "--micro-batch-size", "2", *options)
+    company.command("set-paused", "resume", "--run-id", company.run_id)
+    company.until(lambda: ranks_of(players[0]), "its other rank is there")
+    [rank] = ranks_of(players[0])
+    company.until_run(lambda run: run.state is RunState.FINISHED, "the run finishes")
+    assert [player.process.wait() for player in players] == [0, 0, 0]
+
+    # Levels 2 and 1 are on three members, level 0 on two; after every step, and once more per cooldown.
+    assert company.compare_replicas() == 5 * (STEPS + EPOCHS)
+    for player in players:
+        assert applied_sequences(player.diary) == list(range(company.run.data_index))
+        assert len(player.diary.saw("trained")) > EPOCHS
+    rank.wait(10)  # it ends with its member
+
+
+@EMBEDDED
+def test_a_rank_that_is_killed_ends_its_member_and_the_others_go_on(company: Company, material: Material) -> None:
+    company.configure(material.config(company.place, min_clients=2, total_steps=1000, rounds_per_epoch=8))
+    one, two, three = players = [company.player(tier) for tier in (0, 0, 1)]
+    for player, options in zip(players, ([], ["--data-parallelism", "2"], []), strict=True):
+        company.start(player, "--micro-batch-size", "2", *options)
+    company.command("set-paused", "resume", "--run-id", company.run_id)
+    company.until_trains(two, 0, 2)
+    [rank] = ranks_of(two)
+    two.process.expected = False
+    rank.kill()
+
+    assert two.process.wait(30) == 1
+    assert "error: rank 1 of this member, on cpu, has ended by SIGKILL" in two.process.output
+    assert "Traceback" not in two.process.output
+    told = [json.loads(line) for line in two.process.output.splitlines() if line.startswith("{")]
+    assert [event["kind"] for event in told if event["kind"] in ("left", "error")] == ["left", "error"]
+    assert not company.in_epoch(two)
+
+    for player in (one, three):
+        company.until_trains(player, player.diary.mark(), 3)
+    company.compare_replicas()
+
+
+@EMBEDDED
+def test_the_ranks_of_a_member_that_is_killed_end_with_it(company: Company, material: Material) -> None:
+    company.configure(material.config(company.place, init_min_clients=1, min_clients=1, total_steps=1000))
+    player = company.player(0)
+    company.start(player, "--data-parallelism", "2", "--tensor-parallelism", "2")
+    company.command("set-paused", "resume", "--run-id", company.run_id)
+    company.until_trains(player, 0)
+    ranks = ranks_of(player)
+    assert len(ranks) == 3
+    player.process.expected = False
+    psutil.Process(player.process.pid).kill()
+    assert psutil.wait_procs(ranks, 20)[1] == []

@@ -1,0 +1,123 @@
+"""Ranks as real processes, whose first one is the test's, and replicas that are trained by them and by one alone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from aftermath.model.architectures import config_of
+from aftermath.model.initial import init_weights
+from aftermath.optim.codec import decode_level
+from aftermath.optim.distro import Distro
+from aftermath.optim.schema import Settings, build_schema
+from aftermath.ranks.group import Ranks
+from aftermath.ranks.launch import Launched, launched
+from aftermath.ranks.lead import Lead, LedReplica
+from aftermath.ranks.place import Place
+from aftermath.replica.pass_size import PassSize
+from aftermath.replica.replica import Replica
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 16,
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": LLAMA,
+    "qwen3": LLAMA | {"model_type": "qwen3", "head_dim": 8, "tie_word_embeddings": True},
+    "qwen2": LLAMA | {"model_type": "qwen2"},
+    "named": LLAMA | {"matformer_tiers": [{"layers": [0, 2]}, {"layers": [2], "intermediate_size": 24}]},
+    "uneven": LLAMA | {"matformer_tiers": [{"intermediate_size": [64, 31, 8]}, {"num_key_value_heads": 1}]},
+    "nanogpt": {
+        "model_type": "nanogpt",
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 16,
+    },
+    "deepseek": {
+        "model_type": "deepseek_v3",
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "moe_intermediate_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "q_lora_rank": 12,
+        "kv_lora_rank": 8,
+        "qk_nope_head_dim": 6,
+        "qk_rope_head_dim": 4,
+        "v_head_dim": 10,
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "n_group": 2,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        "max_position_embeddings": 16,
+    },
+}
+DISTRO = Distro(topk=8, topk_embeddings=8, chunk=16, quantize_1bit=False, decay=0.99, weight_decay=0.1, clip=1.0)
+RATE = 1e-2
+
+
+@contextmanager
+def ranks_on_cpu(data: int, tensor: int = 1) -> Iterator[tuple[Launched, Ranks]]:
+    """So many ranks, with one thread each."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with launched(Place((torch.device("cpu"),) * (data * tensor), data, tensor), 1) as processes:
+        try:
+            yield processes, processes.join()
+        finally:
+            dist.destroy_process_group()
+            torch.set_num_threads(before)
+
+
+def share(count: int, round_: int = 0) -> Tensor:
+    draws = torch.Generator().manual_seed(round_)
+    return torch.randint(64, (count, 16), generator=draws)
+
+
+def two(
+    ranks: Ranks, model: str, tier: int, micro: int, settings: Settings = DISTRO, *, recompute: bool = False
+) -> tuple[Replica, LedReplica]:
+    """The same replica twice: trained by this process, and by all ranks."""
+    config = config_of(MODELS[model])
+    schema = build_schema(config.to_hf(), 3, settings)
+    size = PassSize(micro, "on" if recompute else "off")
+    given: dict[str, Any] = {"pass_size": size, "stopwatch": lambda: 0.0, "device": torch.device("cpu")}
+    weights = init_weights(config, 0, tier)
+    alone = Replica(schema, config, tier, {n: t.clone() for n, t in weights.items()}, **given)
+    return alone, LedReplica(Lead(ranks, config, tier, size), schema, config, tier, weights, **given)
+
+
+def parts(ranks: Ranks, model: str, tier: int) -> tuple[int, int]:
+    """How many parameters a tier has, and how many of them the first rank holds."""
+    config = config_of(MODELS[model])
+    whole = sum(torch.Size(shape).numel() for shape in config.parameter_shapes(tier).values())
+    return whole, Lead(ranks, config, tier, PassSize(1, "off")).held
+
+
+def gradients(replica: Replica, sequences: Tensor) -> tuple[float, dict[str, Tensor]]:
+    loss = replica._backward(sequences, threading.Event())
+    found = {name: parameter.grad for name, parameter in replica.params.items() if parameter.grad is not None}
+    replica.model.zero_grad(set_to_none=True)
+    return loss, found
+
+
+def apply(replica: Replica, payloads: dict[int, bytes]) -> None:
+    replica.apply({level: [decode_level(p, replica.schema.results, level)] for level, p in payloads.items()}, RATE)

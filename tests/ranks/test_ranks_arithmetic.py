@@ -1,0 +1,100 @@
+"""What several ranks make of a share, by splitting its micro-batches, is what one makes of it, bit by bit."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from aftermath.optim.schema import Settings
+from aftermath.optim.sparseloco import SparseLoCo
+from aftermath.ranks.group import Ranks
+from aftermath.replica.replica import Cancelled
+from ranks.rank_processes import DISTRO, MODELS, RATE, apply, gradients, parts, ranks_on_cpu, share, two
+
+SPARSE = SparseLoCo(inner_steps=3, chunk=16, topk=16)
+
+
+@pytest.fixture(scope="module", params=[(2, 1), pytest.param((4, 1), marks=pytest.mark.slow)], ids=["two", "four"])
+def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    with ranks_on_cpu(*request.param) as (_, joined):
+        yield joined
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("tier", [0, 2])
+def test_gradient_and_loss_are_one_ranks_bit_by_bit(ranks: Ranks, model: str, tier: int) -> None:
+    """Shares that fill all ranks, that leave some of them without a micro-batch, and that are less than one."""
+    alone, led = two(ranks, model, tier, 2)
+    for count in (8, 9, 1):
+        (loss, expected), (found_loss, found) = (gradients(replica, share(count)) for replica in (alone, led))
+        assert found_loss == loss
+        assert found.keys() == expected.keys() == dict(alone.params).keys()
+        for name, gradient in expected.items():
+            assert torch.equal(found[name], gradient), name
+
+
+@pytest.mark.parametrize("settings", [DISTRO, SPARSE], ids=["distro", "sparseloco"])
+def test_rounds_give_the_payloads_and_the_replica_of_one_rank(ranks: Ranks, settings: Settings) -> None:
+    alone, led = two(ranks, "llama", 1, 1, settings)
+    for number in range(3):
+        results = [
+            replica.train(share(7, number), RATE, RATE, threading.Event(), travelling=number > 0)
+            for replica in (alone, led)
+        ]
+        assert results[0].payloads == results[1].payloads
+        assert results[0].loss == results[1].loss
+        for replica in (alone, led):
+            apply(replica, results[0].payloads)
+        assert alone.hashes() == led.hashes()
+
+
+def test_labels_that_are_not_learnt_count_as_on_one_rank(ranks: Ranks) -> None:
+    alone, led = two(ranks, "llama", 0, 1)
+    rows = torch.stack([share(5), share(5).masked_fill(share(5, 1) < 30, -100)], 1)  # [5, 2, 16]
+    (loss, expected), (found_loss, found) = (gradients(replica, rows) for replica in (alone, led))
+    assert found_loss == loss
+    assert all(torch.equal(found[name], gradient) for name, gradient in expected.items())
+
+
+def test_a_share_that_was_given_up_leaves_nothing_behind(ranks: Ranks) -> None:
+    alone, led = two(ranks, "llama", 0, 1)
+    late = threading.Event()
+    late.set()
+    with pytest.raises(Cancelled):
+        led.train(share(6, 1), RATE, RATE, late)
+    results = [replica.train(share(6), RATE, RATE, threading.Event()) for replica in (alone, led)]
+    assert results[0].payloads == results[1].payloads
+
+
+@pytest.mark.parametrize("model", ["llama", "nanogpt"])
+def test_layers_that_are_computed_twice_give_the_same_bits(ranks: Ranks, model: str) -> None:
+    alone, led = two(ranks, model, 0, 2, recompute=True)
+    (loss, expected), (found_loss, found) = (gradients(replica, share(5)) for replica in (alone, led))
+    assert found_loss == loss
+    assert all(torch.equal(found[name], gradient) for name, gradient in expected.items())
+
+
+def test_logits_that_are_made_a_few_at_a_time_give_the_same_bits(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their gradients are computed in the backward pass, when the head has to be there once more."""
+    whole, _ = two(ranks, "llama", 0, 2)
+    _, expected = gradients(whole, share(3))
+    monkeypatch.setattr("aftermath.model.network.LOGITS_AT_ONCE", 64 * 7)  # of this rank; the other has them whole
+    _, led = two(ranks, "llama", 0, 2)
+    _, found = gradients(led, share(3))
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_a_rank_holds_its_part_of_the_parameters_alone(ranks: Ranks) -> None:
+    whole, held = parts(ranks, "llama", 0)
+    assert held == whole // ranks.size  # all sizes are multiples of it
+
+
+def test_all_ranks_count_when_a_machine_is_measured(ranks: Ranks) -> None:
+    _, led = two(ranks, "llama", 0, 2)
+    assert led.at_once == 2 * ranks.size
+    assert led.measure_weight(16, 0.0) >= 1
+    assert all(parameter.grad is None for parameter in led.params.values())

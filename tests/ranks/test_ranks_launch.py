@@ -1,0 +1,77 @@
+"""The ranks' processes: one that ends is named, however it ends and whatever goes on; none outlives its member."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from aftermath.ranks.launch import RankLost, launched
+from aftermath.ranks.place import Place
+from ranks.rank_processes import ranks_on_cpu, share, two
+
+CPU = torch.device("cpu")
+
+
+async def _for_ever() -> None:
+    await asyncio.Event().wait()
+
+
+async def test_a_rank_that_ends_while_nothing_is_done_is_named() -> None:
+    with ranks_on_cpu(2) as (processes, _):
+        os.kill(processes.processes[0], signal.SIGKILL)
+        with pytest.raises(
+            RankLost, match=r"rank 1 of this member, on cpu, has ended by SIGKILL.*\n.*start the member"
+        ):
+            await processes.while_all_run(_for_ever())
+
+
+async def test_a_rank_that_ends_while_a_share_is_trained_is_named() -> None:
+    """The broken connection is an error of torch's; whose it was is found out."""
+    with ranks_on_cpu(2) as (processes, ranks):
+        _, led = two(ranks, "llama", 0, 1)
+        os.kill(processes.processes[0], signal.SIGKILL)
+
+        async def train() -> None:
+            led._backward(share(4), threading.Event())  # in place: the event loop sees nothing before it fails
+
+        with pytest.raises(RankLost, match="rank 1 of this member, on cpu, has ended by SIGKILL") as caught:
+            await processes.while_all_run(train())
+        assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+async def test_an_error_that_has_nothing_to_do_with_the_ranks_stays_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aftermath.ranks.launch._BLAME", 0.1)
+
+    async def fail() -> None:
+        raise RuntimeError("of its own")
+
+    with ranks_on_cpu(2) as (processes, _):
+        with pytest.raises(RuntimeError, match="of its own"):
+            await processes.while_all_run(fail())
+        assert await processes.while_all_run(asyncio.sleep(0, "done")) == "done"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the device is not to be there")
+async def test_a_rank_that_cannot_begin_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+    said = "rank 1 of this member, on cuda:7, has ended with status 1"
+    with launched(Place((CPU, torch.device("cuda:7")), 2, 1), 1) as processes, pytest.raises(RankLost, match=said):
+        await processes.while_all_run(_for_ever())
+    assert "rank 1 on cuda:7: " in capfd.readouterr().err
+
+
+def test_no_process_and_no_file_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with ranks_on_cpu(2) as (processes, _):
+        [number] = processes.processes
+        [meeting] = tmp_path.iterdir()
+        assert meeting.stat().st_mode & 0o777 == 0o700
+        assert psutil.pid_exists(number)
+    assert not psutil.pid_exists(number)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,83 @@
+"""What the three options say together: the devices of a member's ranks, and what cannot be meant."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from aftermath.base.errors import Unsuitable, UsageError
+from aftermath.ranks.launch import threads_of
+from aftermath.ranks.place import Place, place_of
+from aftermath.replica.pass_size import AUTO
+from aftermath.train.session import _place
+from aftermath.train.settings import TrainSettings
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with four of them."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "tensor", "devices", "rows"),
+    [
+        ("cpu", 0, 1, ["cpu"], 1),
+        ("cpu", 2, 1, ["cpu"] * 2, 2),
+        ("cpu", 0, 2, ["cpu"] * 2, 1),
+        ("cpu", 2, 2, ["cpu"] * 4, 2),
+        ("auto", 0, 1, ["cuda"], 1),
+        ("cuda", 2, 1, ["cuda:0", "cuda:1"], 2),
+        ("auto", 2, 2, ["cuda:0", "cuda:1", "cuda:2", "cuda:3"], 2),
+        ("cuda:2", 0, 1, ["cuda:2"], 1),
+        ("cuda:2,0", 0, 1, ["cuda:2", "cuda:0"], 2),
+        ("cuda:0,1,2,3", 0, 2, ["cuda:0", "cuda:1", "cuda:2", "cuda:3"], 2),
+        ("cuda:0,1", 0, 2, ["cuda:0", "cuda:1"], 1),
+    ],
+)
+def test_options_that_fit_each_other(
+    gpus: None, name: str, data: int, tensor: int, devices: list[str], rows: int
+) -> None:
+    place = place_of(name, data, tensor)
+    assert place == Place(tuple(map(torch.device, devices)), rows, tensor)
+    assert place.alone == (len(devices) == 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "tensor", "says"),
+    [
+        ("cuda:0,0", 0, 1, "--device cuda:0,0 names a device twice"),
+        ("cuda:0,1,2", 2, 1, "names 3 devices, and --data-parallelism 2 with --tensor-parallelism 1 needs 2"),
+        ("cuda:0,1,2", 0, 2, "names 3 devices, and --data-parallelism 1 with --tensor-parallelism 2 needs 2"),
+        ("cuda:1", 2, 1, "names 1 device, and --data-parallelism 2"),
+        ("cpu", 64, 64, "4096 ranks are too many"),
+        ("cpu,cpu", 0, 1, "is no device"),
+    ],
+)
+def test_options_that_contradict_each_other_are_a_sentence(
+    gpus: None, name: str, data: int, tensor: int, says: str
+) -> None:
+    with pytest.raises(UsageError, match=says):
+        place_of(name, data, tensor)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "says"), [("cuda", 8, "8 ranks need as many GPUs, and there are 4"), ("cuda:0,7", 0, "cuda:7 is")]
+)
+def test_devices_that_are_not_here_are_a_sentence(gpus: None, name: str, data: int, says: str) -> None:
+    with pytest.raises(Unsuitable, match=says):
+        place_of(name, data, 1)
+
+
+def test_several_devices_want_a_number_of_sequences() -> None:
+    given = TrainSettings(run_id="mine", device="cpu", micro_batch_size=AUTO)
+    assert _place(given).alone
+    with pytest.raises(UsageError, match="--micro-batch-size auto: on several devices nobody finds out what fits"):
+        _place(given.model_copy(update={"data_parallelism": 2}))
+
+
+def test_ranks_on_one_cpu_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 6)
+    two = place_of("cpu", 2, 1)
+    assert [threads_of(two, 0), threads_of(two, 5), threads_of(place_of("cpu", 0, 1), 0)] == [3, 5, 0]

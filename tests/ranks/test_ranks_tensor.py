@@ -1,0 +1,57 @@
+"""Layers that are cut over ranks compute what whole layers do, in every tier; what cannot be cut is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from aftermath.base.errors import Unsuitable
+from aftermath.model.architectures import config_of
+from aftermath.ranks.group import Ranks
+from aftermath.ranks.tensor import check_tensor_parallelism
+from ranks.rank_processes import MODELS, gradients, parts, ranks_on_cpu, share, two
+
+
+@pytest.fixture(scope="module", params=[(1, 2), pytest.param((2, 2), marks=pytest.mark.slow)], ids=["two", "square"])
+def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    with ranks_on_cpu(*request.param) as (_, joined):
+        yield joined
+
+
+@pytest.mark.parametrize("model", ["llama", "qwen2", "qwen3", "named"])
+@pytest.mark.parametrize("tier", range(3))
+def test_layers_that_are_cut_give_the_same_gradient_but_for_rounding(ranks: Ranks, model: str, tier: int) -> None:
+    alone, led = two(ranks, model, tier, 2)
+    (loss, expected), (found_loss, found) = (gradients(replica, share(7)) for replica in (alone, led))
+    assert found_loss == pytest.approx(loss, rel=1e-5)
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6, msg=name)
+        assert bool(found[name].any()) or name.endswith("bias")
+
+
+def test_a_rank_holds_its_part_of_the_matrices(ranks: Ranks) -> None:
+    """And every rank of a pair the embedding, the head and the norms."""
+    whole, held = parts(ranks, "llama", 0)
+    config = config_of(MODELS["llama"])
+    cut = sum(
+        torch.Size(shape).numel() for name, shape in config.parameter_shapes(0).items() if name.endswith("proj.weight")
+    )
+    assert held * (ranks.size // ranks.tensor) == whole - cut + cut // ranks.tensor
+
+
+@pytest.mark.parametrize(
+    ("model", "tier", "count", "says"),
+    [
+        ("nanogpt", 0, 2, "only a Llama or one of its kin"),
+        ("llama", 0, 4, "does not divide the 2 key/value heads of a layer of tier 0"),
+        ("qwen3", 2, 3, "does not divide the 2 key/value heads of a layer of tier 2"),
+        ("uneven", 1, 2, "does not divide the 31 hidden units of a layer of tier 1"),
+        ("uneven", 2, 2, "does not divide the 1 key/value heads of a layer of tier 2"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused_by_name(model: str, tier: int, count: int, says: str) -> None:
+    with pytest.raises(Unsuitable, match=says):
+        check_tensor_parallelism(config_of(MODELS[model]), tier, count)
