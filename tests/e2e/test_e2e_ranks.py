@@ -46,7 +46,7 @@ def test_a_member_of_two_ranks_has_the_replica_of_the_others(company: Company, m
 
 @EMBEDDED
 def test_a_rank_that_is_killed_ends_its_member_and_the_others_go_on(company: Company, material: Material) -> None:
-    company.configure(material.config(company.place, min_clients=2, total_steps=1000, rounds_per_epoch=8))
+    company.configure(material.config(company.place, init_min_clients=2, total_steps=1000, rounds_per_epoch=8))
     one, two, three = players = [company.player(tier) for tier in (0, 0, 1)]
     for player, options in zip(players, ([], ["--data-parallelism", "2"], []), strict=True):
         company.start(player, "--micro-batch-size", "2", *options)
