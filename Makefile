@@ -7,7 +7,7 @@ VENV := .venv
 STAMP := $(VENV)/.installed
 RUN := $(VENV)/bin/python
 
-.PHONY: help demo test slow lint fmt check programs programs-check docs measure clean env
+.PHONY: help demo test slow lint fmt check programs programs-check docs measure gpu-check clean env
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -58,6 +58,10 @@ docs: $(STAMP)  ## write commands.md and the figures in all pages anew
 # Measures anew what the documentation quotes; `make docs` afterwards.
 measure: $(STAMP)  ## measure what the pages quote
 	$(RUN) benchmarks/measure.py
+
+# On a machine with a GPU: tests on it, its bits against the CPU's, its speed and memory, kept for the pages to quote.
+gpu-check: $(STAMP)  ## check a GPU: tests, exactness, speed, memory
+	$(RUN) benchmarks/gpu.py
 
 # The seed's recipes: set a run up on a local network or on devnet, then train in it.
 setup-solana-localnet-test-run setup-solana-localnet-light-test-run \

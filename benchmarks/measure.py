@@ -26,6 +26,7 @@ MEASURED = ROOT / "benchmarks" / "measured"
 COMMANDS = {
     "data": "python benchmarks/data.py --json",
     "memory": "python benchmarks/memory.py --json",
+    "step": "python benchmarks/step.py --json",
     "worth": "python benchmarks/worth.py --json",
     "heterogeneity": "python benchmarks/heterogeneity.py --json",
     "codec": "python benchmarks/codec.py --json",
@@ -37,6 +38,8 @@ COMMANDS = {
     "demo": "python -m aftermath.demo --engine embedded",
 }
 """What is run for each file. Every one prints one JSON object, but the demo, which leaves a report."""
+ON_A_GPU = {"gpu": "python benchmarks/gpu.py"}
+"""What is not among all: it needs a GPU, and keeps its file itself."""
 
 
 def main() -> int:
@@ -58,15 +61,20 @@ def keep(name: str) -> bool:
     if figures is None:
         print(f"error: {name} failed; its file stays as it was", file=sys.stderr)
         return False
+    write(name, COMMANDS[name], load, figures)
+    return True
+
+
+def write(name: str, command: str, load: float, figures: Any) -> None:
+    """Keep what a command found, on a machine that had this load before."""
     kept = {
-        "command": COMMANDS[name],
+        "command": command,
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPU cores",
         "load_before": round(load, 2),  # 0 is an idle machine; more makes speeds lower bounds
         "figures": figures,
     }
     MEASURED.mkdir(exist_ok=True)
     (MEASURED / f"{name}.json").write_text(json.dumps(kept, indent=1) + "\n")
-    return True
 
 
 def printed_by(line: str) -> Any:

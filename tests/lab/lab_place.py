@@ -42,12 +42,12 @@ def settings(root: Path, **given: Any) -> LabSettings:
     return LabSettings.model_validate(quick | places | given)
 
 
-def course(root: Path, screen: list[Event] | None = None, **given: Any) -> Course:
+def course(root: Path, screen: list[Event] | None = None, on: torch.device = CPU, **given: Any) -> Course:
     """A training as the command makes it."""
     torch.set_num_threads(1)
     said = settings(root, **given)
     recipe = recipe_of(said)
-    return Course(recipe, start(recipe, CPU), (screen if screen is not None else []).append, said.out, said.save_every)
+    return Course(recipe, start(recipe, on), (screen if screen is not None else []).append, said.out, said.save_every)
 
 
 def train(root: Path, **given: Any) -> list[Said]:

@@ -39,7 +39,9 @@ async def test_a_rank_that_ends_while_a_share_is_trained_is_named() -> None:
         os.kill(processes.processes[0], signal.SIGKILL)
 
         async def train() -> None:
-            led._backward(share(4), threading.Event())  # in place: the event loop sees nothing before it fails
+            led._backward(
+                led.passes, share(4), threading.Event()
+            )  # in place: the event loop sees nothing before it fails
 
         with pytest.raises(RankLost, match="rank 1 of this member, on cpu, has ended by SIGKILL") as caught:
             await processes.while_all_run(train())

@@ -77,6 +77,13 @@ def test_several_devices_want_a_number_of_sequences() -> None:
         _place(given.model_copy(update={"data_parallelism": 2}))
 
 
+def test_passes_on_several_devices_are_not_compiled() -> None:
+    given = TrainSettings(run_id="mine", device="cpu", compile="on")
+    assert _place(given).alone
+    with pytest.raises(UsageError, match="--compile on: passes on several devices are not compiled"):
+        _place(given.model_copy(update={"tensor_parallelism": 2}))
+
+
 def test_ranks_on_one_cpu_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 6)
     two = place_of("cpu", 2, 1)

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from aftermath.model.initial import init_weights
 from aftermath.model.network import LanguageModel
+from aftermath.replica.passes import Passes
 from aftermath.replica.replica import accumulate
 from aftermath.sim.tiny import CONFIG
 
@@ -25,7 +26,7 @@ def network() -> LanguageModel:
 @pytest.mark.parametrize("micro", [1, 2, 4, 6])
 def test_micro_batches_make_no_difference(micro: int) -> None:
     model, other = network(), network()
-    loss = accumulate(model, SHARE, micro, threading.Event())
+    loss = accumulate(Passes(model), SHARE, micro, threading.Event())
     chosen = LABELS[:, 1:] != -100
     expected = F.cross_entropy(other(IDS[:, :-1])[chosen], IDS[:, 1:][chosen])
     expected.backward()
@@ -36,12 +37,12 @@ def test_micro_batches_make_no_difference(micro: int) -> None:
 
 def test_labels_that_are_the_tokens_are_pretraining() -> None:
     model, other = network(), network()
-    assert accumulate(model, torch.stack([IDS, IDS], 1), 4, threading.Event()) == pytest.approx(
-        accumulate(other, IDS, 4, threading.Event()), rel=1e-6
+    assert accumulate(Passes(model), torch.stack([IDS, IDS], 1), 4, threading.Event()) == pytest.approx(
+        accumulate(Passes(other), IDS, 4, threading.Event()), rel=1e-6
     )
 
 
 def test_a_share_without_labels_moves_nothing() -> None:
     model = network()
-    assert accumulate(model, SHARE[2:3], 4, threading.Event()) == 0
+    assert accumulate(Passes(model), SHARE[2:3], 4, threading.Event()) == 0
     assert all(not parameter.grad.any() for parameter in model.parameters())

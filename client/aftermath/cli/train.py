@@ -44,7 +44,13 @@ SHARED = get_type_hints(SigningOptions, include_extras=True) | {"run_id": RunId,
 SHORT_FLAGS = {"identity_secret_key_path": "-i"}
 PANELS = (
     ("Peers", ("identity", "bind_p2p", "iroh", "discovery", "max_concurrent")),
-    ("Training", ("device", "data_par", "tensor_par", "threads", "micro_batch", "activation", "matformer")),
+    (
+        "Training",
+        (
+            *("device", "data_par", "tensor_par", "threads", "micro_batch", "activation", "matformer"),
+            *("precision", "compile", "grad_accum"),
+        ),
+    ),
     ("Checkpoints", ("checkpoint_dir", "hub_", "delete_old", "keep_steps", "optimizer_state")),
     ("Progress", ("logs", "write_", "events_dir", "prompt_", "eval_", "optim_stats")),
 )

@@ -34,7 +34,7 @@ PANELS = (
         ),
     ),
     ("Measuring", ("held_out_path", "eval_every", "eval_sequences")),
-    ("This machine", ("out", "save_every", "device", "threads")),
+    ("This machine", ("out", "save_every", "device", "threads", "precision", "compile")),
 )
 
 
@@ -75,15 +75,17 @@ def train_local(
     from aftermath.lab.course import Course, now
     from aftermath.lab.lines import StepLines
     from aftermath.lab.start import start
-    from aftermath.replica.replica import pick_device
+    from aftermath.replica.exactness import exact_device
+    from aftermath.replica.passes import arithmetic_of
     from aftermath.watch.events import JsonLines
 
-    device = pick_device(settings.device)
+    device = exact_device(settings.device)
+    arithmetic = arithmetic_of(device, settings.precision, settings.compile)
     if settings.threads:
         torch.set_num_threads(settings.threads)
     screen = JsonLines(sys.stdout, now) if json_output else StepLines(Console(soft_wrap=not sys.stdout.isatty()))
     out = settings.out.expanduser().absolute() if settings.out else None
-    course = Course(recipe, start(recipe, device), screen, out, settings.save_every)
+    course = Course(recipe, start(recipe, device, arithmetic), screen, out, settings.save_every)
     if out is None:
         course.run()
         return Result(None, None)

@@ -19,6 +19,8 @@ from aftermath.model.network import LanguageModel
 from aftermath.optim.clip import NonFiniteGradient, clip_gradients, refuse_beyond
 from aftermath.optim.moments import moments, take_moments
 from aftermath.optim.muon import Muon, MuonSettings
+from aftermath.replica.arithmetic import PLAIN, Arithmetic
+from aftermath.replica.passes import Passes
 from aftermath.replica.replica import accumulate
 
 _WEIGHTS, _OPTIMIZER = "weights/", "optimizer/"
@@ -27,18 +29,25 @@ _WEIGHTS, _OPTIMIZER = "weights/", "optimizer/"
 class Alone:
     """A model and its optimizer. `rate` is the learning rate of a step."""
 
-    def __init__(self, model: LanguageModel, optimizer: torch.optim.Optimizer, recipe: Recipe) -> None:
+    def __init__(
+        self,
+        model: LanguageModel,
+        optimizer: torch.optim.Optimizer,
+        recipe: Recipe,
+        arithmetic: Arithmetic = PLAIN,
+    ) -> None:
         self._model, self._optimizer = model, optimizer
         self._rate: Callable[[int], float] = recipe.rate
         self._micro, self._clip = recipe.micro_batch, recipe.clip
         self._params = dict(model.named_parameters())
+        self._passes = Passes(model, arithmetic)
 
     def step(self, step: int, shares: Sequence[Tensor], accepted: Sequence[bool]) -> Stepped:
         """One step on the one share."""
         (sequences,) = shares
         self._model.zero_grad(set_to_none=True)
         try:
-            loss = accumulate(self._model, sequences, self._micro, threading.Event())
+            loss = accumulate(self._passes, sequences, self._micro, threading.Event())
             grads = {name: p.grad for name, p in self._params.items() if p.grad is not None}
             if self._clip is not None:
                 clip_gradients(grads, self._clip)

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from aftermath.base.bounded import U32_MAX
 from aftermath.config.training import DISTRO
 from aftermath.optim.sparseloco import MOST_STEPS, Divisor, InnerOptimizer, SparseLoCo
+from aftermath.replica.arithmetic import COMPILE, PRECISION, Compile, Precision
 
 OptimizerName = Literal["distro", "sparseloco", "adamw", "muon"]
 ScheduleName = Literal["constant", "cosine", "stable"]
@@ -120,3 +121,5 @@ class LabSettings(BaseModel):
     save_every: int = Field(100, ge=1, description="Steps between two saved states in --out.")
     device: str = Field("auto", description="auto, cpu, mps, cuda or cuda:X,Y (the first index is used).")
     threads: int = Field(0, ge=0, description="CPU threads; 0 leaves torch's own choice.")
+    precision: Precision = Field("auto", description=PRECISION)
+    compile: Compile = Field("auto", description=COMPILE)

@@ -24,6 +24,7 @@ from aftermath.lab.trainer import Trainer
 from aftermath.model.checkpoint import load, load_config
 from aftermath.model.config import ModelConfig
 from aftermath.optim.schema import build_schema
+from aftermath.replica.arithmetic import PLAIN, Arithmetic
 from aftermath.replica.pass_size import PassSize
 from aftermath.replica.replica import Replica
 
@@ -40,7 +41,7 @@ class Start:
     """The recipe and what marks the files it names, as JSON."""
 
 
-def start(recipe: Recipe, device: torch.device) -> Start:
+def start(recipe: Recipe, device: torch.device, arithmetic: Arithmetic = PLAIN) -> Start:
     """Read the model and open the tokens. Raises an AftermathError that says what is wrong with them."""
     config = load_config(Path(recipe.model))
     if recipe.seq_len > config.max_position_embeddings:
@@ -61,14 +62,16 @@ def start(recipe: Recipe, device: torch.device) -> Start:
     weights = load(Path(recipe.model), largest)
     marks = {"weights": _mark(weights), "sequences": data.sequences, "held_out": held_out is not None and len(held_out)}
     bound = msgspec.json.decode(msgspec.json.encode(asdict(recipe) | {"files": marks}))
-    return Start(config, _trainer(recipe, config, weights, device), data, held_out, bound)
+    return Start(config, _trainer(recipe, config, weights, device, arithmetic), data, held_out, bound)
 
 
-def _trainer(recipe: Recipe, config: ModelConfig, weights: dict[str, Tensor], device: torch.device) -> Trainer:
+def _trainer(
+    recipe: Recipe, config: ModelConfig, weights: dict[str, Tensor], device: torch.device, arithmetic: Arithmetic
+) -> Trainer:
     if recipe.agreed is None:
         (tier,) = recipe.tiers
         model = config.build(tier, {name: tensor.to(device) for name, tensor in weights.items()})
-        return Alone(model, optimizer_for(model, recipe), recipe)
+        return Alone(model, optimizer_for(model, recipe), recipe, arithmetic)
     schema = build_schema(config.to_hf(), recipe.levels, recipe.agreed)
     replicas = [
         Replica(
@@ -79,6 +82,7 @@ def _trainer(recipe: Recipe, config: ModelConfig, weights: dict[str, Tensor], de
             device=device,
             pass_size=PassSize(recipe.micro_batch, "auto"),
             stopwatch=time.perf_counter,
+            arithmetic=arithmetic,
         )
         for tier in recipe.tiers
     ]

@@ -21,6 +21,7 @@ from aftermath.model.architectures import config_of
 from aftermath.ranks.group import Ranks
 from aftermath.ranks.orders import Begin, Gather, Join, Make, Step
 from aftermath.ranks.sharded import ShardedModel
+from aftermath.replica.exactness import set_exact
 
 _LINGER = 2.0  # seconds for the first rank to name who ended first; who fails because of another ends after that one
 
@@ -32,7 +33,7 @@ def follow(ranks: Ranks) -> NoReturn:
         order = ranks.hear()
         if isinstance(order, Make):
             config, micro = config_of(order.config), order.micro_batch
-            model = ShardedModel(config, order.tier, ranks.mesh, recompute=order.recompute)
+            model = ShardedModel(config, order.tier, ranks.mesh, recompute=order.recompute, bf16=order.bf16)
             continue
         assert model is not None, "the first order is to make the network"
         match order:
@@ -60,6 +61,7 @@ def main() -> NoReturn:
     try:
         if join.threads:
             torch.set_num_threads(join.threads)
+        set_exact()
         follow(Ranks(join))
     except (AftermathError, torch.OutOfMemoryError) as error:
         said = f"{error}\n"

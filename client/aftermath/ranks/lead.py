@@ -21,19 +21,23 @@ from aftermath.model.config import ModelConfig
 from aftermath.ranks.group import Ranks
 from aftermath.ranks.orders import Begin, Gather, Make, Step
 from aftermath.ranks.sharded import ShardedModel
+from aftermath.replica.arithmetic import PLAIN, Arithmetic
 from aftermath.replica.memory import is_out_of_memory
 from aftermath.replica.pass_size import OutOfMemory, PassSize
+from aftermath.replica.passes import Passes
 from aftermath.replica.replica import Cancelled, Replica
 
 
 class Lead:
     """Has shares trained by all ranks, this process's own among them."""
 
-    def __init__(self, ranks: Ranks, config: ModelConfig, tier: int, pass_size: PassSize) -> None:
+    def __init__(
+        self, ranks: Ranks, config: ModelConfig, tier: int, pass_size: PassSize, arithmetic: Arithmetic = PLAIN
+    ) -> None:
         """Collective, as everything here: the others follow (`ranks.follow`)."""
         self._ranks, self._micro = ranks, pass_size.size
-        ranks.tell(Make(config.to_hf(), tier, self._micro, pass_size.recompute))
-        self._model = ShardedModel(config, tier, ranks.mesh, recompute=pass_size.recompute)
+        ranks.tell(Make(config.to_hf(), tier, self._micro, pass_size.recompute, arithmetic.bf16))
+        self._model = ShardedModel(config, tier, ranks.mesh, recompute=pass_size.recompute, bf16=arithmetic.bf16)
         self._width = ranks.size // ranks.tensor
 
     @property
@@ -87,7 +91,8 @@ class LedReplica(Replica):
         """Sequences that are trained at the same time, by all ranks."""
         return self._lead.at_once
 
-    def _backward(self, sequences: Tensor, cancelled: threading.Event) -> float:
+    def _backward(self, passes: Passes, sequences: Tensor, cancelled: threading.Event) -> float:
+        del passes  # the ranks have their own
         try:
             return self._lead.accumulate(self.params, sequences, cancelled)
         except Exception as error:

@@ -28,6 +28,8 @@ class Make(msgspec.Struct, frozen=True, tag=True):
     micro_batch: int
     recompute: bool
     """Whether layers are computed twice."""
+    bf16: bool
+    """Whether products are computed in bf16."""
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):

@@ -23,13 +23,17 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from aftermath.model.config import ModelConfig
 from aftermath.ranks.fold import OrderedSum
 from aftermath.ranks.tensor import PARTIAL, cut
+from aftermath.replica.arithmetic import Arithmetic
+from aftermath.replica.passes import Passes
 from aftermath.replica.replica import share_loss
 
 
 class ShardedModel:
     """One rank's part of a tier's network, on a mesh of (data, tensor) ranks."""
 
-    def __init__(self, config: ModelConfig, tier: int, mesh: DeviceMesh, *, recompute: bool = False) -> None:
+    def __init__(
+        self, config: ModelConfig, tier: int, mesh: DeviceMesh, *, recompute: bool = False, bf16: bool = False
+    ) -> None:
         blank = {name: torch.zeros(shape) for name, shape in config.parameter_shapes(tier).items()}
         self._mesh, self._data, self._tensor = mesh, mesh["data"], mesh["tensor"]
         self._model = config.build(tier, blank)
@@ -44,6 +48,7 @@ class ShardedModel:
             for module in [*layers, self._model]:
                 self._shard(module)
             register_fsdp_forward_method(self._model, "loss")  # which passes by `forward`
+        self._passes = Passes(self._model, Arithmetic(bf16=bf16))
 
     def _shard(self, module: nn.Module) -> None:
         sharded = fully_shard(module, mesh=self._data)
@@ -87,7 +92,8 @@ class ShardedModel:
             for parameter in self._model.parameters():
                 parameter.grad = None
         mine = number < active
-        loss = share_loss(self._model, batches[first + number if mine else first], sequences)
+        batch = batches[first + number if mine else first]
+        loss = share_loss(self._passes, self._passes.upload(batch), batch, sequences)
         loss.backward()
         return loss.item() if mine else 0.0
 

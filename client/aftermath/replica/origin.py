@@ -16,6 +16,7 @@ from aftermath.model.config import ModelConfig
 from aftermath.model.documents import Strategy
 from aftermath.model.resolve import resolve
 from aftermath.optim.schema import Schema
+from aftermath.replica.arithmetic import PLAIN, Arithmetic
 from aftermath.replica.pass_size import PassSize
 from aftermath.replica.replica import Replica
 from aftermath.rules.accounts import Checkpoint
@@ -35,12 +36,18 @@ class Origin:
     pass_size: PassSize
     """Of all replicas that it makes: what the first finds out holds for the next."""
     stopwatch: Callable[[], float]
+    arithmetic: Arithmetic = PLAIN
     make: Callable[..., Replica] = Replica
     """Makes a replica, as the class does."""
 
     def measure_weight(self, seq_len: int) -> int:
         """Throughput of this machine with this tier, before any weights are here, in sequences per minute."""
         return self.replica(self._stand_in()).measure_weight(seq_len, _MEASURE_SECONDS)
+
+    def warm_up(self, seq_len: int, labels: bool) -> None:
+        """Compile what training will run, if it is to be compiled, before anybody waits for this member."""
+        if self.arithmetic.compiled:
+            self.replica(self._stand_in()).warm_up(seq_len, labels)
 
     def _stand_in(self) -> dict[str, Tensor]:
         """Weights like those of a new model, but drawn fast: only the time that training takes is wanted of them."""
@@ -74,4 +81,5 @@ class Origin:
             device=self.device,
             pass_size=self.pass_size,
             stopwatch=self.stopwatch,
+            arithmetic=self.arithmetic,
         )

@@ -17,14 +17,15 @@ from torch import Tensor
 
 from aftermath.base.errors import Unsuitable, UsageError
 from aftermath.model.config import ModelConfig
-from aftermath.model.network import LanguageModel
 from aftermath.model.segments import level_hash
 from aftermath.optim.codec import Votes
 from aftermath.optim.engine import Engine, Trained
 from aftermath.optim.schema import Schema
+from aftermath.replica.arithmetic import PLAIN, Arithmetic
 from aftermath.replica.live_bytes import LiveBytes
 from aftermath.replica.memory import free_bytes, give_back, is_out_of_memory
 from aftermath.replica.pass_size import OutOfMemory, PassSize
+from aftermath.replica.passes import Passes
 
 _SHORTEST_PASS = 32  # tokens
 
@@ -46,6 +47,7 @@ class Replica:
         device: torch.device,
         pass_size: PassSize,
         stopwatch: Callable[[], float],
+        arithmetic: Arithmetic = PLAIN,
     ) -> None:
         self.schema, self.tier = schema, tier
         self._device, self._pass_size = device, pass_size
@@ -53,6 +55,7 @@ class Replica:
         self.model = config.build(tier, {name: tensor.to(device) for name, tensor in weights.items()})
         if not self.model.can_recompute:
             pass_size.forbid_recompute()
+        self.passes = Passes(self.model, arithmetic)
         self.params: dict[str, Tensor] = dict(self.model.named_parameters())
         self.optimizer = Engine(schema, tier, self.params, stopwatch)
 
@@ -78,7 +81,7 @@ class Replica:
         """
         return self.optimizer.train(
             sequences,
-            lambda part: self._backward(part, cancelled),
+            lambda part: self._backward(self.passes, part, cancelled),
             lr,
             ahead_lr,
             measured,
@@ -89,14 +92,14 @@ class Replica:
         """What has changed in how a share is cut into passes, since this was asked last."""
         return self._pass_size.news()
 
-    def _backward(self, sequences: Tensor, cancelled: threading.Event) -> float:
+    def _backward(self, passes: Passes, sequences: Tensor, cancelled: threading.Event) -> float:
         """As `accumulate` on parameters without gradients, in smaller passes where memory is too small."""
         while True:
             try:
                 if self._pass_size.unknown:
                     self._fit(sequences[:1], cancelled)
                 self.model.recompute = self._pass_size.recompute
-                return accumulate(self.model, sequences, self._pass_size.size, cancelled)
+                return accumulate(passes, sequences, self._pass_size.size, cancelled)
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
@@ -114,7 +117,7 @@ class Replica:
         while not settled:
             self.model.recompute, free = self._pass_size.recompute, free_bytes(self._device)
             with LiveBytes() as live:
-                accumulate(self.model, sequence, 1, cancelled)
+                accumulate(self.passes.plain(), sequence, 1, cancelled)
             self.model.zero_grad(set_to_none=True)
             gradients = sum(tensor.nbytes for tensor in self.params.values())
             settled = self._pass_size.settle(live.peak, free - gradients)
@@ -129,12 +132,13 @@ class Replica:
 
         The first pass is short, and made twice, since it warms caches and libraries; each next one is twice as long, up
         to a micro-batch (twice as well), unless it would end after `seconds`: then the last that did not has to do.
+        Passes are not compiled here, which would take longer than all of them.
         """
-        still = threading.Event()
+        passes, still = self.passes.plain(), threading.Event()
         if self._pass_size.unknown:
-            self._backward(torch.zeros(1, seq_len, dtype=torch.int64), still)
+            self._backward(passes, torch.zeros(1, seq_len, dtype=torch.int64), still)
         micro, vocabulary = self.at_once, self.model.config.vocab_size
-        batch = torch.arange(micro * seq_len, device=self._device).remainder_(vocabulary)
+        batch = torch.arange(micro * seq_len).remainder_(vocabulary)
         began = self._stopwatch()
         done, best = 0, float("inf")  # tokens of the longest passes so far, and the time of the fastest of them
         for number, (count, length) in enumerate(_passes(micro, seq_len)):
@@ -142,12 +146,19 @@ class Replica:
             if number > 1 and started - began + best * (count * length / done) > seconds:
                 break
             self.model.zero_grad(set_to_none=True)
-            self._backward(batch[: count * length].view(count, length), still)
+            self._backward(passes, batch[: count * length].view(count, length), still)
             took = self._stopwatch() - started
             best = min(best, took) if count * length == done else took
             done = count * length
         self.model.zero_grad(set_to_none=True)
         return weight_of(done / seq_len, best)
+
+    def warm_up(self, seq_len: int, labels: bool) -> None:
+        """Run one micro-batch of training, with labels or without, so that it is compiled."""
+        micro = self._pass_size.size
+        batch = torch.arange(micro * seq_len).remainder_(self.model.config.vocab_size).view(micro, seq_len)
+        self._backward(self.passes, torch.stack((batch, batch), 1) if labels else batch, threading.Event())
+        self.model.zero_grad(set_to_none=True)
 
     def apply(self, results: Mapping[int, Sequence[Votes]], lr: float) -> None:
         """Apply one round's accepted results (per level, in slot order) at its learning rate; exact."""
@@ -158,28 +169,27 @@ class Replica:
         return {level: level_hash(self.params, self.schema.state, level) for level in self.levels}
 
 
-def accumulate(model: LanguageModel, sequences: Tensor, micro_batch: int, cancelled: threading.Event) -> float:
+def accumulate(passes: Passes, sequences: Tensor, micro_batch: int, cancelled: threading.Event) -> float:
     """Add the gradient of the mean loss over `sequences` [n, seq_len], a micro-batch at a time; returns the loss.
 
     With labels, `sequences` are [n, 2, seq_len], and the mean is over all labels of the share, however it is
     cut: a micro-batch counts as many labels as it has. Raises Cancelled between micro-batches.
     """
-    losses = []
-    for micro in sequences.split(micro_batch):
+    placed, losses = passes.upload(sequences), []
+    for micro, batch in zip(sequences.split(micro_batch), placed.split(micro_batch), strict=True):  # [micro, seq_len]
         if cancelled.is_set():
             raise Cancelled
-        loss = share_loss(model, micro, sequences)
+        loss = share_loss(passes, batch, micro, sequences)
         loss.backward()
         losses.append(loss.detach())
     return float(sum(torch.stack(losses).tolist()))  # read once: each reading waits for the device
 
 
-def share_loss(model: LanguageModel, micro: Tensor, sequences: Tensor) -> Tensor:
-    """What a micro-batch of a share adds to the mean loss over it."""
-    batch = micro.to(next(model.parameters()).device)  # [micro, seq_len]
+def share_loss(passes: Passes, batch: Tensor, micro: Tensor, sequences: Tensor) -> Tensor:
+    """What a micro-batch of a share, which is also on the device as `batch`, adds to the mean loss over the share."""
     if batch.dim() == 3:
-        return model.loss(*batch.unbind(1)) * (_learnt(micro) / max(1, _learnt(sequences)))
-    return model.loss(batch) * (len(micro) / len(sequences))
+        return passes.loss(*batch.unbind(1)) * (_learnt(micro) / max(1, _learnt(sequences)))
+    return passes.loss(batch) * (len(micro) / len(sequences))
 
 
 def _learnt(sequences: Tensor) -> int:

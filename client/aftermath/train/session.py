@@ -53,10 +53,14 @@ from aftermath.ranks.launch import Launched, launched, threads_of
 from aftermath.ranks.lead import Lead, led_by
 from aftermath.ranks.place import Place, place_of
 from aftermath.ranks.tensor import check_tensor_parallelism
+from aftermath.replica.arithmetic import PLAIN, Arithmetic
+from aftermath.replica.exactness import exact_device
 from aftermath.replica.origin import Origin
 from aftermath.replica.pass_size import AUTO, PassSize
+from aftermath.replica.passes import arithmetic_of
 from aftermath.replica.replica import Replica
 from aftermath.rules.accounts import Model
+from aftermath.rules.state import DataType
 from aftermath.train.ending import known
 from aftermath.train.interrupts import CLOSE_SECONDS, Interrupts
 from aftermath.train.keeping import check_directory, check_hub, gradients_place, keeping_advice
@@ -90,6 +94,8 @@ class _Named:
     program_id: Pubkey | None
     authorizer: Pubkey | None
     place: Place
+    arithmetic: Arithmetic
+    """Of the passes on these devices."""
     wallet: Wallet
 
 
@@ -111,13 +117,17 @@ def run_member(settings: TrainSettings) -> None:
 def _named(settings: TrainSettings) -> _Named:
     check_hub(settings)
     _check_prompt(settings)
+    _check_sums(settings)
     _check_evaluations(settings)
     check_interface(settings.bind_p2p_interface)
+    place = _place(settings)
+    exact_device(settings.device)
     return _Named(
         open_pool(settings, patience=_START_PATIENCE),
         coordinator_id(settings),
         public_key(settings.authorizer) if settings.authorizer is not None else None,
-        _place(settings),
+        place,
+        arithmetic_of(place.devices[0], settings.precision, settings.compile if place.alone else "off"),
         load_wallet(settings.wallet_private_key_path),
     )
 
@@ -129,6 +139,8 @@ def _place(settings: TrainSettings) -> Place:
             "--micro-batch-size auto: on several devices nobody finds out what fits",
             "name a number, for example 1, and a larger one if there is room",
         )
+    if not place.alone and settings.compile == "on":
+        raise UsageError("--compile on: passes on several devices are not compiled", "leave it out")
     return place
 
 
@@ -254,7 +266,7 @@ async def _ports(
         ranks = None
         if not named.place.alone:
             ranks = stack.enter_context(launched(named.place, threads_of(named.place, settings.threads)))
-        made = _member(settings, events, pool, chain, transport, secret, named.place, ranks)
+        made = _member(settings, events, pool, chain, transport, secret, named, ranks)
         yield await (ranks.while_all_run(made) if ranks else made), ranks
 
 
@@ -289,7 +301,7 @@ async def _member(
     chain: SolanaMember,
     transport: IrohTransport,
     secret: bytes,
-    place: Place,
+    named: _Named,
     ranks: Launched | None,
 ) -> Member:
     view = await chain.view()
@@ -301,17 +313,16 @@ async def _member(
     compute = ThreadWorker("replica")
     schema = await compute(lambda: schema_of(model, settings.run_id))
     check_tier(settings.matformer_tier, schema, settings.run_id)
-    check_tensor_parallelism(schema.state.config, settings.matformer_tier, place.tensor)
+    check_tensor_parallelism(schema.state.config, settings.matformer_tier, named.place.tensor)
     check_directory(settings, schema.state)
     if advice := keeping_advice(settings):
         events.emit(kinds.Warning(message=advice))
-    device, pass_size = place.devices[0], PassSize(settings.micro_batch_size, settings.activation_checkpointing)
+    device, pass_size = named.place.devices[0], PassSize(settings.micro_batch_size, settings.activation_checkpointing)
     make: Callable[..., Replica] = Replica
     if ranks is not None:
         device = torch.device("cpu")  # of what the ranks do not hold
-        make = led_by(
-            await compute(lambda: Lead(ranks.join(), schema.state.config, settings.matformer_tier, pass_size))
-        )
+        given = schema.state.config, settings.matformer_tier, pass_size, named.arithmetic
+        make = led_by(await compute(lambda: Lead(ranks.join(), *given)))
     origin = Origin(
         schema,
         settings.matformer_tier,
@@ -319,6 +330,7 @@ async def _member(
         device,
         pass_size,
         time.monotonic,
+        named.arithmetic if ranks is None else PLAIN,
         make,
     )
     clock = RealClock()
@@ -342,6 +354,7 @@ async def _member(
         await compute(lambda: _companions(settings, model)),
     )
     weight = await measured_weight(ports, role, compute, origin, model.max_seq_len)
+    await compute(lambda: origin.warm_up(model.max_seq_len, model.data_type == DataType.FINETUNING))
     parallel = settings.max_concurrent_parameter_requests
     return Member(ports, role, workers, data, origin, archive, wishes, weight=weight, parallel=parallel)
 
@@ -363,6 +376,15 @@ def _check_prompt(settings: TrainSettings) -> None:
     """Raises UsageError for the length of a continuation without a text."""
     if settings.prompt_tokens is not None and settings.prompt_text is None:
         raise UsageError("--prompt-tokens is the length of a continuation, of no text", "pass --prompt-text as well")
+
+
+def _check_sums(settings: TrainSettings) -> None:
+    """Raises UsageError for gradients that would be summed in anything but fp32."""
+    if not settings.grad_accum_in_fp32:
+        raise UsageError(
+            "--no-grad-accum-in-fp32: gradients are fp32 here, as their weights are, and so are their sums",
+            "leave it out; --precision bf16 makes passes smaller and faster",
+        )
 
 
 def _prompt(settings: TrainSettings, model: Model, schema: Schema) -> Prompt | None:

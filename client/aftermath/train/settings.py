@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr
 from aftermath.chain import defaults
 from aftermath.evals.wish import DOCS
 from aftermath.ranks import MOST_RANKS
+from aftermath.replica.arithmetic import COMPILE, PRECISION, Compile, Precision
 from aftermath.replica.pass_size import AUTO, MOST, Checkpointing
 from aftermath.rules.accounts import MAX_LEVELS
 
@@ -75,6 +76,11 @@ class TrainSettings(BaseModel):
         "Llamas and their kin. The member has as many ranks as the product of the two.",
     )
     threads: int = Field(0, ge=0, description="CPU threads for training; 0 leaves torch's own choice.")
+    precision: Precision = Field("auto", description=PRECISION)
+    compile: Compile = Field("auto", description=COMPILE)
+    grad_accum_in_fp32: bool = Field(
+        True, description="Sum gradients in fp32. That is how they are always summed, since weights are fp32."
+    )
     micro_batch_size: int = Field(
         8,
         ge=AUTO,

@@ -107,12 +107,12 @@ class LatentAttention(nn.Module):
         queries = (
             self.q_proj(hidden)
             if config.q_lora_rank is None
-            else self.q_b_proj(self.q_a_layernorm(self.q_a_proj(hidden)))
+            else self.q_b_proj(self.q_a_layernorm(self.q_a_proj(hidden).float()))
         )
         plain, turned = self._heads(queries).split((config.qk_nope_head_dim, config.qk_rope_head_dim), -1)
         query = torch.cat((plain, self._rotate(turned, rotation)), -1)  # [B, H, T, P + R]
         latent, shared = self.kv_a_proj_with_mqa(hidden).split((config.kv_lora_rank, config.qk_rope_head_dim), -1)
-        both = self._heads(self.kv_b_proj(self.kv_a_layernorm(latent)))  # [B, H, T, P + K]
+        both = self._heads(self.kv_b_proj(self.kv_a_layernorm(latent.float())))  # [B, H, T, P + K]
         plain, value = both.split((config.qk_nope_head_dim, config.v_head_dim), -1)
         turned = self._rotate(shared.unsqueeze(1), rotation).expand(-1, heads, -1, -1)  # [B, H, T, R]
         key = torch.cat((plain, turned), -1)  # [B, H, T, P + R]
@@ -143,7 +143,8 @@ class Gate(nn.Module):
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         config = self.config
-        logits = F.linear(hidden, self.weight)  # [N, E]
+        with torch.autocast(hidden.device.type, enabled=False):  # bf16 would choose other experts
+            logits = F.linear(hidden.float(), self.weight)  # [N, E]
         if isinstance(config, DeepseekV2Config):
             scores = logits.softmax(-1)
             chosen = self._choose(scores.detach(), 1, 0.0)

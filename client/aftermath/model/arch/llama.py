@@ -100,7 +100,7 @@ class Attention(nn.Module):
     def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
         query, key = self._heads(self.q_proj(hidden)), self._heads(self.k_proj(hidden))
         if self.normed:
-            query, key = self.q_norm(query), self.k_norm(key)
+            query, key = self.q_norm(query.float()), self.k_norm(key.float())  # a norm wants one type, its weight's
         query, key = rotate(query, rotation), rotate(key, rotation)  # [B, H, T, K], [B, G, T, K]
         value = self._heads(self.v_proj(hidden))  # [B, G, T, K]
         shared = query.shape[1] // key.shape[1]

@@ -56,6 +56,8 @@ class Rotation:
 
     def of(self, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Cosine and sine [T, K]."""
+        if torch.compiler.is_compiling():  # what is kept between passes would be compiled for anew
+            return self._make(length, device)
         if self._tables is None or self._key != (length, device):
             self._key, self._tables = (length, device), self._make(length, device)
         return self._tables

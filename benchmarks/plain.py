@@ -1,0 +1,108 @@
+"""A training loop as anybody would write it with PyTorch alone: what a member's step is measured against.
+
+It has nothing of ours: a Llama of torch's own modules, the mean loss over micro-batches, clipping, AdamW.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Plain(nn.Module):
+    """A Llama: token ids [B, T] -> logits [B, T, V]. As many key/value heads as heads, embeddings tied."""
+
+    def __init__(self, *, vocabulary: int, hidden: int, layers: int, heads: int, width: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, hidden)
+        self.blocks = nn.ModuleList(Block(hidden, heads, width) for _ in range(layers))
+        self.norm = nn.RMSNorm(hidden, eps=1e-5)
+        self.head_dim = hidden // heads
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embedding(ids)
+        powers = torch.arange(0, self.head_dim, 2, device=ids.device) / self.head_dim
+        angles = torch.outer(torch.arange(ids.shape[1], device=ids.device), 10000.0**-powers).repeat(1, 2)
+        cosine, sine = angles.cos(), angles.sin()
+        for block in self.blocks:
+            x = block(x, cosine, sine)
+        return F.linear(self.norm(x), self.embedding.weight)
+
+
+class Block(nn.Module):
+    """Attention and SwiGLU, each after a norm."""
+
+    def __init__(self, hidden: int, heads: int, width: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.before, self.between = nn.RMSNorm(hidden, eps=1e-5), nn.RMSNorm(hidden, eps=1e-5)
+        self.q, self.k, self.v, self.o = (nn.Linear(hidden, hidden, bias=False) for _ in range(4))
+        self.gate, self.up = (nn.Linear(hidden, width, bias=False) for _ in range(2))
+        self.down = nn.Linear(width, hidden, bias=False)
+
+    def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        normed = self.before(x)
+        q, k, v = (each(normed).unflatten(-1, (self.heads, -1)).transpose(1, 2) for each in (self.q, self.k, self.v))
+        q, k = (turned * cosine + _half_turn(turned) * sine for turned in (q, k))
+        x = x + self.o(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        normed = self.between(x)
+        out: Tensor = x + self.down(F.silu(self.gate(normed)) * self.up(normed))
+        return out
+
+
+def _half_turn(x: Tensor) -> Tensor:
+    first, second = x.chunk(2, -1)
+    return torch.cat((-second, first), -1)
+
+
+def of_llama(weights: Mapping[str, Tensor], *, heads: int) -> Plain:
+    """With the weights of one of our Llamas (tied, without biases), copied."""
+    vocabulary, hidden = weights["model.embed_tokens.weight"].shape
+    width = weights["model.layers.0.mlp.up_proj.weight"].shape[0]
+    layers = sum(name.endswith("up_proj.weight") for name in weights)
+    model = Plain(vocabulary=vocabulary, hidden=hidden, layers=layers, heads=heads, width=width)
+    names = {"embed_tokens": "embedding", "layers": "blocks", "input_layernorm": "before"}
+    names |= {"post_attention_layernorm": "between", "self_attn": "", "mlp": ""}
+
+    def renamed(name: str) -> str:
+        parts = (names.get(part, part).removesuffix("_proj") for part in name.removeprefix("model.").split("."))
+        return ".".join(part for part in parts if part)
+
+    model.load_state_dict({renamed(name): tensor for name, tensor in weights.items()})
+    return model
+
+
+class Loop:
+    """Steps of AdamW on shares of tokens; `steps` of them on parts of a share."""
+
+    def __init__(
+        self, model: Plain, *, micro_batch: int, steps: int, bf16: bool = False, compiled: bool = False
+    ) -> None:
+        self.model, self._micro, self._steps, self._bf16 = model, micro_batch, steps, bf16
+        self._optimizer = torch.optim.AdamW(model.parameters(), lr=4e-4, betas=(0.9, 0.95), weight_decay=0.0)
+        self._forward = torch.compile(model) if compiled else model
+        self._device = next(model.parameters()).device
+
+    def step(self, share: Tensor) -> float:
+        """Train on token ids [n, T]; the mean loss."""
+        total = 0.0
+        for part in share.tensor_split(self._steps):
+            self._optimizer.zero_grad()
+            for micro in part.split(self._micro):
+                loss = self.loss(micro.to(self._device)) * (len(micro) / len(part))
+                loss.backward()
+                total += loss.item() * len(part) / len(share)
+            nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            self._optimizer.step()
+        return total
+
+    def loss(self, ids: Tensor) -> Tensor:
+        """Mean cross-entropy of the next token."""
+        cast = torch.autocast(self._device.type, dtype=torch.bfloat16) if self._bf16 else contextlib.nullcontext()
+        with cast:
+            logits = self._forward(ids[:, :-1]).float()
+        return F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())

@@ -1,0 +1,197 @@
+"""What a member's step takes, against a plain PyTorch loop on the same shapes in the same run.
+
+Usage: python benchmarks/step.py [--json] [--device cuda --precision bf16 --compile on]
+
+A member of the light recipe, of tier 0, trains half of a round (4 sequences of 512 tokens), encodes it, and
+applies the results of three members; that is the code of `train`, with the recipe's DisTrO, and with SparseLoCo and its
+four inner steps. The plain loop (`benchmarks/plain.py`) makes a step of AdamW of the same share, and four of them
+beside SparseLoCo. Both take turns, in another order each time, and ratios are of medians: `train_over_plain` is the
+member's tokens per second while it trains over the loop's, `with_encode_over_plain` those of training and encoding.
+`encode_of_step` and `apply_of_step` are parts of all three. The two ratios at the top are the lowest there are below.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aftermath.model.architectures import config_of
+from aftermath.model.initial import init_weights
+from aftermath.optim.codec import decode_level
+from aftermath.optim.distro import Distro
+from aftermath.optim.schema import Settings, build_schema
+from aftermath.optim.sparseloco import SparseLoCo
+from aftermath.replica.arithmetic import Arithmetic
+from aftermath.replica.exactness import exact_device
+from aftermath.replica.pass_size import PassSize
+from aftermath.replica.passes import arithmetic_of
+from aftermath.replica.replica import Replica
+from plain import Loop, of_llama
+
+MODEL = {
+    "model_type": "llama",
+    "vocab_size": 260,
+    "hidden_size": 256,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+}
+"""As `scripts/setup-run.sh` makes the light recipe's."""
+TOKENS, RATE, MEMBERS = 512, 4e-4, 3
+OPTIMIZERS: dict[str, Settings] = {
+    "distro": Distro(8, 64, chunk=64, quantize_1bit=True, decay=0.999, weight_decay=0.0, clip=1.0),
+    "sparseloco": SparseLoCo(inner_steps=4),
+}
+
+
+def measure(
+    optimizer: str, device: torch.device, arithmetic: Arithmetic, *, sequences: int, micro: int, repetitions: int
+) -> dict[str, float]:
+    """The figures of one optimizer with as many threads as torch has now."""
+    config, settings = config_of(MODEL), OPTIMIZERS[optimizer]
+    weights = init_weights(config, 0)
+    schema = build_schema(config.to_hf(), 3, settings)
+    steps = settings.inner_steps if isinstance(settings, SparseLoCo) else 1
+
+    def now() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    replica = Replica(
+        schema,
+        config,
+        0,
+        {name: tensor.clone() for name, tensor in weights.items()},
+        device=device,
+        pass_size=PassSize(micro, "off"),
+        stopwatch=now,
+        arithmetic=arithmetic,
+    )
+    plain = of_llama(weights, heads=8).to(device)
+    loop = Loop(plain, micro_batch=micro, steps=steps, bf16=arithmetic.bf16, compiled=arithmetic.compiled)
+    draws, spent = torch.Generator().manual_seed(1), Spent(now)
+    for repetition in range(repetitions + 1):
+        share = torch.randint(0, 260, (sequences, TOKENS), generator=draws)
+        turns: list[Callable[[], None]] = [
+            lambda share=share: member_step(replica, share, spent),  # type: ignore[misc]
+            lambda share=share: spent.time("plain", lambda: loop.step(share)),  # type: ignore[misc]
+        ]
+        for turn in turns if repetition % 2 else reversed(turns):
+            turn()
+        if not repetition:
+            spent.forget()  # what is warmed, and compiled, once
+    return figures(spent, sequences * TOKENS)
+
+
+class Spent:
+    """Seconds by what they were spent on."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self.seconds: dict[str, list[float]] = {}
+
+    def time(self, what: str, work: Callable[[], object]) -> None:
+        """Do it, and note how long it took."""
+        began = self._now()
+        work()
+        self.note(what, self._now() - began)
+
+    def note(self, what: str, seconds: float) -> None:
+        """Something that took so long."""
+        self.seconds.setdefault(what, []).append(seconds)
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self.seconds.clear()
+
+
+def member_step(replica: Replica, share: Tensor, spent: Spent) -> None:
+    """Train, encode, and apply three results."""
+    trained = replica.train(share, RATE, RATE, threading.Event())
+    spent.note("train", trained.seconds)
+    spent.note("encode", trained.encode_seconds)
+    results = replica.schema.results
+    votes = {
+        level: [decode_level(payload, results, level) for _ in range(MEMBERS)]
+        for level, payload in trained.payloads.items()
+    }
+    spent.time("apply", lambda: replica.apply(votes, RATE))
+
+
+def figures(spent: Spent, tokens: int) -> dict[str, float]:
+    """Medians, their ratios, and speeds in tokens per second."""
+    middle = {what: statistics.median(seconds) for what, seconds in spent.seconds.items()}
+    train, encode, apply, plain = (middle[what] for what in ("train", "encode", "apply", "plain"))
+    step = train + encode + apply
+    return {
+        "train_over_plain": round(plain / train, 3),
+        "with_encode_over_plain": round(plain / (train + encode), 3),
+        "train_tokens_per_s": round(tokens / train),
+        "with_encode_tokens_per_s": round(tokens / (train + encode)),
+        "plain_tokens_per_s": round(tokens / plain),
+        "encode_of_step": round(encode / step, 4),
+        "apply_of_step": round(apply / step, 4),
+    } | {f"{what}_ms": round(1000 * seconds, 1) for what, seconds in middle.items()}
+
+
+def report(
+    device: torch.device, arithmetic: Arithmetic, threads: Sequence[int], optimizers: Sequence[str], **sizes: int
+) -> dict[str, Any]:
+    """All figures, by optimizer and threads, and the lowest ratios of them."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for optimizer in optimizers:
+        for count in threads:
+            torch.set_num_threads(count)
+            found.setdefault(optimizer, {})[str(count)] = measure(optimizer, device, arithmetic, **sizes)
+    each = [figures for by_threads in found.values() for figures in by_threads.values()]
+    lowest = {name: min(figures[name] for figures in each) for name in ("train_over_plain", "with_encode_over_plain")}
+    precision = "bf16" if arithmetic.bf16 else "fp32"
+    return lowest | {"device": device.type, "precision": precision, "compiled": arithmetic.compiled} | sizes | found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu", help="as train's (default cpu)")
+    parser.add_argument("--precision", choices=("auto", "fp32", "bf16"), default="auto", help="as train's")
+    parser.add_argument("--compile", choices=("auto", "on", "off"), default="auto", help="as train's")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="of the CPU (default 1 2)")
+    parser.add_argument("--optimizers", nargs="+", choices=sorted(OPTIMIZERS), default=sorted(OPTIMIZERS))
+    parser.add_argument("--sequences", type=int, default=4, help="of a share (default 4)")
+    parser.add_argument("--micro", type=int, default=4, help="sequences in one pass (default 4)")
+    parser.add_argument("--repetitions", type=int, default=5, help="default 5")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    chosen = parser.parse_args()
+    device = exact_device(chosen.device)
+    found = report(
+        device,
+        arithmetic_of(device, chosen.precision, chosen.compile),
+        chosen.threads,
+        chosen.optimizers,
+        sequences=chosen.sequences,
+        micro=chosen.micro,
+        repetitions=chosen.repetitions,
+    )
+    if chosen.json:
+        print(json.dumps(found))
+        return
+    for optimizer in chosen.optimizers:
+        for count, figures in found[optimizer].items():
+            print(f"{optimizer}, threads {count}: " + ", ".join(f"{name} {value}" for name, value in figures.items()))
+
+
+if __name__ == "__main__":
+    main()

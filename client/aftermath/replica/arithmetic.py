@@ -1,0 +1,32 @@
+"""The choices of how passes are computed, as options name them; free of torch, for command lines that only ask.
+
+Decided: these are a member's own. What it sends and applies is fp32's and exact, whatever is chosen here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Precision = Literal["auto", "fp32", "bf16"]
+Compile = Literal["auto", "on", "off"]
+
+PRECISION = (
+    "What passes are computed in; weights, gradients and their sums stay fp32. auto: bf16 on a GPU that has it, fp32 "
+    "on a CPU."
+)
+COMPILE = (
+    "Compile the model with torch.compile, before the member joins; auto: on CUDA alone. If it fails, that is said, "
+    "and training goes on without."
+)
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """How passes are computed on the device at hand."""
+
+    bf16: bool = False
+    compiled: bool = False
+
+
+PLAIN = Arithmetic()

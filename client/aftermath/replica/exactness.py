@@ -1,0 +1,91 @@
+"""What a device needs so that it computes the bits that all others compute: set here, once, and then proved.
+
+Decided
+- Exact are the apply and the hash; the products of an apply are of float64 (`optim.exact`, `optim.polar`). cuBLAS may
+  emulate these with smaller numbers, which rounds; that is switched off, and products that only plain float64 gets
+  right are compared with the CPU's before anything is joined. MPS has no float64, and leaves them to the CPU.
+- fp32 products keep fp32's bits everywhere (no TF32), so that one machine encodes the same bytes of the same gradients.
+- cuBLAS sums in one order only if its workspace has a fixed size, which it reads before its first product.
+- Training itself may round as it likes: nobody else has to compute it (`optim.parts`).
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from torch import Tensor
+
+from aftermath.base.errors import Unsuitable
+from aftermath.optim.basis import COLUMN_SUM_BITS, basis
+from aftermath.optim.exact import MEAN_BITS
+from aftermath.optim.polar import exact_polar
+from aftermath.replica.replica import pick_device
+
+WORKSPACES = (":4096:8", ":16:8")
+"""The values of CUBLAS_WORKSPACE_CONFIG with which products are repeatable; the first is set where there is none."""
+_EMULATION = ("CUBLAS_EMULATE_DOUBLE_PRECISION", "CUBLAS_EMULATE_SINGLE_PRECISION")
+_EDGE, _ROWS, _SIDE = 64, 4096, 256  # of the products that prove: large enough to be worth emulating
+
+
+def exact_device(name: str) -> torch.device:
+    """The device of that name, set so that it is exact. Raises what `pick_device` does, and Unsuitable if it is not."""
+    device = pick_device(name)
+    set_exact()
+    if device.type == "cuda":
+        prove(device)
+    return device
+
+
+def set_exact() -> None:
+    """Before anything is computed. Raises Unsuitable for an environment that asks for something else."""
+    workspace = os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", WORKSPACES[0])
+    if workspace not in WORKSPACES:
+        raise Unsuitable(
+            f"CUBLAS_WORKSPACE_CONFIG is {workspace}, and products would not be repeatable",
+            f"unset it, or set it to {' or '.join(WORKSPACES)}",
+        )
+    for variable in _EMULATION:
+        if os.environ.setdefault(variable, "0") != "0":
+            raise Unsuitable(f"{variable} is set, and what members have to agree on would be rounded", "unset it")
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    if is_exact():
+        return
+    raise Unsuitable("this PyTorch computes fp32 products with TF32 whatever it is told", "install another version")
+
+
+def is_exact() -> bool:
+    """Whether everything is set that `set_exact` sets."""
+    return (
+        os.environ.get("CUBLAS_WORKSPACE_CONFIG") in WORKSPACES
+        and all(os.environ.get(variable) == "0" for variable in _EMULATION)
+        and torch.get_float32_matmul_precision() == "highest"
+        and not torch.backends.cuda.matmul.allow_tf32
+        and not torch.backends.cudnn.allow_tf32
+    )
+
+
+def prove(device: torch.device) -> None:
+    """Compare exact products with the CPU's. Raises Unsuitable if one bit differs."""
+    here, there = _products(device), _products(torch.device("cpu"))
+    for name, product in there.items():
+        if not torch.equal(here[name].cpu(), product):
+            raise Unsuitable(
+                f"{device} does not compute {name} exactly, and its replica would part from all others",
+                "use --device cpu, or another version of PyTorch or of the driver",
+            )
+
+
+def _products(device: torch.device) -> dict[str, Tensor]:
+    """By name what is exact in float64 alone, with numbers up to its very bounds."""
+    draws, most = torch.Generator().manual_seed(2), 1 << MEAN_BITS
+    means = torch.randint(-most, most + 1, (_ROWS, _EDGE), generator=draws).double()
+    signs = basis(_EDGE, torch.float64, torch.device("cpu")).sign().T
+    means[:_EDGE] = most * signs  # sums near 2^53
+    means[:_EDGE, 1] -= signs[:, 1]  # odd ones, that is, which take all 53 bits
+    matrix = torch.randn(_SIDE, _SIDE + 8, generator=draws)
+    sums = means.to(device) @ basis(_EDGE, torch.float64, device)
+    rounded = sums.mul(2.0**-COLUMN_SUM_BITS).round_()
+    return {"sums of votes": sums, "roundings": rounded, "polar factors": exact_polar(matrix.to(device))}

@@ -1,0 +1,109 @@
+"""How a share's passes are computed: in which precision, compiled or not, and how its tokens reach the device.
+
+Decided
+- Weights, gradients and their sums are fp32 always. bf16 is what products of matrices are computed in, by autocast; the
+  loss, norms, the residual stream and the choice of experts stay fp32. What is sent and applied knows nothing of it.
+- One kind of pass is compiled, the first that comes: of one sequence, or of any number of several, of one length. So no
+  round waits for a compiler because of what is left over of a share.
+- Compiling is tried with a whole pass, forward and back, for every new shape, and its gradient is thrown away. Whatever
+  fails there is told once, and from then on passes are not compiled: a member never falls out because of a compiler.
+- A share goes to a GPU at once, from pinned memory, while the host goes on: it is small beside everything else there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from aftermath.base.errors import Unsuitable
+from aftermath.model.network import LanguageModel
+from aftermath.replica.arithmetic import PLAIN, Arithmetic, Compile, Precision
+from aftermath.replica.memory import is_out_of_memory
+
+log = logging.getLogger(__name__)
+
+
+def arithmetic_of(device: torch.device, precision: Precision, compiled: Compile) -> Arithmetic:
+    """What the options mean on a device. Raises Unsuitable for bf16 on one that has none."""
+    has_it = has_bf16(device)
+    if precision == "bf16" and not has_it:
+        raise Unsuitable(f"--precision bf16: {device} does not compute in bf16", "use fp32 or auto")
+    wanted = precision == "bf16" or (precision == "auto" and has_it and device.type != "cpu")
+    return Arithmetic(wanted, compiled == "on" or (compiled == "auto" and device.type == "cuda"))
+
+
+def has_bf16(device: torch.device) -> bool:
+    """Whether autocast to bf16 is of use there: a CPU has it, if slowly; of GPUs those whose units know it."""
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    return device.type == "cpu" or bool(torch.backends.mps.is_macos_or_newer(14, 0))
+
+
+class Passes:
+    """The forward passes of one model."""
+
+    def __init__(self, model: LanguageModel, arithmetic: Arithmetic = PLAIN) -> None:
+        self._model, self.arithmetic = model, arithmetic
+        self._compiled: Callable[..., Tensor] | None = None
+        if arithmetic.compiled:
+            self._compiled = torch.compile(model.loss)
+        self._kind: tuple[bool, int, bool] | None = None
+        self._tried: set[tuple[torch.Size, bool]] = set()
+
+    def plain(self) -> Passes:
+        """The same without compiling, for passes that are few or of many shapes."""
+        return Passes(self._model, replace(self.arithmetic, compiled=False))
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self._model.parameters()).device
+
+    def upload(self, sequences: Tensor) -> Tensor:
+        """A share's tokens where the model is; a GPU copies them while the host goes on."""
+        if self.device.type != "cuda":
+            return sequences.to(self.device)
+        return sequences.pin_memory().to(self.device, non_blocking=True)
+
+    def loss(self, input_ids: Tensor, labels: Tensor | None = None) -> Tensor:
+        """`LanguageModel.loss` of tokens [B, T] on the device, with a gradient to the model's parameters."""
+        with self._cast():
+            if self._compiled is not None and self._compiles(self._compiled, input_ids, labels):
+                return self._compiled(input_ids, labels)
+            return self._model.loss(input_ids, labels)
+
+    def _cast(self) -> contextlib.AbstractContextManager[object]:
+        if not self.arithmetic.bf16:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+
+    def _compiles(self, compiled: Callable[..., Tensor], input_ids: Tensor, labels: Tensor | None) -> bool:
+        """Whether a pass is of the kind that is compiled, and goes through; if not, none is compiled any more."""
+        several, length = len(input_ids) > 1, input_ids.shape[1]
+        self._kind = self._kind or (several, length, labels is None)
+        if self._kind != (several, length, labels is None):
+            return False
+        for given in (input_ids, labels) if several else ():
+            if given is not None:
+                torch._dynamo.maybe_mark_dynamic(given, 0)
+        tried = input_ids.shape, self._model.recompute
+        if tried in self._tried:
+            return True
+        try:
+            parameters = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+            torch.autograd.grad(compiled(input_ids, labels), parameters, allow_unused=True)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            self._compiled = None
+            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            log.warning("the model could not be compiled and is trained without, more slowly: %s", reason)
+            return False
+        self._tried.add(tried)
+        return True

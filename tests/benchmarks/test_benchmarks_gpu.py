@@ -1,0 +1,66 @@
+"""`make gpu-check` on a machine without a GPU: it says so, and its comparison of bits works as on one."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from replica.as_on_a_gpu import gpu_at_hand
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+SMALL = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+
+
+@pytest.fixture
+def check(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    spec = importlib.util.spec_from_file_location("benchmark_gpu", BENCHMARKS / "gpu.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_without_a_gpu_it_says_so_in_a_sentence_and_fails() -> None:
+    kept = BENCHMARKS / "measured" / "gpu.json"
+    before = kept.read_bytes() if kept.exists() else None
+    done = subprocess.run([sys.executable, BENCHMARKS / "gpu.py"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "error: this machine has no CUDA device, so there is nothing to check\n"
+    assert not done.stdout
+    assert before == (kept.read_bytes() if kept.exists() else None)
+
+
+@pytest.mark.parametrize("optimizer", ["distro", "sparseloco"])
+def test_bits_that_are_the_cpus_are_found_equal(check: ModuleType, optimizer: str) -> None:
+    with gpu_at_hand() as gpu:
+        assert check.exactness(SMALL, optimizer, gpu)
+
+
+def test_a_bit_that_is_not_is_found(check: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    apply = check.Replica.apply
+
+    def flipped(replica: object, votes: object, rate: float) -> None:
+        apply(replica, votes, rate)
+        if replica.params["model.norm.weight"].is_cuda:  # type: ignore[attr-defined]
+            replica.params["model.norm.weight"].detach()[0].add_(2.0**-23)  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(check.Replica, "apply", flipped)
+    with gpu_at_hand() as gpu:
+        assert not check.exactness(SMALL, "distro", gpu)

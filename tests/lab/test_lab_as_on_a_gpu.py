@@ -1,0 +1,44 @@
+"""The laboratory as on a GPU, where there is none: it ends with the CPU's bits, also where it went on from a state."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from aftermath.lab.course import CHECKPOINT
+from aftermath.model.architectures import config_of
+from aftermath.model.initial import init_weights
+from aftermath.model.store import write_checkpoint
+from aftermath.sim.tiny import CONFIG
+from lab.lab_place import CPU, DISTRO, INNER, course, prepare
+from replica.as_on_a_gpu import gpu_at_hand
+
+WHOLE = config_of(CONFIG.to_hf() | {"num_key_value_heads": CONFIG.to_hf()["num_attention_heads"]})
+ARMS: dict[str, dict[str, Any]] = {
+    "adamw": {"optimizer": "adamw"},
+    "muon": {"optimizer": "muon"},
+    "distro": DISTRO | {"members": 2, "tiers": "0,1", "total_batch": 2},
+    "inner muon": INNER | {"members": 2, "tiers": "0,1", "total_batch": 4, "inner_optimizer": "muon", "overlap": "1"},
+}
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_it_ends_with_the_bits_of_the_cpu(tmp_path: Path, arm: str) -> None:
+    root = prepare(tmp_path)
+    shutil.rmtree(root / "model")  # its heads share keys, which a GPU's own attention rounds otherwise
+    write_checkpoint(root / "model", init_weights(WHOLE, 0), WHOLE, tier=0, companions={})
+    given = ARMS[arm] | {"steps": 3, "save_every": 1}
+    course(root, on=CPU, out=root / "there", **given).run()
+    with gpu_at_hand() as gpu:
+        training = course(root, on=gpu, out=root / "here", **given)
+        training.stop()  # after one step
+        with pytest.raises(KeyboardInterrupt):
+            training.run()
+        course(root, on=gpu, out=root / "here", **given).run()
+    here, there = ((root / out / CHECKPOINT / "model.safetensors").read_bytes() for out in ("here", "there"))
+    assert here == there
+    assert load_file(root / "here" / CHECKPOINT / "model.safetensors")

@@ -1,0 +1,146 @@
+"""A machine with a GPU, for tests on one without: tensors that say they are on `cuda:0` and are computed by the CPU.
+
+Decided
+- `OnGpu` carries a tensor of the CPU. Every operation reaches it below autograd, so what the product asks of torch is
+  computed as ever, backward passes too, and an operation on tensors of both places is refused as a GPU refuses it.
+- The place is told to Python alone. torch's engine wants a stream of every tensor that is on a GPU in its own eyes, and
+  has none without a driver; so `to`, `cpu`, `numpy` and the like, which ask for the place, are answered here.
+- A number without dimensions may come from the CPU, and indices may not: a GPU takes them too, and copies at each use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from aftermath.optim.basis import basis
+
+GPU = torch.device("cuda:0")
+_CPU = torch.device("cpu")
+_aten = torch.ops.aten
+_ACROSS = {_aten.copy_.default, _aten._to_copy.default}
+"""What may have tensors of both places."""
+
+
+class OnGpu(Tensor):
+    """A tensor that is on the GPU for all that Python can see."""
+
+    inner: Tensor  # type: ignore[assignment]
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> OnGpu:
+        self: OnGpu = Tensor._make_wrapper_subclass(
+            cls, inner.shape, strides=inner.stride(), storage_offset=inner.storage_offset(), dtype=inner.dtype
+        )
+        self.inner = inner
+        return self
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return GPU
+
+    @property
+    def is_cuda(self) -> bool:  # type: ignore[override]
+        return True
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        del types
+        return _computed(func, args, dict(kwargs or {}))
+
+
+def _computed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What an operation gives, where a GPU would have it. Raises RuntimeError for tensors of both places."""
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    there = [tensor for tensor in tensors if isinstance(tensor, OnGpu)]
+    strangers = [tensor for tensor in tensors if not isinstance(tensor, OnGpu) and tensor.dim()]
+    if there and strangers and func not in _ACROSS:
+        raise RuntimeError(f"{func}: expected all tensors to be on the same device, but found {GPU} and {_CPU}")
+    on_gpu = bool(there) if func is not _aten.copy_.default else isinstance(args[0], OnGpu)
+    if (asked := kwargs.get("device")) is not None:
+        on_gpu, kwargs["device"] = torch.device(asked).type == "cuda" or _in_backward(), _CPU
+    kwargs.pop("pin_memory", None)
+    given_args, given = tree_map_only(OnGpu, lambda tensor: tensor.inner, (args, kwargs))
+    out = func(*given_args, **given)
+    if not on_gpu:
+        return out
+    before = {id(tensor.inner): tensor for tensor in there}  # in place: the very tensor that was given
+    return tree_map_only(Tensor, lambda tensor: before[id(tensor)] if id(tensor) in before else OnGpu(tensor), out)
+
+
+def _in_backward() -> bool:
+    """Whether the engine runs: it makes tensors where it believes its gradients to be, here the CPU."""
+    return torch._C._current_graph_task_id() >= 0
+
+
+class _Operations(TorchDispatchMode):
+    """Makes tensors on the GPU where that is asked for, of none that is there yet."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        del types
+        return _computed(func, args, dict(kwargs or {}))
+
+
+class _Places(TorchFunctionMode):
+    """Answers the calls that torch itself decides by the place of a tensor."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        del types
+        given = dict(kwargs or {})
+        if func in (torch.tensor, torch.as_tensor) and _is_gpu(given.get("device")):
+            return func(*args, **given | {"device": None}).to(GPU)
+        first: Any = args[0] if args else None
+        if func is Tensor.pin_memory:
+            return first.clone() if not isinstance(first, OnGpu) else _refuse("pin")
+        if func is Tensor.to and isinstance(first, Tensor):
+            return _moved(first, args[1:], given)
+        if not isinstance(first, OnGpu):
+            return func(*args, **given)
+        if func in (Tensor.cpu, Tensor.tolist):
+            with torch.no_grad():
+                return func(_aten._to_copy.default(first, device=_CPU))
+        if func in (Tensor.numpy, Tensor.__array__):
+            return _refuse("convert to numpy")
+        return func(*args, **given)
+
+
+def _moved(tensor: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """`tensor.to(...)`: itself where nothing is to change, else a copy in the other place."""
+    device, dtype, _, _ = torch._C._nn._parse_to(*args, **{k: v for k, v in kwargs.items() if k != "copy"})
+    dtype = dtype or tensor.dtype
+    goes = GPU if _is_gpu(device) or (device is None and isinstance(tensor, OnGpu)) else _CPU
+    if goes.type == tensor.device.type and dtype == tensor.dtype and not kwargs.get("copy"):
+        return tensor
+    out: Tensor = _aten._to_copy.default(tensor, dtype=dtype, device=goes)
+    return out
+
+
+def _is_gpu(device: Any) -> bool:
+    return device is not None and torch.device(device).type == "cuda"
+
+
+def _refuse(what: str) -> Any:
+    raise TypeError(f"can't {what} a tensor that is on {GPU}; copy it to host memory first")
+
+
+@contextlib.contextmanager
+def gpu_at_hand() -> Iterator[torch.device]:
+    """Inside, `cuda:0` is a device like any other; what is made of it may be used inside only."""
+    basis.cache_clear()
+    with mock.patch("torch.cuda._lazy_init"), _Places(), _Operations():  # type: ignore[no-untyped-call]
+        yield GPU
+    basis.cache_clear()  # of tensors that are on the GPU

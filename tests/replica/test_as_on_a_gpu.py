@@ -1,0 +1,108 @@
+"""Whole rounds as on a GPU, where there is none: nothing mixes tensors of both places, and the bits are the CPU's."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from aftermath.lab.held_out import loss_on
+from aftermath.model.architectures import config_of
+from aftermath.model.generate import generate
+from aftermath.model.initial import init_weights
+from aftermath.optim.schema import build_schema
+from aftermath.replica.arithmetic import Arithmetic
+from aftermath.replica.pass_size import PassSize
+from aftermath.replica.passes import Passes
+from aftermath.replica.replica import Replica
+from replica.as_on_a_gpu import GPU, OnGpu, gpu_at_hand
+from replica.whole_round import CPU, MODELS, OPTIMIZERS, play
+
+torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_rounds_of_every_architecture_leave_the_bits_of_the_cpu(model: str) -> None:
+    if model == "auto":
+        pytest.importorskip("transformers")
+    _same(model, "distro")
+
+
+@pytest.mark.parametrize("optimizer", [name for name in OPTIMIZERS if name != "distro"])
+def test_rounds_of_every_optimizer_leave_the_bits_of_the_cpu(optimizer: str) -> None:
+    _same("llama", optimizer)
+
+
+def _same(model: str, optimizer: str) -> None:
+    there = play(model, optimizer, CPU)
+    shares_heads = "num_key_value_heads" in MODELS[model]  # in torch's own attention on a GPU, which rounds otherwise
+    with gpu_at_hand() as gpu:
+        here = play(model, optimizer, gpu, given=there.payloads if shares_heads else None)
+    assert here.hashes == there.hashes
+    assert shares_heads or here.payloads == there.payloads
+    assert here.loaded == here.hashes
+    assert len({frozenset(hashes.items()) for hashes in here.hashes}) == len(set(map(len, here.hashes)))
+
+
+def test_its_speed_is_measured_and_it_writes_text() -> None:
+    with gpu_at_hand() as gpu:
+        config = config_of(MODELS["nanogpt"])
+        schema = build_schema(config.to_hf(), 3, OPTIMIZERS["distro"])
+        weights, clock = init_weights(config, 3), itertools.count()
+        given: dict[str, Any] = {
+            "device": gpu,
+            "pass_size": PassSize(2, "auto"),
+            "stopwatch": lambda: float(next(clock)),
+        }
+        replica = Replica(schema, config, 0, weights, **given)
+        assert replica.measure_weight(16, 100.0) == 60 * 2
+        here = generate(replica.model, [1, 2, 3], new_tokens=5, temperature=1.0, seed=2)
+        loss = loss_on(replica.model, torch.arange(32).view(2, 16))
+    model = config.build(0, weights)
+    assert here == generate(model, [1, 2, 3], new_tokens=5, temperature=1.0, seed=2)
+    assert loss == loss_on(model, torch.arange(32).view(2, 16))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_passes_in_bf16_have_the_types_that_a_gpu_gives_them(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
+    """Without numbers, by torch's own rules for CUDA: what it would refuse, or compute in another type, shows."""
+    if model == "auto":
+        pytest.importorskip("transformers")
+    config = config_of(MODELS[model])
+    monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    seen: set[tuple[str, torch.dtype, str]] = set()
+
+    def note(module: torch.nn.Module, given: object, out: object) -> None:
+        if isinstance(out, torch.Tensor):
+            seen.add((type(module).__name__, out.dtype, out.device.type))
+
+    with FakeTensorMode(shape_env=ShapeEnv()):
+        shapes = config.parameter_shapes()
+        network = config.build(0, {name: torch.empty(shape, device=GPU) for name, shape in shapes.items()})
+        for module in network.modules():
+            module.register_forward_hook(note)
+        loss = Passes(network, Arithmetic(bf16=True)).loss(torch.zeros(2, 16, dtype=torch.int64, device=GPU))
+    assert (loss.dtype, loss.device) == (torch.float32, GPU)
+    assert {device for _, _, device in seen} == {"cuda"}
+    types = {(name, dtype) for name, dtype, _ in seen}
+    products = {"Linear", "Conv1D"} & {name for name, _ in types}
+    assert all((name, torch.bfloat16) in types and (name, torch.float32) not in types for name in products)
+    assert not {"RMSNorm", "LayerNorm", "Layer", "Decoder"} & {name for name, dtype in types if dtype == torch.bfloat16}
+
+
+def test_the_machine_refuses_what_a_gpu_refuses() -> None:
+    with gpu_at_hand():
+        here, there = torch.ones(3).to(GPU), torch.ones(3)
+        assert isinstance(here, OnGpu)
+        for mixed in (lambda: here + there, lambda: here.add_(there), lambda: here[there.long()]):
+            with pytest.raises(RuntimeError, match="same device"):
+                mixed()
+        with pytest.raises(TypeError, match="numpy"):
+            here.numpy()
+        assert torch.equal(there.copy_(here * 2), torch.full((3,), 2.0))
+        assert (here + torch.tensor(1.0)).tolist() == [2.0] * 3

@@ -1,0 +1,81 @@
+"""What makes a device exact is set in one place, is asserted, and is proved before anything is joined."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from aftermath.base.errors import Unsuitable
+from aftermath.replica.exactness import exact_device, is_exact, prove, set_exact
+from replica import as_on_a_gpu
+from replica.as_on_a_gpu import gpu_at_hand
+
+VARIABLES = ("CUBLAS_WORKSPACE_CONFIG", "CUBLAS_EMULATE_DOUBLE_PRECISION", "CUBLAS_EMULATE_SINGLE_PRECISION")
+
+
+@pytest.fixture(autouse=True)
+def untouched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No variable of the test's machine counts, and none is left behind."""
+    for name in VARIABLES:
+        monkeypatch.setenv(name, "")  # so that it is put back
+        monkeypatch.delenv(name)
+    yield
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+
+
+def test_everything_is_set_before_anything_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.allow_tf32 = True
+    assert not is_exact()
+    assert exact_device("cpu") == torch.device("cpu")
+    assert is_exact()
+    assert not torch.backends.cuda.matmul.allow_tf32
+    assert not torch.backends.cudnn.allow_tf32
+    assert [os.environ[name] for name in VARIABLES] == [":4096:8", "0", "0"]
+    for name in VARIABLES:
+        with monkeypatch.context() as patch:
+            patch.setenv(name, "something else")
+            assert not is_exact()
+
+
+def test_a_workspace_that_is_repeatable_too_is_left() -> None:
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":16:8"
+    set_exact()
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(VARIABLES[0], ":0:0"), (VARIABLES[1], "1"), (VARIABLES[2], "1"), (VARIABLES[0], "")]
+)
+def test_an_environment_that_asks_for_something_else_is_refused_by_name(name: str, value: str) -> None:
+    os.environ[name] = value
+    with pytest.raises(Unsuitable, match=rf"(?s)^{name} is .*unset it"):
+        exact_device("cpu")
+
+
+def test_a_device_with_plain_float64_is_proved() -> None:
+    with gpu_at_hand() as gpu:
+        prove(gpu)
+
+
+@pytest.mark.parametrize("bits", [24, 40, 51, 52])
+def test_a_device_that_emulates_float64_is_found_out(monkeypatch: pytest.MonkeyPatch, bits: int) -> None:
+    """Products whose numbers, or sums, keep fewer than 53 bits."""
+    plain = as_on_a_gpu._computed
+
+    def emulated(func: object, args: tuple[Tensor, ...], kwargs: dict[str, object]) -> object:
+        out = plain(func, args, kwargs)
+        products = torch.ops.aten.mm.default, torch.ops.aten.bmm.default
+        if func in products and isinstance(out, as_on_a_gpu.OnGpu) and out.dtype == torch.float64:
+            mantissa, exponent = torch.frexp(out.inner)
+            out.inner.copy_(torch.ldexp(torch.ldexp(mantissa, torch.tensor(bits)).round(), exponent - bits))
+        return out
+
+    monkeypatch.setattr(as_on_a_gpu, "_computed", emulated)
+    with gpu_at_hand() as gpu, pytest.raises(Unsuitable, match=r"cuda:0 does not compute .* exactly"):
+        prove(gpu)

@@ -1,0 +1,88 @@
+"""On a real GPU, where there is one: `make gpu-check` runs these. Elsewhere `test_as_on_a_gpu.py` does what it can."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+from aftermath.model.architectures import config_of
+from aftermath.model.initial import init_weights
+from aftermath.optim.parts import PseudoGradient
+from aftermath.optim.schema import build_schema
+from aftermath.replica.arithmetic import Arithmetic
+from aftermath.replica.exactness import exact_device
+from aftermath.replica.pass_size import PassSize
+from aftermath.replica.passes import arithmetic_of
+from aftermath.replica.replica import Replica
+from replica.whole_round import CPU, MODELS, OPTIMIZERS, play
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+SHARE = torch.randint(0, 48, (6, 16), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(scope="module")
+def gpu() -> torch.device:
+    """It proves that it is exact."""
+    return exact_device("cuda:0")
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_results_of_the_cpu_are_applied_with_its_bits(gpu: torch.device, model: str) -> None:
+    if model == "auto":
+        pytest.importorskip("transformers")
+    _same(gpu, model, "distro")
+
+
+@pytest.mark.parametrize("optimizer", [name for name in OPTIMIZERS if name != "distro"])
+def test_every_optimizer_applies_results_of_the_cpu_with_its_bits(gpu: torch.device, optimizer: str) -> None:
+    _same(gpu, "llama", optimizer)
+
+
+def _same(gpu: torch.device, model: str, optimizer: str) -> None:
+    there = play(model, optimizer, CPU)
+    here = play(model, optimizer, gpu, given=there.payloads)
+    assert here.hashes == there.hashes
+    assert here.loaded == there.hashes
+
+
+def test_equal_gradients_make_equal_bytes(gpu: torch.device) -> None:
+    """Passes may round otherwise each time; what is encoded of them may not."""
+    results = []
+    for _ in range(2):
+        replica, draws = _replica(gpu, Arithmetic()), torch.Generator().manual_seed(5)
+        tensors = {name: torch.randn(own.shape, generator=draws).to(gpu) for name, own in replica.params.items()}
+        results.append([replica.optimizer._result.compress(PseudoGradient(tensors, 0.5, 0.0)) for _ in range(3)])
+    assert results[0] == results[1]
+
+
+def test_a_compiled_pass_has_the_loss_of_one_that_is_not(gpu: torch.device, caplog: pytest.LogCaptureFixture) -> None:
+    losses = []
+    with caplog.at_level(logging.WARNING, "aftermath"):
+        for compiled in (False, True):
+            replica = _replica(gpu, Arithmetic(compiled=compiled))
+            losses.append(replica.train(SHARE, 0.1, 0.1, threading.Event()).loss)
+    assert not [record for record in caplog.records if record.name.startswith("aftermath")]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
+def test_auto_compiles_and_takes_bf16_where_the_gpu_has_it(gpu: torch.device) -> None:
+    assert arithmetic_of(gpu, "auto", "auto") == Arithmetic(
+        bf16=torch.cuda.is_bf16_supported(including_emulation=False), compiled=True
+    )
+
+
+def test_tokens_are_uploaded_from_pinned_memory_whole(gpu: torch.device) -> None:
+    placed = _replica(gpu, Arithmetic()).passes.upload(SHARE)
+    assert placed.device == gpu
+    assert torch.equal(placed.cpu(), SHARE)
+
+
+def _replica(device: torch.device, arithmetic: Arithmetic) -> Replica:
+    config = config_of(MODELS["llama"])
+    given: dict[str, Any] = {"device": device, "pass_size": PassSize(3, "auto"), "stopwatch": lambda: 0.0}
+    schema = build_schema(config.to_hf(), 3, OPTIMIZERS["distro"])
+    return Replica(schema, config, 0, init_weights(config, 3), arithmetic=arithmetic, **given)

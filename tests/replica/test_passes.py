@@ -1,0 +1,184 @@
+"""How passes are computed: which options mean what where, that bf16 keeps what must be fp32, and that compiling, where
+it works and where it does not, changes what a step takes and not what it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from aftermath.base.errors import Unsuitable
+from aftermath.model.arch.deepseek import Gate
+from aftermath.model.arch.llama import Layer
+from aftermath.model.architectures import config_of
+from aftermath.model.initial import init_weights
+from aftermath.model.network import LanguageModel
+from aftermath.optim.schema import build_schema
+from aftermath.replica.arithmetic import Arithmetic, Compile, Precision
+from aftermath.replica.pass_size import PassSize
+from aftermath.replica.passes import Passes, arithmetic_of
+from aftermath.replica.replica import Replica, accumulate
+from replica.whole_round import CPU, MODELS, OPTIMIZERS, votes_of
+
+BF16 = Arithmetic(bf16=True)
+SHARE = torch.randint(0, 48, (5, 16), generator=torch.Generator().manual_seed(4))
+
+
+def network(model: str) -> LanguageModel:
+    if model == "auto":
+        pytest.importorskip("transformers")
+    config = config_of(MODELS[model])
+    return config.build(0, init_weights(config, 3))
+
+
+def replica(arithmetic: Arithmetic) -> Replica:
+    config = config_of(MODELS["llama"])
+    schema = build_schema(config.to_hf(), 3, OPTIMIZERS["distro"])
+    weights = init_weights(config, 3)
+    given: dict[str, Any] = {"device": CPU, "pass_size": PassSize(3, "auto"), "stopwatch": lambda: 0.0}
+    return Replica(schema, config, 0, weights, arithmetic=arithmetic, **given)
+
+
+def gradients(passes: Passes, model: nn.Module) -> dict[str, Tensor]:
+    accumulate(passes, SHARE, 3, threading.Event())
+    return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+# --- what options mean ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
+    """A machine whose devices the test chooses: whether its `cuda`, and its `mps`, know bf16."""
+    has = {"cuda": True, "mps": True}
+    monkeypatch.setattr(torch.cuda, "device", lambda device: torch.no_grad())
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has["cuda"])
+    monkeypatch.setattr(torch.backends.mps, "is_macos_or_newer", lambda major, minor: has["mps"])
+    return has
+
+
+@pytest.mark.parametrize(
+    ("device", "has", "precision", "compiled", "wanted"),
+    [
+        ("cpu", True, "auto", "auto", Arithmetic(bf16=False, compiled=False)),
+        ("cuda:0", True, "auto", "auto", Arithmetic(bf16=True, compiled=True)),
+        ("cuda:0", False, "auto", "off", Arithmetic(bf16=False, compiled=False)),
+        ("cuda:0", True, "fp32", "on", Arithmetic(bf16=False, compiled=True)),
+        ("mps", True, "auto", "auto", Arithmetic(bf16=True, compiled=False)),
+        ("mps", False, "auto", "auto", Arithmetic(bf16=False, compiled=False)),
+        ("cpu", True, "bf16", "on", Arithmetic(bf16=True, compiled=True)),
+    ],
+)
+def test_auto_is_bf16_where_a_gpu_has_it_and_compiled_on_cuda(
+    machine: dict[str, bool], device: str, has: bool, precision: Precision, compiled: Compile, wanted: Arithmetic
+) -> None:
+    machine[device[:4].rstrip(":")] = has
+    assert arithmetic_of(torch.device(device), precision, compiled) == wanted
+
+
+@pytest.mark.parametrize("device", ["cuda:1", "mps"])
+def test_bf16_on_a_device_without_it_is_a_sentence(machine: dict[str, bool], device: str) -> None:
+    machine.update(cuda=False, mps=False)
+    with pytest.raises(Unsuitable, match=rf"--precision bf16: {device} does not compute in bf16"):
+        arithmetic_of(torch.device(device), "bf16", "off")
+
+
+# --- bf16 -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_gradients_of_bf16_passes_are_fp32_and_near_those_of_fp32(model: str) -> None:
+    plain, cast = network(model), network(model)
+    wanted, found = gradients(Passes(plain), plain), gradients(Passes(cast, BF16), cast)
+    assert found.keys() == wanted.keys()
+    assert {tensor.dtype for tensor in (*found.values(), *cast.parameters())} == {torch.float32}
+    assert any(not torch.equal(found[name], wanted[name]) for name in wanted)
+    flat, other = (torch.cat([tensors[name].flatten() for name in sorted(wanted)]) for tensors in (found, wanted))
+    assert torch.nn.functional.cosine_similarity(flat, other, 0) > 0.99
+
+
+def test_the_residual_stream_and_the_loss_stay_fp32() -> None:
+    model, seen = network("llama"), set()
+    for layer in (module for module in model.modules() if isinstance(module, Layer)):
+        layer.register_forward_hook(lambda module, given, out: seen.add(out.dtype))
+        layer.mlp.register_forward_hook(lambda module, given, out: seen.add(("mlp", out.dtype)))
+    assert Passes(model, BF16).loss(SHARE).dtype == torch.float32
+    assert seen == {torch.float32, ("mlp", torch.bfloat16)}
+
+
+@pytest.mark.parametrize("model", ["deepseek-v2", "deepseek-v3"])
+def test_bf16_chooses_the_experts_that_fp32_does(model: str) -> None:
+    gate = next(module for module in network(model).modules() if isinstance(module, Gate))
+    hidden = torch.randn(200, 32, generator=torch.Generator().manual_seed(1))
+    wanted = gate(hidden)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = gate(hidden)
+    assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+
+
+def test_a_round_trained_in_bf16_is_applied_like_any_other() -> None:
+    """What is sent has the same size, parameters stay as they were while it is made, and replicas end equal."""
+    plain, cast = replica(Arithmetic()), replica(BF16)
+    results = [own.train(SHARE, 0.1, 0.1, threading.Event()).payloads for own in (plain, cast)]
+    assert plain.hashes() == cast.hashes()
+    assert results[0] != results[1]
+    sizes = [[len(payload) for payload in own.values()] for own in results]
+    assert sizes[0] == sizes[1]
+    for own in (plain, cast):
+        own.apply(votes_of(own.schema, own, results), 0.1)
+    assert plain.hashes() == cast.hashes() != replica(BF16).hashes()
+
+
+# --- compiling --------------------------------------------------------------------------------------------------------
+
+
+def test_without_compiling_nothing_of_the_compiler_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", None)
+    replica(BF16).train(SHARE, 0.1, 0.1, threading.Event())
+
+
+def test_a_compiler_that_fails_is_told_once_and_the_step_is_that_without(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    from torch._inductor import config as inductor
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    torch._dynamo.reset()
+    one, other = replica(Arithmetic(compiled=True)), replica(Arithmetic())
+    with inductor.patch({"cpp.cxx": (str(tmp_path / "no-compiler"),)}), caplog.at_level(logging.WARNING, "aftermath"):
+        results = [[own.train(SHARE, 0.1, 0.1, threading.Event()).payloads for _ in range(2)] for own in (one, other)]
+    assert results[0] == results[1]
+    (said,) = [record.getMessage() for record in caplog.records if record.name.startswith("aftermath")]
+    assert said.startswith("the model could not be compiled and is trained without")
+
+
+@pytest.mark.slow
+def test_what_was_compiled_before_the_run_serves_every_replica_and_any_number_of_sequences() -> None:
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    replica(Arithmetic(compiled=True)).warm_up(16, labels=False)
+    assert counters["stats"]["unique_graphs"] == 1
+    other = replica(Arithmetic(compiled=True))
+    for sequences in (3, 5, 4):  # in micro-batches of 3 and 0, 2, 1
+        other.train(SHARE[:sequences], 0.1, 0.1, threading.Event())
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.slow
+def test_a_compiled_pass_has_the_gradients_of_one_that_is_not(caplog: pytest.LogCaptureFixture) -> None:
+    torch._dynamo.reset()
+    plain, compiled = network("llama"), network("llama")
+    passes = Passes(compiled, Arithmetic(compiled=True))
+    wanted, found = gradients(Passes(plain), plain), gradients(passes, compiled)
+    assert not [record for record in caplog.records if record.name.startswith("aftermath")]
+    assert found.keys() == wanted.keys()
+    for name, gradient in wanted.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-6)
