@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 from torch import Tensor
 
 from aftermath.model.arch.deepseek import _highest
@@ -18,6 +20,7 @@ from aftermath.model.arch.deepseek_config import DeepseekConfig
 from aftermath.model.architectures import config_of
 from aftermath.model.checkpoint import load
 from aftermath.model.config import ModelConfigError, WidthNotDivisible
+from aftermath.model.documents import CheckpointError
 from aftermath.model.generate import generate
 from aftermath.model.initial import init_weights
 from aftermath.model.schema import state_schema
@@ -98,6 +101,10 @@ def drawn(version: int, seed: int) -> dict[str, Any]:
         "rope_theta": dice.choice((10000.0, 500.0)),
         "tie_word_embeddings": dice.random() < 0.3,
     }
+    if seed % 3 == 0:
+        scales = dice.choice(({}, {"mscale": 0.707, "mscale_all_dim": 0.707}, {"mscale": 1.0, "mscale_all_dim": 1.0}))
+        table = {"type": "yarn", "factor": dice.choice((4, 40.0)), "original_max_position_embeddings": 8}
+        file |= {"rope_scaling": table | {"beta_fast": 32, "beta_slow": 1} | scales, "max_position_embeddings": 320}
     if version == 2:
         return file | {"topk_method": dice.choice(("greedy", "group_limited_greedy"))}
     return file | {"norm_topk_prob": dice.random() < 0.5, "rope_interleave": dice.random() < 0.7}
@@ -293,3 +300,72 @@ def test_whatever_a_key_says_only_a_config_error_leaves(file: dict[str, Any], ke
 
 def _distro() -> Distro:
     return Distro(8, 8, chunk=16, quantize_1bit=True, decay=0.999, weight_decay=0.0, clip=1.0)
+
+
+LITE: dict[str, Any] = {
+    "architectures": ["DeepseekV2ForCausalLM"],
+    "attention_bias": False,
+    "aux_loss_alpha": 0.001,
+    "bos_token_id": 100000,
+    "eos_token_id": 100001,
+    "first_k_dense_replace": 1,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "intermediate_size": 10944,
+    "kv_lora_rank": 512,
+    "max_position_embeddings": 163840,
+    "model_type": "deepseek_v2",
+    "moe_intermediate_size": 1408,
+    "moe_layer_freq": 1,
+    "n_group": 1,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "norm_topk_prob": False,
+    "num_attention_heads": 16,
+    "num_experts_per_tok": 6,
+    "num_hidden_layers": 27,
+    "num_key_value_heads": 16,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": {
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "factor": 40,
+        "mscale": 0.707,
+        "mscale_all_dim": 0.707,
+        "original_max_position_embeddings": 4096,
+        "type": "yarn",
+    },
+    "rope_theta": 10000,
+    "routed_scaling_factor": 1.0,
+    "scoring_func": "softmax",
+    "tie_word_embeddings": False,
+    "topk_group": 1,
+    "topk_method": "greedy",
+    "v_head_dim": 128,
+    "vocab_size": 102400,
+}
+"""What DeepSeek-V2-Lite says of itself on the Hub, as far as it changes a function or a shape."""
+
+
+def test_a_published_config_is_read_and_cut_into_tiers() -> None:
+    shape = config(LITE)
+    assert shape.rope_type == "yarn"
+    assert shape.attention_scale == pytest.approx(192**-0.5 * (0.0707 * 3.6888794541139363 + 1) ** 2)
+    sizes = [sum(map(math.prod, shape.parameter_shapes(tier).values())) for tier in range(3)]
+    assert sizes[0] == pytest.approx(15.7e9, rel=0.01)
+    assert sizes == sorted(sizes, reverse=True)
+    assert config_of(shape.to_hf()) == shape
+
+
+@BOTH
+def test_layers_that_predict_further_tokens_are_refused_by_name(file: dict[str, Any], tmp_path: Path) -> None:
+    shape = config(file)
+    write_checkpoint(tmp_path / "m", weights(shape), shape, tier=0, companions={})
+    further = weights(shape) | {"model.layers.3.eh_proj.weight": torch.zeros(32, 64)}
+    save_file(further, tmp_path / "m" / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"model\.layers\.3\.eh_proj\.weight.*not part of this model") as caught:
+        load(tmp_path / "m", 0)
+    assert "predict further tokens" in caught.value.fix

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from aftermath.model.arch.deepseek_config import DeepseekConfig, DeepseekV2Config, DeepseekV3Config
 from aftermath.model.arch.llama import FeedForward, linear
-from aftermath.model.arch.rotary import Rotation, rotary, rotate
+from aftermath.model.arch.rotary import Rotation, rotate, scaled_rotary
 from aftermath.model.network import LanguageModel, Through
 
 _LATENT_EPSILON = 1e-6
@@ -54,7 +54,7 @@ class Decoder(nn.Module):
         self.embed_tokens = nn.Embedding.from_pretrained(blank, freeze=False)
         self.layers = nn.ModuleList(Layer(config, tier, number) for number in range(config.num_hidden_layers))
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self._rotation = Rotation(partial(rotary, config.qk_rope_head_dim, config.rope_theta))
+        self._rotation = Rotation(partial(scaled_rotary, config, config.qk_rope_head_dim))
 
     def forward(self, input_ids: Tensor, through: Through) -> Tensor:
         hidden: Tensor = self.embed_tokens(input_ids)  # [B, T, D]
@@ -116,7 +116,9 @@ class LatentAttention(nn.Module):
         plain, value = both.split((config.qk_nope_head_dim, config.v_head_dim), -1)
         turned = self._rotate(shared.unsqueeze(1), rotation).expand(-1, heads, -1, -1)  # [B, H, T, R]
         key = torch.cat((plain, turned), -1)  # [B, H, T, P + R]
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)  # [B, H, T, K]
+        mixed = F.scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=config.attention_scale
+        )  # [B, H, T, K]
         out: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))  # [B, T, D]
         return out
 

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from aftermath.model.arch.rope_config import rope_table
-from aftermath.model.arch.transformer_config import IDEAS, TransformerConfig
+from aftermath.model.arch.scaled_config import POSITIONS, ScaledConfig, fields_of_positions
+from aftermath.model.arch.transformer_config import IDEAS
 from aftermath.model.config import ModelConfigError, check_divisible, stored_tier
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 _BIASES = ("attention_bias", "mlp_bias", "sliding_window")
 
 
-class DeepseekConfig(TransformerConfig):
+class DeepseekConfig(ScaledConfig):
     """What V2 and V3 have in common, under Hugging Face's names. `head_dim` is `qk_rope_head_dim`, as there."""
 
     ACTIVATIONS: ClassVar[tuple[str, ...]] = ("silu", "swish")
@@ -64,6 +65,12 @@ class DeepseekConfig(TransformerConfig):
             raise ValueError(f"qk_rope_head_dim {self.qk_rope_head_dim} is odd; rotary embeddings need an even one")
         if self.hidden_size % self.num_attention_heads:  # transformers refuses it too
             raise ValueError(f"hidden_size {self.hidden_size} is not a multiple of {self.num_attention_heads} heads")
+        return self
+
+    @model_validator(mode="after")
+    def _positions_are_known(self) -> Self:
+        if self.rope_type not in ("default", "yarn"):
+            raise ValueError(f"positions of type {self.rope_type!r} are not supported")
         return self
 
     @property
@@ -105,9 +112,10 @@ class DeepseekConfig(TransformerConfig):
             raise ModelConfigError(
                 f"config.json: {other} {hf_config[other]!r} is not supported", f"this client computes no {other} here"
             )
-        if (kind := rope_table(hf_config)["rope_type"]) != "default":
+        if (kind := rope_table(hf_config)["rope_type"]) not in ("default", "yarn"):
             raise ModelConfigError(
-                f"config.json: positions of type {kind!r} are not supported", "this client computes plain ones here"
+                f"config.json: positions of type {kind!r} are not supported",
+                "this client computes plain ones here, and yarn",
             )
         known = cls.known(dict(hf_config) | {"head_dim": hf_config.get("qk_rope_head_dim") or 2})
         tier, size = stored_tier(hf_config)[0], known.get("moe_intermediate_size")
@@ -117,13 +125,27 @@ class DeepseekConfig(TransformerConfig):
             raise ModelConfigError(
                 "config.json: q_lora_rank is missing", "say the rank of the queries, or null for none"
             )
-        return cls.checked(known)
+        known = {key: value for key, value in known.items() if key not in POSITIONS}
+        return cls.checked(known | fields_of_positions(hf_config, known))
+
+    @property
+    def attention_scale(self) -> float | None:
+        """What products of queries and keys are multiplied with, where it is not 1/sqrt of their size.
+
+        Source: DeepSeek's own use of yarn (arXiv 2309.00071), as published with DeepSeek-V2.
+        """
+        if self.rope_type != "yarn" or not self.rope_mscale_all_dim or self.rope_factor <= 1:
+            return None
+        louder = 0.1 * self.rope_mscale_all_dim * math.log(self.rope_factor) + 1.0
+        return float((self.qk_nope_head_dim + self.qk_rope_head_dim) ** -0.5 * louder * louder)
 
     def to_hf(self, tier: int = 0) -> dict[str, Any]:
         """Loads in any Hugging Face client."""
         name = self.MODEL_TYPE.replace("deepseek_v", "DeepseekV")
+        said = {key: value for key, value in self.common_hf(tier).items() if key not in POSITIONS}
         return (
-            self.common_hf(tier)
+            said
+            | self.positions()
             | dict(self.ONLY)
             | {
                 "architectures": [f"{name}ForCausalLM"],

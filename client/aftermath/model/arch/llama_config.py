@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from aftermath.model.arch.rope_config import ROPE_FIELDS, rope_fields, rope_parameters, rope_table
-from aftermath.model.arch.transformer_config import IDEAS, TransformerConfig
+from aftermath.model.arch.scaled_config import POSITIONS, ScaledConfig, fields_of_positions
+from aftermath.model.arch.transformer_config import IDEAS
 from aftermath.model.config import ModelConfigError
 from aftermath.model.tiers import PARTS
 
@@ -46,17 +46,16 @@ _FAMILIES: Mapping[str, _Family] = {
     "qwen3": _Family("Qwen3ForCausalLM", 32, 128, 32_768, "use_sliding_window", False),
 }
 _MISTRALS_WINDOW = 4096  # where its file says nothing
-_OWN = frozenset({"family", "attention_bias", "output_bias", "mlp_bias", "head_norm", "rope_type"})
-_UNSAID = _OWN | frozenset(ROPE_FIELDS.values())
+_OWN = frozenset({"family", "attention_bias", "output_bias", "mlp_bias", "head_norm"})
 
 
-class LlamaConfig(TransformerConfig):
+class LlamaConfig(ScaledConfig):
     """Hyper-parameters under their names in the Hugging Face `LlamaConfig`, where it has them."""
 
     MODEL_TYPE: ClassVar[str] = "llama"
     MODEL_TYPES: ClassVar[tuple[str, ...]] = tuple(_FAMILIES)
     ACTIVATIONS: ClassVar[tuple[str, ...]] = ("silu", "swish")
-    LATER: ClassVar[frozenset[str]] = TransformerConfig.LATER | _UNSAID
+    LATER: ClassVar[frozenset[str]] = ScaledConfig.LATER | _OWN
     num_key_value_heads: int = Field(ge=1, le=1 << 10)
     family: Literal["llama", "mistral", "qwen2", "qwen3"] = "llama"
     attention_bias: bool = False
@@ -64,18 +63,6 @@ class LlamaConfig(TransformerConfig):
     output_bias: bool = False
     mlp_bias: bool = False
     head_norm: bool = False
-    rope_type: Literal["default", "linear", "dynamic", "llama3", "yarn"] = "default"
-    rope_factor: float = Field(1.0, ge=1, le=1e6)
-    rope_original_length: int = Field(0, ge=0, le=1 << 24)
-    rope_low_freq_factor: float = Field(0.0, ge=0, le=1e6)
-    rope_high_freq_factor: float = Field(0.0, ge=0, le=1e6)
-    rope_beta_fast: float = Field(32.0, gt=0, le=1e6)
-    rope_beta_slow: float = Field(1.0, gt=0, le=1e6)
-    rope_attention_factor: float = Field(0.0, ge=0, le=1e3)
-    """Of YaRN; 0: as the paper has it."""
-    rope_mscale: float = Field(0.0, ge=0, le=1e3)
-    rope_mscale_all_dim: float = Field(0.0, ge=0, le=1e3)
-    rope_truncate: bool = True
 
     @model_validator(mode="after")
     def _heads_fit(self) -> Self:
@@ -84,18 +71,6 @@ class LlamaConfig(TransformerConfig):
                 f"num_attention_heads {self.num_attention_heads} is not a multiple of "
                 f"num_key_value_heads {self.num_key_value_heads}"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _positions_fit(self) -> Self:
-        if self.rope_type in ("dynamic", "llama3", "yarn") and not self.rope_original_length:
-            raise ValueError("rope_parameters: original_max_position_embeddings must be at least 1")
-        if self.rope_type == "llama3" and not 0 < self.rope_low_freq_factor < self.rope_high_freq_factor:
-            raise ValueError("rope_parameters: low_freq_factor must be above 0 and below high_freq_factor")
-        if self.rope_type == "dynamic" and self.head_dim < 4:
-            raise ValueError(f"head_dim {self.head_dim} is too small for dynamic positions")
-        if self.rope_type == "yarn" and self.rope_theta <= 1:
-            raise ValueError("rope_theta must be above 1 for yarn positions")
         return self
 
     @classmethod
@@ -108,16 +83,16 @@ class LlamaConfig(TransformerConfig):
         _refuse_windows(hf_config, family)
         unsaid = {"head_dim": family.head_dim} if family.head_dim and hf_config.get("head_dim") is None else {}
         known = cls.known({**hf_config, **unsaid})
-        known = {key: value for key, value in known.items() if key not in _UNSAID}
+        known = {key: value for key, value in known.items() if key not in _OWN | POSITIONS}
         known.setdefault("num_key_value_heads", family.kv_heads or known.get("num_attention_heads"))
         known.setdefault("max_position_embeddings", family.longest)
         if not family.tokens:
             known = {"bos_token_id": None, "eos_token_id": None} | known
-        return cls.checked(known | {"family": name} | _biases(hf_config, name) | _positions(hf_config, known))
+        return cls.checked(known | {"family": name} | _biases(hf_config, name) | fields_of_positions(hf_config, known))
 
     def to_hf(self, tier: int = 0) -> dict[str, Any]:
         """Loads in any Hugging Face client."""
-        said = {key: value for key, value in self.common_hf(tier).items() if key not in _UNSAID}
+        said = {key: value for key, value in self.common_hf(tier).items() if key not in _OWN | POSITIONS}
         said |= {"model_type": self.family, "architectures": [_FAMILIES[self.family].architecture]}
         said |= {"hidden_act": "silu"}
         if self.family in ("llama", "qwen3"):
@@ -127,9 +102,7 @@ class LlamaConfig(TransformerConfig):
         if self.family != "llama":
             window = _FAMILIES[self.family].window
             said[window] = None if window == "sliding_window" else False
-        if self.rope_type != "default":
-            said["rope_parameters"] = rope_parameters(self.model_dump())
-        return said
+        return said | self.positions()
 
     def cuts(self) -> tuple[str, ...]:
         """All there is."""
@@ -195,13 +168,6 @@ def _biases(hf_config: Mapping[str, Any], family: str) -> dict[str, Any]:
         "mlp_bias": _flag(hf_config, "mlp_bias") if family == "llama" else False,
         "head_norm": family == "qwen3",
     }
-
-
-def _positions(hf_config: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    table = rope_table(hf_config)
-    if table["rope_type"] == "dynamic":  # transformers goes by the longest text, whatever the table says
-        table = table | {"original_max_position_embeddings": known["max_position_embeddings"]}
-    return rope_fields(table)
 
 
 def _flag(hf_config: Mapping[str, Any], key: str) -> bool:

@@ -1,0 +1,117 @@
+"""Whether small members learn more by strips that change: the prefix of a tier, against strips drawn anew.
+
+    python benchmarks/rolling.py [--json]        the figures, from what is kept in measured/rolling.json
+    python benchmarks/rolling.py --run EVERY     train with strips drawn every so many rounds, and keep it
+
+Decided
+- Which strip a small member holds is drawn by permuting the hidden units of every feed-forward: the whole model
+  computes what it did, a small tier's prefix is another strip of it, and its members take theirs from it anew.
+- What optimizers have kept back of feed-forwards is forgotten at a draw; all else is as in the arm `mixed` of
+  unequal-kinds.toml at the size 0.2M-width, whose seeds and budget these trainings have.
+
+Source: rolling sub-models, FedRolex (arXiv 2212.01548).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aftermath.lab.together import Together
+from aftermath.lab.trainer import Stepped
+from aftermath.model.levels import prefix
+from arms import Training, arms, kept, train
+
+KIND, SIZE, ARM = Path(__file__).with_name("unequal-kinds.toml"), "0.2M-width", "mixed"
+KEPT = Path(__file__).with_name("measured") / "rolling.json"
+_FEED_FORWARD = ".mlp."
+
+
+def draw(together: Together, seed: int) -> None:
+    """Permute the hidden units of all feed-forwards, and have small members take theirs."""
+    together.settle()
+    together._travelling = [False] * len(together.replicas)
+    whole, *small = together.replicas
+    draws, orders = torch.Generator().manual_seed(seed), dict[str, Tensor]()
+    with torch.no_grad():
+        for name, tensor in whole.params.items():
+            layer, found, _ = name.partition(_FEED_FORWARD)
+            if not found:
+                continue
+            units = 1 if "down_proj" in name else 0
+            order = orders.setdefault(layer, torch.randperm(tensor.shape[units], generator=draws))
+            tensor.copy_(tensor.index_select(units, order))
+            for replica in small:
+                replica.params[name].copy_(tensor[prefix(replica.params[name].shape)])
+    for replica in together.replicas:
+        state = replica.optimizer.state()
+        replica.optimizer.restore(
+            {name: torch.zeros_like(t) if _FEED_FORWARD in name else t.clone() for name, t in state.items()}
+        )
+
+
+def rolled(one: Training, every: int) -> dict[str, Any]:
+    """The line of a training whose strips are drawn every so many rounds."""
+    plain: Callable[[Together, int, Sequence[Tensor], Sequence[bool]], Stepped] = Together.step
+
+    def step(self: Together, number: int, shares: Sequence[Tensor], accepted: Sequence[bool]) -> Stepped:
+        if number > 1 and (number - 1) % every == 0:
+            draw(self, 1_000_003 * one.seed + number)
+        return plain(self, number, shares, accepted)
+
+    setattr(Together, "step", step)  # noqa: B010  # for this training alone
+    try:
+        with tempfile.TemporaryDirectory() as root:
+            return train(one, Path(root))
+    finally:
+        setattr(Together, "step", plain)  # noqa: B010
+
+
+def report() -> dict[str, dict[str, float]]:
+    """The mean loss over seeds by tier, with strips that stay and with those that are drawn."""
+    found = json.loads(KEPT.read_text())["figures"]["losses"] if KEPT.exists() else {}
+    done = kept(SIZE, KIND)
+    stays = {str(one.seed): done[one.key]["held_out_by_tier"] for one in _trainings() if one.key in done}
+    return {
+        name: {tier: round(fmean(of[tier] for of in seeds.values()), 4) for tier in next(iter(seeds.values()))}
+        for name, seeds in ({"stays": stays} | found).items()
+        if seeds
+    }
+
+
+def _trainings() -> list[Training]:
+    (arm,) = (arm for arm in arms(KIND) if arm.name == ARM)
+    return [one for one in arm.trainings if one.size == SIZE]
+
+
+def main() -> None:
+    """Read the options, train if asked to, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run", type=int, metavar="EVERY", help="rounds between two draws")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    if given.run:
+        document = json.loads(KEPT.read_text()) if KEPT.exists() else {"figures": {"losses": {}}}
+        losses = document["figures"]["losses"].setdefault(f"every {given.run}", {})
+        for one in _trainings():
+            losses[str(one.seed)] = rolled(one, given.run)["held_out_by_tier"]
+            KEPT.write_text(json.dumps(document, indent=1) + "\n")
+    made = report()
+    if given.json:
+        print(json.dumps(made))
+        return
+    for name, tiers in made.items():
+        print(f"{name:10} " + "  ".join(f"tier {tier} {loss:.4f}" for tier, loss in tiers.items()))
+
+
+if __name__ == "__main__":
+    main()
