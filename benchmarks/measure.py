@@ -29,6 +29,7 @@ COMMANDS = {
     "step": "python benchmarks/step.py --json",
     "worth": "python benchmarks/worth.py --json",
     "heterogeneity": "python benchmarks/heterogeneity.py --json",
+    "rolling": "python benchmarks/rolling.py --json",
     "codec": "python benchmarks/codec.py --json",
     "chain": "python benchmarks/chain.py --json",
     "distro": "python benchmarks/distro.py --json",

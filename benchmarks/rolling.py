@@ -1,6 +1,6 @@
 """Whether small members learn more by strips that change: the prefix of a tier, against strips drawn anew.
 
-    python benchmarks/rolling.py [--json]        the figures, from what is kept in measured/rolling.json
+    python benchmarks/rolling.py [--json]        the figures, from what is kept in measured/runs/rolling.jsonl
     python benchmarks/rolling.py --run EVERY     train with strips drawn every so many rounds, and keep it
 
 Decided
@@ -28,10 +28,10 @@ from torch import Tensor
 from aftermath.lab.together import Together
 from aftermath.lab.trainer import Stepped
 from aftermath.model.levels import prefix
-from arms import Training, arms, kept, train
+from arms import RUNS, Training, arms, kept, train
 
 KIND, SIZE, ARM = Path(__file__).with_name("unequal-kinds.toml"), "0.2M-width", "mixed"
-KEPT = Path(__file__).with_name("measured") / "rolling.json"
+KEPT = RUNS / "rolling.jsonl"
 _FEED_FORWARD = ".mlp."
 
 
@@ -77,12 +77,13 @@ def rolled(one: Training, every: int) -> dict[str, Any]:
 
 def report() -> dict[str, dict[str, float]]:
     """The mean loss over seeds by tier, with strips that stay and with those that are drawn."""
-    found = json.loads(KEPT.read_text())["figures"]["losses"] if KEPT.exists() else {}
     done = kept(SIZE, KIND)
-    stays = {str(one.seed): done[one.key]["held_out_by_tier"] for one in _trainings() if one.key in done}
+    found = {"stays": [done[one.key]["held_out_by_tier"] for one in _trainings() if one.key in done]}
+    for line in map(json.loads, KEPT.read_text().splitlines() if KEPT.exists() else ()):
+        found.setdefault(f"every_{line['every']}", []).append(line["held_out_by_tier"])
     return {
-        name: {tier: round(fmean(of[tier] for of in seeds.values()), 4) for tier in next(iter(seeds.values()))}
-        for name, seeds in ({"stays": stays} | found).items()
+        name: {tier: round(fmean(of[tier] for of in seeds), 4) for tier in seeds[0]}
+        for name, seeds in found.items()
         if seeds
     }
 
@@ -99,12 +100,10 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    if given.run:
-        document = json.loads(KEPT.read_text()) if KEPT.exists() else {"figures": {"losses": {}}}
-        losses = document["figures"]["losses"].setdefault(f"every {given.run}", {})
-        for one in _trainings():
-            losses[str(one.seed)] = rolled(one, given.run)["held_out_by_tier"]
-            KEPT.write_text(json.dumps(document, indent=1) + "\n")
+    for one in _trainings() if given.run else ():
+        line = {"every": given.run, "seed": one.seed, "held_out_by_tier": rolled(one, given.run)["held_out_by_tier"]}
+        with KEPT.open("a") as file:
+            file.write(json.dumps(line) + "\n")
     made = report()
     if given.json:
         print(json.dumps(made))

@@ -34,7 +34,7 @@ from aftermath.rules.commitment import (
     decode_announcement,
     encode_announcement,
 )
-from aftermath.train import session
+from aftermath.train import session, sinks
 from aftermath.train.settings import TrainSettings
 
 DECLARED = 20_000  # sequences per minute
@@ -149,7 +149,7 @@ async def live(members: list[dict[str, Any]]) -> None:
         sessions = []
         for given in members:
             settings = TrainSettings.model_validate(given["settings"])
-            events = session.events_of(settings, stack)
+            events = sinks.events_of(settings, stack)
             sessions.append(session._session(settings, session._named(settings), events))
         await asyncio.gather(*sessions)
 

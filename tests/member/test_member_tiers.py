@@ -5,8 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from aftermath.model.architectures import config_of
+from aftermath.model.initial import DUMMY_SEED, init_weights
+from aftermath.replica.origin import Origin
+from aftermath.replica.pass_size import PassSize
+from aftermath.rules.accounts import Checkpoint
+from aftermath.rules.state import CheckpointKind
 from aftermath.sim.simulation import Simulation, play
 from aftermath.sim.tiny import CONFIG
 
@@ -33,3 +39,19 @@ def test_replicas_stay_equal(kind: str, tmp_path: Path) -> None:
 
     sim = play(tmp_path, story, config=config)
     assert sim.check(dropped=[sim.players[2]]) > 42
+
+
+def test_a_run_without_stored_weights_begins_with_those_of_its_seed_on_every_member(tmp_path: Path) -> None:
+    async def story(sim: Simulation) -> None:
+        for tier in (0, 1, 2):
+            sim.add(tier)
+        await sim.until_finished()
+
+    sim = play(tmp_path, story, stored=False)
+    assert sim.check() == 42
+    named = Checkpoint(CheckpointKind.DUMMY, str(tmp_path / "model"), "")
+    for tier in range(3):
+        origin = Origin(sim.schema, tier, "auto", torch.device("cpu"), PassSize(4, "off"), lambda: 0.0)
+        first, wanted = origin.durable(named), init_weights(sim.config, DUMMY_SEED, tier)
+        assert first.keys() == wanted.keys()
+        assert all(torch.equal(first[name], wanted[name]) for name in wanted)

@@ -87,9 +87,9 @@ def test_a_push_without_rights_says_which_token_is_needed(server: Hub, tmp_path:
 
 
 @pytest.mark.parametrize("kind", [CheckpointKind.NONE, CheckpointKind.DUMMY])
-def test_a_run_without_weights_says_what_its_owner_has_to_do(kind: CheckpointKind) -> None:
-    with pytest.raises(CheckpointError, match=r"no checkpoint with weights[\s\S]*update-config"):
-        resolve(Checkpoint(kind, "x", ""))
+def test_a_run_without_a_model_says_what_its_owner_has_to_do(kind: CheckpointKind) -> None:
+    with pytest.raises(CheckpointError, match=r"no checkpoint, and no model whose shape[\s\S]*update-config"):
+        resolve(Checkpoint(kind, "", ""))
 
 
 # --- on purpose ------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from aftermath.base.errors import Unsuitable, UsageError
 from aftermath.ranks.launch import threads_of
 from aftermath.ranks.place import Place, place_of
 from aftermath.replica.pass_size import AUTO
-from aftermath.train.session import _place
+from aftermath.train.choices import place_named
 from aftermath.train.settings import TrainSettings
 
 
@@ -72,16 +72,16 @@ def test_devices_that_are_not_here_are_a_sentence(gpus: None, name: str, data: i
 
 def test_several_devices_want_a_number_of_sequences() -> None:
     given = TrainSettings(run_id="mine", device="cpu", micro_batch_size=AUTO)
-    assert _place(given).alone
+    assert place_named(given).alone
     with pytest.raises(UsageError, match="--micro-batch-size auto: on several devices nobody finds out what fits"):
-        _place(given.model_copy(update={"data_parallelism": 2}))
+        place_named(given.model_copy(update={"data_parallelism": 2}))
 
 
 def test_passes_on_several_devices_are_not_compiled() -> None:
     given = TrainSettings(run_id="mine", device="cpu", compile="on")
-    assert _place(given).alone
+    assert place_named(given).alone
     with pytest.raises(UsageError, match="--compile on: passes on several devices are not compiled"):
-        _place(given.model_copy(update={"tensor_parallelism": 2}))
+        place_named(given.model_copy(update={"tensor_parallelism": 2}))
 
 
 def test_ranks_on_one_cpu_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:

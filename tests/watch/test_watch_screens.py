@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from aftermath.train.session import events_of
 from aftermath.train.settings import TrainSettings
+from aftermath.train.sinks import events_of
 from aftermath.watch.terminal import TerminalView, redraws
 from watch.said import said
 

@@ -28,9 +28,12 @@ async def predownload(
 
     The model is loaded once, so that a damaged or unsuitable checkpoint is found now and not in the warm-up.
     """
+    import math
+
     from aftermath.cli.connection import connect
     from aftermath.model.checkpoint import load
     from aftermath.model.resolve import resolve
+    from aftermath.rules.state import CheckpointKind
     from aftermath.train.outfit import check_tier, data_of, schema_of
 
     async with connect(options) as chain:
@@ -38,12 +41,14 @@ async def predownload(
     schema = schema_of(model, run_id)
     check_tier(matformer_tier, schema, run_id)
     directory = resolve(model.checkpoint, tier=matformer_tier)
-    weights = load(directory, matformer_tier)
+    parameters = sum(map(math.prod, schema.state.config.parameter_shapes(matformer_tier).values()))
+    if model.checkpoint.kind is not CheckpointKind.DUMMY:  # else there is nothing to fetch but its shape
+        load(directory, matformer_tier)
     data = {
         "run_id": run_id,
         "model": str(directory),
         "tier": matformer_tier,
-        "parameters": sum(tensor.numel() for tensor in weights.values()),
+        "parameters": parameters,
         "data": _on_this_machine(model.data_location.primary),
         "sequences": data_of(model, schema).sequences,
     }

@@ -35,7 +35,7 @@ class LocalCheckpoint(BareVariant):
 
 
 class DummyCheckpoint(Variant):
-    """Seeded weights instead of stored ones; a repository may still give the model's shape."""
+    """Seeded weights instead of stored ones; a directory or a Hub repository gives the model's shape."""
 
     repo_id: str = ""
 

@@ -17,6 +17,9 @@ from torch import Tensor
 from aftermath.model.config import ModelConfig
 from aftermath.model.levels import prefix
 
+DUMMY_SEED = 0
+"""Of the weights of a run that begins without stored ones."""
+
 
 def init_weights(config: ModelConfig, seed: int, tier: int = 0) -> dict[str, Tensor]:
     """fp32 tensors of a tier. Those of tier k are exactly the prefixes of tier 0's."""

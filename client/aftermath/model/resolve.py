@@ -1,5 +1,8 @@
 """From the checkpoint a run names on chain to a directory on this machine. No torch here, and the Hub's library, which
 takes a while to load, only for a checkpoint on the Hub.
+
+Decided: a run may begin without stored weights (`Dummy`). Then what it names, a directory or a repository, gives the
+model's shape and its tokenizer, and every member makes the same first weights (`model.initial`).
 """
 
 from __future__ import annotations
@@ -24,13 +27,15 @@ def resolve(
 
     Raises CheckpointError or ModelConfigError.
     """
-    _require_weights(checkpoint)
+    _require_place(checkpoint)
     if checkpoint.kind is CheckpointKind.HUB:
         from aftermath.model import hub
 
         return hub.download(
             checkpoint.repo, checkpoint.revision, tier=tier, strategy=strategy, cache_dir=cache_dir, token=token
         )
+    if checkpoint.kind is CheckpointKind.DUMMY:
+        return _config_file(checkpoint, cache_dir, token).parent
     return local_directory(checkpoint)
 
 
@@ -46,17 +51,23 @@ def load_hf_config(
     checkpoint: Checkpoint, *, cache_dir: Path | None = None, token: str | None = None
 ) -> dict[str, Any]:
     """The checkpoint's config.json, without its weights. Raises CheckpointError."""
-    _require_weights(checkpoint)
-    if checkpoint.kind is CheckpointKind.HUB:
-        from aftermath.model import hub
-
-        return hf_config(hub.download_config(checkpoint.repo, checkpoint.revision, cache_dir=cache_dir, token=token))
-    return hf_config(local_directory(checkpoint) / "config.json")
+    _require_place(checkpoint)
+    return hf_config(_config_file(checkpoint, cache_dir, token))
 
 
-def _require_weights(checkpoint: Checkpoint) -> None:
-    if checkpoint.kind in (CheckpointKind.NONE, CheckpointKind.DUMMY):
+def _config_file(checkpoint: Checkpoint, cache_dir: Path | None, token: str | None) -> Path:
+    """Where its config.json is, fetched if need be."""
+    here = local_directory(checkpoint) / "config.json"
+    if checkpoint.kind is CheckpointKind.LOCAL or (checkpoint.kind is CheckpointKind.DUMMY and here.is_file()):
+        return here
+    from aftermath.model import hub
+
+    return hub.download_config(checkpoint.repo, checkpoint.revision, cache_dir=cache_dir, token=token)
+
+
+def _require_place(checkpoint: Checkpoint) -> None:
+    if checkpoint.kind is CheckpointKind.NONE or not checkpoint.repo:
         raise CheckpointError(
-            "the run names no checkpoint with weights",
-            "its owner has to set [model.LLM.checkpoint.Hub] or [model.LLM.checkpoint.Local] with update-config",
+            "the run names no checkpoint, and no model whose shape it has",
+            "its owner has to set [model.LLM.checkpoint] with update-config: Local, Hub, or Dummy with a repo_id",
         )

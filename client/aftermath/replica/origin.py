@@ -14,12 +14,14 @@ from torch import Tensor
 from aftermath.model.checkpoint import load
 from aftermath.model.config import ModelConfig
 from aftermath.model.documents import Strategy
+from aftermath.model.initial import DUMMY_SEED, init_weights
 from aftermath.model.resolve import resolve
 from aftermath.optim.schema import Schema
 from aftermath.replica.arithmetic import PLAIN, Arithmetic
 from aftermath.replica.pass_size import PassSize
 from aftermath.replica.replica import Replica
 from aftermath.rules.accounts import Checkpoint
+from aftermath.rules.state import CheckpointKind
 
 _MEASURE_SECONDS = 8.0  # for the passes; making the replica comes on top
 _SPREAD = 0.03
@@ -62,7 +64,12 @@ class Origin:
         return self.schema.state.config
 
     def durable(self, checkpoint: Checkpoint) -> dict[str, Tensor]:
-        """The tier's weights from the durable checkpoint. Raises model.checkpoint.CheckpointError."""
+        """The tier's weights from the durable checkpoint, or a run's first ones where it began without.
+
+        Raises model.checkpoint.CheckpointError.
+        """
+        if checkpoint.kind is CheckpointKind.DUMMY:
+            return init_weights(self.config, DUMMY_SEED, self.tier)
         directory = resolve(checkpoint, tier=self.tier, strategy=self.strategy)
         return load(directory, self.tier, self.strategy)
 

@@ -83,7 +83,9 @@ def _no_warnings() -> Iterator[None]:
 
 def _stage(scenario: Scenario, place: Path) -> Simulation:
     optimizer = {"SparseLoCo": dict(scenario.sparseloco)} if scenario.sparseloco else None
-    sim = Simulation(place, quantize=scenario.quantize, optimizer=optimizer, config=CONFIG, **dict(scenario.rules))
+    sim = Simulation(
+        place, quantize=scenario.quantize, optimizer=optimizer, config=CONFIG, stored=True, **dict(scenario.rules)
+    )
     sim.keeps = scenario.keeps
     for seat in scenario.seats:
         sim.add(seat.tier, seat.seconds, seat.nodes)

@@ -117,9 +117,12 @@ class Simulation:
         quantize: bool = True,
         optimizer: Mapping[str, Any] | None = None,
         config: ModelConfig = CONFIG,
+        stored: bool = True,
         **rules: int,
     ) -> None:
-        """`optimizer`, `config`: the table of another one than the tiny run's, and another model of as many tokens."""
+        """`optimizer`, `config`: the table of another one than the tiny run's, and another model of as many tokens;
+        `stored`: whether the run begins with weights that are kept somewhere.
+        """
         torch.set_num_threads(1)
         place.mkdir(exist_ok=True)
         self.config = config
@@ -141,10 +144,12 @@ class Simulation:
         """What members continue while the run does not need them."""
         self.now_at_end = 0.0
         self._at = run_addresses(self.chain.coordinator.id, RUN_ID)
-        self._prepare(rules, quantize, optimizer)
+        self._prepare(rules, quantize, optimizer, stored)
         self.chain.observers.append(lambda: self.record.note(self.run, self.members))
 
-    def _prepare(self, rules: dict[str, int], quantize: bool, optimizer: Mapping[str, Any] | None) -> None:
+    def _prepare(
+        self, rules: dict[str, int], quantize: bool, optimizer: Mapping[str, Any] | None, stored: bool
+    ) -> None:
         write_checkpoint(self.place / "model", init_weights(self.config, 0), self.config, tier=0, companions={})
         (self.place / "data").mkdir()
         tokens = torch.arange(4096).mul(7).remainder(64).to(torch.int16).numpy()
@@ -153,6 +158,9 @@ class Simulation:
         tables = tomllib.loads(text if quantize else text.replace("quantize_1bit = true", "quantize_1bit = false"))
         if optimizer is not None:
             tables["model"]["LLM"]["optimizer"] = dict(optimizer)
+        if not stored:
+            (self.place / "model" / "model.safetensors").unlink()
+            tables["model"]["LLM"]["checkpoint"] = {"Dummy": {"repo_id": str(self.place / "model")}}
         for name, value in rules.items():
             (tables["model"]["LLM"] if name == "cold_start_warmup_steps" else tables["config"])[name] = value
         rules_of_run = RunConfig.model_validate(tables)

@@ -9,22 +9,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Literal
 
 import torch
-from rich.console import Console
 from solders.pubkey import Pubkey
 
 from aftermath import __version__
 from aftermath.base.directories import cache_directory
-from aftermath.base.errors import Unsuitable, UsageError
 from aftermath.base.worker import ThreadWorker, Worker
 from aftermath.chain.admission import check_funds, check_version
 from aftermath.chain.member import SolanaMember
@@ -34,43 +28,36 @@ from aftermath.chain.wallet import Wallet, identity_secret, load_wallet
 from aftermath.coordinator.errors import CoordinatorError, NoSuchRun
 from aftermath.coordinator.ports import Clock
 from aftermath.data.source import Source, SourceAway
-from aftermath.evals.suite import wanted
-from aftermath.member.archive import Archive, Hub
+from aftermath.member.archive import Archive
 from aftermath.member.attention import Attention
-from aftermath.member.evaluations import Evaluations
 from aftermath.member.feed import RunFeed
 from aftermath.member.member import Member
 from aftermath.member.ports import Ports, Role, Workers
 from aftermath.member.speed import measured_weight
 from aftermath.member.wishes import Wishes
-from aftermath.model.resolve import resolve
-from aftermath.model.store import read_companions
-from aftermath.model.text import Prompt, check_vocabulary, load_tokenizer
-from aftermath.optim.schema import Schema
 from aftermath.p2p.discovery import local_discovery_dir
 from aftermath.p2p.iroh import IrohTransport, check_interface, open_iroh
 from aftermath.ranks.launch import Launched, launched, threads_of
 from aftermath.ranks.lead import Lead, led_by
-from aftermath.ranks.place import Place, place_of
+from aftermath.ranks.place import Place
 from aftermath.ranks.tensor import check_tensor_parallelism
 from aftermath.replica.arithmetic import PLAIN, Arithmetic
 from aftermath.replica.exactness import exact_device
 from aftermath.replica.origin import Origin
-from aftermath.replica.pass_size import AUTO, PassSize
+from aftermath.replica.pass_size import PassSize
 from aftermath.replica.passes import arithmetic_of
 from aftermath.replica.replica import Replica
-from aftermath.rules.accounts import Model
 from aftermath.rules.state import DataType
+from aftermath.train.choices import check_choices, companions_of, evaluations_of, hub_of, place_named, prompt_of
 from aftermath.train.ending import known
 from aftermath.train.interrupts import CLOSE_SECONDS, Interrupts
 from aftermath.train.keeping import check_directory, check_hub, gradients_place, keeping_advice
 from aftermath.train.lock import only_process
 from aftermath.train.outfit import check_tier, data_of, schema_of
-from aftermath.train.settings import PROMPT_TOKENS, TrainSettings
+from aftermath.train.settings import TrainSettings
+from aftermath.train.sinks import events_of
 from aftermath.watch import kinds
-from aftermath.watch.console import ConsoleLines
-from aftermath.watch.events import Events, JsonLines, LogWarnings, Sink
-from aftermath.watch.terminal import TerminalView, redraws
+from aftermath.watch.events import Events, LogWarnings
 
 _ASK_AGAIN = 10.0  # seconds between two looks for data that is away
 _START_PATIENCE = 20.0  # seconds a start waits for an RPC endpoint to answer
@@ -116,11 +103,9 @@ def run_member(settings: TrainSettings) -> None:
 
 def _named(settings: TrainSettings) -> _Named:
     check_hub(settings)
-    _check_prompt(settings)
-    _check_sums(settings)
-    _check_evaluations(settings)
+    check_choices(settings)
     check_interface(settings.bind_p2p_interface)
-    place = _place(settings)
+    place = place_named(settings)
     exact_device(settings.device)
     return _Named(
         open_pool(settings, patience=_START_PATIENCE),
@@ -130,54 +115,6 @@ def _named(settings: TrainSettings) -> _Named:
         arithmetic_of(place.devices[0], settings.precision, settings.compile if place.alone else "off"),
         load_wallet(settings.wallet_private_key_path),
     )
-
-
-def _place(settings: TrainSettings) -> Place:
-    place = place_of(settings.device, settings.data_parallelism, settings.tensor_parallelism)
-    if not place.alone and settings.micro_batch_size == AUTO:
-        raise UsageError(
-            "--micro-batch-size auto: on several devices nobody finds out what fits",
-            "name a number, for example 1, and a larger one if there is room",
-        )
-    if not place.alone and settings.compile == "on":
-        raise UsageError("--compile on: passes on several devices are not compiled", "leave it out")
-    return place
-
-
-def events_of(settings: TrainSettings, stack: contextlib.ExitStack) -> Events:
-    """The sinks the settings ask for; lines instead of the live picture where nothing can be drawn over."""
-    started = time.monotonic()
-
-    def elapsed() -> float:
-        return time.monotonic() - started
-
-    console = Console(soft_wrap=not sys.stdout.isatty())  # a pipe has no width to wrap at
-    sinks: list[Sink] = []
-    if settings.logs == "json":
-        sinks.append(JsonLines(sys.stdout, _date))
-    elif settings.logs == "tui" and redraws(console):
-        view = TerminalView(console, settings.run_id, settings.matformer_tier, elapsed)
-        sinks.append(stack.enter_context(view))
-    else:
-        sinks.append(ConsoleLines(console, _date))
-    if settings.write_log:
-        sinks.append(_kept("--write-log", settings.write_log))
-    if settings.events_dir:
-        sinks.append(_kept("--events-dir", settings.events_dir / f"{time.time_ns()}-{os.getpid()}.jsonl"))
-    return Events(elapsed, sinks)
-
-
-def _kept(option: str, path: Path) -> JsonLines:
-    """A file of events. Raises Unsuitable if there can be none."""
-    try:
-        return JsonLines(path, _date)
-    except OSError as error:
-        sentence = f"{option}: {error.filename or path} cannot be written: {error.strerror}"
-        raise Unsuitable(sentence, "name a place that you may write to") from None
-
-
-def _date() -> datetime:
-    return datetime.now(UTC)
 
 
 def _introduce(settings: TrainSettings, wallet: Wallet, events: Events) -> None:
@@ -343,15 +280,15 @@ async def _member(
         gradients_dir=settings.write_gradients_dir,
         optim_stats_steps=settings.optim_stats_steps,
         optimizer_state_dir=settings.optimizer_state_dir,
-        prompt=await compute(lambda: _prompt(settings, model, schema)),
-        evaluations=await compute(lambda: _evaluations(settings, model, schema)),
+        prompt=await compute(lambda: prompt_of(settings, model, schema)),
+        evaluations=await compute(lambda: evaluations_of(settings, model, schema)),
     )
     data = await _data(events, clock, read, lambda: data_of(model, schema))
     archive = Archive(
         settings.checkpoint_dir,
-        _hub(settings),
+        hub_of(settings),
         settings.keep_steps if settings.delete_old_steps else None,
-        await compute(lambda: _companions(settings, model)),
+        await compute(lambda: companions_of(settings, model)),
     )
     weight = await measured_weight(ports, role, compute, origin, model.max_seq_len)
     await compute(lambda: origin.warm_up(model.max_seq_len, model.data_type == DataType.FINETUNING))
@@ -370,65 +307,3 @@ async def _data(events: Events, clock: Clock, read: Worker, opened: Callable[[],
                 events.emit(kinds.Warning(message=f"{error.message}; this member joins when it can be had"))
             told = True
         await clock.sleep(_ASK_AGAIN)
-
-
-def _check_prompt(settings: TrainSettings) -> None:
-    """Raises UsageError for the length of a continuation without a text."""
-    if settings.prompt_tokens is not None and settings.prompt_text is None:
-        raise UsageError("--prompt-tokens is the length of a continuation, of no text", "pass --prompt-text as well")
-
-
-def _check_sums(settings: TrainSettings) -> None:
-    """Raises UsageError for gradients that would be summed in anything but fp32."""
-    if not settings.grad_accum_in_fp32:
-        raise UsageError(
-            "--no-grad-accum-in-fp32: gradients are fp32 here, as their weights are, and so are their sums",
-            "leave it out; --precision bf16 makes passes smaller and faster",
-        )
-
-
-def _prompt(settings: TrainSettings, model: Model, schema: Schema) -> Prompt | None:
-    """What is to be continued, if anything. Raises CheckpointError without the model's tokenizer, or UsageError."""
-    if settings.prompt_text is None:
-        return None
-    place = resolve(model.checkpoint, tier=settings.matformer_tier, strategy=settings.matformer_load_strategy)
-    prompt = Prompt(settings.prompt_text, settings.prompt_tokens or PROMPT_TOKENS, load_tokenizer(place))
-    prompt.check(schema.state.config.vocab_size)
-    return prompt
-
-
-def _check_evaluations(settings: TrainSettings) -> None:
-    """Raises UsageError for options of an evaluation without tasks, and for tasks that there are not."""
-    said = settings.eval_fewshot, settings.eval_seed, settings.eval_task_max_docs
-    if settings.eval_tasks is not None:
-        wanted(settings.eval_tasks, *said)
-    elif any(number is not None for number in said):
-        raise UsageError("--eval-fewshot, --eval-seed and --eval-task-max-docs are of --eval-tasks", "pass it as well")
-
-
-def _evaluations(settings: TrainSettings, model: Model, schema: Schema) -> Evaluations | None:
-    """What the model is to be asked, if anything. Raises CheckpointError without the model's tokenizer."""
-    if settings.eval_tasks is None:
-        return None
-    wish = wanted(settings.eval_tasks, settings.eval_fewshot, settings.eval_seed, settings.eval_task_max_docs)
-    place = resolve(model.checkpoint, tier=settings.matformer_tier, strategy=settings.matformer_load_strategy)
-    tokenizer, config = load_tokenizer(place), schema.state.config
-    check_vocabulary(tokenizer, config.vocab_size)
-    return Evaluations(wish, tokenizer, config.max_position_embeddings)
-
-
-def _hub(settings: TrainSettings) -> Hub | None:
-    if settings.hub_repo is None:
-        return None
-    from aftermath.model.hub import upload
-
-    token = settings.hub_token.get_secret_value() if settings.hub_token else None
-    repo = settings.hub_repo
-    return Hub(repo, lambda directory, message: upload(directory, repo, token=token, message=message))
-
-
-def _companions(settings: TrainSettings, model: Model) -> dict[str, bytes]:
-    """The tokenizer's files for the checkpoints this member will write, if it writes any."""
-    if settings.matformer_tier or not (settings.checkpoint_dir or settings.hub_repo):
-        return {}
-    return read_companions(resolve(model.checkpoint))
