@@ -69,6 +69,15 @@ def test_what_was_exported_merges_to_the_same_bits_and_what_was_trained_since_ta
     assert (again.code, "already holds a checkpoint" in again.err) == (1, True)
 
 
+def test_tiers_that_keep_what_they_name_are_exported_whatever_the_width(tmp_path: Path) -> None:
+    (tmp_path / "tiers.json").write_text('[{"layers": [0]}]')
+    shape = [*SHAPE[:-1], "63", "--matformer-tiers", str(tmp_path / "tiers.json")]
+    assert invoke("model", "init", "--out", str(tmp_path / "m"), *shape).code == 0
+    assert invoke("model", "export", "--src", str(tmp_path / "m"), "--tiers", "1").code == 0
+    told = invoke("model", "export", "--src", str(tmp_path / "m"), "--tiers", "2")
+    assert (told.code, "can be cut into 1 tier beside the full model" in told.err) == (2, True)
+
+
 def test_a_slice_of_another_model_is_not_merged(made: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     assert invoke("model", "init", "--out", str(other), *SHAPE[:-1], "128").code == 0

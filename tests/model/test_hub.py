@@ -1,12 +1,17 @@
 """The Hub: exactly the files that a tier needs are fetched, and what is pushed arrives."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from aftermath.model import hub, store
 from aftermath.model.arch.llama_config import LlamaConfig
+from aftermath.model.architectures import config_of
+from aftermath.model.checkpoint import load
 from aftermath.model.documents import CheckpointError, hf_config
 from aftermath.model.hub import download_config, upload
 from aftermath.model.initial import init_weights
@@ -15,6 +20,7 @@ from aftermath.model.resolve import load_hf_config, resolve
 from aftermath.model.store import write_checkpoint
 from aftermath.rules.accounts import Checkpoint
 from aftermath.rules.state import CheckpointKind
+from cli.cli_runs import invoke
 from model.hub_server import COMMIT, CONFIG, Fetch, Hub, right
 
 
@@ -87,6 +93,23 @@ def test_shards_named_by_the_index_are_fetched(fetch: Fetch, server: Hub) -> Non
     assert "consolidated.safetensors" not in server.fetched
 
 
+def test_of_several_files_those_are_fetched_that_hold_something_of_the_tier(
+    fetch: Fetch, server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "SHARD_BYTES", 2_000)
+    said = CONFIG.to_hf() | {"num_hidden_layers": 3, "matformer_tiers": [{"layers": [2]}]}
+    config = config_of(said)
+    write_checkpoint(tmp_path / "s", init_weights(config, 5), config, tier=0, companions={})
+    server.repos["me/model"] = {path.name: path.read_bytes() for path in (tmp_path / "s").iterdir()}
+    index = json.loads((tmp_path / "s" / "model.safetensors.index.json").read_text())["weight_map"]
+    skipped = ("model.layers.0.", "model.layers.1.")
+    held = {file for name, file in index.items() if not name.startswith(skipped)}
+    params, expected = load(fetch(tier=1), 1), init_weights(config, 5, 1)
+    assert {name for name in server.fetched if "-of-" in name} == held < set(index.values())
+    assert all(torch.equal(params[name], expected[name]) for name in expected)
+    assert load(fetch(), 0).keys() == config.parameter_shapes().keys()  # the others come when they are needed
+
+
 def test_a_private_repository_opens_with_a_token(fetch: Fetch, server: Hub) -> None:
     server.private.add("me/model")
     fetch.options["token"] = "hf_x"
@@ -114,6 +137,22 @@ def test_a_pushed_checkpoint_arrives_and_its_commit_is_returned(server: Hub, tmp
     commit = upload(tmp_path / "m", "me/model", token="hf_x", message="step 4", endpoint=server.endpoint)
     assert commit == COMMIT
     assert server.pushed == {path.name: path.read_bytes() for path in (tmp_path / "m").iterdir()}
+
+
+def test_exported_tiers_are_pushed_with_it_and_each_is_fetched_alone(
+    fetch: Fetch, server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "upload", partial(upload, endpoint=server.endpoint))
+    monkeypatch.setenv("HF_TOKEN", "hf_x")
+    told = invoke("model", "push", "--model", str(tmp_path / "m"), "--repo", "me/model", "--json")
+    assert json.loads(told.out) == {"repo": "me/model", "commit": COMMIT, "tiers": [1, 2]}
+    server.repos["me/model"] = dict(server.pushed)
+    assert right(fetch(tier=2, strategy="sliced"), 2, "sliced")
+    assert "model.safetensors" not in server.fetched
+    server.pushed.clear()
+    (tmp_path / "m-tier1" / "model.safetensors").write_bytes(b"x")
+    told = invoke("model", "push", "--model", str(tmp_path / "m"), "--repo", "me/model")
+    assert (told.code, "SHA-256 differs" in told.err, server.pushed) == (1, True, {})
 
 
 def test_a_local_checkpoint_is_its_directory(repo: str, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from aftermath.base.counted import counted
 from aftermath.base.errors import UsageError
 from aftermath.cli.command import command
 from aftermath.cli.present import Result
@@ -31,12 +32,11 @@ def model_export(
     from aftermath.model.export import export_tiers
 
     wanted, place = _numbers(tiers), src.expanduser()
-    width = load_config(place).intermediate_size
-    most = min((width & -width).bit_length(), MAX_LEVELS) - 1
+    most = load_config(place).possible_tiers() - 1
     if most < max(wanted):
         raise UsageError(
-            f"--tiers {max(wanted)}: the FFN width {width} of {src} cannot be halved so often",
-            f"choose --tiers from 1 to {most}" if most else "name a checkpoint of an even FFN width",
+            f"--tiers {max(wanted)}: {src} can be cut into {counted(most, 'tier')} beside the full model",
+            f"choose --tiers from 1 to {most}" if most else "name a checkpoint whose FFN width is even",
         )
     exported = export_tiers(place, wanted, out.expanduser() if out else None)
     data = {"tiers": [str(path) for path in exported.tiers], "manifest": str(exported.manifest)}

@@ -26,7 +26,7 @@ from aftermath.model.manifest import (
     parse_manifest,
     verify,
 )
-from aftermath.model.weights import read_weights, weight_files
+from aftermath.model.weights import read_weights, spared, weight_files
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ def find(directory: Path, tier: int, strategy: Strategy = "auto") -> Source:
         _guard_slice(directory, stored, tier, strategy)
         return Source(config, stored, weight_files(directory))
     if not may_slice:
-        return Source(config, 0, weight_files(directory))
+        return Source(config, 0, weight_files(directory, spared(config, tier)))
     own = _own_files(directory, sibling, tier, strategy)
     if own is not None:
         if own.config != config:
@@ -79,7 +79,7 @@ def find(directory: Path, tier: int, strategy: Strategy = "auto") -> Source:
             f"{directory} has no files of tier {tier}, which the strategy `sliced` demands",
             f"aftermath-solana model export --src {directory} --tiers {tier}, or use the strategy auto",
         )
-    return Source(config, 0, weight_files(directory))
+    return Source(config, 0, weight_files(directory, spared(config, tier)))
 
 
 def _own_files(directory: Path, sibling: Path, tier: int, strategy: Strategy) -> Source | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Literal
 
@@ -43,13 +44,16 @@ class _Index(msgspec.Struct):
     weight_map: dict[str, str]
 
 
-def read_index(path: Path) -> list[str]:
-    """The weight files that the index at `path` names, each once. Raises CheckpointError."""
+def read_index(path: Path, spared: Collection[str] = ()) -> list[str]:
+    """The weight files that the index at `path` names, each once, but those that hold `spared` tensors alone.
+
+    Raises CheckpointError.
+    """
     try:
         index: _Index = json_as(read_limited(path, MAX_INDEX_BYTES), _Index)
     except Malformed as error:
         raise CheckpointError(f"{path} is not a safetensors index: {error}") from None
-    return sorted(set(index.weight_map.values()))
+    return sorted({file for name, file in index.weight_map.items() if name not in spared})
 
 
 def read_limited(path: Path, limit: int) -> bytes:

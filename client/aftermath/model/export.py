@@ -97,7 +97,9 @@ def _describe(config: ModelConfig, base: Path, places: dict[int, Path]) -> Path:
     entries: list[TierFiles] = []
     digests: dict[str, str] = {}
     for tier, place in places.items():
-        files = [place / "config.json", *weight_files(place)]
+        weights = weight_files(place)
+        index = [place / INDEX_FILE] if len(weights) > 1 else []
+        files = [place / "config.json", *index, *weights]
         listed = {path.name if tier == 0 else f"../{place.name}/{path.name}": path for path in files}
         entries.append(TierFiles(tier, list(listed), config.width(tier)))
         digests |= {name: file_sha256(path) for name, path in listed.items()}

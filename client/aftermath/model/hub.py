@@ -18,7 +18,7 @@ import logging
 import math
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -59,6 +59,7 @@ from aftermath.model.manifest import (
     parse_manifest,
     verify,
 )
+from aftermath.model.weights import spared
 
 TIMEOUT_SECONDS = 10.0
 PATIENCE_SECONDS, SLOWEST = 60.0, 100_000  # a download may take so long, and longer by so many bytes per second
@@ -148,7 +149,7 @@ def download(
             if strategy == "sliced":
                 raise
             log.info("%s: taking the full checkpoint: %s", repo, error.message)
-    return _download_full(source, str(PurePosixPath(manifests[0]).parent) if len(manifests) == 1 else ".")
+    return _download_full(source, str(PurePosixPath(manifests[0]).parent) if len(manifests) == 1 else ".", tier)
 
 
 def download_config(
@@ -166,14 +167,27 @@ def download_config(
     return source.fetch(str(base / "config.json"), MAX_CONFIG_BYTES)
 
 
-def upload(directory: Path, repo: str, *, token: str | None, message: str, endpoint: str | None = None) -> str:
-    """Push a checkpoint directory to a repository, made if it is missing; returns the commit."""
+def upload(
+    directory: Path,
+    repo: str,
+    *,
+    token: str | None,
+    message: str,
+    endpoint: str | None = None,
+    beside: Collection[Path] = (),
+) -> str:
+    """Push a checkpoint directory to a repository, made if it is missing; returns the commit.
+
+    Directories `beside` it, of its tiers, become folders of their names, where its manifest finds them.
+    """
     if not token:
         raise CheckpointError(f"no token to write to {repo}", "set HF_TOKEN to a Hugging Face token that may write")
     disable_progress_bars()
     api = HfApi(endpoint=endpoint, token=token)
     with asking(repo):
         api.create_repo(repo, exist_ok=True)
+        for tier in beside:  # before the manifest that promises them
+            api.upload_folder(repo_id=repo, folder_path=tier, path_in_repo=tier.name, commit_message=message)
         return str(api.upload_folder(repo_id=repo, folder_path=directory, commit_message=message).oid)
 
 
@@ -236,15 +250,18 @@ def _fetch_tier(
     return (root / config_path).parent
 
 
-def _download_full(source: _Repository, base: str) -> Path:
-    """The whole checkpoint in folder `base` of the repository: one model, its tokenizer, nothing else."""
+def _download_full(source: _Repository, base: str, tier: int) -> Path:
+    """The checkpoint in folder `base` of the repository: one model, its tokenizer, nothing else.
+
+    Of several weight files those are left out that hold nothing of the tier.
+    """
     folder = PurePosixPath(base)
     config, stored = _config(source, str(folder / "config.json"))
     index, whole = str(folder / INDEX_FILE), str(folder / WEIGHTS_FILE)
     if whole in source.sizes:
         weights = [whole]
     elif index in source.sizes:
-        shards = read_index(source.fetch(index, MAX_SMALL_BYTES))
+        shards = read_index(source.fetch(index, MAX_SMALL_BYTES), () if stored else spared(config, tier))
         weights = [str(folder / name) for name in shards]
     else:
         weights = [

@@ -3,6 +3,7 @@
 Decided
 - A checkpoint of a run is an ordinary Hugging Face directory of the full model; only a tier-0 replica can write one. A
   crash or a full disk leaves earlier checkpoints as they were.
+- Weights beyond 5 GB are cut into several files with an index, by the Hub's own rule. One file at a time is made ready.
 - What a killed process left behind (`.partial-...`) is removed by the next checkpoint in the same directory; its
   scratch directories are removed by `sweep`.
 - A step's directory is never overwritten: the chain may name it, and then it is all that the run can go back to.
@@ -22,7 +23,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -31,14 +32,15 @@ from torch import Tensor
 
 from aftermath.base.locks import alone_in
 from aftermath.model.config import ModelConfig
-from aftermath.model.documents import COMPANIONS, CheckpointError, read_limited
+from aftermath.model.documents import COMPANIONS, INDEX_FILE, CheckpointError, read_limited
 from aftermath.model.steps import among, move_aside, step_directory
 
 T = TypeVar("T")
 
 MAX_COMPANION_BYTES = 64 << 20
 RESERVE = 1 << 20  # bytes that a disk keeps beside a checkpoint's tensors and tokenizer
-_MODEL = ("model.safetensors", "config.json")
+SHARD_BYTES = 5 * 10**9
+"""Of one file of weights, unless a single tensor is larger."""
 _PARTIAL, _SCRATCH = ".partial-", "aftermath-checkpoint-"  # followed by the process's id
 
 
@@ -113,14 +115,12 @@ def _write(
     expected = config.parameter_shapes(tier)
     if {name: tuple(tensor.shape) for name, tensor in params.items()} != expected:
         raise CheckpointError(f"these tensors are not the tier {tier} replica that {target} should hold")
-    weights = {
-        config.stored_name(name, tier): params[name].detach().to("cpu", torch.float32).contiguous() for name in expected
-    }
-    need = sum(tensor.nbytes for tensor in weights.values()) + sum(map(len, companions.values()))
+    weights = {config.stored_name(name, tier): params[name] for name in expected}
+    need = sum(map(_bytes_of, weights.values())) + sum(map(len, companions.values()))
 
     def fill(place: Path) -> None:
-        save_file(weights, place / _MODEL[0], metadata={"format": "pt"})
-        (place / _MODEL[1]).write_text(json.dumps(config.to_hf(tier), indent=2, sort_keys=True) + "\n")
+        _write_weights(place, weights)
+        (place / "config.json").write_text(_json(config.to_hf(tier)))
         for name in COMPANIONS:
             if name in companions:
                 (place / name).write_bytes(companions[name])
@@ -129,6 +129,31 @@ def _write(
         _remove_leftovers(target.parent, _PARTIAL)
         _require_space(target.parent, need)
         return _publish(target.parent, fill, settle)
+
+
+def _write_weights(place: Path, weights: Mapping[str, Tensor]) -> None:
+    """One file, or several and their index."""
+    from huggingface_hub import split_state_dict_into_shards_factory
+
+    parts = split_state_dict_into_shards_factory(
+        dict(weights),
+        get_storage_size=_bytes_of,
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=SHARD_BYTES,
+    )
+    for file, names in parts.filename_to_tensors.items():
+        ready = {name: weights[name].detach().to("cpu", torch.float32).contiguous() for name in names}
+        save_file(ready, place / file, metadata={"format": "pt"})
+    if parts.is_sharded:
+        (place / INDEX_FILE).write_text(_json({"metadata": parts.metadata, "weight_map": parts.tensor_to_filename}))
+
+
+def _bytes_of(tensor: Tensor) -> int:
+    return 4 * tensor.numel()  # as fp32
+
+
+def _json(document: Mapping[str, Any]) -> str:
+    return json.dumps(document, indent=2, sort_keys=True) + "\n"
 
 
 def publish(target: Path, fill: Callable[[Path], None]) -> None:
@@ -177,8 +202,7 @@ def _give_name(place: Path, target: Path, needed: Collection[Path] | None) -> Pa
         except OSError:
             if not target.exists():
                 raise
-        _, different, unreadable = filecmp.cmpfiles(place, target, _MODEL, shallow=False)
-        if not different and not unreadable:
+        if _same_model(place, target):
             return None
         ours = target.is_dir() and not target.is_symlink()
         if needed is None or among(target, needed) or not ours:
@@ -187,6 +211,12 @@ def _give_name(place: Path, target: Path, needed: Collection[Path] | None) -> Pa
                 "move it away if the run no longer needs it, or keep checkpoints in another directory",
             )
         return move_aside(target, place)
+
+
+def _same_model(place: Path, other: Path) -> bool:
+    ours, theirs = ([path.name for path in one.glob("*.safetensors*")] for one in (place, other))
+    _, different, unreadable = filecmp.cmpfiles(place, other, ["config.json", *ours], shallow=False)
+    return sorted(ours) == sorted(theirs) and not different and not unreadable
 
 
 @contextmanager

@@ -35,7 +35,7 @@ def verified(directory: Path) -> Verified:
     if stored := stored_tier(hf_config(directory / "config.json"))[0]:
         raise CheckpointError(f"{directory} is a slice of tier {stored}", "name the full checkpoint it belongs to")
     params = load(directory, 0, "universal")
-    listed = _files(directory)
+    listed = manifest_files(directory)
     tiers = tuple(sorted(tier for tier in listed if tier))
     for tier in tiers:
         for name, tensor in load(directory, tier, "sliced").items():
@@ -46,8 +46,11 @@ def verified(directory: Path) -> Verified:
     return Verified(tiers, sum(map(len, listed.values())), len(params))
 
 
-def _files(directory: Path) -> dict[int, dict[str, Path]]:
-    """The manifest's files by tier, each compared with its digest; nothing where there is no manifest."""
+def manifest_files(directory: Path) -> dict[int, dict[str, Path]]:
+    """The manifest's files by tier, each compared with its digest; nothing where there is no manifest.
+
+    Raises CheckpointError.
+    """
     path = directory / MANIFEST_FILE
     if not path.is_file():
         return {}

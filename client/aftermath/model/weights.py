@@ -1,14 +1,18 @@
 """Weights in safetensors files, one or many shards, read lazily: only the rows or columns that a tier holds.
 
-Decided: what the files say is hostile until it matches the config: names, shapes and types are compared before a value
-is read, and every value must be finite. All arithmetic is fp32, so half-precision files are widened here. Where
-`model.safetensors` and an index lie together the single file counts, as in transformers. A tied output head that the
-files hold as well must equal the embedding: versions of transformers differ in which of two they take.
+Decided
+- What the files say is hostile until it matches the config: names, shapes and types are compared before a value is
+  read, and every value must be finite. All arithmetic is fp32, so half-precision files are widened here.
+- Files are mapped, and a tier touches what it holds: of a matrix cut by rows those rows, of one cut by columns every
+  page of it, of a layer that it skips nothing. Files of an index that hold only such layers need not be there.
+- Where `model.safetensors` and an index lie together the single file counts, as in transformers.
+- A tied output head that the files hold as well must equal the embedding: versions of transformers differ in which of
+  two they take.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +28,22 @@ from aftermath.model.levels import prefix
 _FLOATS = {"F32", "F16", "BF16", "F64"}
 
 
-def weight_files(directory: Path) -> tuple[Path, ...]:
-    """The safetensors files of a checkpoint directory: the whole one, or those its index names, or all there are."""
+def spared(config: ModelConfig, tier: int) -> set[str]:
+    """What the full model's files call the tensors of which a tier holds nothing."""
+    held = config.parameter_shapes(tier)
+    return {config.stored_name(name, 0) for name in config.parameter_shapes() if name not in held}
+
+
+def weight_files(directory: Path, without: Collection[str] = ()) -> tuple[Path, ...]:
+    """The safetensors files of a checkpoint directory: the whole one, or those its index names, or all there are.
+
+    Of those in the index, the ones that hold nothing but the tensors `without` which it will do are left out.
+    """
     whole, index = directory / WEIGHTS_FILE, directory / INDEX_FILE
     if whole.is_file():
         return (whole,)
     if index.is_file():
-        names = read_index(index)
+        names = read_index(index, without)
         strange = [name for name in names if Path(name).name != name or not name.endswith(".safetensors")]
         if strange:
             raise CheckpointError(f"{index} names a file outside its directory: {strange[0]!r}")
@@ -72,7 +85,7 @@ def read_weights(files: Sequence[Path], config: ModelConfig, *, stored: int, tie
                         passed.add(name)
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{path} is damaged: {error}", "copy or download the checkpoint again") from None
-    missing = sorted(needed - params.keys() - passed)
+    missing = sorted((needed & wanted.keys()) - params.keys())
     if missing:
         hint = "set tie_word_embeddings in config.json if the output head is tied" if output in missing else ""
         raise CheckpointError(f"{files[0].parent} lacks {counted(len(missing), 'tensor')}, first {missing[0]}", hint)
