@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from aftermath.base.errors import Unsuitable
+from aftermath.base.files import replacing
 from aftermath.member import gradients
-from aftermath.model.store import replacing
 from aftermath.optim.codec import Votes
 from aftermath.optim.gradientfile import GradientFile, read_gradient_file
 from aftermath.replica.replica import Replica

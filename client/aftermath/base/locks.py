@@ -1,39 +1,45 @@
 """Files that one process holds at a time, and the one place that knows how the system does that.
 
-Decided: an advisory lock (flock), which the kernel takes back when the process ends, however it ends.
+Decided: the locks of `filelock`, which are the kernel's where it has such, so that they end with the process, however
+it ends.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+
+from filelock import FileLock, Timeout
+
+_NAMING = ".naming.lock"
 
 
-def hold(path: Path) -> IO[str]:
-    """Lock a file of this user, made if need be, until it is closed.
+def hold(path: Path) -> contextlib.ExitStack:
+    """Lock a file of this user, made if need be, until what is returned is closed, by whichever thread.
 
     Raises BlockingIOError if another process holds it, another OSError if it cannot be opened.
     """
-    file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "r+")
+    lock = FileLock(path, mode=0o600, thread_local=False)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BaseException:
-        file.close()
-        raise
-    return file
+        lock.acquire(blocking=False)
+    except Timeout:
+        raise BlockingIOError(f"{path} is held by another process") from None
+    held = contextlib.ExitStack()
+    held.callback(lock.release)
+    return held
 
 
 @contextlib.contextmanager
 def alone_in(directory: Path) -> Iterator[None]:
     """Wait until no other process is in the block with this directory; where the file system knows no locks, go on."""
-    descriptor = os.open(directory, os.O_RDONLY)
+    path = directory / _NAMING
+    lock = FileLock(path, mode=0o600, thread_local=False)
+    with contextlib.suppress(OSError, NotImplementedError):
+        lock.acquire()
     try:
-        with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(descriptor)
+        if lock.is_locked:
+            path.unlink(missing_ok=True)  # while it is held: whoever waits for this file then makes another
+        lock.release()

@@ -129,8 +129,9 @@ def _check_room(path: Path, file: GradientFile, out: Path) -> None:
 
 def _write(target: Path, source: Path, file: GradientFile, votes: Mapping[int, Votes]) -> Path:
     """The dense tensors of a result, written one by one."""
+    from aftermath.base.files import replacing
     from aftermath.model.header import header
-    from aftermath.model.store import replacing, writing
+    from aftermath.model.store import writing
     from aftermath.optim.dense import dense, dense_shapes
 
     if target.exists() and target.samefile(source):

@@ -3,7 +3,7 @@
 Decided
 - A file for each, under the hash of what it is part of (address, size, ETag): a changed file finds nothing of the old.
 - Each begins with the BLAKE3 of what follows, since a disk that was full or a machine that stopped leaves files that
-  are none; such a file counts as missing.
+  are none; such a file counts as missing. So nothing here is forced to disk or renamed.
 - A cache never stands in the way: where it cannot be written it is not used any more, and that is told once.
 - It grows up to MOST_BYTES, counted from when the process began, and then takes nothing more.
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 from pathlib import Path
 
 from blake3 import blake3
@@ -43,16 +42,14 @@ class Cache:
         if self._broken or self._room < len(data):
             return
         path = self._path(key, start, len(data))
-        partial = path.with_name(f"{path.name}.{os.getpid()}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_bytes(blake3(data).digest() + data)
-            os.replace(partial, path)
+            path.write_bytes(blake3(data).digest() + data)
         except OSError as error:
             self._broken = True
             _log.warning("the cache %s takes no more data, and is done without: %s", self._folder, error.strerror)
             try:
-                partial.unlink()
+                path.unlink()
             except OSError:
                 pass
             return
@@ -61,8 +58,3 @@ class Cache:
     def _path(self, key: str, start: int, length: int) -> Path:
         file = hashlib.sha256(key.encode()).hexdigest()[:32]
         return self._folder / file / f"{start >> 24:x}" / f"{start}-{length}"
-
-
-def default_folder() -> Path:
-    """Where the cache is: under `XDG_CACHE_HOME`, or `~/.cache`."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "aftermath" / "data"

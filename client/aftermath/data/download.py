@@ -8,10 +8,10 @@ in the name).
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable
 from pathlib import Path
 
+from aftermath.base.files import settle
 from aftermath.data.http import HttpClient, shown
 from aftermath.data.source import DataError
 
@@ -40,7 +40,7 @@ def download(url: str, folder: Path, client: HttpClient, told: Callable[[int, in
                     raise DataError(f"{shown(url)} was changed while it was downloaded", "start again")
                 file.write(part.data)
                 told(file.tell(), first.size)
-        os.replace(partial, path)
+        settle(partial, path)
     except OSError as error:
         raise DataError(f"cannot write {path}: {error.strerror}", "free some space or name another folder") from None
     return path

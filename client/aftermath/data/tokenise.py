@@ -11,10 +11,10 @@ Decided
 from __future__ import annotations
 
 import hashlib
-import os
 import sysconfig
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
+from aftermath.base.files import standing_in
 from aftermath.data.formats import SUFFIXES
 from aftermath.data.source import DataError
 
@@ -111,15 +112,14 @@ def tokenise(
     tokenizer.encode_special_tokens = True
     end = next((i for i in map(tokenizer.token_to_id, END_TOKENS) if i is not None), None)
     texts = _Texts(documents)
-    writer = _Shards(output, token_bytes, shard_tokens)
     try:
         output.mkdir(parents=True, exist_ok=True)
-        for ids in _encoded(tokenizer, texts):
-            writer.add(ids if end is None else [*ids, end])
-        if not writer.tokens:
-            raise DataError("none of the files is UTF-8 text", "convert the text to UTF-8")
-        (output / "tokenizer.json").write_text(tokenizer.to_str())
-        writer.finish()
+        with _Shards(output, token_bytes, shard_tokens) as writer:
+            for ids in _encoded(tokenizer, texts):
+                writer.add(ids if end is None else [*ids, end])
+            if not writer.tokens:
+                raise DataError("none of the files is UTF-8 text", "convert the text to UTF-8")
+            writer.finish(tokenizer.to_str())
     except OSError as error:
         raise DataError(f"cannot write {output}: {error.strerror}", "free some space or name another folder") from None
     finally:
@@ -170,10 +170,11 @@ def _encoded(tokenizer: Tokenizer, texts: Iterable[str]) -> Iterator[list[int]]:
             yield encoding.ids
 
 
-class _Shards:
-    """Collects tokens, writes a file whenever a shard is full, and gives all their final names at the end."""
+class _Shards(ExitStack):
+    """Collects tokens and writes a file whenever a shard is full; all have their final names at the end."""
 
     def __init__(self, output: Path, token_bytes: int, shard_tokens: int) -> None:
+        super().__init__()
         self._output, self._dtype, self._limit = output, f"<u{token_bytes}", shard_tokens
         self._pending = array("I")
         self.files: list[Path] = []
@@ -185,18 +186,14 @@ class _Shards:
         while len(self._pending) >= self._limit:
             self._flush(self._limit)
 
-    def finish(self) -> None:
+    def finish(self, tokenizer: str) -> None:
         if self._pending:
             self._flush(len(self._pending))
-        for path in self.files:
-            os.replace(_partial(path), path)
+        self.enter_context(standing_in(self._output / "tokenizer.json")).write_text(tokenizer)
 
     def _flush(self, count: int) -> None:
         path = self._output / f"tokens-{len(self.files):05}.bin"
-        _partial(path).write_bytes(np.array(self._pending[:count], dtype=self._dtype).tobytes())
+        tokens = np.array(self._pending[:count], dtype=self._dtype)
+        self.enter_context(standing_in(path)).write_bytes(tokens.tobytes())
         del self._pending[:count]
         self.files.append(path)
-
-
-def _partial(path: Path) -> Path:
-    return path.with_name(path.name + ".partial")

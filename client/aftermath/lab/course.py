@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 import torch
 
+from aftermath.base.files import sync
 from aftermath.lab import kinds
 from aftermath.lab.deal import Deal
 from aftermath.lab.held_out import loss_on
@@ -29,7 +30,7 @@ from aftermath.lab.saving import Counters, load_state, only_here, save_state
 from aftermath.lab.start import Start
 from aftermath.lab.trainer import Stepped
 from aftermath.model.documents import CheckpointError
-from aftermath.model.store import read_companions, sync, write_checkpoint, writing
+from aftermath.model.store import read_companions, write_checkpoint, writing
 from aftermath.optim.parts import BadState
 from aftermath.watch.events import Events, JsonLines, Sink
 from aftermath.watch.kinds import Warning

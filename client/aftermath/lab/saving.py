@@ -17,10 +17,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from aftermath.base.bounded import Malformed, json_as
+from aftermath.base.files import standing_in
 from aftermath.base.locks import hold
 from aftermath.lab.kinds import Finished
 from aftermath.model.documents import CheckpointError
-from aftermath.model.store import standing_in, sync, writing
+from aftermath.model.store import writing
 
 STATE = "state.safetensors"
 _COUNTERS = "counters"
@@ -41,10 +42,8 @@ class Counters(msgspec.Struct, frozen=True):
 
 def save_state(directory: Path, tensors: Mapping[str, Tensor], counters: Counters) -> None:
     """Put a state in the place of the last one. Raises CheckpointError; that one is then untouched."""
-    with writing(directory):
-        with standing_in(directory / STATE) as partial:
-            save_file(dict(tensors), partial, metadata={_COUNTERS: msgspec.json.encode(counters).decode()})
-        sync(directory)
+    with writing(directory), standing_in(directory / STATE) as partial:
+        save_file(dict(tensors), partial, metadata={_COUNTERS: msgspec.json.encode(counters).decode()})
 
 
 def load_state(directory: Path) -> tuple[dict[str, Tensor], Counters] | None:

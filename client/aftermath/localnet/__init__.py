@@ -11,6 +11,8 @@ Public names
     RealTime, VirtualTime, TimeSource                         what the slots follow
 """
 
+from __future__ import annotations
+
 from aftermath.localnet.config import Engine, LocalnetConfig, Network
 from aftermath.localnet.engines import EmbeddedEngine, run_localnet
 from aftermath.localnet.errors import LedgerError, LocalnetError

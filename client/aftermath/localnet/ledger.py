@@ -11,11 +11,11 @@ are marked; a start skips past them.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from aftermath.base.files import replacing
 from aftermath.base.locks import hold
 from aftermath.localnet.delta import apply
 from aftermath.localnet.errors import LedgerError
@@ -160,7 +160,7 @@ class Ledger:
         """Remove what neither recovery nor the transaction history needs."""
         for old in self._numbers("snapshot")[:-1]:
             remove(self._path("snapshot", old))
-        for left in self.directory.glob("snapshot-*.new"):
+        for left in self.directory.glob(".snapshot-*.partial"):
             remove(left)
         total = sum(older.size for older in self._older)
         while self._older and total > HISTORY_BYTES and self._older[0].last_slot < slot - MAX_PROCESSING_AGE:
@@ -199,26 +199,16 @@ class Ledger:
     def _write_snapshot(self, number: int, chain: Chain, accounts: Iterable[Stored]) -> int:
         """Its size. When this raises, there is no such snapshot."""
         path = self._path("snapshot", number)
-        temporary = path.with_suffix(".new")
         try:
-            with open(temporary, "wb") as file:
+            with replacing(path) as file:
                 file.write(frame(chain))
                 count = 0
                 for account in accounts:
                     file.write(frame(account))
                     count += 1
                 file.write(frame(End(count)))
-                file.flush()
-                os.fsync(file.fileno())
                 size = file.tell()
-            os.replace(temporary, path)
-            folder = os.open(self.directory, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
         except OSError as error:
-            remove(temporary)
             remove(path)
             raise LedgerError(
                 f"the snapshot {path} cannot be written: {error.strerror}", "free space in that directory"

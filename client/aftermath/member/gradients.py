@@ -14,9 +14,10 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from aftermath.base.files import replacing
 from aftermath.base.worker import Worker
 from aftermath.member.results import Candidate
-from aftermath.model.store import replacing, sync, writing
+from aftermath.model.store import writing
 from aftermath.optim.gradientfile import About, GradientFile
 from aftermath.optim.schema import Schema
 from aftermath.rules.accounts import STORED_ROUNDS
@@ -91,4 +92,3 @@ def write_files(directory: Path, files: Iterable[GradientFile]) -> None:
         for file in files:
             with replacing(directory / file.name) as stream:
                 stream.write(file.to_bytes())
-        sync(directory)

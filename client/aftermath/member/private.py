@@ -22,9 +22,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from aftermath.base.bounded import Malformed, json_as
+from aftermath.base.files import standing_in
 from aftermath.member.ports import Ports, Role, Workers
 from aftermath.model.documents import CheckpointError
-from aftermath.model.store import standing_in, sync, writing
+from aftermath.model.store import writing
 from aftermath.optim.parts import BadState
 from aftermath.replica.replica import Replica
 from aftermath.watch import kinds
@@ -122,7 +123,6 @@ def _save(file: Path, state: Mapping[str, Tensor], bound: _Bound) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         with standing_in(file) as partial:
             save_file(dict(state), partial, metadata={_BOUND: msgspec.json.encode(bound).decode()})
-        sync(file.parent)
 
 
 def _read(file: Path, bound: _Bound) -> dict[str, Tensor] | None:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from aftermath.base.files import replacing
 from aftermath.model.checkpoint import load, load_config
 from aftermath.model.config import ModelConfig, stored_tier
 from aftermath.model.documents import COMPANIONS, INDEX_FILE, CheckpointError, hf_config
@@ -105,8 +106,7 @@ def _describe(config: ModelConfig, base: Path, places: dict[int, Path]) -> Path:
         digests |= {name: file_sha256(path) for name, path in listed.items()}
     common = [name for name in COMPANIONS if (base / name).is_file()]
     digests |= {name: file_sha256(base / name) for name in common}
-    partial, manifest = base / (MANIFEST_FILE + ".partial"), base / MANIFEST_FILE
-    with writing(base):
-        partial.write_bytes(encode_manifest(config.intermediate_size, entries, common, digests))
-        os.replace(partial, manifest)
+    manifest = base / MANIFEST_FILE
+    with writing(base), replacing(manifest) as stream:
+        stream.write(encode_manifest(config.intermediate_size, entries, common, digests))
     return manifest

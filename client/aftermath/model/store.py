@@ -23,13 +23,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from aftermath.base.files import sync
 from aftermath.base.locks import alone_in
 from aftermath.model.config import ModelConfig
 from aftermath.model.documents import COMPANIONS, INDEX_FILE, CheckpointError, read_limited
@@ -236,25 +237,6 @@ def writing(directory: Path) -> Iterator[None]:
         raise
 
 
-@contextmanager
-def replacing(target: Path) -> Iterator[BinaryIO]:
-    """A stream whose bytes stand under the target's name once all of them are on disk, and nowhere after an error."""
-    with standing_in(target) as partial, partial.open("wb") as stream:
-        yield stream
-
-
-@contextmanager
-def standing_in(target: Path) -> Iterator[Path]:
-    """A name to write under: the file there takes the target's once it is on disk, and is removed after an error."""
-    partial = target.with_name(f".{target.name}.partial")
-    try:
-        yield partial
-        sync(partial)
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
 def _require_space(directory: Path, need: int) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(directory).free
@@ -282,12 +264,3 @@ def _running(pid: int) -> bool:
     except OSError:
         return True
     return True
-
-
-def sync(path: Path) -> None:
-    """Force a file, or the names in a directory, to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -6,6 +6,8 @@ receiver remembers what it delivered per sender and drops repeats. A peer that f
 is read no faster than RATE.
 """
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 from collections import deque

@@ -6,6 +6,8 @@ is still missing leads from there on. A pull that lost the lead is out, so every
 one run of bytes, and what can be blamed on whom stays exact.
 """
 
+from __future__ import annotations
+
 import asyncio
 from collections import deque
 from dataclasses import dataclass, field
@@ -22,7 +24,7 @@ class Span:
 
     position: int
     end: int
-    lead: "Pull | None" = None
+    lead: Pull | None = None
 
     @property
     def rest(self) -> int:
@@ -68,7 +70,7 @@ class Attempt:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @classmethod
-    def of(cls, size: int) -> "Attempt":
+    def of(cls, size: int) -> Attempt:
         """An empty one; large blobs are cut into ranges."""
         step = RANGE if size >= STRIPE_FROM else size
         spans = deque(Span(start, min(start + step, size)) for start in range(0, size, step))

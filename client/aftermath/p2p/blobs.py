@@ -6,6 +6,8 @@ retracts. Ranges go out in pieces, each with a deadline, so a reader that stops 
 It is long, because a member with a thin uplink serves many at once, and a piece cut off would count against it.
 """
 
+from __future__ import annotations
+
 import asyncio
 from dataclasses import dataclass
 

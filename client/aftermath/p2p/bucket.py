@@ -1,5 +1,7 @@
 """Token bucket: how often a peer may do something that costs us."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 
 

@@ -3,6 +3,8 @@
 Decisions: the text of an error may hold what a stranger sent, so it is escaped and cut; no traceback.
 """
 
+from __future__ import annotations
+
 import logging
 
 from aftermath.p2p.transport import escaped, short

@@ -5,6 +5,8 @@ change or the file vanished, and removed on close. Whatever is read is checked (
 or forged address only costs a failed dial, because the connection itself proves the peer's id.
 """
 
+from __future__ import annotations
+
 import contextlib
 import hashlib
 import ipaddress
@@ -19,6 +21,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from aftermath.base.bounded import json_as
+from aftermath.base.files import replacing
 from aftermath.p2p.transport import DiscoveryFailed
 
 MAX_FILE = 4096
@@ -66,14 +69,9 @@ class LocalDirectory:
         target = self._file(self.node_id)
         try:
             self.path.mkdir(mode=0o700, exist_ok=True)
-            descriptor, name = tempfile.mkstemp(dir=self.path, prefix=".")  # created 0600
-            try:
-                with os.fdopen(descriptor, "wb") as file:
-                    file.write(msgspec.json.encode(whereabouts))
-                os.replace(name, target)
-            except OSError:
-                os.unlink(name)
-                raise
+            with replacing(target) as file:
+                os.fchmod(file.fileno(), 0o600)
+                file.write(msgspec.json.encode(whereabouts))
         except OSError as error:
             raise DiscoveryFailed(
                 f"cannot write {target}: {error.strerror}; peers here cannot find us",

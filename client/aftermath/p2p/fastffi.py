@@ -5,6 +5,8 @@ replaces that one method by a `ctypes.memmove`, only if the class and the fields
 was written, and proves the new method on a small buffer first. Otherwise the binding stays untouched: slower, correct.
 """
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import types

@@ -8,6 +8,8 @@ at the end; if it is wrong and one holder gave everything, it is the liar, else 
 whoever's bytes differ from the verified blob is blamed.
 """
 
+from __future__ import annotations
+
 import asyncio
 import logging
 from collections import Counter, deque

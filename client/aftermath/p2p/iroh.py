@@ -4,6 +4,8 @@ Decisions: relays and n0's discovery are iroh's own presets; on one machine a pr
 leaves it. `close` stops our tasks first, then the endpoint, so that it is quick whatever is under way.
 """
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import ipaddress

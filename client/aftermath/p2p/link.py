@@ -6,6 +6,8 @@ The pulse is QUIC's own acknowledgements: a datagram that nobody has to read is 
 even while its Python is busy training, so silence means that the process or the path is gone.
 """
 
+from __future__ import annotations
+
 import asyncio
 import logging
 from collections.abc import Coroutine
@@ -35,7 +37,7 @@ class Link:
     heard: int = -1
     silent: int = 0
 
-    def supersedes(self, other: "Link") -> bool:
+    def supersedes(self, other: Link) -> bool:
         """True if this new link to a peer should replace `other`, the one in use."""
         if self.instance != other.instance or self.dialer == other.dialer:
             return True

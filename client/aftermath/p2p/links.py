@@ -4,6 +4,8 @@ Decisions: every pair of members keeps one connection. The smaller id dials at o
 so that one side behind a NAT suffices. Whatever one connection or one stranger causes, the others are kept.
 """
 
+from __future__ import annotations
+
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable

@@ -10,6 +10,8 @@ Failures say nothing of a process started since: a peer that comes back as anoth
 lies, and no more often than its failures would pass by themselves.
 """
 
+from __future__ import annotations
+
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -5,6 +5,8 @@ peer has at most STREAMS of its streams served at a time, and no more than RATE 
 (QUIC's own limit stops more).
 """
 
+from __future__ import annotations
+
 import asyncio
 import logging
 

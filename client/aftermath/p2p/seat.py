@@ -4,6 +4,8 @@ Decisions: failed dials back off exponentially with a jitter derived from both i
 not dial in step, and a test is repeatable. Someone who needs a peer now shortens its wait.
 """
 
+from __future__ import annotations
+
 import asyncio
 from dataclasses import dataclass, field
 

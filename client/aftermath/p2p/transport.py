@@ -4,6 +4,8 @@ A transport connects the members of one run. Peers are named by their 32-byte p2
 connection itself proves. `aftermath.p2p.iroh` implements it over QUIC; the simulator implements it over virtual time.
 """
 
+from __future__ import annotations
+
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol

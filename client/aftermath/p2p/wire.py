@@ -7,6 +7,8 @@ structs; nothing is allocated before its length passed a cap. Streams:
 - every further bidirectional stream carries one `BlobRequest` or `CallRequest` and its reply.
 """
 
+from __future__ import annotations
+
 import asyncio
 import re
 import struct

@@ -4,6 +4,8 @@ Owns the paths of the two shared objects and of their IDLs (spec 0.1.0), and the
 `scripts/build-programs.sh` rebuilds them; CI compares every byte.
 """
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
 

@@ -12,12 +12,13 @@ from typing import Any
 from pydantic import ValidationError
 
 from aftermath.base.bounded import Malformed, json_value
+from aftermath.base.directories import cache_directory
 from aftermath.base.errors import Unsuitable
 from aftermath.config.read import location_of
 from aftermath.config.sources import DataLocation as Chosen
 from aftermath.config.sources import Shuffle
 from aftermath.data.bucket import bucket_urls
-from aftermath.data.cache import Cache, default_folder
+from aftermath.data.cache import Cache
 from aftermath.data.dummy import DummyTokens
 from aftermath.data.http import HttpClient, HttpFiles, numbered, shown
 from aftermath.data.local import open_tokens
@@ -54,7 +55,7 @@ def open_source(location: DataLocation, seq_len: int, vocab_size: int, *, labels
     if location.kind is DataKind.LOCAL:
         return open_tokens(location.primary, location.token_bytes, seq_len, vocab_size=vocab_size, shuffle_seed=seed)
     client = HttpClient()
-    files, place = HttpFiles(_urls(location, client), client, Cache(default_folder())), shown(location.primary)
+    files, place = HttpFiles(_urls(location, client), client, Cache(cache_directory("data"))), shown(location.primary)
     return TokenFiles(files, place, location.token_bytes, seq_len, vocab_size=vocab_size, shuffle_seed=seed)
 
 

@@ -1,0 +1,50 @@
+"""Files that are there whole or not at all, and forced to disk: the one way in which this software replaces a file.
+
+Decided
+- What is to stand under a name is written beside it, under a name that begins with a dot and ends with `.partial`,
+  forced to disk, and renamed. After an error the old file is as it was, and nothing is left beside it.
+- A killed process leaves its partial file; the next one that writes that name takes its place.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+
+@contextmanager
+def replacing(target: Path) -> Iterator[BinaryIO]:
+    """A stream whose bytes stand under the target's name once all of them are on disk, and nowhere after an error."""
+    with standing_in(target) as partial, partial.open("wb") as stream:
+        yield stream
+
+
+@contextmanager
+def standing_in(target: Path) -> Iterator[Path]:
+    """A name to write under: the file there takes the target's once it is on disk, and is removed after an error."""
+    partial = target.with_name(f".{target.name}.partial")
+    try:
+        yield partial
+        settle(partial, target)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def settle(partial: Path, target: Path) -> None:
+    """Force a file to disk and give it its name; what had the name is gone. Both are in one directory."""
+    sync(partial)
+    partial.replace(target)
+    sync(target.parent)
+
+
+def sync(path: Path) -> None:
+    """Force a file, or the names in a directory, to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,93 @@
+"""Files that are replaced whole or not at all, locks, and directories of this user."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import stat
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from aftermath.base.directories import cache_directory, state_directory
+from aftermath.base.files import replacing, standing_in
+from aftermath.base.locks import alone_in, hold
+
+
+def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
+    target = tmp_path / "kept"
+    target.write_bytes(b"old")
+    with replacing(target) as stream:
+        stream.write(b"new")
+        assert target.read_bytes() == b"old"
+    assert target.read_bytes() == b"new"
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+def test_after_an_error_the_old_file_stands_alone(tmp_path: Path, error: type[BaseException]) -> None:
+    target = tmp_path / "kept"
+    target.write_bytes(b"old")
+    with pytest.raises(error), replacing(target) as stream:
+        stream.write(b"half")
+        raise error
+    assert target.read_bytes() == b"old"
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+
+def test_what_a_killed_process_left_is_no_hindrance(tmp_path: Path) -> None:
+    (tmp_path / ".kept.partial").write_bytes(b"half of something much longer")
+    with standing_in(tmp_path / "kept") as partial:
+        partial.write_bytes(b"new")
+    assert (tmp_path / "kept").read_bytes() == b"new"
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+
+def test_a_file_is_on_disk_before_it_has_its_name_and_its_name_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forced: list[tuple[bool, bool]] = []
+
+    def fsync(descriptor: int) -> None:
+        forced.append((stat.S_ISDIR(os.fstat(descriptor).st_mode), (tmp_path / "kept").exists()))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with replacing(tmp_path / "kept") as stream:
+        stream.write(b"new")
+    assert forced == [(False, False), (True, True)]
+
+
+def _alone(folder: Path, said: Connection) -> None:
+    with alone_in(folder):
+        said.send("in")
+        said.recv()
+        said.send("out")
+
+
+def test_one_process_is_alone_in_a_directory_and_leaves_nothing_there(tmp_path: Path) -> None:
+    ours, theirs = multiprocessing.Pipe()
+    other = multiprocessing.get_context("spawn").Process(target=_alone, args=(tmp_path, theirs), daemon=True)
+    other.start()
+    assert ours.recv() == "in"
+    with pytest.raises(BlockingIOError):
+        hold(tmp_path / ".naming.lock")
+    ours.send("go on")
+    with alone_in(tmp_path):
+        assert ours.recv() == "out"
+    other.join()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_is_given_back_by_closing_it(tmp_path: Path) -> None:
+    with hold(tmp_path / "lock"), pytest.raises(BlockingIOError):
+        hold(tmp_path / "lock")
+    hold(tmp_path / "lock").close()
+    assert stat.S_IMODE((tmp_path / "lock").stat().st_mode) == 0o600
+
+
+def test_directories_are_where_the_user_wants_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    assert cache_directory("data") == tmp_path / "cache" / "aftermath" / "data"
+    assert state_directory() == tmp_path / "state" / "aftermath"
