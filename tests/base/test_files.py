@@ -25,13 +25,18 @@ def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
 
 
+def _break_off(target: Path, error: type[BaseException]) -> None:
+    with replacing(target) as stream:
+        stream.write(b"half")
+        raise error
+
+
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
 def test_after_an_error_the_old_file_stands_alone(tmp_path: Path, error: type[BaseException]) -> None:
     target = tmp_path / "kept"
     target.write_bytes(b"old")
-    with pytest.raises(error), replacing(target) as stream:
-        stream.write(b"half")
-        raise error
+    with pytest.raises(error):
+        _break_off(target, error)
     assert target.read_bytes() == b"old"
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
 

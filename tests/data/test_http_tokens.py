@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aftermath.data.bucket import bucket_urls
 from aftermath.data.cache import Cache
+from aftermath.data.fingerprint import hash_of
+from aftermath.data.gcs import bucket_urls
 from aftermath.data.http import HttpClient, HttpFiles, merged, numbered, shown
 from aftermath.data.local import open_tokens
-from aftermath.data.record import hash_of
 from aftermath.data.source import DataError, SourceAway
-from aftermath.data.store import Span
+from aftermath.data.spans import Span
 from aftermath.data.tokens import TokenFiles
 from faulty_web import Web, serving
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aftermath.data.dummy import DummyTokens
+from aftermath.data.fingerprint import BLOCK, hash_of
 from aftermath.data.formats import layout_of
 from aftermath.data.local import open_tokens
-from aftermath.data.record import BLOCK, hash_of
 from aftermath.data.source import DataError
 
 TOKENS = np.arange(100, 164)

@@ -16,7 +16,7 @@ from aftermath.data.source import DataError, Source
 from aftermath.data.weighted import CYCLE, WeightedSources, dealt
 from aftermath.rules.accounts import DataLocation
 from aftermath.rules.state import DataKind
-from aftermath.train.places import open_source
+from aftermath.train.locations import open_source
 from faulty_web import serving
 
 

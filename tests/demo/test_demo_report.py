@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aftermath.demo.ledger import Costs
+from aftermath.demo.costs import Costs
 from aftermath.demo.plan import KILLED, TIERS, DemoFailed
 from aftermath.demo.report import findings, shortcomings
 from aftermath.demo.story import MemberStory, Story

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from xprocess import XProcess
 
-from aftermath.localnet.ports import free_ports
+from aftermath.localnet.free_ports import free_ports
 from aftermath.programs import AUTHORIZER_ID
 from e2e.company import Company
 from e2e.material import Material

@@ -20,9 +20,9 @@ from aftermath.rules.accounts import Members, Round, Run
 from aftermath.rules.commitment import Commitment, LevelPayload, SequenceInterval, encode_announcement
 from aftermath.rules.state import RunState
 from aftermath.sim.clock import InlineWorker, VirtualClock
-from aftermath.sim.network import SimNetwork, SimTransport
 from aftermath.sim.simulation import Said
 from aftermath.sim.tiny import CONFIG
+from aftermath.sim.transport import SimNetwork, SimTransport
 from aftermath.watch.events import Events, plain
 from rules import builders
 

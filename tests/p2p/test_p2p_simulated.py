@@ -6,7 +6,7 @@ import pytest
 
 from aftermath.p2p.transport import PeerUnreachable, RequestFailed, RequestRefused
 from aftermath.sim.clock import run_virtual
-from aftermath.sim.network import SimNetwork, SimTransport
+from aftermath.sim.transport import SimNetwork, SimTransport
 
 ONE, TWO = bytes([1]) * 32, bytes([2]) * 32
 

@@ -12,8 +12,8 @@ from aftermath.p2p.transport import BlobRejected, BlobUnavailable, PeerUnreachab
 from aftermath.rules.accounts import Interval
 from aftermath.rules.state import RunState
 from aftermath.sim.clock import run_virtual
-from aftermath.sim.network import SimNetwork
 from aftermath.sim.record import Broken, Record
+from aftermath.sim.transport import SimNetwork
 from rules import builders
 
 GOOD = [(0, 0, 1, [[0, 9]]), (0, 1, 2, [[9, 18]])]

@@ -22,8 +22,8 @@ def data_inspect(
     Two members have the same files if they are shown the same hash: it is over every file's name, size and sampled
     blocks, so a large corpus is not read whole.
     """
+    from aftermath.data.fingerprint import hash_of
     from aftermath.data.local import open_tokens
-    from aftermath.data.record import hash_of
 
     source = open_tokens(data_path, int(token_bytes), seq_len, vocab_size=1 << 32)
     records = source.record()

@@ -23,11 +23,11 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from aftermath.base.threads import each
 from aftermath.data.cache import Cache
 from aftermath.data.formats import HEAD_BYTES
-from aftermath.data.parallel import each
 from aftermath.data.source import DataError, SourceAway
-from aftermath.data.store import File, Span
+from aftermath.data.spans import File, Span
 
 TRIES = 4
 AT_ONCE = 8  # requests

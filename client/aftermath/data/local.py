@@ -16,7 +16,7 @@ from pathlib import Path
 
 from aftermath.data.formats import HEAD_BYTES, SUFFIXES
 from aftermath.data.source import DataError
-from aftermath.data.store import File, Span
+from aftermath.data.spans import File, Span
 from aftermath.data.tokens import TokenFiles
 
 OPEN = 64

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import numpy as np
 
+from aftermath.data.fingerprint import sampled
 from aftermath.data.formats import Array, array_of
 from aftermath.data.local import LocalFiles
-from aftermath.data.record import sampled
 from aftermath.data.source import IGNORED, DataError, FileRecord, Sequences, check_sequences, check_shape
-from aftermath.data.store import Span
+from aftermath.data.spans import Span
 
 INPUTS, LABELS = ".inputs.npy", ".labels.npy"
 

@@ -42,7 +42,7 @@ class FileRecord:
     size: int
     """Bytes."""
     samples: str
-    """SHA-256, in hex, of the blocks that `record.sampled` chooses."""
+    """SHA-256, in hex, of the blocks that `fingerprint.sampled` chooses."""
 
 
 class Source(Protocol):

@@ -14,11 +14,11 @@ from itertools import accumulate
 
 import numpy as np
 
+from aftermath.data.fingerprint import sampled
 from aftermath.data.formats import layout_of
 from aftermath.data.order import shuffled
-from aftermath.data.record import sampled
 from aftermath.data.source import DataError, FileRecord, Sequences, check_sequences, check_shape
-from aftermath.data.store import Span, Store
+from aftermath.data.spans import Span, Store
 
 
 class TokenFiles:

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from rich.console import Console
 
+from aftermath.demo.claim import claimed
 from aftermath.demo.plan import KILLED, MODELS, TIERS, Commands, DemoFailed, Places
 from aftermath.demo.processes import Process
 from aftermath.demo.report import write_report
-from aftermath.demo.room import claimed
+from aftermath.demo.screen import Screen
 from aftermath.demo.stage import REPOSITORY, create_run, member_name, prepare_files, start_chain, write_config
 from aftermath.demo.story import MemberStory, Story
-from aftermath.demo.view import Screen
 
 LIMIT_SECONDS = 900.0
 KILL_AT_STEP = 5

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from aftermath.demo.plan import CORPUS_BYTES, MODEL, MODELS, Commands, DemoFailed, Places, at_once, call
 from aftermath.demo.processes import Process, wait_for
-from aftermath.localnet.ports import free_ports
+from aftermath.localnet.free_ports import free_ports
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 

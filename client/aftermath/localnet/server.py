@@ -17,10 +17,10 @@ from aftermath.localnet.bank import Bank
 from aftermath.localnet.commit import Committer
 from aftermath.localnet.config import LocalnetConfig
 from aftermath.localnet.errors import LocalnetError, RpcError
+from aftermath.localnet.free_ports import free_ports
 from aftermath.localnet.genesis import faucet_of, open_chain
-from aftermath.localnet.health import Health
 from aftermath.localnet.ledger import Ledger
-from aftermath.localnet.ports import free_ports
+from aftermath.localnet.liveness import Health
 from aftermath.localnet.pubsub import Connection
 from aftermath.localnet.reading import Reading
 from aftermath.localnet.rpc import Rpc

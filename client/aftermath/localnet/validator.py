@@ -23,8 +23,8 @@ from solders.pubkey import Pubkey
 from aftermath.base.directories import cache_directory
 from aftermath.localnet.config import LocalnetConfig
 from aftermath.localnet.errors import LocalnetError
+from aftermath.localnet.free_ports import free_ports, is_free
 from aftermath.localnet.loader import read_program
-from aftermath.localnet.ports import free_ports, is_free
 from aftermath.localnet.timing import RealTime
 
 NAME = "solana-test-validator"

@@ -29,7 +29,7 @@ from aftermath.member.health import Excuses, report_undelivered
 from aftermath.member.plan import RoundPlan, plan_round
 from aftermath.member.ports import Desync, Ports, Role, Workers
 from aftermath.member.prompt import Continuations
-from aftermath.member.reading import Reading
+from aftermath.member.read_ahead import Reading
 from aftermath.member.results import Candidate, Results
 from aftermath.member.sharetime import ShareTime
 from aftermath.member.traffic import report_traffic

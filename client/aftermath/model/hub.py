@@ -36,9 +36,9 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from aftermath.base.errors import AftermathError
+from aftermath.base.threads import within
 from aftermath.model.architectures import config_of
 from aftermath.model.config import ModelConfig, stored_tier
-from aftermath.model.deadline import within
 from aftermath.model.documents import (
     COMPANIONS,
     INDEX_FILE,

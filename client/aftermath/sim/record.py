@@ -1,6 +1,6 @@
 """What really happened on chain, noted transaction by transaction, and the laws every run must obey.
 
-The record is made from the accounts alone, with the rules of `run/`: which sequences each closed round settled, who was
+The record is made from the accounts alone, with the rules of `rules/`: which sequences each closed round settled, who was
 dropped. Members' own events are compared with it.
 """
 

@@ -41,10 +41,10 @@ from aftermath.rules.accounts import Members, Model, Run
 from aftermath.rules.state import RunState
 from aftermath.sim.chain import SimChain, SimMember
 from aftermath.sim.clock import InlineWorker, VirtualClock, run_virtual
-from aftermath.sim.network import SimNetwork, SimTransport
 from aftermath.sim.record import Broken, Record
 from aftermath.sim.road import Mood
 from aftermath.sim.tiny import CONFIG, RULES, RUN_ID
+from aftermath.sim.transport import SimNetwork, SimTransport
 from aftermath.watch.events import Events, plain
 from aftermath.watch.kinds import Event
 

@@ -14,7 +14,7 @@ from aftermath.optim.agreed import EXCHANGED, agreed_schema
 from aftermath.optim.schema import Schema
 from aftermath.rules.accounts import Model
 from aftermath.rules.state import DataType
-from aftermath.train.places import open_source
+from aftermath.train.locations import open_source
 
 
 def check_model(model: Model, run_id: str) -> None:

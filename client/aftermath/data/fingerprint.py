@@ -18,7 +18,7 @@ from dataclasses import asdict
 import msgspec
 
 from aftermath.data.source import FileRecord
-from aftermath.data.store import Span, Store
+from aftermath.data.spans import Span, Store
 
 BLOCK = 4096  # bytes
 MOST_BLOCKS, MOST_OF_A_FILE = 1024, 16

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from aftermath.model.deadline import within
+from aftermath.base.threads import within
 
 
 class Late(Exception):

@@ -1,9 +1,10 @@
-"""Several slow calls at once, on threads that never keep the process from ending."""
+"""Slow calls on threads that never keep the process from ending: several at once, or one with a deadline."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -37,3 +38,25 @@ def each(function: Callable[[T], U], items: Sequence[T], at_once: int) -> list[U
     if errors:
         raise errors[0]
     return [results[number] for number in range(len(items))]
+
+
+def within(seconds: float, call: Callable[[], T], late: Exception) -> T:
+    """What `call` returns or raises; raises `late` if that takes longer.
+
+    The call then goes on in its thread, unheeded.
+    """
+    outcome: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            outcome.set_result(call())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    threading.Thread(target=work, name="deadline", daemon=True).start()
+    try:
+        return outcome.result(seconds)
+    except TimeoutError:
+        if outcome.done():
+            raise
+        raise late from None

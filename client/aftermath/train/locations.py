@@ -17,9 +17,9 @@ from aftermath.base.errors import Unsuitable
 from aftermath.config.read import location_of
 from aftermath.config.sources import DataLocation as Chosen
 from aftermath.config.sources import Shuffle
-from aftermath.data.bucket import bucket_urls
 from aftermath.data.cache import Cache
 from aftermath.data.dummy import DummyTokens
+from aftermath.data.gcs import bucket_urls
 from aftermath.data.http import HttpClient, HttpFiles, numbered, shown
 from aftermath.data.local import open_tokens
 from aftermath.data.preprocessed import PreprocessedRows
