@@ -43,7 +43,7 @@ CORPUS_BYTES, HELD_OUT_PERCENT = 16_000_000, 20
 SEQ_LEN, MICRO_BATCH, HELD_OUT = 128, 8, 256
 SAVES = 16
 """How often a training is saved on its way."""
-_OWN = ("name", "question", "expected", "sizes", "steps", "lr", "seeds", "times")
+_OWN = ("name", "question", "expected", "sizes", "steps", "lr", "seeds", "times", "against")
 
 
 @dataclass(frozen=True)

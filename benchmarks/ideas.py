@@ -1,0 +1,405 @@
+"""Ideas that a run's settings do not have, tried in the laboratory before anybody builds them.
+
+    python benchmarks/ideas.py [--json]                the figures, from what is kept in measured/runs
+    python benchmarks/ideas.py --run [--only ARM ...]  train what ideas.toml names and nobody measured, and keep it
+
+Decided
+- The arms are named in ideas.toml before they run. An arm's table `idea` says what is put in the place of the members'
+  own code, for this training alone; all else is said to the laboratory as in arms.toml.
+- `against` is the arm that an idea is held against: one of ideas.toml, or FILE/ARM of another file of arms. A gain is
+  the loss of that arm minus the idea's, of the same tier and seed, with the interval of heterogeneity.py.
+- Replicas are equal bit by bit after an apply, which tests show. So here one applies and the others copy it: it saves a
+  quarter of the time, which is why no seconds are shown.
+- Floating point does here; what wins has to be built exactly.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import tempfile
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aftermath.lab.recipe import recipe_of
+from aftermath.lab.together import Results, Together
+from aftermath.model.levels import Segment, is_hidden_matrix, is_table, prefix
+from aftermath.model.segments import view
+from aftermath.optim import mean, sparseloco
+from aftermath.optim.blocks import Blocks
+from aftermath.optim.codec import Votes, decode_level
+from aftermath.optim.feedback import ErrorFeedback
+from aftermath.optim.gradient import GradientStep
+from aftermath.optim.lattice import SMALLEST, quantise
+from aftermath.optim.layout import Group, LevelLayout, Part, level_layout
+from aftermath.optim.mean import MeanApply
+from aftermath.optim.outer_muon import OuterMuon
+from aftermath.optim.parts import PseudoGradient
+from aftermath.optim.schema import build_schema
+from aftermath.optim.sparseloco import SparseLoCo
+from aftermath.optim.transform import cells
+from aftermath.replica.passes import Passes
+from aftermath.replica.replica import Replica
+from arms import Training, arms, keep, kept, missing, model_of, settings_of, train
+from heterogeneity import Losses, best, ended, interval
+
+FILE, SIZE, IDEA = Path(__file__).with_name("ideas.toml"), "0.2M", "idea"
+_ALTERNATIONS = 3
+"""Of finding a matrix's strongest directions; more change hardly anything."""
+
+
+# --- what is put in place -------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def instead(owner: object, name: str, new: object) -> Iterator[None]:
+    """Inside, the attribute is `new`."""
+    plain = getattr(owner, name)
+    setattr(owner, name, new)
+    try:
+        yield
+    finally:
+        setattr(owner, name, plain)
+
+
+@contextmanager
+def with_idea(idea: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[None]:
+    """Inside, members compute as `idea` says. Raises KeyError for an idea that nobody wrote down here."""
+    with ExitStack() as stack:
+        stack.enter_context(instead(Together, "_apply", _applied_once))
+        for name, value in idea.items():
+            for place in IDEAS[name](value, settings):
+                stack.enter_context(instead(*place))
+        yield
+
+
+Place = tuple[object, str, object]
+"""An owner, its attribute, and what stands there instead."""
+
+
+def _applied_once(self: Together, step: int, results: Results) -> None:
+    """As `Together._apply`, with one member's apply for all."""
+    votes = {
+        level: [decode_level(payload, self._schema.results, level) for payload in payloads]
+        for level, payloads in results.items()
+    }
+    whole = min(self.replicas, key=lambda replica: replica.tier)
+    whole.apply({level: votes[level] for level in whole.levels}, self._rate(step))
+    _copy(self, whole)
+
+
+@torch.no_grad()
+def _copy(together: Together, whole: Replica) -> None:
+    for replica in together.replicas:
+        for name, tensor in replica.params.items():
+            tensor.copy_(whole.params[name][prefix(tensor.shape)])
+
+
+def _apply_of(settings: Mapping[str, Any]) -> type[MeanApply]:
+    return OuterMuon if settings.get("orthogonal_lr") else MeanApply
+
+
+Move = Callable[[MeanApply, Tensor, Part, Tensor, float], None]
+
+
+def momentum(beta: float, settings: Mapping[str, Any]) -> list[Place]:
+    """Nesterov's momentum of the mean u: m <- beta m + (1 - beta) u, and (1 - beta) u + beta m is applied instead."""
+    owner = _apply_of(settings)
+    plain: Move = owner._move
+
+    def move(self: MeanApply, tensor: Tensor, part: Part, blocks: Tensor, lr: float) -> None:
+        kept: dict[Segment, Tensor] = self.__dict__.setdefault("_idea", {})
+        own = kept.setdefault(part.segment, torch.zeros_like(blocks)).lerp_(blocks, 1 - beta)
+        plain(self, tensor, part, blocks.lerp(own, beta), lr)
+
+    return [(owner, "_move", move)]
+
+
+def level_rates(rates: Sequence[float], settings: Mapping[str, Any]) -> list[Place]:
+    """A factor of what is applied, by level."""
+    owner = _apply_of(settings)
+    plain: Move = owner._move
+
+    def move(self: MeanApply, tensor: Tensor, part: Part, blocks: Tensor, lr: float) -> None:
+        factor = rates[part.segment.level]
+        plain(self, tensor, part, blocks * factor, lr * factor)
+
+    return [(owner, "_move", move)]
+
+
+def weights(of_members: Sequence[int], settings: Mapping[str, Any]) -> list[Place]:
+    """What each member's vote counts in a mean over all: it is counted so many times."""
+    tiers = [int(tier) for tier in settings["tiers"].split(",")]
+    plain = mean.changes
+
+    def changes(votes: Sequence[Votes], level: int, agreed: SparseLoCo, most: int) -> tuple[Tensor, Tensor]:
+        holders = [weight for weight, tier in zip(of_members, tiers, strict=True) if tier <= level]
+        counted = [vote for vote, weight in zip(votes, holders, strict=True) for _ in range(weight)]
+        return plain(counted, level, agreed, most)
+
+    return [(mean, "changes", changes)]
+
+
+def topk_by_level(kept: Sequence[int], settings: Mapping[str, Any]) -> list[Place]:
+    """How many numbers of a block a result keeps, by level."""
+    del settings
+    plain = sparseloco.cut
+
+    def cut(segments: Sequence[Segment], **said: int) -> tuple[Blocks, ...]:
+        return tuple(replace(one, topk=min(kept[one.segment.level], one.size)) for one in plain(segments, **said))
+
+    return [(sparseloco, "cut", cut)]
+
+
+def whole_forward(wanted: bool, settings: Mapping[str, Any]) -> list[Place]:
+    """Members of small tiers run the whole model and learn their prefix of it alone (backward masking).
+
+    Where hidden units are left out is only in the gradient: a small member sees what the large ones add.
+    """
+    del wanted, settings
+    plain = Replica._backward
+    wholes: dict[int, Replica] = {}
+
+    def backward(self: Replica, passes: Passes, sequences: Tensor, cancelled: Any) -> float:
+        if self.tier == 0:
+            wholes[id(self.schema)] = self
+            return plain(self, passes, sequences, cancelled)
+        whole = wholes[id(self.schema)]  # the first member is of tier 0, and has its shared weights back by now
+        shared = {name: tensor.detach().clone() for name, tensor in whole.params.items()}
+        with torch.no_grad():
+            for name, tensor in self.params.items():
+                whole.params[name][prefix(tensor.shape)] = tensor
+        loss = plain(whole, whole.passes, sequences, cancelled)
+        with torch.no_grad():
+            for name, tensor in whole.params.items():
+                if name in self.params:
+                    assert tensor.grad is not None
+                    self.params[name].grad = tensor.grad[prefix(self.params[name].shape)].clone()
+                tensor.copy_(shared[name])
+        whole.model.zero_grad(set_to_none=True)
+        return loss
+
+    return [(Replica, "_backward", backward)]
+
+
+def rms(wanted: bool, settings: Mapping[str, Any]) -> list[Place]:
+    """DisTrO's gradients with a root mean square of 1 in every tensor."""
+    del wanted, settings
+    plain = GradientStep.make
+
+    def make(self: GradientStep, *given: Any) -> PseudoGradient:
+        made = plain(self, *given)
+        even = {name: tensor / tensor.square().mean().sqrt().clamp(min=1e-12) for name, tensor in made.tensors.items()}
+        return PseudoGradient(even, made.factor, made.loss)
+
+    return [(GradientStep, "make", make)]
+
+
+# --- results of low rank --------------------------------------------------------------------------------------------
+
+
+def low_rank(rank: int, settings: Mapping[str, Any]) -> list[Place]:
+    """Two matrices in two bits a number, whose product is what is sent of a block of a hidden matrix.
+
+    Tables and vectors are sent as ever. Members hand over the product, since no format has room for the two.
+    """
+    bits = int(settings.get("value_bits", "2"))
+
+    def compress(self: ErrorFeedback, made: PseudoGradient) -> dict[int, list[Tensor]]:
+        sent: dict[int, list[Tensor]] = self.__dict__.setdefault("_idea", {})
+        with torch.no_grad():
+            for level, groups in sent.items():
+                for residual, own in zip(self._residuals[level], groups, strict=True):
+                    residual.sub_(own)
+            self._previous = {}
+            self._decay()
+            for part, residual in self.residual():
+                for number, place in cells(view(made.tensors, part.segment), residual, part.blocks):
+                    place.add_(number, alpha=made.factor)
+            for level, layout in self._layouts.items():
+                sent[level] = [
+                    _of_rank(residual, rank, bits) if _is_hidden(layout, index) else _dense(self, group, residual)
+                    for index, (group, residual) in enumerate(zip(layout.groups, self._residuals[level], strict=True))
+                ]
+        return sent
+
+    def apply(self: Together, step: int, results: Mapping[int, Sequence[list[Tensor]]]) -> None:
+        whole, rate = min(self.replicas, key=lambda replica: replica.tier), self._rate(step)
+        made = whole.optimizer._apply
+        assert isinstance(made, MeanApply)
+        most = mean.most_of(made._settings, rate) * SMALLEST
+        with torch.no_grad():
+            for level, members in results.items():
+                for part in level_layout(self._schema.results, level).parts:
+                    moved = sum(own[part.group].clamp(-most, most) for own in members) / len(members)
+                    assert isinstance(moved, Tensor)
+                    made._move(view(whole.params, part.segment), part, part.of(moved * made._settings.outer_lr), rate)
+        _copy(self, whole)
+
+    return [(ErrorFeedback, "compress", compress), (Together, "_apply", apply)]
+
+
+def _is_hidden(layout: LevelLayout, group: int) -> bool:
+    """Whether a group's blocks are of hidden matrices, none of which shares a group with a table here."""
+    return layout.groups[group].height > 1 and not any(
+        is_table(part.segment.name) for part in layout.parts if part.group == group
+    )
+
+
+def _dense(feedback: ErrorFeedback, group: Group, residual: Tensor) -> Tensor:
+    indices, values = feedback._chosen(residual, group.topk)
+    sent = torch.zeros_like(residual).flatten(1)
+    sent.scatter_add_(1, indices.masked_fill(values == 0, 0), values)
+    return sent.view_as(residual)
+
+
+def _of_rank(blocks: Tensor, rank: int, bits: int) -> Tensor:
+    """The nearest product [n, h, w] of matrices of so many columns, each on the lattice, that alternation finds."""
+    right = torch.randn(blocks.shape[0], blocks.shape[2], rank, generator=torch.Generator().manual_seed(0))
+    for _ in range(_ALTERNATIONS):
+        left = torch.linalg.qr(blocks @ right).Q
+        right = blocks.mT @ left
+    left = _on_lattice(left, bits)
+    gram = left.mT @ left + 1e-6 * torch.eye(rank)
+    return left @ _on_lattice(blocks.mT @ left @ torch.linalg.inv(gram), bits).mT
+
+
+def _on_lattice(factor: Tensor, bits: int) -> Tensor:
+    columns = factor.mT.flatten(0, 1)
+    return quantise(columns.contiguous(), bits).view(factor.shape[0], factor.shape[2], -1).mT
+
+
+IDEAS: dict[str, Callable[[Any, Mapping[str, Any]], list[Place]]] = {
+    "momentum": momentum,
+    "level_rates": level_rates,
+    "weights": weights,
+    "topk_by_level": topk_by_level,
+    "whole_forward": whole_forward,
+    "rms": rms,
+    "low_rank": low_rank,
+}
+"""By the name in an arm's table, from its value and what else is said to the laboratory."""
+
+
+# --- trainings and figures ------------------------------------------------------------------------------------------
+
+
+def plain_of(one: Training) -> Training:
+    """The training without its idea, as the laboratory knows it."""
+    return replace(one, said={name: value for name, value in one.said.items() if name != IDEA})
+
+
+def tried(one: Training) -> dict[str, Any]:
+    """The line of a training with its idea."""
+    plain = plain_of(one)
+    with with_idea(one.said.get(IDEA, {}), plain.said), tempfile.TemporaryDirectory() as root:
+        return train(plain, Path(root)) | {"said": one.said}
+
+
+def bytes_of(one: Training) -> float:
+    """Bytes of a tier-0 member's result, for each parameter and step of a machine."""
+    plain, idea = plain_of(one), one.said.get(IDEA, {})
+    with with_idea(idea, plain.said):
+        recipe = recipe_of(settings_of(plain, {name: Path(name) for name in ("model", "data_path")}))
+        assert recipe.agreed is not None
+        schema = build_schema(model_of(one.size), recipe.levels, recipe.agreed)
+    results = schema.results
+    rank = int(idea.get("low_rank", 0))
+    narrow = [own for own in results.blocks if rank and is_hidden_matrix(own.segment.name, len(own.edges))]
+    others = replace(results, blocks=tuple(own for own in results.blocks if own not in narrow))
+    # a column of a narrow matrix has a byte for its exponent, and two bits for each number
+    sent = others.result_bytes() + sum(own.count * rank * (2 + sum(own.edges) * 2 // 8) for own in narrow)
+    return round(sent / sum(segment.numel for segment in schema.state.segments) / one.inner_steps, 6)
+
+
+def losses(name: str) -> Losses:
+    """What is kept of an arm at its best rate; of another file's, if that is named before it: FILE/ARM."""
+    stem, _, own = name.rpartition("/")
+    source = FILE.with_name(f"{stem}.toml") if stem else FILE
+    (arm,) = (arm for arm in arms(source) if arm.name == own)
+    rates = ended(arm, SIZE, kept(SIZE, source))
+    return rates[best(rates)] if rates else {}
+
+
+def gains(idea: Losses, against: Losses) -> dict[str, dict[str, Any]]:
+    """By tier what the idea's arm gains, in nats per byte; without an interval where there is one seed."""
+    found = {}
+    for tier in sorted(idea.keys() & against.keys()):
+        seeds = sorted(idea[tier].keys() & against[tier].keys())
+        if not seeds:
+            continue
+        middle, reach = interval([against[tier][seed] - idea[tier][seed] for seed in seeds])
+        known = math.isfinite(reach)
+        found[str(tier)] = {
+            "gain": round(middle, 4),
+            "interval": round(reach, 4) if known else None,
+            "seeds": len(seeds),
+            "clear": known and abs(middle) > reach,
+        }
+    return found
+
+
+def report() -> dict[str, Any]:
+    """Every arm that was trained, in the order of the file, and how many trainings are named and not done."""
+    against = {arm["name"]: arm["against"] for arm in tomllib.loads(FILE.read_text())["arm"] if "against" in arm}
+    shown = {}
+    for arm in arms(FILE):
+        if not (found := losses(arm.name)):
+            continue
+        one, name = arm.trainings[0], against.get(arm.name)
+        shown[arm.name] = {
+            "question": arm.question,
+            "expected": arm.expected,
+            "members": one.members,
+            "steps": one.steps,
+            "held_out": {str(tier): round(fmean(seeds.values()), 4) for tier, seeds in sorted(found.items())},
+            "seeds": len(found[min(found)]),
+            "bytes_per_parameter_step": bytes_of(one),
+            "against": name,
+            "gains": gains(found, losses(name)) if name else {},
+        }
+    return {"missing": len([*missing(SIZE, source=FILE)]), "arms": shown}
+
+
+def table(found: Mapping[str, Any]) -> str:
+    """Every arm, a line each."""
+    lines = [f"{found['missing']} trainings not done yet"]
+    for name, arm in found["arms"].items():
+        ends = "  ".join(f"tier {tier} {loss:.3f}" for tier, loss in arm["held_out"].items())
+        gained = "  ".join(
+            f"{one['gain']:+.3f}" + (f" ± {one['interval']:.3f}" if one["interval"] is not None else "")
+            for one in arm["gains"].values()
+        )
+        lines.append(f"  {name:22} {ends}" + (f"   against {arm['against']}: {gained}" if gained else ""))
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Read the options, train if asked to, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run", action="store_true", help="train what is named and not measured yet, and keep it")
+    parser.add_argument("--only", nargs="+", metavar="ARM", help="with --run: only these arms")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    for one in [*missing(SIZE, set(given.only) if given.only else None, FILE)] if given.run else ():
+        print(f"{one.arm}, rate {one.lr:g}, seed {one.seed}", file=sys.stderr, flush=True)
+        line = tried(one)
+        keep(SIZE, line, FILE)
+        print(f"  {line.get('held_out_by_tier', line['held_out'])}", file=sys.stderr, flush=True)
+    found = report()
+    print(json.dumps(found, indent=1) if given.json else table(found))
+
+
+if __name__ == "__main__":
+    main()
