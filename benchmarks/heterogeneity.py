@@ -45,6 +45,8 @@ KINDS = {
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """The 97.5 % point of Student's t with 1, 2, ... degrees of freedom."""
 
+SMALL, ENOUGH = "small-only", 0.8
+"""The arm without a large member, and the part of a large member's gain that small ones are to give."""
 QUESTIONS = (
     ("tier 0 beside tiers 1 and 2, against alone", 0, "mixed", "alone"),
     ("tier 0 beside tiers 1 and 2, against alone with AdamW", 0, "mixed", "alone-adamw"),
@@ -121,6 +123,31 @@ def recovered(gains: Sequence[Mapping[str, Any]], size: str) -> float | None:
     return part
 
 
+def goals(gains: Sequence[Mapping[str, Any]], recovered: float | None) -> list[dict[str, Any]]:
+    """What unequal members are meant to be worth to each other, and whether they are; nothing where it is not known.
+
+    A gain has to be clear, and above 0.
+    """
+    known = {(one["tier"], one["without"]): one for one in gains if one["with"] == "mixed"}
+    asked = [
+        ("the large one learns more beside small ones than alone", [(0, "alone")]),
+        ("small ones learn more beside a large one than without it, from as many tokens", [(1, SMALL), (2, SMALL)]),
+    ]
+    found = [
+        {
+            "goal": goal,
+            "met": all(known[one]["clear"] and known[one]["gain"] > 0 for one in about),
+            "measured": {str(tier): [known[tier, arm]["gain"], known[tier, arm]["interval"]] for tier, arm in about},
+        }
+        for goal, about in asked
+        if set(about) <= known.keys()
+    ]
+    if recovered is not None:
+        goal = f"for the same computing, small ones give at least {ENOUGH:.0%} of what large ones give"
+        found.append({"goal": goal, "met": recovered >= ENOUGH, "measured": recovered})
+    return found
+
+
 def of_size(size: str, kind: str) -> dict[str, Any]:
     """Arms and gains of a size."""
     done, shown, losses = kept(size, KINDS[kind]), {}, {}
@@ -143,11 +170,13 @@ def of_size(size: str, kind: str) -> dict[str, Any]:
             },
         }
     gains = [found for what, tier, *names in QUESTIONS if (found := gain(what, tier, (names[0], names[1]), losses))]
+    part = recovered(gains, size)
     return {
         "missing": len(_missing(size, kind)),
         "arms": shown,
         "gains": gains,
-        "recovered_per_compute": recovered(gains, size),
+        "recovered_per_compute": part,
+        "goals": goals(gains, part),
     }
 
 

@@ -153,7 +153,7 @@ def weights(of_members: Sequence[int], settings: Mapping[str, Any]) -> list[Plac
 def topk_by_level(kept: Sequence[int], settings: Mapping[str, Any]) -> list[Place]:
     """How many numbers of a block a result keeps, by level."""
     del settings
-    plain = sparseloco.cut
+    plain = vars(sparseloco)["cut"]
 
     def cut(segments: Sequence[Segment], **said: int) -> tuple[Blocks, ...]:
         return tuple(replace(one, topk=min(kept[one.segment.level], one.size)) for one in plain(segments, **said))
@@ -349,6 +349,11 @@ def gains(idea: Losses, against: Losses) -> dict[str, dict[str, Any]]:
     return found
 
 
+def _missing(names: Sequence[str] | None) -> list[Training]:
+    """What is named and not measured, all arms of a seed before the next."""
+    return sorted(missing(SIZE, set(names) if names else None, FILE), key=lambda one: one.seed)
+
+
 def report() -> dict[str, Any]:
     """Every arm that was trained, in the order of the file, and how many trainings are named and not done."""
     against = {arm["name"]: arm["against"] for arm in tomllib.loads(FILE.read_text())["arm"] if "against" in arm}
@@ -368,7 +373,7 @@ def report() -> dict[str, Any]:
             "against": name,
             "gains": gains(found, losses(name)) if name else {},
         }
-    return {"missing": len([*missing(SIZE, source=FILE)]), "arms": shown}
+    return {"missing": len(_missing(None)), "arms": shown}
 
 
 def table(found: Mapping[str, Any]) -> str:
@@ -392,7 +397,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    for one in [*missing(SIZE, set(given.only) if given.only else None, FILE)] if given.run else ():
+    for one in _missing(given.only) if given.run else ():
         print(f"{one.arm}, rate {one.lr:g}, seed {one.seed}", file=sys.stderr, flush=True)
         line = tried(one)
         keep(SIZE, line, FILE)

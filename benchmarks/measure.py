@@ -30,6 +30,7 @@ COMMANDS = {
     "worth": "python benchmarks/worth.py --json",
     "heterogeneity": "python benchmarks/heterogeneity.py --json",
     "rolling": "python benchmarks/rolling.py --json",
+    "ideas": "python benchmarks/ideas.py --json",
     "codec": "python benchmarks/codec.py --json",
     "chain": "python benchmarks/chain.py --json",
     "distro": "python benchmarks/distro.py --json",

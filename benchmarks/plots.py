@@ -10,11 +10,14 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from quote import figures
+from quote import figures, has_curve
+
+BYTES_BAR = 0.0009
+"""Bytes for each parameter and step that issue and field aim at: Covenant-72B (arXiv 2603.08163) has 0.00091."""
 
 
 def digest(found: Mapping[str, Any]) -> str:
@@ -46,12 +49,50 @@ def draw(size: str, found: Mapping[str, Any], path: Path) -> None:
     pyplot.close(figure)
 
 
+def draw_bytes(size: str, found: Mapping[str, Any], path: Path) -> None:
+    """Held-out loss by the bytes that eight members send, for every length of a run, with the bars they are held to."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    matplotlib.rcParams["svg.hashsalt"] = "aftermath"
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(9, 5.5))
+    for steps, own in found["bytes_at_loss"].items():
+        points, curve = own["points"], [point for point in own["points"] if point["on_curve"]]
+        (line,) = axes.plot(*_of(curve), marker="o", label=f"{int(steps):,} steps: the least loss for so many bytes")
+        axes.plot(*_of(points), marker="x", linestyle="", color=line.get_color(), alpha=0.5)
+        axes.axhline(own["bar"], linestyle=":", color=line.get_color(), label=f"{int(steps):,} steps: adamw-8x and 1 %")
+        for point in curve:
+            axes.annotate(
+                point["arm"], (point["bytes"], point["held_out"]), fontsize=7, xytext=(4, 4), textcoords="offset points"
+            )
+    axes.axvline(BYTES_BAR, linestyle="--", color="grey", label="as few as Covenant-72B")
+    axes.set(
+        xscale="log",
+        xlabel="bytes for each parameter and step",
+        ylabel="held-out loss (nats per byte)",
+        title=f"{size} parameters, eight members",
+    )
+    axes.legend(fontsize=7)
+    axes.grid(alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(path, format="svg", metadata={"Date": None, "Description": digest(found)})
+    pyplot.close(figure)
+
+
+def _of(points: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[float]]:
+    return [point["bytes"] for point in points], [point["held_out"] for point in points]
+
+
 def main() -> None:
     """Draw every size into a folder."""
     if len(sys.argv) != 2:
         sys.exit(__doc__)
     for size, found in figures("worth").items():
         draw(size, found, Path(sys.argv[1]) / f"experiments-{size}.svg")
+        if has_curve(found):
+            draw_bytes(size, found, Path(sys.argv[1]) / f"experiments-{size}-bytes.svg")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ BLOCK = re.compile(r"<!-- block: (\w+) -->\n(.*?)<!-- /block -->", re.DOTALL)
 LIST = re.compile(r"\[\s+([^\]]*?)\s+\]")
 
 
+GOALS = 3
 UNKNOWN = "–"
 """Stands for a figure of a benchmark that has not been run."""
 
@@ -112,15 +114,146 @@ def pages_of_experiments() -> str:
             parts.append(f"{_not_trained(found)}\n\n")
         if needed := found["step_seconds_for"]:
             parts.append(f"{_step_seconds(needed)}\n\n")
+        if has_curve(found):
+            parts.append(_bytes_at_loss(size, found["bytes_at_loss"]))
         for question, those in asked.items():
             parts.append(f"### {size}: {question}\n\n{_table_of_arms(those)}\n")
     return "".join(parts)
 
 
+def table_of_bars() -> str:
+    """For every size what eight members reached, beside the bars they are held to."""
+    lines = [
+        f"| {' | '.join(('size', *(f'{what}: {bar}' for what, _, _, bar in BARS)))} |",
+        f"|{'---|' * (len(BARS) + 1)}",
+    ]
+    for size, found in figures("worth").items():
+        if found["loss_over_adamw"] is not None:
+            lines.append(f"| {size} | {' | '.join(_against_bar(found, *one) for one in BARS)} |")
+    return "\n".join(lines) + "\n"
+
+
+BARS: tuple[tuple[str, str, float, str], ...] = (
+    ("loss over AdamW with all sequences", "loss_over_adamw", 0.01, "at most 1%"),
+    ("loss over Muon with all sequences", "loss_over_muon", 0.03, "at most 3%"),
+    ("bytes for each parameter and step", "bytes_per_parameter_step", 0.0009, "at most 0.0009"),
+    ("worth against AdamW", "worth_adamw", -6, "at least 6"),
+    ("worth against Muon", "worth_muon", -4, "at least 4"),
+)
+"""What it is, where it stands, and the bar: the most, or with a minus the least."""
+
+
+def _against_bar(found: Mapping[str, Any], what: str, key: str, bar: float, _: str) -> str:
+    value = found[key]["8"] if isinstance(found[key], dict) else found[key]
+    if value is None:
+        return UNKNOWN
+    shown = f"{value:+.1%}" if what.startswith("loss") else f"{value:.2f}" if bar < 0 else f"{value:.4f}"
+    return shown if (value <= bar if bar > 0 else value >= -bar) else f"**{shown}**"
+
+
+def has_curve(found: Mapping[str, Any]) -> bool:
+    """Whether eight members were trained with different bytes, at a length that AdamW with all sequences has too."""
+    return any(len(own["points"]) > 1 for own in found["bytes_at_loss"].values())
+
+
+def _bytes_at_loss(size: str, lengths: Mapping[str, Any]) -> str:
+    """What sending less costs, with a picture."""
+    parts = [f"### {size}: what sending less costs eight members\n\n![loss by bytes](experiments-{size}-bytes.svg)\n\n"]
+    for steps, own in lengths.items():
+        needed = "none of these" if own["bytes_for_bar"] is None else f"{own['bytes_for_bar']:.5f} on the curve"
+        said = (
+            f"After {int(steps):,} steps. The bar is {own['bar']:.3f}: one percent more than AdamW with all sequences. "
+            f"Bytes for each parameter and step that reach it: {needed}."
+        )
+        lines = [
+            *textwrap.wrap(said, 120),
+            "",
+            "| arm | bytes per parameter and step | held out | over AdamW with all sequences | on the curve |",
+            f"|{'---|' * 5}",
+        ]
+        for point in own["points"]:
+            on = "yes" if point["on_curve"] else ""
+            lines.append(
+                f"| `{point['arm']}` | {point['bytes']:.5f} | {point['held_out']:.3f} | {point['over']:+.1%} | {on} |"
+            )
+        parts.append("\n".join(lines) + "\n\n")
+    return "".join(parts)
+
+
+def tables_of_ideas() -> str:
+    """For every question what its ideas reached, and gained against the arm that each is held against."""
+    found = figures("ideas")
+    asked: dict[str, list[tuple[str, Any]]] = {}
+    for name, arm in found["arms"].items():
+        asked.setdefault(arm["question"], []).append((name, arm))
+    parts = [f"{_not_trained(found)}\n"] if found["missing"] else []
+    for question, those in asked.items():
+        lines = [f"### Ideas: {question}", "", f"| {' | '.join(_IDEAS_SAY)} |", f"|{'---|' * len(_IDEAS_SAY)}"]
+        for name, arm in those:
+            words = [
+                f"`{name}`",
+                f"{arm['members']}",
+                f"{arm['steps']:,}",
+                f"{arm['seeds']}",
+                f"{arm['bytes_per_parameter_step']:.5f}",
+                _by_tier(arm["held_out"], lambda loss: f"{loss:.3f}"),
+                f"`{arm['against']}`" if arm["against"] else "",
+                _by_tier(arm["gains"], _gained),
+                arm["expected"],
+            ]
+            lines.append(f"| {' | '.join(words)} |")
+        parts.append("\n".join(lines) + "\n")
+    return "\n".join(parts)
+
+
+_IDEAS_SAY = (
+    "arm",
+    "members",
+    "steps of a machine",
+    "seeds",
+    "bytes per parameter and step",
+    "held out",
+    "against",
+    "gain",
+    "expected",
+)
+
+
+def _by_tier(found: Mapping[str, Any], shown: Callable[[Any], str]) -> str:
+    """Of one tier alone without its name."""
+    if len(found) == 1:
+        return shown(*found.values())
+    return ", ".join(f"tier {tier}: {shown(one)}" for tier, one in found.items())
+
+
+def _gained(one: Mapping[str, Any]) -> str:
+    reach = "" if one["interval"] is None else f" ± {one['interval']:.3f}{' (clear)' if one['clear'] else ''}"
+    return f"{one['gain']:+.3f}{reach}"
+
+
 def tables_of_unequal() -> str:
     """For every kind and size what each arm of unequal members reached, and who gained by whom."""
     kinds = figures("heterogeneity").items()
-    return "\n".join(_of_unequal(kind, size, found) for kind, sizes in kinds for size, found in sizes.items())
+    parts = [_goals_of_unequal(kinds)]
+    parts += [_of_unequal(kind, size, found) for kind, sizes in kinds for size, found in sizes.items()]
+    return "\n".join(parts)
+
+
+def _goals_of_unequal(kinds: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
+    """Of what is trained on everything that a goal asks for."""
+    lines = ["### The three goals", "", "| goal | trained by | measured | met |", f"|{'---|' * 4}"]
+    for kind, sizes in kinds:
+        for size, found in sizes.items():
+            for one in found["goals"] if len(found["goals"]) == GOALS else ():
+                met = "yes" if one["met"] else "**no**"
+                lines.append(f"| {one['goal']} | {kind}, {size} | {_measured_goal(one['measured'])} | {met} |")
+    return "\n".join(lines) + "\n"
+
+
+def _measured_goal(measured: float | Mapping[str, Sequence[float]]) -> str:
+    if isinstance(measured, Mapping):
+        return ", ".join(f"tier {tier}: {gain:+.3f} ± {reach:.3f}" for tier, (gain, reach) in measured.items())
+    return f"{measured:.0%}"
 
 
 def _of_unequal(kind: str, size: str, found: Mapping[str, Any]) -> str:
@@ -197,7 +330,9 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "demo": report_of_demo,
     "units": table_of_units,
     "experiments": pages_of_experiments,
+    "bars": table_of_bars,
     "unequal": tables_of_unequal,
+    "ideas": tables_of_ideas,
 }
 
 

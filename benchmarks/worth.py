@@ -40,6 +40,8 @@ MEMBERS = (4, 8, 16)
 WORTHS = (2, 4, 6)
 ALONE = ("adamw", "muon", "outer-alone")
 QUICK = ("adamw", "sparseloco-8")
+BARRED, MORE_LOSS = 8, 0.01
+"""Members that are held against bars, and how much of AdamW's loss they may have beyond it."""
 
 SLOT, LATENCY = 0.4, 0.1  # seconds
 UP, DOWN = 110e6 / 8, 500e6 / 8  # bytes a second
@@ -53,12 +55,12 @@ def protocol_seconds(members: int, result_bytes: float) -> float:
     return SLOTS_OF_A_ROUND * SLOT + LATENCIES_OF_A_ROUND * LATENCY + carried / UP + carried / DOWN
 
 
-Curve = Sequence[tuple[int, float]]
-"""Steps alone and the loss there, by steps."""
+Curve = Sequence[tuple[float, float]]
+"""Steps alone (or bytes) and the loss there, by steps."""
 
 
 def steps_to(curve: Curve, loss: float) -> float | None:
-    """The steps after which the curve is at a loss; None beyond its ends."""
+    """The steps after which the curve, whose loss falls, is at a loss; None beyond its ends."""
     for (few, above), (many, below) in itertools.pairwise(curve):
         if below <= loss <= above:
             part = (above - loss) / (above - below) if above > below else 0.0
@@ -151,7 +153,45 @@ def of_size(size: str) -> dict[str, Any]:
             measured[arm.name]["step_seconds_for"] = {
                 str(worth): step_seconds_for(worth, ends[-1], first, sent) for worth in WORTHS
             }
-    return {**headline(measured), "missing": sum(1 for _ in missing(size)), "arms": measured}
+    return {
+        **headline(measured),
+        "bytes_at_loss": bytes_at(measured),
+        "missing": sum(1 for _ in missing(size)),
+        "arms": measured,
+    }
+
+
+def bytes_at(measured: Mapping[str, Any]) -> dict[str, Any]:
+    """By number of steps what eight members lose by sending less, against the loss that one machine with all their
+    sequences reaches with AdamW; nothing where that machine was not trained for as many steps.
+
+    An arm is on the curve if none with as few bytes has less loss. `bytes_for_bar` lies on it at the bar, with bytes as
+    a power law of the loss between two arms; None if the curve does not cross the bar.
+    """
+    found: dict[str, Any] = {}
+    for bound in measured.get("adamw-8x", {"ends": []})["ends"]:
+        points = [
+            {"arm": name, "bytes": arm["bytes_per_parameter_step"], "held_out": end["held_out"]}
+            for name, arm in measured.items()
+            if arm["members"] == BARRED
+            for end in arm["ends"]
+            if end["steps"] == bound["steps"]
+        ]
+        points.sort(key=lambda point: (point["bytes"], point["held_out"]))
+        least, bar = math.inf, bound["held_out"] * (1 + MORE_LOSS)
+        for point in points:
+            point["over"] = round(point["held_out"] / bound["held_out"] - 1, 4)
+            point["on_curve"] = point["held_out"] < least
+            least = min(least, point["held_out"])
+        curve = [point for point in points if point["on_curve"]]
+        if points:
+            crossed = steps_to([(point["bytes"], point["held_out"]) for point in curve], bar)
+            found[str(bound["steps"])] = {
+                "bar": round(bar, 4),
+                "bytes_for_bar": None if crossed is None else round(crossed, 5),
+                "points": points,
+            }
+    return found
 
 
 def headline(measured: Mapping[str, Any]) -> dict[str, Any]:

@@ -41,6 +41,19 @@ def test_small_members_are_counted_by_what_they_compute() -> None:
     assert unequal.recovered(gains[:1], "0.2M") is None
 
 
+def test_a_goal_is_met_by_gains_that_are_clear() -> None:
+    def gain(tier: int, without: str, gained: float) -> dict[str, object]:
+        return {"with": "mixed", "without": without, "tier": tier, "gain": gained, "interval": 0.1, "clear": True}
+
+    gains = [gain(0, "alone", 0.3), gain(1, "small-only", 0.2), gain(2, "small-only", -0.2)]
+    assert [one["met"] for one in unequal.goals(gains, 0.79)] == [True, False, False]
+    gains[2] |= {"gain": 0.2}
+    assert [one["met"] for one in unequal.goals(gains, 0.8)] == [True, True, True]
+    gains[0] |= {"clear": False}
+    assert [one["met"] for one in unequal.goals(gains, None)] == [False, True]
+    assert [one["goal"] for one in unequal.goals(gains[1:], None)] == [unequal.goals(gains, None)[1]["goal"]]
+
+
 def test_every_question_is_about_arms() -> None:
     named = {arm.name for source in unequal.KINDS.values() for arm in arms.arms(source)}
     assert {name for _, _, *names in unequal.QUESTIONS for name in names} == named

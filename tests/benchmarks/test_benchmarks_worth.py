@@ -98,6 +98,33 @@ def test_the_best_rate_is_that_of_the_least_mean_over_seeds() -> None:
     assert ten["by_rate"] == {"0.1": 3.0, "0.2": 2.5}
 
 
+def test_bytes_for_a_loss_lie_on_the_curve_of_those_that_send_least() -> None:
+    """1.9 of AdamW's, so 1.919: half-way, by the logarithm of bytes, between 2.019 and 1.819."""
+
+    def arm(sent: float, loss: float, members: int = 8) -> dict[str, Any]:
+        return {"members": members, "bytes_per_parameter_step": sent, "ends": [{"steps": 10, "held_out": loss}]}
+
+    measured = {
+        "adamw-8x": arm(0.0, 1.9, 1),
+        "all": arm(0.16, 1.819),
+        "few": arm(0.01, 2.019),
+        "worse": arm(0.04, 2.5),
+        "four": arm(0.001, 1.0, 4),
+    }
+    found = worth.bytes_at(measured)["10"]
+    assert found["bar"] == pytest.approx(1.919)
+    assert [(point["arm"], point["on_curve"]) for point in found["points"]] == [
+        ("few", True),
+        ("worse", False),
+        ("all", True),
+    ]
+    assert found["bytes_for_bar"] == pytest.approx(0.04)
+    assert found["points"][0]["over"] == round(2.019 / 1.9 - 1, 4)
+    del measured["all"]
+    assert worth.bytes_at(measured)["10"]["bytes_for_bar"] is None
+    assert worth.bytes_at({name: arm for name, arm in measured.items() if name != "adamw-8x"}) == {}
+
+
 def test_every_arm_can_be_trained_and_says_what_was_expected() -> None:
     named = arms.arms()
     assert len({arm.name for arm in named}) == len(named)
@@ -128,6 +155,9 @@ def test_the_pictures_are_of_these_figures() -> None:
     for size, found in figures.items():
         drawn = (BENCHMARKS.parent / "docs" / f"experiments-{size}.svg").read_text()
         assert plots.digest(found) in drawn, "run: make docs"
+        if plots.has_curve(found):
+            drawn = (BENCHMARKS.parent / "docs" / f"experiments-{size}-bytes.svg").read_text()
+            assert plots.digest(found) in drawn, "run: make docs"
 
 
 @pytest.mark.slow

@@ -1,0 +1,180 @@
+"""Ideas in the laboratory: what stands in place of members' code does what it says, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from aftermath.lab.together import Together
+from aftermath.model.levels import prefix
+from aftermath.optim import mean
+from aftermath.optim.engine import Engine
+from aftermath.optim.mean import MeanApply, changes, most_of
+from aftermath.optim.outer_muon import OuterMuon
+from aftermath.optim.sparseloco import SparseLoCo
+from benchmarks.test_benchmarks_worth import BENCHMARKS, arms, module
+from lab.lab_place import INNER, course, prepare
+from optim.optim_oracle import toy_inner
+from optim.optim_replica import tensors
+from optim.test_optim_mean import random_votes
+
+module("worth"), module("heterogeneity")
+ideas = module("ideas")
+SAID = INNER | {"orthogonal_lr": 1.5, "mean": "all"}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepare(tmp_path_factory.mktemp("place"))
+
+
+def _trained(place: Path, idea: dict[str, Any] | None = None, **said: Any) -> dict[str, Tensor]:
+    """Every member's weights after eight rounds; None is the laboratory as it is."""
+    if idea is None:
+        one = course(place, **said)
+        one.run()
+    else:
+        with ideas.with_idea(idea, said):
+            one = course(place, **said)
+            one.run()
+    trainer = one._begun.trainer
+    assert isinstance(trainer, Together)
+    return {
+        f"{n}/{name}": t.detach().clone() for n, own in enumerate(trainer.replicas) for name, t in own.params.items()
+    }
+
+
+def _equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+
+
+NOTHING = {"momentum": 0.0, "level_rates": [1.0, 1.0, 1.0], "weights": [1, 1, 1], "topk_by_level": [32, 32, 32]}
+
+
+@pytest.mark.parametrize("name", [None, *NOTHING])
+def test_what_changes_nothing_leaves_every_bit_as_it_is(place: Path, name: str | None) -> None:
+    assert _equal(_trained(place, {name: NOTHING[name]} if name else {}, **SAID), _trained(place, None, **SAID))
+
+
+SOMETHING = {
+    "momentum": 0.6,
+    "level_rates": [0.5, 1.0, 1.0],
+    "weights": [2, 1, 1],
+    "topk_by_level": [8, 8, 40],
+    "whole_forward": True,
+    "low_rank": 2,
+}
+
+
+@pytest.mark.parametrize("name", SOMETHING)
+def test_an_idea_changes_what_is_learnt_and_is_gone_afterwards(place: Path, name: str) -> None:
+    before = {(owner, name): getattr(owner, name) for owner in (OuterMuon, MeanApply) for name in ("_move", "apply")}
+    plain = _trained(place, None, **SAID)
+    assert not _equal(_trained(place, {name: SOMETHING[name]}, **SAID), plain)
+    assert _equal(_trained(place, None, **SAID), plain)
+    assert all(getattr(owner, name) is was for (owner, name), was in before.items())
+
+
+def test_gradients_of_one_size_change_what_distro_learns(place: Path) -> None:
+    said = {"optimizer": "distro", "members": 3, "tiers": "0", "total_batch": 6}
+    assert not _equal(_trained(place, {"rms": True}, **said), _trained(place, {}, **said))
+
+
+def test_an_idea_that_nobody_wrote_down_is_refused() -> None:
+    with pytest.raises(KeyError, match="wishes"), ideas.with_idea({"wishes": 1}, {}):
+        pass
+
+
+def test_momentum_is_the_formula() -> None:
+    """Two rounds of the mean: u1 and u2 with half of each carried on."""
+    schema = toy_inner(divisor="all")
+    assert isinstance(schema.optimizer, SparseLoCo)
+    params = tensors(schema, 2, 0)
+    before = {name: tensor.double() for name, tensor in params.items()}
+    rounds = [random_votes(schema, 2, 3, seed=seed, density=1.0) for seed in (1, 2)]
+    moved = []
+    for votes in rounds:
+        plain = tensors(schema, 2, 0)
+        Engine(schema, 2, plain).apply({2: votes}, 1e-3)
+        moved.append({name: before[name] - tensor for name, tensor in plain.items()})
+    with ideas.with_idea({"momentum": 0.5}, {}):
+        engine = Engine(schema, 2, params)
+        for votes in rounds:
+            engine.apply({2: votes}, 1e-3)
+    for name, tensor in params.items():
+        first, second = (one[name] for one in moved)
+        momentum = [first / 2, first / 4 + second / 2]
+        expected = (first / 2 + momentum[0] / 2) + (second / 2 + momentum[1] / 2)
+        torch.testing.assert_close(before[name] - tensor, expected, atol=1e-6, rtol=1e-3)
+
+
+def test_a_vote_of_weight_two_counts_twice() -> None:
+    schema = toy_inner(divisor="all")
+    settings = schema.optimizer
+    assert isinstance(settings, SparseLoCo)
+    one, other = random_votes(schema, 1, 2, seed=3)
+    most = most_of(settings, 1.0)
+    with ideas.with_idea({"weights": [2, 5, 1]}, {"tiers": "0,2,1"}):
+        found = mean.changes([one, other], 1, settings, most)
+    counted = changes([one, one, other], 1, settings, most)
+    assert all(torch.equal(own, expected) for own, expected in zip(found, counted, strict=True))
+
+
+def test_a_product_of_narrow_matrices_is_nearer_the_wider_they_are() -> None:
+    blocks = torch.randn(5, 24, 16, generator=torch.Generator().manual_seed(7))
+    left = [float((blocks - ideas._of_rank(blocks, rank, 2)).norm() / blocks.norm()) for rank in (1, 4, 8)]
+    assert left == sorted(left, reverse=True)
+    assert left[-1] < 0.6
+    signs = torch.ones(1, 16, 16)
+    torch.testing.assert_close(ideas._of_rank(signs, 1, 2), signs, atol=0.02, rtol=0)
+
+
+def test_a_small_member_learns_its_part_of_the_whole_gradient(place: Path) -> None:
+    said = SAID | {"inner_steps": 1}
+    with ideas.with_idea({"whole_forward": True}, said):
+        trainer = course(place, **said)._begun.trainer
+        assert isinstance(trainer, Together)
+        whole, _, small = trainer.replicas
+        before = {name: tensor.detach().clone() for name, tensor in whole.params.items()}
+        tokens = torch.arange(32).view(2, 16) % 7
+        ended = threading.Event()
+        whole._backward(whole.passes, tokens, ended)
+        whole.model.zero_grad(set_to_none=True)
+        small._backward(small.passes, tokens, ended)
+        whole._backward(whole.passes, tokens, ended)
+    for name, tensor in small.params.items():
+        assert tensor.grad is not None
+        gradient = whole.params[name].grad
+        assert gradient is not None
+        torch.testing.assert_close(tensor.grad, gradient[prefix(tensor.shape)])
+    assert all(torch.equal(whole.params[name], tensor) for name, tensor in before.items())
+
+
+def test_every_arm_can_be_trained_and_says_what_was_expected() -> None:
+    for arm in arms.arms(ideas.FILE):
+        assert arm.question
+        assert arm.expected
+        for one in arm.trainings:
+            assert ideas.bytes_of(one) > 0
+            assert one.said["steps"] * one.inner_steps == one.steps
+            assert set(one.said.get(ideas.IDEA, {})) <= ideas.IDEAS.keys()
+
+
+def test_the_page_is_made_from_all_that_was_trained() -> None:
+    written = json.loads((BENCHMARKS / "measured" / "ideas.json").read_text())["figures"]
+    named = {one.key for arm in arms.arms(ideas.FILE) for one in arm.trainings}
+    assert set(arms.kept(ideas.SIZE, ideas.FILE)) <= named
+    assert json.loads(json.dumps(ideas.report())) == written, "run: benchmarks/measure.py ideas"
+
+
+def test_a_gain_is_of_the_same_tier_and_seeds() -> None:
+    found = ideas.gains({0: {0: 2.0, 1: 2.0}, 1: {0: 1.0}}, {0: {0: 2.5, 1: 2.51, 2: 9.0}, 1: {0: 1.5}})
+    assert found["0"]["gain"] == pytest.approx(0.505)
+    assert (found["0"]["seeds"], found["0"]["clear"]) == (2, True)
+    assert found["1"] == {"gain": 0.5, "interval": None, "seeds": 1, "clear": False}
