@@ -144,9 +144,32 @@ def test_what_was_not_assigned_is_spoken_of_once_a_round_and_under_the_name_of_w
 
     sim = _epoch_with_a_liar(tmp_path, flood, rounds_per_epoch=4)
     _undisturbed(sim)
-    told = sim.players[1].saw("refused", why="not what it was assigned")
+    liar, honest = sim.players[0], sim.players[1]
+    assert honest.transport is not None
+    assert {who for who, _ in honest.transport.barred} == {liar.id}
+    told = honest.saw("refused", why="not what it was assigned")
     assert [event["slot"] for event in told] == [slot_of(sim.players[0])] * len(told)
     assert 0 < len(told) == len({event["height"] for event in told})
+
+
+def test_whoever_sends_what_is_no_announcement_is_kept_out_and_spoken_of_once(tmp_path: Path) -> None:
+    """Undecodable bytes, other members' words and those of another run, for a whole epoch."""
+
+    def babble(sim: Simulation, liar: Player) -> Lie:
+        async def lie(said: Commitment, transport: SimTransport) -> None:
+            for number in range(50):
+                tell_all(transport, bytes([number]) * 300)
+            tell_all(transport, sign(liar, msgspec.structs.replace(said, run_id="another")))
+
+        return lie
+
+    sim = _epoch_with_a_liar(tmp_path, babble)
+    _undisturbed(sim)
+    liar, *honest = sim.players
+    for player in honest:
+        assert player.transport is not None
+        assert {who for who, _ in player.transport.barred} == {liar.id}
+        assert len([e for e in player.saw("refused") if "not signed by" in e["why"]]) == 1
 
 
 def test_a_holder_that_serves_other_bytes_delivers_nothing(tmp_path: Path) -> None:

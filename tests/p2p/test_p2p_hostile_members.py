@@ -1,18 +1,21 @@
 """What a member can do to us by misbehaving: nothing that outlives its own connection, or fills a log or memory."""
 
 import asyncio
+import contextlib
 import logging
 import time
 
+import iroh
+import psutil
 import pytest
 from blake3 import blake3
 
-from aftermath.p2p import announce, links, requests
+from aftermath.p2p import announce, bars, links, requests, watch
 from aftermath.p2p.announce import Announcer
-from aftermath.p2p.link import Link, close_reason
+from aftermath.p2p.link import Link, close_reason, greet
 from aftermath.p2p.pace import Pace
 from aftermath.p2p.transport import PeerUnreachable, TransportError
-from aftermath.p2p.wire import BlobRequest, Reply, Status, frame_of, read_message
+from aftermath.p2p.wire import ALPN, BlobRequest, CallRequest, Code, Reply, Status, frame_of, read_message
 from p2p.nodes import identity, join, until
 
 
@@ -50,7 +53,7 @@ async def test_one_bad_link_does_not_end_the_watch_over_others(mesh, monkeypatch
             raise RuntimeError("as a dying connection might")
         return True
 
-    monkeypatch.setattr(links, "PROBE_S", 0.02)
+    monkeypatch.setattr(watch, "PROBE_S", 0.02)
     monkeypatch.setattr(Link, "pulse", pulse)
     await mesh(1, 2, 3)
     await until(lambda: pulses.count(bad) > 2 and pulses.count(good) > 2)
@@ -90,14 +93,82 @@ def test_what_is_remembered_of_senders_is_bounded(monkeypatch):
     assert announcer._is_new(b"two", b"x")
 
 
-async def test_empty_streams_are_taken_no_faster_than_messages(opened, rogue, monkeypatch):
-    monkeypatch.setattr(announce, "BURST", 5.0)
+async def test_a_second_stream_of_announcements_ends_the_connection(opened, rogue):
     node, cheat = await opened(1), await rogue(2)
     node.set_members([cheat.node_id])
     connection = await cheat.dial(node)
-    for _ in range(50):
-        await (await connection.open_uni()).finish()
-    await until(lambda: node.stats().throttled > 0)
+    streams = [await connection.open_uni() for _ in range(2)]
+    for stream in streams:
+        await stream.write_all(b"\0")
+    await until(lambda: node.stats().violations == 1 and not node.reachable())
+
+
+async def test_what_is_poured_into_streams_that_wait_is_bounded(opened, rogue):
+    """A hundred streams full to the brim, of which sixteen are served: what is left unread is counted."""
+    node, cheat = await opened(1), await rogue(2)
+    node.set_members([cheat.node_id])
+    node.handle("slow", _never)
+    connection = await cheat.dial(node)
+    before = psutil.Process().memory_info().rss
+    pouring = [asyncio.create_task(_pour(connection, b"x" * (1 << 16))) for _ in range(100)]
+    await until(lambda: node.stats().violations == 1 and not node.reachable(), 60)
+    assert psutil.Process().memory_info().rss - before < 400 << 20, "of both sides, which are this one process"
+    await asyncio.gather(*pouring)
+
+
+async def _never(peer: bytes, body: bytes) -> bytes:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def _pour(connection: iroh.Connection, more: bytes) -> None:
+    with contextlib.suppress(iroh.IrohError):
+        stream = (await connection.open_bi()).send()
+        await stream.write_all(frame_of(CallRequest("slow", 0, 9, 60_000)))
+        while True:
+            await stream.write_all(more)
+
+
+async def test_undecodable_announcements_end_the_connection_for_longer_each_time(opened, rogue, monkeypatch):
+    monkeypatch.setattr(bars, "FIRST_S", 0.4)
+    node, cheat = await opened(1), await rogue(2)
+    node.set_members([cheat.node_id])
+    closed_for = []
+    for times in (1, 2, 3):
+        await cheat.dial(node)
+        node.bar(cheat.node_id, "nonsense")
+        await until(lambda times=times: node.stats().violations == times and not node.reachable())
+        began = time.monotonic()
+        with pytest.raises(PeerUnreachable, match="kept out"):
+            await node.request(cheat.node_id, "any", b"", 10, 5)
+        while True:
+            with contextlib.suppress(PeerUnreachable, TimeoutError):
+                async with asyncio.timeout(1):
+                    await greet((await cheat.endpoint.connect(node._endpoint.addr(), ALPN)), bytes(16))
+                break
+            await asyncio.sleep(0.02)
+        closed_for.append(time.monotonic() - began)
+        node._links._seats[cheat.node_id].link.close(Code.DONE, "on to the next")
+        await until(lambda: not node.reachable())
+    assert all(seconds >= 0.9 * 0.4 * 2**number for number, seconds in enumerate(closed_for))
+
+
+async def test_one_address_cannot_hold_all_handshakes(opened, monkeypatch):
+    monkeypatch.setattr(links, "MAX_HANDSHAKES_OF_ADDRESS", 3)
+    node = await opened(1)
+    where = []
+
+    async def stuck(self, incoming, host):
+        self._handshakes[host] += 1
+        where.append(host)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(links.Links, "_welcome", stuck)
+    strangers = [await opened(seed) for seed in range(2, 8)]
+    for one in strangers:
+        one.set_members([node.node_id])
+    await until(lambda: node.stats().refused >= 3)
+    assert where == ["127.0.0.1"] * 3
 
 
 async def test_requests_are_answered_no_faster_than_allowed(opened, rogue, monkeypatch):
@@ -117,7 +188,7 @@ async def test_requests_are_answered_no_faster_than_allowed(opened, rogue, monke
 
 
 async def test_who_breaks_the_protocol_again_and_again_is_spoken_of_once(opened, rogue, monkeypatch, caplog):
-    monkeypatch.setattr(links, "BARRED_S", 0.0)
+    monkeypatch.setattr(bars, "FIRST_S", 0.0)
     node, cheat = await opened(1), await rogue(2)
     node.set_members([cheat.node_id])
     for times in (1, 2, 3):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-from aftermath.p2p import links
+from aftermath.p2p import watch
 from p2p.nodes import content, identity, until
 
 SIZE = 6 << 20
@@ -88,7 +88,7 @@ async def test_a_killed_peer_that_starts_again_is_back_and_repeats_what_it_said(
 
 @pytest.mark.slow
 async def test_a_peer_whose_python_is_busy_is_not_taken_for_dead(opened, spawn, monkeypatch):
-    monkeypatch.setattr(links, "PROBE_S", 0.25)
+    monkeypatch.setattr(watch, "PROBE_S", 0.25)
     node = await opened(1)
     await spawn(2, 0)
     node.set_members([identity(2)])

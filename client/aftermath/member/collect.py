@@ -97,8 +97,8 @@ class Collector:
                 said = decode_announcement(raw)
                 if isinstance(said, Commitment) and said.height == height and said.slot in slots:
                     self._results.admit(said, raw, accepted=accepted(said))
-            except BadAnnouncement:
-                continue
+            except BadAnnouncement as error:
+                self._ports.transport.bar(peer, f"an answer that is no announcement: {error}")
             except Exception as error:  # whatever is wrong with it costs this answer, not this member
                 self._complaints.about("hearing what was asked of", peer, error)
 
@@ -106,6 +106,9 @@ class Collector:
         try:
             reply = await self._ports.transport.request(peer, TOPIC, question, _MAX_REPLY, _REPLY_SECONDS)
             answered: list[bytes] = msgpack_as(reply, list[bytes])
-        except (TransportError, Malformed):
+        except TransportError:
+            return []
+        except Malformed as error:
+            self._ports.transport.bar(peer, f"an undecodable answer: {error}")
             return []
         return answered[:most]

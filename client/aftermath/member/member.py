@@ -311,13 +311,20 @@ class Member:
         try:
             said = decode_announcement(heard.data)
         except BadAnnouncement as error:
-            if self._complaints.new("reading an announcement of", heard.sender):
-                self._ports.events.emit(kinds.Refused(peer=short(heard.sender), why=str(error)))
+            self._bar(heard.sender, str(error))
             return
-        run = self._ports.feed.run
-        if said.sender != heard.sender or said.run_id != self._role.run_id or not 0 <= said.epoch - run.epoch <= 1:
+        if said.sender != heard.sender or said.run_id != self._role.run_id:
+            self._bar(heard.sender, "an announcement of somebody else, or of another run")
+            return
+        if not 0 <= said.epoch - self._ports.feed.run.epoch <= 1:
             return
         if isinstance(said, Ready):
             self._readiness.hear(said)
         elif isinstance(said, Commitment):
             self._results.hear(said, heard.data)
+
+    def _bar(self, peer: bytes, why: str) -> None:
+        """Keep a peer out for a while; who it is is said once."""
+        if self._complaints.new("reading an announcement of", peer):
+            self._ports.events.emit(kinds.Refused(peer=short(peer), why=why))
+        self._ports.transport.bar(peer, why)

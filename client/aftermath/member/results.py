@@ -31,7 +31,9 @@ from aftermath.rules.commitment import Commitment
 from aftermath.watch import kinds
 
 TOPIC = "commitments"
+_MAX_UNASSIGNED = 16  # announcements of one peer in one round that are not what it was assigned, until it is kept out
 _MAX_PER_MEMBER = 2  # two different commitments of one member in one round prove that it lies; no more are kept
+_UNASSIGNED = "not what it was assigned"
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
 _FETCH_SECONDS, _SLOWEST_BYTES = 5.0, 200_000  # one attempt: so long, and longer by a byte rate that anyone has
 
@@ -64,7 +66,7 @@ class Results:
         self._plans: dict[int, RoundPlan] = {}
         self._found: dict[int, dict[int, list[Candidate]]] = defaultdict(dict)
         self._early: dict[int, dict[bytes, dict[bytes, Commitment]]] = {}
-        self._refused: dict[int, set[int | None]] = defaultdict(set)
+        self._refused: dict[int, dict[int | None, set[bytes]]] = defaultdict(dict)
         self.changed = Pulse()
         ports.transport.handle(TOPIC, self._answer)
 
@@ -145,7 +147,7 @@ class Results:
         if plan is None or said.epoch != self._epoch:
             return
         if not plan.admits(said, self._role.schema):
-            self._refuse(said, plan)
+            self._refuse(said, raw, plan)
             return
         candidates, digest = self._found[said.height].setdefault(said.slot, []), said.digest
         if any(c.digest == digest for c in candidates) or (len(candidates) >= _MAX_PER_MEMBER and not accepted):
@@ -160,15 +162,19 @@ class Results:
         candidate.fetching.add_done_callback(self._fetched)
         self.changed.fire()
 
-    def _refuse(self, said: Commitment, plan: RoundPlan) -> None:
-        """Say whose announcement is not what it was assigned, once a round: of such it can send as many as it likes.
+    def _refuse(self, said: Commitment, raw: bytes, plan: RoundPlan) -> None:
+        """Say whose announcement is not what it was assigned, once a round; who goes on with such is kept out.
 
         The slot is that of the key that signed it, whatever slot it names; None if that is no member's.
         """
         slot = next((index for index, member in enumerate(plan.slots) if member.p2p == said.sender), None)
-        if slot not in self._refused[said.height]:
-            self._refused[said.height].add(slot)
-            self._ports.events.emit(kinds.Refused(height=said.height, slot=slot, why="not what it was assigned"))
+        refused = self._refused[said.height].setdefault(slot, set())
+        if not refused:
+            self._ports.events.emit(kinds.Refused(height=said.height, slot=slot, why=_UNASSIGNED))
+        refused.add(raw)  # signed: nobody else can make them more
+        if len(refused) > _MAX_UNASSIGNED:
+            refused.pop()
+            self._ports.transport.bar(said.sender, f"over {_MAX_UNASSIGNED} announcements of a round {_UNASSIGNED}")
 
     def keep_own(self, said: Commitment, raw: bytes, votes: Mapping[int, Votes], payloads: Mapping[int, bytes]) -> None:
         """Add this member's own result, whose payloads are published already."""

@@ -1,27 +1,28 @@
 """Announcements: small messages to all members, best effort, repaired after every reconnect.
 
-Decisions: one unidirectional stream per connection carries them in order. Each peer has its own bounded queue, so a
+Decisions: one unidirectional stream per connection carries them in order; whoever opens a second one breaks the
+protocol, so that what waits unread is one stream's. Each peer has its own bounded queue, so a
 slow one loses its oldest messages and delays nobody else. The last REPLAY own messages open every connection; the
-receiver remembers what it delivered per sender and drops repeats. A peer that floods, with messages or with streams,
-is read no faster than RATE.
+receiver remembers what it delivered per sender and drops repeats. A peer that floods is read no faster than RATE.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
+from typing import NoReturn
 from weakref import WeakSet
 
 import iroh
 from blake3 import blake3
 
+from aftermath.base.wait import first_of
 from aftermath.p2p.bucket import Bucket
 from aftermath.p2p.link import Link
 from aftermath.p2p.pace import Pace
 from aftermath.p2p.transport import MAX_ANNOUNCEMENT, Announcement
-from aftermath.p2p.wire import Code, check_announcement, frame, read_frame
+from aftermath.p2p.wire import Code, ProtocolViolation, check_announcement, frame, read_frame
 
 REPLAY = 64
 OUTBOX = 256
@@ -134,17 +135,20 @@ class Announcer:
             del self._outboxes[link]
 
     async def read(self, link: Link) -> None:
-        """Service of a link: receive announcements, one stream at a time."""
+        """Service of a link: receive announcements from its one stream of them."""
+        stream = await link.connection.accept_uni()
+        await first_of(self._read_all(link, stream), link.connection.accept_uni())
+        raise ProtocolViolation("a second stream of announcements")
+
+    async def _read_all(self, link: Link, stream: iroh.RecvStream) -> NoReturn:
         bucket = Bucket(self._pace.clock, RATE, BURST)
         while True:
-            stream = await link.connection.accept_uni()
-            await self._pace.throttle(bucket)
-            with contextlib.suppress(iroh.IrohError):  # the stream ended; if the connection did, accept_uni says so
-                while True:
-                    await self._receive(link.peer, await read_frame(stream, MAX_ANNOUNCEMENT), bucket)
+            await self._receive(link, await read_frame(stream, MAX_ANNOUNCEMENT), bucket)
 
-    async def _receive(self, sender: bytes, data: bytes, bucket: Bucket) -> None:
+    async def _receive(self, link: Link, data: bytes, bucket: Bucket) -> None:
         """Count, throttle, de-duplicate and deliver one announcement."""
+        sender = link.peer
+        link.taken += len(data) + 4
         self._pace.received["announce"] += len(data) + 4
         await self._pace.throttle(bucket)
         if self._is_new(sender, data):

@@ -207,7 +207,7 @@ class Fetch:
         more = True
         while more:
             async with asyncio.timeout(patience):
-                more = await self._progress(attempt, stream.recv(), pull)
+                more = await self._progress(attempt, link, stream.recv(), pull)
         if pull.position < pull.asked_end:
             await stream.recv().stop(0)
         if pull.leads:
@@ -222,7 +222,7 @@ class Fetch:
         if reply.status != Status.OK:
             raise HolderFailed("refused to send it")
 
-    async def _progress(self, attempt: Attempt, stream: iroh.RecvStream, pull: Pull) -> bool:
+    async def _progress(self, attempt: Attempt, link: Link, stream: iroh.RecvStream, pull: Pull) -> bool:
         """Read at least LEAST_PROGRESS bytes, so that a trickle is no progress; False if no more are wanted."""
         goal = pull.position + LEAST_PROGRESS
         while pull.position < goal:
@@ -230,6 +230,7 @@ class Fetch:
             if not chunk:
                 raise HolderFailed(f"ended early at byte {pull.position}")
             self._pace.received["blob"] += len(chunk)
+            link.taken += len(chunk)
             self._waited[pull.holder] = 0.0
             if not attempt.put(pull, chunk):
                 return False

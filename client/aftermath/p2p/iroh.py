@@ -72,6 +72,10 @@ class IrohTransport:
         self._ensure_open()
         self._links.set_members(ids)
 
+    def bar(self, peer: bytes, why: str) -> None:
+        """See `Transport.bar`."""
+        self._links.bar(peer, why)
+
     async def announce(self, data: bytes) -> None:
         """See `Transport.announce`."""
         self._ensure_open()

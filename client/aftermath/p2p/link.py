@@ -16,10 +16,19 @@ from typing import Any
 
 import iroh
 
+from aftermath.p2p.complaints import Complaints
 from aftermath.p2p.transport import PeerUnreachable, escaped, short
 from aftermath.p2p.wire import Code, Hello, ProtocolViolation, cause, frame_of, read_message
 
 SILENT_PROBES = 4
+STREAMS_OPEN = 32
+"""Streams of a peer that wait or are served at a time; of a new connection QUIC allows 100."""
+MOST_UNREAD = 32 << 20
+"""Bytes of a peer that QUIC holds for us and that we have not read: more is no delay of ours."""
+_PAYLOAD = 0.95
+"""The least part of QUIC's datagrams that is data, where there is much of it."""
+_ACKNOWLEDGED = 0.05
+"""The most that a peer sends to acknowledge what we send, as part of that."""
 log = logging.getLogger(__name__)
 
 
@@ -36,6 +45,25 @@ class Link:
     broke_rules: str = ""
     heard: int = -1
     silent: int = 0
+    taken: int = 0
+    """Bytes that we read from its streams."""
+    unread: float = 0.0
+    counted: tuple[int, int, int] = (0, 0, 0)
+    """Bytes received, sent and taken when `unread` was reckoned last."""
+
+    def limit(self) -> None:
+        """Have QUIC hold the peer to few open streams, before there is a task for any of them."""
+        self.connection.set_max_concurrent_bi_streams(STREAMS_OPEN)
+        self.connection.set_max_concurrent_uni_streams(1)
+
+    def asked_for(self) -> bool:
+        """Called at a steady rate: False once the peer has sent far more than we read."""
+        stats = self.connection.stats()
+        now = stats.udp_rx_bytes, stats.udp_tx_bytes, self.taken
+        received, sent, taken = (a - b for a, b in zip(now, self.counted, strict=True))
+        self.counted = now
+        self.unread = max(0.0, self.unread + _PAYLOAD * received - _ACKNOWLEDGED * sent - taken)
+        return self.unread <= MOST_UNREAD
 
     def supersedes(self, other: Link) -> bool:
         """True if this new link to a peer should replace `other`, the one in use."""
@@ -105,9 +133,10 @@ async def answer_greeting(stream: iroh.SendStream, instance: bytes) -> None:
     await stream.finish()
 
 
-async def run_link(link: Link, services: list[Coroutine[Any, Any, None]]) -> None:
+async def run_link(link: Link, services: list[Coroutine[Any, Any, None]], complaints: Complaints) -> None:
     """Run a link's services until the connection closes; a service that meets a violation closes it."""
-    tasks = [asyncio.create_task(_guarded(link, service)) for service in services]
+    link.limit()
+    tasks = [asyncio.create_task(_guarded(link, service, complaints)) for service in services]
     try:
         await link.connection.closed()
     except iroh.IrohError as error:
@@ -118,7 +147,7 @@ async def run_link(link: Link, services: list[Coroutine[Any, Any, None]]) -> Non
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _guarded(link: Link, service: Coroutine[Any, Any, None]) -> None:
+async def _guarded(link: Link, service: Coroutine[Any, Any, None], complaints: Complaints) -> None:
     """Run one service of a link; whatever goes wrong ends the link, not the process."""
     try:
         await service
@@ -127,6 +156,6 @@ async def _guarded(link: Link, service: Coroutine[Any, Any, None]) -> None:
     except (iroh.IrohError, TimeoutError) as error:
         log.debug("link to %s: %s", short(link.peer), cause(error))
         link.close(Code.STALLED, "stream failed")
-    except Exception:
-        log.exception("serving peer %s failed", short(link.peer))
+    except Exception as error:
+        complaints.about("serving", link.peer, error)
         link.close(Code.DONE, "internal error")

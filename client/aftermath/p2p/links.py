@@ -1,18 +1,22 @@
 """The table of connections: who may connect, who dials whom and when again, which of two connections stays.
 
 Decisions: every pair of members keeps one connection. The smaller id dials at once, the larger after a short grace,
-so that one side behind a NAT suffices. Whatever one connection or one stranger causes, the others are kept.
+so that one side behind a NAT suffices. Whatever one connection or one stranger causes, the others are kept. Who broke
+the protocol is closed and neither let in nor dialled for a growing time (`bars`). Handshakes are bounded in all and for
+each address, since before the handshake nobody has a key; streams by QUIC itself, before there is anything to serve.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 import iroh
 
+from aftermath.p2p.bars import Bars
 from aftermath.p2p.bucket import Bucket
 from aftermath.p2p.complaints import Complaints
 from aftermath.p2p.link import (
@@ -26,17 +30,17 @@ from aftermath.p2p.link import (
 )
 from aftermath.p2p.pace import Pace
 from aftermath.p2p.seat import SHORTEST_PAUSE_S, Seat, backoff
-from aftermath.p2p.transport import PeerUnreachable, TransportError, short
+from aftermath.p2p.transport import PeerUnreachable, TransportError, escaped, short
+from aftermath.p2p.watch import watch_pulse, watch_unread
 from aftermath.p2p.wire import ALPN, Code, ProtocolViolation, cause
 
 DIAL_S = 10.0
 HANDSHAKE_S = 10.0
 GRACE_S = 1.0
 STABLE_S = 10.0
-BARRED_S = 10.0
-PROBE_S = 2.0
 LINGER_S = 2.0
 MAX_HANDSHAKES = 64
+MAX_HANDSHAKES_OF_ADDRESS = 16
 ARRIVALS_RATE = 0.5
 ARRIVALS_BURST = 10.0
 
@@ -58,12 +62,14 @@ class Links:
         self._pace = pace
         self._services = services
         self._seats: dict[bytes, Seat] = {}
+        self._bars = Bars(pace.clock)
         self._tasks: set[asyncio.Task[None]] = set()
         self._complaints = Complaints(log)
-        self._handshakes = 0
+        self._handshakes: Counter[str] = Counter()
         self._closed = False
         self._spawn(self._accept())
-        self._spawn(self._watch())
+        self._spawn(watch_pulse(self._seats, pace))
+        self._spawn(watch_unread(self._seats))
 
     def set_members(self, node_ids: Iterable[bytes]) -> None:
         """Keep connections to exactly these peers (our own id is ignored)."""
@@ -82,6 +88,12 @@ class Links:
         """Members with a connection now."""
         return frozenset(peer for peer, seat in self._seats.items() if seat.link is not None)
 
+    def bar(self, peer: bytes, why: str) -> None:
+        """Close the connection of a peer that broke the rules, and keep it out for a while."""
+        seat = self._seats.get(peer)
+        if seat is not None and seat.link is not None:
+            seat.link.violated(ProtocolViolation(why))
+
     async def get(self, peer: bytes, wait_s: float) -> Link:
         """The link to a member, waiting up to `wait_s` for it to come up.
 
@@ -92,6 +104,8 @@ class Links:
         seat = self._seats.get(peer)
         if seat is None:
             raise PeerUnreachable(f"peer {short(peer)} is not a member of this run")
+        if seat.link is None and self._bars.left(peer):
+            raise PeerUnreachable(f"peer {short(peer)} is kept out for breaking the protocol")
         if seat.link is None:
             seat.stir.set()
             try:
@@ -144,6 +158,7 @@ class Links:
                 attempt = 0 if self._pace.clock() - link.opened_at > STABLE_S else attempt + 1
             if peer < self._me:
                 await seat.pause(GRACE_S)
+            await self._barred(peer)
             if attempt:
                 await seat.pause(backoff(self._me, peer, attempt))
             if seat.link is not None:
@@ -153,9 +168,14 @@ class Links:
             except PeerUnreachable as error:
                 seat.trouble = error.message
                 attempt += 1
-            except Exception:
-                log.exception("dialling peer %s failed", short(peer))
+            except Exception as error:
+                self._complaints.about("dialling", peer, error)
                 attempt += 1
+
+    async def _barred(self, peer: bytes) -> None:
+        """Wait until this peer is not kept out, whatever it does meanwhile."""
+        while left := self._bars.left(peer):
+            await asyncio.sleep(left)
 
     async def _dial(self, peer: bytes) -> None:
         """Connect and greet; PeerUnreachable with the cause."""
@@ -182,17 +202,19 @@ class Links:
                 incoming = await self._endpoint.accept_next()
                 if incoming is None:
                     return
-                if self._handshakes < MAX_HANDSHAKES:
-                    self._spawn(self._welcome(incoming))
+                where = _host(await incoming.remote_addr())
+                if self._handshakes.total() < MAX_HANDSHAKES and self._handshakes[where] < MAX_HANDSHAKES_OF_ADDRESS:
+                    self._spawn(self._welcome(incoming, where))
                 else:
+                    self._pace.events["refused"] += 1
                     await incoming.refuse()
             except Exception as error:  # whatever a stranger causes, others must be able to connect
                 log.debug("accepting a connection failed: %s", cause(error))
                 await asyncio.sleep(SHORTEST_PAUSE_S)
 
-    async def _welcome(self, incoming: iroh.Incoming) -> None:
+    async def _welcome(self, incoming: iroh.Incoming, where: str) -> None:
         """Let a member in, tell anyone else why not."""
-        self._handshakes += 1
+        self._handshakes[where] += 1
         connection = None
         try:
             async with asyncio.timeout(HANDSHAKE_S):
@@ -200,17 +222,21 @@ class Links:
                 await self._receive(connection)
         except Exception as error:  # costs this connection only
             known = isinstance(error, (iroh.IrohError, ProtocolViolation, TimeoutError))
-            log.log(logging.DEBUG if known else logging.WARNING, "an incoming connection failed: %s", cause(error))
+            log.debug("an incoming connection failed: %s", cause(error))
+            if not known:
+                self._complaints.about("welcoming", b"", error)
             if connection is not None:
                 close_connection(connection, Code.VIOLATION, "no greeting")
         finally:
-            self._handshakes -= 1
+            self._handshakes[where] -= 1
+            if not self._handshakes[where]:
+                del self._handshakes[where]
 
     async def _receive(self, connection: iroh.Connection) -> None:
         """Check who connected, greet it, and offer the link."""
         peer = bytes(connection.remote_id().to_bytes())
         seat = self._seats.get(peer)
-        objection = self._objection(seat)
+        objection = self._objection(peer, seat)
         if seat is None or objection:
             self._pace.events["refused"] += 1
             close_connection(connection, Code.NOT_A_MEMBER, objection)
@@ -223,21 +249,24 @@ class Links:
         await answer_greeting(stream, self._instance)
         self._offer(link)
 
-    def _objection(self, seat: Seat | None) -> str:
+    def _objection(self, peer: bytes, seat: Seat | None) -> str:
         """Why whoever has this seat may not connect now, or nothing."""
         if seat is None:
             return "not a member of this run"
-        if seat.barred_until > self._pace.clock():
+        if self._bars.left(peer):
             return "barred for breaking the protocol"
         return "" if seat.arrivals.spare() else "connecting too often"
 
     # --- the table ------------------------------------------------------------------------------------------------
 
     def _offer(self, link: Link) -> None:
-        """Seat a greeted link, unless its peer is no member any more or a better link is there."""
+        """Seat a greeted link, unless its peer is no member any more, is kept out, or a better link is there."""
         seat = self._seats.get(link.peer)
         if seat is None:
             link.close(Code.NOT_A_MEMBER, "not a member of this run")
+            return
+        if self._bars.left(link.peer):
+            link.close(Code.NOT_A_MEMBER, "barred for breaking the protocol")
             return
         old = seat.link
         if old is not None:
@@ -259,42 +288,30 @@ class Links:
     async def _serve(self, seat: Seat, link: Link) -> None:
         """Run a link until it closes, then free its seat."""
         try:
-            await run_link(link, self._services(link))
+            await run_link(link, self._services(link), self._complaints)
         finally:
             self._pace.events["disconnects"] += 1
             if link.broke_rules:
                 self._pace.events["violations"] += 1
-                self._tell(link)
-                seat.barred_until = self._pace.clock() + BARRED_S
+                self._tell(link, self._bars.offended(link.peer))
             if seat.link is link:
                 seat.link = None
                 seat.trouble = close_reason(link.connection) or "the connection was lost"
                 seat.up.clear()
             link.gone.set()
 
-    def _tell(self, link: Link) -> None:
+    def _tell(self, link: Link, seconds: float) -> None:
         """Log what a peer did against the protocol, once for each: it can do it again whenever it is connected."""
         first = self._complaints.new("breaking the protocol", link.peer)
         log.log(
             logging.WARNING if first else logging.DEBUG,
-            "peer %s broke the protocol: %s",
+            "peer %s broke the protocol: %s; it is kept out for %.0f s, and longer each time (said once)",
             short(link.peer),
-            link.broke_rules,
+            escaped(link.broke_rules),
+            seconds,
         )
 
-    async def _watch(self) -> None:
-        """Take every link's pulse at a steady rate and drop the silent ones."""
-        while True:
-            await asyncio.sleep(PROBE_S)
-            for peer, seat in list(self._seats.items()):
-                if seat.link is not None:
-                    self._probe(peer, seat.link)
 
-    def _probe(self, peer: bytes, link: Link) -> None:
-        """Take one link's pulse."""
-        try:
-            self._pace.peer(peer).rtt = link.rtt()
-            if not link.pulse():
-                link.close(Code.SILENT, "nothing heard for too long")
-        except Exception as error:  # the other links must go on being watched
-            log.debug("link to %s: %s", short(peer), cause(error))
+def _host(address: iroh.IncomingAddr) -> str:
+    """What the handshakes of one place have in common: the IP address, or what a relay calls the sender."""
+    return str(getattr(address, "addr", address)).rpartition(":")[0]

@@ -1,13 +1,14 @@
 """Requests: small calls to one peer, and the dispatch of everything a peer asks of us (calls and blob ranges).
 
 Decisions: each call is one bidirectional stream; sizes are stated before the bytes, so nothing oversized is read. A
-peer has at most STREAMS of its streams served at a time, and no more than RATE a second; the rest wait unaccepted
-(QUIC's own limit stops more).
+peer has at most STREAMS of its streams served at a time, and no more than RATE a second; the rest wait unaccepted,
+and QUIC allows few of those. What follows a request on its stream is not read and not kept.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 
 import iroh
@@ -23,8 +24,10 @@ from aftermath.p2p.wire import (
     MAX_TOPIC,
     BlobRequest,
     CallRequest,
+    Code,
     ProtocolViolation,
     Reply,
+    Request,
     Status,
     cause,
     frame_of,
@@ -105,6 +108,7 @@ class Requests:
             raise RequestFailed(f"peer {short(link.peer)} would send {reply.size} bytes on {topic!r}, over {max_reply}")
         data = bytes(await stream.recv().read_exact(reply.size)) if reply.size else b""
         self._pace.received["request"] += len(data)
+        link.taken += len(data)
         return data
 
     # --- the other side -------------------------------------------------------------------------------------------
@@ -133,10 +137,15 @@ class Requests:
         try:
             async with asyncio.timeout(HEADER_S):
                 request = await read_request(stream.recv())
+                body = await _body_of(request, stream.recv())
+                with contextlib.suppress(iroh.IrohError):  # nothing follows: the peer has finished it
+                    await stream.recv().stop(int(Code.DONE))
+            link.taken += len(body)
+            self._pace.received["request"] += len(body)
             if isinstance(request, BlobRequest):
                 await self._store.serve(request, stream.send(), self._pace)
             else:
-                await self._answer_call(link.peer, request, stream)
+                await self._answer_call(link.peer, request, body, stream.send())
         except ProtocolViolation as violation:
             link.violated(violation)
         except (iroh.IrohError, TimeoutError) as error:
@@ -144,16 +153,13 @@ class Requests:
         except Exception as error:
             self._complaints.about("answering", link.peer, error)
 
-    async def _answer_call(self, peer: bytes, request: CallRequest, stream: iroh.BiStream) -> None:
-        """Read the body, run the handler, send its reply."""
-        async with asyncio.timeout(HEADER_S):
-            body = bytes(await stream.recv().read_exact(request.size)) if request.size else b""
-        self._pace.received["request"] += len(body)
+    async def _answer_call(self, peer: bytes, request: CallRequest, body: bytes, stream: iroh.SendStream) -> None:
+        """Run the handler, send its reply."""
         status, reply = await self._handled(peer, request, body)
         data = frame_of(Reply(status, len(reply))) + reply
         async with asyncio.timeout(HEADER_S + self._pace.patience(peer)):
-            await stream.send().write_all(data)
-            await stream.send().finish()
+            await stream.write_all(data)
+            await stream.finish()
         self._pace.sent["request"] += len(data)
 
     async def _handled(self, peer: bytes, request: CallRequest, body: bytes) -> tuple[Status, bytes]:
@@ -170,3 +176,7 @@ class Requests:
             self._complaints.about(f"answering {request.topic!r} to", peer, error)
             return Status.FAILED, b""
         return (Status.OK, reply) if len(reply) <= request.max_reply else (Status.TOO_LARGE, b"")
+
+
+async def _body_of(request: Request, stream: iroh.RecvStream) -> bytes:
+    return bytes(await stream.read_exact(request.size)) if isinstance(request, CallRequest) and request.size else b""

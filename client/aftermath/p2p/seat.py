@@ -31,7 +31,6 @@ class Seat:
     up: asyncio.Event = field(default_factory=asyncio.Event)
     stir: asyncio.Event = field(default_factory=asyncio.Event)
     trouble: str = "it has not answered a dial yet"
-    barred_until: float = float("-inf")
     keeper: asyncio.Task[None] | None = None
 
     async def pause(self, delay_s: float) -> None:

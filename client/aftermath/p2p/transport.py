@@ -121,6 +121,9 @@ class Transport(Protocol):
     def set_members(self, node_ids: Iterable[bytes]) -> None:
         """Replace the allow-list: only these may connect and are kept connected; others are disconnected."""
 
+    def bar(self, peer: bytes, why: str) -> None:
+        """Close the connection of a peer that sent what no correct member sends; it is kept out, longer each time."""
+
     async def announce(self, data: bytes) -> None:
         """Send `data` (at most MAX_ANNOUNCEMENT bytes) to all other members, best effort.
 

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
 from blake3 import blake3
 
+from aftermath.p2p.bars import Bars
 from aftermath.p2p.complaints import Complaints
 from aftermath.p2p.transport import (
     KINDS,
@@ -87,6 +88,9 @@ class SimTransport:
         self.node_id = node_id
         self._network = network
         self._members: frozenset[bytes] = frozenset()
+        self._bars = Bars(asyncio.get_running_loop().time)
+        self.barred: list[tuple[bytes, str]] = []
+        """Whom this node has kept out, and why, in order."""
         self._blobs: dict[bytes, bytes] = {}
         self._handlers: dict[str, Handler] = {}
         self._complaints = Complaints(_log)
@@ -97,7 +101,18 @@ class SimTransport:
         self._received: dict[Kind, int] = dict.fromkeys(KINDS, 0)
 
     def admits(self, node_id: bytes) -> bool:
-        return node_id in self._members
+        return node_id in self._members and not self._bars.left(node_id)
+
+    def bar(self, peer: bytes, why: str) -> None:
+        """As over the wire, with the connection back, and the last announcements, once the time is over."""
+        seconds = self._bars.offended(peer)
+        self.barred.append((peer, why))
+        asyncio.get_running_loop().call_later(seconds, self._let_in, peer)
+
+    def _let_in(self, peer: bytes) -> None:
+        if (other := self._network.link(self, peer)) is not None:
+            self.replay(peer)
+            other.replay(self.node_id)
 
     def down(self) -> None:
         self._inbox.put_nowait(None)

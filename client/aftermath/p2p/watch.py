@@ -1,0 +1,45 @@
+"""Looking after all links at a steady rate: who is silent is gone, who pours in what nobody asked for is closed.
+
+Decisions: whatever one link's counters do, the others go on being watched.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+from aftermath.p2p.link import MOST_UNREAD
+from aftermath.p2p.pace import Pace
+from aftermath.p2p.seat import Seat
+from aftermath.p2p.transport import short
+from aftermath.p2p.wire import Code, ProtocolViolation, cause
+
+PROBE_S = 2.0
+UNREAD_S = 0.5
+
+log = logging.getLogger(__name__)
+
+
+async def watch_pulse(seats: Mapping[bytes, Seat], pace: Pace) -> None:
+    """Take every link's pulse and drop the silent ones, for ever."""
+    while True:
+        await asyncio.sleep(PROBE_S)
+        for peer, seat in list(seats.items()):
+            try:
+                if seat.link is not None:
+                    pace.peer(peer).rtt = seat.link.rtt()
+                    if not seat.link.pulse():
+                        seat.link.close(Code.SILENT, "nothing heard for too long")
+            except Exception as error:
+                log.debug("link to %s: %s", short(peer), cause(error))
+
+
+async def watch_unread(seats: Mapping[bytes, Seat]) -> None:
+    """Close the links of peers that send far more than we read, for ever."""
+    while True:
+        await asyncio.sleep(UNREAD_S)
+        for peer, seat in list(seats.items()):
+            try:
+                if seat.link is not None and not seat.link.asked_for():
+                    seat.link.violated(ProtocolViolation(f"over {MOST_UNREAD >> 20} MiB that nobody asked for"))
+            except Exception as error:
+                log.debug("link to %s: %s", short(peer), cause(error))
