@@ -5,12 +5,13 @@ import hashlib
 import numpy as np
 import pytest
 import torch
+from blake3 import blake3
 
 from aftermath.model import segments
 from aftermath.model.arch.llama_config import LlamaConfig
 from aftermath.model.initial import init_weights
 from aftermath.model.schema import StateSchema, state_schema
-from aftermath.model.segments import SegmentError, level_hash, segment_bytes, view, write_segment
+from aftermath.model.segments import SegmentError, level_hash, level_root, segment_bytes, view, write_segment
 
 torch.set_num_threads(1)
 
@@ -55,17 +56,20 @@ def test_a_level_hash_sees_every_bit_of_its_level_and_nothing_else(schema: State
     assert [a == b for a, b in zip(before, after, strict=True)] == [False, True, True]
 
 
-def test_level_hash_is_sha256_over_names_and_little_endian_values(
+def test_level_hash_is_the_root_of_the_digests_of_little_endian_segments(
     schema: StateSchema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    params, digest = init_weights(CONFIG, 3), hashlib.sha256()
+    params, root, digests = init_weights(CONFIG, 3), hashlib.sha256(b"aftermath level 1\0"), []
     for segment in schema.of_level(1):
         values = params[segment.name].numpy()
         cut = (slice(None),) * (segment.dim or 0) + (slice(12, 24),)
-        digest.update(segment.name.encode() + b"\0" + np.ascontiguousarray(values[cut]).astype("<f4").tobytes())
-    assert level_hash(params, schema, 1) == digest.digest()
+        digests.append(blake3(np.ascontiguousarray(values[cut]).astype("<f4").tobytes()).digest())
+        root.update(segment.name.encode() + b"\0" + digests[-1])
+    assert level_hash(params, schema, 1) == root.digest() == level_root(schema, 1, digests)
     monkeypatch.setattr(segments, "_COPY_BYTES", 100)  # many small copies give the same stream
-    assert level_hash(params, schema, 1) == digest.digest()
+    assert level_hash(params, schema, 1) == root.digest()
+    with pytest.raises(ValueError):
+        level_root(schema, 1, digests[1:])
 
 
 def test_written_segments_rebuild_a_replica(schema: StateSchema) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 import pytest
 import torch
 
 from aftermath.model.segments import level_hash
-from aftermath.p2p.transport import BlobUnavailable, RequestRefused
+from aftermath.p2p.transport import RequestRefused
 from aftermath.replica.modelshare import (
     TOPIC,
     LevelFetcher,
@@ -31,7 +29,7 @@ STEP = 7
 
 
 def fetcher_of(desk: Desk, parallel: int, deadline_s: float) -> LevelFetcher:
-    given = desk.ports.transport, desk.ports.clock, SCHEMA.state, desk.workers.compute, desk.workers.decode
+    given = desk.ports.transport, desk.ports.clock, SCHEMA.state, desk.workers.decode
     return LevelFetcher(*given, parallel=parallel, deadline_s=deadline_s)
 
 
@@ -83,43 +81,41 @@ def test_segments_are_taken_from_all_holders() -> None:
     run_virtual(story())
 
 
-def test_an_offer_that_is_not_the_attested_level_is_passed_over() -> None:
+def test_offers_that_are_not_the_attested_level_cost_no_byte() -> None:
+    """However many make them, and whoever is asked first: what is offered is weighed against the hash on chain."""
+
     async def story() -> None:
         desk = Desk()
         wrong, right = offered(desk, 1, 1), offered(desk, 2, 2)
         weights, wanted = blank(), level_hash(replica(2), SCHEMA.state, 0)
         fetcher = fetcher_of(desk, 2, 10)
-        with pytest.raises(ModelUnavailable, match="not the ones attested"):
-            await fetcher.fetch(0, [wrong], weights, wanted)
+        many = Offer(STEP, wrong.digests, PEERS[:1] * 100)
+        with pytest.raises(ModelUnavailable, match="100 peers offered tensors that are not the ones attested"):
+            await fetcher.fetch(0, [many], weights, wanted)
+        began = desk.ports.clock.monotonic()
         await fetcher.fetch(0, [wrong, right], weights, wanted)
         assert level_hash(weights, SCHEMA.state, 0) == wanted
+        assert desk.ports.clock.monotonic() - began < 1
+        assert desk.transports[1].stats().sent["blob"] == 0
         with pytest.raises(ModelUnavailable, match="no peer offers it"):
             await fetcher.fetch(0, [], weights, wanted)
 
     run_virtual(story())
 
 
-def test_who_offers_nonsense_slowly_takes_no_more_than_its_part_of_the_time() -> None:
-    """As many hold the one content as the other, and who lies comes first."""
+def test_who_offers_the_attested_level_and_sends_another_is_found_out_at_the_first_segment() -> None:
+    """The right list of digests behind which there are other bytes: those come from somebody else."""
 
     async def story() -> None:
         desk = Desk()
-        slow, right = offered(desk, 1, 1), offered(desk, 2, 2)
-        clock, ours = desk.ports.clock, desk.transports[0]
-        fetch = ours.fetch
-
-        async def trickle(digest: bytes, size: int, holders: Sequence[bytes], deadline_s: float) -> bytes:
-            if holders[0] == PEERS[0]:
-                await clock.sleep(deadline_s)
-                raise BlobUnavailable("it did not arrive in time")
-            return await fetch(digest, size, holders, deadline_s)
-
-        ours.fetch = trickle  # type: ignore[method-assign, assignment]
+        right = offered(desk, 2, 2)
+        for digest in right.digests:
+            desk.transports[1].forge(digest, b"\x01" * 64)
+        both = [Offer(STEP - 1, right.digests, PEERS[:1]), right]
         weights, wanted = blank(), level_hash(replica(2), SCHEMA.state, 0)
-        began = clock.monotonic()
-        await fetcher_of(desk, 1, 40).fetch(0, [slow, right], weights, wanted)
+        await fetcher_of(desk, 1, 40).fetch(0, both, weights, wanted)
         assert level_hash(weights, SCHEMA.state, 0) == wanted
-        assert 20 <= clock.monotonic() - began < 25
+        assert desk.transports[1].stats().sent["blob"] == 0
 
     run_virtual(story())
 

@@ -180,7 +180,7 @@ class WarmUp:
         offers = await self._offers()
         remaining = self._run.state_started_at + self._run.config.warmup_time - self._ports.coordinator.now()
         state, limit = self._role.schema.state, float(max(10, remaining))
-        given = self._ports.transport, self._ports.clock, state, self._workers.compute, self._workers.decode
+        given = self._ports.transport, self._ports.clock, state, self._workers.decode
         fetcher = LevelFetcher(*given, parallel=self._parallel, deadline_s=limit)
         waiting = bool(offers.silent) and self._patient()
         for level in sorted(self._lacking, reverse=True):

@@ -1,6 +1,8 @@
 """Segments of a replica's tensors: views, bytes and the hash of a level.
 
 Decided: a level's hash covers its segments only, so replicas of different tiers that hold a level have the same hash.
+It is a root: of the BLAKE3 digests of the segments. So who offers a level states these, they are checked against the
+hash on chain before a byte is fetched, and each segment by itself as it arrives.
 Bytes are fp32, little-endian, row-major over the segment. Bytes from outside are checked (size, finite) before they are
 written.
 """
@@ -8,16 +10,18 @@ written.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
+from blake3 import blake3
 from torch import Tensor
 
 from aftermath.base.errors import AftermathError
 from aftermath.model.levels import Segment
 from aftermath.model.schema import ELEMENT_BYTES, StateSchema
 
+_LEVEL_DOMAIN = b"aftermath level 1\x00"
 _COPY_BYTES = 4 << 20  # at most this much of a strided or remote tensor is copied at a time
 
 
@@ -43,12 +47,25 @@ def view(params: Mapping[str, Tensor], segment: Segment) -> Tensor:
 
 
 def level_hash(params: Mapping[str, Tensor], schema: StateSchema, level: int) -> bytes:
-    """SHA-256 (32 bytes) over a level's segments in canonical order: name, a zero byte, then the segment's bytes."""
-    digest = hashlib.sha256()
-    for segment in schema.of_level(level):
-        digest.update(segment.name.encode() + b"\0")
-        for part in _parts(view(params, segment)):
-            digest.update(part)
+    """The 32-byte hash of a level, as the chain holds it: the root of its segments' digests."""
+    return level_root(schema, level, [segment_digest(params, segment) for segment in schema.of_level(level)])
+
+
+def level_root(schema: StateSchema, level: int, digests: Sequence[bytes]) -> bytes:
+    """SHA-256 (32 bytes) over a domain prefix and, for each segment of the level in canonical order: its name, a zero
+    byte, the 32-byte BLAKE3 of its bytes. Raises ValueError unless there are as many digests as segments.
+    """
+    root = hashlib.sha256(_LEVEL_DOMAIN)
+    for segment, digest in zip(schema.of_level(level), digests, strict=True):
+        root.update(segment.name.encode() + b"\0" + digest)
+    return root.digest()
+
+
+def segment_digest(params: Mapping[str, Tensor], segment: Segment) -> bytes:
+    """BLAKE3 (32 bytes) of the segment's bytes."""
+    digest = blake3()
+    for part in _parts(view(params, segment)):
+        digest.update(part)
     return digest.digest()
 
 

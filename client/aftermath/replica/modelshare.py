@@ -3,15 +3,14 @@
 Choices:
 - the unit is the schema's segment, so a small tier asks for nothing it does not hold;
 - a snapshot is a copy taken at cooldown, never the live replica, and is dropped at the epoch's first apply;
-- a peer's word is worth nothing: sizes come from the schema, and a level counts only once its hash is the one the
-  members attested on chain;
-- contents that as many peers offer share the time there is, or who offers nonsense, slowly, could keep others out.
+- a peer's word is worth nothing: sizes come from the schema, and what it offers is weighed against the hash that the
+  members attested on chain before a byte is fetched. So false offers cost no time, whoever makes how many, and a false
+  part is found at the first segment, by its own digest, and taken from another.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from aftermath.base.wait import every
 from aftermath.base.worker import Worker
 from aftermath.coordinator.ports import Clock
 from aftermath.model.schema import ELEMENT_BYTES, Segment, StateSchema
-from aftermath.model.segments import SegmentError, level_hash, segment_bytes, write_segment
+from aftermath.model.segments import SegmentError, level_root, segment_bytes, write_segment
 from aftermath.p2p.transport import RequestRefused, Transport, TransportError
 
 TOPIC = "model"
@@ -164,60 +163,61 @@ def checked(reply: bytes, schema: StateSchema) -> Manifest | None:
 
 
 class LevelFetcher:
-    """Fetches levels into a set of parameters and checks each against the hash the chain holds."""
+    """Fetches levels into a set of parameters, of what peers offer only what has the hash that the chain holds."""
 
     def __init__(
         self,
         transport: Transport,
         clock: Clock,
         schema: StateSchema,
-        compute: Worker,
         decode: Worker,
         *,
         parallel: int,
         deadline_s: float,
     ) -> None:
-        self._transport, self._clock, self._schema, self._deadline = transport, clock, schema, deadline_s
-        self._compute, self._decode = compute, decode
+        self._transport, self._clock, self._schema, self._decode = transport, clock, schema, decode
         self._ends = clock.monotonic() + deadline_s
         self._slots = asyncio.Semaphore(parallel)
 
     async def fetch(
         self, level: int, offers: Sequence[Offer], params: Mapping[str, Tensor], expected: bytes | None
     ) -> None:
-        """Write `level` into `params`; `expected` is its hash on chain, if any. ModelUnavailable if no offer fits."""
+        """Write `level` into `params`; `expected` is its hash on chain, if any. ModelUnavailable if no offer fits.
+
+        Without a hash the offers are believed, the first one first; with one a byte is fetched of the right one only,
+        from all who offer it, at whatever step.
+        """
         reasons = []
-        for index, offer in enumerate(offers):
-            rivals = sum(len(other.holders) == len(offer.holders) for other in offers[index + 1 :])
-            now = self._clock.monotonic()
-            until = now + max(0.0, self._ends - now) / (rivals + 1) if rivals else math.inf
+        if expected is not None:
+            offers, wrong = self._right(level, offers, expected)
+            if wrong:
+                reasons.append(f"{counted(wrong, 'peer')} offered tensors that are not the ones attested on chain")
+        for offer in offers:
             try:
-                await self._take(level, offer, params, until)
+                segments = enumerate(self._schema.of_level(level))
+                await every(self._take(offer, index, segment, params) for index, segment in segments)
+                return
             except (TransportError, SegmentError) as error:
                 reasons.append(str(error))
-                continue
-            if expected is None or await self._hash(params, level) == expected:
-                return
-            reasons.append(
-                f"{counted(len(offer.holders), 'peer')} offered tensors that are not the ones attested on chain"
-            )
         raise ModelUnavailable(f"level {level} of the model: " + ("; ".join(reasons) or "no peer offers it"))
 
-    async def _hash(self, params: Mapping[str, Tensor], level: int) -> bytes:
-        return await self._compute(lambda: level_hash(params, self._schema, level))
+    def _right(self, level: int, offers: Sequence[Offer], expected: bytes) -> tuple[list[Offer], int]:
+        """The content that has this hash, with all who offer it in their order, and how many peers offer another."""
+        right, wrong = [], 0
+        for offer in offers:
+            if level_root(self._schema, level, offer.digests) == expected:
+                right.append(offer)
+            else:
+                wrong += len(offer.holders)
+        holders = tuple(dict.fromkeys(holder for offer in right for holder in offer.holders))
+        return [Offer(right[0].step, right[0].digests, holders)] if right else [], wrong
 
-    async def _take(self, level: int, offer: Offer, params: Mapping[str, Tensor], until: float) -> None:
-        segments = enumerate(self._schema.of_level(level))
-        await every(self._take_one(offer, index, segment, params, until) for index, segment in segments)
-
-    async def _take_one(
-        self, offer: Offer, index: int, segment: Segment, params: Mapping[str, Tensor], until: float
-    ) -> None:
+    async def _take(self, offer: Offer, index: int, segment: Segment, params: Mapping[str, Tensor]) -> None:
         turn = index % len(offer.holders)
         holders = offer.holders[turn:] + offer.holders[:turn]  # spread segments over all holders
         async with self._slots:
-            deadline = min(self._deadline, max(0.0, until - self._clock.monotonic()))
-            data = await self._transport.fetch(offer.digests[index], segment_size(segment), holders, deadline)
+            left = max(0.0, self._ends - self._clock.monotonic())
+            data = await self._transport.fetch(offer.digests[index], segment_size(segment), holders, left)
             await self._decode(lambda: write_segment(params, segment, data))
 
 
