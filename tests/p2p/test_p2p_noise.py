@@ -24,20 +24,25 @@ def signed(seed: int, body: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("body", [DEEP, b"\x81\xa1x" + DEEP, b"\x92\x01" + DEEP])
-async def test_a_member_hears_the_next_announcement_after_one_nested_beyond_reading(opened: Any, body: bytes) -> None:
-    ours, theirs = await opened(1), await opened(2)
+async def test_a_member_hears_the_others_after_one_announced_what_is_nested_beyond_reading(
+    opened: Any, body: bytes
+) -> None:
+    """Whoever announces such is kept out; who comes back as another key says no more."""
+    ours, honest, *cheats = [await opened(seed) for seed in range(1, 7)]
     desk = Desk()
     given = replace(desk.ports, transport=ours), desk.role, desk.workers
     member = Member(*given, None, None, Archive(None, None, 1, {}), Wishes(), weight=1, parallel=1)  # type: ignore[arg-type]
     heard: list[Ready] = []
     member._readiness.hear = heard.append  # type: ignore[method-assign]
     listening = asyncio.ensure_future(member._listen())
-    join([ours, theirs])
-    await until(lambda: theirs.node_id in ours.reachable() and ours.node_id in theirs.reachable())
-    for data in (body, msgspec.msgpack.encode([body, bytes(64)]), theirs.node_id + bytes(64) + body, signed(2, body)):
-        await theirs.announce(data)
-    ready = Ready(sender=theirs.node_id, signer=b"w" * 32, run_id="test", epoch=2, slot=1)
-    await theirs.announce(encode_announcement(ready, secret(2)))
+    join([ours, honest, *cheats])
+    await until(lambda: len(ours.reachable()) == 5)
+    bodies = (body, msgspec.msgpack.encode([body, bytes(64)]), cheats[2].node_id + bytes(64) + body, signed(6, body))
+    for cheat, data in zip(cheats, bodies, strict=True):
+        await cheat.announce(data)
+    await until(lambda: ours.reachable() == {honest.node_id} and ours.stats().violations == 4)
+    ready = Ready(sender=honest.node_id, signer=b"w" * 32, run_id="test", epoch=2, slot=1)
+    await honest.announce(encode_announcement(ready, secret(2)))
     await until(lambda: bool(heard) or listening.done())
     assert not listening.done()
     assert heard == [ready]
