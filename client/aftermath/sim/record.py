@@ -1,7 +1,7 @@
 """What really happened on chain, noted transaction by transaction, and the laws every run must obey.
 
-The record is made from the accounts alone, with the rules of `rules/`: which sequences each closed round settled, who was
-dropped. Members' own events are compared with it.
+The record is made from the accounts alone, with the rules of `rules/`: which sequences each closed round settled, who
+was dropped. Members' own events are compared with it.
 """
 
 from __future__ import annotations
