@@ -9,8 +9,8 @@ from functools import cache
 from solders.pubkey import Pubkey
 
 from aftermath.base.errors import UsageError
+from aftermath.rules.limits import RUN_ID_BYTES
 
-RUN_ID_BYTES = 32
 CLOCK = Pubkey.from_string("SysvarC1ock11111111111111111111111111111111")
 SLOT_HASHES = Pubkey.from_string("SysvarS1otHashes111111111111111111111111111")
 JOIN_SCOPE = b"CoordinatorJoinRun"

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 from solders.hash import Hash, ParseHashError
 from solders.rpc.requests import GetGenesisHash
 
+from aftermath.base.backoff import doubled
 from aftermath.chain.endpoints import Endpoint, HttpNode, Request, describe
 from aftermath.chain.failures import (
     BadReply,
@@ -197,8 +198,7 @@ class RpcPool:
 
     def backoff(self, tries: int, longest: float = BACKOFF_MAX) -> float:
         """Seconds to wait after the `tries`-th failure: doubling, with seeded jitter between half and the whole."""
-        wait = min(BACKOFF_FIRST * 2.0 ** min(tries - 1, 16), longest)
-        return wait * (0.5 + 0.5 * self._random.random())
+        return doubled(tries, BACKOFF_FIRST, longest) * (0.5 + 0.5 * self._random.random())
 
     async def close(self) -> None:
         """Close the connections."""

@@ -18,23 +18,26 @@ from aftermath.config.errors import Mistake, Path
 from aftermath.programs import COORDINATOR_IDL
 from aftermath.rules.accounts import MAX_WITNESSES
 from aftermath.rules.bitmap import MAX_MEMBERS
+from aftermath.rules.limits import (
+    LOCATION_BYTES,
+    MAX_CHUNK,
+    MAX_INNER_STEPS,
+    MAX_OUTER_RATE,
+    MAX_SEQ_LEN,
+    MAX_TIME,
+    MAX_WARMUP_TOKENS,
+    REPO_BYTES,
+    REVISION_BYTES,
+)
 from aftermath.rules.state import CheckpointKind, DataKind, OptimizerKind, ScheduleKind
 
 _Broken = Iterator[tuple[str, Path, Any]]
 
-MAX_TIME = 30 * 24 * 60 * 60
 TIMES = ("epoch_time", "max_round_train_time", "warmup_time", "cooldown_time", "round_witness_time")
-MAX_SEQ_LEN = 1 << 24
-MAX_WARMUP_TOKENS = 1 << 47
-REPO_BYTES = 192
-REVISION_BYTES = 64
-LOCATION_BYTES = 192
-MAX_CHUNK = 4096
-MAX_INNER_STEPS = 1024
 # Doubles of at least +0 are ordered as their bits are, and negative ones and NaN lie above infinity.
 _ONE = 0x3FF0_0000_0000_0000
 _INFINITY = 0x7FF0_0000_0000_0000
-_LARGEST_OUTER_RATE = 0x4050_0000_0000_0000  # 64
+_LARGEST_OUTER_RATE = int.from_bytes(struct.pack("<d", MAX_OUTER_RATE), "little")
 _BELOW_ONE = ("compression_decay", "beta1", "beta2")
 _OPTIMIZERS = {
     OptimizerKind.ADAMW: "AdamW",

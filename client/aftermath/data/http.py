@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from aftermath.base.backoff import doubled
 from aftermath.base.threads import each
 from aftermath.data.cache import Cache
 from aftermath.data.formats import HEAD_BYTES
@@ -30,6 +31,7 @@ from aftermath.data.source import DataError, SourceAway
 from aftermath.data.spans import File, Span
 
 TRIES = 4
+_LONGEST_PAUSE = 8.0  # seconds
 AT_ONCE = 8  # requests
 _PASSING = {408, 425, 429}
 _MOST_AT_ONCE = 16 << 20  # bytes of one request, where many sequences are adjacent
@@ -113,7 +115,7 @@ class HttpClient:
         said = ""
         for attempt in range(TRIES):
             if attempt:
-                time.sleep(self._pause * 2 ** (attempt - 1))
+                time.sleep(doubled(attempt, self._pause, _LONGEST_PAUSE))
             try:
                 return ask()
             except (httpx.UnsupportedProtocol, httpx.InvalidURL, httpx.TooManyRedirects, UnicodeError) as error:

@@ -10,8 +10,8 @@ from aftermath.base.errors import UsageError
 from aftermath.lab.settings import ALONE, LabSettings, OptimizerName
 from aftermath.optim.agreed import settings_of
 from aftermath.optim.schema import Settings
-from aftermath.optim.sparseloco import LARGEST_RATE
 from aftermath.rules.accounts import Optimizer
+from aftermath.rules.limits import MAX_OUTER_RATE
 
 _RESULTS = ("topk", "topk_embeddings", "feedback_decay")
 _INNER = ("inner_steps", "inner_optimizer", "value_bits", "outer_lr", "mean", "orthogonal_lr")
@@ -25,11 +25,15 @@ def agreed_settings(said: LabSettings, optimizer: OptimizerName, numbers: Optimi
     decay, outer = said.feedback_decay, said.outer_lr
     if decay is not None and not 0 <= decay <= 1:
         raise UsageError(f"--feedback-decay {decay} is no part of anything", "it is from 0 to 1, for example 0.95")
-    if outer is not None and not (math.isfinite(outer) and 0 < outer <= LARGEST_RATE):
-        raise UsageError(f"--outer-lr {outer} is no rate", f"it is above 0 and at most {LARGEST_RATE}, for example 1")
+    if outer is not None and not (math.isfinite(outer) and 0 < outer <= MAX_OUTER_RATE):
+        raise UsageError(
+            f"--outer-lr {outer} is no rate", f"it is above 0 and at most {MAX_OUTER_RATE:g}, for example 1"
+        )
     orthogonal = said.orthogonal_lr
-    if orthogonal is not None and not (math.isfinite(orthogonal) and 0 <= orthogonal <= LARGEST_RATE):
-        raise UsageError(f"--orthogonal-lr {orthogonal} is no rate", f"it is from 0 to {LARGEST_RATE}, for example 15")
+    if orthogonal is not None and not (math.isfinite(orthogonal) and 0 <= orthogonal <= MAX_OUTER_RATE):
+        raise UsageError(
+            f"--orthogonal-lr {orthogonal} is no rate", f"it is from 0 to {MAX_OUTER_RATE:g}, for example 15"
+        )
     _check_block(said, numbers)
     embeddings = said.topk_embeddings or numbers.compression_topk_embeddings or said.topk
     changed = {"topk": said.topk, "topk_embeddings": embeddings, "decay": decay}

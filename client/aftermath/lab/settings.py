@@ -12,8 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from aftermath.base.bounded import U32_MAX
 from aftermath.config.training import DISTRO
-from aftermath.optim.sparseloco import MOST_STEPS, Divisor, InnerOptimizer, SparseLoCo
+from aftermath.optim.sparseloco import Divisor, InnerOptimizer, SparseLoCo
 from aftermath.replica.arithmetic import COMPILE, PRECISION, Compile, Precision
+from aftermath.rules.limits import MAX_INNER_STEPS
 
 OptimizerName = Literal["distro", "sparseloco", "adamw", "muon"]
 ScheduleName = Literal["constant", "cosine", "stable"]
@@ -89,7 +90,10 @@ class LabSettings(BaseModel):
         f"{DISTRO.compression_decay:g} with distro and {DEFAULTS.decay:g} with sparseloco.",
     )
     inner_steps: int | None = Field(
-        None, ge=1, le=MOST_STEPS, description=f"sparseloco: steps on parts of a share; else {DEFAULTS.inner_steps}."
+        None,
+        ge=1,
+        le=MAX_INNER_STEPS,
+        description=f"sparseloco: steps on parts of a share; else {DEFAULTS.inner_steps}.",
     )
     inner_optimizer: InnerOptimizer | None = Field(
         None, description=f"sparseloco: what makes these steps; else {DEFAULTS.inner_optimizer}."

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+from aftermath.base.backoff import Backoff
 from aftermath.coordinator.errors import SETTLED, Refusal, Refused, Unavailable
 from aftermath.coordinator.ports import Clock
 from aftermath.member.ports import Ports
@@ -29,7 +30,7 @@ async def persist(
 
     Raises Refused for any other refusal.
     """
-    pause = _FIRST_PAUSE
+    pauses = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
     while wanted():
         try:
             await call()
@@ -39,8 +40,7 @@ async def persist(
                 return False
             raise
         except Unavailable:
-            await clock.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            await clock.sleep(pauses.next())
     return False
 
 
@@ -52,7 +52,7 @@ class Duty:
     ) -> None:
         self._ports, self._name = ports, name
         self._wanted, self._done_if = wanted, done_if
-        self._pause, self._not_before = _FIRST_WAIT, float("-inf")
+        self._waits, self._not_before = Backoff(_FIRST_WAIT, _LONGEST_WAIT), float("-inf")
         self._warned = False
         self.refused = False
         """For good: nothing but another state of the run can change it."""
@@ -71,6 +71,5 @@ class Duty:
                 self._ports.events.emit(kinds.Warning(message=f"{self._name} was refused: {refusal}"))
             self._warned = True
             self.refused = refusal.reason is not Refusal.MAY_PASS
-            self._not_before = self._ports.clock.monotonic() + self._pause
-            self._pause = min(2 * self._pause, _LONGEST_WAIT)
+            self._not_before = self._ports.clock.monotonic() + self._waits.next()
             return False

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from aftermath.base.backoff import Backoff
 from aftermath.base.worker import Worker
 from aftermath.data.source import Sequences, Source, SourceAway
 from aftermath.member.ports import Ports
@@ -48,7 +49,7 @@ class Reading:
             self._task = None
 
     async def _read(self, indices: Sequence[int]) -> Sequences:
-        pause, told = _FIRST_PAUSE, False
+        pauses, told = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE), False
         while True:
             try:
                 return await self._worker(lambda: self._source.read(indices))
@@ -57,8 +58,7 @@ class Reading:
                     message = f"{error.message}; this member goes on when it can be had again"
                     self._ports.events.emit(kinds.Warning(message=message, until="trained"))
                 told = True
-            await self._ports.clock.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            await self._ports.clock.sleep(pauses.next())
 
 
 def _heed(task: asyncio.Task[Sequences]) -> None:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from aftermath.base.backoff import Backoff
 from aftermath.base.bounded import Malformed, msgpack_as
 from aftermath.base.wait import Pulse
 from aftermath.base.worker import Worker
@@ -202,17 +203,16 @@ class Results:
 
     async def _fetch(self, candidate: Candidate) -> None:
         """Fetch and decode the levels this member holds, until all are there."""
-        said, pause = candidate.said, _FIRST_PAUSE
+        said, pauses = candidate.said, Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         while missing := self._missing(candidate):
             fetches = (self._fetch_level(candidate, level) for level in missing)
             for failure in await asyncio.gather(*fetches, return_exceptions=True):
                 if failure is not None and not isinstance(failure, TransportError):
                     raise failure
-                if failure is not None and pause < _LONGEST_PAUSE:
+                if failure is not None and not pauses.at_longest:
                     self._ports.events.emit(kinds.FetchFailed(height=said.height, slot=said.slot, why=str(failure)))
             if self._missing(candidate):
-                await self._ports.clock.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
+                await self._ports.clock.sleep(pauses.next())
         self.changed.fire()
 
     def _fetched(self, task: asyncio.Task[None]) -> None:

@@ -18,6 +18,7 @@ from typing import NoReturn
 
 from torch import Tensor
 
+from aftermath.base.backoff import Backoff
 from aftermath.base.wait import first_of
 from aftermath.member.ports import Desync, Ports, Role, Workers
 from aftermath.model.config import ModelConfigError
@@ -97,7 +98,8 @@ class WarmUp:
 
         Raises Desync if that fails and the warm-up is over, NoModel if it has failed for half of the warm-up's time.
         """
-        pause, clock, failing, lacking = _RETRY, self._ports.clock, float("inf"), len(self._lacking)
+        pauses, clock = Backoff(_RETRY, _LONGEST_RETRY), self._ports.clock
+        failing, lacking = float("inf"), len(self._lacking)
         while True:
             try:
                 if self._run.model_source is ModelSource.PEERS:
@@ -115,8 +117,7 @@ class WarmUp:
             failing = min(failing, clock.monotonic())
             if clock.monotonic() >= failing + max(self._run.config.warmup_time / 2, _SILENCE + _ANSWER):
                 raise NoModel("no source has given the model for half of the warm-up's time")
-            await first_of(self._ports.feed.after(self._ports.feed.run.seq), clock.sleep(pause))
-            pause = min(2 * pause, _LONGEST_RETRY)
+            await first_of(self._ports.feed.after(self._ports.feed.run.seq), clock.sleep(pauses.next()))
 
     def _expected(self, level: int) -> bytes | None:
         """The hash the chain vouches for, if it does."""

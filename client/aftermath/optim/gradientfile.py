@@ -22,11 +22,11 @@ from aftermath.base.errors import AftermathError
 from aftermath.model.header import header
 from aftermath.optim.codec import Votes, decode_level
 from aftermath.optim.schema import MAX_JSON_BYTES, Schema
+from aftermath.rules.limits import RUN_ID_BYTES
 
 FORMAT_VERSION = "1"
 MAX_HEADER_BYTES = 2 * MAX_JSON_BYTES + (1 << 20)  # the schema stands in it as a text, with its quotes escaped
 MAX_PAYLOAD_BYTES = 256 << 20  # of all levels; decoding takes some 64 times as much memory
-_LONGEST_RUN_ID = 32
 _LARGEST_RATE = 1e6
 _AGAIN = "copy it again from the directory that a member wrote it to"
 
@@ -148,7 +148,7 @@ def _tensor(level: int) -> str:
 
 def _run_id(facts: Mapping[str, str]) -> str:
     run_id = facts.get("run_id", "")
-    if not 1 <= len(run_id) <= _LONGEST_RUN_ID or not run_id.isprintable():
+    if not 1 <= len(run_id) <= RUN_ID_BYTES or not run_id.isprintable():
         raise AftermathError(f"its run_id {_shown(run_id)} is no name of a run")
     return run_id
 

@@ -19,10 +19,9 @@ from aftermath.model.schema import StateSchema
 from aftermath.optim.blocks import cut
 from aftermath.optim.format import ResultFormat, Transform, Values
 from aftermath.optim.ranges import LARGEST_MATRIX, at_least_zero, within_u16
+from aftermath.rules.limits import MAX_INNER_STEPS, MAX_OUTER_RATE
 
 KIND = "sparseloco"
-MOST_STEPS = 1024
-LARGEST_RATE = 64
 _SET = "choose another in the optimizer's settings"
 
 LATE = (
@@ -74,8 +73,8 @@ class SparseLoCo:
     """The largest norm of a gradient; None and 0 leave it as it is."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.inner_steps <= MOST_STEPS:
-            raise SchemaError(f"inner_steps must be from 1 to {MOST_STEPS}, not {self.inner_steps}", _SET)
+        if not 1 <= self.inner_steps <= MAX_INNER_STEPS:
+            raise SchemaError(f"inner_steps must be from 1 to {MAX_INNER_STEPS}, not {self.inner_steps}", _SET)
         if self.inner_optimizer not in ("adamw", "muon"):
             raise SchemaError(f"inner_optimizer must be adamw or muon, not {self.inner_optimizer!r}", _SET)
         if self.bits not in (1, 2):
@@ -84,11 +83,11 @@ class SparseLoCo:
             raise SchemaError(f"divisor must be {', '.join(Divisor)}, not {self.divisor!r}", _SET)
         for label in ("topk", "topk_embeddings", "chunk"):
             within_u16(label, getattr(self, label), _SET)
-        outer = at_least_zero("outer_lr", self.outer_lr, _SET, most=LARGEST_RATE)
+        outer = at_least_zero("outer_lr", self.outer_lr, _SET, most=MAX_OUTER_RATE)
         if not outer:
             raise SchemaError("outer_lr must be above 0", _SET)
         numbers = {"decay": at_least_zero("decay", self.decay, _SET, most=1), "outer_lr": outer}
-        numbers["orthogonal_lr"] = at_least_zero("orthogonal_lr", self.orthogonal_lr, _SET, most=LARGEST_RATE)
+        numbers["orthogonal_lr"] = at_least_zero("orthogonal_lr", self.orthogonal_lr, _SET, most=MAX_OUTER_RATE)
         numbers["weight_decay"] = at_least_zero("weight_decay", self.weight_decay, _SET)
         clip = at_least_zero("clip", self.clip or 0.0, _SET) or None
         for name, value in (numbers | {"clip": clip, "divisor": Divisor(self.divisor)}).items():

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 import iroh
 
+from aftermath.base.backoff import Backoff
 from aftermath.p2p.attempt import LEAST_PROGRESS, STRIPE_FROM, Attempt, Pull
 from aftermath.p2p.blobs import PIECE, hash_of
 from aftermath.p2p.link import Link
@@ -79,7 +80,8 @@ class Fetch:
     async def _persist(self, holders: Sequence[bytes]) -> bytes:
         """Pass over the holders again and again, keeping what arrived, until verified or nobody is left to ask."""
         attempt = Attempt.of(self._size)
-        pause, alone, turns = FIRST_PAUSE_S, False, Counter[bytes]()
+        alone, turns = False, Counter[bytes]()
+        pauses = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         while True:
             asked = self._askable(holders)
             before = len(attempt.origin)
@@ -98,8 +100,7 @@ class Fetch:
                 attempt = Attempt.of(self._size)
                 await asyncio.sleep(FIRST_PAUSE_S)
             elif len(attempt.origin) == before:
-                await asyncio.sleep(pause)
-                pause = min(LONGEST_PAUSE_S, 2 * pause)
+                await asyncio.sleep(pauses.next())
 
     def _askable(self, holders: Sequence[bytes], *, excluded: bool = False) -> list[bytes]:
         """Holders worth asking, best first (see `Pace.ranked`); BlobRejected or BlobUnavailable if none is left."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from blake3 import blake3
 
+from aftermath.base.backoff import doubled
 from aftermath.p2p.bucket import Bucket
 from aftermath.p2p.link import Link
 
@@ -49,4 +50,4 @@ def backoff(me: bytes, peer: bytes, attempt: int) -> float:
     """Seconds to wait before dial number `attempt`: doubling, times 0.5 to 1.5 by a hash of pair and attempt."""
     digest = blake3(me + peer + attempt.to_bytes(8, "big")).digest(4)
     jitter = 0.5 + int.from_bytes(digest, "big") / 2**32
-    return float(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(attempt - 1, 16)) * jitter)
+    return doubled(attempt, FIRST_PAUSE_S, LONGEST_PAUSE_S) * jitter

@@ -24,6 +24,7 @@ from solders.signature import Signature
 from aftermath.base.bounded import Malformed, msgpack_as
 from aftermath.base.errors import BadAnnouncement
 from aftermath.rules.accounts import MAX_LEVELS
+from aftermath.rules.limits import RUN_ID_BYTES
 
 MAX_ANNOUNCEMENT_BYTES = 4096
 _COMMIT_DOMAIN = b"aftermath commitment 1\x00"
@@ -33,7 +34,7 @@ _KEY, _SIGNED = 32, 32 + 64  # where the signature begins, and the body
 U8 = Annotated[int, Meta(ge=0, le=0xFF)]
 U32 = Annotated[int, Meta(ge=0, le=0xFFFF_FFFF)]
 SequenceIndex = Annotated[int, Meta(ge=0, le=0x7FFF_FFFF_FFFF_FFFF)]
-RunId = Annotated[str, Meta(min_length=1, max_length=32)]
+RunId = Annotated[str, Meta(min_length=1, max_length=RUN_ID_BYTES)]
 Bytes32 = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Level = Annotated[int, Meta(ge=0, lt=MAX_LEVELS)]
 Size = Annotated[int, Meta(ge=1, le=0x7FFF_FFFF)]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from itertools import islice
 
+from aftermath.base.bounded import U64_MAX
 from aftermath.rules import bitmap
 from aftermath.rules.accounts import MAX_VERDICTS, MAX_WITNESSES, Members, Round, Run, Slot
 from aftermath.rules.state import Committee, MemberState
@@ -22,7 +23,6 @@ COOLDOWN = b"cooldown"
 
 _MULTIPLIER = 6364136223846793005
 _INCREMENT = 1442695040888963407
-_U64 = (1 << 64) - 1
 
 
 def purpose_state(seed: int, purpose: bytes) -> int:
@@ -35,7 +35,7 @@ def shuffle(state: int, n: int) -> list[int]:
     """A permutation of 0..n-1 from a generator state: `result[position]` is the rank that stands there."""
     order = list(range(n))
     for last in range(n - 1, 0, -1):
-        state = (_MULTIPLIER * state + _INCREMENT) & _U64
+        state = (_MULTIPLIER * state + _INCREMENT) & U64_MAX
         other = (state >> 32) % (last + 1)
         order[last], order[other] = order[other], order[last]
     return order

@@ -16,6 +16,7 @@ from aftermath.ranks import MOST_RANKS
 from aftermath.replica.arithmetic import COMPILE, PRECISION, Compile, Precision
 from aftermath.replica.pass_size import AUTO, MOST, Checkpointing
 from aftermath.rules.accounts import MAX_LEVELS
+from aftermath.rules.limits import RUN_ID_BYTES
 
 PROMPT_TOKENS = 64
 
@@ -26,7 +27,7 @@ class TrainSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     # options of other commands too, which describe them (cli/options.py)
-    run_id: str = Field(min_length=1, max_length=32)
+    run_id: str = Field(min_length=1, max_length=RUN_ID_BYTES)
     rpc: str = defaults.RPC
     ws_rpc: str | None = None
     rpc_2: str | None = None

@@ -1,0 +1,28 @@
+"""Pauses between tries of what others have to make possible: each twice the last, up to a longest."""
+
+from __future__ import annotations
+
+_MOST_DOUBLINGS = 16
+
+
+def doubled(tries: int, first: float, longest: float) -> float:
+    """Seconds to wait after so many tries in a row (from 1 on) that failed."""
+    return min(first * 2.0 ** min(tries - 1, _MOST_DOUBLINGS), longest)
+
+
+class Backoff:
+    """The pauses of one piece of work."""
+
+    def __init__(self, first: float, longest: float) -> None:
+        """Both in seconds."""
+        self._first, self._longest, self._tries = first, longest, 0
+
+    def next(self) -> float:
+        """The seconds to wait now that a try has failed."""
+        self._tries += 1
+        return doubled(self._tries, self._first, self._longest)
+
+    @property
+    def at_longest(self) -> bool:
+        """Whether the next pause is as long as any will be."""
+        return doubled(self._tries + 1, self._first, self._longest) >= self._longest
