@@ -12,7 +12,7 @@ import pytest
 
 from aftermath.member.member import Member
 from aftermath.member.results import TOPIC as COMMITMENTS
-from aftermath.p2p.transport import Announcement, RequestFailed
+from aftermath.p2p.transport import Announcement, PeerUnreachable
 from aftermath.replica.modelshare import TOPIC as MODEL
 from aftermath.rules.commitment import MAX_ANNOUNCEMENT_BYTES, Ready
 from aftermath.sim.simulation import Player, Simulation, play
@@ -52,14 +52,14 @@ async def pester(player: Player, transport: SimTransport) -> None:
                 for topic in (COMMITMENTS, MODEL):
                     try:
                         await transport.request(peer, topic, body, 1 << 20, 1.0)
-                    except RequestFailed:
+                    except PeerUnreachable:
                         pass
         await asyncio.sleep(0.5)
 
 
 def test_noise_stops_nobody_and_changes_no_replica(tmp_path: Path) -> None:
     async def story(sim: Simulation) -> None:
-        pest, *_ = [sim.add(tier) for tier in (0, 1, 2)]
+        pest, *_ = [sim.add(tier) for tier in (0, 0, 1, 2)]
         await sim.until_round(1)
         assert pest.transport is not None
         pestering = asyncio.ensure_future(pester(pest, pest.transport))
@@ -67,13 +67,15 @@ def test_noise_stops_nobody_and_changes_no_replica(tmp_path: Path) -> None:
         assert not pestering.done()
         pestering.cancel()
 
-    sim = play(tmp_path, story)
-    assert sim.check() > 0
-    assert sim.run.lost_sequences == 0
+    sim = play(tmp_path, story, init_min_clients=4)
     pest, *others = sim.players
+    assert sim.check(hostile=[pest]) > 0
+    assert sim.run.lost_sequences == 0
     for player in others:
-        assert len(player.saw("applied")) == len(pest.saw("applied")) > 0
+        assert len(player.saw("applied")) == 12
         assert len(player.saw("refused")) == 1, "said once"
+        assert player.transport is not None
+        assert len({who for who, _ in player.transport.barred}) == 1
 
 
 def test_a_fault_of_ours_in_hearing_costs_the_message_alone(

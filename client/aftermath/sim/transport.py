@@ -88,7 +88,7 @@ class SimTransport:
         self.node_id = node_id
         self._network = network
         self._members: frozenset[bytes] = frozenset()
-        self._bars = Bars(asyncio.get_running_loop().time)
+        self._bars = Bars(lambda: asyncio.get_running_loop().time())
         self.barred: list[tuple[bytes, str]] = []
         """Whom this node has kept out, and why, in order."""
         self._blobs: dict[bytes, bytes] = {}
@@ -101,7 +101,7 @@ class SimTransport:
         self._received: dict[Kind, int] = dict.fromkeys(KINDS, 0)
 
     def admits(self, node_id: bytes) -> bool:
-        return node_id in self._members and not self._bars.left(node_id)
+        return node_id in self._members and not (self.barred and self._bars.left(node_id))
 
     def bar(self, peer: bytes, why: str) -> None:
         """As over the wire, with the connection back, and the last announcements, once the time is over."""
