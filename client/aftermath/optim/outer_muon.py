@@ -6,19 +6,22 @@ x <- x - lr * orthogonal_lr * sqrt(max(1, rows / columns)) * polar(u).
 Decided
 - Each level's part of a matrix is made orthogonal by itself: a member of a small tier does not hold the others.
 - No momentum: members' inner optimizers have theirs, and the apply stays without a state that joiners would need.
-- The polar factor is that of `optim.polar`; the step is one multiplication, a rounding to fp32 and one subtraction.
-  These are the same bits everywhere, and all votes are judged before the first parameter changes.
+- The polar factor is that of `optim.polar`; the step is one multiplication and one subtraction. These are the same bits
+  everywhere, and all votes are judged before the first parameter changes.
+- Means of one shape, or of one transposed, are made orthogonal at once, as many as a few megabytes hold.
 - A level without votes stays as it is.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from aftermath.optim.codec import Votes
 from aftermath.optim.format import ResultFormat
 from aftermath.optim.layout import Part
 from aftermath.optim.mean import MeanApply
@@ -27,6 +30,8 @@ from aftermath.optim.polar import exact_polar
 from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.optim.transform import cells
 
+_AT_ONCE = 1 << 20  # entries of means that wait
+
 
 class OuterMuon(MeanApply):
     """Changes a replica's own fp32 `params`, of tier `tier`, in place."""
@@ -34,9 +39,17 @@ class OuterMuon(MeanApply):
     def __init__(self, results: ResultFormat, tier: int, params: Mapping[str, Tensor], settings: SparseLoCo) -> None:
         super().__init__(results, tier, params, settings)
         self._rate, self._hidden = settings.orthogonal_lr, frozenset(hidden_matrices(params))
+        self._waiting: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = defaultdict(list)
+        """Segments and their means, with the longer edge as columns, by the means' shape."""
+
+    @torch.no_grad()
+    def apply(self, results: Mapping[int, Sequence[Votes]], lr: float) -> None:
+        """As `MeanApply.apply`."""
+        super().apply(results, lr)
+        self._turn(lr)
 
     def _move(self, tensor: Tensor, part: Part, blocks: Tensor, lr: float) -> None:
-        """Change a segment's own `tensor` along the mean's polar factor, if it is of a hidden matrix."""
+        """Change a segment's own `tensor`, later on if it is of a hidden matrix."""
         if part.segment.name not in self._hidden:
             super()._move(tensor, part, blocks, lr)
             return
@@ -44,6 +57,16 @@ class OuterMuon(MeanApply):
         for number, own in cells(mean, blocks, part.blocks):
             number.copy_(own)
         rows, columns = mean.shape
-        rate = lr * self._rate * math.sqrt(max(1.0, rows / columns))  # a power would be the C library's, which differ
-        step = exact_polar(mean).mul(rate)
-        tensor.sub_(step.float().to(tensor.device))
+        self._waiting[min(rows, columns), max(rows, columns)].append((tensor, mean.mT if rows > columns else mean))
+        if sum(len(own) * short * long for (short, long), own in self._waiting.items()) >= _AT_ONCE:
+            self._turn(lr)
+
+    def _turn(self, lr: float) -> None:
+        """Change the segments that wait along their means' polar factors."""
+        for own in self._waiting.values():
+            factors = exact_polar(torch.stack([mean for _, mean in own]))
+            for (tensor, _), factor in zip(own, factors, strict=True):
+                rows, columns = tensor.shape
+                rate = lr * self._rate * math.sqrt(max(1.0, rows / columns))  # a power would be the C library's
+                tensor.sub_((factor.mT if rows > columns else factor).mul(rate).to(tensor.device))
+        self._waiting.clear()

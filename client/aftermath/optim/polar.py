@@ -1,82 +1,130 @@
-"""The polar factor of a matrix with the same bits on every machine: the Polar Express in integers that float64 holds.
+"""The polar factor of matrices with the same bits on every machine: the Polar Express in integers that fp32 holds.
 
-Per step, of an X [r, c] with r <= c whose entries are multiples of 2^-23, and each product rounded to such multiples
-(halves to even):
-    A = X X^T,  P = a + b A + c A A,  X <- P X
-with the polynomials of `optim.orthogonal` for 5 steps from 1e-3, in multiples of 2^-12. They are written out, since
-what computes them solves equations in floating point.
+Per step, of an X [r, c] with r <= c, whose entries are integers, and each of B and P rounded to such (halves to even):
+    A = X X^T,  B ~ A,  P = a + b B + c B B,  X <- P X
+with the polynomials of `optim.orthogonal` for 4 steps from 0.005. They are written out, since what computes them solves
+equations in floating point. Each of X, B and P has its own unit (`_UNITS`, `_SQUARES`, `_FACTORS`), so that its rows
+and columns are a little shorter than 2^12.
 
-Why every step is exact in float64, whose integers are exact up to 2^53, in whatever order the sums run
-- X is divided by a bound of its Frobenius norm before, so its singular values are at most 1, and each step's polynomial
-  keeps them below 2.02: the interval of the Polar Express with its margin of a hundredth, of which rounding takes a
-  part; to first order they stay below 2.01 up to 2^28 entries. So no row or column is longer than 2.02.
-- By Cauchy's inequality any part of a sum in a product is, in magnitude, at most the product of a row's and a column's
-  length. In units of 2^-46 that is 2.02^2 for X X^T, 2.02^4 < 17 for A A, and for P X at most 8.21 * 1 in the first
-  step (P's largest singular value, times X's) and 4.07 * 2.02 in the others: all below 2^46 * 17 < 2^51.
-- b A and c (A A) are integers below 2^44 in units of 2^-35, and so is their sum.
-- The bound of the norm is an integer's: entries are brought to at most 2^17 by a power of two and rounded to q, and
-  sum((|q| + 1)^2) is summed in int64, exact for 2^28 entries, which is more than any segment has.
-Hence equal matrices have equal factors for any number of threads, memory layout, BLAS or device with IEEE float64 and
-plain products (not emulated ones). Devices without float64 leave it to the CPU.
+Why every product is exact, in whatever order its sums run
+- By Cauchy's inequality no part of a sum is larger than the product of a row's and a column's length. Where all of
+  these are below 2^12 every part is an integer below 2^24, and such integers fp32 holds.
+- That they are is looked up in every step, for every matrix: squares of the lengths of X's rows are on the diagonal of
+  X X^T, those of B's on that of B B, and those of P's rows and X's columns are summed. A sum of squares that leaves
+  fp32's integers is not below 2^24 in any order, since rounding keeps an order. So all machines see the same; a matrix
+  that is not within the bounds stays as its last good step left it, which is no polar factor, and as good as bounded.
+- All else is single operations of IEEE on one tensor or two, and whole sums in int64.
+Hence equal matrices have equal factors for any number of threads, memory layout, BLAS or device with IEEE fp32 and
+plain products (no TF32, none that are emulated). MPS promises neither, and leaves it to the CPU.
+
+Why so few bits are enough
+- The first B is divided by the length of A (the fourth root of the sum of the singular values' fourth powers bounds the
+  largest), which is nearer to the largest singular value than the Frobenius norm is. So 4 steps reach as far as 5.
+- Rounding is noise: of X 0.29 / 2000 an entry, where entries are about 1 / sqrt(c). A step with its polynomial keeps
+  singular values below 2.02 with a margin for it (`orthogonal.MARGIN`).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
-from aftermath.optim.orthogonal import MARGIN
-from aftermath.optim.ranges import LARGEST_MATRIX
-
-FRACTION_BITS = 23
-COEFFICIENT_BITS = 12
 POLYNOMIALS = (
-    (33608, -93806, 67423),
-    (16656, -11719, 2123),
-    (16014, -11564, 2151),
-    (13458, -9893, 1988),
-    (9423, -6836, 1715),
+    (8.0714, -22.5286, 16.1924),
+    (3.8707, -2.8145, 0.5270),
+    (3.1582, -2.3216, 0.4749),
+    (2.2000, -1.5771, 0.4089),
 )
-"""Of the steps: a, b and c in multiples of 2^-12."""
-_NORM_BITS = 17
-_UNIT = 2.0**-FRACTION_BITS
+"""Of the steps: a, b and c."""
+_LIMIT = float(1 << 24)  # the square of a length that no row or column reaches
+_LENGTH = 4090  # of the longest row or column to begin with: rounding makes it a little longer
+_UNITS = 2000  # of X from the second step on: its singular values are below 2.02
+_SQUARES = (4000, 1000, 1000, 1000)  # of B, by step: its singular values are below 1 at first, then below 4.1
+_FACTORS = (490, 1000, 1000, 1000)  # of P, by step: its singular values are below 8.2 at first, then below 4
+_NORM_BITS = 11  # of numbers whose squares are summed for a norm
 
 
-def exact_polar(matrix: Tensor) -> Tensor:
-    """Nearly U V^T of an fp32 matrix [rows, columns] = U S V^T, as float64 multiples of 2^-23 on a device that has it.
+def exact_polar(matrices: Tensor) -> Tensor:
+    """Nearly U V^T of every fp32 matrix [..., rows, columns] = U S V^T, in fp32.
 
-    Singular values above 1e-3 of the Frobenius norm come near 1, within 0.17. A matrix of zeros stays one. Entries must
-    be finite. Raises ValueError for more than 2^28 of them.
+    Singular values above 0.005 of the fourth root of the sum of their fourth powers come near 1, within 0.13. A matrix
+    of zeros stays one. Entries must be finite.
     """
-    if matrix.numel() > LARGEST_MATRIX:
-        raise ValueError(f"a matrix of {matrix.numel()} entries is too large for an exact polar factor")
-    if matrix.device.type == "mps":
-        matrix = matrix.cpu()
-    tall = matrix.shape[0] > matrix.shape[1]
-    x = _scaled((matrix.mT if tall else matrix).double())  # [short, long]
-    for a, b, c in POLYNOMIALS:
-        square = _product(x, x.mT)  # [short, short]
-        polynomial = square.mul(b).add_(_product(square, square).mul_(c)).mul_(2.0**-COEFFICIENT_BITS).round_()
-        polynomial.diagonal().add_(a << FRACTION_BITS - COEFFICIENT_BITS)
-        x = _product(polynomial, x)
-    x = x.mul_(_UNIT).add_(0.0)  # a sum of nothing but -0 may begin with 0 or with the first of them
-    return x.mT if tall else x
+    if matrices.device.type == "mps":
+        matrices = matrices.cpu()
+    tall = matrices.shape[-2] > matrices.shape[-1]
+    oriented = matrices.mT if tall else matrices
+    found = _polar(oriented.reshape(-1, *oriented.shape[-2:])).view(oriented.shape)
+    return found.mT if tall else found
 
 
-def _product(left: Tensor, right: Tensor) -> Tensor:
-    """Of matrices in units of 2^-23, in such units."""
-    return torch.matmul(left, right).mul_(_UNIT).round_()
+def _polar(matrices: Tensor) -> Tensor:
+    """Of matrices [n, short, long]."""
+    x, last = _scaled(matrices), len(POLYNOMIALS) - 1
+    back: Tensor | float
+    within = torch.ones(len(x), dtype=torch.bool, device=x.device)
+    for step, ((a, b, c), squares, factors) in enumerate(zip(POLYNOMIALS, _SQUARES, _FACTORS, strict=True)):
+        square = x @ x.mT  # [n, short, short]
+        within &= _longest(square.diagonal(dim1=1, dim2=2)) < _LIMIT
+        if step == 0:
+            lengths = _lengths(square)
+            square.mul_(_each((squares / length for length in lengths), x))
+            back = _each((_UNITS / (factors * math.sqrt(length)) for length in lengths), x)
+        else:
+            square.mul_(_fp32(squares / _UNITS**2))
+            back = _fp32(1 / factors if step < last else 1 / (factors * _UNITS))
+        fourth = square.round_() @ square.mT
+        within &= _longest(fourth.diagonal(dim1=1, dim2=2)) < _LIMIT
+        factor = fourth.mul_(_fp32(c * factors / squares**2)).add_(square.mul_(_fp32(b * factors / squares))).round_()
+        factor.diagonal(dim1=1, dim2=2).add_(round(a * factors))
+        within &= (_longest(factor.square().sum(2)) < _LIMIT) & (_longest(x.square().sum(1)) < _LIMIT)
+        new = (factor @ x).mul_(back)
+        if step < last:
+            new.round_()
+        x = (
+            new
+            if bool(within.all())
+            else torch.where(within[:, None, None], new, x if step < last else x * _fp32(1 / _UNITS))
+        )
+    return x.add_(0.0)  # a sum of nothing but -0 may begin with 0 or with the first of them
 
 
-def _scaled(x: Tensor) -> Tensor:
-    """x over a little more than its Frobenius norm, in units of 2^-23."""
-    largest = float(x.abs().max()) if x.numel() else 0.0
-    if not largest:
-        return x
-    _, exponent = math.frexp(largest)
-    x = x * 2.0 ** (_NORM_BITS - exponent)
-    rounded = x.round().long().abs_().add_(1)
-    norm = math.isqrt(int(rounded.mul_(rounded).sum())) + 1
-    return x.mul_(2.0**FRACTION_BITS / (norm * MARGIN)).round_()
+def _scaled(matrices: Tensor) -> Tensor:
+    """Integers whose rows and columns are as long as the bounds let them, or a little shorter: [n, short, long]."""
+    exponents = [_NORM_BITS - math.frexp(largest)[1] for largest in matrices.abs().amax((1, 2)).tolist()]
+    x = matrices  # times a power of two that fp32 may lack: in two parts
+    for powers in ([exponent // 2 for exponent in exponents], [exponent - exponent // 2 for exponent in exponents]):
+        x = x * _each((2.0**power for power in powers), x)
+    squares = _squares(x.round())
+    longest = torch.maximum(_longest(squares.sum(2, dtype=torch.int64)), _longest(squares.sum(1, dtype=torch.int64)))
+    return x.mul_(_each((_LENGTH / (math.isqrt(square) + 1) for square in longest.tolist()), x)).round_()
+
+
+def _lengths(squares: Tensor) -> list[float]:
+    """At least the Frobenius norm of every matrix [n, r, r] of integers up to 2^24."""
+    unit = 2.0 ** (_NORM_BITS - 24)
+    sums = _squares((squares * unit).round_()).sum((1, 2), dtype=torch.int64)
+    return [(math.isqrt(total) + 1) / unit for total in sums.tolist()]
+
+
+def _squares(integers: Tensor) -> Tensor:
+    """Of integers up to 2^11: of what they may have been at most before they were rounded."""
+    return integers.abs_().add_(1).square_()
+
+
+def _longest(squares: Tensor) -> Tensor:
+    """The largest of every matrix, [n], of [n, rows]."""
+    return squares.amax(1)
+
+
+def _each(numbers: Iterable[float], like: Tensor) -> Tensor:
+    """One fp32 number for every matrix, [n, 1, 1]."""
+    return torch.tensor(list(numbers), dtype=torch.float32, device=like.device)[:, None, None]
+
+
+def _fp32(number: float) -> float:
+    """The nearest number of fp32: what a device would else make of it."""
+    return float(torch.tensor(number, dtype=torch.float32))

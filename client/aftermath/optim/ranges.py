@@ -6,9 +6,6 @@ import math
 
 from aftermath.model.levels import SchemaError
 
-LARGEST_MATRIX = 1 << 28
-"""Entries of a matrix whose polar factor is exact (`optim.polar`)."""
-
 
 def within_u16(label: str, number: int, fix: str) -> None:
     """Raises SchemaError unless it is from 1 to 65535."""

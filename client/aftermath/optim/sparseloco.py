@@ -14,11 +14,11 @@ from typing import Any, Literal
 import msgspec
 
 from aftermath.model.canonical import decimal, portable
-from aftermath.model.levels import SchemaError, is_hidden_matrix
+from aftermath.model.levels import SchemaError
 from aftermath.model.schema import StateSchema
 from aftermath.optim.blocks import cut
 from aftermath.optim.format import ResultFormat, Transform, Values
-from aftermath.optim.ranges import LARGEST_MATRIX, at_least_zero, within_u16
+from aftermath.optim.ranges import at_least_zero, within_u16
 from aftermath.rules.limits import MAX_INNER_STEPS, MAX_OUTER_RATE
 
 KIND = "sparseloco"
@@ -94,16 +94,7 @@ class SparseLoCo:
             object.__setattr__(self, name, value)
 
     def results(self, state: StateSchema) -> ResultFormat:
-        """What members send each other. Raises SchemaError if the blocks, or a matrix to be made orthogonal, would be
-        too large.
-        """
-        for segment in state.segments if self.orthogonal_lr else ():
-            if is_hidden_matrix(segment.name, len(segment.shape)) and segment.numel > LARGEST_MATRIX:
-                raise SchemaError(
-                    f"{segment.name} has {segment.numel} entries, more than the {LARGEST_MATRIX} of which a polar "
-                    "factor is exact",
-                    "set orthogonal_lr to 0",
-                )
+        """What members send each other. Raises SchemaError if the blocks would be too large."""
         blocks = cut(state.segments, chunk=self.chunk, topk=self.topk, topk_embeddings=self.topk_embeddings)
         values = Values.ONE_BIT if self.bits == 1 else Values.TWO_BIT
         return ResultFormat(blocks, state.levels, Transform.NONE, values)

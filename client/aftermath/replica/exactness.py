@@ -1,10 +1,11 @@
 """What a device needs so that it computes the bits that all others compute: set here, once, and then proved.
 
 Decided
-- Exact are the apply and the hash; the products of an apply are of float64 (`optim.exact`, `optim.polar`). cuBLAS may
-  emulate these with smaller numbers, which rounds; that is switched off, and products that only plain float64 gets
-  right are compared with the CPU's before anything is joined. MPS has no float64, and leaves them to the CPU.
-- fp32 products keep fp32's bits everywhere (no TF32), so that one machine encodes the same bytes of the same gradients.
+- Exact are the apply and the hash; the products of an apply are of float64 (`optim.exact`) or of fp32 (`optim.polar`).
+  cuBLAS may emulate these with smaller numbers, which rounds; that is switched off, and products that only plain ones
+  get right are compared with the CPU's before anything is joined. MPS has no float64, and leaves them to the CPU.
+- fp32 products keep fp32's bits everywhere (no TF32): that is exact, and one machine encodes the same bytes of the same
+  gradients.
 - cuBLAS sums in one order only if its workspace has a fixed size, which it reads before its first product.
 - Training itself may round as it likes: nobody else has to compute it (`optim.parts`).
 """
@@ -79,7 +80,7 @@ def prove(device: torch.device) -> None:
 
 
 def _products(device: torch.device) -> dict[str, Tensor]:
-    """By name what is exact in float64 alone, with numbers up to its very bounds."""
+    """By name what plain products alone compute exactly, with numbers up to their very bounds."""
     draws, most = torch.Generator().manual_seed(2), 1 << MEAN_BITS
     means = torch.randint(-most, most + 1, (_ROWS, _EDGE), generator=draws).double()
     signs = basis(_EDGE, torch.float64, torch.device("cpu")).sign().T
