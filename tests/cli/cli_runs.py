@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +13,9 @@ from typing import Any
 from typer.testing import CliRunner
 
 from aftermath.cli.main import app
+
+CONSOLE = Path(sys.executable).with_name("aftermath-solana")
+LOCAL = ("--iroh-relay", "disabled", "--iroh-discovery", "local", "--device", "cpu", "--threads", "1")
 
 
 @dataclass(frozen=True)
@@ -69,3 +75,9 @@ class Shell:
 
 
 UNSIGNED = {"list-runs", "json-dump-run", "json-dump-user", "can-join", "predownload", "join-authorization-read"}
+
+
+def train(shell: Shell, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """A process of its own, because a member ends its process."""
+    line = [CONSOLE, "train", "--rpc", shell.rpc, "-w", shell.wallet, *LOCAL, *arguments]
+    return subprocess.run(line, capture_output=True, text=True, timeout=120, env=dict(os.environ))

@@ -15,10 +15,9 @@ import pytest
 
 from aftermath.chain.wallet import create_wallet
 from aftermath.cli.main import INDEX
-from cli.cli_runs import Shell
+from cli.cli_runs import CONSOLE, Shell
 
 ROOT = Path(__file__).parents[2]
-CONSOLE = Path(sys.executable).with_name("aftermath-solana")
 SHAPE = ["--hidden", "64", "--layers", "2", "--heads", "4", "--kv-heads", "2", "--intermediate", "256"]
 
 

@@ -17,8 +17,7 @@ from aftermath.cli import connection, present
 from aftermath.cli.command import command
 from aftermath.cli.present import Result
 from aftermath.programs import COORDINATOR_IDL
-from cli.cli_runs import Shell, invoke
-from cli.conftest import CONSOLE
+from cli.cli_runs import CONSOLE, Shell, invoke
 
 ELSEWHERE = "http://192.0.2.1:8899"
 """A fallback that is never reached; with it the cluster is not a local one, so no wallet is given SOL."""

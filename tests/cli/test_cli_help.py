@@ -13,8 +13,7 @@ from aftermath import __version__
 from aftermath.cli import docs
 from aftermath.cli.main import INDEX, load
 from aftermath.train.settings import TrainSettings
-from cli.cli_runs import invoke
-from cli.conftest import CONSOLE, ROOT
+from cli.cli_runs import CONSOLE, ROOT, invoke
 
 START_SECONDS = 0.3
 

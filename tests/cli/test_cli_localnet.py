@@ -15,8 +15,7 @@ import pytest
 
 from aftermath.chain.wallet import create_wallet
 from aftermath.localnet import validator_binary
-from cli.cli_runs import Shell, invoke
-from cli.conftest import CONSOLE, ROOT
+from cli.cli_runs import CONSOLE, ROOT, Shell, invoke
 
 VALIDATOR = validator_binary()
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.cli_runs import invoke
-from cli.conftest import CONSOLE, ROOT
+from cli.cli_runs import CONSOLE, ROOT, invoke
 
 FIRST_STEPS_SECONDS = 120
 

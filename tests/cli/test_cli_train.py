@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -14,16 +13,7 @@ import pytest
 
 from aftermath.cli.train import build_settings, settings_options
 from aftermath.train.settings import TrainSettings
-from cli.cli_runs import Shell
-from cli.conftest import CONSOLE
-
-LOCAL = ("--iroh-relay", "disabled", "--iroh-discovery", "local", "--device", "cpu", "--threads", "1")
-
-
-def train(shell: Shell, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """A process of its own, because a member ends its process."""
-    line = [CONSOLE, "train", "--rpc", shell.rpc, "-w", shell.wallet, *LOCAL, *arguments]
-    return subprocess.run(line, capture_output=True, text=True, timeout=120, env=dict(os.environ))
+from cli.cli_runs import Shell, train
 
 
 def test_defaults_are_those_of_the_settings() -> None:

@@ -14,8 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from cli.cli_runs import invoke
-from cli.conftest import CONSOLE
+from cli.cli_runs import CONSOLE, invoke
 
 CHOSEN = ("--device", "cpu", "--threads", 1)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from bisect import bisect_left
 
 from aftermath.base.counted import counted
-from aftermath.base.errors import AftermathError
 from aftermath.cli.schema import Shape
 from aftermath.model.schema import ELEMENT_BYTES
 from aftermath.optim.sparseloco import LATE, SparseLoCo
@@ -19,30 +18,16 @@ LARGE_RESULT = 64  # a result of more than the model's size over this is worth a
 SMALL_RESULT = 1 << 20  # none of up to so many bytes is: half a second to seven others at 110 Mb/s
 
 
-def troubles(run: Run, model: Model, shape: Shape) -> list[str]:
-    """All that there are."""
+def troubles(run: Run, model: Model, shape: Shape, with_data: str = "") -> list[str]:
+    """All that there are; that `with_data` was found before (`cli.agreed_data`)."""
     found = (
-        trouble_with_data(model, shape),
+        with_data,
         trouble_with_size(shape),
         trouble_with_shares(shape, run.config),
         trouble_with_overlap(shape, run.config),
         trouble_with_schedule(model.lr_schedule, run.config.total_steps),
     )
     return [trouble for trouble in found if trouble]
-
-
-def trouble_with_data(model: Model, shape: Shape) -> str:
-    """Why a member on this machine could not read the run's data.
-
-    No reason to refuse: an owner need not hold the data, and other clients may read what this one does not.
-    """
-    from aftermath.train.outfit import data_of
-
-    try:
-        data_of(model, shape.schema)
-    except AftermathError as error:
-        return f"a member on this machine could not train: {'; '.join(filter(None, (error.message, error.fix)))}"
-    return ""
 
 
 def trouble_with_size(shape: Shape) -> str:

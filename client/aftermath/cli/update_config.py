@@ -66,6 +66,7 @@ async def update_config(
 
     The run must be halted: pause it first. What is not given stays as it is.
     """
+    from aftermath.cli.agreed_data import with_agreed_data
     from aftermath.cli.change import Change
     from aftermath.cli.connection import sign_in
     from aftermath.cli.schema import shape_of
@@ -76,7 +77,9 @@ async def update_config(
     if not (config_path or restart_from_step or switch_to_hub or given or client_version is not None):
         raise UsageError("nothing to change was given", "pass --config-path FILE or one of the other options")
     config = load_config(config_path) if config_path else None
-    shape = shape_of(config) if config else None
+    shape, trouble = shape_of(config) if config else None, ""
+    if config and shape:
+        config, trouble = with_agreed_data(config, shape.vocab_size)
     change = Change(
         metadata=given,
         config=config,
@@ -90,7 +93,7 @@ async def update_config(
         kept = change.kept_checkpoint(model)
         signatures = await chain.sender.send_packed(change.instructions(chain.coordinator.ix, run, model))
         run, model, _ = await chain.coordinator.snapshot(run_id)
-    warnings = troubles(run, model, shape) if shape else []
+    warnings = troubles(run, model, shape, trouble) if shape else []
     if kept:
         note(
             f"the run keeps its checkpoint {kept.repo}, which members have named; --switch-to-hub begins from that of "
@@ -116,6 +119,7 @@ def _data(run: Run, model: Model, shape: Shape | None) -> dict[str, Any]:
         "vocab_size": model.metadata.vocab_size,
         "tiers": list(model.tier_widths),
         "schema_hash": model.schema_hash.hex(),
+        "data_hash": model.data_location.files_hash,
         "bytes_per_round": shape.bytes_per_round if shape else None,
         "step": run.trained_steps,
         "total_steps": run.config.total_steps,

@@ -19,7 +19,7 @@ from aftermath.config import rules as config_rules
 from aftermath.config.sources import Checkpoint, DataLocation
 from aftermath.config.tables import U8, U16, U32, U64, Table
 from aftermath.config.training import LearningRate, Optimizer
-from aftermath.rules.accounts import MAX_LEVELS
+from aftermath.rules.accounts import MAX_LEVELS, marked
 from aftermath.rules.state import Architecture, DataType
 
 MAX_CONFIG_BYTES = 1 << 20
@@ -65,7 +65,10 @@ class Matformer(Table):
 
 
 class Llm(Table):
-    """`[model.LLM]`: what is trained, from which checkpoint, on which data, and how."""
+    """`[model.LLM]`: what is trained, from which checkpoint, on which data, and how.
+
+    `data_hash` is what `data inspect` shows of the data's files; members whose files have another are refused.
+    """
 
     architecture: Literal["HfLlama", "HfDeepseek", "HfNanoGPT", "HfAuto"]
     data_type: Literal["Pretraining", "Finetuning"]
@@ -73,6 +76,7 @@ class Llm(Table):
     cold_start_warmup_steps: U32 = 0
     checkpoint: Checkpoint
     data_location: DataLocation
+    data_hash: Annotated[str, Field(pattern="^([0-9a-f]{64})?$")] = ""
     lr_schedule: LearningRate
     optimizer: Optimizer
     matformer: Matformer = Matformer()
@@ -85,10 +89,14 @@ class Llm(Table):
             "max_seq_len": self.max_seq_len,
             "cold_start_warmup_steps": self.cold_start_warmup_steps,
             "checkpoint": self.checkpoint.to_chain(),
-            "data_location": self.data_location.to_chain(),
+            "data_location": self._location(),
             "lr_schedule": self.lr_schedule.to_chain(),
             "optimizer": self.optimizer.to_chain(),
         }
+
+    def _location(self) -> dict[str, Any]:
+        location = self.data_location.to_chain()
+        return location | {"secondary": marked(location["secondary"], self.data_hash)}
 
 
 class ModelTable(Table):
@@ -114,6 +122,14 @@ class RunConfig(Table):
         """The `config` and `model` parts of the program's `UpdateParams`, every field present, reals as their bits."""
         rules = self.config.model_dump() | {"max_seq_len": self.llm.max_seq_len}
         return {"config": rules, "model": self.llm.to_chain()}
+
+    def with_data_hash(self, data_hash: str) -> RunConfig:
+        """The same with the hash of the data's files, for which a long folder may leave no room. Raises ConfigError."""
+        llm = self.llm.model_copy(update={"data_hash": data_hash})
+        config = self.model_copy(update={"model": self.model.model_copy(update={"LLM": llm})})
+        if broken := config_rules.broken(config.to_chain()):
+            raise self.refused(broken)
+        return config
 
     def refused(self, mistakes: list[config_errors.Mistake]) -> ConfigError:
         """The error that shows these mistakes with the lines of the file."""

@@ -5,6 +5,8 @@ to the first once nothing was held against the key for as long as a peer can be 
 when it leaves the run and comes back.
 """
 
+from __future__ import annotations
+
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -3,6 +3,8 @@
 Decisions: whatever one link's counters do, the others go on being watched.
 """
 
+from __future__ import annotations
+
 import asyncio
 import logging
 from collections.abc import Mapping

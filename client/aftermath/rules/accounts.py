@@ -30,6 +30,7 @@ MAX_LEVELS = 8
 MAX_VERDICTS = 32
 FINGERPRINT_BYTES = 320
 BACKLOG = 8
+_HASH_MARK, _HASH_DIGITS, _HEX = "#sha256=", 64, frozenset("0123456789abcdef")
 
 
 def steps_before(step: int) -> int:
@@ -197,9 +198,18 @@ class Checkpoint:
     revision: str
 
 
+def marked(folder: str, files_hash: str) -> str:
+    """A data location's `secondary`: the folder and the hash (64 hex digits, or none) that the files there have.
+
+    It is the form in which package managers pin what a URL leads to. So the program needs no field for it, and who
+    has the accounts has the mark.
+    """
+    return f"{folder}{_HASH_MARK}{files_hash}" if files_hash else folder
+
+
 @dataclass(frozen=True, slots=True)
 class DataLocation:
-    """Where the tokens are; `primary` and `secondary` hold the URL, path, bucket and folder that `kind` asks for."""
+    """Where the tokens are, and what marks them; `primary` holds the URL, path or bucket that `kind` asks for."""
 
     kind: DataKind
     token_bytes: int
@@ -209,7 +219,19 @@ class DataLocation:
     num_files: int
     primary: str
     secondary: str
+    """The bucket's folder, and after it a mark with the hash that the files have, if one is agreed (`marked`)."""
     shuffle_seed: bytes
+
+    @property
+    def folder(self) -> str:
+        """The folder in a bucket."""
+        return self.secondary if not self.files_hash else self.secondary[: -len(_HASH_MARK) - _HASH_DIGITS]
+
+    @property
+    def files_hash(self) -> str:
+        """The hash (hex) of the files' records that all members must have; empty if none is agreed."""
+        _, mark, digits = self.secondary.rpartition(_HASH_MARK)
+        return digits if mark and len(digits) == _HASH_DIGITS and set(digits) <= _HEX else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ def open_source(location: DataLocation, seq_len: int, vocab_size: int, *, labels
 
 def _urls(location: DataLocation, client: HttpClient) -> list[str]:
     if location.kind is DataKind.HTTP_GCP:
-        return bucket_urls(location.primary, location.secondary, client)
+        return bucket_urls(location.primary, location.folder, client)
     if location.kind is DataKind.HTTP_NUMBERED_FILES:
         return numbered(location.primary, location.start_index, location.pad_zeros, location.num_files)
     return [location.primary]

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from aftermath.base.errors import Unsuitable
 from aftermath.config.document import ARCHITECTURES
+from aftermath.data.fingerprint import hash_of
+from aftermath.data.http import shown
 from aftermath.data.source import Source
 from aftermath.model.resolve import load_hf_config
 from aftermath.optim.agreed import EXCHANGED, agreed_schema
@@ -57,6 +59,15 @@ def check_tier(tier: int, schema: Schema, run_id: str) -> None:
 
 
 def data_of(model: Model, schema: Schema) -> Source:
-    """The run's tokens as this machine has them."""
+    """The run's tokens as this machine has them. Unsuitable if they are not those that the run's owner marked."""
     finetuning = model.data_type == DataType.FINETUNING
-    return open_source(model.data_location, model.max_seq_len, schema.state.config.vocab_size, labels=finetuning)
+    location = model.data_location
+    source = open_source(location, model.max_seq_len, schema.state.config.vocab_size, labels=finetuning)
+    if location.files_hash and (found := hash_of(source.record()).hex()) != location.files_hash:
+        raise Unsuitable(
+            f"the data at {shown(location.primary)} is not what the run trains on: its hash is {found[:12]}, the run's "
+            f"is {location.files_hash[:12]}",
+            "Compare its files (aftermath-solana data inspect) with those of other members, and copy them again; where "
+            "they were changed on purpose, the run's owner passes the new ones to update-config",
+        )
+    return source

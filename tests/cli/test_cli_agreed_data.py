@@ -1,0 +1,84 @@
+"""The hash of a run's data: put on chain by its owner, compared by every member before it joins."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from cli.cli_runs import Shell, invoke, train
+
+
+@pytest.fixture
+def tokens(material: Path, tmp_path: Path) -> Path:
+    """Tokens of this test's own."""
+    return Path(shutil.copytree(material / "tokens", tmp_path / "tokens"))
+
+
+@pytest.fixture
+def config(material: Path, tokens: Path) -> Path:
+    """A config file of a run on them."""
+    text = (material / "config.toml").read_text()
+    assert str(material / "tokens") in text
+    place = tokens.parent / "config.toml"
+    place.write_text(text.replace(str(material / "tokens"), str(tokens)))
+    return place
+
+
+@pytest.fixture
+def created(owner: Shell, run_id: str) -> Shell:
+    assert owner("create-run", "--run-id", run_id).code == 0
+    return owner
+
+
+def other(tokens: Path) -> None:
+    """Other tokens under the same name, as many."""
+    file = next(tokens.glob("*.bin"))
+    file.write_bytes(bytes(file.stat().st_size))
+
+
+def test_a_member_with_other_files_is_refused_before_it_joins(
+    created: Shell, run_id: str, config: Path, tokens: Path
+) -> None:
+    agreed = created("update-config", "--run-id", run_id, "--config-path", config).data["data_hash"]
+    assert agreed == invoke("data", "inspect", "--data-path", tokens, "--seq-len", 64, "--json").data["hash"]
+    assert created("predownload", "--run-id", run_id).code == 0
+    other(tokens)
+    refused = created("predownload", "--run-id", run_id).error
+    assert f"the run's is {agreed[:12]}" in refused["error"]
+    assert "data inspect" in refused["fix"]
+    said = train(created, "--run-id", run_id, "--device", "cpu", "--json")
+    assert json.loads(said.stderr.splitlines()[-1]) == refused
+    assert created("json-dump-run", "--run-id", run_id).data["members"]["slots"] == []
+    assert created("update-config", "--run-id", run_id, "--config-path", config).data["data_hash"] != agreed
+    assert created("predownload", "--run-id", run_id).code == 0
+
+
+def test_an_owner_without_the_data_takes_the_hash_from_who_has_it(
+    created: Shell, run_id: str, config: Path, tokens: Path
+) -> None:
+    found = invoke("data", "inspect", "--config-path", config, "--json").data["hash"]
+    away = tokens.rename(tokens.with_name("elsewhere"))
+    without = created("update-config", "--run-id", run_id, "--config-path", config).data
+    assert without["data_hash"] == ""
+    assert "without data_hash in the file" in without["warnings"][0]
+    text = config.read_text()
+    config.write_text(text.replace("[model.LLM]\n", f"[model.LLM]\ndata_hash = {json.dumps(found)}\n"))
+    stated = created("update-config", "--run-id", run_id, "--config-path", config).data
+    assert stated["data_hash"] == found
+    assert "without data_hash" not in stated["warnings"][0]
+    away.rename(tokens)
+    assert created("predownload", "--run-id", run_id).code == 0
+    other(tokens)
+    (warning,) = created("update-config", "--run-id", run_id, "--config-path", config).data["warnings"]
+    assert "data_hash is another" in warning
+
+
+def test_what_is_no_hash_is_refused_with_its_line(created: Shell, run_id: str, config: Path) -> None:
+    config.write_text(config.read_text().replace("[model.LLM]\n", '[model.LLM]\ndata_hash = "abc"\n'))
+    refused = created("update-config", "--run-id", run_id, "--config-path", config).error["error"]
+    assert "data_hash" in refused
+    nothing = invoke("data", "inspect", "--json").mistake
+    assert nothing["fix"] == "Pass --data-path FOLDER or --config-path FILE"

@@ -1,0 +1,27 @@
+"""The mark of a data location: the hash of its files after the folder."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aftermath.rules.accounts import DataLocation, marked
+from aftermath.rules.state import DataKind
+
+
+def location(secondary: str) -> DataLocation:
+    return DataLocation(DataKind.HTTP_GCP, 2, 0, 0, 0, 0, "bucket", secondary, bytes(32))
+
+
+@given(
+    st.text(max_size=120).filter(lambda text: "#sha256=" not in text), st.none() | st.binary(min_size=32, max_size=32)
+)
+def test_folder_and_hash_come_back(folder: str, digest: bytes | None) -> None:
+    said = location(marked(folder, digest.hex() if digest else ""))
+    assert (said.folder, said.files_hash) == (folder, digest.hex() if digest else "")
+
+
+@pytest.mark.parametrize("strange", ["a#sha256=", "#sha256=" + "0" * 63, "#sha256=" + "G" * 64, "#sha256=" + "0" * 65])
+def test_what_is_no_hash_is_part_of_the_folder(strange: str) -> None:
+    assert (location(strange).folder, location(strange).files_hash) == (strange, "")
