@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from aftermath.model.architectures import architecture_of, config_of
 from aftermath.model.checkpoint import load
 from aftermath.model.config import ModelConfigError
+from aftermath.model.documents import CheckpointError
 from aftermath.model.schema import StateInputs, state_of_inputs, state_schema
 from aftermath.model.store import write_checkpoint
 from aftermath.rules.state import Architecture
@@ -27,6 +29,13 @@ MODELS: dict[str, dict[str, Any]] = {
     | {"intermediate_size": 32},
     "opt": {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "ffn_dim": 32}
     | {"word_embed_proj_dim": 16, "max_position_embeddings": 64},
+    "mixtral": {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    | {"intermediate_size": 32, "num_key_value_heads": 1, "num_local_experts": 4},
+    "qwen3_moe": {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 8}
+    | {"num_key_value_heads": 1, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12},
+    "gpt_oss": {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 8}
+    | {"num_key_value_heads": 1, "num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 24},
+    "mamba": {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "state_size": 4},
     "gemma": {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 8}
     | {"intermediate_size": 32, "num_key_value_heads": 1},
 }
@@ -40,6 +49,8 @@ def saved(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, Path]:
     torch.manual_seed(1)
     made = transformers.AutoConfig.for_model(name, **MODELS[name], **DROPOUT.get(name, {}))
     theirs = transformers.AutoModelForCausalLM.from_config(made).eval()
+    if "experts" in " ".join(name for name, _ in theirs.named_parameters()):
+        theirs.set_experts_implementation("eager")
     theirs.save_pretrained(tmp_path / "theirs")
     return theirs, tmp_path / "theirs"
 
@@ -70,7 +81,10 @@ def test_logits_and_gradients_are_its_own_and_checkpoints_go_both_ways(saved: tu
     assert all(parameter.data_ptr() == params[name].data_ptr() for name, parameter in ours.named_parameters())
     write_checkpoint(tmp_path / "ours", params, config, tier=0, companions={})
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours", dtype=torch.float32).eval()
-    assert torch.equal(again(tokens).logits, theirs(tokens).logits)
+    torch.testing.assert_close(again(tokens).logits, theirs(tokens).logits, rtol=1e-5, atol=1e-6)
+    assert {name: tensor.tolist() for name, tensor in again.state_dict().items()} == {
+        name: tensor.tolist() for name, tensor in theirs.state_dict().items()
+    }
 
 
 def test_the_schema_goes_through_its_document_and_has_one_tier(saved: tuple[Any, Path]) -> None:
@@ -84,14 +98,41 @@ def test_the_schema_goes_through_its_document_and_has_one_tier(saved: tuple[Any,
         state_schema(said, 2)
 
 
+@pytest.mark.parametrize("saved", ["mixtral", "qwen3_moe"], indirect=True)
+def test_experts_are_stacks_that_files_hold_one_by_one(saved: tuple[Any, Path], tmp_path: Path) -> None:
+    theirs, place = saved
+    config = config_of(document(place))
+    stacks = {name: shape for name, shape in config.parameter_shapes().items() if len(shape) == 3}
+    assert len(stacks) == 4
+    filed, params = load_file(place / "model.safetensors"), load(place, 0)
+    assert stacks.keys().isdisjoint(filed)
+    assert all(torch.equal(params[name], tensor) for name, tensor in theirs.named_parameters())
+    write_checkpoint(tmp_path / "ours", params, config, tier=0, companions={})
+    ours = load_file(tmp_path / "ours" / "model.safetensors")
+    assert ours.keys() == filed.keys()
+    assert all(torch.equal(ours[name], filed[name]) for name in filed)
+    save_file(params, place / "model.safetensors")  # by the names of its modules
+    assert all(torch.equal(load(place, 0)[name], params[name]) for name in params)
+    listed = next(name for name in filed if ".experts.1." in name)
+    for weights, says in (
+        ({name: tensor for name, tensor in filed.items() if name != listed}, r"lacks 1 tensor, first .*experts\."),
+        (filed | {listed: filed[listed][1:]}, r"is F32 .*, config\.json says"),
+        (filed | params, "whole and in pieces"),
+    ):
+        save_file({name: tensor.clone() for name, tensor in weights.items()}, place / "model.safetensors")
+        with pytest.raises(CheckpointError, match=says):
+            load(place, 0)
+
+
 @pytest.mark.parametrize("optimizer", [DISTRO, INNER])
-def test_members_train_it_with_equal_replicas(tmp_path: Path, optimizer: dict[str, Any]) -> None:
-    made = transformers.AutoConfig.for_model("gpt2", **MODELS["gpt2"])
+@pytest.mark.parametrize("name", ["gpt2", "qwen3_moe"])
+def test_members_train_it_with_equal_replicas(tmp_path: Path, optimizer: dict[str, Any], name: str) -> None:
+    made = transformers.AutoConfig.for_model(name, **MODELS[name])
     torch.manual_seed(1)
-    transformers.AutoModelForCausalLM.from_config(made).save_pretrained(tmp_path / "gpt2")
+    transformers.AutoModelForCausalLM.from_config(made).save_pretrained(tmp_path / name)
     prepare(tmp_path)
     given = optimizer | {"tiers": "0", "members": 2, "total_batch": 4}
-    events = train(tmp_path, **given, model=tmp_path / "gpt2", steps=10, lr=0.003, out=tmp_path / "out")
+    events = train(tmp_path, **given, model=tmp_path / name, steps=10, lr=0.003, out=tmp_path / "out")
     losses = [event["loss"] for event in events if event["kind"] == "step"]
     assert losses[-1] < losses[0]
     transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "checkpoint")

@@ -58,7 +58,9 @@ def toy_inner(**changes: Any) -> Schema:
 
 
 def cut_blocks(tensor: np.ndarray, cut: Blocks) -> np.ndarray:
-    """The blocks [n, h, w] of a segment's tensor, padded with zeros, number by number."""
+    """The blocks [n, h, w] of a segment's tensor, padded with zeros, number by number; of a stack one after another."""
+    if tensor.ndim > 2:
+        return np.concatenate([cut_blocks(one, cut) for one in tensor.reshape(-1, *tensor.shape[-2:])])
     matrix = np.atleast_2d(tensor)
     height, width = (1, *cut.edges)[-2:]
     tall, wide = -(-matrix.shape[0] // height), -(-matrix.shape[1] // width)

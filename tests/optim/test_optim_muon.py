@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor
@@ -56,6 +58,17 @@ def test_the_rest_moves_as_by_adamw():
             other.grad = gradient[name]
             adamw.step()
         assert torch.allclose(params[name], other, atol=1e-6)
+
+
+def test_every_matrix_of_a_stack_moves_as_by_itself() -> None:
+    stack, gradients = torch.randn(2, 3, 8, 4), torch.randn(2, 3, 8, 4)
+    params = {"experts.gate": stack.clone()}
+    assert hidden_matrices(params | {"conv.weight": torch.ones(3, 1, 4)}) == ["experts.gate"]  # filters are no maps
+    stepped(params, [{"experts.gate": gradients}], 0.1, MuonSettings())
+    for place in itertools.product(range(2), range(3)):
+        alone = {"w": stack[place].clone()}
+        stepped(alone, [{"w": gradients[place]}], 0.1, MuonSettings())
+        torch.testing.assert_close(params["experts.gate"][place], alone["w"])
 
 
 def test_it_ends_at_the_minimum_of_a_quadratic():

@@ -16,11 +16,12 @@ from aftermath.optim.layout import Part, level_layout
 from aftermath.optim.mean import changes, most_of
 from aftermath.optim.muon import hidden_matrices
 from aftermath.optim.polar import exact_polar
-from aftermath.optim.schema import Schema
+from aftermath.optim.schema import Schema, build_schema
 from aftermath.optim.sparseloco import SparseLoCo
 from optim.optim_oracle import RAGGED, joined, toy_inner
 from optim.optim_replica import bits, tensors
 from optim.test_optim_mean import random_votes
+from replica.whole_round import MODELS
 
 LR, ORTHOGONAL = 0.01, 3.0
 
@@ -61,6 +62,25 @@ def test_the_apply_is_the_formula_on_every_held_level(sizes: dict[str, int]) -> 
             held -= exact_polar(mean) * (LR * ORTHOGONAL * math.sqrt(max(1, rows / columns)))
     assert bits(params) == bits(expected)
     assert len(hidden) == 3 + 7  # the FFN's parts in level 1, with those of attention in level 2
+
+
+def test_every_matrix_of_a_stack_is_made_orthogonal_by_itself() -> None:
+    pytest.importorskip("transformers")
+    settings = SparseLoCo(inner_steps=1, topk=4, topk_embeddings=4, chunk=8, orthogonal_lr=ORTHOGONAL, divisor="all")
+    schema = build_schema(MODELS["auto-experts"], 1, settings)
+    shapes = {segment.name: segment.shape for segment in schema.state.segments}
+    params = {name: torch.randn(shape, generator=torch.Generator().manual_seed(1)) for name, shape in shapes.items()}
+    before, votes = {name: tensor.clone() for name, tensor in params.items()}, random_votes(schema, 0, 3, seed=2)
+    Engine(schema, 0, params).apply({0: votes}, LR)
+    parts = {part.segment.name: part for part in level_layout(schema.results, 0).parts}
+    for name in ("model.layers.0.mlp.experts.gate_up_proj", "model.layers.0.mlp.experts.down_proj"):
+        assert parts[name].blocks.edges[0] == 1
+        _, rows, columns = shapes[name]
+        rate = LR * ORTHOGONAL * math.sqrt(max(1, rows / columns))
+        for number, mean in enumerate(_mean(schema, parts[name], votes, 0)):
+            assert mean.any()
+            expected = before[name][number] - exact_polar(mean) * rate
+            assert torch.equal(params[name][number], expected)
 
 
 def test_a_step_has_one_size_whatever_members_send() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -28,14 +30,20 @@ def test_a_constant_block_has_only_the_first_coefficient() -> None:
 
 @pytest.mark.parametrize(
     ("shape", "chunk"),
-    [((4, 6), (2, 3)), ((5, 7), (2, 3)), ((4, 7), (2, 3)), ((2, 3), (5, 4)), ((7,), (3,)), ((6,), (3,))],
+    [
+        *[((4, 6), (2, 3)), ((5, 7), (2, 3)), ((4, 7), (2, 3)), ((2, 3), (5, 4)), ((7,), (3,)), ((6,), (3,))],
+        *[((3, 4, 6), (1, 2, 3)), ((3, 5, 7), (1, 2, 3)), ((2, 2, 3, 4), (1, 1, 2, 3)), ((5, 1, 4), (1, 1, 4))],
+    ],
 )
 def test_cells_pair_every_number_with_its_place_also_in_strided_tensors(
     shape: tuple[int, ...], chunk: tuple[int, ...]
 ) -> None:
     cut = Blocks(Segment("w", 0, None, 0, shape[0], shape), chunk, 1)
     tensor = torch.arange(1.0, 101.0).view(10, 10)[: shape[0], 3 : 3 + shape[-1]]
-    tensor = tensor if len(shape) == 2 else torch.arange(1.0, 101.0)[::7][: shape[0]]
+    if len(shape) == 1:
+        tensor = torch.arange(1.0, 101.0)[::7][: shape[0]]
+    if len(shape) > 2:  # a strided stack; only the leading dimensions are joined, so those lie close
+        tensor = torch.arange(1.0, 1 + math.prod(shape[:-1]) * 9).view(*shape[:-1], 9)[..., : shape[-1]]
     blocks = torch.zeros(cut.count, *(1, *chunk)[-2:])
     for numbers, places in cells(tensor, blocks, cut):
         places.copy_(numbers)

@@ -24,10 +24,15 @@ from replica.whole_round import CPU, MODELS, OPTIMIZERS, play
 
 torch.set_num_threads(1)
 
+HERE = [name for name in MODELS if name != "auto-experts"]
+"""All but the one whose experts transformers counts by `one_hot`: it makes tensors where no stand-in sees it, and loops
+over numbers that `FakeTensorMode` does not have. `test_on_cuda` has it.
+"""
 
-@pytest.mark.parametrize("model", MODELS)
+
+@pytest.mark.parametrize("model", HERE)
 def test_rounds_of_every_architecture_leave_the_bits_of_the_cpu(model: str) -> None:
-    if model == "auto":
+    if model.startswith("auto"):
         pytest.importorskip("transformers")
     _same(model, "distro")
 
@@ -67,10 +72,10 @@ def test_its_speed_is_measured_and_it_writes_text() -> None:
     assert loss == loss_on(model, torch.arange(32).view(2, 16))
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", HERE)
 def test_passes_in_bf16_have_the_types_that_a_gpu_gives_them(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
     """Without numbers, by torch's own rules for CUDA: what it would refuse, or compute in another type, shows."""
-    if model == "auto":
+    if model.startswith("auto"):
         pytest.importorskip("transformers")
     config = config_of(MODELS[model])
     monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)

@@ -18,6 +18,7 @@ from aftermath.replica.pass_size import PassSize
 from aftermath.replica.replica import Cancelled, Replica, pick_device, weight_of
 from aftermath.sim.tiny import CONFIG
 from member.desk import DISTRO, SCHEMA
+from replica.whole_round import CPU, play
 
 SEQUENCES = torch.arange(6 * 16).mul(7).remainder(64).view(6, 16)  # [sequences, tokens]
 
@@ -208,3 +209,11 @@ def test_a_gpu_beyond_the_last_one_is_a_sentence(machine: dict[str, int]) -> Non
     machine.update(gpus=2)
     with pytest.raises(Unsuitable, match=r"--device cuda:2 is not here\nthe CUDA devices here are cuda:0 to cuda:1"):
         pick_device("cuda:2")
+
+
+@pytest.mark.parametrize("optimizer", ["distro", "sparseloco", "sparseloco-muon", "sparseloco-polar"])
+def test_replicas_whose_experts_are_stacks_stay_equal_and_are_handed_on(optimizer: str) -> None:
+    pytest.importorskip("transformers")
+    left = play("auto-experts", optimizer, CPU)
+    assert left.hashes[0] == left.hashes[1] == left.hashes[2] == left.loaded[0]
+    assert len({payload[0] for payload in left.payloads[0]}) == 3

@@ -48,9 +48,14 @@ MODELS: dict[str, dict[str, Any]] = {
     | {"value_embeddings": 1, "x0_residual": True, "unet_skips": True},
     "deepseek-v2": _EXPERTS | {"model_type": "deepseek_v2", "topk_method": "group_limited_greedy"},
     "deepseek-v3": _EXPERTS | {"model_type": "deepseek_v3"},
+    "auto-experts": _SIZES
+    | {"model_type": "qwen3_moe", "num_hidden_layers": 1, "num_key_value_heads": 2, "head_dim": 8, "num_experts": 4}
+    | {"num_experts_per_tok": 2, "moe_intermediate_size": 12},
     "auto": {"model_type": "gpt2", "vocab_size": 48, "n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 64},
 }
-"""A `config.json` of each architecture; `auto` needs transformers."""
+"""A `config.json` of each architecture; those that begin with `auto` need transformers. The experts of one are stacks
+of matrices.
+"""
 _DISTRO = {"topk": 4, "topk_embeddings": 6, "chunk": 7, "decay": 0.999, "weight_decay": 0.01, "clip": 1.0}
 OPTIMIZERS: dict[str, Settings] = {
     "distro": Distro(**_DISTRO, quantize_1bit=True),  # type: ignore[arg-type]
@@ -80,7 +85,7 @@ def play(
     Each trains, encodes, and applies the results of all: its own, or those `given`, if they are.
     """
     config = config_of(MODELS[model])
-    tiers = (0, 1, 2) if model != "auto" else (0, 0, 0)
+    tiers = (0, 1, 2) if not model.startswith("auto") else (0, 0, 0)
     schema = build_schema(config.to_hf(), len(set(tiers)), OPTIMIZERS[optimizer])
     replicas = [_replica(schema, config, tier, init_weights(config, 3, tier), device) for tier in tiers]
     draws = torch.Generator().manual_seed(9)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -31,6 +32,21 @@ if TYPE_CHECKING:
 MAX_TIERS = MAX_LEVELS  # each tier has a level of its own
 
 TokenId = Annotated[int, Field(ge=0, lt=1 << 32)]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What a file has of a tensor under a name of its own."""
+
+    name: str
+    """The tensor's."""
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """The piece of a contiguous tensor, without a copy."""
+        return tensor.as_strided(self.shape, self.stride, tensor.storage_offset() + self.offset)
 
 
 class ModelConfigError(AftermathError):
@@ -125,6 +141,13 @@ class ModelConfig(BaseModel, ABC):
         """What a tensor that a tier holds is called in that tier's own files."""
         del tier
         return name
+
+    def pieces(self) -> Mapping[str, Piece]:
+        """By their names, what files have in place of tensors that they do not hold under the tensors' names.
+
+        Together they are the whole of those tensors. Raises ModelConfigError.
+        """
+        return {}
 
     def elastic_dim(self, name: str) -> Literal[0, 1] | None:
         """The dimension of this tensor that is cut into levels, or None when every tier holds all of it."""

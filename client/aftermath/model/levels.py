@@ -21,9 +21,12 @@ def is_table(name: str) -> bool:
     return "embed" in name or name.endswith(("lm_head.weight", "wte.weight", "wpe.weight"))
 
 
-def is_hidden_matrix(name: str, dimensions: int) -> bool:
-    """Whether a tensor maps activations to activations: what Muon is for, and no table with a row for every token."""
-    return dimensions == 2 and not is_table(name)
+def is_hidden_matrix(name: str, shape: Sequence[int]) -> bool:
+    """Whether a tensor maps activations to activations: what Muon is for, and no table with a row for every token.
+
+    It may be a stack of such maps (experts); filters of one channel each, as of convolutions over time, are none.
+    """
+    return not is_table(name) and (len(shape) == 2 or (len(shape) > 2 and min(shape[-2:]) > 1))
 
 
 class SchemaError(AftermathError):

@@ -116,7 +116,10 @@ def _write(
     expected = config.parameter_shapes(tier)
     if {name: tuple(tensor.shape) for name, tensor in params.items()} != expected:
         raise CheckpointError(f"these tensors are not the tier {tier} replica that {target} should hold")
-    weights = {config.stored_name(name, tier): params[name] for name in expected}
+    pieces = config.pieces()
+    apart = {piece.name: params[piece.name].detach().contiguous() for piece in pieces.values()}
+    weights = {config.stored_name(name, tier): params[name] for name in expected if name not in apart}
+    weights |= {listed: piece.of(apart[piece.name]) for listed, piece in pieces.items()}
     need = sum(map(_bytes_of, weights.values())) + sum(map(len, companions.values()))
 
     def fill(place: Path) -> None:

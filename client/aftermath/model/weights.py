@@ -12,7 +12,7 @@ Decided
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,11 +71,20 @@ def read_weights(files: Sequence[Path], config: ModelConfig, *, stored: int, tie
     there, wanted = head | there, head | wanted
     names = {config.stored_name(name, stored): name for name in there}
     params: dict[str, Tensor] = {}
+    pieces = config.pieces()
+    apart = {piece.name: torch.empty(there[piece.name]) for piece in pieces.values()}
+    found: set[str] = set()  # of the pieces
     passed: set[str] = set()  # what the files have and the tier does not hold
     for path in files:
         try:
             with safe_open(path, framework="pt") as file:
-                for listed in _known(file.keys(), names, path):
+                for listed in _known(file.keys(), names.keys() | pieces.keys(), path):
+                    if (piece := pieces.get(listed)) is not None:
+                        if listed in found:
+                            raise CheckpointError(f"{path}: {listed} is also in another shard")
+                        found.add(listed)
+                        piece.of(apart[piece.name]).copy_(_read(file, listed, piece.shape, piece.shape, path))
+                        continue
                     name = names[listed]
                     if name in params or name in passed:
                         raise CheckpointError(f"{path}: {listed} is also in another shard")
@@ -85,6 +94,10 @@ def read_weights(files: Sequence[Path], config: ModelConfig, *, stored: int, tie
                         passed.add(name)
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{path} is damaged: {error}", "copy or download the checkpoint again") from None
+    lacking = {piece.name for listed, piece in pieces.items() if listed not in found}
+    if double := sorted(params.keys() & {pieces[listed].name for listed in found}):
+        raise CheckpointError(f"{files[0].parent} holds {double[0]} whole and in pieces", "keep one of the two")
+    params |= {name: tensor for name, tensor in apart.items() if name not in lacking}
     missing = sorted((needed & wanted.keys()) - params.keys())
     if missing:
         hint = "set tie_word_embeddings in config.json if the output head is tied" if output in missing else ""
@@ -97,7 +110,7 @@ def read_weights(files: Sequence[Path], config: ModelConfig, *, stored: int, tie
     return params
 
 
-def _known(names: Iterable[str], there: Mapping[str, object], path: Path) -> list[str]:
+def _known(names: Iterable[str], there: Collection[str], path: Path) -> list[str]:
     """The names that are parameters; redundant ones some exporters write are passed over, strange ones refused."""
     known = []
     for name in names:

@@ -4,6 +4,7 @@ Decided
 - Blocks never straddle two levels. A strip is cut into the fewest blocks of at most `chunk` along a dimension, as equal
   as they can be; the last one may reach over the end, where it is padded with zeros that are nobody's parameters. So
   the size of a result depends on the size of a tensor and not on its divisors.
+- A tensor of more than two dimensions is a stack of matrices, as of experts: no block has numbers of two of them.
 - The token embedding and the output head may keep more coefficients per block than the rest: each of their rows learns
   only from the few tokens that name it, and most runs can afford it (`docs/research.md`).
 """
@@ -58,7 +59,8 @@ def cut(segments: Iterable[Segment], *, chunk: int, topk: int, topk_embeddings: 
 
 
 def _blocks(segment: Segment, chunk: int, topk: int) -> Blocks:
-    edges = tuple(_edge(size, chunk) for size in segment.shape)
+    stacked = len(segment.shape) - 2
+    edges = tuple(1 if axis < stacked else _edge(size, chunk) for axis, size in enumerate(segment.shape))
     size = math.prod(edges)
     if size > MAX_BLOCK:
         raise SchemaError(

@@ -137,8 +137,8 @@ def level_layout(results: ResultFormat, level: int) -> LevelLayout:
 
 
 def _edges(blocks: Blocks) -> tuple[int, int]:
-    """Height and width of a segment's blocks; a vector's blocks have height 1. Tensors have one or two dimensions."""
-    height, width = blocks.edges if len(blocks.edges) == 2 else (1, *blocks.edges)
+    """Height and width of a segment's blocks; a vector's blocks have height 1."""
+    height, width = (1, *blocks.edges)[-2:]
     return height, width
 
 

@@ -2,7 +2,7 @@
 
 Decided
 - Hidden matrices alone are orthogonalised. Embeddings and the head are matrices by shape, but their rows are tokens, of
-  which a step sees few; they, norms and biases take AdamW at their own rate.
+  which a step sees few; they, norms and biases take AdamW at their own rate. Of a stack (experts) each matrix is.
 - An orthogonal step has the same size whatever the gradient's. It is scaled by sqrt(max(1, rows / columns)), so that a
   tall matrix changes its output as much as a square one, and weight decay is decoupled as in AdamW.
 - torch has a Muon, with the quintic alone: here the polar factor is the Polar Express's.
@@ -40,7 +40,7 @@ class MuonSettings:
 
 def hidden_matrices(params: Mapping[str, Tensor]) -> list[str]:
     """The names of the tensors that Muon makes orthogonal, in order."""
-    return sorted(name for name, tensor in params.items() if is_hidden_matrix(name, tensor.ndim))
+    return sorted(name for name, tensor in params.items() if is_hidden_matrix(name, tensor.shape))
 
 
 class Muon(torch.optim.Optimizer):
@@ -84,7 +84,7 @@ class Muon(torch.optim.Optimizer):
         momentum = state["momentum"].lerp_(gradient, 1 - settings.momentum)
         direction = gradient.lerp(momentum, settings.momentum) if settings.nesterov else momentum
         step = polar_express(direction, steps=settings.steps, smallest=settings.smallest)
-        rows, columns = tensor.shape
+        rows, columns = tensor.shape[-2:]
         tensor.mul_(1 - lr * settings.weight_decay)
         tensor.add_(step, alpha=-lr * max(1.0, rows / columns) ** 0.5)
 

@@ -56,10 +56,12 @@ class OuterMuon(MeanApply):
         mean = torch.zeros(part.segment.shape, device=tensor.device)
         for number, own in cells(mean, blocks, part.blocks):
             number.copy_(own)
-        rows, columns = mean.shape
-        self._waiting[min(rows, columns), max(rows, columns)].append((tensor, mean.mT if rows > columns else mean))
-        if sum(len(own) * short * long for (short, long), own in self._waiting.items()) >= _AT_ONCE:
-            self._turn(lr)
+        rows, columns = mean.shape[-2:]
+        for matrix, own_mean in zip(tensor.view(-1, rows, columns), mean.view(-1, rows, columns), strict=True):
+            turned = own_mean.mT if rows > columns else own_mean
+            self._waiting[min(rows, columns), max(rows, columns)].append((matrix, turned))
+            if sum(len(own) * short * long for (short, long), own in self._waiting.items()) >= _AT_ONCE:
+                self._turn(lr)
 
     def _turn(self, lr: float) -> None:
         """Change the segments that wait along their means' polar factors."""

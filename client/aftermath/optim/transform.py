@@ -2,8 +2,8 @@
 
 Decided
 - As upstream: a matrix is cut into height x width blocks and each is transformed along both edges; a vector is cut
-  into pieces of one edge (height 1 here). fp32, like the optimizer's state: nothing here must be exact, because only
-  the sender computes it.
+  into pieces of one edge (height 1 here). A stack of matrices (experts) is one matrix after another. fp32, like the
+  optimizer's state: nothing here must be exact, because only the sender computes it.
 - A block that reaches over the end of its tensor is padded with zeros. `cells` pairs the numbers that both sides have,
   without a copy; `padding` is the rest, so nothing in it ever reaches a parameter.
 - Ties among coefficients go to the lower index, so one machine always sends the same bytes for the same gradients.
@@ -41,16 +41,16 @@ def inverse(coefficients: Tensor) -> Tensor:
 def cells(tensor: Tensor, blocks: Tensor, cut: Blocks) -> Iterator[tuple[Tensor, Tensor]]:
     """A tensor of the segment's shape (strided or not) and its blocks [n, h, w] in canonical order, number for number.
 
-    Pairs of views of equal shape [rows, columns, h, w]: the whole blocks, then those that reach over an end.
+    Pairs of views of equal shape [matrices, rows, columns, h, w]: the whole blocks, then those that reach over an end.
     """
-    matrix, by_place = _matrix(tensor), _by_place(blocks, cut)
-    height, width = by_place.shape[2:]
-    for top, rows, tall in _runs(matrix.shape[0], height):
-        for left, columns, wide in _runs(matrix.shape[1], width):
+    stack, by_place = _stack(tensor), _by_place(blocks, cut)
+    height, width = by_place.shape[3:]
+    for top, rows, tall in _runs(stack.shape[1], height):
+        for left, columns, wide in _runs(stack.shape[2], width):
             first_row, first_column = top * height, left * width
-            part = matrix[first_row : first_row + rows * tall, first_column : first_column + columns * wide]
-            own = by_place[top : top + rows, left : left + columns, :tall, :wide]
-            yield part.view(rows, tall, columns, wide).transpose(1, 2), own
+            part = stack[:, first_row : first_row + rows * tall, first_column : first_column + columns * wide]
+            own = by_place[:, top : top + rows, left : left + columns, :tall, :wide]
+            yield part.view(-1, rows, tall, columns, wide).transpose(2, 3), own
 
 
 def subtract(tensor: Tensor, step: Tensor, cut: Blocks) -> None:
@@ -62,20 +62,21 @@ def subtract(tensor: Tensor, step: Tensor, cut: Blocks) -> None:
 def padding(blocks: Tensor, cut: Blocks) -> Iterator[Tensor]:
     """Views of those numbers in a segment's blocks [n, h, w] that lie over an end of its tensor."""
     by_place, shape = _by_place(blocks, cut), cut.segment.shape
-    height, width = by_place.shape[2:]
-    if tall := shape[0] % height if len(shape) == 2 else 0:
-        yield by_place[-1, :, tall:]
+    height, width = by_place.shape[3:]
+    if tall := shape[-2] % height if len(shape) > 1 else 0:
+        yield by_place[:, -1, :, tall:]
     if wide := shape[-1] % width:
-        yield by_place[:, -1, :, wide:]
+        yield by_place[:, :, -1, :, wide:]
 
 
-def _matrix(tensor: Tensor) -> Tensor:
-    return tensor if tensor.ndim == 2 else tensor.unsqueeze(0)
+def _stack(tensor: Tensor) -> Tensor:
+    """A tensor as matrices [n, rows, columns], without a copy; a vector is one row."""
+    return tensor.flatten(0, -3) if tensor.ndim > 2 else tensor.view(1, -1, tensor.shape[-1])
 
 
 def _by_place(blocks: Tensor, cut: Blocks) -> Tensor:
-    """Blocks [n, h, w] as [rows of blocks, columns of blocks, h, w]; a vector has one row."""
-    return blocks.view(-1, cut.grid[-1], *blocks.shape[1:])
+    """Blocks [n, h, w] as [matrices, rows of blocks, columns of blocks, h, w]."""
+    return blocks.view(-1, *(1, *cut.grid)[-2:], *blocks.shape[1:])
 
 
 def _runs(size: int, edge: int) -> Iterator[tuple[int, int, int]]:

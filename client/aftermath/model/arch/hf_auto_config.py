@@ -3,8 +3,11 @@
 Decided
 - Its function is transformers' own, so a run's members need that package, in versions that compute the same: the
   extra `hf`. No code comes from a checkpoint.
-- Checkpoints have the names that transformers' modules have; those of models whose names it changes on the way to a
-  file are refused by the first name that is none.
+- Checkpoints have the names that published ones have, and transformers' modules may have others: experts that it
+  stacks into one tensor are files' tensors one by one. What it does on the way to a file is asked of it once, with
+  tensors without numbers; what is more than a view of a parameter is refused. Either kind of names is read.
+- What a model keeps beside its parameters (a bias that balances experts, say) would be nobody's to agree on: such a
+  checkpoint is refused by the first name that is no parameter's.
 - There is one tier. Which dimensions of which tensors could be cut is not known of a model that nobody described here.
 - Keys that change no function (names, versions, tokens) are left out, so that two files of one model are one model.
 """
@@ -20,7 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import Field
 
 from aftermath.base.errors import shown
-from aftermath.model.config import ModelConfig, ModelConfigError
+from aftermath.model.config import ModelConfig, ModelConfigError, Piece
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -94,6 +97,10 @@ class HfAutoConfig(ModelConfig):
         self.width(tier)
         return dict(_shapes(self.document))
 
+    def pieces(self) -> Mapping[str, Piece]:
+        """What transformers calls otherwise in files, or cuts."""
+        return _pieces(self.document)
+
     def tables(self) -> tuple[str, str]:
         """As transformers has them."""
         return _tables(self.document)
@@ -124,8 +131,9 @@ def is_known(model_type: str) -> bool:
 
 def network_of(document: str) -> Any:
     """transformers' network of a config's document, untrained."""
-    transformers = _transformers("it")
-    return transformers.AutoModelForCausalLM.from_config(_made(document), trust_remote_code=False)
+    transformers, made = _transformers("it"), _made(document)
+    made._experts_implementation = "eager"  # products in groups are not known in every precision on every device
+    return transformers.AutoModelForCausalLM.from_config(made, trust_remote_code=False)
 
 
 def _canonical(said: Mapping[str, Any]) -> str:
@@ -178,13 +186,54 @@ def _shapes(document: str) -> Mapping[str, tuple[int, ...]]:
             f"config.json: transformers cannot build it: {shown(str(error))}", "correct it"
         ) from None
     shapes = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
-    large = next((name for name, shape in shapes.items() if len(shape) > 2 or math.prod(shape) == 0), None)
-    if large is not None:
+    empty = next((name for name, shape in shapes.items() if not shape or math.prod(shape) == 0), None)
+    if empty is not None:
         raise ModelConfigError(
-            f"config.json: {large} is of shape {shapes[large]}, and only vectors and matrices are trained here",
+            f"config.json: {empty} is of shape {shapes[empty]}, and only vectors, matrices and stacks of these are "
+            "trained here",
             "use another model",
         )
     return shapes
+
+
+@lru_cache(maxsize=8)
+def _pieces(document: str) -> Mapping[str, Piece]:
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from transformers.core_model_loading import revert_weight_conversion
+
+    class Views(TorchDispatchMode):
+        """Copies that are made for a file are views here, so that it can be seen of what."""
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return args[0] if func is torch.ops.aten.clone.default else func(*args, **(kwargs or {}))
+
+    with torch.device("meta"):
+        network = network_of(document)
+    held = {name: parameter.detach() for name, parameter in network.named_parameters()}
+    names = {tensor.untyped_storage()._cdata: name for name, tensor in held.items()}
+    try:
+        with torch.no_grad(), Views():  # type: ignore[no-untyped-call]
+            filed = revert_weight_conversion(network, dict(held))
+        made = {
+            listed: Piece(names[part.untyped_storage()._cdata], tuple(part.shape), part.stride(), part.storage_offset())
+            for listed, part in filed.items()
+        }
+    except Exception as error:  # an operation that is no view
+        raise ModelConfigError(
+            f"config.json: transformers rewrites this model's weights on their way to a file: {shown(str(error))}",
+            "use another model",
+        ) from None
+    numbers = dict.fromkeys(held, 0)
+    for piece in made.values():
+        numbers[piece.name] += math.prod(piece.shape)
+    if any(held[name].numel() != count for name, count in numbers.items()):
+        raise ModelConfigError(
+            "config.json: transformers leaves out some of this model's weights on their way to a file",
+            "use another model",
+        )
+    whole = {name: (name, tuple(tensor.shape)) for name, tensor in held.items()}
+    return {listed: piece for listed, piece in made.items() if whole.get(listed) != (piece.name, piece.shape)}
 
 
 @lru_cache(maxsize=8)
