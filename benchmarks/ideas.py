@@ -315,7 +315,7 @@ def bytes_of(one: Training) -> float:
         schema = build_schema(model_of(one.size), recipe.levels, recipe.agreed)
     results = schema.results
     rank = int(idea.get("low_rank", 0))
-    narrow = [own for own in results.blocks if rank and is_hidden_matrix(own.segment.name, len(own.edges))]
+    narrow = [own for own in results.blocks if rank and is_hidden_matrix(own.segment.name, own.segment.shape)]
     others = replace(results, blocks=tuple(own for own in results.blocks if own not in narrow))
     # a column of a narrow matrix has a byte for its exponent, and two bits for each number
     sent = others.result_bytes() + sum(own.count * rank * (2 + sum(own.edges) * 2 // 8) for own in narrow)
