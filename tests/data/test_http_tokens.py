@@ -146,7 +146,8 @@ def test_numbered_files() -> None:
         numbered("http://x/f.bin", 0, 0, 2)
 
 
-def test_a_bucket_is_listed_page_by_page(web: Web) -> None:
+def test_a_bucket_is_listed_page_by_page(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", web.url)
     asked = "/storage/v1/b/my-bucket/o?prefix=some%2F&delimiter=%2F&fields=items(name),nextPageToken"
     first = {"items": [{"name": "some/b.ds"}, {"name": "some/"}, {"name": "some/x.json"}], "nextPageToken": "n&"}
     second = {"items": [{"name": "some/a 1.ds"}]}
@@ -154,16 +155,16 @@ def test_a_bucket_is_listed_page_by_page(web: Web) -> None:
     web.files[asked] = json.dumps(first).encode()
     web.files[f"{asked}&pageToken=n%26"] = json.dumps(second).encode()
     del web.files["/storage/v1/b/my-bucket/o"]
-    urls = bucket_urls("my-bucket", "/some", CLIENT, web.url)
+    urls = bucket_urls("my-bucket", "/some", CLIENT)
     assert urls == [f"{web.url}/my-bucket/some/a%201.ds", f"{web.url}/my-bucket/some/b.ds"]
     web.files[asked] = b'{"items": []}'
     with pytest.raises(DataError, match="holds no token files"):
-        bucket_urls("my-bucket", "some", CLIENT, web.url)
+        bucket_urls("my-bucket", "some", CLIENT)
     web.files[asked] = b"<html>"
     with pytest.raises(DataError, match="cannot be read"):
-        bucket_urls("my-bucket", "some", CLIENT, web.url)
+        bucket_urls("my-bucket", "some", CLIENT)
     with pytest.raises(DataError, match="no name of a bucket"):
-        bucket_urls("../x", "some", CLIENT, web.url)
+        bucket_urls("../x", "some", CLIENT)
 
 
 def test_what_is_in_the_cache_is_not_fetched_again(web: Web, tmp_path: Path) -> None:

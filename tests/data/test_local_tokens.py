@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aftermath.data.local import open_tokens
-from aftermath.data.order import shuffled
+from aftermath.data.order import Order
 from aftermath.data.source import DataError
 
 
@@ -63,7 +63,17 @@ def test_shuffled_passes_hold_every_sequence_once_and_differ(tmp_path: Path) -> 
 
 @given(st.integers(1, 300), st.binary(min_size=32, max_size=32), st.integers(0, 1 << 40))
 def test_the_shuffle_is_a_bijection(count: int, seed: bytes, turn: int) -> None:
-    assert sorted(shuffled(place, count, seed, turn) for place in range(count)) == list(range(count))
+    assert sorted(Order(count, seed).at(place, turn) for place in range(count)) == list(range(count))
+
+
+@pytest.mark.parametrize(
+    ("count", "place", "turn", "expected"), [(10**6 + 3, 123456, 2, 859883), (10**13, 7, 0, 8509137422325)]
+)
+def test_the_shuffle_stays_the_same(count: int, place: int, turn: int, expected: int) -> None:
+    """Runs that have begun rely on it, with and without what is remembered of a pass."""
+    order = Order(count, bytes(32))
+    assert [order.at(place, turn) for _ in range(2)] == [expected] * 2
+    assert order.at(place, turn + 1) != expected
 
 
 def test_missing_data_says_how_to_make_some(tmp_path: Path) -> None:

@@ -5,10 +5,12 @@ Source: the Cloud Storage JSON API, `objects.list`; objects are read at `storage
 Decided
 - Only the files directly in the folder count, and of those the token files, sorted by name.
 - The listing comes in pages; their number and the files' are bounded.
+- STORAGE_EMULATOR_HOST, as Google's own clients know it, names another host than Google's.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from urllib.parse import quote
 
@@ -20,6 +22,7 @@ from aftermath.data.http import HttpClient
 from aftermath.data.source import DataError
 
 HOST = "https://storage.googleapis.com"
+_EMULATOR = "STORAGE_EMULATOR_HOST"
 _MOST_PAGES, _MOST_FILES, _MOST_BYTES = 64, 1 << 16, 8 << 20
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 
@@ -33,8 +36,9 @@ class _Page(msgspec.Struct, rename="camel"):
     next_page_token: str = ""
 
 
-def bucket_urls(bucket: str, folder: str, client: HttpClient, host: str = HOST) -> list[str]:
+def bucket_urls(bucket: str, folder: str, client: HttpClient) -> list[str]:
     """The addresses of the token files in a folder of a bucket. Raises SourceAway, DataError."""
+    host = os.environ.get(_EMULATOR, HOST).rstrip("/")
     if not _BUCKET.fullmatch(bucket):
         raise DataError(f"bucket_name {bucket!r} is no name of a bucket", "check the name")
     prefix = f"{folder.strip('/')}/" if folder.strip("/") else ""

@@ -16,7 +16,7 @@ import numpy as np
 
 from aftermath.data.fingerprint import sampled
 from aftermath.data.formats import layout_of
-from aftermath.data.order import shuffled
+from aftermath.data.order import Order
 from aftermath.data.source import DataError, FileRecord, Sequences, check_sequences, check_shape
 from aftermath.data.spans import Span, Store
 
@@ -39,7 +39,7 @@ class TokenFiles:
         Raises DataError, naming the file and what to do, when a file is empty, truncated or of another kind.
         """
         check_shape(token_bytes, seq_len)
-        self._store, self._vocab_size, self._seed = store, vocab_size, shuffle_seed
+        self._store, self._vocab_size = store, vocab_size
         self._token_bytes, self._seq_len = token_bytes, seq_len
         self._layouts = [layout_of(file.name, file.size, file.head, token_bytes) for file in store.files]
         self._ends = list(accumulate(layout.tokens // seq_len for layout in self._layouts))
@@ -49,6 +49,7 @@ class TokenFiles:
                 f"has {max(layout.tokens for layout in self._layouts)}",
                 "add data, or lower max_seq_len",
             )
+        self._order = Order(self._ends[-1], shuffle_seed) if shuffle_seed is not None else None
 
     @property
     def sequences(self) -> int:
@@ -71,7 +72,7 @@ class TokenFiles:
         spans = [self._span(index) for index in indices]
         raw = np.frombuffer(b"".join(self._store.read(spans)), dtype=f"<u{self._token_bytes}")
         out = raw.astype(np.int64).reshape(len(spans), self._seq_len)
-        if len(out) and out.max() >= self._vocab_size:
+        if len(raw) and raw.max() >= self._vocab_size:
             self._refuse(spans, out)
         return out
 
@@ -81,8 +82,8 @@ class TokenFiles:
 
     def _span(self, index: int) -> Span:
         turn, place = divmod(index, self.sequences)
-        if self._seed is not None:
-            place = shuffled(place, self.sequences, self._seed, turn)
+        if self._order is not None:
+            place = self._order.at(place, turn)
         which = bisect_right(self._ends, place)
         layout, length = self._layouts[which], self._seq_len * self._token_bytes
         inside = place - (self._ends[which - 1] if which else 0)

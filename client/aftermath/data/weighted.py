@@ -17,7 +17,7 @@ from math import isfinite
 
 import numpy as np
 
-from aftermath.data.order import shuffled
+from aftermath.data.order import Order
 from aftermath.data.source import DataError, FileRecord, Sequences, Source, check_sequences
 
 CYCLE = 4096
@@ -41,8 +41,9 @@ class WeightedSources:
         given = weights if weights is not None else [source.sequences for source in sources]
         if not all(isfinite(weight) and weight > 0 for weight in given):
             raise DataError("every weight of a mixture is a number above 0", "leave out what is not to be used")
-        self._sources, self._mark, self._seed = sources, mark, shuffle_seed
+        self._sources, self._mark = sources, mark
         self._length = sum(source.sequences for source in sources)
+        self._order = Order(self._length, shuffle_seed) if shuffle_seed is not None else None
         self._dealt = dealt(given)
         counts = [0] * len(sources)
         self._ranks = []  # of each place: how many earlier places of the cycle have the same source
@@ -83,9 +84,9 @@ class WeightedSources:
 
     def place(self, index: int) -> tuple[int, int]:
         """Which source a sequence is of, and its number there."""
-        if self._seed is not None:
+        if self._order is not None:
             turn, inside = divmod(index, self._length)
-            index = turn * self._length + shuffled(inside, self._length, self._seed, turn)
+            index = turn * self._length + self._order.at(inside, turn)
         cycle, at = divmod(index, CYCLE)
         which = self._dealt[at]
         return which, cycle * self._counts[which] + self._ranks[at]

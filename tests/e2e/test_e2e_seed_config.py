@@ -1,0 +1,84 @@
+"""The seed's own sample config.toml, to the letter: a model from the Hub and data from a bucket, both by stand-ins on
+this machine, and a member that trains on them.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aftermath.model.arch.llama_config import LlamaConfig
+from aftermath.model.initial import init_weights
+from aftermath.model.store import write_checkpoint
+from e2e.company import Company
+from e2e.processes import CONSOLE, PATIENCE
+from faulty_web import Web, serving
+from model.hub_server import Hub
+from model.hub_server import serving as serving_hub
+
+SEED = Path(__file__).parents[1] / "config" / "seed-config.toml"
+BUCKET, FOLDER = "nous-pretraining-public-us", "fineweb-edu-tokenized-llama2"
+CONFIG = LlamaConfig.from_hf(
+    {"vocab_size": 320, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+)
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    """The Hub with the repository that the file names, which holds a smaller Llama."""
+    write_checkpoint(tmp_path / "model", init_weights(CONFIG, 0), CONFIG, tier=0, companions={})
+    hub = Hub()
+    with serving_hub(hub):
+        hub.repos["emozilla/llama2-20m-init"] = {
+            path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()
+        }
+        yield hub
+
+
+@pytest.fixture
+def bucket() -> Iterator[Web]:
+    """The bucket that the file names, with two files."""
+    draw = np.random.default_rng(4)
+    with serving() as web:
+        names = [f"{FOLDER}/{number}_00.ds" for number in (0, 1)]
+        for name in names:
+            web.files[f"/{BUCKET}/{name}"] = draw.integers(0, 320, 40 * 2048).astype("<u2").tobytes()
+        listing = {"items": [{"name": name} for name in names]}
+        web.files[f"/storage/v1/b/{BUCKET}/o"] = json.dumps(listing).encode()
+        yield web
+
+
+def configured(company: Company) -> dict[str, Any]:
+    """What `update-config` says, in a process of its own, because this one has looked already where the Hub is."""
+    line = ["update-config", "--run-id", company.run_id, "-w", company.owner, "--config-path", SEED, "--json"]
+    done = subprocess.run([CONSOLE, *line, *company.network.at], capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr
+    said: dict[str, Any] = json.loads(done.stdout)
+    return said
+
+
+@pytest.mark.parametrize("engine", ["embedded"], indirect=True)
+def test_the_seeds_sample_trains_where_its_network_is(
+    company: Company, hub: Hub, bucket: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", bucket.url)
+    company.command("create-run", "--run-id", company.run_id)
+    said = configured(company)
+    assert said["warnings"] == []
+    assert (company.model.data_location.folder, said["data_hash"]) == (FOLDER, company.model.data_location.files_hash)
+    assert said["data_hash"]
+    member = company.player(0)
+    company.start(member)
+    company.command("set-paused", "resume", "--run-id", company.run_id)
+    company.until(lambda: len(member.diary.saw("applied")) > 1, "results of two steps are applied")
+    assert all(event["loss"] > 0 for event in member.diary.saw("trained"))
+    member.process.expected = False
+    member.process.interrupt(PATIENCE)
