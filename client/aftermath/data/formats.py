@@ -29,7 +29,10 @@ HEAD_BYTES = 4096
 _NANOGPT_BYTES, _NANOGPT_MAGIC, _NANOGPT_VERSION = 1024, 20240520, 1
 _NPY = b"\x93NUMPY"
 _STRANGE = {
-    b"PAR1": ("a parquet file", "write its token lists as raw tokens: aftermath-solana data tokenize makes such files"),
+    b"PAR1": (
+        "a parquet file",
+        "write its token lists as raw tokens: numpy.concatenate(lists).astype('<u2').tofile(FILE)",
+    ),
     b"ARROW1": ("an Arrow file", "write its token lists as raw tokens"),
     b"\x28\xb5\x2f\xfd": ("compressed with zstd", "decompress it first"),
     b"\x1f\x8b\x08": ("compressed with gzip", "decompress it first"),

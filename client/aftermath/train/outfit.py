@@ -67,7 +67,7 @@ def data_of(model: Model, schema: Schema) -> Source:
         raise Unsuitable(
             f"the data at {shown(location.primary)} is not what the run trains on: its hash is {found[:12]}, the run's "
             f"is {location.files_hash[:12]}",
-            "Compare its files (aftermath-solana data inspect) with those of other members, and copy them again; where "
+            "compare its files (aftermath-solana data inspect) with those of other members, and copy them again; where "
             "they were changed on purpose, the run's owner passes the new ones to update-config",
         )
     return source
