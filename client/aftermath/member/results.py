@@ -23,6 +23,7 @@ from aftermath.base.backoff import Backoff
 from aftermath.base.bounded import Malformed, msgpack_as
 from aftermath.base.wait import Pulse
 from aftermath.base.worker import Worker
+from aftermath.member.evidence import Evidence
 from aftermath.member.plan import RoundPlan
 from aftermath.member.ports import Ports, Role
 from aftermath.optim.codec import BadPayload, Votes, decode_level
@@ -69,6 +70,7 @@ class Results:
         self._early: dict[int, dict[bytes, dict[bytes, Commitment]]] = {}
         self._refused: dict[int, dict[int | None, set[bytes]]] = defaultdict(dict)
         self.changed = Pulse()
+        self.evidence = Evidence(ports.events)
         ports.transport.handle(TOPIC, self._answer)
 
     # --- rounds -------------------------------------------------------------------------------------------------
@@ -157,6 +159,7 @@ class Results:
             self._ports.events.emit(
                 kinds.Refused(height=said.height, slot=said.slot, why="it announced another result too")
             )
+            self.evidence.add(said, candidates[0].raw, raw)
         candidate = Candidate(said, raw, digest)
         candidates.append(candidate)
         candidate.fetching = asyncio.ensure_future(self._fetch(candidate))

@@ -24,6 +24,7 @@ from aftermath.base.wait import first_of
 from aftermath.coordinator.errors import Refused
 from aftermath.data.source import Source
 from aftermath.member.collect import Collector
+from aftermath.member.evidence import disputed
 from aftermath.member.gradients import GradientFiles
 from aftermath.member.health import Excuses, report_undelivered
 from aftermath.member.plan import RoundPlan, plan_round
@@ -217,6 +218,8 @@ class Rounds:
         except Refused as error:
             raise Desync(str(error)) from error
         accepted = consensus(attesting, attestations, done.roster)
+        if others := disputed(attestations, done.roster) & self._results.announced(done.height):
+            self._start(self._collector.ask(done.height, others, lambda _: False))
         results = await self._collect(done.height, attesting.seed, accepted)
         votes = self._collector.by_level(results)
         waited = self._ports.clock.monotonic() - started

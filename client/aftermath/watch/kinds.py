@@ -222,6 +222,16 @@ class Refused(Event, frozen=True, kw_only=True):
     peer: str | None = None
 
 
+class Equivocated(Event, frozen=True, kw_only=True):
+    """A member signed two different results of one share: both announcements in hex, which prove it to anybody."""
+
+    epoch: int
+    height: int
+    slot: int
+    first: str
+    second: str
+
+
 class Dropped(Event, frozen=True, kw_only=True):
     """Members that did not deliver were reported by this one."""
 
@@ -285,6 +295,7 @@ MEMBER_EVENTS = (
     | Fetched
     | FetchFailed
     | Refused
+    | Equivocated
     | Dropped
     | Traffic
     | Sample

@@ -1,0 +1,83 @@
+"""Evidence that a member signed two results of one share: both announcements, as they were signed.
+
+Choices: whoever has both can show them to anybody, since each carries its signature and names its place in the run; the
+first pair of a member and round is kept, of the newest rounds, and goes into the file of events, where it stays. Where
+witnesses recorded different results of one member the peers are asked for them, as each peer may have heard one only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from aftermath.base.errors import BadAnnouncement
+from aftermath.rules.accounts import Attestation
+from aftermath.rules.commitment import Commitment, decode_announcement
+from aftermath.rules.consensus import Fingerprint, unpack_fingerprints
+from aftermath.watch import kinds
+from aftermath.watch.events import Events
+
+MOST = 256
+"""Pairs kept: one of every member that a run can have."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two announcements that contradict each other."""
+
+    first: bytes
+    second: bytes
+
+
+def proves(pair: Pair) -> bool:
+    """Whether one key signed two different results of the same place in a run; nothing else has to be believed."""
+    try:
+        one, other = decode_announcement(pair.first), decode_announcement(pair.second)
+    except BadAnnouncement:
+        return False
+    return (
+        isinstance(one, Commitment)
+        and isinstance(other, Commitment)
+        and _place(one) == _place(other)
+        and one.digest != other.digest
+    )
+
+
+def _place(said: Commitment) -> tuple[object, ...]:
+    return said.sender, said.signer, said.run_id, said.epoch, said.height, said.slot
+
+
+def disputed(attestations: Iterable[Attestation], roster: int) -> frozenset[int]:
+    """The slots of which witnesses recorded different results."""
+    seen: dict[int, set[Fingerprint]] = {}
+    for attestation in attestations:
+        for slot, found in unpack_fingerprints(attestation, roster).items():
+            seen.setdefault(slot, set()).add(found)
+    return frozenset(slot for slot, found in seen.items() if len(found) > 1)
+
+
+class Evidence:
+    """The pairs that this member has come to know."""
+
+    def __init__(self, events: Events) -> None:
+        self._events = events
+        self._kept: dict[tuple[int, int, int], Pair] = {}
+
+    @property
+    def pairs(self) -> tuple[Pair, ...]:
+        """All that are kept, oldest first."""
+        return tuple(self._kept.values())
+
+    def add(self, first: Commitment, raw: bytes, other_raw: bytes) -> None:
+        """Keep two announcements of one place, unless there is a pair of it or they prove nothing."""
+        place, pair = (first.epoch, first.height, first.slot), Pair(raw, other_raw)
+        if place in self._kept or not proves(pair):
+            return
+        self._kept[place] = pair
+        if len(self._kept) > MOST:
+            del self._kept[next(iter(self._kept))]
+        self._events.emit(
+            kinds.Equivocated(
+                epoch=first.epoch, height=first.height, slot=first.slot, first=raw.hex(), second=other_raw.hex()
+            )
+        )

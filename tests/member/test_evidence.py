@@ -1,0 +1,114 @@
+"""Two results that one member signed for one share are kept as evidence, and prove it to whoever has nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aftermath.member import evidence
+from aftermath.member.evidence import Evidence, Pair, disputed, proves
+from aftermath.rules.commitment import Commitment, encode_announcement
+from aftermath.sim.simulation import Player, Simulation, play
+from aftermath.sim.transport import SimTransport
+from member.desk import SECRETS, Desk, commitment_of
+from member.saboteurs import Lie, other_result, sabotage, sign, tell_all
+from member.test_member_hostile import slot_of
+
+
+def signed(**changed: object) -> bytes:
+    return encode_announcement(commitment_of(None, 0, **changed), SECRETS[0])  # type: ignore[arg-type]
+
+
+def another(said: Commitment) -> dict[str, object]:
+    """Levels of another result."""
+    return {"levels": {level: payload._replace(blake3=b"x" * 32) for level, payload in said.levels.items()}}
+
+
+FIRST = commitment_of(None, 0)
+
+
+def test_two_results_of_one_share_prove_it_and_nothing_else_does() -> None:
+    second = signed(**another(FIRST))
+    assert proves(Pair(signed(), second))
+    assert not proves(Pair(signed(), signed()))
+    assert not proves(Pair(signed(), signed(loss=2.0))), "what is not committed to may differ"
+    assert not proves(Pair(signed(), signed(height=5, **another(FIRST))))
+    assert not proves(Pair(signed(), signed(epoch=3, **another(FIRST))))
+    assert not proves(Pair(signed(), signed(run_id="another", **another(FIRST))))
+    assert not proves(Pair(signed(), second[:-1]))
+    other = msgspec.structs.replace(commitment_of(None, 1), slot=0, signer=FIRST.signer)
+    assert not proves(Pair(signed(), encode_announcement(other, SECRETS[1]))), "of two keys"
+
+
+@given(st.integers(0, 10_000), st.integers(0, 255))
+def test_no_changed_byte_leaves_a_proof(at: int, value: int) -> None:
+    first, second = signed(), signed(**another(FIRST))
+    at %= len(second)
+    changed = second[:at] + bytes([value]) + second[at + 1 :]
+    assert proves(Pair(first, changed)) == (changed == second)
+
+
+def test_what_is_kept_is_bounded_and_one_pair_of_a_share() -> None:
+    desk = Desk()
+    kept = Evidence(desk.ports.events)
+    for height in range(evidence.MOST + 5):
+        said = commitment_of(None, 0, height)
+        pair = encode_announcement(said, SECRETS[0]), signed(height=height, step=height + 1, **another(said))
+        kept.add(said, *pair), kept.add(said, *pair)
+    assert len(kept.pairs) == evidence.MOST
+    assert len([e for e in desk.events if e["kind"] == "equivocated"]) == evidence.MOST + 5
+
+
+def test_a_member_that_tells_each_half_another_result_is_found_out_by_all(tmp_path: Path) -> None:
+    """Nobody hears both: the witnesses' fingerprints differ, so the others' announcements are asked for."""
+
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 0, 1, 1, 2)]
+        await sim.until_round(1)
+
+        async def two_faced(said: Commitment, transport: SimTransport) -> None:
+            faces = sign(players[0], said), sign(players[0], other_result(sim, said, transport))
+            for index, peer in enumerate(sorted(transport.reachable())):
+                transport.tell(peer, faces[index % 2])
+
+        lie: Lie = two_faced
+        sabotage(players[0], lie)
+        await sim.until(lambda run: run.epoch == 1)
+
+    sim = play(tmp_path, story, init_min_clients=5)
+    liar, *honest = sim.players
+    assert sim.compare(honest) > 0
+    check_evidence(liar, honest)
+
+
+def test_a_member_that_tells_all_two_results_is_found_out_by_all(tmp_path: Path) -> None:
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1, 2)]
+        await sim.until_round(1)
+
+        async def both(said: Commitment, transport: SimTransport) -> None:
+            tell_all(transport, sign(players[0], said))
+            tell_all(transport, sign(players[0], other_result(sim, said, transport)))
+
+        lie: Lie = both
+        sabotage(players[0], lie)
+        await sim.until(lambda run: run.epoch == 1)
+
+    sim = play(tmp_path, story)
+    check_evidence(sim.players[0], sim.players[1:])
+
+
+def check_evidence(liar: Player, honest: list[Player]) -> None:
+    """Every honest member wrote down a proof against the liar, and none against anybody else."""
+    for player in honest:
+        told = player.saw("equivocated")
+        assert told, player.name
+        assert {e["slot"] for e in told} == {slot_of(liar)}
+        assert all(proves(Pair(bytes.fromhex(e["first"]), bytes.fromhex(e["second"]))) for e in told)
+
+
+def test_nobody_is_disputed_where_witnesses_agree() -> None:
+    assert disputed([], 0b111) == frozenset()
