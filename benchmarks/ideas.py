@@ -6,8 +6,8 @@
 Decided
 - The arms are named in ideas.toml before they run. An arm's table `idea` says what is put in the place of the members'
   own code, for this training alone; all else is said to the laboratory as in arms.toml.
-- `against` is the arm that an idea is held against: one of ideas.toml, or FILE/ARM of another file of arms. A gain is
-  the loss of that arm minus the idea's, of the same tier and seed, with the interval of heterogeneity.py.
+- `against` are the arms that an idea is held against: of ideas.toml, or FILE/ARM of another file of arms. A gain is
+  the loss of such an arm minus the idea's, of the same tier and seed, with the interval of heterogeneity.py.
 - Replicas are equal bit by bit after an apply, which tests show. So here one applies and the others copy it: it saves a
   quarter of the time, which is why no seconds are shown.
 - Floating point does here; what wins has to be built exactly.
@@ -192,6 +192,44 @@ def whole_forward(wanted: bool, settings: Mapping[str, Any]) -> list[Place]:
     return [(Replica, "_backward", backward)]
 
 
+def as_smaller(tiers: Sequence[int], settings: Mapping[str, Any]) -> list[Place]:
+    """The tier that a large member trains as, by inner step: of a smaller one it runs the prefix alone."""
+    del settings
+    plain = Replica._backward
+    members: dict[int, Replica] = {}
+    done = 0
+
+    def together(self: Together, *given: Any) -> None:
+        begin(self, *given)
+        members.update({replica.tier: replica for replica in self.replicas})
+
+    def backward(self: Replica, passes: Passes, sequences: Tensor, cancelled: Any) -> float:
+        nonlocal done
+        tier = 0
+        if self.tier == 0:
+            tier, done = tiers[done % len(tiers)], done + 1
+        if not tier:
+            return plain(self, passes, sequences, cancelled)
+        small = members[tier]
+        shared = {name: tensor.detach().clone() for name, tensor in small.params.items()}
+        with torch.no_grad():
+            for name, tensor in small.params.items():
+                tensor.copy_(self.params[name][prefix(tensor.shape)])
+        loss = plain(small, small.passes, sequences, cancelled)
+        with torch.no_grad():
+            for name, tensor in self.params.items():
+                tensor.grad = torch.zeros_like(tensor)
+                own = small.params[name]
+                assert own.grad is not None
+                tensor.grad[prefix(own.shape)] = own.grad
+                own.copy_(shared[name])
+        small.model.zero_grad(set_to_none=True)
+        return loss
+
+    begin = vars(Together)["__init__"]
+    return [(Together, "__init__", together), (Replica, "_backward", backward)]
+
+
 def rms(wanted: bool, settings: Mapping[str, Any]) -> list[Place]:
     """DisTrO's gradients with a root mean square of 1 in every tensor."""
     del wanted, settings
@@ -285,6 +323,7 @@ IDEAS: dict[str, Callable[[Any, Mapping[str, Any]], list[Place]]] = {
     "weights": weights,
     "topk_by_level": topk_by_level,
     "whole_forward": whole_forward,
+    "as_smaller": as_smaller,
     "rms": rms,
     "low_rank": low_rank,
 }
@@ -361,7 +400,7 @@ def report() -> dict[str, Any]:
     for arm in arms(FILE):
         if not (found := losses(arm.name)):
             continue
-        one, name = arm.trainings[0], against.get(arm.name)
+        one, names = arm.trainings[0], against.get(arm.name, [])
         shown[arm.name] = {
             "question": arm.question,
             "expected": arm.expected,
@@ -370,8 +409,7 @@ def report() -> dict[str, Any]:
             "held_out": {str(tier): round(fmean(seeds.values()), 4) for tier, seeds in sorted(found.items())},
             "seeds": len(found[min(found)]),
             "bytes_per_parameter_step": bytes_of(one),
-            "against": name,
-            "gains": gains(found, losses(name)) if name else {},
+            "gains": {name: gained for name in names if (gained := gains(found, losses(name)))},
         }
     return {"missing": len(_missing(None)), "arms": shown}
 
@@ -381,11 +419,13 @@ def table(found: Mapping[str, Any]) -> str:
     lines = [f"{found['missing']} trainings not done yet"]
     for name, arm in found["arms"].items():
         ends = "  ".join(f"tier {tier} {loss:.3f}" for tier, loss in arm["held_out"].items())
-        gained = "  ".join(
-            f"{one['gain']:+.3f}" + (f" ± {one['interval']:.3f}" if one["interval"] is not None else "")
-            for one in arm["gains"].values()
-        )
-        lines.append(f"  {name:22} {ends}" + (f"   against {arm['against']}: {gained}" if gained else ""))
+        lines.append(f"  {name:22} {ends}")
+        for other, of_tiers in arm["gains"].items():
+            gained = "  ".join(
+                f"{one['gain']:+.3f}" + (f" ± {one['interval']:.3f}" if one["interval"] is not None else "")
+                for one in of_tiers.values()
+            )
+            lines.append(f"    against {other}: {gained}")
     return "\n".join(lines)
 
 

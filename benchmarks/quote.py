@@ -197,8 +197,7 @@ def tables_of_ideas() -> str:
                 f"{arm['seeds']}",
                 f"{arm['bytes_per_parameter_step']:.5f}",
                 _by_tier(arm["held_out"], lambda loss: f"{loss:.3f}"),
-                f"`{arm['against']}`" if arm["against"] else "",
-                _by_tier(arm["gains"], _gained),
+                "; ".join(f"`{other}`: {_by_tier(gained, _gained)}" for other, gained in arm["gains"].items()),
                 arm["expected"],
             ]
             lines.append(f"| {' | '.join(words)} |")
@@ -213,8 +212,7 @@ _IDEAS_SAY = (
     "seeds",
     "bytes per parameter and step",
     "held out",
-    "against",
-    "gain",
+    "gain, against which arm",
     "expected",
 )
 

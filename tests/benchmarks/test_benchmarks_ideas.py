@@ -54,7 +54,13 @@ def _equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(tensor, other[name]) for name, tensor in one.items())
 
 
-NOTHING = {"momentum": 0.0, "level_rates": [1.0, 1.0, 1.0], "weights": [1, 1, 1], "topk_by_level": [32, 32, 32]}
+NOTHING = {
+    "as_smaller": [0, 0],
+    "momentum": 0.0,
+    "level_rates": [1.0, 1.0, 1.0],
+    "weights": [1, 1, 1],
+    "topk_by_level": [32, 32, 32],
+}
 
 
 @pytest.mark.parametrize("name", [None, *NOTHING])
@@ -68,6 +74,7 @@ SOMETHING = {
     "weights": [2, 1, 1],
     "topk_by_level": [8, 8, 40],
     "whole_forward": True,
+    "as_smaller": [0, 2],
     "low_rank": 2,
 }
 
@@ -154,6 +161,23 @@ def test_a_small_member_learns_its_part_of_the_whole_gradient(place: Path) -> No
         assert gradient is not None
         torch.testing.assert_close(tensor.grad, gradient[prefix(tensor.shape)])
     assert all(torch.equal(whole.params[name], tensor) for name, tensor in before.items())
+
+
+def test_a_large_member_learns_as_a_small_one_what_that_one_would(place: Path) -> None:
+    said = SAID | {"inner_steps": 1}
+    with ideas.with_idea({"as_smaller": [2]}, said):
+        trainer = course(place, **said)._begun.trainer
+        assert isinstance(trainer, Together)
+        whole, _, small = trainer.replicas
+        tokens, ended = torch.arange(32).view(2, 16) % 7, threading.Event()
+        whole._backward(whole.passes, tokens, ended)
+        small._backward(small.passes, tokens, ended)
+    for name, tensor in whole.params.items():
+        gradient, own = tensor.grad, small.params[name].grad
+        assert gradient is not None
+        assert own is not None
+        torch.testing.assert_close(gradient[prefix(own.shape)], own)
+        assert int((gradient != 0).sum()) == int((own != 0).sum()), "nothing beyond the prefix"
 
 
 def test_every_arm_can_be_trained_and_says_what_was_expected() -> None:
