@@ -133,6 +133,8 @@ def level_rates(rates: Sequence[float], settings: Mapping[str, Any]) -> list[Pla
     def move(self: MeanApply, tensor: Tensor, part: Part, blocks: Tensor, lr: float) -> None:
         factor = rates[part.segment.level]
         plain(self, tensor, part, blocks * factor, lr * factor)
+        if isinstance(self, OuterMuon):  # what waits for others of its shape would go by their factor
+            self._turn(lr * factor)
 
     return [(owner, "_move", move)]
 
@@ -282,6 +284,8 @@ def low_rank(rank: int, settings: Mapping[str, Any]) -> list[Place]:
                     moved = sum(own[part.group].clamp(-most, most) for own in members) / len(members)
                     assert isinstance(moved, Tensor)
                     made._move(view(whole.params, part.segment), part, part.of(moved * made._settings.outer_lr), rate)
+            if isinstance(made, OuterMuon):
+                made._turn(rate)
         _copy(self, whole)
 
     return [(ErrorFeedback, "compress", compress), (Together, "_apply", apply)]

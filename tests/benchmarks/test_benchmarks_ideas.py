@@ -12,12 +12,14 @@ import torch
 from torch import Tensor
 
 from aftermath.lab.together import Together
+from aftermath.model.initial import init_weights
 from aftermath.model.levels import prefix
 from aftermath.optim import mean
 from aftermath.optim.engine import Engine
 from aftermath.optim.mean import MeanApply, changes, most_of
 from aftermath.optim.outer_muon import OuterMuon
 from aftermath.optim.sparseloco import SparseLoCo
+from aftermath.sim.tiny import CONFIG
 from benchmarks.test_benchmarks_worth import BENCHMARKS, arms, module
 from lab.lab_place import INNER, course, prepare
 from optim.optim_oracle import toy_inner
@@ -83,7 +85,10 @@ SOMETHING = {
 def test_an_idea_changes_what_is_learnt_and_is_gone_afterwards(place: Path, name: str) -> None:
     before = {(owner, name): getattr(owner, name) for owner in (OuterMuon, MeanApply) for name in ("_move", "apply")}
     plain = _trained(place, None, **SAID)
-    assert not _equal(_trained(place, {name: SOMETHING[name]}, **SAID), plain)
+    tried = _trained(place, {name: SOMETHING[name]}, **SAID)
+    assert not _equal(tried, plain)
+    for own, begun in init_weights(CONFIG, 0).items():
+        assert not torch.equal(tried[f"0/{own}"], begun), "everything learns"
     assert _equal(_trained(place, None, **SAID), plain)
     assert all(getattr(owner, name) is was for (owner, name), was in before.items())
 
