@@ -13,7 +13,8 @@ from aftermath import __version__
 from aftermath.cli import docs
 from aftermath.cli.main import INDEX, load
 from aftermath.train.settings import TrainSettings
-from cli.cli_runs import CONSOLE, ROOT, invoke
+from cli.cli_runs import CONSOLE, invoke
+from cli.conftest import ROOT
 
 START_SECONDS = 0.3
 

@@ -15,7 +15,8 @@ import pytest
 
 from aftermath.chain.wallet import create_wallet
 from aftermath.localnet import validator_binary
-from cli.cli_runs import CONSOLE, ROOT, Shell, invoke
+from cli.cli_runs import CONSOLE, Shell, invoke
+from cli.conftest import ROOT
 
 VALIDATOR = validator_binary()
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.cli_runs import CONSOLE, ROOT, invoke
+from cli.cli_runs import CONSOLE, invoke
+from cli.conftest import ROOT
 
 FIRST_STEPS_SECONDS = 120
 
