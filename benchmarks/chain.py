@@ -124,23 +124,21 @@ def authorizations(run: Scenario) -> None:
 
 
 def train(run: Scenario, world: Recorder) -> None:
-    """Warm-up, a full round, a round with every other share missing, a verdict, a health check, the drain round."""
+    """Warm-up, a full round, rounds with many shares missing, a verdict, a health check, the drain round."""
     for index in run.elected():
         if run.run.state is RunState.WARMUP:
             run.by(index, "warmup_witness", run.slot_of(index))
     everyone_attests(run)
-    first = run.run.rounds[0]
-    shares = assignment.assign(first, run.members, run.run.config.verification_percent)
-    saw = [
-        bitmap.from_slots(slot for place, slot in enumerate(shares) if place % 2 == 0 or (place + witness) % 4 == 0)
-        for witness in range(MAX_WITNESSES)
-    ]
-    world.label = "witness (half the shares missing, all disagree)"
-    everyone_attests(run, saw)
+    for part, every in (("half", 2), ("a third", 3)):  # of 256, half makes more gaps than the backlog has room for
+        judged = run.run.current.height - 1
+        world.label = f"witness ({part} of the shares missing, all disagree)"
+        everyone_attests(run, disagreeing(run, judged, every))
     world.label = None
     judge(run)
-    missing = [slot for slot in first.members if not bitmap.contains(run.run.rounds[1].attested, slot)]
-    sender = next(slot for slot in first.members if slot not in missing)
+    closed = run.run.round(judged + 1)
+    assert closed is not None
+    missing = [slot for slot in closed.members if not bitmap.contains(closed.attested, slot)]
+    sender = next(slot for slot in closed.members if slot not in missing)
     run.by(run.index_of(run.members.slots[sender].signer), "health_check", run.names(missing))
     while run.run.state is not RunState.COOLDOWN:
         healthy = [
@@ -153,6 +151,18 @@ def train(run: Scenario, world: Recorder) -> None:
         if run.run.state is RunState.ROUND_WITNESS:
             world.advance(6)
             run.tick(healthy[0])
+
+
+def disagreeing(run: Scenario, height: int, every: int) -> list[int]:
+    """What each witness saw of that round: every share of so many is missing for most of them, each time for others."""
+    judged = run.run.round(height)
+    assert judged is not None
+    shares = assignment.assign(judged, run.members, run.run.config.verification_percent)
+    owing = [slot for slot, share in shares.items() if share.len]
+    return [
+        bitmap.from_slots(slot for place, slot in enumerate(owing) if place % every or (place + witness) % 4 == 0)
+        for witness in range(MAX_WITNESSES)
+    ]
 
 
 def everyone_attests(run: Scenario, participation: Sequence[int] = (), indices: Sequence[int] | None = None) -> None:

@@ -32,6 +32,7 @@ def config_table(**changes: Any) -> dict[str, Any]:
     table = {
         "warmup_time": 60,
         "cooldown_time": 60,
+        "min_round_time": 1,
         "max_round_train_time": 60,
         "round_witness_time": 2,
         "epoch_time": 0,

@@ -34,7 +34,7 @@ async def one_epoch(rpc: str, wallet_path: Path, run_id: str, level_hashes: Mapp
             with contextlib.suppress(Refused):
                 await _act(chain, run)
             await asyncio.sleep(STEP_SECONDS)
-        await chain.attest(0, level_hashes)
+        await chain.attest(0, run.place, level_hashes)
         return (await chain.view(fresh=True)).run
 
 
@@ -43,11 +43,11 @@ async def _act(chain: SolanaMember, run: Run) -> None:
     if run.state is RunState.WAITING_FOR_MEMBERS:
         await chain.tick()
     elif run.state is RunState.WARMUP:
-        await chain.warmup_witness(0)
+        await chain.warmup_witness(0, run.place)
     else:
         now = run.current
         before = run.round(now.height - 1)
         seen = before.roster if before is not None and before.batch else 0
         done = {0: bytes(31) + b"\1"}
         fingerprints = pack_fingerprints(done, before.roster, now.seed) if before and seen else bytes(320)
-        await chain.witness(0, now.height, seen, fingerprints, step=now.step, **TOLD)
+        await chain.witness(0, run.place, seen, fingerprints, step=now.step, **TOLD)

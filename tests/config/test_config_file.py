@@ -37,6 +37,7 @@ def test_the_seeds_file_is_read_verbatim() -> None:
     assert chain["config"] | {"waiting_for_members_extra_time": 0} == {
         "warmup_time": 30,
         "cooldown_time": 30,
+        "min_round_time": 1,
         "max_round_train_time": 30,
         "round_witness_time": 1,
         "epoch_time": 0,

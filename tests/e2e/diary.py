@@ -7,6 +7,8 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
+from aftermath.sim.record import state_of
+
 Event = dict[str, Any]
 
 
@@ -43,11 +45,11 @@ class Diary:
 
 def compare_replicas(diaries: dict[str, Diary]) -> int:
     """Fail unless all members of a level had the same bits after every step; how many comparisons that were."""
-    found: dict[tuple[str, int, str], dict[str, str]] = defaultdict(dict)
+    found: dict[tuple[Any, ...], dict[str, str]] = defaultdict(dict)
     for name, diary in diaries.items():
         for event in diary.saw("applied") + diary.saw("cooldown"):
             for level, digest in event["hashes"].items():
-                found[event["kind"], event["step"], level][name] = digest
+                found[*state_of(event), level][name] = digest
     for place, hashes in found.items():
         assert len(set(hashes.values())) == 1, f"replicas differ at {place}: {hashes}"
     return sum(len(hashes) - 1 for hashes in found.values())

@@ -52,7 +52,7 @@ class LoneMember:
         while not (run := await self.coordinator.run(RUN)).state.training:
             self._time.advance(2)
             if run.state is RunState.WARMUP:
-                await self.coordinator.transact(self.coordinator.ix.warmup_witness(RUN, 0))
+                await self.coordinator.transact(self.coordinator.ix.warmup_witness(RUN, 0, run.place))
             else:
                 await self.coordinator.tick(RUN)
         return run
@@ -66,7 +66,8 @@ class LoneMember:
             pack_fingerprints({0: bytes(31) + b"\1"}, judged.roster, now.seed) if judged and seen else bytes(320)
         )
         metadata = witness_metadata(now.step, 1.0, 1.0, 1.0)
-        await self.coordinator.transact(self.coordinator.ix.witness(RUN, 0, now.height, seen, fingerprints, metadata))
+        self._time.advance(run.config.min_round_time)
+        await self.coordinator.transact(self.coordinator.ix.witness(RUN, 0, run.place, seen, fingerprints, metadata))
         self._time.advance(3)
         if (await self.coordinator.run(RUN)).state is RunState.ROUND_WITNESS:
             await self.coordinator.tick(RUN)

@@ -163,7 +163,7 @@ def test_a_round_in_which_all_are_stopped_is_finished_when_they_go_on(tmp_path: 
             await sim.until(lambda run, height=height: run.current.height > height)
             assert slow.saw("trained", height=height)
         run = await sim.until(lambda run: run.epoch > 0)
-        assert (run.lost_sequences, run.levels_lost, run.backlog) == (0, 0, ())
+        assert (run.lost_sequences, run.levels_lost, run.backlog) == (0, 0, 0)
 
     batch = {"global_batch_size_start": 12, "global_batch_size_end": 12}
     sim = play(tmp_path, story, overlap=overlap, max_round_train_time=12, rounds_per_epoch=24, total_steps=100, **batch)

@@ -211,7 +211,7 @@ def test_a_member_that_tells_each_half_another_result_forks_nobody(tmp_path: Pat
     sim = _epoch_with_a_liar(tmp_path, two_faced, tiers=(0, 1, 2, 0, 1))
     honest = sim.players[1:]
     assert sim.compare(honest) > 0
-    sim.record.check_coverage()
+    sim.record.check_coverage(sim.backlog)
     for player in honest:
         assert [e["epoch"] for e in player.saw("cooldown")] == [0], player.name
 

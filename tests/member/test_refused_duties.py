@@ -23,7 +23,7 @@ def _tries(sim: Simulation, player: Player, duty: str, name: str | None = None) 
     call, tries = getattr(player.chain, duty), []
 
     async def noted(*what: Any, **more: Any) -> None:
-        tries.append((what[-1] if duty == "warmup_witness" else what[1], sim.now))
+        tries.append((what[0] if duty == "warmup_witness" else what[1].height, sim.now))
         if name is not None:
             raise refusal(name, "no")
         await call(*what, **more)

@@ -11,9 +11,10 @@ from solders.pubkey import Pubkey
 
 from aftermath.chain import views
 from aftermath.rules import bitmap, committee
-from aftermath.rules.accounts import Members, Model, Run
-from aftermath.rules.state import MemberState
-from programs.harness import AUTHORIZER, PROGRAM, Outcome, World, address, authorization_address, build
+from aftermath.rules.accounts import Interval, Members, Model, Place, Run
+from aftermath.rules.consensus import pack_fingerprints
+from aftermath.rules.state import MemberState, RunState
+from programs.harness import AUTHORIZER, PROGRAM, Outcome, World, address, authorization_address, build, instruction_of
 
 SCHEMA = bytes(range(1, 33))
 EVERYONE = Pubkey.default()
@@ -21,6 +22,7 @@ UNATTESTED = b"\xff" * 32
 CONFIG: Mapping[str, int] = {
     "warmup_time": 30,
     "cooldown_time": 30,
+    "min_round_time": 1,
     "max_round_train_time": 20,
     "round_witness_time": 5,
     "epoch_time": 0,
@@ -103,6 +105,11 @@ class Scenario:
     def members(self) -> Members:
         return views.parse_members(self.world.data(self.accounts["members"]))
 
+    @property
+    def backlog(self) -> tuple[Interval, ...]:
+        offset, length = views.witnesses_backlog_range()
+        return views.parse_backlog(self.world.data(self.accounts["witnesses"])[offset : offset + length])
+
     def slot_of(self, index: int) -> int:
         slot = self.members.find(bytes(member(index).pubkey()))
         assert slot is not None
@@ -116,7 +123,22 @@ class Scenario:
         accounts: Mapping[str, Pubkey] | None = None,
         flags: Mapping[str, tuple[bool, bool]] | None = None,
     ) -> Instruction:
-        return build(PROGRAM, name, self.accounts | dict(accounts or {}), args, flags)
+        return build(PROGRAM, name, self.accounts | dict(accounts or {}), self._placed(name, args), flags)
+
+    def _placed(self, name: str, args: Sequence[Any]) -> list[Any]:
+        """The arguments with the round that a vote names: the current one if none is given, or that of a height."""
+        names = [argument["name"] for argument in instruction_of(PROGRAM, name)["args"]]
+        placed = list(args)
+        if "at" not in names:
+            return placed
+        where, run = names.index("at"), self.run
+        if len(placed) < len(names):
+            placed.insert(where, run.place)
+        if isinstance(placed[where], int):
+            found = run.round(placed[where])
+            placed[where] = Place(run.epoch, placed[where], found.seed if found else 0)
+        placed[where] = placed[where]._asdict()
+        return placed
 
     def owner(self, name: str, *args: Any, **forged: Any) -> Outcome:
         return self.world.send(self.instruction(name, *args, **forged), signers=[self.authority])
@@ -170,15 +192,23 @@ class Scenario:
     def tick(self, index: int = 0) -> Outcome:
         return self.by(index, "tick")
 
-    def witness(self, index: int, participation: int | None = None, **forged: Any) -> Outcome:
-        """Attests everything of the round that is judged, or `participation`."""
+    def witness(
+        self, index: int, participation: int | None = None, results: Mapping[int, bytes] | None = None, **forged: Any
+    ) -> Outcome:
+        """Attests everything of the round that is judged, or `participation`, or {slot: commitment}."""
         run = self.run
         current = run.current
+        if run.state is RunState.ROUND_TRAIN and self.world.now <= run.state_started_at:
+            self.world.advance(run.config.min_round_time)
         judged = run.round(run.config.judged(current.height))
-        seen = (judged.roster if judged else 0) if participation is None else participation
-        slot, height = forged.get("slot", self.slot_of(index)), forged.get("height", current.height)
+        roster = judged.roster if judged else 0
+        seen = roster if participation is None else participation
+        fingerprints = bytes(320)
+        if results is not None:
+            seen, fingerprints = bitmap.from_slots(results), pack_fingerprints(results, roster, current.seed)
+        slot, at = forged.get("slot", self.slot_of(index)), forged.get("at", run.place)
         metadata = {"step": current.step, "loss_milli": 1, "tokens_per_sec": 1, "bytes_per_sec": 1}
-        return self.by(index, "witness", slot, height, seen.to_bytes(32, "little"), bytes(320), metadata)
+        return self.by(index, "witness", slot, at, seen.to_bytes(32, "little"), fingerprints, metadata)
 
     def elected(self) -> list[int]:
         """Indices of the members who are witnesses of the current round."""

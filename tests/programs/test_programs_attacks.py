@@ -11,6 +11,7 @@ from solders.instruction import Instruction
 from solders.pubkey import Pubkey
 from solders.system_program import TransferParams, transfer
 
+from aftermath.rules.accounts import Place
 from programs.harness import PROGRAM, World, address, instruction_of
 from programs.scenario import SCHEMA, Scenario, member
 
@@ -18,6 +19,7 @@ ACCOUNTS = ("run", "model", "members", "witnesses")
 JOIN = {"p2p": b"p" * 32, "tier": 0, "weight": 1, "schema_hash": SCHEMA, "client_version": "", "stateless": False}
 EMPTY = {"metadata": None, "config": None, "model": None, "schema": None, "progress": None, "use_durable": False}
 METADATA = {"step": 1, "loss_milli": 1, "tokens_per_sec": 1, "bytes_per_sec": 1}
+PLACE = Place(0, 0, 0)
 NAMED = {"kind": 1, "repo": "r", "revision": "", "hashes": [b"h" * 32] * 3}
 ARGS: dict[str, list[Any]] = {
     "update": [EMPTY],
@@ -26,12 +28,12 @@ ARGS: dict[str, list[Any]] = {
     "set_future_epoch_rates": [1, 1],
     "close_run": [],
     "join_run": [JOIN],
-    "leave_run": [],
+    "leave_run": [PLACE],
     "tick": [],
-    "warmup_witness": [0],
-    "witness": [0, 0, bytes(32), bytes(320), METADATA],
-    "verify": [0, 0, 1, True],
-    "attest": [0, 1, [b"h" * 32]],
+    "warmup_witness": [0, PLACE],
+    "witness": [0, PLACE, bytes(32), bytes(320), METADATA],
+    "verify": [0, PLACE, 1, True],
+    "attest": [0, PLACE, 1, [b"h" * 32]],
     "health_check": [bytes(32)],
     "checkpoint": [NAMED],
     "inspect": [0, 0],
@@ -148,7 +150,7 @@ def test_malformed_data_is_refused(victim: Scenario) -> None:
             assert victim.world.send(cut, signers=signers).error is not None
     # a vector that claims 4 billion hashes
     whole = victim.instruction("attest", *ARGS["attest"], accounts={"user": member(0).pubkey()})
-    bomb = bytes(whole.data)[:10] + b"\xff" * 4 + bytes(32)
+    bomb = bytes(whole.data)[:26] + b"\xff" * 4 + bytes(32)
     assert victim.world.send(Instruction(PROGRAM, bomb, whole.accounts), signers=[member(0)]).error is not None
 
 

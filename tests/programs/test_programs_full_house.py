@@ -5,6 +5,7 @@ import random
 import pytest
 
 from aftermath.rules import assignment, bitmap, committee
+from aftermath.rules.accounts import REDO
 from aftermath.rules.state import ExitReason, MemberState, RunState
 from programs.harness import World
 from programs.scenario import Scenario
@@ -41,7 +42,7 @@ def test_an_epoch_of_256(crowd: Scenario) -> None:
             assert crowd.witness(index).ok().units <= GOAL
     state = crowd.run
     assert (state.state, state.step, state.data_index) == (RunState.COOLDOWN, 4, 3 * 4096)
-    assert (state.backlog, state.lost_sequences) == ((), 0)
+    assert (state.backlog, state.lost_sequences) == (0, 0)
     members = crowd.members
     for level in range(3):
         assert len(committee.cooldown_electees(state, members, level)) == 10
@@ -67,12 +68,12 @@ def test_the_data_of_silent_members_comes_back(crowd: Scenario) -> None:
         assert crowd.witness(index, heard).ok().units <= GOAL
     state = crowd.run
     shares = assignment.assign(first, crowd.members, 10)
-    expected = backlog.settle(backlog.Backlog(), first, shares, heard)
-    redo_index, redo, left = expected.take(4096)
-    assert redo > 0
-    assert (state.current.redo_index, state.current.redo) == (redo_index, redo)
-    assert (state.backlog, state.lost_sequences) == (left.intervals, left.lost)
-    assert state.data_index == fresh + 4096 - redo
+    settled = backlog.settle(backlog.Backlog(), first, shares, heard)
+    redo, left = settled.backlog.take(4096)
+    assert len(redo) == REDO
+    assert state.current.redo == redo
+    assert (crowd.backlog, state.backlog, state.lost_sequences) == (left.intervals, left.waiting, 0)
+    assert state.data_index == fresh + 4096 - state.current.redone
     owed_nothing = bitmap.from_slots(slot for slot, share in shares.items() if share.len == 0)
     assert state.rounds[1].attested == heard | owed_nothing
     missing = [slot for slot in range(256) if not bitmap.contains(state.rounds[1].attested, slot)]
@@ -86,7 +87,7 @@ def test_a_crowd_that_vanishes_ends_its_epoch(crowd: Scenario) -> None:
         crowd.world.advance(31)
         assert crowd.tick().ok().units <= GOAL
     state = crowd.run
-    assert (state.exit_reason, [(one.start, one.len) for one in state.backlog]) == (
+    assert (state.exit_reason, [(one.start, one.len) for one in crowd.backlog]) == (
         ExitReason.NO_ATTESTATION,
         [(0, 8192)],
     )

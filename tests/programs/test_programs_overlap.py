@@ -3,6 +3,7 @@
 import pytest
 
 from aftermath.rules import assignment, committee
+from aftermath.rules.accounts import Interval
 from aftermath.rules.state import Committee, ExitReason, MemberState, RunState
 from programs.harness import World
 from programs.scenario import UNATTESTED, Scenario
@@ -30,7 +31,7 @@ def test_a_round_is_attested_by_its_own_witnesses(run: Scenario) -> None:
     run.witness(0, participation=ALL).ok()  # in round 0 already
     run.everyone_witnesses([1, 2], participation=ALL)
     state = run.run
-    assert (state.current.height, state.rounds[0].attested, state.current.redo) == (1, ALL, 0)
+    assert (state.current.height, state.rounds[0].attested, state.current.redo) == (1, ALL, ())
     assert (state.step, state.data_index) == (2, 96)
 
 
@@ -48,10 +49,10 @@ def test_what_no_quorum_holds_is_trained_again_in_the_next_round(run: Scenario) 
     run.everyone_witnesses(participation=0b011)
     state = run.run
     shares = assignment.assign(first, run.members, 0)
-    redo_index, redo, left = backlog.settle(backlog.Backlog(), first, shares, 0b011).take(48)
-    assert redo == shares[2].len == 16
-    assert (state.rounds[0].attested, state.current.redo_index, state.current.redo) == (0b011, redo_index, redo)
-    assert (state.backlog, state.data_index) == (left.intervals, 2 * 48 - redo)
+    redo, left = backlog.settle(backlog.Backlog(), first, shares, 0b011).backlog.take(48)
+    assert state.current.redone == shares[2].len == 16
+    assert (state.rounds[0].attested, state.current.redo) == (0b011, redo)
+    assert (run.backlog, state.backlog, state.data_index) == (left.intervals, left.waiting, 2 * 48 - 16)
 
 
 def test_a_health_check_judges_the_round_that_closed_last(run: Scenario) -> None:
@@ -91,7 +92,7 @@ def test_an_epoch_ends_without_a_drain_round(world: World, reason: ExitReason, c
     state = run.run
     assert (state.state, state.exit_reason, state.draining) == (RunState.COOLDOWN, reason, False)
     assert (state.current.height, state.current.attested, state.step, state.data_index) == (1, ALL, 3, 96)
-    assert state.backlog == ()
+    assert state.backlog == 0
 
 
 def test_a_pause_ends_the_epoch_with_the_running_round(run: Scenario) -> None:
@@ -115,7 +116,7 @@ def test_a_missing_quorum_ends_the_epoch_and_settles_nothing(run: Scenario) -> N
     _time_up(run)
     state = run.run
     assert (state.state, state.exit_reason, state.current.height) == (RunState.COOLDOWN, ExitReason.QUORUM_MISSING, 1)
-    assert (state.current.attested, [(one.start, one.len) for one in state.backlog]) == (0, [(48, 48)])
+    assert (state.current.attested, [(one.start, one.len) for one in run.backlog]) == (0, [(48, 48)])
 
 
 def test_a_round_without_a_witness_ends_the_epoch_and_its_data_comes_back_once(run: Scenario) -> None:
@@ -124,12 +125,12 @@ def test_a_round_without_a_witness_ends_the_epoch_and_its_data_comes_back_once(r
     _time_up(run)
     state = run.run
     assert (state.state, state.exit_reason) == (RunState.COOLDOWN, ExitReason.NO_ATTESTATION)
-    assert [(one.start, one.len) for one in state.backlog] == [(48, 48)]
+    assert [(one.start, one.len) for one in run.backlog] == [(48, 48)]
     run.world.advance(31)
     run.tick().ok()
     assert {slot.points for slot in run.members.slots} == {0}
     run.train([0, 1, 2])
-    assert (run.run.current.redo_index, run.run.current.redo, run.run.data_index) == (48, 48, 96)
+    assert (run.run.current.redo, run.run.data_index) == ((Interval(48, 48),), 96)
 
 
 def test_a_run_that_everybody_left_goes_to_cooldown(run: Scenario) -> None:
@@ -138,7 +139,7 @@ def test_a_run_that_everybody_left_goes_to_cooldown(run: Scenario) -> None:
         run.by(index, "leave_run").ok()
     state = run.run
     assert (state.state, state.exit_reason) == (RunState.COOLDOWN, ExitReason.TOO_FEW_CLIENTS)
-    assert (state.current.attested, state.backlog) == (ALL, ())
+    assert (state.current.attested, state.backlog) == (ALL, 0)
 
 
 def test_who_stays_to_the_last_round_is_paid(world: World) -> None:

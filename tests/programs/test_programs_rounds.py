@@ -3,6 +3,7 @@
 import pytest
 
 from aftermath.rules import assignment
+from aftermath.rules.accounts import Interval, Place
 from aftermath.rules.state import ExitReason, MemberState, RunState
 from programs.harness import World
 from programs.scenario import Scenario
@@ -74,7 +75,7 @@ def test_the_refusals_of_a_witness(run: Scenario) -> None:
     run.witness(0).refused("WrongState")
     run.world.advance(31)
     run.tick().ok()
-    run.witness(0, height=1).refused("StaleHeight")
+    run.witness(0, at=Place(0, 1, 0)).refused("StaleHeight")
     run.witness(0, slot=1).refused("SlotMismatch")
     run.witness(0, slot=255).refused("SlotMismatch")
     run.witness(0, participation=1).refused("BadParticipation")  # round 0 has no round before it
@@ -82,7 +83,7 @@ def test_the_refusals_of_a_witness(run: Scenario) -> None:
     run.witness(0).refused("DuplicateWitness")
     run.witness(1).ok()
     run.witness(2).ok()
-    run.witness(0, height=0).refused("StaleHeight")
+    run.witness(0, at=0).refused("StaleHeight")
     run.witness(0, participation=0b1000).refused("BadParticipation")
     run.by(1, "leave_run").ok()
     run.witness(1).refused("SlotMismatch")
@@ -97,7 +98,7 @@ def test_a_quorum_opens_the_grace_and_all_witnesses_close_the_round(run: Scenari
     assert run.run.state is RunState.ROUND_WITNESS
     run.witness(2).ok()  # everybody: no grace is needed
     state = run.run
-    assert (state.state, state.current.height, state.step, state.head) == (RunState.ROUND_TRAIN, 1, 2, 1)
+    assert (state.state, state.current.height, state.step, state.head) == (RunState.ROUND_TRAIN, 1, 1, 1)
     assert (first.data_index, state.current.data_index, state.data_index) == (0, 48, 96)
     run.witness(0).ok()
     run.witness(1).ok()
@@ -141,13 +142,12 @@ def test_untrained_data_is_trained_again(run: Scenario) -> None:
     run.everyone_witnesses(participation=0b011)  # nobody holds the result of slot 2
     state = run.run
     shares = assignment.assign(first, run.members, 0)
-    expected = backlog.settle(backlog.Backlog(), first, shares, 0b011)
-    redo_index, redo, left = expected.take(48)
+    redo, left = backlog.settle(backlog.Backlog(), first, shares, 0b011).backlog.take(48)
     current = state.current
     assert state.rounds[1].attested == 0b011
-    assert (current.redo_index, current.redo, current.batch) == (redo_index, redo, 48)
-    assert redo == shares[2].len == 16
-    assert (state.backlog, state.data_index) == (left.intervals, 3 * 48 - redo)
+    assert (current.redo, current.batch) == (redo, 48)
+    assert current.redone == shares[2].len == 16
+    assert (run.backlog, state.backlog, state.data_index) == (left.intervals, left.waiting, 3 * 48 - 16)
 
 
 def test_a_health_check_drops_whom_nobody_saw(run: Scenario) -> None:
@@ -210,12 +210,12 @@ def test_a_round_without_a_witness_ends_the_epoch_and_loses_nothing(run: Scenari
     run.tick().ok()
     state = run.run
     assert (state.state, state.exit_reason) == (RunState.COOLDOWN, ExitReason.NO_ATTESTATION)
-    assert [(interval.start, interval.len) for interval in state.backlog] == [(0, 96)]
+    assert [(interval.start, interval.len) for interval in run.backlog] == [(0, 96)]
     run.world.advance(31)
     run.tick().ok()
     assert {slot.points for slot in run.members.slots} == {0}  # nobody worked
     run.train([0, 1, 2])
-    assert (run.run.current.redo_index, run.run.current.redo, run.run.data_index) == (0, 48, 96)
+    assert (run.run.current.redo, run.run.data_index) == ((Interval(0, 48),), 96)
 
 
 @pytest.mark.parametrize(
@@ -233,11 +233,11 @@ def test_an_epoch_ends_with_a_drain_round(world: World, reason: ExitReason, conf
     world.advance(2)
     run.everyone_witnesses()
     state = run.run
-    assert (state.exit_reason, state.draining, state.step) == (reason, True, 3)
+    assert (state.exit_reason, state.draining, state.step) == (reason, True, 2)
     assert (state.current.batch, state.current.height, state.data_index) == (0, 2, 96)
     run.everyone_witnesses()  # attests round 1, the last with data
     state = run.run
-    assert (state.state, state.current.attested, state.backlog, state.step) == (RunState.COOLDOWN, 0b111, (), 3)
+    assert (state.state, state.current.attested, state.backlog, state.step) == (RunState.COOLDOWN, 0b111, 0, 3)
 
 
 def test_a_missing_quorum_ends_the_epoch(run: Scenario) -> None:
@@ -250,7 +250,7 @@ def test_a_missing_quorum_ends_the_epoch(run: Scenario) -> None:
     run.tick().ok()
     state = run.run
     assert (state.exit_reason, state.draining) == (ExitReason.QUORUM_MISSING, True)
-    assert [(interval.start, interval.len) for interval in state.backlog] == [(0, 48)]  # one vote is no quorum
+    assert [(interval.start, interval.len) for interval in run.backlog] == [(0, 48)]  # one vote is no quorum
 
 
 def test_too_few_members_end_the_epoch(run: Scenario) -> None:
@@ -270,22 +270,9 @@ def test_a_run_that_everybody_left_goes_through_an_empty_drain_round(run: Scenar
     for index in range(3):
         run.by(index, "leave_run").ok()
     assert (run.run.current.clients, run.run.draining) == (0, True)
+    run.world.advance(1)
     run.tick().ok()
-    assert (run.run.state, [(one.start, one.len) for one in run.run.backlog]) == (RunState.COOLDOWN, [(0, 48)])
+    assert (run.run.state, [(one.start, one.len) for one in run.backlog]) == (RunState.COOLDOWN, [(0, 48)])
     run.world.advance(31)
     run.tick().ok()
     assert (run.run.state, run.run.finishers) == (RunState.WAITING_FOR_MEMBERS, 0)
-
-
-def test_the_backlog_keeps_eight_intervals_and_counts_the_rest(run: Scenario) -> None:
-    run.train([0, 1, 2])
-    run.everyone_witnesses()
-    state = run.world.record("Run", "test")
-    for index in range(8):
-        state["backlog"][0][index]["start"], state["backlog"][0][index]["len"] = 10_000 + 100 * index, 7
-    state["backlog_len"] = 8
-    run.world.store("Run", "test", state)
-    run.everyone_witnesses(participation=0b011)
-    after = run.run
-    assert (after.lost_sequences, after.current.redo_index, after.current.redo) == (16, 10_000, 7)
-    assert [one.start for one in after.backlog] == [10_000 + 100 * index for index in range(1, 8)]

@@ -51,7 +51,7 @@ def test_who_has_attested_and_leaves_makes_room_for_nobody(world: World) -> None
 
 
 def test_a_round_closes_when_nobody_is_left_to_attest_it(world: World) -> None:
-    run = Scenario(world).start(init_min_clients=4, min_clients=1)
+    run = Scenario(world).start(init_min_clients=4, min_clients=2)
     run.train([0, 1, 2, 3])
     run.witness(0).ok()
     for index in (1, 2):
@@ -59,14 +59,67 @@ def test_a_round_closes_when_nobody_is_left_to_attest_it(world: World) -> None:
         assert run.run.current.height == 0
     _leave(run, 3)
     state = run.run
-    assert (state.current.height, state.draining, state.exit_reason) == (1, True, ExitReason.QUORUM_MISSING)
+    assert (state.current.height, state.draining, state.exit_reason) == (1, True, ExitReason.TOO_FEW_CLIENTS)
 
 
-def test_a_round_that_all_have_left_ends_the_epoch_at_once(world: World) -> None:
+def test_a_minority_that_leaves_after_the_election_does_not_end_the_epoch(world: World) -> None:
+    """Two of five left once they were elected, and the three others could not be the quorum of four any more."""
+    run = Scenario(world).start(init_min_clients=5)
+    run.train(range(5))
+    for index in (0, 1):
+        _leave(run, index)
+    assert run.run.current.elected == 3
+    for index in (2, 3):
+        run.witness(index).ok()
+    run.witness(4).ok()
+    state = run.run
+    assert (state.current.height, state.draining, state.exit_reason) == (1, False, ExitReason.NONE)
+    assert (state.current.clients, state.current.elected) == (3, 3)
+
+
+def test_a_silent_witness_stays_in_the_number_that_a_quorum_is_of(world: World) -> None:
+    run = Scenario(world).start(init_min_clients=5)
+    run.train(range(5))
+    for index in range(3):
+        run.witness(index).ok()
+    world.advance(21)
+    run.tick().ok()
+    world.advance(6)
+    run.tick().ok()
+    assert (run.run.current.height, run.run.exit_reason) == (1, ExitReason.QUORUM_MISSING)
+
+
+def test_only_a_quorum_that_remains_convicts(world: World) -> None:
+    """Votes of witnesses that have gone since drop nobody: the number that a quorum is of would fall twice."""
+    run = Scenario(world).start(init_min_clients=5, min_clients=1)
+    run.train(range(5))
+    run.everyone_witnesses()
+    run.everyone_witnesses(range(4), participation=0b01111)
+    world.advance(6)
+    run.tick().ok()
+    assert run.run.current.height == 2
+    _leave(run, 0)
+    run.by(2, "health_check", run.names([4])).refused("NotUnhealthy")
+
+
+def test_who_is_dropped_by_a_quorum_leaves_the_number(world: World) -> None:
+    run = Scenario(world).start(init_min_clients=5)
+    run.train(range(5))
+    run.everyone_witnesses()
+    run.everyone_witnesses(range(4), participation=0b01111)
+    world.advance(6)
+    run.tick().ok()
+    run.by(2, "health_check", run.names([4])).ok()
+    assert run.run.current.elected == 4
+
+
+def test_a_round_that_all_have_left_ends_the_epoch(world: World) -> None:
     run = Scenario(world).start(min_clients=1)
     run.train([0, 1, 2])
     for index in range(3):
         _leave(run, index)
+    world.advance(1)
+    run.tick().ok()
     assert (run.run.state, run.run.exit_reason) == (RunState.COOLDOWN, ExitReason.NO_ATTESTATION)
 
 

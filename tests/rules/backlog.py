@@ -1,8 +1,9 @@
 """What becomes of sequences that nobody trained: the program's backlog, as pure functions.
 
-The chain keeps up to eight intervals of sequences, oldest first. A round takes from the first of them before anything
-fresh, so no data is skipped; what does not fit is counted as lost. Members only read the result in `Run`: this says the
-program's rule a second time, for tests to hold against the compiled program.
+The chain keeps intervals of sequences in ascending order, joined where they touch. A round takes the first few of them
+before anything fresh, so no data is skipped. A round whose gaps would not fit counts for nothing and comes back whole,
+and while the backlog is full rounds take nothing fresh. Members only read the result in `Run`: this says the program's
+rule a second time, for tests to hold against the compiled program.
 """
 
 from __future__ import annotations
@@ -11,54 +12,80 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from aftermath.rules import bitmap
-from aftermath.rules.accounts import BACKLOG, Interval, Round
+from aftermath.rules.accounts import BACKLOG, REDO, Interval, Round
 from aftermath.rules.assignment import PositionInterval, sequences
+
+ROOM = 2 * (REDO + 1)
+"""Places that stay free for the intervals of two rounds that are under way."""
 
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """Intervals that wait to be trained, oldest first, and how many sequences did not fit so far."""
+    """Intervals that wait to be trained, ascending."""
 
     intervals: tuple[Interval, ...] = ()
-    lost: int = 0
 
-    def put(self, positions: Iterable[PositionInterval], header: Round) -> Backlog:
-        """Add untrained positions of a round, given in ascending order."""
-        backlog = self
-        for interval in _merged(positions):
-            for indices in sequences(header, interval):
-                backlog = backlog._push(indices)
-        return backlog
+    @property
+    def waiting(self) -> int:
+        return sum(interval.len for interval in self.intervals)
 
-    def take(self, batch: int) -> tuple[int, int, Backlog]:
-        """(first sequence, count, what is left): up to `batch` sequences of the oldest interval, (0, 0) when
-        none waits.
-        """
-        if not self.intervals:
-            return 0, 0, self
-        first, *rest = self.intervals
-        count = min(first.len, batch)
-        left = [Interval(first.start + count, first.len - count)] if count < first.len else []
-        return first.start, count, Backlog((*left, *rest), self.lost)
+    def has_room(self, more: int) -> bool:
+        return len(self.intervals) + more + ROOM <= BACKLOG
 
-    def _push(self, indices: range) -> Backlog:
-        if self.intervals and self.intervals[-1].stop == indices.start:
-            last = self.intervals[-1]
-            return Backlog((*self.intervals[:-1], Interval(last.start, last.len + len(indices))), self.lost)
-        if len(self.intervals) == BACKLOG:
-            return Backlog(self.intervals, self.lost + len(indices))
-        return Backlog((*self.intervals, Interval(indices.start, len(indices))), self.lost)
+    def put(self, intervals: Iterable[Interval]) -> Backlog:
+        """Add untrained sequences."""
+        joined: list[Interval] = []
+        for interval in sorted([*self.intervals, *intervals], key=lambda one: one.start):
+            if joined and joined[-1].stop == interval.start:
+                joined[-1] = Interval(joined[-1].start, joined[-1].len + interval.len)
+            else:
+                joined.append(interval)
+        assert len(joined) <= BACKLOG
+        return Backlog(tuple(joined))
+
+    def take(self, batch: int) -> tuple[tuple[Interval, ...], Backlog]:
+        """What a round of so many sequences does again, and what is left."""
+        taken, left = [], list(self.intervals)
+        for first in self.intervals[:REDO]:
+            count = min(first.len, batch)
+            batch -= count
+            if count:
+                taken.append(Interval(first.start, count))
+            left[0] = Interval(first.start + count, first.len - count)
+            if left[0].len:
+                break
+            del left[0]
+        return tuple(taken), Backlog(tuple(left))
+
+    def batch(self, wanted: int) -> int:
+        """The sequences of a round that is to have so many; `take` them from this backlog."""
+        taken, left = self.take(wanted)
+        return wanted if left.has_room(0) else sum(interval.len for interval in taken)
 
 
-def settle(backlog: Backlog, header: Round, shares: Mapping[int, PositionInterval], attested: int) -> Backlog:
-    """The backlog once round `header` is settled: the shares (in position order) of members not attested come back."""
-    missing = (share for slot, share in shares.items() if share.len and not bitmap.contains(attested, slot))
-    return backlog.put(missing, header)
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What becomes of a round: who counts, whether it was a step, and the backlog then."""
+
+    attested: int
+    worked: bool
+    backlog: Backlog
+
+
+def settle(backlog: Backlog, header: Round, shares: Mapping[int, PositionInterval], agreed: int) -> Settled:
+    """Settle round `header`: the shares (in position order) of members on whom no quorum agreed come back."""
+    idle = bitmap.from_slots(slot for slot, share in shares.items() if share.len == 0)
+    missing = _merged(share for slot, share in shares.items() if share.len and not bitmap.contains(agreed, slot))
+    untrained = [Interval(r.start, len(r)) for gap in missing for r in sequences(header, gap)]
+    if untrained and not backlog.has_room(len(untrained)):
+        return Settled(idle, False, put_back(backlog, header))
+    worked = any(share.len and bitmap.contains(agreed, slot) for slot, share in shares.items())
+    return Settled(agreed & header.roster | idle, worked, backlog.put(untrained))
 
 
 def put_back(backlog: Backlog, header: Round) -> Backlog:
-    """The backlog after a round that closed without a single attestation: all of its data comes back."""
-    return backlog.put([PositionInterval(0, header.batch)], header)
+    """The backlog after a round that nobody attests: all of its data comes back."""
+    return backlog.put(header.pieces)
 
 
 def _merged(positions: Iterable[PositionInterval]) -> list[PositionInterval]:

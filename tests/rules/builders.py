@@ -32,9 +32,9 @@ def config(**given: int) -> Config:
     return Config(**values | {"overlap": 1} | given)
 
 
-def header(roster: int, **given: int) -> Round:
+def header(roster: int, **given: Any) -> Round:
     clients = roster.bit_count()
-    values = {field.name: 0 for field in fields(Round)}
+    values: dict[str, Any] = {field.name: 0 for field in fields(Round)} | {"redo": ()}
     values |= {"roster": roster, "clients": clients, "elected": program_rules.elected_count(0, clients)}
     return Round(**(values | given))
 
@@ -65,7 +65,6 @@ def run(state: RunState, *, rounds: tuple[Round, ...] = (), **given: Any) -> Run
         "main_authority": bytes(32),
         "join_authority": bytes(32),
         "config": config(),
-        "backlog": (),
         "rounds": (*rounds, blank, blank, blank, blank)[:4],
         "level_hashes": (bytes(32),) * 3,
     }

@@ -24,7 +24,7 @@ from aftermath.chain.programs import authorizer_program, coordinator_program
 from aftermath.config.document import parse_config
 from aftermath.programs import AUTHORIZER_SO, COORDINATOR_IDL, COORDINATOR_SO
 from aftermath.rules import bitmap
-from aftermath.rules.accounts import FINGERPRINT_BYTES, Attestation, LevelAttestation, Members, Model, Run
+from aftermath.rules.accounts import FINGERPRINT_BYTES, Attestation, Interval, LevelAttestation, Members, Model, Run
 from aftermath.rules.consensus import pack_fingerprints
 from aftermath.rules.deadlines import next_deadline
 
@@ -132,8 +132,7 @@ class Onchain:
         )
         participation = bitmap.from_slots(results)
         metadata = {"step": run.step, "loss_milli": 2500, "tokens_per_sec": 100, "bytes_per_sec": 1000}
-        height = run.current.height
-        self.send(wallet, self.ix(wallet).witness(RUN_ID, slot, height, participation, fingerprints, metadata))
+        self.send(wallet, self.ix(wallet).witness(RUN_ID, slot, run.place, participation, fingerprints, metadata))
 
     def join(self, number: int, *, tier: int = 0, weight: int = 1) -> None:
         """Let a wallet ask for the next epoch."""
@@ -172,6 +171,10 @@ class Onchain:
     def attestations(self, ring: int, count: int) -> tuple[Attestation, ...]:
         offset, length = views.witness_round_range(ring, count)
         return views.parse_witness_round(self.data(self.addresses.witnesses)[offset : offset + length], count)
+
+    def backlog(self) -> tuple[Interval, ...]:
+        offset, length = views.witnesses_backlog_range()
+        return views.parse_backlog(self.data(self.addresses.witnesses)[offset : offset + length])
 
     def cooldown(self) -> tuple[LevelAttestation, ...]:
         offset, length = views.witnesses_cooldown_range()

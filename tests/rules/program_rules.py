@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
-from aftermath.rules import bitmap, committee
+from aftermath.rules import bitmap
 from aftermath.rules.accounts import MAX_WITNESSES, Attestation, Round
 from aftermath.rules.committee import WITNESS, positions
-from aftermath.rules.consensus import scores
+from aftermath.rules.consensus import consensus
 
 
 def elected_count(witness_nodes: int, clients: int) -> int:
@@ -26,6 +27,5 @@ def attested_mask(attesting: Round, attestations: Iterable[Attestation], judged:
     `judged` is the round that it judges and `idle` the bitmap of its members whose share was empty: they owe nothing
     and always count.
     """
-    needed = committee.quorum(attesting.elected)
-    counted = bitmap.from_slots(slot for slot, votes in scores(attestations).items() if votes >= needed)
-    return (counted | idle) & judged.roster
+    everything = replace(attesting, attested=judged.roster)
+    return bitmap.from_slots(consensus(everything, attestations, judged.roster)) | idle & judged.roster

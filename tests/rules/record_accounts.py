@@ -71,7 +71,7 @@ def epoch(chain: Onchain) -> None:
     for slot in healthy(chain):
         wallet, tier = chain.wallet(slot + 1), chain.members.slots[slot].tier
         hashes = {level: bytes([level + 1, chain.run.epoch]) * 16 for level in range(tier, 3)}
-        chain.send(wallet, chain.ix(wallet).attest(RUN_ID, slot, hashes))
+        chain.send(wallet, chain.ix(wallet).attest(RUN_ID, slot, chain.run.place, hashes))
 
 
 def record() -> dict[str, bytes]:
@@ -98,7 +98,7 @@ def record() -> dict[str, bytes]:
     chain.tick_at_deadline()
     chain.tick_at_deadline()
     leaver = chain.wallet(2)
-    chain.send(leaver, chain.ix(leaver).leave_run(RUN_ID))
+    chain.send(leaver, chain.ix(leaver).leave_run(RUN_ID, chain.run.place))
     epoch(chain)
     return {name: chain.data(getattr(chain.addresses, name)) for name in ("run", "model", "members", "witnesses")}
 

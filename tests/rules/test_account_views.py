@@ -87,13 +87,12 @@ def test_wrong_sizes_and_discriminators_are_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "field", "value", "said"),
     [
-        ("run", "version", b"\x01", "layout version 1, this client reads version 3"),
+        ("run", "version", b"\x01", "layout version 1, this client reads version 6"),
         ("model", "version", b"\x00", "layout version 0"),
         ("run", "state", b"\x08", "state that this client does not know"),
         ("run", "exit_reason", b"\xff", "exit_reason"),
         ("run", "head", b"\x04", "head is 4, which can be 3 at most"),
         ("run", "levels", b"\x09", "levels is 9"),
-        ("run", "backlog_len", b"\x09", "backlog_len is 9"),
         ("run", "run_id", b"\xff\xfe", "run_id"),
         ("model", "tiers", b"\x09", "tiers is 9"),
         ("model", "client_version", b"\xc3\x28", "client_version"),
@@ -126,7 +125,7 @@ def test_unset_parts_of_a_new_run_can_be_read() -> None:
     chain = Onchain()
     chain.create()
     assert plain(chain.model)["optimizer"]["kind"] == 0
-    assert (chain.run.levels, chain.run.level_hashes, chain.run.backlog) == (0, (), ())
+    assert (chain.run.levels, chain.run.level_hashes, chain.run.backlog) == (0, (), 0)
     assert not any(slot.used for slot in chain.members.slots)
 
 

@@ -123,7 +123,7 @@ def test_the_commitment_keeps_its_value() -> None:
         {"tier": 8},
         {"tier": 0},
         {"intervals": []},
-        {"intervals": [[1, 2]] * 3},
+        {"intervals": [[1, 2]] * 6},
         {"intervals": [[5, 5]]},
         {"intervals": [[5]]},
         {"intervals": [[0, 2**64 - 1]]},

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aftermath.rules import assignment, bitmap, committee
+from aftermath.rules.accounts import REDO, Interval
 from aftermath.rules.state import Committee
 from rules.builders import config, header, members, slot
 
@@ -52,20 +53,23 @@ def test_equal_weights_get_equal_shares(seed: int, clients: int, batch: int) -> 
 def test_sequences_of_all_shares_are_the_redone_and_the_fresh_ones(
     data_index: int, redo_index: int, weights: list[int], batch: int, data: st.DataObject
 ) -> None:
-    redo = data.draw(st.integers(0, batch))
-    round_ = header(1, data_index=data_index, redo_index=redo_index, batch=batch, redo=redo)
+    cuts = sorted(data.draw(st.lists(st.integers(1, max(batch, 1)), max_size=REDO)))
+    again = [(first, stop) for first, stop in pairwise([0, *cuts]) if stop > first and stop <= batch]
+    redo = tuple(Interval(redo_index + 2 * first, stop - first) for first, stop in again)
+    round_ = header(1, data_index=data_index, batch=batch, redo=redo)
     shares = assignment.cut(batch, weights)
     trained = [list(chain.from_iterable(assignment.sequences(round_, share))) for share in shares]
-    fresh = range(data_index, data_index + batch - redo)
-    assert list(chain.from_iterable(trained)) == [*range(redo_index, redo_index + redo), *fresh]
+    fresh = range(data_index, data_index + batch - round_.redone)
+    redone = [index for span in redo for index in range(span.start, span.stop)]
+    assert list(chain.from_iterable(trained)) == [*redone, *fresh]
     for share in shares:
         ranges = assignment.sequences(round_, share)
         assert sum(map(len, ranges)) == share.len
-        assert len(ranges) <= 2
+        assert len(ranges) <= REDO + 1
 
 
 def test_a_share_across_the_redo_border_has_two_ranges() -> None:
-    round_ = header(1, data_index=1000, redo_index=40, batch=10, redo=4)
+    round_ = header(1, data_index=1000, batch=10, redo=(Interval(40, 4),))
     assert assignment.sequences(round_, assignment.PositionInterval(2, 7)) == [range(42, 44), range(1000, 1003)]
     assert assignment.sequences(round_, assignment.PositionInterval(5, 5)) == []
 

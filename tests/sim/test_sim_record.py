@@ -16,26 +16,29 @@ from aftermath.sim.record import Broken, Record
 from aftermath.sim.transport import SimNetwork
 from rules import builders
 
+WAITING = [Interval(18, 2)]
 GOOD = [(0, 0, 1, [[0, 9]]), (0, 1, 2, [[9, 18]])]
 
 
 def _record(**run: Any) -> Record:
-    values = {"data_index": 20, "backlog": (Interval(18, 2),)} | run
+    values = {"data_index": 20} | run
     record = Record({(0, 0): [[0, 9]], (0, 1): [[9, 18]]}, {(0, 0): 1, (0, 1): 2})
     record.note(builders.run(RunState.WAITING_FOR_MEMBERS, **values), builders.members({}))
     return record
 
 
 def test_a_run_in_order_breaks_nothing() -> None:
-    _record().check_coverage()
-    _record(backlog=(), lost_sequences=2).check_coverage()
+    _record().check_coverage(WAITING)
     _record().check_member("m", GOOD, [0])
 
 
-@pytest.mark.parametrize("changed", [{"backlog": ()}, {"data_index": 21}, {"backlog": (Interval(17, 3),)}])
-def test_sequences_lost_or_done_twice_are_found(changed: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("changed", "waiting"),
+    [({}, []), ({"data_index": 21}, WAITING), ({}, [Interval(17, 3)]), ({"lost_sequences": 2}, [])],
+)
+def test_sequences_lost_or_done_twice_are_found(changed: dict[str, Any], waiting: list[Interval]) -> None:
     with pytest.raises(Broken):
-        _record(**changed).check_coverage()
+        _record(**changed).check_coverage(waiting)
 
 
 @pytest.mark.parametrize(

@@ -188,7 +188,7 @@ class CoordinatorClient:
 
     async def leave_run(self, run_id: str) -> Signature:
         """Give up the place in the run."""
-        return await self.transact(self.ix.leave_run(run_id))
+        return await self.transact(self.ix.leave_run(run_id, (await self.run(run_id)).place))
 
     async def transact(self, instruction: Instruction) -> Signature:
         """Send an instruction that may end in a transition of the run."""

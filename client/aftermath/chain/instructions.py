@@ -13,6 +13,7 @@ from solders.system_program import ID as SYSTEM_PROGRAM
 from aftermath.base.bounded import U32_MAX
 from aftermath.chain.addresses import SLOT_HASHES, run_addresses
 from aftermath.chain.programs import AnchorProgram
+from aftermath.rules.accounts import Place
 
 GROWTH = 10_240
 """Bytes that one `grow` adds, and the size that init_run gives the two large accounts."""
@@ -109,41 +110,41 @@ class CoordinatorInstructions:
         }
         return self._permissionless("join_run", run_id, {"authorization": authorization}, params=params)
 
-    def leave_run(self, run_id: str) -> Instruction:
-        """Give up the place in the running and in the next epoch."""
-        return self._permissionless("leave_run", run_id)
+    def leave_run(self, run_id: str, at: Place) -> Instruction:
+        """Give up the place in the running and in the next epoch. `at` is any round that the run stores."""
+        return self._permissionless("leave_run", run_id, at=at._asdict())
 
     def tick(self, run_id: str) -> Instruction:
         """Perform the transition that is due."""
         return self._permissionless("tick", run_id)
 
-    def warmup_witness(self, run_id: str, slot: int) -> Instruction:
+    def warmup_witness(self, run_id: str, slot: int, at: Place) -> Instruction:
         """An elected member has the model."""
-        return self._permissionless("warmup_witness", run_id, slot=slot)
+        return self._permissionless("warmup_witness", run_id, slot=slot, at=at._asdict())
 
     def witness(
-        self, run_id: str, slot: int, height: int, participation: int, fingerprints: bytes, metadata: Table
+        self, run_id: str, slot: int, at: Place, participation: int, fingerprints: bytes, metadata: Table
     ) -> Instruction:
         """State whose results of the judged round this witness holds (`participation` is a bit mask of slots)."""
         return self._permissionless(
             "witness",
             run_id,
             slot=slot,
-            height=height,
+            at=at._asdict(),
             participation=participation.to_bytes(32, "little"),
             fingerprints=fingerprints,
             metadata=metadata,
         )
 
-    def verify(self, run_id: str, slot: int, height: int, target: int, mismatch: bool) -> Instruction:
-        """A verifier's verdict on a trainer's result."""
-        return self._permissionless("verify", run_id, slot=slot, height=height, target=target, mismatch=mismatch)
+    def verify(self, run_id: str, slot: int, at: Place, target: int, mismatch: bool) -> Instruction:
+        """A verifier's verdict on a trainer's result in the round `at`."""
+        return self._permissionless("verify", run_id, slot=slot, at=at._asdict(), target=target, mismatch=mismatch)
 
-    def attest(self, run_id: str, slot: int, hashes: Mapping[int, bytes]) -> Instruction:
+    def attest(self, run_id: str, slot: int, at: Place, hashes: Mapping[int, bytes]) -> Instruction:
         """State the hashes of the levels (by number) this member holds at the end of an epoch."""
         mask = sum(1 << level for level in hashes)
         ascending = [hashes[level] for level in sorted(hashes)]
-        return self._permissionless("attest", run_id, slot=slot, mask=mask, hashes=ascending)
+        return self._permissionless("attest", run_id, slot=slot, at=at._asdict(), mask=mask, hashes=ascending)
 
     def health_check(self, run_id: str, dropped: int) -> Instruction:
         """Drop the members (bit mask of slots) whose results the witnesses did not see."""

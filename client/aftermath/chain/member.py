@@ -29,9 +29,9 @@ from aftermath.chain.rpc import FAILURES_BEFORE_LEAVING, MAX_ENDPOINTS, RpcPool
 from aftermath.chain.subscription import GIVE_UP_SECONDS, RunWatcher
 from aftermath.chain.views import parse_members, parse_model, parse_run, parse_witness_round, witness_round_range
 from aftermath.chain.wallet import Wallet
-from aftermath.coordinator.errors import CoordinatorError, Refused, Unavailable
+from aftermath.coordinator.errors import CoordinatorError, Refusal, Refused, Unavailable
 from aftermath.coordinator.view import View
-from aftermath.rules.accounts import Attestation, Round, Run
+from aftermath.rules.accounts import Attestation, Place, Round, Run
 
 T = TypeVar("T")
 
@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 
 # Of attestations that no node sends whole, before they are given up.
 _READINGS = FAILURES_BEFORE_LEAVING * MAX_ENDPOINTS
+_LEAVINGS = 3  # tries: the run may begin another epoch while the first is on its way
 CALL_PATIENCE = 5.0  # seconds without an answer after which a transaction or a fresh read gives up
 
 
@@ -226,20 +227,27 @@ class SolanaMember:
 
     async def leave(self) -> None:
         """Give up the place in the run."""
-        await self._send(self._coordinator.ix.leave_run(self._run_id))
+        for tries_left in reversed(range(_LEAVINGS)):
+            try:
+                await self._send(self._coordinator.ix.leave_run(self._run_id, self._watcher.latest.place))
+                return
+            except Refused as refusal:
+                if refusal.reason is not Refusal.TOO_LATE or not tries_left:
+                    raise
+            await self._watcher.refresh(CALL_PATIENCE)
 
     async def tick(self) -> None:
         """Perform the transition that is due; Refused `NothingToTick` if none is."""
         await self._send(self._coordinator.ix.tick(self._run_id))
 
-    async def warmup_witness(self, slot: int) -> None:
+    async def warmup_witness(self, slot: int, at: Place) -> None:
         """Say that this elected member has the model."""
-        await self._send(self._coordinator.ix.warmup_witness(self._run_id, slot))
+        await self._send(self._coordinator.ix.warmup_witness(self._run_id, slot, at))
 
     async def witness(
         self,
         slot: int,
-        height: int,
+        at: Place,
         participation: int,
         fingerprints: bytes,
         *,
@@ -248,14 +256,14 @@ class SolanaMember:
         tokens_per_sec: float,
         bytes_per_sec: float,
     ) -> None:
-        """Attest the results of the round that is judged; loss and speeds travel along for indexers."""
+        """Attest the results that the round `at` judges; loss and speeds travel along for indexers."""
         metadata = witness_metadata(step, loss, tokens_per_sec, bytes_per_sec)
-        ix = self._coordinator.ix.witness(self._run_id, slot, height, participation, fingerprints, metadata)
+        ix = self._coordinator.ix.witness(self._run_id, slot, at, participation, fingerprints, metadata)
         await self._send(ix)
 
-    async def attest(self, slot: int, hashes: Mapping[int, bytes]) -> None:
+    async def attest(self, slot: int, at: Place, hashes: Mapping[int, bytes]) -> None:
         """State the hashes of the levels this member holds."""
-        await self._send(self._coordinator.ix.attest(self._run_id, slot, hashes))
+        await self._send(self._coordinator.ix.attest(self._run_id, slot, at, hashes))
 
     async def health_check(self, dropped: int) -> None:
         """Drop the members (bit mask) that the witnesses did not see."""

@@ -37,7 +37,7 @@ from aftermath.rules.accounts import (
     Slot,
 )
 
-VERSION = 3
+VERSION = 6
 
 _Row = TypeVar("_Row")
 _Convert = Callable[[Any], Any]
@@ -67,17 +67,24 @@ def parse_run(data: bytes) -> Run:
     """Read a Run account (discriminator included). Raises AccountError."""
     record = run_account().read(data)
     _check_version(int(record["version"][0]))
-    waiting = _at_most(int(record["backlog_len"][0]), BACKLOG, "backlog_len")
     levels = _at_most(int(record["levels"][0]), MAX_LEVELS, "levels")
     _at_most(int(record["head"][0]), STORED_ROUNDS - 1, "head")
     return _one(
         Run,
         record,
         config=_one(Config, record["config"]),
-        backlog=tuple(_rows(Interval, record["backlog"][0, :waiting])),
-        rounds=tuple(_rows(Round, record["rounds"][0])),
+        rounds=tuple(_rows(Round, record["rounds"][0], redo=_redone(record["rounds"][0]))),
         level_hashes=tuple(record["level_hashes"][0, :levels].tolist()),
     )
+
+
+def _redone(rounds: np.ndarray[Any, Any]) -> list[tuple[Interval, ...]]:
+    """What each round does again."""
+    spans = zip(rounds["redo_index"].tolist(), rounds["redo"].tolist(), strict=True)
+    return [
+        tuple(Interval(start, length) for start, length in zip(starts, lengths, strict=True) if length)
+        for starts, lengths in spans
+    ]
 
 
 def parse_model(data: bytes) -> Model:
@@ -116,6 +123,19 @@ def parse_witness_round(data: bytes, count: int) -> tuple[Attestation, ...]:
     Raises AccountError on a short slice.
     """
     return tuple(_rows(Attestation, _slice(data, witnesses_account().field("rounds", "attestations"), count)))
+
+
+def witnesses_backlog_range() -> tuple[int, int]:
+    """(offset, length) of the backlog, for an RPC data slice."""
+    account = witnesses_account()
+    return account.offset("backlog"), account.field("backlog").itemsize
+
+
+def parse_backlog(data: bytes) -> tuple[Interval, ...]:
+    """What waits to be trained again, in a slice taken by `witnesses_backlog_range`. Raises AccountError."""
+    record = _slice(data, witnesses_account().field("backlog"), 1)[0]
+    waiting = _at_most(int(record["count"]), BACKLOG, "the backlog's count")
+    return tuple(_rows(Interval, record["intervals"][:waiting]))
 
 
 def witnesses_cooldown_range() -> tuple[int, int]:

@@ -40,6 +40,7 @@ class RunRules(Table):
 
     warmup_time: U64
     cooldown_time: U64
+    min_round_time: U64 = 1
     max_round_train_time: U64
     round_witness_time: U64
     epoch_time: U64 = 0

@@ -68,6 +68,11 @@ def _config(config: Mapping[str, Any]) -> _Broken:
         ("CooldownTimeZero", "cooldown_time", config["cooldown_time"] == 0),
         ("RoundTrainTimeZero", "max_round_train_time", config["max_round_train_time"] == 0),
         ("RoundTrainTimeTooLong", "max_round_train_time", 0 < epoch_time <= config["max_round_train_time"]),
+        (
+            "MinRoundTimeInvalid",
+            "min_round_time",
+            config["min_round_time"] == 0 or 0 < config["max_round_train_time"] < config["min_round_time"],
+        ),
         ("RoundWitnessTimeZero", "round_witness_time", config["round_witness_time"] == 0),
         ("ExtraTimeZero", "waiting_for_members_extra_time", config["waiting_for_members_extra_time"] == 0),
         *(("TimeTooLong", key, config[key] > MAX_TIME) for key in TIMES),

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Protocol
 
 from aftermath.coordinator.view import View
-from aftermath.rules.accounts import Attestation, Round
+from aftermath.rules.accounts import Attestation, Place, Round
 
 
 class Clock(Protocol):
@@ -60,13 +60,13 @@ class Coordinator(Protocol):
     async def tick(self) -> None:
         """Perform the transition that is due."""
 
-    async def warmup_witness(self, slot: int) -> None:
+    async def warmup_witness(self, slot: int, at: Place) -> None:
         """Say that all have the model."""
 
     async def witness(
         self,
         slot: int,
-        height: int,
+        at: Place,
         participation: int,
         fingerprints: bytes,
         *,
@@ -75,9 +75,9 @@ class Coordinator(Protocol):
         tokens_per_sec: float,
         bytes_per_sec: float,
     ) -> None:
-        """Attest the results of the round that is judged."""
+        """Attest, in the round `at`, the results of the round that it judges."""
 
-    async def attest(self, slot: int, hashes: Mapping[int, bytes]) -> None:
+    async def attest(self, slot: int, at: Place, hashes: Mapping[int, bytes]) -> None:
         """State the hashes of levels at the end of an epoch."""
 
     async def health_check(self, dropped: int) -> None:

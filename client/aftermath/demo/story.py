@@ -47,7 +47,8 @@ class Story:
     def __init__(self, members: list[MemberStory]) -> None:
         self.members = members
         self.losses: dict[int, dict[str, tuple[float, int]]] = defaultdict(dict)
-        self.hashes: dict[tuple[int, int], dict[str, str]] = defaultdict(dict)
+        self.hashes: dict[tuple[int, int, int, int], dict[str, str]] = defaultdict(dict)
+        """By epoch, round (-1: its end), step and level: the hash that each member told."""
         self.first_loss_at: float | None = None
         self.marks: list[tuple[int, str]] = []  # (step, what was done to the run then)
         self._files: dict[Path, tuple[MemberStory, int]] = {}
@@ -87,9 +88,9 @@ class Story:
                 self._trained(member, event, now)
             case kinds.Applied() | kinds.Cooldown():
                 member.step = max(member.step, event.step)
-                at = event.step if isinstance(event, kinds.Applied) else -event.step
+                height = event.height if isinstance(event, kinds.Applied) else -1
                 for level, digest in event.hashes.items():
-                    self.hashes[at, level][member.name] = digest
+                    self.hashes[event.epoch, height, event.step, level][member.name] = digest
             case kinds.Traffic():
                 member.traffic[-1] = event
             case kinds.Warning() | kinds.Error():
@@ -141,8 +142,8 @@ class Story:
     def replica_checks(self) -> tuple[int, list[str]]:
         """How many pairs of replicas were compared, and where two differed."""
         checks, differing = 0, []
-        for (step, level), found in sorted(self.hashes.items()):
+        for (_, _, step, level), found in sorted(self.hashes.items()):
             checks += max(0, len(found) - 1)
             if len(set(found.values())) > 1:
-                differing.append(f"level {level} at step {abs(step)}: {found}")
+                differing.append(f"level {level} at step {step}: {found}")
         return checks, differing

@@ -63,5 +63,7 @@ class Cooldown:
                 wanted=lambda: not self._over(run, self._ports.feed.run),
             )
             await duty.fulfil(
-                lambda: self._ports.coordinator.attest(self._slot, {level: hashes[level] for level in elected})
+                lambda: self._ports.coordinator.attest(
+                    self._slot, run.place, {level: hashes[level] for level in elected}
+                )
             )

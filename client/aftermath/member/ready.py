@@ -68,7 +68,7 @@ async def _witness(ports: Ports, readiness: Readiness, run: Run, slot: int) -> N
         elected = slot in witnesses(now.current, members.mask(MemberState.HEALTHY))
         impatient = ports.clock.monotonic() >= patient_until
         if elected and duty.due and _all_ready(ports, readiness, run, members, impatient):
-            reported = await duty.fulfil(lambda: ports.coordinator.warmup_witness(slot))
+            reported = await duty.fulfil(lambda: ports.coordinator.warmup_witness(slot, run.place))
             if reported or bitmap.contains(ports.feed.run.current.attested, slot):
                 return
         await first_of(readiness.changed.wait(), ports.feed.after(now.seq), ports.clock.sleep(_LOOK_AGAIN))

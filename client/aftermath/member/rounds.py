@@ -137,11 +137,20 @@ class Rounds:
 
     def _ended(self, run: Run) -> bool:
         """Cooldown, or just after it: the chain still stores the last rounds until the next warm-up."""
-        last = run.current
-        if not self._still_ours(run) or run.step != last.step + (last.batch > 0):
+        if not self._still_ours(run) or run.step != self._step_after(run):
             return False  # the last: the owner has set the run to another step since
         just_after = run.epoch == self._epoch + 1 and run.state in _NOT_RUNNING
         return just_after or (run.epoch == self._epoch and run.state is RunState.COOLDOWN)
+
+    def _step_after(self, run: Run) -> int:
+        """The step that comes after the last round that is stored: one with an attested result was a step."""
+        last = run.current
+        judged = run.round(self._rules.judged(last.height))
+        if judged is None or not judged.batch:
+            return last.step
+        plan = self._plan(judged, self._members or self._ports.feed.members)
+        made = any(bitmap.contains(last.attested, slot) for slot in plan.owing)
+        return last.step - self._rules.overlap + made
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         duty = asyncio.ensure_future(work)
@@ -195,8 +204,10 @@ class Rounds:
         for height in range(max(0, newest - STORED_ROUNDS + 1), newest + 1):
             header = run.round(height)
             if header is not None and self._results.plan(height) is None:
-                given = self._epoch, header, self._members, self._rules.verification_percent
-                self._results.open(plan_round(self._began.run_id, *given))
+                self._results.open(self._plan(header, self._members))
+
+    def _plan(self, header: Round, members: Members) -> RoundPlan:
+        return plan_round(self._began.run_id, self._epoch, header, members, self._rules.verification_percent)
 
     # --- applying -----------------------------------------------------------------------------------------------
 
@@ -225,7 +236,8 @@ class Rounds:
         waited = self._ports.clock.monotonic() - started
         lr = round_learning_rate(self._began, self._model, done.step)
         self._share.withdraw()
-        await self._workers.compute(lambda: self._replica.apply(votes, lr))
+        if accepted:  # else it is no step, and changes nothing
+            await self._workers.compute(lambda: self._replica.apply(votes, lr))
         self._results.applied(done.height)
         self._gradients.keep(results, lr)
         hashes = await self._workers.compute(self._replica.hashes) if self._wishes.hash_replicas else {}

@@ -20,7 +20,7 @@ from aftermath.member.plan import RoundPlan
 from aftermath.member.ports import Ports
 from aftermath.member.results import Results
 from aftermath.rules import bitmap
-from aftermath.rules.accounts import Config, Run
+from aftermath.rules.accounts import Config, Place, Run
 from aftermath.rules.committee import witnesses
 from aftermath.rules.consensus import pack_fingerprints
 from aftermath.rules.state import MemberState, RunState
@@ -131,7 +131,7 @@ class WitnessDuty:
             held = self._results.held(self._judged) if judged is not None else {}
             await self._ports.coordinator.witness(
                 self._slot,
-                header.height,
+                Place(self._plan.epoch, header.height, header.seed),
                 bitmap.from_slots(held),
                 pack_fingerprints(held, roster, header.seed),
                 step=header.step,

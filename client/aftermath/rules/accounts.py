@@ -9,6 +9,7 @@ that exist. The program's step counters name the step that comes next; people ar
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from aftermath.rules.bitmap import slots
 from aftermath.rules.state import (
@@ -29,7 +30,8 @@ MAX_WITNESSES = 32
 MAX_LEVELS = 8
 MAX_VERDICTS = 32
 FINGERPRINT_BYTES = 320
-BACKLOG = 8
+BACKLOG = 96
+REDO = 4
 _HASH_MARK, _HASH_DIGITS, _HEX = "#sha256=", 64, frozenset("0123456789abcdef")
 
 
@@ -60,6 +62,7 @@ class Config:
 
     warmup_time: int
     cooldown_time: int
+    min_round_time: int
     max_round_train_time: int
     round_witness_time: int
     epoch_time: int
@@ -85,22 +88,42 @@ class Config:
         return height + self.overlap
 
 
+class Place(NamedTuple):
+    """Names a round, for votes: no other epoch, nor another attempt at the same, has one of this seed."""
+
+    epoch: int
+    height: int
+    seed: int
+
+
 @dataclass(frozen=True, slots=True)
 class Round:
-    """The header of a round; position j of its batch is `redo_index + j` if j < redo, else `data_index + j - redo`."""
+    """The header of a round. The positions of its batch are the sequences of `redo`, in order, then fresh ones from
+    `data_index` on.
+    """
 
     seed: int
     data_index: int
-    redo_index: int
     height: int
     step: int
     batch: int
-    redo: int
+    redo: tuple[Interval, ...]
     clients: int
     elected: int
     attestations: int
     roster: int
     attested: int
+
+    @property
+    def redone(self) -> int:
+        """How many sequences of the batch are done again, its first positions."""
+        return sum(interval.len for interval in self.redo)
+
+    @property
+    def pieces(self) -> tuple[Interval, ...]:
+        """The sequences of the batch by position, as intervals that ascend."""
+        fresh = Interval(self.data_index, self.batch - self.redone)
+        return (*self.redo, fresh) if fresh.len else self.redo
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -110,7 +133,9 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The account that changes at every transition, and to subscribe to. Times are unix seconds of the chain."""
+    """The account that changes at every transition, and to subscribe to. Times are unix seconds of the chain;
+    `backlog` is how many sequences wait to be trained again.
+    """
 
     version: int
     state: RunState
@@ -134,6 +159,7 @@ class Run:
     epoch: int
     step: int
     data_index: int
+    backlog: int
     epoch_started_at: int
     start_step: int
     attested_step: int
@@ -142,7 +168,6 @@ class Run:
     slashing_rate: int
     future_earning_rate: int
     future_slashing_rate: int
-    backlog: tuple[Interval, ...]
     rounds: tuple[Round, ...]
     finishers: int
     level_hashes: tuple[bytes, ...]
@@ -163,6 +188,11 @@ class Run:
     def current(self) -> Round:
         """The newest round header; in Warmup it carries the roster, the seed and who has sent a warm-up witness."""
         return self.rounds[self.head]
+
+    @property
+    def place(self) -> Place:
+        """The current round's."""
+        return Place(self.epoch, self.current.height, self.current.seed)
 
     def round(self, height: int) -> Round | None:
         """The header of round `height` of this epoch while the ring of four still holds it, else None."""
@@ -371,7 +401,7 @@ class Members:
 
 @dataclass(frozen=True, slots=True)
 class Attestation:
-    """What one witness saw of the round it judges: who delivered, and a fingerprint of each result in rank order."""
+    """What one witness saw of the round it judges: who delivered, and a fingerprint of each result (`consensus`)."""
 
     slot: int
     participation: int

@@ -48,14 +48,14 @@ def cut(batch: int, weights: list[int]) -> list[PositionInterval]:
 
 
 def sequences(header: Round, interval: PositionInterval) -> list[range]:
-    """The sequence indices behind an interval of positions: at most one re-done range, then at most one fresh range."""
-    redone = range(min(interval.start, header.redo), min(interval.stop, header.redo))
-    fresh = range(max(interval.start, header.redo), max(interval.stop, header.redo))
-    ranges = [
-        range(header.redo_index + redone.start, header.redo_index + redone.stop),
-        range(header.data_index + fresh.start - header.redo, header.data_index + fresh.stop - header.redo),
-    ]
-    return [indices for indices in ranges if indices]
+    """The sequence indices behind an interval of positions: ranges that ascend, the last one fresh if any is."""
+    ranges, first = [], 0
+    for piece in header.pieces:
+        start, stop = max(interval.start, first), min(interval.stop, first + piece.len)
+        if start < stop:
+            ranges.append(range(piece.start + start - first, piece.start + stop - first))
+        first += piece.len
+    return ranges
 
 
 def batch_size(config: Config, data_index: int) -> int:

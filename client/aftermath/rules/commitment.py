@@ -23,7 +23,7 @@ from solders.signature import Signature
 
 from aftermath.base.bounded import Malformed, msgpack_as
 from aftermath.base.errors import BadAnnouncement
-from aftermath.rules.accounts import MAX_LEVELS
+from aftermath.rules.accounts import MAX_LEVELS, REDO
 from aftermath.rules.limits import RUN_ID_BYTES
 
 MAX_ANNOUNCEMENT_BYTES = 4096
@@ -68,7 +68,7 @@ class Commitment(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag
     step: U32
     slot: U8
     tier: Level
-    intervals: Annotated[tuple[SequenceInterval, ...], Meta(min_length=1, max_length=2)]
+    intervals: Annotated[tuple[SequenceInterval, ...], Meta(min_length=1, max_length=REDO + 1)]
     schema_hash: Bytes32
     levels: Annotated[dict[Level, LevelPayload], Meta(min_length=1, max_length=MAX_LEVELS)]
     loss: float

@@ -32,12 +32,15 @@ def purpose_state(seed: int, purpose: bytes) -> int:
 
 
 def shuffle(state: int, n: int) -> list[int]:
-    """A permutation of 0..n-1 from a generator state: `result[position]` is the rank that stands there."""
+    """A permutation of 0..n-1 from a generator state: `result[position]` is the rank that stands there.
+
+    Positions are drawn in ascending order, so that whoever asks for the first few need not draw the others.
+    """
     order = list(range(n))
-    for last in range(n - 1, 0, -1):
+    for place in range(n):
         state = (_MULTIPLIER * state + _INCREMENT) & U64_MAX
-        other = (state >> 32) % (last + 1)
-        order[last], order[other] = order[other], order[last]
+        other = place + (state >> 32) % (n - place)
+        order[place], order[other] = order[other], order[place]
     return order
 
 

@@ -4,12 +4,14 @@ They are those of the next round, or with an overlap of 0 those of the round its
 
 Decided: a witness stores, per member of the attested roster, one participation bit and a fingerprint of the commitment
 it accepted, at an exact place (no bloom filter, so no false positive among honest members). 2,560 bits are shared by
-the roster: 64 bits each up to 40 members, 10 bits each at 256. A fingerprint is the low bits of
-sha256(commitment, seed of the attesting round): nobody who announced a result before that round began could have made
-two that look alike, because its seed was not known yet. Whoever knows the seed in time can: a late announcer, and with
-an overlap of 0 everybody. Then only the level hashes tell.
-A result is applied when the program counted it (`attested`) and a quorum of the *elected* witnesses recorded the same
-fingerprint; the answer does not depend on the order in which attestations arrived.
+64, 128 or 256 slots, whichever hold the roster: 40, 20 or 10 bits each. They lie in bit planes, so that the program
+compares 64 slots at a time. A fingerprint is the low bits of sha256(commitment, seed of the attesting round): nobody
+who announced a result before that round began could have made two that look alike, because its seed was not known yet.
+Whoever knows the seed in time can: a late announcer, and with an overlap of 0 everybody. Then only the level hashes
+tell.
+A result is applied when a quorum of the *elected* witnesses recorded the same fingerprint. The program counts the same
+when the round closes (`attested`), and what it does not count it has trained again, so nothing else is applied either;
+the answer does not depend on the order in which attestations arrived.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from typing import NamedTuple
 from aftermath.rules import bitmap, committee
 from aftermath.rules.accounts import FINGERPRINT_BYTES, Attestation, Round
 
-_MAX_BITS = 64
+_WORD = 64
+_PLANES = FINGERPRINT_BYTES * 8 // _WORD
+"""Words of the field: planes times the words of a plane."""
 
 
 class Fingerprint(NamedTuple):
@@ -32,14 +36,25 @@ class Fingerprint(NamedTuple):
     bits: int
 
 
-def fingerprint_bits(clients: int) -> int:
-    """Bits per member when `clients` members share the field of 2,560 bits."""
-    return min(_MAX_BITS, FINGERPRINT_BYTES * 8 // max(clients, 1))
+def fingerprint_bits(roster: int) -> int:
+    """Bits per member of a roster."""
+    return _PLANES // _columns(roster)
 
 
-def fingerprint(commitment: bytes, clients: int, seed: int) -> Fingerprint:
-    """The fingerprint of a 32-byte commitment among `clients` members, in the attesting round of that seed."""
-    bits = fingerprint_bits(clients)
+def _columns(roster: int) -> int:
+    """Words of 64 slots that a plane has: 1, 2 or 4."""
+    return next(columns for columns in (1, 2, 4) if roster.bit_length() <= columns * _WORD)
+
+
+def _places(slot: int, roster: int) -> range:
+    """Where in the field the bits of a slot's fingerprint are, the lowest first."""
+    columns = _columns(roster)
+    return range(slot, slot + fingerprint_bits(roster) * columns * _WORD, columns * _WORD)
+
+
+def fingerprint(commitment: bytes, roster: int, seed: int) -> Fingerprint:
+    """The fingerprint of a 32-byte commitment of a member of `roster`, in the attesting round of that seed."""
+    bits = fingerprint_bits(roster)
     return Fingerprint(_low_bits(commitment, seed, bits), bits)
 
 
@@ -59,25 +74,23 @@ def pack_fingerprints(commitments: Mapping[int, bytes], roster: int, seed: int) 
 
     Raises ValueError for a slot outside the roster.
     """
-    clients = roster.bit_count()
-    bits = fingerprint_bits(clients)
     field = 0
     for slot, commitment in commitments.items():
         if not bitmap.contains(roster, slot):
             raise ValueError(f"member slot {slot} is not in the roster that is being attested")
-        field |= fingerprint(commitment, clients, seed).value << (bitmap.rank(roster, slot) * bits)
+        value = fingerprint(commitment, roster, seed).value
+        for bit, place in enumerate(_places(slot, roster)):
+            field |= (value >> bit & 1) << place
     return field.to_bytes(FINGERPRINT_BYTES, "little")
 
 
 def unpack_fingerprints(attestation: Attestation, roster: int) -> dict[int, Fingerprint]:
     """What a witness recorded: {slot: fingerprint} for every member of the roster whose result it took."""
     field = int.from_bytes(attestation.fingerprints, "little")
-    bits = fingerprint_bits(roster.bit_count())
-    mask = (1 << bits) - 1
+    bits = fingerprint_bits(roster)
     return {
-        slot: Fingerprint(field >> (rank * bits) & mask, bits)
-        for rank, slot in enumerate(bitmap.slots(roster))
-        if bitmap.contains(attestation.participation, slot)
+        slot: Fingerprint(sum((field >> place & 1) << bit for bit, place in enumerate(_places(slot, roster))), bits)
+        for slot in bitmap.slots(roster & attestation.participation)
     }
 
 
@@ -99,7 +112,7 @@ def left_out(attesting: Round, attestations: Collection[Attestation]) -> int:
 
 
 def consensus(attesting: Round, attestations: Iterable[Attestation], roster: int) -> dict[int, Fingerprint]:
-    """The results of the round that `attesting` judges (closed; of that roster) which everybody applies, by slot."""
+    """The results of the round that `attesting` judges (of that roster) which everybody applies, by slot."""
     needed = committee.quorum(attesting.elected)
     votes: Counter[tuple[int, Fingerprint]] = Counter()
     for attestation in attestations:

@@ -8,7 +8,7 @@ steps in a little later, so that one transaction usually suffices and a silent m
 from __future__ import annotations
 
 from aftermath.rules import bitmap, committee
-from aftermath.rules.accounts import Members, Model, Run
+from aftermath.rules.accounts import Members, Model, Round, Run
 from aftermath.rules.state import MemberState, ModelSource, RunState
 
 TICK_STEP = 2.0
@@ -25,7 +25,7 @@ def next_deadline(run: Run, members: Members | None = None, model: Model | None 
     waits = {
         RunState.WAITING_FOR_MEMBERS: config.waiting_for_members_extra_time,
         RunState.WARMUP: config.warmup_time,
-        RunState.ROUND_TRAIN: config.max_round_train_time,
+        RunState.ROUND_TRAIN: config.min_round_time if _has_quorum(run.current) else config.max_round_train_time,
         RunState.ROUND_WITNESS: config.round_witness_time,
         RunState.COOLDOWN: config.cooldown_time,
     }
@@ -38,6 +38,11 @@ def next_deadline(run: Run, members: Members | None = None, model: Model | None 
         if model is not None and _holders_are_away(run, members, model):
             wait += config.warmup_time
     return run.state_started_at + max(1, wait)
+
+
+def _has_quorum(round: Round) -> bool:
+    """Whether a training round has all it needs and waits for its least time only."""
+    return round.attestations >= committee.quorum(round.elected)
 
 
 def _holders_are_away(run: Run, members: Members, model: Model) -> bool:

@@ -9,6 +9,7 @@ has the hashes that the chain names. Liveness, once a run has been left in peace
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from aftermath.coordinator.errors import Unavailable
 from aftermath.model.checkpoint import load
@@ -16,7 +17,7 @@ from aftermath.model.documents import CheckpointError
 from aftermath.model.segments import level_hash
 from aftermath.rules.state import CheckpointKind, RunState
 from aftermath.sim.faults import Faults
-from aftermath.sim.record import Broken
+from aftermath.sim.record import Broken, state_of
 from aftermath.sim.simulation import Player, Simulation
 
 PACE = 0.5
@@ -31,7 +32,7 @@ class Laws:
         self._unjust: list[str] = []
         self._loaded: tuple[str, int, bytes] | None = None
         self._compared = dict.fromkeys((player.name for player in sim.players), 0)
-        self._replicas: dict[tuple[str, int, str], tuple[str, str]] = {}
+        self._replicas: dict[tuple[Any, ...], tuple[str, str]] = {}
         sim.chain.observers.append(self._note_drops)
 
     def _note_drops(self) -> None:
@@ -57,7 +58,7 @@ class Laws:
         """What it has told since the last look: after every step all members of a level hold the same bits."""
         for event in player.events[self._compared[player.name] :]:
             for level, digest in event.get("hashes", {}).items():
-                place = event["kind"], event["step"], level
+                place = *state_of(event), level
                 first, expected = self._replicas.setdefault(place, (player.name, digest))
                 if digest != expected:
                     raise Broken(f"{event['kind']} step {place[1]}: {player.name} and {first} differ in level {level}")

@@ -6,12 +6,13 @@ was dropped. Members' own events are compared with it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 from aftermath.rules import bitmap
-from aftermath.rules.accounts import Members, Run
+from aftermath.rules.accounts import Interval, Members, Run
 from aftermath.rules.assignment import assign, sequences
 from aftermath.rules.state import MemberState, RunState
 
@@ -20,6 +21,11 @@ Ranges = list[list[int]]
 
 class Broken(AssertionError):
     """A law does not hold."""
+
+
+def state_of(event: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Which state of the replica an event tells the hashes of: a round that was no step has a later one's label."""
+    return event["kind"], event["step"], event["epoch"], event.get("height")
 
 
 @dataclass
@@ -55,18 +61,18 @@ class Record:
         self.settled[place] = [[r.start, r.stop] for slot in done for r in sequences(round_, shares[slot])]
         self.steps[place] = round_.step
 
-    def check_coverage(self) -> None:
-        """Between epochs: every sequence handed out was trained once, waits in the backlog, or is counted as lost."""
+    def check_coverage(self, backlog: Iterable[Interval]) -> None:
+        """Between epochs: every sequence handed out was trained once or waits in the backlog."""
         assert self._before is not None
         run, _ = self._before
         trained = [(start, stop) for ranges in self.settled.values() for start, stop in ranges]
-        waiting = [(interval.start, interval.stop) for interval in run.backlog]
+        waiting = [(interval.start, interval.stop) for interval in backlog]
         spans = sorted(trained + waiting)
         for (_, stop), (start, _) in pairwise(spans):
             if start < stop:
                 raise Broken(f"sequence {start} was trained twice, or is trained and waits too")
         found = sum(stop - start for start, stop in spans)
-        if found + run.lost_sequences != run.data_index:
+        if found != run.data_index or run.lost_sequences:
             raise Broken(f"{run.data_index} sequences were handed out, {found} found, {run.lost_sequences} lost")
 
     def check_member(self, name: str, applied: Iterable[tuple[int, int, int, Ranges]], ended: Iterable[int]) -> None:

@@ -19,7 +19,15 @@ from solders.keypair import Keypair
 from aftermath.chain.addresses import EVERYONE, run_addresses
 from aftermath.chain.authorizer import AuthorizerInstructions
 from aftermath.chain.instructions import GROWTH, CoordinatorInstructions
-from aftermath.chain.views import members_account, parse_members, parse_model, parse_run, witnesses_account
+from aftermath.chain.views import (
+    members_account,
+    parse_backlog,
+    parse_members,
+    parse_model,
+    parse_run,
+    witnesses_account,
+    witnesses_backlog_range,
+)
 from aftermath.config.document import RunConfig
 from aftermath.coordinator.errors import CoordinatorError
 from aftermath.coordinator.view import View
@@ -37,11 +45,11 @@ from aftermath.model.text import Prompt
 from aftermath.optim.agreed import agreed_schema
 from aftermath.replica.origin import Origin
 from aftermath.replica.pass_size import PassSize
-from aftermath.rules.accounts import Members, Model, Run
+from aftermath.rules.accounts import Interval, Members, Model, Run
 from aftermath.rules.state import RunState
 from aftermath.sim.chain import SimChain, SimMember
 from aftermath.sim.clock import InlineWorker, VirtualClock, run_virtual
-from aftermath.sim.record import Broken, Record
+from aftermath.sim.record import Broken, Record, state_of
 from aftermath.sim.road import Mood
 from aftermath.sim.tiny import CONFIG, RULES, RUN_ID
 from aftermath.sim.transport import SimNetwork, SimTransport
@@ -187,6 +195,12 @@ class Simulation:
         return self.chain.view(self._at.run, parse_run)
 
     @property
+    def backlog(self) -> tuple[Interval, ...]:
+        """The sequences that wait to be trained again."""
+        offset, length = witnesses_backlog_range()
+        return parse_backlog(self.chain.data(self._at.witnesses)[offset : offset + length])
+
+    @property
     def members(self) -> Members:
         return self.chain.view(self._at.members, parse_members)
 
@@ -295,7 +309,7 @@ class Simulation:
 
     def check(self, *, hostile: Collection[Player] = (), dropped: Collection[Player] = ()) -> int:
         """Every law of a run, `hostile` members apart; only the `dropped` may have been. Comparisons of replicas."""
-        self.record.check_coverage()
+        self.record.check_coverage(self.backlog)
         honest = [player for player in self.players if player not in hostile]
         for player in honest:
             applied = [(e["epoch"], e["height"], e["step"], e["sequences"]) for e in player.saw("applied")]
@@ -308,11 +322,11 @@ class Simulation:
 
     def compare(self, players: Collection[Player]) -> int:
         """All members of a level have the same hash after every step; how many comparisons that were."""
-        found: dict[tuple[str, int, str], dict[str, str]] = defaultdict(dict)
+        found: dict[tuple[Any, ...], dict[str, str]] = defaultdict(dict)
         for player in players:
             for event in player.saw("applied") + player.saw("cooldown"):
                 for level, digest in event["hashes"].items():
-                    found[event["kind"], event["step"], level][player.name] = digest
+                    found[*state_of(event), level][player.name] = digest
         for place, hashes in found.items():
             if len(set(hashes.values())) > 1:
                 raise Broken(f"replicas differ at {place}: {hashes}")

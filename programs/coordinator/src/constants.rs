@@ -8,10 +8,14 @@ pub const MAX_WITNESSES: usize = 32;
 pub const STORED_ROUNDS: usize = 4;
 /// Levels of the model's state, equal to the number of tiers at most.
 pub const MAX_LEVELS: usize = 8;
-/// Field of commitment fingerprints in an attestation: ten bytes for each possible member.
+/// Field of commitment fingerprints in an attestation: ten bits for each possible member.
 pub const FINGERPRINT_BYTES: usize = 320;
-/// Intervals of untrained sequences that wait to be assigned again.
-pub const BACKLOG: usize = 8;
+/// Bit planes of a counter of up to 63 votes for each slot.
+pub const VOTE_PLANES: usize = 6;
+/// Intervals of untrained sequences that wait to be assigned again: those of a third of 256 members, and some.
+pub const BACKLOG: usize = 96;
+/// Intervals of sequences that one round does again, at most.
+pub const REDO: usize = 4;
 /// Verdicts stored per round.
 pub const MAX_VERDICTS: usize = 32;
 /// A run id is a PDA seed.
@@ -25,7 +29,7 @@ pub const LOCATION_BYTES: usize = 192;
 pub const CLIENT_VERSION_BYTES: usize = 96;
 
 /// Layout version written into every run account.
-pub const VERSION: u8 = 3;
+pub const VERSION: u8 = 6;
 /// Most bytes an account may gain in one instruction, and the most a program may create by itself.
 pub const GROWTH: usize = 10_240;
 

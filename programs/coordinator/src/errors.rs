@@ -49,6 +49,8 @@ pub enum CoordinatorError {
     RoundTrainTimeZero,
     #[msg("max_round_train_time must be below epoch_time: shorten the round or lengthen the epoch.")]
     RoundTrainTimeTooLong,
+    #[msg("min_round_time must be between 1 second and max_round_train_time.")]
+    MinRoundTimeInvalid,
     #[msg("round_witness_time must be above 0 seconds.")]
     RoundWitnessTimeZero,
     #[msg("min_clients must be above 0.")]
@@ -168,7 +170,7 @@ pub enum CoordinatorError {
     // rounds
     #[msg("This slot belongs to another wallet, or its member is not healthy: look up the own slot again.")]
     SlotMismatch,
-    #[msg("The height is not one that this instruction accepts now: fetch the run and use its current height.")]
+    #[msg("Epoch, height and seed are not those of a round that this instruction accepts now: fetch the run and name its current round.")]
     StaleHeight,
     #[msg("This member is not elected for this: only elected members may attest.")]
     NotElected,

@@ -17,6 +17,7 @@ pub mod runtime;
 pub mod state;
 
 use instructions::*;
+use state::Place;
 
 declare_id!("HMjsnPiE6dEPfEwdkiY9Tsb9AwJ1MkzDzgdDL2nKsv1M");
 
@@ -75,8 +76,8 @@ pub mod coordinator {
     }
 
     /// Gives up the place in the running and in the next epoch.
-    pub fn leave_run(ctx: &mut Context<Permissionless>) -> Result<()> {
-        instructions::leave_run(ctx)
+    pub fn leave_run(ctx: &mut Context<Permissionless>, at: Place) -> Result<()> {
+        instructions::leave_run(ctx, &at)
     }
 
     /// Performs the transition that is due.
@@ -85,30 +86,37 @@ pub mod coordinator {
     }
 
     /// An elected witness reports that it has the model.
-    pub fn warmup_witness(ctx: &mut Context<Permissionless>, slot: u8) -> Result<()> {
-        instructions::warmup_witness(ctx, slot)
+    pub fn warmup_witness(ctx: &mut Context<Permissionless>, slot: u8, at: Place) -> Result<()> {
+        instructions::warmup_witness(ctx, slot, &at)
     }
 
     /// An elected witness states whose results it holds of the round that is judged.
     pub fn witness(
         ctx: &mut Context<Permissionless>,
         slot: u8,
-        height: u32,
+        at: Place,
         participation: [u8; 32],
         fingerprints: [u8; 320],
         metadata: WitnessMetadata,
     ) -> Result<()> {
-        instructions::witness(ctx, (slot, height, metadata.step), &participation, &fingerprints)
+        let _ = metadata; // for indexers
+        instructions::witness(ctx, (slot, &at), &participation, &fingerprints)
     }
 
     /// A verifier states whether a trainer's result matches its own recomputation.
-    pub fn verify(ctx: &mut Context<Permissionless>, slot: u8, height: u32, target: u8, mismatch: bool) -> Result<()> {
-        instructions::verify(ctx, (slot, height), target, mismatch)
+    pub fn verify(ctx: &mut Context<Permissionless>, slot: u8, at: Place, target: u8, mismatch: bool) -> Result<()> {
+        instructions::verify(ctx, (slot, &at), target, mismatch)
     }
 
     /// An elected member states the hashes of the levels it holds at the end of an epoch.
-    pub fn attest(ctx: &mut Context<Permissionless>, slot: u8, mask: u8, hashes: Vec<[u8; 32]>) -> Result<()> {
-        instructions::attest(ctx, slot, mask, &hashes)
+    pub fn attest(
+        ctx: &mut Context<Permissionless>,
+        slot: u8,
+        at: Place,
+        mask: u8,
+        hashes: Vec<[u8; 32]>,
+    ) -> Result<()> {
+        instructions::attest(ctx, (slot, &at), mask, &hashes)
     }
 
     /// Drops members whose results the witnesses did not see.

@@ -3,7 +3,7 @@
 use crate::{
     constants::*,
     errors::CoordinatorError,
-    rules::{bitmap, members, sequence, slot_hashes, text, Machine, Moment},
+    rules::{bitmap, committee, members, sequence, slot_hashes, text, Machine, Moment},
     state::*,
 };
 use alloc::string::String;
@@ -48,6 +48,9 @@ pub fn join_run(ctx: &mut Context<JoinRun>, params: &JoinParams) -> Result<()> {
     check(&accounts.model, params)?;
     let moment = Moment::read(&accounts.slot_hashes)?;
     let added = members::join(run, &mut accounts.members, (&user, params), &moment)?;
+    if params.stateless {
+        committee::reelect(run, &accounts.members);
+    }
     if added && run.state == run_state::WAITING_FOR_MEMBERS {
         let waiting = bitmap::count(&members::pending(&accounts.members));
         if waiting == u32::from(run.config.init_min_clients) {

@@ -1,15 +1,20 @@
 //! A member gives up its place, in any state.
+//!
+//! It names a round that the run still stores, so that nobody can hold the transaction back for another epoch.
 
 use super::Permissionless;
 use crate::{
+    constants::STORED_ROUNDS,
     errors::CoordinatorError,
-    rules::{members, sequence},
+    rules::{committee, members, sequence},
     state::*,
 };
 use anchor_lang::prelude::*;
 
-pub fn leave_run(ctx: &mut Context<Permissionless>) -> Result<()> {
+pub fn leave_run(ctx: &mut Context<Permissionless>, at: &Place) -> Result<()> {
     let accounts = &mut ctx.accounts;
+    let stored = (0..STORED_ROUNDS).any(|back| accounts.run.is_at(at, back));
+    require!(stored, CoordinatorError::StaleHeight);
     let height = accounts.run.exit_height();
     let index = members::find(&accounts.members, accounts.user.address()).ok_or(CoordinatorError::NotAMember)?;
     let slot = &mut accounts.members.slots[index];
@@ -19,6 +24,7 @@ pub fn leave_run(ctx: &mut Context<Permissionless>) -> Result<()> {
     if healthy {
         slot.state = member_state::WITHDRAWN;
         slot.exited_height = height;
+        committee::reelect(&mut accounts.run, &accounts.members);
     }
     sequence::bump(&mut accounts.run.members_seq)?;
     accounts.finish()

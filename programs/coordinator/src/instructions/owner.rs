@@ -28,6 +28,6 @@ pub struct OwnerModel {
     pub model: Account<Model>,
     #[account(seeds = [MEMBERS_SEED, run.seed()], bump = run.bumps[2])]
     pub members: Grown<Members>,
-    #[account(seeds = [WITNESSES_SEED, run.seed()], bump = run.bumps[3])]
+    #[account(mut, seeds = [WITNESSES_SEED, run.seed()], bump = run.bumps[3])]
     pub witnesses: Grown<Witnesses>,
 }

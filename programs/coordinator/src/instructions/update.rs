@@ -98,7 +98,7 @@ pub fn update(ctx: &mut Context<OwnerModel>, params: &UpdateParams) -> Result<()
         set_schema(run, model, schema)?;
     }
     if let Some(progress) = &params.progress {
-        set_progress(run, model, progress)?;
+        set_progress(run, model, &mut ctx.accounts.witnesses, progress)?;
     }
     if params.use_durable {
         levels::use_durable(run, model);
@@ -177,14 +177,15 @@ fn set_schema(run: &mut Run, model: &mut Model, schema: &SchemaParams) -> Result
 }
 
 /// Moves the run to another point. The backlog belonged to the old one.
-fn set_progress(run: &mut Run, model: &mut Model, progress: &ProgressParams) -> Result<()> {
+fn set_progress(run: &mut Run, model: &mut Model, witnesses: &mut Witnesses, progress: &ProgressParams) -> Result<()> {
     require!(progress.step >= 1, CoordinatorError::StepZero);
     let room = progress.epoch.max(progress.step) <= MAX_COUNTER && progress.data_index <= MAX_DATA_INDEX;
     require!(room, CoordinatorError::Overflow);
     run.epoch = progress.epoch;
     run.step = progress.step;
     run.data_index = progress.data_index;
-    run.backlog_len = 0;
+    run.backlog = 0;
+    witnesses.backlog.count = 0;
     run.attested_step = run.attested_step.min(progress.step);
     model.checkpoint_step = model.checkpoint_step.min(progress.step - 1);
     Ok(())

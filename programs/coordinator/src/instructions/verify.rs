@@ -3,7 +3,7 @@
 use super::Permissionless;
 use crate::{
     errors::CoordinatorError,
-    rules::{members, sequence, verdicts},
+    rules::{committee, members, sequence, verdicts},
     state::*,
 };
 use anchor_lang::prelude::*;
@@ -11,12 +11,11 @@ use anchor_lang::prelude::*;
 /// Rounds before the current one: older results may not be judged any more.
 const OLDEST: usize = 2;
 
-pub fn verify(ctx: &mut Context<Permissionless>, (slot, height): (u8, u32), target: u8, mismatch: bool) -> Result<()> {
+pub fn verify(ctx: &mut Context<Permissionless>, (slot, at): (u8, &Place), target: u8, mismatch: bool) -> Result<()> {
     let accounts = &mut ctx.accounts;
     let run: &Run = &accounts.run;
     require!(run.active(), CoordinatorError::WrongState);
-    let back = run.current().height.checked_sub(height).ok_or(CoordinatorError::StaleHeight)? as usize;
-    require!((newest(run)..=OLDEST).contains(&back), CoordinatorError::StaleHeight);
+    let back = (newest(run)..=OLDEST).find(|back| run.is_at(at, *back)).ok_or(CoordinatorError::StaleHeight)?;
     let ring = run.ring(back);
     members::check_healthy(&accounts.members, slot, accounts.user.address())?;
     let verdict = Verdict { verifier: slot, target, mismatch: mismatch as u8, pad: 0 };
@@ -27,6 +26,7 @@ pub fn verify(ctx: &mut Context<Permissionless>, (slot, height): (u8, u32), targ
     if ejected && member.state == member_state::HEALTHY {
         member.state = member_state::EJECTED;
         member.exited_height = exited_height;
+        committee::reelect(&mut accounts.run, &accounts.members);
         sequence::bump(&mut accounts.run.members_seq)?;
     }
     accounts.finish()

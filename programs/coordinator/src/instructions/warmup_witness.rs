@@ -8,10 +8,11 @@ use crate::{
 };
 use anchor_lang::prelude::*;
 
-pub fn warmup_witness(ctx: &mut Context<Permissionless>, slot: u8) -> Result<()> {
+pub fn warmup_witness(ctx: &mut Context<Permissionless>, slot: u8, at: &Place) -> Result<()> {
     let accounts = &mut ctx.accounts;
     let run: &mut Run = &mut accounts.run;
     require!(run.state == run_state::WARMUP, CoordinatorError::WrongState);
+    require!(run.is_at(at, 0), CoordinatorError::StaleHeight);
     members::check_healthy(&accounts.members, slot, accounts.user.address())?;
     let round = &mut run.rounds[0];
     require!(committee::is_witness(round, &accounts.members, slot), CoordinatorError::NotElected);

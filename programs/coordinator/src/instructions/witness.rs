@@ -4,12 +4,12 @@ use super::Permissionless;
 use crate::{
     constants::*,
     errors::CoordinatorError,
-    rules::{bitmap, committee, members},
+    rules::{agreement, bitmap, committee, members},
     state::*,
 };
 use anchor_lang::prelude::*;
 
-/// Travels in the instruction for indexers; never stored. Only `step` is looked at: it tells epochs apart.
+/// Travels in the instruction for indexers; never stored, nor looked at.
 #[derive(AnchorSerialize, AnchorDeserialize, IdlType)]
 pub struct WitnessMetadata {
     pub step: u32,
@@ -21,7 +21,7 @@ pub struct WitnessMetadata {
 
 pub fn witness(
     ctx: &mut Context<Permissionless>,
-    (slot, height, step): (u8, u32, u32),
+    (slot, at): (u8, &Place),
     participation: &Bitmap,
     fingerprints: &[u8; FINGERPRINT_BYTES],
 ) -> Result<()> {
@@ -30,22 +30,19 @@ pub fn witness(
     let training = matches!(run.state, run_state::ROUND_TRAIN | run_state::ROUND_WITNESS);
     require!(training, CoordinatorError::WrongState);
     let head = run.ring(0);
-    let current = run.rounds[head].height == height && run.rounds[head].step == step;
-    require!(current, CoordinatorError::StaleHeight);
+    require!(run.is_at(at, 0), CoordinatorError::StaleHeight);
     members::check_healthy(&accounts.members, slot, accounts.user.address())?;
     require!(committee::is_witness(&run.rounds[head], &accounts.members, slot), CoordinatorError::NotElected);
     require!(!bitmap::has(&run.rounds[head].attested, slot), CoordinatorError::DuplicateWitness);
-    let stored = &mut accounts.witnesses.rounds[head];
+    let witnesses: &mut Witnesses = &mut accounts.witnesses;
     let count = (run.rounds[head].attestations as usize).min(MAX_WITNESSES - 1);
-    let subset = match run.judged(0) {
-        None => bitmap::is_empty(participation),
-        Some(judged) => bitmap::is_subset(participation, &run.rounds[judged].roster),
-    };
-    require!(subset, CoordinatorError::BadParticipation);
-    let entry = &mut stored.attestations[count];
+    let roster = run.judged(0).map_or([0; 32], |judged| run.rounds[judged].roster);
+    require!(bitmap::is_subset(participation, &roster), CoordinatorError::BadParticipation);
+    let entry = &mut witnesses.rounds[head].attestations[count];
     entry.slot = slot;
     entry.participation = *participation;
     entry.fingerprints = *fingerprints;
+    agreement::vote(&mut witnesses.leading, entry, agreement::columns(&roster), count == 0);
     run.rounds[head].attestations = (count + 1) as u8;
     bitmap::set(&mut run.rounds[head].attested, slot);
     accounts.finish()

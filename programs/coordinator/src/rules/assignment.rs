@@ -5,7 +5,9 @@ use crate::{
     constants::MAX_MEMBERS,
     state::{Members, Round},
 };
-use alloc::{boxed::Box, vec::Vec};
+use alloc::boxed::Box;
+
+const LAST: usize = MAX_MEMBERS - 1;
 
 /// A member's interval of positions `[start, start + len)` in a round's batch.
 pub struct Share {
@@ -24,7 +26,7 @@ pub struct Plan {
     /// By rank.
     slots: Box<[u8; MAX_MEMBERS]>,
     /// By rank.
-    weights: Vec<u16>,
+    weights: Box<[u16; MAX_MEMBERS]>,
     total: u64,
     batch: u64,
 }
@@ -32,16 +34,24 @@ pub struct Plan {
 impl Plan {
     #[inline(never)]
     pub fn new(round: &Round, members: &Members, percent: u8) -> Self {
-        let (slots, clients) = bitmap::by_rank(&round.roster);
-        let mut weights = alloc::vec![0u16; MAX_MEMBERS];
-        let mut total = 0u64;
-        for (weight, slot) in weights.iter_mut().zip(slots.iter()).take(clients) {
-            *weight = members.slots[*slot as usize].weight;
-            total = total.wrapping_add(u64::from(*weight));
+        let (mut slots, mut weights) = (bitmap::bytes(), Box::new([0u16; MAX_MEMBERS]));
+        let (mut total, mut rank) = (0u64, 0usize);
+        for index in 0..bitmap::WORDS {
+            let (mut rest, mut slot) = (bitmap::word(&round.roster, index), 64 * index);
+            while rest != 0 {
+                // written always, kept only if the slot is a member: cheaper than a branch
+                let weight = members.slots[slot & LAST].weight;
+                slots[rank & LAST] = slot as u8;
+                weights[rank & LAST] = weight;
+                total = total.wrapping_add(u64::from(weight).wrapping_mul(rest & 1));
+                rank = rank.wrapping_add((rest & 1) as usize);
+                rest >>= 1;
+                slot = slot.wrapping_add(1);
+            }
         }
         let verifiers = committee::verifiers(round.clients, percent) as usize;
         if verifiers > 0 {
-            for rank in committee::order(round, committee::COMMITTEE).ranks().iter().take(verifiers) {
+            for rank in committee::first(round, committee::COMMITTEE, verifiers).ranks() {
                 total = total.wrapping_sub(u64::from(weights[*rank as usize]));
                 weights[*rank as usize] = 0;
             }

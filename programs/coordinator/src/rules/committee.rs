@@ -3,7 +3,7 @@
 use super::{bitmap, members, seeds, shuffle::Order};
 use crate::{
     constants::{Bitmap, MAX_VERDICTS},
-    state::{Members, Round},
+    state::{run_state, Members, Round, Run},
 };
 use alloc::vec::Vec;
 
@@ -15,6 +15,11 @@ pub const COOLDOWN: &[u8] = b"cooldown";
 /// The order of a round's ranks for one purpose.
 pub fn order(round: &Round, purpose: &[u8]) -> Order {
     Order::new(seeds::of_purpose(round.seed, purpose), round.clients as usize)
+}
+
+/// The first `count` of that order.
+pub fn first(round: &Round, purpose: &[u8], count: usize) -> Order {
+    Order::first(seeds::of_purpose(round.seed, purpose), round.clients as usize, count)
 }
 
 /// Witnesses elected among `clients` members when the config asks for `nodes` (0 = all), at most 32.
@@ -29,10 +34,17 @@ fn seated(round: &Round, members: &Members) -> Bitmap {
     bitmap::both(&round.roster, &bitmap::either(&round.attested, &members::healthy(members)))
 }
 
-/// How many may witness the running round: those elected, or fewer if not as many are left.
+/// Elects anew among those who stayed, after a member has gone: where fewer are left than were elected, all of these are
+/// witnesses, and their quorum counts. It has gone by its own word or by that of a quorum, so a vote that
+/// counts still is one of the denominator, and nobody else's silence makes that smaller.
 #[inline(never)]
-pub fn seats(round: &Round, members: &Members) -> u32 {
-    bitmap::count(&seated(round, members)).min(u32::from(round.elected))
+pub fn reelect(run: &mut Run, members: &Members) {
+    if matches!(run.state, run_state::WARMUP | run_state::ROUND_TRAIN | run_state::ROUND_WITNESS) {
+        let head = run.ring(0);
+        let round = &mut run.rounds[head];
+        let seated = bitmap::count(&seated(round, members));
+        round.elected = u32::from(round.elected).min(seated) as u8;
+    }
 }
 
 /// Whether a healthy member of the running round is one of its witnesses.
@@ -45,8 +57,8 @@ pub fn is_witness(round: &Round, members: &Members, slot: u8) -> bool {
         return true;
     }
     let rank = bitmap::rank(&round.roster, slot) as u8;
-    let first = order(round, WITNESS).ranks().iter().take(round.elected as usize).any(|elected| *elected == rank);
-    first || bitmap::has(&witnesses(round, members), slot) // whoever leaves, those who were first stay witnesses
+    let among_first = first(round, WITNESS, round.elected as usize).ranks().contains(&rank);
+    among_first || bitmap::has(&witnesses(round, members), slot) // whoever leaves, those who were first stay witnesses
 }
 
 /// The witnesses of the running round: the first `elected` of those seated, in the round's order.

@@ -89,9 +89,9 @@ impl Machine<'_> {
     }
 
     /// The epoch's points go in equal parts to those who stayed; convicted members lose theirs.
-    /// An epoch that ended because nobody attested pays nobody.
+    /// An epoch without a step pays nobody.
     fn pay(&mut self, healthy: u32) {
-        let worked = self.run.exit_reason != exit_reason::NO_ATTESTATION;
+        let worked = self.run.step > self.run.start_step;
         let share = self.run.earning_rate.checked_div(u64::from(healthy)).unwrap_or(0);
         for slot in self.members.slots.iter_mut().take_while(|slot| slot.used == 1) {
             if slot.state == member_state::HEALTHY && worked {

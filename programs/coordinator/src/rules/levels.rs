@@ -24,6 +24,9 @@ pub fn held_by(run: &Run, members: &Members, set: &Bitmap) -> u8 {
 /// Mask of the levels that the running epoch may have changed, also by members that did not stay to its end.
 #[inline(never)]
 pub fn trained(run: &Run, members: &Members) -> u8 {
+    if run.step == run.start_step {
+        return 0; // members change their levels by attested results only
+    }
     let first_applied = 1 + u32::from(run.config.overlap); // the round in which members apply the first results
     let used = members.slots.iter().take_while(|slot| slot.used == 1);
     from_smallest(

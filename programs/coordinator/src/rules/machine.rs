@@ -2,7 +2,7 @@
 //!
 //! At most one transition happens per instruction, so that its cost is bounded.
 
-use super::{bitmap, committee, levels, members, moment::elapsed, quorum, Moment};
+use super::{bitmap, levels, members, moment::elapsed, quorum, Moment};
 use crate::{constants::Bitmap, state::*};
 use anchor_lang::prelude::*;
 
@@ -86,15 +86,18 @@ impl Machine<'_> {
             return Ok(true);
         }
         let round = &self.run.rounds[0];
-        let ready = bitmap::count(&round.attested) >= quorum::of(committee::seats(round, self.members));
+        let ready = bitmap::count(&round.attested) >= quorum::of(u32::from(round.elected));
         if !ready && !self.elapsed(moment, self.run.config.warmup_time) {
             return Ok(false);
         }
-        self.start_round(&healthy, moment, 0);
+        self.start_round(&healthy, moment, (0, 0));
         Ok(true)
     }
 
     fn tick_train(&mut self, moment: &Moment) -> Result<bool> {
+        if !self.elapsed(moment, self.run.config.min_round_time) {
+            return Ok(false);
+        }
         let round = self.run.current();
         let quorum = u32::from(round.attestations) >= quorum::of(u32::from(round.elected));
         if self.all_have_attested() {
@@ -119,7 +122,7 @@ impl Machine<'_> {
     /// Nobody is left who could still attest the running round.
     fn all_have_attested(&self) -> bool {
         let round = self.run.current();
-        round.attestations >= round.elected || u32::from(round.attestations) >= committee::seats(round, self.members)
+        round.attestations >= round.elected
     }
 
     fn tick_cooldown(&mut self, moment: &Moment) -> Result<bool> {

@@ -1,5 +1,6 @@
 //! Everything that decides. No file here knows an instruction; only `moment` and `seeds` touch syscalls.
 
+pub mod agreement;
 pub mod assignment;
 pub mod backlog;
 pub mod batch;

@@ -1,10 +1,10 @@
-//! Quorum and the tally of participation.
+//! Quorum, and the tally of participation.
 
 use super::bitmap;
-use crate::{constants::Bitmap, state::Attestation};
-
-/// Counters of up to 63 votes, one bit of every slot's counter per plane.
-const PLANES: usize = 6;
+use crate::{
+    constants::{Bitmap, VOTE_PLANES as PLANES},
+    state::Attestation,
+};
 
 /// ceil(2/3) of those elected, at least 1.
 pub fn of(elected: u32) -> u32 {
@@ -12,14 +12,10 @@ pub fn of(elected: u32) -> u32 {
 }
 
 /// Slots that at least `quorum` attestations name, 64 at a time.
-#[inline(never)]
-pub fn tally(attestations: &[Attestation], quorum: u32) -> Bitmap {
+fn tally<'a>(attestations: impl Iterator<Item = &'a Attestation> + Clone, quorum: u32) -> Bitmap {
     let mut result = [0; 32];
-    if (attestations.len() as u32) < quorum {
-        return result;
-    }
     for index in 0..bitmap::WORDS {
-        let words = attestations.iter().map(|attestation| bitmap::word(&attestation.participation, index));
+        let words = attestations.clone().map(|attestation| bitmap::word(&attestation.participation, index));
         let first = words.clone().next().unwrap_or(0);
         // honest witnesses agree
         let same = words.clone().all(|word| word == first);
@@ -29,17 +25,17 @@ pub fn tally(attestations: &[Attestation], quorum: u32) -> Bitmap {
 }
 
 /// Slots that at least `quorum` attestations leave out; none when there are fewer attestations than that.
-pub fn left_out(attestations: &[Attestation], quorum: u32) -> Bitmap {
-    let count = attestations.len() as u32;
+pub fn left_out<'a>(attestations: impl Iterator<Item = &'a Attestation> + Clone, quorum: u32) -> Bitmap {
+    let count = attestations.clone().count() as u32;
     if count < quorum {
         return [0; 32];
     }
     bitmap::without(&[0xff; 32], &tally(attestations, count + 1 - quorum))
 }
 
-/// Bits set in at least `quorum` words, by counters in bit planes. Four words at a time are added up before the carry
-/// ripples on (Harley-Seal), which halves the work.
-fn count(mut words: impl Iterator<Item = u64>, quorum: u32) -> u64 {
+/// Bits set in at least `quorum` words (at most 63), by counters in bit planes. Four words at a time are added up before
+/// the carry ripples on (Harley-Seal), which halves the work.
+pub(super) fn count(mut words: impl Iterator<Item = u64>, quorum: u32) -> u64 {
     let mut planes = [0u64; PLANES];
     while let Some(first) = words.next() {
         let [second, third, fourth] = core::array::from_fn(|_| words.next().unwrap_or(0));
@@ -96,11 +92,11 @@ mod tests {
             }
         }
         for quorum in 1..=32 {
-            let result = tally(&attestations, quorum);
+            let result = tally(attestations.iter(), quorum);
             for slot in 0..=255u8 {
                 let votes = attestations.iter().filter(|a| bitmap::has(&a.participation, slot)).count();
                 assert_eq!(bitmap::has(&result, slot), votes as u32 >= quorum);
-                assert_eq!(bitmap::has(&left_out(&attestations, quorum), slot), 32 - votes as u32 >= quorum);
+                assert_eq!(bitmap::has(&left_out(attestations.iter(), quorum), slot), 32 - votes as u32 >= quorum);
             }
         }
     }

@@ -1,19 +1,23 @@
 //! Rounds: starting one, closing one, and what follows.
 
-use super::{assignment::Plan, backlog, backlog::Gap, batch, bitmap, committee, members, moment::elapsed};
-use super::{quorum, seeds, Machine, Moment};
+use super::{agreement, agreement::Votes, assignment::Plan, backlog, backlog::Gaps, batch, bitmap, committee, members};
+use super::{moment::elapsed, quorum, seeds, Machine, Moment};
 use crate::{constants::*, errors::CoordinatorError, state::*};
 use anchor_lang::prelude::*;
 use bytemuck::Zeroable;
 
 impl Machine<'_> {
     /// Starts round `height` with the members of `roster`; the drain round, which a run with overlap needs, has no data.
+    /// `unsettled`: steps of the epoch that are not made yet and may be.
     #[inline(never)]
-    pub fn start_round(&mut self, roster: &Bitmap, moment: &Moment, height: u32) {
+    pub fn start_round(&mut self, roster: &Bitmap, moment: &Moment, (height, unsettled): (u32, u32)) {
         let run = &mut *self.run;
         let seed = seeds::next(run.current().seed, moment, run.step);
-        let batch = if run.draining == 1 { 0 } else { batch::size(&run.config, run.data_index) };
-        let (redo_index, redo) = backlog::take(run, batch);
+        let wanted = if run.draining == 1 { 0 } else { batch::size(&run.config, run.data_index) };
+        let backlog = &mut self.witnesses.backlog;
+        let (redo_index, redo) = backlog.take(run, wanted);
+        let again = redo.iter().fold(0, |sum: u16, len| sum.saturating_add(*len));
+        let batch = if backlog.has_room(0) { wanted } else { again };
         run.head = if height == 0 { 0 } else { (run.head + 1) % STORED_ROUNDS as u8 };
         let clients = bitmap::count(roster) as u16;
         run.rounds[run.head as usize] = Round {
@@ -21,7 +25,7 @@ impl Machine<'_> {
             data_index: run.data_index,
             redo_index,
             height,
-            step: run.step,
+            step: run.step.saturating_add(unsettled),
             batch,
             redo,
             clients,
@@ -29,8 +33,9 @@ impl Machine<'_> {
             attestations: 0,
             roster: *roster,
             attested: Bitmap::zeroed(),
+            pad: [0; 2],
         };
-        run.data_index = run.data_index.saturating_add(u64::from(batch - redo));
+        run.data_index = run.data_index.saturating_add(u64::from(batch - again));
         self.witnesses.rounds[run.head as usize].verdict_count = 0;
         self.enter(run_state::ROUND_TRAIN, moment);
     }
@@ -40,63 +45,74 @@ impl Machine<'_> {
     pub fn close_round(&mut self, moment: &Moment) -> Result<()> {
         let head = self.run.ring(0);
         let round = self.run.rounds[head];
-        self.run.rounds[head].attested = match self.run.judged(0) {
-            Some(judged) => self.settle(&round, judged),
-            None => Bitmap::zeroed(),
-        };
-        if round.batch > 0 {
-            self.run.step = self.run.step.checked_add(1).ok_or(CoordinatorError::Overflow)?;
+        if let Some(judged) = self.run.judged(0) {
+            let (attested, worked) = self.settle(&round, judged);
+            self.run.rounds[head].attested = attested;
+            if worked {
+                self.run.step = self.run.step.checked_add(1).ok_or(CoordinatorError::Overflow)?;
+            }
+        } else {
+            self.run.rounds[head].attested = Bitmap::zeroed();
         }
         if self.run.draining == 1 {
             self.start_cooldown(moment);
             return Ok(());
         }
         let healthy = members::healthy(self.members);
-        let reason = self.exit_reason(&round, &healthy, moment);
+        let overlap = self.run.config.overlap == 1; // its own results wait for the next round's witnesses
+        let unsettled = u32::from(overlap && round.batch > 0);
+        let reason = self.exit_reason(&round, &healthy, unsettled, moment);
         self.run.exit_reason = reason;
-        let unsettled = self.run.config.overlap == 1; // its own results wait for the next round's witnesses
-        if reason == exit_reason::NO_ATTESTATION && unsettled {
-            let mut gap = Gap::new();
-            gap.add(self.run, &round, (0, round.batch));
-            gap.flush(self.run, &round);
+        if reason == exit_reason::NO_ATTESTATION && overlap {
+            self.witnesses.backlog.put(self.run, &backlog::whole(&round));
         }
-        if reason == exit_reason::NO_ATTESTATION || (reason != exit_reason::NONE && !unsettled) {
+        if reason == exit_reason::NO_ATTESTATION || (reason != exit_reason::NONE && !overlap) {
             self.start_cooldown(moment);
             return Ok(());
         }
         self.run.draining = u8::from(reason != exit_reason::NONE);
         let height = round.height.checked_add(1).ok_or(CoordinatorError::Overflow)?;
-        self.start_round(&healthy, moment, height);
+        self.start_round(&healthy, moment, (height, unsettled));
         Ok(())
     }
 
-    /// Members of the `judged` round whose results a quorum of the witnesses of `round` holds (or who owed none); the
-    /// rest of its data is untrained.
+    /// Members of the `judged` round of whom a quorum of the witnesses of `round` holds the same result (or who owed
+    /// none), and whether it was a step: whether one of them owed a result. The rest of its data is untrained; if the
+    /// backlog has no room for that, then all of it is.
     #[inline(never)]
-    fn settle(&mut self, round: &Round, judged: usize) -> Bitmap {
+    fn settle(&mut self, round: &Round, judged: usize) -> (Bitmap, bool) {
         let judged = self.run.rounds[judged];
         let count = (round.attestations as usize).min(MAX_WITNESSES);
         let attestations = &self.witnesses.rounds[self.run.ring(0)].attestations[..count];
         let quorum = quorum::of(u32::from(round.elected));
-        let mut attested = bitmap::both(&quorum::tally(attestations, quorum), &judged.roster);
+        let columns = agreement::columns(&judged.roster);
+        let agreed = agreement::agreed(&Votes { attestations, leading: &self.witnesses.leading, columns, quorum });
+        let mut attested = bitmap::both(&agreed, &judged.roster);
         if attested == judged.roster {
-            return attested;
+            return (attested, judged.batch > 0);
         }
+        let (mut idle, mut gaps) = (Bitmap::zeroed(), Gaps::new());
+        let mut worked = false;
         let plan = Plan::new(&judged, self.members, self.run.config.verification_percent);
-        let mut gap = Gap::new();
         for share in plan.shares() {
             if share.len == 0 {
-                bitmap::set(&mut attested, share.slot);
-            } else if !bitmap::has(&attested, share.slot) {
-                gap.add(self.run, &judged, (share.start, share.len));
+                bitmap::set(&mut idle, share.slot);
+            } else if bitmap::has(&attested, share.slot) {
+                worked = true;
+            } else {
+                gaps.add(share.start, share.len);
             }
         }
-        gap.flush(self.run, &judged);
-        attested
+        let mut untrained = gaps.intervals(&judged);
+        if !untrained.is_empty() && !self.witnesses.backlog.has_room(untrained.len()) {
+            (attested, worked, untrained) = (Bitmap::zeroed(), false, backlog::whole(&judged));
+        }
+        self.witnesses.backlog.put(self.run, &untrained);
+        (bitmap::either(&attested, &idle), worked)
     }
 
     /// Why the epoch ends after this round, if it does.
-    fn exit_reason(&self, round: &Round, healthy: &Bitmap, moment: &Moment) -> u8 {
+    fn exit_reason(&self, round: &Round, healthy: &Bitmap, unsettled: u32, moment: &Moment) -> u8 {
         let (run, config) = (&*self.run, &self.run.config);
         let rounds = round.height.saturating_add(1);
         if round.attestations == 0 {
@@ -105,7 +121,7 @@ impl Machine<'_> {
             exit_reason::QUORUM_MISSING
         } else if bitmap::count(healthy) < u32::from(config.min_clients) {
             exit_reason::TOO_FEW_CLIENTS
-        } else if run.step > config.total_steps {
+        } else if run.step.saturating_add(unsettled) > config.total_steps {
             exit_reason::TOTAL_STEPS
         } else if config.rounds_per_epoch > 0 && rounds >= config.rounds_per_epoch {
             exit_reason::ROUNDS_PER_EPOCH

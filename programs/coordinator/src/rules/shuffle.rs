@@ -13,40 +13,47 @@ const INCREMENT: u64 = 1_442_695_040_888_963_407;
 const EIGHT_MORE: u64 = 0x0808_0808_0808_0808;
 const LAST: usize = MAX_MEMBERS - 1;
 
-/// A permutation of the ranks `0..len`.
+/// A permutation of the ranks `0..len`, or the beginning of one.
 pub struct Order {
     ranks: Box<[u8; MAX_MEMBERS]>,
-    len: usize,
+    drawn: usize,
 }
 
 impl Order {
-    /// Shuffles `len` ranks (at most 256) from the generator's initial `state`.
+    /// Shuffles all of `len` ranks (at most 256) from the generator's initial `state`.
+    pub fn new(state: u64, len: usize) -> Self {
+        Self::first(state, len, len)
+    }
+
+    /// The first `drawn` of those: each place is drawn from the ranks that are left, so few cost little.
     #[inline(never)]
-    pub fn new(mut state: u64, len: usize) -> Self {
+    pub fn first(mut state: u64, len: usize, drawn: usize) -> Self {
         let len = len.min(MAX_MEMBERS);
+        let drawn = drawn.min(len);
         let mut ranks = bytes();
         let mut eight = u64::from_le_bytes([0, 1, 2, 3, 4, 5, 6, 7]);
         for entry in ranks.chunks_exact_mut(8) {
             entry.copy_from_slice(&eight.to_le_bytes());
             eight = eight.wrapping_add(EIGHT_MORE);
         }
-        let mut left = len as u64;
-        while left > 1 {
+        let (mut left, mut place) = (len as u64, 0usize);
+        let after = (len - drawn) as u64;
+        while left > after {
             state = state.wrapping_mul(MULTIPLIER).wrapping_add(INCREMENT);
             // the masks change nothing; they spare the bounds checks
-            let other = ((state >> 32) % left) as usize & LAST;
-            left -= 1;
-            let last = left as usize & LAST;
-            let moved = ranks[last];
-            ranks[last] = ranks[other];
+            let other = place.wrapping_add(((state >> 32) % left) as usize) & LAST;
+            let moved = ranks[place];
+            ranks[place] = ranks[other];
             ranks[other] = moved;
+            left -= 1;
+            place = place.wrapping_add(1) & LAST;
         }
-        Self { ranks, len }
+        Self { ranks, drawn }
     }
 
-    /// Ranks by position.
+    /// Ranks by position, as far as they were drawn.
     pub fn ranks(&self) -> &[u8] {
-        &self.ranks[..self.len]
+        &self.ranks[..self.drawn]
     }
 }
 
@@ -60,6 +67,16 @@ mod tests {
             let mut ranks = Order::new(len as u64 ^ 0x5eed, len).ranks().to_vec();
             ranks.sort_unstable();
             assert_eq!(ranks, (0..len).map(|rank| rank as u8).collect::<alloc::vec::Vec<u8>>());
+        }
+    }
+
+    #[test]
+    fn the_beginning_of_an_order_is_its_beginning() {
+        for len in [0usize, 1, 2, 17, 256] {
+            let whole = Order::new(0x5eed, len);
+            for drawn in [0, 1, len / 2, len, len + 1] {
+                assert_eq!(Order::first(0x5eed, len, drawn).ranks(), &whole.ranks()[..drawn.min(len)]);
+            }
         }
     }
 }

@@ -27,7 +27,7 @@ fn is_verifier(round: &Round, slot: u8, verifiers: u32) -> bool {
         return false;
     }
     let rank = bitmap::rank(&round.roster, slot) as u8;
-    committee::order(round, committee::COMMITTEE).ranks().iter().take(verifiers as usize).any(|one| *one == rank)
+    committee::first(round, committee::COMMITTEE, verifiers as usize).ranks().contains(&rank)
 }
 
 fn trained(run: &Run, members: &Members, round: &Round, slot: u8) -> bool {

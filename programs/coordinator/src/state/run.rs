@@ -47,15 +47,16 @@ pub struct Round {
     pub seed: u64,
     /// First fresh sequence.
     pub data_index: u64,
-    /// First sequence that is trained again.
-    pub redo_index: u64,
+    /// First sequences of the intervals that are trained again.
+    pub redo_index: [u64; REDO],
     /// Counts the rounds of the epoch from 0.
     pub height: u32,
+    /// The step that this round makes if all rounds before it make theirs.
     pub step: u32,
+    /// How many of each of these are trained again, the first positions of the batch.
+    pub redo: [u16; REDO],
     /// Sequences in total; 0 in the drain round.
     pub batch: u16,
-    /// How many of them, the first ones, are trained again.
-    pub redo: u16,
     /// Members of the round.
     pub clients: u16,
     /// Witnesses elected: how many.
@@ -66,15 +67,22 @@ pub struct Round {
     /// Warm-up: who reported ready. Running round: who attested. Closed round: members of the round that its witnesses
     /// judged whose results a quorum holds.
     pub attested: [u8; 32],
+    pub pad: [u8; 2],
 }
 
-/// Sequences that nobody trained and that a later round takes first.
-#[derive(Clone, Copy, Pod, Zeroable, IdlType)]
-#[repr(C)]
-pub struct Interval {
-    pub start: u64,
-    pub len: u32,
-    pub pad: u32,
+impl Round {
+    /// How many sequences nobody was assigned before.
+    pub fn fresh(&self) -> u16 {
+        self.redo.iter().fold(self.batch, |left, again| left.saturating_sub(*again))
+    }
+}
+
+/// Names a round: what a vote is about. Every attempt at an epoch has other seeds.
+#[derive(Clone, Copy, AnchorSerialize, AnchorDeserialize, IdlType)]
+pub struct Place {
+    pub epoch: u32,
+    pub height: u32,
+    pub seed: u64,
 }
 
 #[account]
@@ -85,19 +93,20 @@ pub struct Run {
     pub epoch_started_at: u64,
     /// Next fresh sequence.
     pub data_index: u64,
-    /// Sequences that the backlog could not hold.
+    /// Sequences that nobody trained and that wait to be trained again; where they are is in `Witnesses`.
+    pub backlog: u64,
+    /// Sequences that the backlog could not hold: none, ever.
     pub lost_sequences: u64,
     pub earning_rate: u64,
     pub slashing_rate: u64,
     pub future_earning_rate: u64,
     pub future_slashing_rate: u64,
     pub config: Config,
-    pub backlog: [Interval; BACKLOG],
     pub rounds: [Round; STORED_ROUNDS],
     pub model_seq: u32,
     pub members_seq: u32,
     pub epoch: u32,
-    /// First = 1; counts trained rounds.
+    /// The step that comes next; first = 1. A round makes a step if a quorum attests a result of it.
     pub step: u32,
     pub start_step: u32,
     /// Step that `level_hashes` describe.
@@ -122,9 +131,9 @@ pub struct Run {
     pub levels: u8,
     /// Bit l: `level_hashes[l]` is attested.
     pub levels_attested: u8,
-    pub backlog_len: u8,
     /// Bit l: nobody of the running epoch held level l when it began, so it went back to an older durable checkpoint.
     pub levels_lost: u8,
+    pub pad: u8,
 }
 
 impl Run {
@@ -157,6 +166,12 @@ impl Run {
 
     pub fn current(&self) -> &Round {
         &self.rounds[self.ring(0)]
+    }
+
+    /// The round `back` rounds before the current one (at most 3) is the one that `place` names.
+    pub fn is_at(&self, place: &Place, back: usize) -> bool {
+        let round = &self.rounds[self.ring(back)];
+        self.epoch == place.epoch && round.height == place.height && round.seed == place.seed
     }
 
     /// The round that a member misses first if it stops now; in cooldown, the one after the last.

@@ -1,4 +1,4 @@
-//! `Witnesses`: the attestations and verdicts of the stored rounds and the level attestations of a cooldown.
+//! `Witnesses`: the attestations and verdicts of the stored rounds, the level attestations of a cooldown, the backlog.
 //!
 //! Entries at and beyond a count are leftovers of earlier rounds.
 
@@ -14,9 +14,21 @@ pub struct Attestation {
     pub pad: [u8; 7],
     /// Members whose results the witness holds.
     pub participation: [u8; 32],
-    /// b = min(64, 2560 / clients) low bits of sha256(commitment || this round's seed as 8 little-endian bytes), at bit
-    /// rank * b, lowest bit first.
+    /// A fingerprint of each of these results, in bit planes: with c = 1, 2 or 4 words of 64 slots, as many as hold the
+    /// roster, bit k of slot s, for k < 40 / c, is bit s % 64 of the 64-bit word k * c + s / 64. The bits are the lowest
+    /// of sha256(commitment || this round's seed as 8 little-endian bytes).
     pub fingerprints: [u8; FINGERPRINT_BYTES],
+}
+
+/// What most witnesses of the running round recorded about each slot, by the majority vote of Boyer and Moore: whatever
+/// more than half of them agree on is here.
+#[derive(Clone, Copy, Pod, Zeroable, IdlType)]
+#[repr(C)]
+pub struct Leading {
+    pub participation: [u8; 32],
+    pub fingerprints: [u8; FINGERPRINT_BYTES],
+    /// How far ahead each slot's entry is, in bit planes, lowest first.
+    pub margins: [[u8; 32]; VOTE_PLANES],
 }
 
 /// One verifier's finding about one trainer.
@@ -39,6 +51,23 @@ pub struct WitnessRound {
     pub pad: [u8; 7],
 }
 
+/// Sequences that nobody trained and that later rounds take first.
+#[derive(Clone, Copy, Pod, Zeroable, IdlType)]
+#[repr(C)]
+pub struct Interval {
+    pub start: u64,
+    pub len: u32,
+    pub pad: u32,
+}
+
+/// Ascending, none touches the next.
+#[derive(Clone, Copy, Pod, Zeroable, IdlType)]
+#[repr(C)]
+pub struct Backlog {
+    pub intervals: [Interval; BACKLOG],
+    pub count: u64,
+}
+
 /// Level hashes that one elected member states at cooldown.
 #[derive(Clone, Copy, Pod, Zeroable, IdlType)]
 #[repr(C)]
@@ -53,6 +82,8 @@ pub struct LevelAttestation {
 #[account]
 pub struct Witnesses {
     pub rounds: [WitnessRound; STORED_ROUNDS],
+    pub leading: Leading,
+    pub backlog: Backlog,
     pub cooldown: [LevelAttestation; MAX_WITNESSES],
     pub cooldown_count: u8,
     pub pad: [u8; 7],

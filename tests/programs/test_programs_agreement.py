@@ -1,0 +1,54 @@
+"""What counts as delivered is what members apply: a quorum of witnesses that recorded the same result.
+
+Today's exploit of the rule before: a member announces another result to each peer. Every witness says it delivered, no
+member can apply any of it, and its sequences were never trained again.
+"""
+
+import pytest
+
+from aftermath.rules import assignment, bitmap
+from programs.scenario import Scenario
+
+EVERYBODY = range(4)
+
+
+def result(slot: int, variant: int = 0) -> bytes:
+    return bytes([slot + 1, variant]) * 16
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize("variants", [(0, 0, 1, 1), (0, 1, 2, 3), (0, 0, 0, 1)])
+def test_a_result_of_which_each_peer_has_another_is_trained_again(
+    run: Scenario, overlap: int, variants: tuple[int, ...]
+) -> None:
+    run.owner("set_paused", True).ok()
+    run.configure(overlap=overlap, init_min_clients=4).ok()
+    run.owner("set_paused", False).ok()
+    run.train(EVERYBODY)
+    if overlap:
+        run.everyone_witnesses(EVERYBODY, participation=0)
+    attesting = run.run.current.height
+    judged = run.run.round(run.run.config.judged(attesting))
+    assert judged is not None
+    liar = run.slot_of(3)
+    honest = {slot: result(slot) for slot in bitmap.slots(judged.roster) if slot != liar}
+    for index, variant in zip(EVERYBODY, variants, strict=True):
+        run.witness(index, results=honest | {liar: result(liar, variant)}).ok()
+    closed = run.run.round(attesting)
+    assert closed is not None
+    assert closed.attestations == 4
+    found = run.world.record("Witnesses", run.run_id)["rounds"][0, run.run.ring(attesting)]["attestations"][
+        "participation"
+    ][:4]
+    assert {bytes(one)[0] for one in found} == {0b1111}  # each of them says that it delivered
+    share = assignment.assign(judged, run.members, 0)[liar]
+    again = [*run.backlog, *run.run.current.redo]
+    waiting = {index for interval in again for index in range(interval.start, interval.stop)}
+    lost = {index for span in assignment.sequences(judged, share) for index in span}
+    assert lost
+    if variants.count(0) >= 3:
+        assert bitmap.contains(closed.attested, liar)
+        assert not waiting & lost
+    else:
+        assert closed.attested == judged.roster & ~(1 << liar)
+        assert waiting >= lost

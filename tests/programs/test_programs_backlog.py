@@ -1,0 +1,111 @@
+"""The backlog: what nobody trained is trained again, and nothing is ever lost.
+
+The exploit of the rule before: eight intervals were kept, of which a round took one. A third of many members that
+attests and delivers nothing lost a tenth to a third of all data for good.
+"""
+
+import random
+
+import numpy as np
+
+from aftermath.rules import assignment, bitmap
+from aftermath.rules.accounts import BACKLOG, REDO, Interval
+from aftermath.rules.state import RunState
+from programs.harness import World
+from programs.scenario import Scenario
+from rules import backlog
+
+ROOM = backlog.ROOM
+
+
+def _fill(run: Scenario, places: int) -> None:
+    """As many intervals of seven sequences as that, which no member was assigned."""
+    witnesses, state = run.world.record("Witnesses", "test"), run.world.record("Run", "test")
+    kept = witnesses["backlog"][0]
+    kept["intervals"]["start"][:places] = 10_000 + 100 * np.arange(places)
+    kept["intervals"]["len"][:places] = 7
+    kept["count"] = places
+    state["backlog"] = 7 * places
+    state["data_index"] = 10_000 + 100 * places
+    witnesses["backlog"][0] = kept
+    run.world.store("Witnesses", "test", witnesses)
+    run.world.store("Run", "test", state)
+
+
+def test_nothing_is_lost_while_a_third_attests_and_delivers_nothing(world: World) -> None:
+    run = Scenario(world).start(init_min_clients=12, min_clients=8, rounds_per_epoch=30)
+    silent = 0b1111
+    run.train(range(12))
+    trained: set[int] = set()
+    while run.run.state.training:
+        judged = run.run.round(run.run.config.judged(run.run.current.height))
+        height = run.run.current.height
+        run.everyone_witnesses(participation=judged.roster & ~silent if judged else 0)
+        closed = run.run.round(height)
+        if judged is None or closed is None:
+            continue
+        shares = assignment.assign(judged, run.members, 0)
+        for slot, share in shares.items():
+            if bitmap.contains(closed.attested, slot):
+                done = {index for span in assignment.sequences(judged, share) for index in span}
+                assert not done & trained
+                trained |= done
+    state = run.run
+    assert (state.state, state.lost_sequences) == (RunState.COOLDOWN, 0)
+    waiting = {index for one in run.backlog for index in range(one.start, one.stop)}
+    assert trained | waiting == set(range(state.data_index))
+    assert not trained & waiting
+    assert len(trained) > 0.5 * state.data_index
+
+
+def test_a_full_backlog_is_trained_before_anything_fresh(run: Scenario) -> None:
+    run.train([0, 1, 2])
+    run.everyone_witnesses()
+    _fill(run, BACKLOG - ROOM + REDO + 1)
+    before = run.run
+    run.everyone_witnesses()
+    after = run.run
+    assert after.current.redo == tuple(Interval(10_000 + 100 * index, 7) for index in range(REDO))
+    assert after.current.batch == 7 * REDO
+    assert after.data_index == before.data_index  # one interval too many is left: nothing fresh
+    for _ in range(2):
+        run.everyone_witnesses()
+        if not run.run.state.training:
+            break
+    assert run.run.lost_sequences == 0
+
+
+def test_a_round_whose_gaps_do_not_fit_counts_for_nothing_and_comes_back_whole(run: Scenario) -> None:
+    run.train([0, 1, 2])
+    first = run.run.current
+    run.everyone_witnesses()
+    _fill(run, BACKLOG - ROOM)
+    before = run.run
+    run.everyone_witnesses(participation=0b011)
+    after = run.run
+    assert (after.step, after.rounds[1].attested, after.lost_sequences) == (before.step, 0, 0)
+    again = [*run.backlog, *after.current.redo]
+    assert {index for one in again for index in range(one.start, one.stop)} >= set(range(48))
+    assert after.backlog + after.current.redone == before.backlog + first.batch
+
+
+def test_random_intervals_stay_sorted_and_joined(world: World) -> None:
+    """The program's backlog and the model's, round by round, with members that fail at random."""
+    rng = random.Random(5)
+    run = Scenario(world).start(init_min_clients=20, min_clients=2, rounds_per_epoch=25, overlap=0)
+    run.train(range(20))
+    predicted = backlog.Backlog()
+    while run.run.state.training:
+        round_ = run.run.current
+        heard = sum(1 << slot for slot in range(20) if rng.random() < 0.6)
+        shares = assignment.assign(round_, run.members, 0)
+        settled = backlog.settle(predicted, round_, shares, heard)
+        step = run.run.step
+        run.everyone_witnesses(participation=heard)
+        assert run.run.step == step + settled.worked
+        predicted = settled.backlog
+        if run.run.state.training:
+            redo, predicted = predicted.take(48)
+            assert run.run.current.redo == redo
+        assert run.backlog == predicted.intervals
+    assert run.run.lost_sequences == 0

@@ -1,0 +1,85 @@
+"""A vote is about one round of one epoch of one run: who holds a signed transaction back gets nothing for it."""
+
+from collections.abc import Callable
+
+import pytest
+
+from aftermath.rules.accounts import Place
+from aftermath.rules.state import RunState
+from programs.harness import Outcome, World
+from programs.scenario import Scenario
+
+METADATA = {"step": 1, "loss_milli": 1, "tokens_per_sec": 1, "bytes_per_sec": 1}
+Vote = Callable[[Scenario, Place], Outcome]
+VOTES: dict[str, Vote] = {
+    "warmup_witness": lambda run, at: run.by(0, "warmup_witness", 0, at),
+    "witness": lambda run, at: run.by(0, "witness", 0, at, bytes(32), bytes(320), METADATA),
+    "attest": lambda run, at: run.by(0, "attest", 0, at, 0b111, [b"h" * 32] * 3),
+    "verify": lambda run, at: run.by(0, "verify", 0, at, 1, True),
+    "leave_run": lambda run, at: run.by(0, "leave_run", at),
+}
+STATES = {
+    "warmup_witness": RunState.WARMUP,
+    "witness": RunState.ROUND_TRAIN,
+    "attest": RunState.COOLDOWN,
+    "verify": RunState.COOLDOWN,
+    "leave_run": RunState.ROUND_TRAIN,
+}
+
+
+def _reach(run: Scenario, state: RunState) -> Place:
+    """The run goes on until it is in that state; the place that a vote names then."""
+    while run.run.state is not state or run.run.current.height:
+        if run.run.state is RunState.COOLDOWN and state is RunState.COOLDOWN:
+            break
+        now = run.run.state
+        if now is RunState.WAITING_FOR_MEMBERS:
+            run.warm_up([0, 1, 2])
+        elif now.training:
+            run.everyone_witnesses()
+        else:
+            run.world.advance(31)
+            run.tick().ok()
+    return run.run.place
+
+
+@pytest.mark.parametrize("name", VOTES)
+def test_a_vote_of_an_earlier_epoch_is_refused(world: World, name: str) -> None:
+    run = Scenario(world).start(overlap=0, rounds_per_epoch=2, verification_percent=34)
+    old = _reach(run, STATES[name])
+    run.world.advance(31)
+    while run.run.epoch == old.epoch:
+        if run.run.state.training:
+            run.everyone_witnesses()
+        else:
+            run.world.advance(31)
+            run.tick().ok()
+    new = _reach(run, STATES[name])
+    assert (new.height, new.epoch) == (old.height, old.epoch + 1)
+    vote = VOTES[name]
+    vote(run, old).refused("StaleHeight")
+    for forged in (old._replace(epoch=new.epoch), new._replace(seed=new.seed ^ 1), new._replace(height=7)):
+        vote(run, forged).refused("StaleHeight")
+    assert vote(run, new).error in (None, "NotAVerifier", "NotATrainer")
+
+
+def test_a_vote_of_an_abandoned_attempt_at_the_same_epoch_is_refused(world: World) -> None:
+    run = Scenario(world).start(min_clients=3)
+    run.warm_up([0, 1, 2])
+    old = run.run.place
+    run.by(2, "leave_run").ok()
+    assert run.run.state is RunState.WAITING_FOR_MEMBERS
+    run.warm_up([0, 1, 2])
+    assert (run.run.epoch, run.run.current.height) == (old.epoch, old.height)
+    run.by(0, "warmup_witness", 0, old).refused("StaleHeight")
+    run.by(0, "leave_run", old).refused("StaleHeight")
+    run.by(0, "warmup_witness", 0).ok()
+
+
+def test_a_member_may_leave_by_any_round_that_is_stored(world: World) -> None:
+    run = Scenario(world).start()
+    run.train([0, 1, 2])
+    at = run.run.place
+    run.everyone_witnesses()
+    run.everyone_witnesses()
+    run.by(2, "leave_run", at).ok()  # it was on its way while two rounds closed
