@@ -49,6 +49,15 @@ def test_what_a_killed_process_left_is_no_hindrance(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
 
 
+def test_a_link_in_the_way_leads_to_no_other_file(tmp_path: Path) -> None:
+    (tmp_path / "wallet").write_bytes(b"key")
+    (tmp_path / ".kept.partial").symlink_to(tmp_path / "wallet")
+    with replacing(tmp_path / "kept") as stream:
+        stream.write(b"new")
+    assert (tmp_path / "wallet").read_bytes() == b"key"
+    assert (tmp_path / "kept").read_bytes() == b"new"
+
+
 def test_a_file_is_on_disk_before_it_has_its_name_and_its_name_afterwards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from aftermath.cli.agreed_data import with_agreed_data
+from aftermath.config.document import load_config
 from cli.cli_runs import Shell, invoke, train
 
 
@@ -74,6 +76,15 @@ def test_an_owner_without_the_data_takes_the_hash_from_who_has_it(
     other(tokens)
     (warning,) = created("update-config", "--run-id", run_id, "--config-path", config).data["warnings"]
     assert "data_hash is another" in warning
+
+
+def test_a_hash_of_made_up_data_is_told_to_be_wrong(config: Path) -> None:
+    before, _, after = config.read_text().partition("[model.LLM.data_location")
+    rest = after.partition("\n[")[2]
+    config.write_text(f"{before}[model.LLM.data_location.Dummy]\n\n[{rest}")
+    made_up = load_config(config)
+    assert with_agreed_data(made_up, 256) == (made_up, "")
+    assert "data_hash is another" in with_agreed_data(made_up.with_data_hash("0" * 64), 256)[1]
 
 
 def test_what_is_no_hash_is_refused_with_its_line(created: Shell, run_id: str, config: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from solders.keypair import Keypair
 
 from aftermath.member.collect import Collector
 from aftermath.member.plan import plan_round
@@ -91,6 +92,25 @@ def test_a_repeated_announcement_changes_nothing() -> None:
         desk.hear(1, loss=9.0)  # hearsay: the commitment is the same
         await asyncio.sleep(1)
         assert len(desk.results.candidates(4, 1)) == 1
+
+    run_virtual(story())
+
+
+def test_who_has_no_share_is_not_kept_out_for_what_strangers_signed() -> None:
+    """Anybody can make as many keys as they like, and peers pass on what was signed with them."""
+
+    async def story() -> None:
+        desk = Desk()
+        desk.results.open(plan_of())
+        for number in range(40):
+            key = bytes([100 + number // 39]) * 32
+            sender = bytes(Keypair.from_seed(key).pubkey())
+            said = msgspec.structs.replace(commitment_of(None, 1), sender=sender, loss=float(number))
+            desk.results.admit(said, encode_announcement(said, key))
+        assert desk.transports[0].barred == []
+        for number in range(17):
+            desk.hear(1, loss=float(number), schema_hash=bytes(32))
+        assert [who for who, _ in desk.transports[0].barred] == [p2p_of(1)]
 
     run_virtual(story())
 

@@ -7,7 +7,7 @@ import time
 import pytest
 from blake3 import blake3
 
-from aftermath.p2p import attempt, pace
+from aftermath.p2p import attempt, link, pace, watch
 from aftermath.p2p.transport import BlobRejected, BlobUnavailable, short
 from aftermath.p2p.wire import BlobRequest, Reply, Status, frame_of, read_message
 from p2p.nodes import blob_of, content, identity, join, stalling, until
@@ -45,6 +45,23 @@ async def test_it_arrives_once_and_exactly(no_help, mesh, size, holders):
     assert stats.retries == stats.rejected == 0
     if size >= attempt.STRIPE_FROM and holders > 1:
         assert all(node.stats().sent["blob"] > 0 for node in nodes[:holders])
+
+
+async def test_a_holder_is_not_to_blame_for_what_was_given_up(mesh, monkeypatch):
+    """What is on its way when a fetch ends early arrives, and nobody reads it."""
+    monkeypatch.setattr(watch, "UNREAD_S", 0.02)
+    node, holder = await mesh(1, 2)
+    monkeypatch.setattr(link, "MOST_UNREAD", 3 << 20)
+    data = content(LARGE)
+    digest = holder.publish(data)
+    for _ in range(16):
+        before = node.stats().received["blob"]
+        fetching = asyncio.create_task(node.fetch(digest, LARGE, [holder.node_id], 30))
+        await until(lambda before=before: node.stats().received["blob"] > before)
+        fetching.cancel()
+        await asyncio.sleep(0.1)
+    assert await node.fetch(digest, LARGE, [holder.node_id], 30) == data
+    assert node.stats().violations == 0
 
 
 async def test_a_kept_blob_is_served_onwards_until_retracted(mesh):

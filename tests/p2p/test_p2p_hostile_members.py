@@ -171,6 +171,14 @@ async def test_one_address_cannot_hold_all_handshakes(opened, monkeypatch):
     assert where == ["127.0.0.1"] * 3
 
 
+def test_who_comes_by_a_relay_is_told_apart_by_key_and_not_by_relay():
+    one, other = (iroh.SecretKey.from_bytes(bytes([seed]) * 32).public() for seed in (1, 2))
+    relayed = [links._host(iroh.IncomingAddr.RELAY("https://relay.example./", key)) for key in (one, one, other)]
+    assert relayed[0] == relayed[1] != relayed[2]
+    direct = [links._host(iroh.IncomingAddr.IP(f"[2001:db8::1]:{port}")) for port in (1, 2)]
+    assert direct == ["[2001:db8::1]"] * 2
+
+
 async def test_requests_are_answered_no_faster_than_allowed(opened, rogue, monkeypatch):
     monkeypatch.setattr(requests, "RATE", 50.0)
     monkeypatch.setattr(requests, "BURST", 5.0)

@@ -18,8 +18,10 @@ from typing import BinaryIO
 @contextmanager
 def replacing(target: Path) -> Iterator[BinaryIO]:
     """A stream whose bytes stand under the target's name once all of them are on disk, and nowhere after an error."""
-    with standing_in(target) as partial, partial.open("wb") as stream:
-        yield stream
+    with standing_in(target) as partial:
+        partial.unlink(missing_ok=True)
+        with partial.open("xb") as stream:  # never what somebody else put there, a link to another file above all
+            yield stream
 
 
 @contextmanager

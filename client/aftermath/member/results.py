@@ -178,6 +178,8 @@ class Results:
         refused.add(raw)  # signed: nobody else can make them more
         if len(refused) > _MAX_UNASSIGNED:
             refused.pop()
+            if slot is None:  # these are many keys together, and peers can pass on those of anybody
+                return
             self._ports.transport.bar(said.sender, f"over {_MAX_UNASSIGNED} announcements of a round {_UNASSIGNED}")
 
     def keep_own(self, said: Commitment, raw: bytes, votes: Mapping[int, Votes], payloads: Mapping[int, bytes]) -> None:

@@ -197,6 +197,14 @@ class Fetch:
 
     async def _pull(self, attempt: Attempt, link: Link, pull: Pull) -> None:
         """Ask one holder for one range and read it into the buffer, as far as it gets."""
+        try:
+            await self._read(attempt, link, pull)
+        finally:
+            link.give_up(pull.asked_end - pull.position)
+        if pull.leads:
+            self._pace.delivered(link.peer, pull.position - pull.start, self._pace.clock() - pull.began)
+
+    async def _read(self, attempt: Attempt, link: Link, pull: Pull) -> None:
         patience = self._patience(pull.holder)
         async with asyncio.timeout(patience):
             stream = await link.connection.open_bi()
@@ -211,8 +219,6 @@ class Fetch:
                 more = await self._progress(attempt, link, stream.recv(), pull)
         if pull.position < pull.asked_end:
             await stream.recv().stop(0)
-        if pull.leads:
-            self._pace.delivered(link.peer, pull.position - pull.start, self._pace.clock() - pull.began)
 
     def _check(self, reply: Reply) -> None:
         """Refuse a holder before the first byte if what it says about the blob cannot be."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +30,10 @@ _PAYLOAD = 0.95
 """The least part of QUIC's datagrams that is data, where there is much of it."""
 _ACKNOWLEDGED = 0.05
 """The most that a peer sends to acknowledge what we send, as part of that."""
+_MOST_GIVEN_UP = 8 << 20
+"""Bytes that may still arrive of what we asked for and gave up: no peer is to blame for them."""
+_CHATTER = 512
+"""Bytes of each call of `asked_for` that are QUIC's own (pulses, probes of the path), or sent twice."""
 log = logging.getLogger(__name__)
 
 
@@ -47,6 +52,8 @@ class Link:
     silent: int = 0
     taken: int = 0
     """Bytes that we read from its streams."""
+    given_up: int = 0
+    """Bytes that we asked for, did not read, and may still be sent."""
     unread: float = 0.0
     counted: tuple[int, int, int] = (0, 0, 0)
     """Bytes received, sent and taken when `unread` was reckoned last."""
@@ -62,8 +69,15 @@ class Link:
         now = stats.udp_rx_bytes, stats.udp_tx_bytes, self.taken
         received, sent, taken = (a - b for a, b in zip(now, self.counted, strict=True))
         self.counted = now
-        self.unread = max(0.0, self.unread + _PAYLOAD * received - _ACKNOWLEDGED * sent - taken)
+        more = _PAYLOAD * received - _ACKNOWLEDGED * sent - taken - _CHATTER
+        excused = min(self.given_up, max(0, math.ceil(more)))
+        self.given_up -= excused
+        self.unread = max(0.0, self.unread + more - excused)
         return self.unread <= MOST_UNREAD
+
+    def give_up(self, size: int) -> None:
+        """So many bytes that we asked for will not be read, and may be on their way."""
+        self.given_up = min(_MOST_GIVEN_UP, self.given_up + size)
 
     def supersedes(self, other: Link) -> bool:
         """True if this new link to a peer should replace `other`, the one in use."""

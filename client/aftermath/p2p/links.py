@@ -313,5 +313,7 @@ class Links:
 
 
 def _host(address: iroh.IncomingAddr) -> str:
-    """What the handshakes of one place have in common: the IP address, or what a relay calls the sender."""
-    return str(getattr(address, "addr", address)).rpartition(":")[0]
+    """What the handshakes of one place have in common: the IP address, or the key that a relay saw the sender prove."""
+    if isinstance(address, iroh.IncomingAddr.IP):
+        return address.addr.rpartition(":")[0]
+    return str(address.endpoint_id if isinstance(address, iroh.IncomingAddr.RELAY) else address)

@@ -81,6 +81,7 @@ class Requests:
             async with asyncio.timeout_at(ends):
                 return await self._exchange(link, topic, body, max_reply, ends - loop.time())
         except TimeoutError as error:
+            link.give_up(max_reply)
             self._pace.failed(peer)
             raise PeerUnreachable(
                 f"peer {short(peer)} gave no answer on {topic!r} within {deadline_s:.1f} s"
