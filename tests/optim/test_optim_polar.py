@@ -69,6 +69,13 @@ def test_larger_matrices_are_within_the_bounds_too(shape: tuple[int, int], large
     assert 0.85 < found.min() <= found.max() < 1.15
 
 
+@pytest.mark.parametrize("shape", [(16, 1024), (8, 4096), (4096, 8), (4, 16384)])
+def test_numbers_of_one_size_are_within_the_bounds(shape: tuple[int, int]) -> None:
+    """All are rounded one way: as powers of two their rows would be as long as no row may be."""
+    found = torch.linalg.svdvals(exact_polar(_matrix(shape, 6).sign()))
+    assert 0.85 < found.min() <= found.max() < 1.15
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_equals_whole_numbers(shape: tuple[int, int]) -> None:
     """All products once more in unbounded integers; what is between them in single operations of fp32."""
@@ -100,7 +107,7 @@ def _start(matrix: Tensor) -> NDArray[np.object_]:
     exponent = 11 - math.frexp(max(abs(v) for row in values for v in row))[1]
     near = [[abs(round(Fraction(v) * Fraction(2) ** exponent)) + 1 for v in row] for row in values]
     longest = max(sum(q * q for q in line) for line in [*near, *zip(*near, strict=True)])
-    scale = np.float32(polar._LENGTH / (math.isqrt(longest) + 1))
+    scale = np.float32(polar._first_length(max(matrix.shape)) / (math.isqrt(longest) + 1))
     return _integers(matrix.numpy() * np.float32(2.0**exponent) * scale)
 
 

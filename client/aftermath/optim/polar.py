@@ -12,7 +12,9 @@ Why every product is exact, in whatever order its sums run
 - That they are is looked up in every step, for every matrix: squares of the lengths of X's rows are on the diagonal of
   X X^T, those of B's on that of B B, and those of P's rows and X's columns are summed. A sum of squares that leaves
   fp32's integers is not below 2^24 in any order, since rounding keeps an order. So all machines see the same; a matrix
-  that is not within the bounds stays as its last good step left it, which is no polar factor, and as good as bounded.
+  that is not within the bounds stays as its last good step left it, which is no polar factor. To begin with every
+  matrix of up to 2^24 columns is within them; later on may leave them what has one direction and numbers of one size,
+  since all are rounded one way.
 - All else is single operations of IEEE on one tensor or two, and whole sums in int64.
 Hence equal matrices have equal factors for any number of threads, memory layout, BLAS or device with IEEE fp32 and
 plain products (no TF32, none that are emulated). MPS promises neither, and leaves it to the CPU.
@@ -40,7 +42,7 @@ POLYNOMIALS = (
 )
 """Of the steps: a, b and c."""
 _LIMIT = float(1 << 24)  # the square of a length that no row or column reaches
-_LENGTH = 4090  # of the longest row or column to begin with: rounding makes it a little longer
+_LENGTH = 4095  # of the longest row or column, which fp32's own rounding makes no longer than 2^12
 _UNITS = 2000  # of X from the second step on: its singular values are below 2.02
 _SQUARES = (4000, 1000, 1000, 1000)  # of B, by step: its singular values are below 1 at first, then below 4.1
 _FACTORS = (490, 1000, 1000, 1000)  # of P, by step: its singular values are below 8.2 at first, then below 4
@@ -100,7 +102,13 @@ def _scaled(matrices: Tensor) -> Tensor:
         x = x * _each((2.0**power for power in powers), x)
     squares = _squares(x.round())
     longest = torch.maximum(_longest(squares.sum(2, dtype=torch.int64)), _longest(squares.sum(1, dtype=torch.int64)))
-    return x.mul_(_each((_LENGTH / (math.isqrt(square) + 1) for square in longest.tolist()), x)).round_()
+    length = _first_length(x.shape[2])
+    return x.mul_(_each((length / (math.isqrt(square) + 1) for square in longest.tolist()), x)).round_()
+
+
+def _first_length(columns: int) -> float:
+    """Of the longest row or column before it is rounded, which may move all of its numbers outwards by a half."""
+    return max(_LENGTH - math.sqrt(columns) / 2, _LENGTH / 2)
 
 
 def _lengths(squares: Tensor) -> list[float]:
