@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from aftermath.base.errors import Unsuitable
-from aftermath.replica.exactness import exact_device, is_exact, prove, set_exact
+from aftermath.replica.exactness import exact_device, is_exact, prove, prove_cpu, set_exact
 from replica import as_on_a_gpu
 from replica.as_on_a_gpu import gpu_at_hand
 
@@ -55,6 +57,32 @@ def test_a_workspace_that_is_repeatable_too_is_left() -> None:
 def test_an_environment_that_asks_for_something_else_is_refused_by_name(name: str, value: str) -> None:
     os.environ[name] = value
     with pytest.raises(Unsuitable, match=rf"(?s)^{name} is .*unset it"):
+        exact_device("cpu")
+
+
+class _Fewer(TorchDispatchMode):
+    """Products of fp32 whose factors keep so many bits, as with bfloat16 and TF32."""
+
+    def __init__(self, bits: int) -> None:
+        super().__init__()
+        self._bits = torch.tensor(bits)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.mm.default and args[0].dtype == torch.float32:
+            args = tuple(self._rounded(one) for one in args)
+        return func(*args, **(kwargs or {}))
+
+    def _rounded(self, tensor: Tensor) -> Tensor:
+        mantissa, exponent = torch.frexp(tensor)
+        return torch.ldexp(torch.ldexp(mantissa, self._bits).round(), exponent - self._bits)
+
+
+@pytest.mark.parametrize("bits", [8, 11])
+def test_a_cpu_that_multiplies_with_fewer_bits_is_refused(bits: int) -> None:
+    prove_cpu()
+    with _Fewer(24):
+        prove_cpu()
+    with _Fewer(bits), pytest.raises(Unsuitable, match="fewer bits"):
         exact_device("cpu")
 
 

@@ -3,7 +3,8 @@
 Decided
 - Exact are the apply and the hash; the products of an apply are of float64 (`optim.exact`) or of fp32 (`optim.polar`).
   cuBLAS may emulate these with smaller numbers, which rounds; that is switched off, and products that only plain ones
-  get right are compared with the CPU's before anything is joined. MPS has no float64, and leaves them to the CPU.
+  get right are compared with the CPU's before anything is joined, and the CPU's with whole numbers. MPS has no
+  float64, and leaves them to the CPU.
 - fp32 products keep fp32's bits everywhere (no TF32): that is exact, and one machine encodes the same bytes of the same
   gradients.
 - cuBLAS sums in one order only if its workspace has a fixed size, which it reads before its first product.
@@ -33,6 +34,7 @@ def exact_device(name: str) -> torch.device:
     """The device of that name, set so that it is exact. Raises what `pick_device` does, and Unsuitable if it is not."""
     device = pick_device(name)
     set_exact()
+    prove_cpu()
     if device.type == "cuda":
         prove(device)
     return device
@@ -66,6 +68,21 @@ def is_exact() -> bool:
         and not torch.backends.cuda.matmul.allow_tf32
         and not torch.backends.cudnn.allow_tf32
     )
+
+
+def prove_cpu() -> None:
+    """Compare fp32 products of the CPU with those of whole numbers. Raises Unsuitable if one bit differs.
+
+    oneDNN and MKL multiply in bfloat16 where the environment allows it, on ARM above all.
+    """
+    numbers = torch.zeros(_SIDE, _SIDE, dtype=torch.int64)
+    places = torch.arange(_SIDE)
+    numbers[places, places % 16], numbers[places, 16 + places % 7] = 2895 - 2 * places, 2 * places - 2895  # 12 bits
+    if not torch.equal(numbers.float() @ numbers.float().mT, (numbers @ numbers.mT).float()):
+        raise Unsuitable(
+            "this CPU multiplies fp32 with fewer bits, and its replica would part from all others",
+            "unset what asks for it, as DNNL_DEFAULT_FPMATH_MODE, ONEDNN_DEFAULT_FPMATH_MODE or MKL_BLAS_COMPUTE_MODE",
+        )
 
 
 def prove(device: torch.device) -> None:
