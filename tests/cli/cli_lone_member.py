@@ -44,6 +44,8 @@ async def _act(chain: SolanaMember, run: Run) -> None:
         await chain.tick()
     elif run.state is RunState.WARMUP:
         await chain.warmup_witness(0, run.place)
+    elif run.current.attested:
+        await chain.tick()  # as soon as the round has lasted long enough
     else:
         now = run.current
         before = run.round(now.height - 1)

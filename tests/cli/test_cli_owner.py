@@ -232,7 +232,7 @@ def test_restart_counts_the_batch_warm_up() -> None:
     from aftermath.rules.accounts import Config
     from aftermath.rules.assignment import batch_size
 
-    rules = Config(30, 30, 30, 1, 0, 4096, 20, 100, 64, 1, 1, 1, 1, 4, 12, 0, 10)
+    rules = Config(30, 30, 1, 30, 1, 0, 4096, 20, 100, 64, 1, 1, 1, 1, 4, 12, 0, 10)
     data_index = sum_of_batches = 0
     for _ in range(20):
         sum_of_batches += batch_size(rules, data_index)

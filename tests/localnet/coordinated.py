@@ -66,10 +66,10 @@ class LoneMember:
             pack_fingerprints({0: bytes(31) + b"\1"}, judged.roster, now.seed) if judged and seen else bytes(320)
         )
         metadata = witness_metadata(now.step, 1.0, 1.0, 1.0)
-        self._time.advance(run.config.min_round_time)
         await self.coordinator.transact(self.coordinator.ix.witness(RUN, 0, run.place, seen, fingerprints, metadata))
         self._time.advance(3)
-        if (await self.coordinator.run(RUN)).state is RunState.ROUND_WITNESS:
+        after = await self.coordinator.run(RUN)
+        if after.state.training and after.current.height == now.height:
             await self.coordinator.tick(RUN)
         return await self.coordinator.run(RUN)
 
