@@ -63,10 +63,11 @@ def dying_at(point: int) -> None:
             made += 1
             if made == point // 2 and point % 2 == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
-            result = call(*arguments, **named)
-            if made == point // 2:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return result
+            try:
+                return call(*arguments, **named)
+            finally:  # also a call that fails, as to unlink what is not there
+                if made == point // 2:
+                    os.kill(os.getpid(), signal.SIGKILL)
 
         return counted
 
