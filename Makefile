@@ -20,6 +20,7 @@ $(STAMP): pyproject.toml
 	@if command -v uv >/dev/null; then uv venv -q --allow-existing --python $(PYTHON) $(VENV) && uv pip install -q --python $(RUN) -e '.[dev]'; \
 	else test -x $(RUN) || $(PYTHON) -m venv $(VENV); $(RUN) -m pip install -q --disable-pip-version-check -e '.[dev]'; fi
 	@$(RUN) -m compileall -q client  # else every process does, where PYTHONDONTWRITEBYTECODE is set
+	@$(RUN) -c 'from aftermath.kernels.use import missing; missing()'  # compiled once, and not while a run or test waits
 	@touch $@
 
 demo: $(STAMP)  ## the main job: three members, one killed (ENGINE=validator, MODEL=nanogpt, DIR=...)

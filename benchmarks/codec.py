@@ -10,7 +10,11 @@ Decided
 - `encode` is from a gradient to the bytes that travel, with everything that error feedback does; DeMo's to its tensors.
 - `apply` is from decoded results to changed weights. Ours is exact: the same bits on every replica.
 - Both of our kinds are measured as runs use them: DisTrO with one bit, SparseLoCo with two and the mean.
-- Ratios are DeMo's seconds over ours, on two threads, the best of five by turns: above 1 ours is faster.
+- Seconds are the CPU's, with one thread on both sides, the best of five by turns: other work on the machine hardly
+  changes them, while torch's threads wait for each other there, and ratios on two would flatter us. Ratios are DeMo's
+  seconds over ours: above 1 ours is faster.
+- `bound` is log2 of how many different results there are: places, values and, with a power of two, its exponent.
+- Where numba is installed, encoding and applying are compiled kernels' (`kernels`); DeMo's are torch's.
 - `aggregate32_seconds` is the exact apply of 32 members' results to a model of 124 M parameters.
 """
 
@@ -18,21 +22,28 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from aftermath.kernels.use import missing
+from aftermath.optim.distro import Distro
 from aftermath.optim.engine import Engine
 from aftermath.optim.feedback import ErrorFeedback
+from aftermath.optim.format import ResultFormat
+from aftermath.optim.lattice import LEAST, MOST
 from aftermath.optim.parts import PseudoGradient
 from aftermath.optim.schema import Schema, build_schema
 from aftermath.optim.sparseloco import SparseLoCo
 from distro import DECAY, LR, MODEL, best, dct_rows, decode_all, encoded, noise, the_schema
 
-PEERS, MANY, THREADS = 16, 32, 2
+PEERS, MANY, THREADS = 16, 32, 1
 TOPK, EDGE = 8, 64
 DEMO_BYTES = 8 + 4  # of an index and a value
 GPT2 = MODEL | {
@@ -110,13 +121,46 @@ def loco(model: Mapping[str, Any], topk: int, bits: int = 2) -> Schema:
     return build_schema(model, 1, SparseLoCo(topk=topk, topk_embeddings=topk, bits=bits))
 
 
-def bytes_of(bits: int) -> dict[str, float]:
-    """Bytes for 4,096 numbers, by top-k, with so many bits a value; over a whole model, small vectors and all."""
+def signs(model: Mapping[str, Any], topk: int) -> Schema:
+    """A run of DisTrO with one bit."""
+    return build_schema(model, 1, Distro(topk, topk, 64, True, DECAY, 0.0, None))
+
+
+def least_bytes(results: ResultFormat) -> float:
+    """Of a result, if all that its blocks can say took equally many bits, and no whole number of them."""
+    exponents, values = 1, 2
+    if results.values.lattice_bits:
+        exponents, values = MOST - LEAST + 1, 1 << results.values.lattice_bits
+    kinds = Counter((blocks.size, blocks.topk) for blocks in results.blocks for _ in range(blocks.count))
+    return sum(count * log2_messages(*kind, values, exponents) for kind, count in kinds.items()) / 8
+
+
+def log2_messages(places: int, most: int, values: int, exponents: int) -> float:
+    """Of how many things a block can say: which numbers are kept, one of `values` for each, and an exponent."""
+    sets = 1
+    some = 0
+    for members in range(1, most + 1):
+        sets = sets * (places - members + 1) // members
+        some += sets * values**members
+    return math.log2(some * exponents + 1)
+
+
+def bytes_of(schemas: Callable[[int], Schema]) -> dict[str, dict[str, float]]:
+    """Bytes for 4,096 numbers, and the fewest there can be, by top-k; over a whole model, small vectors and all."""
     found = {}
     for topk in (8, 32, 64):
-        schema = loco(GPT2, topk, bits)
-        found[str(topk)] = schema.results.result_bytes() * 4096 / schema.state.parameters()
+        schema = schemas(topk)
+        share = 4096 / schema.state.parameters()
+        found[str(topk)] = {
+            "bytes": schema.results.result_bytes() * share,
+            "bound": least_bytes(schema.results) * share,
+        }
     return found
+
+
+def cpu_seconds(*actions: Callable[[], object], repeats: int = 5) -> list[float]:
+    """Of the fastest run of each."""
+    return best(*actions, repeats=repeats, clock=time.process_time)
 
 
 def against_demo(schema: Schema) -> dict[str, float]:
@@ -125,13 +169,13 @@ def against_demo(schema: Schema) -> dict[str, float]:
     ours, feedback = Engine(schema, 0, params), ErrorFeedback(schema.results, 0, params, DECAY)
     demo, grads = Demo({name: tensor.clone() for name, tensor in params.items()}), noise(schema, 100)
     step = PseudoGradient(grads, LR, 0.0)
-    encode, demos = best(partial(feedback.compress, step), partial(demo.encode, grads))
+    encode, demos = cpu_seconds(partial(feedback.compress, step), partial(demo.encode, grads))
     peers = [noise(schema, 1 + peer) for peer in range(PEERS)]
     fresh = (ErrorFeedback(schema.results, 0, params, DECAY) for _ in peers)
     votes = [decode_all(schema, encoded(sender, each)) for sender, each in zip(fresh, peers, strict=True)]
     results = {level: [each[level] for each in votes] for level in votes[0]}
     sent = [Demo(params).encode(each) for each in peers]
-    apply, demo_apply = best(partial(ours.apply, results, LR), partial(demo.apply, sent))
+    apply, demo_apply = cpu_seconds(partial(ours.apply, results, LR), partial(demo.apply, sent))
     return {
         "encode_over_demo": demos / encode,
         f"apply{PEERS}_over_demo": demo_apply / apply,
@@ -141,13 +185,13 @@ def against_demo(schema: Schema) -> dict[str, float]:
 
 
 def aggregate(schema: Schema) -> float:
-    """Seconds of applying 32 members' results: each its own places, as of independent noise."""
+    """CPU seconds of applying 32 members' results: each its own places, as of independent noise."""
     params = noise(schema, 0)
     sender = ErrorFeedback(schema.results, 0, params, DECAY)
     votes = [decode_all(schema, encoded(sender, noise(schema, 1 + peer))) for peer in range(MANY)]
     results = {level: [each[level] for each in votes] for level in votes[0]}
     engine = Engine(schema, 0, params)
-    return best(partial(engine.apply, results, LR), repeats=3)[0]
+    return cpu_seconds(partial(engine.apply, results, LR), repeats=3)[0]
 
 
 def measure() -> dict[str, Any]:
@@ -155,8 +199,14 @@ def measure() -> dict[str, Any]:
     torch.set_num_threads(THREADS)
     big = loco(GPT2, 32)
     return {
+        "threads": THREADS,
         "demo_bytes_per_4096": TOPK * DEMO_BYTES,
-        "bytes_per_4096": {"1": bytes_of(1), "2": bytes_of(2)},
+        "kernels": missing() or "compiled",
+        "bytes_per_4096": {
+            "sign": bytes_of(partial(signs, GPT2)),
+            "1": bytes_of(partial(loco, GPT2, bits=1)),
+            "2": bytes_of(partial(loco, GPT2, bits=2)),
+        },
         "parameters": the_schema().state.parameters(),
         "distro": against_demo(the_schema()),
         "sparseloco": against_demo(loco(MODEL, TOPK)),

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from functools import partial
+from itertools import combinations
+
 from aftermath.optim.codec import decode_level
 from aftermath.optim.distro import Distro
 from aftermath.optim.engine import Engine
@@ -37,7 +41,17 @@ def test_the_reference_learns_what_distro_does() -> None:
     assert moved > 10_000
 
 
-def test_bytes_are_a_part_of_demos() -> None:
-    found = codec.bytes_of(1)
-    assert found["8"] < 96 / 7
-    assert found["8"] < found["32"] < found["64"] < codec.bytes_of(2)["64"]
+def test_bytes_are_a_part_of_demos_and_near_the_fewest_there_can_be() -> None:
+    one, two = (codec.bytes_of(partial(codec.loco, SMALL, bits=bits)) for bits in (1, 2))
+    assert one["8"]["bytes"] < 96 / 7
+    assert one["8"]["bytes"] < one["32"]["bytes"] < one["64"]["bytes"] < two["64"]["bytes"]
+    signs = codec.bytes_of(partial(codec.signs, SMALL))
+    for found in (one, two, signs):
+        for size in found.values():
+            assert size["bound"] < size["bytes"] < 1.1 * size["bound"]
+
+
+def test_the_bound_is_the_count_of_all_that_a_block_can_say() -> None:
+    sets = [some for size in (1, 2) for some in combinations(range(5), size)]
+    messages = 1 + sum(3 * 2 ** len(some) for some in sets)  # nothing, or one of 3 exponents and a sign for each
+    assert codec.log2_messages(5, 2, 2, 3) == math.log2(messages)

@@ -23,6 +23,7 @@ NEVER = {
     "p2p": {"torch", "aftermath.chain"},
     "model": {"aftermath.chain", "aftermath.p2p", "aftermath.optim"},
     "optim": {"aftermath.chain", "aftermath.p2p"},
+    "kernels": {"aftermath.optim", "aftermath.model", "aftermath.chain", "aftermath.p2p"},
     "data": {"torch", "aftermath.chain", "aftermath.model"},
 }
 """What a package must not import; * is any other package of ours."""

@@ -24,6 +24,13 @@ from replica.whole_round import CPU, MODELS, OPTIMIZERS, play
 
 torch.set_num_threads(1)
 
+
+@pytest.fixture(autouse=True)
+def _by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In both places: what kernels transform is rounded otherwise (`tests/kernels`)."""
+    monkeypatch.setattr("aftermath.optim.compiled.missing", lambda: "torch is compared with itself")
+
+
 HERE = [name for name in MODELS if name != "auto-experts"]
 """All but the one whose experts transformers counts by `one_hot`: it makes tensors where no stand-in sees it, and loops
 over numbers that `FakeTensorMode` does not have. `test_on_cuda` has it.

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from aftermath.base.counted import counted
 from aftermath.cli.present import facts, listing
+from aftermath.watch import kinds
 from aftermath.watch.console import ConsoleLines
 from aftermath.watch.events import Events, LogWarnings
 from aftermath.watch.kinds import Event, Warning
@@ -24,7 +25,7 @@ from aftermath.watch.plot import step_plot
 from aftermath.watch.printable import printable
 from aftermath.watch.spark import course, spark
 from aftermath.watch.terminal import TerminalView
-from watch.said import said
+from watch.said import KINDS, said
 
 EVIL = "a[/b]\x1b[2J\x1b]0;owned\x07\u202egpj.exe\r"
 NOON = datetime(2026, 11, 21, 12, 0, 0, 250_000, tzinfo=UTC)
@@ -51,6 +52,28 @@ def test_nothing_that_steers_a_terminal_is_left(text: str) -> None:
     assert len(shown) == len(text)
     assert not any(ord(character) < 32 or 127 <= ord(character) < 160 for character in shown)
     assert printable(shown) == shown
+
+
+def test_every_kind_of_event_is_read_back_from_a_file() -> None:
+    made = {kind for kind in vars(kinds).values() if isinstance(kind, type) and issubclass(kind, Event)}
+    assert set(KINDS.values()) == made - {Event}
+
+
+@pytest.mark.parametrize(
+    ("missing", "line"),
+    [
+        (None, "results are encoded and applied by compiled kernels"),
+        ("numba is not installed", "results are encoded and applied by torch, since numba is not installed"),
+    ],
+)
+def test_what_encodes_results_is_one_line(missing: str | None, line: str) -> None:
+    out = io.StringIO()
+    lines = ConsoleLines(Console(file=out, width=120), lambda: NOON)
+    lines(said("compiling"))
+    lines(said("kernels", missing=missing))
+    compiling, ending = out.getvalue().splitlines()
+    assert "compiling kernels for this processor" in compiling
+    assert line in ending
 
 
 def test_ordinary_text_stays() -> None:

@@ -72,6 +72,7 @@ def train_local(
     import torch
     from rich.console import Console
 
+    from aftermath.kernels.use import takes_long
     from aftermath.lab.course import Course, now
     from aftermath.lab.lines import StepLines
     from aftermath.lab.start import start
@@ -84,6 +85,8 @@ def train_local(
     if settings.threads:
         torch.set_num_threads(settings.threads)
     screen = JsonLines(sys.stdout, now) if json_output else StepLines(Console(soft_wrap=not sys.stdout.isatty()))
+    if recipe.agreed is not None and device.type == "cpu" and takes_long():
+        note("compiling kernels for this processor: half a minute or more, this once")
     out = settings.out.expanduser().absolute() if settings.out else None
     course = Course(recipe, start(recipe, device, arithmetic), screen, out, settings.save_every)
     if out is None:

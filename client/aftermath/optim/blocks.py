@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 from aftermath.model.levels import SchemaError, Segment, is_table
 
@@ -32,17 +33,17 @@ class Blocks:
     topk: int
     """Kept coefficients per block, at most the block's size."""
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Coefficients of one block, padding included; indices within a block are row-major and below this."""
         return math.prod(self.edges)
 
-    @property
+    @cached_property
     def grid(self) -> tuple[int, ...]:
         """Blocks along each dimension; blocks are numbered row-major over this grid."""
         return tuple(-(-size // edge) for size, edge in zip(self.segment.shape, self.edges, strict=True))
 
-    @property
+    @cached_property
     def count(self) -> int:
         """Blocks of the segment."""
         return math.prod(self.grid)

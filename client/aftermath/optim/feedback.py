@@ -22,7 +22,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from aftermath.kernels.use import run
 from aftermath.model.segments import view
+from aftermath.optim import compiled
 from aftermath.optim.blocks import UNUSED
 from aftermath.optim.clip import refuse_beyond
 from aftermath.optim.codec import encode_level
@@ -30,7 +32,7 @@ from aftermath.optim.format import ResultFormat, Transform
 from aftermath.optim.lattice import SMALLEST, quantise
 from aftermath.optim.layout import LevelLayout, Part, level_layout
 from aftermath.optim.parts import BadState, Measured, PseudoGradient
-from aftermath.optim.transform import cells, forward, inverse, padding, strongest
+from aftermath.optim.transform import ZERO_BELOW, cells, forward, inverse, padding, strongest
 
 _LARGEST = 1e30  # beyond it the residual or its transform could overflow fp32
 _BATCH = 1 << 18  # coefficients transformed at once
@@ -43,6 +45,7 @@ class ErrorFeedback:
         """Raises SchemaError or SegmentError if these are not the tensors of a tier-`tier` replica."""
         self._format, self._decay_factor, self._names = results, decay, params.keys()
         self._transformed = results.transform is Transform.DCT
+        self._compiled = compiled.usable(params)
         self._layouts: dict[int, LevelLayout] = {}
         self._residuals: dict[int, list[Tensor]] = {}
         self._previous: dict[int, list[tuple[Tensor, Tensor]]] = {}
@@ -65,11 +68,37 @@ class ErrorFeedback:
         refuse_beyond({name: tensors[name] for name in self._names & tensors.keys()}, _LARGEST)
         for part, _ in self.residual():
             view(tensors, part.segment)
-        self._decay()
-        for part, residual in self.residual():
-            for number, place in cells(view(tensors, part.segment), residual, part.blocks):
-                place.add_(number, alpha=made.factor)
-        return {level: self._result(level) for level in self._layouts}
+        if self._compiled:
+            self._choose_compiled(made)
+        else:
+            self._decay()
+            for part, residual in self.residual():
+                for number, place in cells(view(tensors, part.segment), residual, part.blocks):
+                    place.add_(number, alpha=made.factor)
+            for level in self._layouts:
+                self._choose(level)
+        return {level: self._encoded(level) for level in self._layouts}
+
+    def _choose_compiled(self, made: PseudoGradient) -> None:
+        """What the rest of `compress` does, by kernels."""
+        bits = self._format.values.lattice_bits
+        smallest, tasks, chosen = SMALLEST if bits else ZERO_BELOW, [], {}
+        previous, self._previous = self._previous, {}  # nothing is subtracted twice, should encoding fail
+        for level, layout in self._layouts.items():
+            chosen[level], more = compiled.encode(
+                layout,
+                self._residuals[level],
+                made.tensors,
+                made.factor,
+                self._decay_factor,
+                previous.get(level),
+                self._transformed,
+                smallest,
+                bits,
+            )
+            tasks += more
+        run(tasks)
+        self._previous = chosen
 
     def _decay(self) -> None:
         """residual <- (residual - previous result) * decay. Nothing is subtracted twice, should encoding fail later."""
@@ -85,7 +114,7 @@ class ErrorFeedback:
                 beyond.zero_()
         self._previous = {}
 
-    def _result(self, level: int) -> bytes:
+    def _choose(self, level: int) -> None:
         layout = self._layouts[level]
         kept = []
         for group, residual in zip(layout.groups, self._residuals[level], strict=True):
@@ -94,7 +123,6 @@ class ErrorFeedback:
             chosen = [self._chosen(batch, group.topk) for batch in batches]
             kept.append((torch.cat([c[0] for c in chosen]), torch.cat([c[1] for c in chosen])))
         self._previous[level] = kept
-        return self._encoded(level)
 
     def _encoded(self, level: int) -> bytes:
         layout, kept = self._layouts[level], self._previous[level]

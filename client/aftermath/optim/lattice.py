@@ -15,7 +15,8 @@ Which exponents can be best: with 2^f <= mean < 2^(f+1) of n magnitudes a, scale
 for every a it is larger by at least 3 s^2 - 6 s a. So the best is from f - 2 to f + 2. With one bit it is f or f + 1.
 
 The error of scale s is sum(a^2) + s (n s - 2 sum(a)) - 4 s sum(max(0, a - 2 s)), the last part with 2 bits alone: an a
-above 2 s is nearer to 3 s. So a scale costs one pass, and sum(a^2) need not be known.
+above 2 s is nearer to 3 s. So a scale costs one pass, and sum(a^2) need not be known. Magnitudes are whole numbers
+there, so that no order of additions and no processor makes another choice.
 """
 
 from __future__ import annotations
@@ -33,30 +34,46 @@ _CANDIDATES = range(-2, 3)
 _FRACTION_BITS, _EXPONENT_BIAS = 23, 127  # of fp32
 _HALF = 1 << _FRACTION_BITS - 1  # of the fraction: set in 1.5 times a power of two
 _HALVES = _HALF - 1  # what else there is of it
+_ERROR_BITS = 55
+
+
+def fraction_bits(topk: int) -> int:
+    """Bits after the point of a block's magnitudes, the largest of which is from 1 to 2, where errors are compared.
+
+    With f of them, sums of k magnitudes and units of at most 4 times their mean, no error reaches k 2^(2f + 7).
+    """
+    return (_ERROR_BITS - topk.bit_length()) // 2
 
 
 def quantise(values: Tensor, bits: int) -> Tensor:
     """The nearest values on the lattice of fp32 [blocks, topk]; zeros (unused slots) stay zeros. `bits` is 1 or 2."""
     magnitudes = values.abs()
     used = magnitudes > 0
-    mean = magnitudes.sum(1, keepdim=True) / used.sum(1, keepdim=True).clamp_(min=1)
-    floor = torch.frexp(mean).exponent - 1  # of log2 of the mean, [blocks, 1]
-    magnitudes.mul_(_power(-floor))  # so that squares stay within fp32
-    count, total = used.sum(1, keepdim=True), magnitudes.sum(1, keepdim=True)
-    best, lowest = torch.zeros_like(floor), torch.full_like(mean, torch.inf)
+    fraction = fraction_bits(values.shape[1])
+    highest = torch.frexp(magnitudes.amax(1, keepdim=True)).exponent - 1  # floor of log2, [blocks, 1]
+    scaled = (magnitudes * _power(fraction - highest)).floor_()
+    count, total = used.sum(1, keepdim=True), _sum(scaled)
+    floor = torch.frexp((total // count.clamp(min=1)).double()).exponent - 1  # of log2 of the mean
+    best, lowest = torch.full_like(floor, MOST), torch.full_like(total, torch.iinfo(torch.int64).max)
     for candidate in _CANDIDATES:
-        exponent = (floor + candidate).clamp_(LEAST, MOST)
-        unit = _power(exponent - floor)
+        exponent = (floor + candidate + highest - fraction).clamp_(LEAST, MOST)
+        unit = 1 << (exponent - highest + fraction).clamp_(0, fraction + 2).long()
         error = unit * (unit * count - 2 * total)
         if bits == 2:
-            error -= 4 * unit * (magnitudes - 2 * unit).clamp_(min=0).sum(1, keepdim=True)
+            error -= 4 * unit * _sum((scaled - 2 * unit.float()).clamp_(min=0))
         better = error < lowest
         lowest = torch.where(better, error, lowest)
         best = torch.where(better, exponent, best)
-    sent = _power(best).expand_as(values).copysign(values)
+    one = _power(best)
+    sent = one.expand_as(values).copysign(values)
     if bits == 2:
-        sent = torch.where(magnitudes > 2 * _power(best - floor), 3 * sent, sent)
+        sent = torch.where(magnitudes > 2 * one, 3 * sent, sent)
     return sent.mul_(used)
+
+
+def _sum(whole: Tensor) -> Tensor:
+    """Of every row of whole numbers in fp32, int64 [blocks, 1]: float64 adds them exactly, and so in any order."""
+    return whole.sum(1, keepdim=True, dtype=torch.float64).long()
 
 
 def _power(exponents: Tensor) -> Tensor:

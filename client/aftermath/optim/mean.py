@@ -23,8 +23,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from aftermath.kernels.use import run
 from aftermath.model.segments import view
 from aftermath.optim.codec import Votes
+from aftermath.optim.compiled import Counted, Task, usable
 from aftermath.optim.format import ResultFormat
 from aftermath.optim.lattice import LARGEST, SMALLEST
 from aftermath.optim.layout import LevelLayout, Part, level_layout
@@ -40,18 +42,32 @@ class MeanApply:
 
     def __init__(self, results: ResultFormat, tier: int, params: Mapping[str, Tensor], settings: SparseLoCo) -> None:
         self._params, self._settings = params, settings
+        self._compiled = not settings.orthogonal_lr and usable(params)
         self._layouts = {level: level_layout(results, level) for level in range(tier, results.levels)}
 
     @torch.no_grad()
     def apply(self, results: Mapping[int, Sequence[Votes]], lr: float) -> None:
         """Apply one round; `lr` was each member's own. Raises ValueError for votes that no run can have accepted."""
         most = most_of(self._settings, lr)
+        if self._compiled:
+            self._apply_compiled({level: votes for level, votes in results.items() if votes}, most)
+            return
         decided = {level: changes(votes, level, self._settings, most) for level, votes in results.items() if votes}
         for level, found in decided.items():
             layout = self._layouts[level]
             device = view(self._params, layout.parts[0].segment).device
             for part, blocks in placed(layout, *found, device):
                 self._move(view(self._params, part.segment), part, blocks, lr)
+
+    def _apply_compiled(self, results: Mapping[int, Sequence[Votes]], most: int) -> None:
+        for level, votes in results.items():
+            check_votes(votes, level, torch.int64)
+        counted = {level: Counted(votes, self._layouts[level]) for level, votes in results.items()}
+        tasks: list[Task] = []
+        for level, votes in results.items():
+            divisors = _divisors(self._settings.divisor, len(votes))
+            tasks += counted[level].mean(self._params, most, divisors, self._settings.outer_lr * SMALLEST)
+        run(tasks)
 
     def _move(self, tensor: Tensor, part: Part, blocks: Tensor, lr: float) -> None:
         """Change a segment's own `tensor` by the mean, as blocks beside it."""

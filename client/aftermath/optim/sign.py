@@ -15,12 +15,15 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from aftermath.kernels.use import run
 from aftermath.model.segments import view
 from aftermath.optim.codec import Votes
-from aftermath.optim.exact import signs
-from aftermath.optim.format import ResultFormat
+from aftermath.optim.compiled import Counted, usable
+from aftermath.optim.exact import MEAN_BITS, signs
+from aftermath.optim.format import ResultFormat, Values
 from aftermath.optim.layout import level_layout
 from aftermath.optim.rounding import to_fp32
+from aftermath.optim.tally import check_votes
 from aftermath.optim.transform import subtract
 
 
@@ -29,12 +32,16 @@ class SignApply:
 
     def __init__(self, results: ResultFormat, tier: int, params: Mapping[str, Tensor], weight_decay: float) -> None:
         self._format, self._params, self._weight_decay = results, params, weight_decay
+        self._compiled = usable(params)
         self._layouts = {level: level_layout(results, level) for level in range(tier, results.levels)}
 
     @torch.no_grad()
     def apply(self, results: Mapping[int, Sequence[Votes]], lr: float) -> None:
         """Apply one round; a level without votes only decays. Raises ValueError."""
         rate, keep = to_fp32(lr), to_fp32(1.0 - lr * self._weight_decay)
+        if self._compiled and self._format.values is Values.SIGN:
+            self._apply_compiled({level: votes for level, votes in results.items() if votes}, rate, keep)
+            return
         directions = {
             level: signs(votes, self._format, level, self._device(level)) for level, votes in results.items() if votes
         }
@@ -45,6 +52,16 @@ class SignApply:
                     tensor.mul_(keep)
                 if level in directions:
                     subtract(tensor, directions[level][index].float().mul_(rate), part.blocks)
+
+    def _apply_compiled(self, results: Mapping[int, Sequence[Votes]], rate: float, keep: float) -> None:
+        for level, votes in results.items():
+            check_votes(votes, level, torch.int8)
+        counted = {level: Counted(votes, self._layouts[level]) for level, votes in results.items()}
+        run(task for each in counted.values() for task in each.sign(self._params, keep, rate, MEAN_BITS))
+        for level in self._layouts.keys() - results.keys():
+            for part in self._layouts[level].parts:
+                if keep != 1.0:
+                    view(self._params, part.segment).mul_(keep)
 
     def _device(self, level: int) -> torch.device:
         return view(self._params, self._layouts[level].parts[0].segment).device

@@ -19,7 +19,8 @@ from torch import Tensor
 from aftermath.optim.basis import basis
 from aftermath.optim.blocks import UNUSED, Blocks
 
-_SMALLEST = torch.finfo(torch.float32).tiny  # below the smallest normal number a coefficient counts as zero
+ZERO_BELOW = torch.finfo(torch.float32).tiny
+"""Below the smallest normal number a coefficient counts as zero."""
 
 
 def forward(blocks: Tensor) -> Tensor:
@@ -38,12 +39,17 @@ def inverse(coefficients: Tensor) -> Tensor:
     return out if height == 1 else torch.matmul(basis(height, coefficients.dtype, coefficients.device).T, out)
 
 
+def matrices(tensor: Tensor) -> Tensor:
+    """A tensor as matrices [n, rows, columns], without a copy; a vector is one row."""
+    return tensor.flatten(0, -3) if tensor.ndim > 2 else tensor.view(1, -1, tensor.shape[-1])
+
+
 def cells(tensor: Tensor, blocks: Tensor, cut: Blocks) -> Iterator[tuple[Tensor, Tensor]]:
     """A tensor of the segment's shape (strided or not) and its blocks [n, h, w] in canonical order, number for number.
 
     Pairs of views of equal shape [matrices, rows, columns, h, w]: the whole blocks, then those that reach over an end.
     """
-    stack, by_place = _stack(tensor), _by_place(blocks, cut)
+    stack, by_place = matrices(tensor), _by_place(blocks, cut)
     height, width = by_place.shape[3:]
     for top, rows, tall in _runs(stack.shape[1], height):
         for left, columns, wide in _runs(stack.shape[2], width):
@@ -69,11 +75,6 @@ def padding(blocks: Tensor, cut: Blocks) -> Iterator[Tensor]:
         yield by_place[:, :, -1, :, wide:]
 
 
-def _stack(tensor: Tensor) -> Tensor:
-    """A tensor as matrices [n, rows, columns], without a copy; a vector is one row."""
-    return tensor.flatten(0, -3) if tensor.ndim > 2 else tensor.view(1, -1, tensor.shape[-1])
-
-
 def _by_place(blocks: Tensor, cut: Blocks) -> Tensor:
     """Blocks [n, h, w] as [matrices, rows of blocks, columns of blocks, h, w]."""
     return blocks.view(-1, *(1, *cut.grid)[-2:], *blocks.shape[1:])
@@ -88,7 +89,7 @@ def _runs(size: int, edge: int) -> Iterator[tuple[int, int, int]]:
         yield whole, 1, rest
 
 
-def strongest(coefficients: Tensor, topk: int, smallest: float = _SMALLEST) -> tuple[Tensor, Tensor]:
+def strongest(coefficients: Tensor, topk: int, smallest: float = ZERO_BELOW) -> tuple[Tensor, Tensor]:
     """The `topk` largest coefficients by magnitude of each row of fp32 [n, block]: indices int64, values, [n, topk].
 
     Indices ascend within a row. What is below `smallest` counts as zero. Zeros are never kept: their slots come last,

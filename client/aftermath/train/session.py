@@ -28,6 +28,7 @@ from aftermath.chain.wallet import Wallet, identity_secret, load_wallet
 from aftermath.coordinator.errors import CoordinatorError, NoSuchRun
 from aftermath.coordinator.ports import Clock
 from aftermath.data.source import Source, SourceAway
+from aftermath.kernels.use import missing, takes_long
 from aftermath.member.archive import Archive
 from aftermath.member.attention import Attention
 from aftermath.member.feed import RunFeed
@@ -290,6 +291,10 @@ async def _member(
         settings.keep_steps if settings.delete_old_steps else None,
         await compute(lambda: companions_of(settings, model)),
     )
+    if device.type == "cpu":
+        if await compute(takes_long):
+            events.emit(kinds.Compiling())
+        events.emit(kinds.Kernels(missing=await compute(missing)))
     weight = await measured_weight(ports, role, compute, origin, model.max_seq_len)
     await compute(lambda: origin.warm_up(model.max_seq_len, model.data_type == DataType.FINETUNING))
     parallel = settings.max_concurrent_parameter_requests

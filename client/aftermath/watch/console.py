@@ -21,6 +21,8 @@ from aftermath.watch.progress import Progress
 
 _SENTENCES: dict[type[kinds.Event], str] = {
     kinds.Started: "{date}: run {run_id}, tier {tier}, wallet {wallet}, aftermath {version}",
+    kinds.Compiling: "compiling kernels for this processor: half a minute or more, this once",
+    kinds.Kernels: "results are encoded and applied by {by}",
     kinds.Measuring: "measuring how fast this machine trains tier {tier} ({parameters:,} parameters): some seconds, "
     "{limit:.0f} at most",
     kinds.Measured: "this machine trains about {sequences} a minute",
@@ -62,6 +64,8 @@ class ConsoleLines:
             fields |= {"state": state_words(event.state), "progress": self._progress.words()}
         elif isinstance(event, kinds.Applied):
             fields["results"] = counted(event.results, "result")
+        elif isinstance(event, kinds.Kernels):
+            fields["by"] = "compiled kernels" if event.missing is None else f"torch, since {fields['missing']}"
         elif isinstance(event, kinds.Measured):
             fields["sequences"] = counted(event.weight, "sequence")
         elif isinstance(event, kinds.Finished):

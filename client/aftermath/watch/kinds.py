@@ -36,6 +36,16 @@ class Started(Event, frozen=True, kw_only=True):
     version: str
 
 
+class Compiling(Event, frozen=True, kw_only=True):
+    """Kernels are compiled for this machine's processor, or another process that does it is waited for."""
+
+
+class Kernels(Event, frozen=True, kw_only=True):
+    """By what results are encoded and applied on a CPU: compiled kernels, or torch because of what is `missing`."""
+
+    missing: str | None
+
+
 class Measuring(Event, frozen=True, kw_only=True):
     """The member begins to measure how fast it trains, for `limit` seconds at most."""
 
@@ -273,6 +283,8 @@ class Sample(Event, frozen=True, kw_only=True):
 MEMBER_EVENTS = (
     Started
     | Evaluated
+    | Compiling
+    | Kernels
     | Measuring
     | Measured
     | Joined

@@ -1,0 +1,1 @@
+"""Compiled inner loops over arrays. They know nothing of models or runs; `optim` has the same in torch."""

@@ -1,0 +1,226 @@
+"""All members' votes counted block by block, and the parameters they change, in one pass over memory.
+
+Decided
+- What is computed is that of `optim.exact` and `optim.mean`, bit by bit: whole numbers of which every partial sum is
+  exact, and single IEEE operations, none of which the compiler may fuse with another.
+- Votes stay where they are, an address for each member's: members may be many, and their votes large.
+- A member's votes on one block follow each other, as they do on the wire (`spans`), and a mean changes only
+  the numbers that somebody voted on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aftermath.kernels import cosine
+from aftermath.kernels.compiled import array_at, kernel
+
+_VECTORS = 256  # at once
+_TO_WHOLE = 1.5 * 2.0**52  # added and taken off again, it rounds halves to even
+
+Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
+Numbers = NDArray[np.int64]
+
+
+@kernel("i8(i8[::1], i8[::1], i8[::1], i8[::1], i8[::1], i8[::1])")
+def spans(positions: Numbers, bases: Numbers, sizes: Numbers, blocks: Numbers, starts: Numbers, stops: Numbers) -> int:
+    """Where each block's votes are, of one member's: starts and stops [all blocks], zeros before.
+
+    Groups of blocks have a first position, a size of blocks and a first block; `blocks` ends with the number of all.
+    1: found; 0: a block's votes do not follow each other; -1: there is no such position.
+    """
+    low = high = block = group = 0
+    for v in range(len(positions)):
+        position = positions[v]
+        if position < low or position >= high:
+            if position < 0:
+                return -1
+            group = len(bases) - 1
+            while bases[group] > position:
+                group -= 1
+            place = (position - bases[group]) // sizes[group]
+            block = blocks[group] + place
+            if block >= blocks[group + 1]:
+                return -1
+            if stops[block] > 0:
+                return 0
+            low = bases[group] + place * sizes[group]
+            high = low + sizes[group]
+            starts[block] = v
+        stops[block] = v + 1
+    return 1
+
+
+@kernel()
+def _count(
+    addresses: Numbers,
+    whole: bool,
+    starts: Numbers,
+    stops: Numbers,
+    block: int,
+    low: int,
+    most: int,
+    sums: Numbers,
+    counts: Numbers,
+    touched: Numbers,
+) -> int:
+    """Add up a block's votes: sums and counts by place, both zeros before, and which places; how many these are.
+
+    `addresses` [members, 3] of positions, values (int64 if `whole`, else int8) and shifts, or 0; `low` is the position
+    of the block's first place, and no value counts more than `most`.
+    """
+    found = 0
+    for member in range(len(addresses)):
+        first, last = starts[member, block], stops[member, block]
+        if first == last:
+            continue
+        positions = array_at(addresses[member, 0], last, np.int64)
+        small = array_at(addresses[member, 1], last, np.int8)
+        large = array_at(addresses[member, 1], last, np.int64)
+        shifts = array_at(addresses[member, 2], last, np.uint8)
+        shifted = addresses[member, 2] != 0
+        for v in range(first, last):
+            place = positions[v] - low
+            value = large[v] if whole else np.int64(small[v])
+            if shifted:
+                value <<= np.int64(shifts[v])
+            if counts[place] == 0:
+                touched[found] = place
+                found += 1
+            counts[place] += 1
+            sums[place] += min(max(value, -most), most)
+    return found
+
+
+@kernel("void(f4[::1], i8, i8, i8, i8, i8, i8, i8, i8, i8, i8, i8[:,::1], b1, i8[:,::1], i8[:,::1], i8, f8[::1], f8)")
+def mean(
+    parameters: Floats,
+    stride: int,
+    rows: int,
+    columns: int,
+    height: int,
+    width: int,
+    across: int,
+    first: int,
+    last: int,
+    low: int,
+    block: int,
+    addresses: Numbers,
+    whole: bool,
+    starts: Numbers,
+    stops: Numbers,
+    most: int,
+    divisors: Doubles,
+    rate: float,
+) -> None:
+    """x <- x - fp32(sum / divisors[count] * rate), of blocks [first, last) of a segment [rows, columns].
+
+    parameters have `stride` from row to row, and `across` blocks in a row of blocks; the segment's first position is
+    `low` and its first block `block` among all.
+    """
+    size = height * width
+    sums, counts, touched = np.zeros(size, np.int64), np.zeros(size, np.int64), np.empty(size, np.int64)
+    for number in range(first, last):
+        found = _count(
+            addresses, whole, starts, stops, block + number, low + number * size, most, sums, counts, touched
+        )
+        top, left = number // across * height, number % across * width
+        for t in range(found):
+            place = touched[t]
+            y: Any = np.int64(np.uint32(place) // np.uint32(width))
+            x = place - y * width
+            step = np.float32(np.float64(sums[place]) / divisors[counts[place]] * rate)
+            sums[place] = counts[place] = 0
+            if top + y < rows and left + x < columns:
+                parameters[(top + y) * stride + left + x] -= step
+
+
+@kernel(
+    "void(f4[::1], i8, i8, i8, i8, i8, i8, i8, i8, i8, i8, i8[:,::1], i8[:,::1], i8[:,::1], f8[:,::1], f8[:,::1], i8,"
+    " i8, f4, f4)"
+)
+def sign(
+    parameters: Floats,
+    stride: int,
+    rows: int,
+    columns: int,
+    height: int,
+    width: int,
+    across: int,
+    first: int,
+    last: int,
+    low: int,
+    block: int,
+    addresses: Numbers,
+    starts: Numbers,
+    stops: Numbers,
+    turned: Doubles,
+    wide: Doubles,
+    mean_bits: int,
+    sum_bits: int,
+    keep: float,
+    rate: float,
+) -> None:
+    """x <- x * keep - rate * sign(the inverse DCT of the means of the votes), of blocks as `mean` has them.
+
+    turned is the transposed integer basis of the height, wide the integer basis of the width; means have `mean_bits`
+    after the point, and the columns of a basis add up to `sum_bits` at most.
+    """
+    size, at_once = height * width, min(last - first, max(1, _VECTORS // width))
+    sums, counts, touched = np.zeros(size, np.int64), np.zeros(size, np.int64), np.empty(size, np.int64)
+    given = np.empty((height, at_once * width))
+    result, scratch = np.empty_like(given), np.empty_like(given)
+    for start in range(first, last, at_once):
+        many = min(at_once, last - start)
+        given[:] = 0
+        for number in range(start, start + many):
+            found = _count(
+                addresses, False, starts, stops, block + number, low + number * size, 1, sums, counts, touched
+            )
+            left = (number - start) * width
+            for t in range(found):
+                place = touched[t]
+                total, count = sums[place] << mean_bits, counts[place]
+                average: Any = np.float64((2 * abs(total) + count) // (2 * count))
+                sums[place] = counts[place] = 0
+                y: Any = np.int64(np.uint32(place) // np.uint32(width))
+                _add(given[y, left : left + width], wide[place - y * width], -average if total < 0 else average)
+        if height > 1:
+            _round(given, 2.0**-sum_bits)
+            cosine.inverse(turned, given, result, scratch, many * width)
+        else:
+            result[:] = given
+        for number in range(start, start + many):
+            top, left, own = number // across * height, number % across * width, (number - start) * width
+            for y in range(min(height, rows - top)):
+                at = (top + y) * stride + left
+                reach = min(width, columns - left)
+                _move(parameters[at : at + reach], result[y, own : own + reach], keep, rate)
+
+
+@kernel()
+def _add(line: Doubles, vector: Doubles, factor: float) -> None:
+    """line <- line + factor * vector, all of them whole numbers."""
+    for x in range(len(line)):
+        line[x] += factor * vector[x]
+
+
+@kernel()
+def _round(lines: Doubles, scale: float) -> None:
+    """lines <- lines * scale to the nearest whole number, halves to even; scale is a power of two."""
+    for y in range(len(lines)):
+        line = lines[y]
+        for x in range(len(line)):
+            line[x] = line[x] * scale + _TO_WHOLE - _TO_WHOLE
+
+
+@kernel()
+def _move(parameters: Floats, towards: Doubles, keep: float, rate: float) -> None:
+    """x <- x * keep - rate * sign, of whole numbers; that of -0 is 0."""
+    for x in range(len(parameters)):
+        sign = np.float32(min(max(towards[x], -1.0), 1.0) + 0.0)
+        parameters[x] = parameters[x] * keep - sign * rate

@@ -1,0 +1,62 @@
+"""Whether kernels can be used here, and the threads they run on.
+
+Decided
+- numba is an extra. Without it, or where it cannot work, torch computes the same, and `missing` says why; nobody needs
+  a compiler of their own.
+- Tasks share nothing, so plain threads run them, as many as torch would take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from importlib.util import find_spec
+
+import torch
+
+
+def takes_long() -> bool:
+    """Is `missing` going to compile kernels?"""
+    if find_spec("numba") is None:
+        return False
+    try:
+        from aftermath.kernels import compiled
+    except Exception:  # as `missing` is going to say
+        return False
+    return not compiled.kept()
+
+
+@lru_cache(maxsize=1)
+def missing() -> str | None:
+    """Why kernels cannot be used, or None: then they are compiled by now, which takes half a minute the first time."""
+    if find_spec("numba") is None:
+        return "numba is not installed (pip install 'aftermath[fast]')"
+    try:
+        from aftermath.kernels import aggregate, compiled, encode  # noqa: F401  these have the kernels
+
+        compiled.prepare()
+    except Exception as error:  # whatever a compiler does not like here: torch does the same
+        return f"numba does not work here: {str(error).strip().splitlines()[0]}"
+    return None
+
+
+def run(tasks: Iterable[Callable[[], object]]) -> None:
+    """Run all, on as many threads as torch takes. Raises what one of them raised."""
+    waiting = iter(list(tasks))
+
+    def work() -> None:
+        for task in waiting:
+            task()
+
+    others = [_pool().submit(work) for _ in range(torch.get_num_threads() - 1)]
+    try:
+        work()
+    finally:
+        for other in others:
+            other.result()
+
+
+@lru_cache(maxsize=1)
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(thread_name_prefix="kernels")

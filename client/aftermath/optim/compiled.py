@@ -1,0 +1,179 @@
+"""A replica's results and applies by compiled kernels: what `optim.feedback`, `optim.sign` and `optim.mean` give.
+
+Decided
+- Where a replica's rows lie in the CPU's memory without gaps, and numba is installed; torch does all else, and is what
+  kernels are tested against.
+- A level is cut into tasks of whole blocks, so that threads change nothing.
+- Kernels get memory as it lies: a matrix's rows, with the stride from one to the next. A stack of matrices is one after
+  another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from aftermath.kernels.use import missing, run
+from aftermath.model.segments import view
+from aftermath.optim.basis import COLUMN_SUM_BITS, basis
+from aftermath.optim.codec import Votes
+from aftermath.optim.lattice import LEAST, MOST, fraction_bits
+from aftermath.optim.layout import LevelLayout, Part
+from aftermath.optim.transform import matrices
+
+_AT_ONCE = 1 << 18  # numbers in a task
+_CPU = torch.device("cpu")
+
+Task = Callable[[], None]
+Numbers = NDArray[np.int64]
+
+
+def usable(params: Mapping[str, Tensor]) -> bool:
+    """Can kernels work on these? They are compiled then."""
+    return all(t.device == _CPU and t.stride(-1) == 1 for t in params.values()) and missing() is None
+
+
+def encode(
+    layout: LevelLayout,
+    residuals: Sequence[Tensor],
+    gradients: Mapping[str, Tensor],
+    factor: float,
+    decay: float,
+    kept: Sequence[tuple[Tensor, Tensor]] | None,
+    transformed: bool,
+    smallest: float,
+    bits: int,
+) -> tuple[list[tuple[Tensor, Tensor]], list[Task]]:
+    """What a level's next result is made of, indices and values per group, and the tasks that fill it in.
+
+    They change the residuals too. The tensors of `kept`, the result before, become those of this one.
+    """
+    from aftermath.kernels import encode as kernels
+
+    kernel: Any = kernels.encode
+    sent = kept is not None
+    if kept is None:
+        shapes = [(group.blocks, group.topk) for group in layout.groups]
+        kept = [(torch.empty(shape, dtype=torch.int64), torch.empty(shape)) for shape in shapes]
+    tasks: list[Task] = []
+    for part in layout.parts:
+        group, (indices, values) = layout.groups[part.group], kept[part.group]
+        how: tuple[Any, ...] = (
+            *(np.float32(decay), np.float32(factor), transformed),
+            *(basis(edge, torch.float32, _CPU).numpy() for edge in (group.height, group.width)),
+        )
+        least = int(np.float32(smallest).view(np.uint32))
+        lattice = (sent, least, bits, fraction_bits(group.topk), LEAST, MOST)
+        whole = [part.of(tensor).numpy() for tensor in (residuals[part.group], indices, values)]
+        for first, count, memory in _matrices(view(gradients, part.segment), part):
+            blocks, *slots = (numbers[first : first + count] for numbers in whole)
+            place = (*memory, part.blocks.grid[-1])
+            tasks += [
+                partial(kernel, blocks, *cut, *place, *how, *slots, *lattice) for cut in _cuts(count, group.block)
+            ]
+    return list(kept), tasks
+
+
+class Counted:
+    """Where each block's votes of a level are, those of at least one member."""
+
+    def __init__(self, votes: Sequence[Votes], layout: LevelLayout) -> None:
+        """Raises ValueError for positions there are none of."""
+        from aftermath.kernels.aggregate import spans
+
+        groups = layout.groups
+        ends = np.cumsum([0, *(group.blocks for group in groups)])
+        where = (np.array([g.base for g in groups]), np.array([g.block for g in groups]), ends)
+        self._layout, self._first_block = layout, ends
+        self._whole = any(vote.values.dtype == torch.int64 for vote in votes)
+        self._starts = np.zeros((len(votes), int(ends[-1])), np.int64)
+        self._stops = np.zeros_like(self._starts)
+        self._addresses = np.zeros((len(votes), 3), np.int64)
+        self._held: list[tuple[Tensor | None, ...]] = [()] * len(votes)
+
+        def find(member: int, vote: Votes) -> None:
+            positions, values, shifts = vote.positions.contiguous(), *self._values(vote)
+            starts, stops = self._starts[member], self._stops[member]
+            found = spans(positions.numpy(), *where, starts, stops)
+            if found == 0:  # in no order that results are in
+                positions, order = positions.sort()
+                values, shifts = values[order], None if shifts is None else shifts[order]
+                starts[:], stops[:] = 0, 0
+                found = spans(positions.numpy(), *where, starts, stops)
+            if found < 0:
+                raise ValueError("a vote for a position that there is not")
+            self._held[member] = (positions, values, shifts)
+            self._addresses[member] = [0 if t is None else t.data_ptr() for t in self._held[member]]
+
+        run(partial(find, member, vote) for member, vote in enumerate(votes))
+
+    def _values(self, vote: Votes) -> tuple[Tensor, Tensor | None]:
+        """All members' are of one kind."""
+        if self._whole:
+            return vote.multiples(), None
+        return vote.values.contiguous(), None if vote.shifts is None else vote.shifts.contiguous()
+
+    def mean(self, params: Mapping[str, Tensor], most: int, divisors: Sequence[float], rate: float) -> Iterator[Task]:
+        """The tasks that change a level's parameters as `optim.mean` does."""
+        from aftermath.kernels import aggregate
+
+        kernel: Any = aggregate.mean
+        counted = (self._addresses, self._whole, self._starts, self._stops)
+        by = np.array(divisors, np.float64)
+        for place in self._places(params):
+            yield partial(kernel, *place, *counted, most, by, rate)
+
+    def sign(self, params: Mapping[str, Tensor], keep: float, rate: float, mean_bits: int) -> Iterator[Task]:
+        """The tasks that change a level's parameters as `optim.sign` does."""
+        from aftermath.kernels import aggregate
+
+        kernel: Any = aggregate.sign
+        counted = (self._addresses, self._starts, self._stops)
+        rates = (mean_bits, COLUMN_SUM_BITS, np.float32(keep), np.float32(rate))
+        for place in self._places(params):
+            height, width = place[4:6]
+            yield partial(kernel, *place, *counted, *_bases(height, width), *rates)
+
+    def _places(self, params: Mapping[str, Tensor]) -> Iterator[tuple[Any, ...]]:
+        """What a kernel is to know of the segments' memory and blocks, task by task."""
+        for part in self._layout.parts:
+            group = self._layout.groups[part.group]
+            for number, count, memory in _matrices(view(params, part.segment), part):
+                first = part.first + number
+                low, block = group.base + first * group.block, int(self._first_block[part.group]) + first
+                for cut in _cuts(count, group.block):
+                    yield *memory, group.height, group.width, part.blocks.grid[-1], *cut, low, block
+
+
+def _bases(height: int, width: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The integer bases of edges: that of the height transposed."""
+    tall, wide = (basis(edge, torch.float64, _CPU).numpy() for edge in (height, width))
+    return np.ascontiguousarray(tall.T), wide
+
+
+def _matrices(tensor: Tensor, part: Part) -> Iterator[tuple[int, int, tuple[NDArray[np.float32], int, int, int]]]:
+    """Of each matrix of a segment: its first block, how many it has, and its memory.
+
+    That is numbers as they lie, the stride from row to row, rows, columns.
+    """
+    stack = matrices(tensor.detach())
+    if stack.stride(2) != 1:
+        stack = stack.contiguous()
+    count = part.blocks.count // len(stack)
+    for number, matrix in enumerate(stack):
+        (rows, columns), stride = matrix.shape, matrix.stride(0)
+        memory = matrix.as_strided(((rows - 1) * stride + columns,), (1,)).numpy()
+        yield number * count, count, (memory, stride, rows, columns)
+
+
+def _cuts(count: int, size: int) -> Iterator[tuple[int, int]]:
+    """[first, last) of so many blocks of a size, for each task."""
+    step = max(1, _AT_ONCE // size)
+    for first in range(0, count, step):
+        yield first, min(first + step, count)

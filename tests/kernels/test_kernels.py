@@ -1,0 +1,321 @@
+"""Kernels against torch: the same bits of everything that is exact or chosen, for many shapes, formats and threads."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aftermath.kernels import choice, cosine, use
+from aftermath.optim.basis import integer_basis
+from aftermath.optim.codec import Votes, decode_level
+from aftermath.optim.distro import Distro
+from aftermath.optim.engine import Engine
+from aftermath.optim.feedback import ErrorFeedback
+from aftermath.optim.lattice import LEAST, MOST, SMALLEST, fraction_bits, quantise
+from aftermath.optim.parts import PseudoGradient
+from aftermath.optim.schema import Schema, Settings, build_schema
+from aftermath.optim.sparseloco import Divisor
+from aftermath.optim.transform import ZERO_BELOW, strongest
+from optim.optim_oracle import RAGGED, toy_inner, toy_schema
+from optim.optim_replica import bits, gradients, tensors
+from replica.whole_round import MODELS, OPTIMIZERS
+
+assert use.missing() is None
+THREADS = [1, 2, 3]
+CLIENT = Path(use.__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("vectors", [1, 7, 256])
+@pytest.mark.parametrize("edge", [1, 2, 6, 7, 20, 43, 64, 100])
+def test_a_cosine_transform_of_whole_numbers_is_the_product_with_the_basis(edge: int, vectors: int) -> None:
+    basis = np.array(integer_basis(edge), np.float64)
+    given = np.random.default_rng(edge).integers(-(2**20), 2**20, (edge, vectors)).astype(np.float64)
+    found, scratch = np.empty_like(given), np.empty_like(given)
+    cosine.inverse(np.ascontiguousarray(basis.T), given, found, scratch, vectors)
+    assert (found == basis.T @ given).all()
+    cosine.forward(basis, given.copy(), found, scratch, vectors)
+    assert (found == basis @ given).all()
+
+
+@st.composite
+def blocks(draw: st.DrawFn) -> tuple[np.ndarray, int, float]:
+    """Numbers with few or many equals and zeros, how many to keep, and what counts as zero."""
+    size = draw(st.sampled_from([1, 2, 5, 64, 100, 255, 256, 257, 1000, 1024, 4096]))
+    topk = min(size, draw(st.sampled_from([1, 2, 8, 15, 16, 17, 32, 64, 200, 256, 1024, 4096])))
+    random = np.random.default_rng(draw(st.integers(0, 2**32)))
+    values = random.normal(size=size) * 2.0 ** draw(st.sampled_from([-130, -40, 0, 60]))
+    kind = draw(st.sampled_from(["plain", "coarse", "sparse", "equal"]))
+    if kind == "coarse":
+        values = np.round(random.normal(size=size) * 2)
+    elif kind == "sparse":
+        values[random.random(size) < 0.97] = 0
+    elif kind == "equal":
+        values = np.where(random.random(size) < 0.5, -1.5, 1.5)
+    return values.astype(np.float32), topk, draw(st.sampled_from([ZERO_BELOW, SMALLEST]))
+
+
+def chosen(values: np.ndarray, topk: int, smallest: float) -> tuple[np.ndarray, np.ndarray]:
+    size = len(values)
+    indices, found = np.empty(topk, np.int64), np.empty(topk, np.float32)
+    words, more, places = np.empty(size, np.uint32), np.empty(2 * size, np.uint32), np.empty(size, np.int64)
+    choice.strongest(values, int(np.float32(smallest).view(np.uint32)), words, more, places, indices, found)
+    return indices, found
+
+
+@settings(max_examples=300, deadline=None)
+@given(blocks(), st.sampled_from([1, 2]))
+def test_the_strongest_and_their_lattice_are_those_of_torch(given: tuple[np.ndarray, int, float], wide: int) -> None:
+    values, topk, smallest = given
+    indices, found = chosen(values, topk, smallest)
+    expected = strongest(torch.from_numpy(values)[None], topk, smallest)
+    assert indices.tolist() == expected[0][0].tolist()
+    assert found.tobytes() == expected[1][0].numpy().tobytes()
+    if smallest == SMALLEST:
+        choice.quantise(found, wide, fraction_bits(topk), LEAST, MOST)
+        assert found.tobytes() == quantise(expected[1], wide)[0].numpy().tobytes()
+
+
+WHOLE = {"vocab_size": 300, "hidden_size": 64, "intermediate_size": 128, "chunk": 64}
+INNER = {
+    "2 bits": toy_inner(),
+    "1 bit, padded": toy_inner(bits=1, **RAGGED),
+    "larger blocks": toy_inner(topk=32, topk_embeddings=8, **WHOLE),
+    "everything, no decay": toy_inner(topk=4096, topk_embeddings=4096, decay=1.0, **RAGGED),
+}
+
+
+def pair(schema: Schema, tier: int) -> tuple[ErrorFeedback, ErrorFeedback]:
+    """Results by kernels, and by torch."""
+    params = tensors(schema, tier, 0)
+    found = tuple(ErrorFeedback(schema.results, tier, params, schema.optimizer.decay) for _ in range(2))
+    assert found[0]._compiled
+    found[1]._compiled = False
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("threads", THREADS)
+@pytest.mark.parametrize("tier", [0, 2])
+@pytest.mark.parametrize("name", INNER)
+def test_results_and_residuals_are_those_of_torch(name: str, tier: int, threads: int) -> None:
+    schema = INNER[name]
+    ours, torchs = pair(schema, tier)
+    torch.set_num_threads(threads)
+    for step in range(4):
+        moved = {key: 0.01 * tensor for key, tensor in gradients(schema, tier, step).items()}
+        if step == 2:  # with gaps in memory
+            moved = {key: torch.stack([tensor, tensor], -1)[..., 0] for key, tensor in moved.items()}
+        made = PseudoGradient(moved, 1.0, 0.0)
+        assert ours.compress(made) == torchs.compress(made)
+        assert bits(ours.state()) == bits(torchs.state())
+    ours.restore(torchs.state())
+    assert ours.sent() == torchs.sent()
+
+
+@pytest.mark.parametrize("quantize", [True, False])
+@pytest.mark.parametrize("sizes", [RAGGED, WHOLE], ids=["padded", "whole"])
+def test_transformed_residuals_are_those_of_torch_but_for_rounding(sizes: dict[str, int], quantize: bool) -> None:
+    """Where the same is sent. It is, in all but ties of rounding, of which there are none here."""
+    schema = toy_schema(quantize_1bit=quantize, **sizes)
+    ours, torchs = pair(schema, 0)
+    for step in range(4):
+        made = PseudoGradient(gradients(schema, 0, step), 0.1, 0.0)
+        one, other = ours.compress(made), torchs.compress(made)
+        for level in one:
+            first, second = (decode_level(data[level], schema.results, level) for data in (one, other))
+            assert torch.equal(first.positions, second.positions)
+            assert torch.allclose(first.values.float(), second.values.float(), rtol=1e-3, atol=1e-5)
+        for name, tensor in torchs.state().items():
+            assert torch.allclose(ours.state()[name], tensor, rtol=1e-3, atol=1e-5), name
+
+
+def test_a_number_of_threads_changes_no_bit_of_a_transformed_result() -> None:
+    schema = toy_schema(**WHOLE)
+    states = []
+    for threads in THREADS:
+        ours, _ = pair(schema, 0)
+        torch.set_num_threads(threads)
+        sent = [ours.compress(PseudoGradient(gradients(schema, 0, step), 0.1, 0.0)) for step in range(3)]
+        states.append((sent, bits(ours.state())))
+    assert states[1:] == states[:1] * 2
+
+
+# --- applies ----------------------------------------------------------------------------------------------------------
+
+
+def received(schema: Schema, tier: int, members: int) -> dict[int, list[Votes]]:
+    """Results of members with gradients of their own, as they are decoded."""
+    params = tensors(schema, 0, 0)
+    found: dict[int, list[Votes]] = {level: [] for level in range(tier, schema.results.levels)}
+    for member in range(members):
+        own = ErrorFeedback(schema.results, 0, params, 0.9)
+        payloads = own.compress(PseudoGradient(gradients(schema, 0, member), 0.01, 0.0))
+        for level, votes in found.items():
+            votes.append(decode_level(payloads[level], schema.results, level))
+    return found
+
+
+def applied(schema: Schema, tier: int, results: Mapping[int, Sequence[Votes]], kernels: bool) -> dict[str, bytes]:
+    params = tensors(schema, tier, 0)
+    engine = Engine(schema, tier, params)
+    assert engine._apply._compiled
+    engine._apply._compiled = kernels
+    for _ in range(2):
+        engine.apply(results, 0.01)
+    assert bits(params) != bits(tensors(schema, tier, 0))
+    return bits(params)
+
+
+SIGNS = {
+    "padded": toy_schema(weight_decay=0.1, **RAGGED),
+    "whole": toy_schema(**WHOLE),
+    "one sign of each number": toy_schema(topk=4096, topk_embeddings=4096, **RAGGED),
+}
+MEANS = {
+    "2 bits": toy_inner(divisor=Divisor.ROOT, outer_lr=0.7, **RAGGED),
+    "1 bit": toy_inner(bits=1, divisor=Divisor.ALL, **WHOLE),
+    "everything": toy_inner(topk=4096, topk_embeddings=4096, **RAGGED),
+}
+
+
+@pytest.mark.parametrize("threads", THREADS)
+@pytest.mark.parametrize("tier", [0, 1])
+@pytest.mark.parametrize("members", [1, 5])
+@pytest.mark.parametrize("schema", [*SIGNS.values(), *MEANS.values()], ids=[*SIGNS, *MEANS])
+def test_applied_parameters_are_those_of_torch(schema: Schema, members: int, tier: int, threads: int) -> None:
+    results = received(schema, tier, members)
+    results[2] = results[2][:1]
+    del results[1]
+    torch.set_num_threads(threads)
+    expected = applied(schema, tier, results, kernels=False)
+    assert applied(schema, tier, results, kernels=True) == expected
+    turned = {level: votes[::-1] for level, votes in results.items()}
+    assert applied(schema, tier, turned, kernels=True) == expected
+
+
+@pytest.mark.parametrize("schema", [SIGNS["padded"], MEANS["2 bits"]], ids=["sign", "mean"])
+def test_votes_in_any_order_are_the_same_and_those_of_no_place_are_refused(schema: Schema) -> None:
+    results = received(schema, 2, 3)
+    mixed = {}
+    for level, votes in results.items():
+        orders = [torch.randperm(len(v.positions), generator=torch.Generator().manual_seed(level)) for v in votes]
+        mixed[level] = [
+            Votes(level, v.positions[o], v.values[o], None if v.shifts is None else v.shifts[o])
+            for v, o in zip(votes, orders, strict=True)
+        ]
+    assert applied(schema, 2, mixed, kernels=True) == applied(schema, 2, results, kernels=False)
+    params = tensors(schema, 2, 0)
+    engine, before = Engine(schema, 2, params), bits(params)
+    for position in (-1, 1 << 40):
+        (first, *rest) = results[2]
+        wrong = Votes(2, first.positions.clone(), first.values, first.shifts)
+        wrong.positions[0] = position
+        with pytest.raises(ValueError, match="there is not"):
+            engine.apply({2: [*rest, wrong]}, 0.01)
+        assert bits(params) == before
+
+
+def test_other_formats_and_other_memory_are_left_to_torch() -> None:
+    schema = toy_inner()
+    params = {name: torch.stack([t, t], -1)[..., 0] for name, t in tensors(schema, 0, 0).items()}
+    assert not Engine(schema, 0, params)._apply._compiled
+    assert not Engine(toy_inner(orthogonal_lr=1.0), 0, tensors(schema, 0, 0))._apply._compiled
+    floats = toy_schema(quantize_1bit=False)
+    assert isinstance(floats.optimizer, Distro)
+    results = received(floats, 0, 2)
+    assert applied(floats, 0, results, kernels=True) == applied(floats, 0, results, kernels=False)
+
+
+@pytest.mark.parametrize("settings", [OPTIMIZERS["distro"], OPTIMIZERS["sparseloco"]], ids=["sign", "mean"])
+def test_a_stack_is_one_matrix_after_another(settings: Settings) -> None:
+    pytest.importorskip("transformers")
+    schema = build_schema(MODELS["auto-experts"], 1, settings)
+    results = received(schema, 0, 3)
+    assert applied(schema, 0, results, kernels=True) == applied(schema, 0, results, kernels=False)
+    ours, torchs = pair(schema, 0)
+    for step in range(3):
+        made = PseudoGradient(gradients(schema, 0, step), 0.01, 0.0)
+        assert ours.compress(made) == torchs.compress(made)
+        for name, tensor in torchs.state().items():
+            assert torch.allclose(ours.state()[name], tensor, rtol=1e-3, atol=1e-5), name
+
+
+# --- where they cannot be used ----------------------------------------------------------------------------------------
+
+
+def test_without_numba_torch_does_the_same_and_it_is_said_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(use, "find_spec", lambda name: None)
+    assert not use.takes_long()
+    assert "aftermath[fast]" in str(use.missing.__wrapped__())
+    reason = use.missing.__wrapped__()
+    monkeypatch.setattr("aftermath.optim.compiled.missing", lambda: reason)
+    schema = toy_inner()
+    engine = Engine(schema, 0, tensors(schema, 0, 0))
+    assert not engine._apply._compiled
+    engine.apply(received(schema, 0, 2), 0.01)
+
+
+def test_what_was_compiled_is_kept_for_the_next_process_and_two_do_not_compile_at_once(tmp_path: Path) -> None:
+    """With a small kernel: all of them take half a minute."""
+    code = """
+import sys
+from pathlib import Path
+from aftermath.kernels import compiled, use
+from aftermath.kernels.compiled import kernel, prepare
+compiled.PLACE = Path(sys.argv[1])
+from {module} import twice
+print(use.takes_long())
+prepare()
+print(use.takes_long(), twice(21), sum(twice.stats.cache_misses.values()))
+"""
+    module = tmp_path / "small_kernel.py"
+    module.write_text(
+        "from aftermath.kernels.compiled import kernel\n\n\n@kernel('i8(i8)')\ndef twice(x):\n    return 2 * x\n"
+    )
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "kept"), "PYTHONPATH": f"{CLIENT}:{tmp_path}"}
+    command = [sys.executable, "-c", code.format(module=module.stem), str(tmp_path / "place")]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) for _ in range(3)]
+    lines = [process.communicate()[0].split() for process in processes]
+    assert [line[1:3] for line in lines] == [["False", "42"]] * 3
+    assert sorted(line[3] for line in lines) == ["0", "0", "1"]
+    later = subprocess.run(command, stdout=subprocess.PIPE, env=environment, text=True, check=True)
+    assert later.stdout.split() == ["False", "False", "42", "0"]
+
+
+def test_a_compiler_that_fails_is_told_about_and_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> None:
+        raise RuntimeError("no such processor\nand much more")
+
+    monkeypatch.setattr("aftermath.kernels.compiled.prepare", fails)
+    assert use.missing.__wrapped__() == "numba does not work here: no such processor"
+
+
+@pytest.mark.parametrize("threads", THREADS)
+def test_what_a_task_raises_is_raised(threads: int) -> None:
+    torch.set_num_threads(threads)
+    done = []
+
+    def task(number: int) -> None:
+        if number == 5:
+            raise KeyError(number)
+        done.append(number)
+
+    with pytest.raises(KeyError):
+        use.run([lambda number=number: task(number) for number in range(6)])  # type: ignore[misc]
+    assert sorted(done) == list(range(5))
