@@ -83,6 +83,7 @@ def test_one_process_is_alone_in_a_directory_and_leaves_nothing_there(tmp_path: 
     ours, theirs = multiprocessing.Pipe()
     other = multiprocessing.get_context("spawn").Process(target=_alone, args=(tmp_path, theirs), daemon=True)
     other.start()
+    theirs.close()  # or a process that dies without a word is waited for for ever
     assert ours.recv() == "in"
     with pytest.raises(BlockingIOError):
         hold(tmp_path / ".naming.lock")
