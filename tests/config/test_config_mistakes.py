@@ -80,6 +80,25 @@ def test_the_programs_own_sentence_is_shown_before_anything_is_sent(
     )
 
 
+GCS = 'bucket = "models"\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("Gcs", r"no checkpoint in Google Cloud Storage; copy it to the Hub and write Hub with .*write Local with"),
+        ("P2PGcs", r"the run's own state, which no owner writes; write Hub, Local or Dummy"),
+        ("P2P", r"the run's own state, which no owner writes; write Hub, Local or Dummy"),
+    ],
+)
+@pytest.mark.parametrize(
+    "written", ["[model.LLM.checkpoint.{}]\n" + GCS, 'checkpoint = "{}"\n', "checkpoint = {{ {} = 1 }}"]
+)
+def test_an_upstream_checkpoint_that_is_not_here_is_refused_by_name(name: str, told: str, written: str) -> None:
+    message = refusal(without(CHECKPOINT, written.format(name)))
+    assert re.fullmatch(rf"config\.toml:54: \[model\.LLM\] checkpoint cannot be {name}: .*{told}.*", message), message
+
+
 def test_every_mistake_is_reported_at_once() -> None:
     message = refusal(changed((r"^witness_nodes", "witness_node"), (r'"HfLlama"', '"HfBert"')))
     assert len(message.split("\n")) == 2

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -13,6 +14,10 @@ TokenSize = Literal["TwoBytes", "FourBytes"]
 SeedBytes = Annotated[list[U8], Field(min_length=32, max_length=32)]
 _TOKEN_BYTES = {"TwoBytes": 2, "FourBytes": 4}
 _NO_SEED = bytes(32)
+_OWN_STATE = (
+    "that members have the model from each other is the run's own state, which no owner writes; write Hub, Local or "
+    "Dummy: the checkpoint to start from and to fall back on"
+)
 
 
 class HubCheckpoint(Variant):
@@ -46,6 +51,12 @@ class DummyCheckpoint(Variant):
 class Checkpoint(Choice):
     """The durable checkpoint a run starts from."""
 
+    NOT_HERE: ClassVar[Mapping[str, str]] = {
+        "Gcs": "the program names no checkpoint in Google Cloud Storage; copy it to the Hub and write Hub with its "
+        "repo_id, or to every member and write Local with its path",
+        "P2P": _OWN_STATE,
+        "P2PGcs": _OWN_STATE,
+    }
     Hub: HubCheckpoint | None = None
     Local: LocalCheckpoint | None = None
     Dummy: DummyCheckpoint | None = None

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import struct
 from abc import ABC, abstractmethod
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -37,11 +38,17 @@ class Variant(Table, ABC):
 class Choice(Table):
     """A table that holds exactly one of its variants; every field is a variant and None when it was not chosen."""
 
+    NOT_HERE: ClassVar[Mapping[str, str]] = {}
+    """Variants that upstream has and this program has not, and what to do about each."""
+
     @model_validator(mode="before")
     @classmethod
     def _exactly_one(cls, value: Any) -> Any:
         if isinstance(value, str):
             value = {value: {}}
+        for name, advice in cls.NOT_HERE.items():
+            if isinstance(value, dict) and name in value:
+                raise ValueError(f"cannot be {name}: {advice}")
         if isinstance(value, dict) and len(value) != 1:
             given = " and ".join(value) or "none"
             raise ValueError(f"needs exactly one of {', '.join(cls.model_fields)}, not {given}")
