@@ -129,12 +129,12 @@ def test_a_place_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
 
 def test_a_write_that_only_safetensors_tells_of_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def limited(*_: Any, **__: Any) -> None:
-        raise SafetensorError("I/O error: File too large (os error 27)")
+        raise SafetensorError("I/O error: Read-only file system (os error 30)")
 
     monkeypatch.setattr(store, "save_file", limited)
-    with pytest.raises(CheckpointError, match=r"cannot write to .*: I/O error: File too large") as told:
+    with pytest.raises(CheckpointError, match=r"cannot write to .*: I/O error: Read-only file system") as told:
         keep(tmp_path, 1)
-    assert told.value.fix == "name a directory that you may write to"
+    assert told.value.fix == "name a directory that you may write to; nothing was changed"
     assert not [*tmp_path.iterdir()]
 
 

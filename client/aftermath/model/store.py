@@ -42,6 +42,7 @@ MAX_COMPANION_BYTES = 64 << 20
 RESERVE = 1 << 20  # bytes that a disk keeps beside a checkpoint's tensors and tokenizer
 SHARD_BYTES = 5 * 10**9
 """Of one file of weights, unless a single tensor is larger."""
+_NAME_ONE = "name a directory that you may write to"
 _PARTIAL, _SCRATCH = ".partial-", "aftermath-checkpoint-"  # followed by the process's id
 
 
@@ -234,9 +235,9 @@ def writing(directory: Path) -> Iterator[None]:
             raise CheckpointError(f"the disk of {directory} is full", "free some space; nothing was changed") from None
         if isinstance(error, OSError | SafetensorError):
             why = getattr(error, "strerror", None) or error
-            raise CheckpointError(
-                f"cannot write to {directory}: {why}", "name a directory that you may write to"
-            ) from None
+            large = os.strerror(errno.EFBIG) in str(why)
+            fix = "allow larger files (ulimit -f), or name a directory whose file system does" if large else _NAME_ONE
+            raise CheckpointError(f"cannot write to {directory}: {why}", f"{fix}; nothing was changed") from None
         raise
 
 
