@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,7 @@ from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.sim.tiny import CONFIG, RULES
 from fuzz.decoder import Decode, Decoder, folder, now, through_file
 from member.desk import SCHEMA, empty_payload
+from replica.whole_round import MODELS
 
 KEY = Keypair.from_seed(bytes(32))
 SHA = "ab" * 32
@@ -63,8 +66,38 @@ def model_configs() -> tuple[list[bytes], Decode]:
         "num_hidden_layers": 2,
     }
     others = [CONFIG.to_hf(1), {**nano, "num_attention_heads": 2, "value_embeddings": 1, "logit_softcap": 9.5}]
+    others += known_models()
     seeds = [json.dumps({**plain, **more}).encode() for more in ropes] + [json.dumps(one).encode() for one in others]
     return seeds, through_file("config.json", lambda path: config_of(hf_config(path)))
+
+
+def known_models() -> list[dict[str, Any]]:
+    """A `config.json` of each architecture that can be read here."""
+    return [said for name, said in sorted(MODELS.items()) if not name.startswith("auto") or find_spec("transformers")]
+
+
+def config_values() -> tuple[list[bytes], Decode]:
+    """A `config.json` of each architecture in which keys say something else; what is read is asked for its shapes.
+
+    A message chooses the model, one key or two of it and their values, by a byte each.
+    """
+    everyone = known_models()
+
+    def read(data: bytes) -> object:
+        of, *changes = data or b"\0"
+        said = dict(everyone[of % len(everyone)])
+        keys = sorted({*config_of(said).to_hf(), *said, *ODD_KEYS})
+        pairs = zip(changes[:4:2], changes[1:4:2], strict=False)
+        said |= {keys[key % len(keys)]: ODD[value % len(ODD)] for key, value in pairs}
+        config = config_of(said)
+        return config.parameter_shapes(), config.pieces(), config.tables()
+
+    return [bytes([of]) for of in range(len(everyone))] + [bytes((of, 5, 6, 90, 4)) for of in range(99)], read
+
+
+ODD_KEYS = ["attention_bias", "auto_map", "layer_types", "num_labels", "pad_token_id", "rope_scaling", "torch_dtype"]
+ODD: list[Any] = [None, True, False, -1, 0, 1, 3, 1 << 31, (1 << 63) - 1, 10**25, math.inf, math.nan, 0.5]
+ODD += [1e308, "", "x", "x" * 30_000, "\ud800", [], [1], [[1]], {}, {"a": 1}, ["x", None], {"rope_type": "yarn"}]
 
 
 def weights() -> tuple[list[bytes], Decode]:
@@ -214,6 +247,7 @@ BOUND = (Malformed,)
 LONG = 8_000
 FILES = [
     Decoder("config.json", model_configs, CHECKPOINT),
+    Decoder("config.json's values", config_values, CHECKPOINT, LONG),
     Decoder("safetensors", weights, CHECKPOINT, LONG),
     Decoder("safetensors index", indexes, CHECKPOINT),
     Decoder("tier manifest", tier_manifests, CHECKPOINT),

@@ -156,6 +156,23 @@ def test_what_transformers_does_not_take_is_a_sentence(change: dict[str, Any], s
         config_of({"model_type": "gpt2"} | MODELS["gpt2"] | change).parameter_shapes()
 
 
+@pytest.mark.parametrize(
+    ("name", "change", "says"),
+    [
+        ("gpt2", {"n_layer": 10**25}, r"'n_layer' is 10000000000000000000000000, and at most 1048576 here"),
+        ("gpt2", {"num_labels": 1 << 31}, r"'num_labels' is 2147483648"),
+        ("gpt2", {"layer_types": [{"num_experts": 1 << 31}]}, r"'num_experts' is 2147483648"),
+        ("gpt2", {"n_layer": 1 << 20}, "its network has more modules than the 16384 of the largest models"),
+        ("qwen3_moe", {"num_experts": 1 << 20}, "its files have more tensors than the 262144 of the largest models"),
+    ],
+)
+def test_a_file_cannot_make_this_machine_count_without_end(name: str, change: dict[str, Any], says: str) -> None:
+    with pytest.raises(ModelConfigError, match=says):
+        config_of({"model_type": name} | MODELS[name] | change).pieces()
+    module = torch.nn.ModuleList([torch.nn.Linear(1, 1)])
+    assert len(module) == 1, "who makes modules afterwards is counted no more"
+
+
 def test_without_transformers_it_is_told_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ModelConfigError, match=r"aftermath\[hf\]"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from aftermath.base.errors import shown
 from aftermath.model.arch.deepseek_config import DeepseekV2Config, DeepseekV3Config
 from aftermath.model.arch.hf_auto_config import HfAutoConfig, is_known
 from aftermath.model.arch.llama_config import LlamaConfig
@@ -56,7 +57,7 @@ def _named(hf_config: Mapping[str, Any]) -> tuple[Architecture, type[ModelConfig
         return _BY_TYPE[named]
     if not isinstance(named, str) or not is_known(named):
         raise ModelConfigError(
-            f"config.json: model_type {named!r} is not supported",
+            f"config.json: model_type {shown(named)} is not supported",
             f"use a checkpoint of one of: {', '.join(_BY_TYPE)}; or a causal language model of transformers",
         )
     return Architecture.HF_AUTO, HfAutoConfig

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from aftermath.base.errors import AftermathError
+from aftermath.base.errors import AftermathError, shown
 from aftermath.rules.accounts import MAX_LEVELS
 
 if TYPE_CHECKING:
@@ -230,7 +230,7 @@ def stored_tier(hf_config: Mapping[str, Any]) -> tuple[int, int]:
         tier = (base // size).bit_length() - 1
     if not isinstance(tier, int) or isinstance(tier, bool) or not 0 <= tier < MAX_TIERS:
         raise ModelConfigError(
-            f"config.json: matformer_tier must be an integer from 0 to {MAX_TIERS - 1}, not {tier!r}"
+            f"config.json: matformer_tier must be an integer from 0 to {MAX_TIERS - 1}, not {shown(tier)}"
         )
     if base is None and (tier == 0 or not said):
         base = size << tier
@@ -249,7 +249,7 @@ def _positive_int(hf_config: Mapping[str, Any], key: str) -> int | None:
     if value is None:
         return None
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 1 << 20:
-        raise ModelConfigError(f"config.json: {key} must be an integer from 1 to {1 << 20}, not {value!r}")
+        raise ModelConfigError(f"config.json: {key} must be an integer from 1 to {1 << 20}, not {shown(value)}")
     return value
 
 

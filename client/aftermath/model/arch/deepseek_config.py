@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from aftermath.base.errors import shown
 from aftermath.model.arch.rope_config import rope_table
 from aftermath.model.arch.scaled_config import POSITIONS, ScaledConfig, fields_of_positions
 from aftermath.model.arch.transformer_config import IDEAS
@@ -70,7 +71,7 @@ class DeepseekConfig(ScaledConfig):
     @model_validator(mode="after")
     def _positions_are_known(self) -> Self:
         if self.rope_type not in ("default", "yarn"):
-            raise ValueError(f"positions of type {self.rope_type!r} are not supported")
+            raise ValueError(f"positions of type {shown(self.rope_type)} are not supported")
         return self
 
     @property
@@ -105,16 +106,17 @@ class DeepseekConfig(ScaledConfig):
         for key, only in only_these.items():
             if hf_config.get(key) is not None and hf_config[key] != only:
                 raise ModelConfigError(
-                    f"config.json: {key} {hf_config[key]!r} is not supported",
+                    f"config.json: {key} {shown(hf_config[key])} is not supported",
                     f"this client computes {key} {only!r} only",
                 )
         if other := next((key for key in _BIASES if hf_config.get(key)), None):
             raise ModelConfigError(
-                f"config.json: {other} {hf_config[other]!r} is not supported", f"this client computes no {other} here"
+                f"config.json: {other} {shown(hf_config[other])} is not supported",
+                f"this client computes no {other} here",
             )
         if (kind := rope_table(hf_config)["rope_type"]) not in ("default", "yarn"):
             raise ModelConfigError(
-                f"config.json: positions of type {kind!r} are not supported",
+                f"config.json: positions of type {shown(kind)} are not supported",
                 "this client computes plain ones here, and yarn",
             )
         known = cls.known(dict(hf_config) | {"head_dim": hf_config.get("qk_rope_head_dim") or 2})

@@ -9,6 +9,8 @@ Decided
 - What a model keeps beside its parameters (a bias that balances experts, say) would be nobody's to agree on: such a
   checkpoint is refused by the first name that is no parameter's.
 - There is one tier. Which dimensions of which tensors could be cut is not known of a model that nobody described here.
+- A file costs what it says only up to a bound: numbers of layers, experts and the like are bounded before transformers
+  counts to them, and what it makes of them while it does.
 - Keys that change no function (names, versions, tokens) are left out, so that two files of one model are one model.
 """
 
@@ -16,7 +18,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -39,6 +43,11 @@ _SILENT = frozenset(
 )
 _INSTALL = "install transformers beside this package: pip install 'aftermath[hf]'"
 _LONGEST = 1 << 16  # characters of a config's document
+_COUNTS = re.compile(r"layer|label|expert|depth|block|stage", re.IGNORECASE)
+_MANY = 1 << 20
+"""The most that a key with one of these words in it may say."""
+_MODULES, _CUTS = 1 << 14, 1 << 18
+"""Of a network, and what may be done to its tensors on their way to a file."""
 
 
 class HfAutoConfig(ModelConfig):
@@ -133,7 +142,48 @@ def network_of(document: str) -> Any:
     """transformers' network of a config's document, untrained."""
     transformers, made = _transformers("it"), _made(document)
     made._experts_implementation = "eager"  # products in groups are not known in every precision on every device
-    return transformers.AutoModelForCausalLM.from_config(made, trust_remote_code=False)
+    with _bounded_modules():
+        return transformers.AutoModelForCausalLM.from_config(made, trust_remote_code=False)
+
+
+@contextmanager
+def _bounded_modules() -> Iterator[None]:
+    """ModelConfigError for who makes more modules than any model has."""
+    from torch.nn.modules.module import register_module_module_registration_hook
+
+    modules = _Bounded("its network has more modules", _MODULES)
+    handle = register_module_module_registration_hook(lambda *_: modules.one_more())
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+class _Bounded:
+    """Counts what a document leads to. `one_more` raises ModelConfigError once that is more than of any model."""
+
+    def __init__(self, sentence: str, most: int) -> None:
+        self._sentence, self._most, self._count = sentence, most, 0
+
+    def one_more(self) -> None:
+        self._count += 1
+        if self._count > self._most:
+            raise ModelConfigError(
+                f"config.json: {self._sentence} than the {self._most} of the largest models",
+                "correct its numbers of layers and experts",
+            )
+
+
+def _require_counts(said: Any, key: str = "") -> None:
+    """Raises ModelConfigError for more layers, experts or the like than any model has, wherever it says so."""
+    if isinstance(said, dict):
+        for name, value in said.items():
+            _require_counts(value, name)
+    elif isinstance(said, list):
+        for value in said:
+            _require_counts(value, key)
+    elif isinstance(said, int) and said > _MANY and _COUNTS.search(key):
+        raise ModelConfigError(f"config.json: {shown(key)} is {shown(said)}, and at most {_MANY} here", "correct it")
 
 
 def _canonical(said: Mapping[str, Any]) -> str:
@@ -151,7 +201,7 @@ def _transformers(asked_for: str) -> Any:
         import transformers
     except ImportError:
         raise ModelConfigError(
-            f"config.json: model_type {asked_for!r} is one that only transformers knows", _INSTALL
+            f"config.json: model_type {shown(asked_for)} is one that only transformers knows", _INSTALL
         ) from None
     return transformers
 
@@ -159,6 +209,7 @@ def _transformers(asked_for: str) -> Any:
 def _made(document: str) -> Any:
     """transformers' own config of a document. Raises ModelConfigError for one that it does not take."""
     said = json.loads(document)
+    _require_counts(said)
     name = said.pop("model_type", "")
     if not isinstance(name, str) or not is_known(name):
         raise ModelConfigError(
@@ -206,10 +257,12 @@ def _pieces(document: str) -> Mapping[str, Piece]:
         """Copies that are made for a file are views here, so that it can be seen of what."""
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            cuts.one_more()
             return args[0] if func is torch.ops.aten.clone.default else func(*args, **(kwargs or {}))
 
     with torch.device("meta"):
         network = network_of(document)
+    cuts = _Bounded("its files have more tensors", _CUTS)
     held = {name: parameter.detach() for name, parameter in network.named_parameters()}
     names = {tensor.untyped_storage()._cdata: name for name, tensor in held.items()}
     try:
@@ -219,6 +272,8 @@ def _pieces(document: str) -> Mapping[str, Piece]:
             listed: Piece(names[part.untyped_storage()._cdata], tuple(part.shape), part.stride(), part.storage_offset())
             for listed, part in filed.items()
         }
+    except ModelConfigError:
+        raise
     except Exception as error:  # an operation that is no view
         raise ModelConfigError(
             f"config.json: transformers rewrites this model's weights on their way to a file: {shown(str(error))}",

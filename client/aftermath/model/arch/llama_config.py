@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
+from aftermath.base.errors import shown
 from aftermath.model.arch.scaled_config import POSITIONS, ScaledConfig, fields_of_positions
 from aftermath.model.arch.transformer_config import IDEAS
 from aftermath.model.config import ModelConfigError
@@ -173,7 +174,7 @@ def _biases(hf_config: Mapping[str, Any], family: str) -> dict[str, Any]:
 def _flag(hf_config: Mapping[str, Any], key: str) -> bool:
     value = hf_config.get(key)
     if value not in (None, True, False) or (isinstance(value, int) and not isinstance(value, bool)):
-        raise ModelConfigError(f"config.json: {key} {value!r} is not supported", f"{key} is true or false")
+        raise ModelConfigError(f"config.json: {key} {shown(value)} is not supported", f"{key} is true or false")
     return bool(value)
 
 
@@ -182,6 +183,6 @@ def _refuse_windows(hf_config: Mapping[str, Any], family: _Family) -> None:
     unsaid = _MISTRALS_WINDOW if family is _FAMILIES["mistral"] else None
     if hf_config.get(family.window, unsaid):
         raise ModelConfigError(
-            f"config.json: {family.window} {hf_config.get(family.window, unsaid)!r} is not supported",
+            f"config.json: {family.window} {shown(hf_config.get(family.window, unsaid))} is not supported",
             f"this client's layers see the whole text; set {family.window} to null if the model was trained so",
         )

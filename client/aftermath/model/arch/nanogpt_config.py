@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
+from aftermath.base.errors import shown
 from aftermath.model.arch.rope_config import rope_table
 from aftermath.model.arch.transformer_config import IDEAS, TransformerConfig
 from aftermath.model.config import ModelConfigError
@@ -63,7 +64,9 @@ class NanoGPTConfig(TransformerConfig):
         for key in hf_config:
             meant = [] if key.startswith("use_") else get_close_matches(key, IDEAS, 1, 0.75)
             if (meant and key not in IDEAS) or (key in IDEAS and hf_config[key] is None):
-                raise ModelConfigError(f"config.json: {key} {hf_config[key]!r} says nothing here", f"say {meant[0]}")
+                raise ModelConfigError(
+                    f"config.json: {key} {shown(hf_config[key])} says nothing here", f"say {meant[0]}"
+                )
             if key.startswith("use_") and key != "use_cache" and hf_config[key]:
                 raise ModelConfigError(
                     f"config.json: {key} is of another NanoGPT",
@@ -71,16 +74,17 @@ class NanoGPTConfig(TransformerConfig):
                 )
         if other := next((key for key in _LLAMAS if hf_config.get(key)), None):
             raise ModelConfigError(
-                f"config.json: {other} {hf_config[other]!r} is not supported", f"a NanoGPT has no {other}: leave it out"
+                f"config.json: {other} {shown(hf_config[other])} is not supported",
+                f"a NanoGPT has no {other}: leave it out",
             )
         if (kind := rope_table(hf_config)["rope_type"]) != "default":
             raise ModelConfigError(
-                f"config.json: positions of type {kind!r} are not supported", "a NanoGPT has plain positions"
+                f"config.json: positions of type {shown(kind)} are not supported", "a NanoGPT has plain positions"
             )
         known = cls.known(hf_config)
-        if hf_config.get("num_key_value_heads") not in (None, known.get("num_attention_heads")):
+        if (heads := hf_config.get("num_key_value_heads")) not in (None, known.get("num_attention_heads")):
             raise ModelConfigError(
-                f"config.json: num_key_value_heads {hf_config['num_key_value_heads']!r} is not num_attention_heads",
+                f"config.json: num_key_value_heads {shown(heads)} is not num_attention_heads",
                 "leave it out: a NanoGPT has as many keys as queries",
             )
         return cls.checked(known)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from aftermath.base.errors import shown
 from aftermath.model.config import ModelConfigError
 
 _LENGTH = "original_max_position_embeddings"
@@ -80,12 +81,12 @@ def _plain(hf_config: Mapping[str, Any], key: str) -> dict[str, Any]:
     kind = said.setdefault("rope_type", table.get("type", "default"))
     if not isinstance(kind, str) or kind not in _NEEDS:
         raise ModelConfigError(
-            f"config.json: {key} of type {kind!r} is not supported",
+            f"config.json: {key} of type {shown(kind)} is not supported",
             f"this client computes positions of the types {', '.join(_NEEDS)}",
         )
     if said.pop("partial_rotary_factor", 1) != 1:
         raise ModelConfigError(
-            f"config.json: {key}.partial_rotary_factor {table['partial_rotary_factor']!r} is not supported",
+            f"config.json: {key}.partial_rotary_factor {shown(table['partial_rotary_factor'])} is not supported",
             "this client turns whole heads only",
         )
     said.setdefault("rope_theta", hf_config.get("rope_theta", 10000.0))

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from aftermath.base.errors import shown
 from aftermath.model.arch.rope_config import rope_table
 from aftermath.model.config import ModelConfig, ModelConfigError, stored_tier
 from aftermath.model.tiers import KEY, TierShape, tier_shapes
@@ -164,7 +165,7 @@ class TransformerConfig(ModelConfig):
         for key, size in held.items():
             if hf_config.get(key, size) != size:
                 raise ModelConfigError(
-                    f"config.json: {key} is {hf_config[key]!r}, and {size} by {KEY}", "export the tier again"
+                    f"config.json: {key} is {shown(hf_config[key])}, and {size} by {KEY}", "export the tier again"
                 )
         return self
 
@@ -229,4 +230,4 @@ def _refuse_other_functions(hf_config: Mapping[str, Any], activations: tuple[str
 
 def _unsupported(key: str, value: object, wanted: object) -> ModelConfigError:
     fix = "leave it out" if wanted is None else f"this client computes {key} {wanted!r} only"
-    return ModelConfigError(f"config.json: {key} {value!r} is not supported", fix)
+    return ModelConfigError(f"config.json: {key} {shown(value)} is not supported", fix)
