@@ -106,7 +106,7 @@ def prepare(world: Recorder, clients: int) -> Scenario:
 def authorizations(run: Scenario) -> None:
     """Everybody may join; a second authorization goes through all its changes."""
     grantor, grantee = run.grantor, member(5_000)
-    keys = {"payer": run.world.payer.pubkey(), "spill": run.world.payer.pubkey()}
+    keys = dict.fromkeys(("payer", "sponsor", "delegates_sponsor"), run.world.payer.pubkey())
     keys |= {"grantor": grantor.pubkey(), "grantee": grantee.pubkey()}
     public = keys | {"authorization": authorization_address(grantor.pubkey(), EVERYONE)}
     private = keys | {"authorization": authorization_address(grantor.pubkey(), grantee.pubkey())}
@@ -201,6 +201,8 @@ def finish(run: Scenario, world: Recorder) -> None:
         world.send(run.instruction("inspect", which, 0))
     world.label = None
     run.owner("set_paused", True)
+    run.owner("rewind", 0, run.model.checkpoint_step)
+    run.owner("kick", member(7_000).pubkey(), True)
     run.owner("update_client_version", "v" * 96)
     run.owner("close_run")
 

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The join authority (grantor) lets a key (grantee) join its runs.
+# The join authority (grantor) lets a key (grantee) join all its runs, or the one that RUN_ID names in the environment.
 set -eu
 . "$(dirname -- "$0")/cluster.sh"
 said="a cluster, the grantor's key file and the grantee's public key are needed"

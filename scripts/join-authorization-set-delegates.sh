@@ -1,5 +1,6 @@
 #!/bin/sh
-# An authorized key (grantee) sets the keys that may join on its behalf, in place of those it named before.
+# An authorized key (grantee) sets the keys that may join on its behalf, in place of those it named before: in all runs
+# of the grantor, or in the one that RUN_ID names in the environment, as the authorization says.
 set -eu
 . "$(dirname -- "$0")/cluster.sh"
 said="a cluster, the grantor's public key and the grantee's key file are needed"

@@ -11,7 +11,7 @@ from solders.system_program import TransferParams, transfer
 
 from aftermath.base.errors import UsageError
 from aftermath.chain.accounts import balance
-from aftermath.chain.addresses import EVERYONE, run_addresses
+from aftermath.chain.addresses import run_addresses
 from aftermath.chain.authorizer import Authorizer
 from aftermath.chain.client import CoordinatorClient
 from aftermath.chain.endpoints import Endpoint, endpoint
@@ -149,9 +149,9 @@ async def test_packing_keeps_order_and_fits(place: Place) -> None:
 
 
 async def test_an_instruction_too_large_for_a_transaction_says_so(embedded: Place) -> None:
-    ix = Authorizer(embedded.pool).ix(embedded.wallet.pubkey)
+    ix = embedded.coordinator.ix
     with pytest.raises(CoordinatorError, match="the limit is 1232"):
-        pack(embedded.wallet, [ix.grantee_update(EVERYONE, clear=False, added=[EVERYONE] * 64)])
+        pack(embedded.wallet, [ix.checkpoint("long", kind=1, repo="r" * 192, revision="", hashes=[bytes(32)] * 64)])
 
 
 async def test_authorizations_are_created_delegated_and_closed(place: Place) -> None:
@@ -161,19 +161,21 @@ async def test_authorizations_are_created_delegated_and_closed(place: Place) -> 
     await ensure_funds(place.pool, grantee.pubkey, 1_000_000_000)
     member = Keypair().pubkey()
     assert await authorizer.fetch(grantor, grantee.pubkey) is None
+    run = run_addresses(place.coordinator.program_id, "any").run
     await sender.send_packed([authorizer.ix(grantor).create(grantee.pubkey)])
-    assert await authorizer.admitting(grantor, grantee.pubkey) is None, "it starts inactive"
+    assert await authorizer.admitting(grantor, grantee.pubkey, run) is None, "it starts inactive"
     await sender.send_packed([authorizer.ix(grantor).grantor_update(grantee.pubkey, True)])
-    assert await authorizer.admitting(grantor, grantee.pubkey) is not None
-    assert await authorizer.admitting(grantor, member, grantee.pubkey) is None
+    held = await authorizer.admitting(grantor, grantee.pubkey, run)
+    assert held is not None
+    assert await authorizer.admitting(grantor, member, run, grantee.pubkey) is None
     others = [Keypair().pubkey() for _ in range(30)]
-    delegation = authorizer.ix(grantee.pubkey).delegation(grantor, clear=True, added=[*others, member])
+    delegation = authorizer.ix(grantee.pubkey).delegation(held, clear=True, added=[*others, member])
     await CoordinatorClient(place.pool, grantee).sender.send_packed(delegation)
-    found = await authorizer.admitting(grantor, member, grantee.pubkey)
+    found = await authorizer.admitting(grantor, member, run, grantee.pubkey)
     assert found is not None
     assert found.delegates == (*others, member)
     with pytest.raises(Refused) as caught:
-        await sender.send_packed([authorizer.ix(grantor).close(grantee.pubkey)])
+        await sender.send_packed([authorizer.ix(grantor).close(found)])
     assert caught.value.name == "StillActive"
 
 

@@ -180,9 +180,11 @@ async def test_the_size_of_an_authorization(embedded: Place, delegates: int) -> 
     authorizer, own, grantee = Authorizer(embedded.pool), embedded.wallet.pubkey, Wallet(Keypair())
     ix = authorizer.ix(own)
     await embedded.coordinator.sender.send_packed([ix.create(grantee.pubkey), ix.grantor_update(grantee.pubkey, True)])
+    held = await authorizer.fetch(own, grantee.pubkey)
+    assert held is not None
     added = [Keypair().pubkey() for _ in range(delegates)]
     await Sender(embedded.pool, grantee, errors={}).send_packed(
-        authorizer.ix(grantee.pubkey).delegation(own, clear=False, added=added)
+        authorizer.ix(grantee.pubkey).delegation(held, clear=False, added=added)
     )
     ((place, size),) = authorizer.size(own, grantee.pubkey, delegates).items()
     account = (await fetch(embedded.pool, place))[1]

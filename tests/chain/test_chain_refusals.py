@@ -50,4 +50,4 @@ def test_an_error_that_only_programmers_meet_keeps_the_programs_words() -> None:
 
 def test_a_run_is_known_by_its_account() -> None:
     run_addresses(COORDINATOR.id, "other")
-    assert refusal_of("RunFinished", "mine").message.startswith("run mine ")
+    assert refusal_of("StepsDone", "mine").message.startswith("run mine ")

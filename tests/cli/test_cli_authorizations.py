@@ -23,10 +23,10 @@ def people(tmp_path: Path) -> dict[str, Path]:
     return paths
 
 
-def script(name: str, *arguments: str | Path, rpc: str, cwd: Path) -> str:
+def script(name: str, *arguments: str | Path, rpc: str, cwd: Path, **variables: str) -> str:
     """One of the two scripts, called as in the seed's book."""
     line = ["sh", ROOT / "scripts" / name, "localnet", *arguments]
-    done = subprocess.run(line, capture_output=True, text=True, cwd=cwd, env={**os.environ, "RPC": rpc})
+    done = subprocess.run(line, capture_output=True, text=True, cwd=cwd, env={**os.environ, "RPC": rpc, **variables})
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -98,6 +98,39 @@ def test_the_seeds_permissioned_way(
     script("join-authorization-set-delegates.sh", public(grantor), grantee, delegates[1], rpc=rpc, cwd=tmp_path)
     read = owner("join-authorization-read", "--join-authority", grantor, "--authorizer", grantee).data
     assert read["delegates"] == [public(delegates[1])]
+
+
+def test_an_authorization_for_one_run_admits_to_no_other(
+    owner: Shell, run_id: str, people: dict[str, Path], material: Path, tmp_path: Path
+) -> None:
+    grantor, grantee = Shell(owner.rpc, people["grantor"]), people["grantee"]
+    other = f"{run_id}b"
+    for name in (run_id, other):
+        assert owner("create-run", "--run-id", name, "--join-authority", people["grantor"]).code == 0
+        assert owner("update-config", "--run-id", name, "--config-path", material / "config.toml").code == 0
+        assert owner("set-paused", "--run-id", name, "resume").code == 0
+    refusal = "no valid authorization of the run's join authority admits it"
+    one = ("--authorizer", grantee, "--run-id", run_id)
+    made = grantor("join-authorization-create", *one).data
+    assert (made["run_id"], made["all_runs"]) == (run_id, False)
+    assert refusal not in verdict(owner, run_id, grantee)
+    assert refusal in verdict(owner, other, grantee)
+    everywhere = grantor("join-authorization-create", "--authorizer", grantee).data
+    assert (everywhere["run_id"], everywhere["all_runs"]) == (None, True)
+    assert refusal not in verdict(owner, other, grantee)
+    assert grantor("join-authorization-delete", "--authorizer", grantee).data["closed"]
+    assert refusal not in verdict(owner, run_id, grantee)
+    added = ("--join-authority", people["grantor"], "--run-id", run_id, "--delegates-added", people["delegate1"])
+    assert len(Shell(owner.rpc, grantee)("join-authorization-delegate", *added).data["delegates"]) == 1
+    assert refusal not in verdict(owner, run_id, people["delegate1"], "--authorizer", public(grantee))
+    read = owner("join-authorization-read", "--join-authority", people["grantor"], *one).data
+    assert (read["delegates"], read["delegates_sponsor"]) == ([public(people["delegate1"])], public(grantee))
+    assert not grantor("join-authorization-delete", *one).data["closed"]
+    assert refusal in verdict(owner, run_id, grantee)
+    rest = {"rpc": owner.rpc, "cwd": tmp_path, "RUN_ID": other}
+    script("join-authorization-create.sh", people["grantor"], public(grantee), **rest)  # type: ignore[arg-type]
+    assert refusal not in verdict(owner, other, grantee)
+    assert refusal in verdict(owner, run_id, grantee)
 
 
 def test_an_authorization_is_withdrawn(owner: Shell, people: dict[str, Path]) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from aftermath.cli.schema import shape_of
 from aftermath.config.document import load_config
@@ -57,9 +59,40 @@ def test_checkpoint_of_the_attested_model(owner: Shell, run_id: str, material: P
     assert mended["step"] == recorded["step"]  # the owner may name another place of the same step
 
 
-def quick_config(material: Path, tmp_path: Path) -> Path:
+def test_a_finished_run_is_reopened_and_taken_back(owner: Shell, run_id: str, material: Path, tmp_path: Path) -> None:
+    config = quick_config(material, tmp_path, {"total_steps = 48": "total_steps = 2"})
+    named = ("--run-id", run_id)
+    for command, *arguments in (
+        ("create-run",),
+        ("update-config", "--config-path", config),
+        ("set-paused", "resume"),
+    ):
+        assert owner(command, *named, *arguments).code == 0
+    assert "only a finished run is reopened" in owner("reopen", *named, "--total-steps", 9).error["error"]
+    assert "can be taken back" in owner("rewind", *named, "--to-step", 0).error["error"]
+    schema = shape_of(load_config(config)).schema.state
+    weights = load(material / "model", 0)
+    hashes = {level: level_hash(weights, schema, level) for level in range(schema.levels)}
+    asyncio.run(one_epoch(owner.rpc, owner.wallet, run_id, hashes))
+    assert owner("checkpoint", *named, "--path", material / "model").data["step"] == 2
+    assert owner("json-dump-run", *named).data["run"]["state"] == "finished"
+    assert "reopen" in owner("set-paused", *named, "resume").error["fix"]
+    assert "has trained 2 steps already" in owner("reopen", *named, "--total-steps", 2).error["error"]
+
+    assert [one["step"] for one in owner("rewind", *named).data] == [2, 0]
+    assert "2 checkpoints of run" in invoke("rewind", "--rpc", owner.rpc, "-w", owner.wallet, *named).out
+    unknown = owner("rewind", *named, "--to-step", 1).error
+    assert unknown["fix"] == "name one of step 0, 2"
+    for step in (0, 2):
+        assert owner("rewind", *named, "--to-step", step).data["step"] == step
+        assert owner("json-dump-run", *named).data["run"]["step"] == step + 1
+    opened = owner("reopen", *named, "--total-steps", 30).data
+    assert (opened["state"], opened["total_steps"]) == ("waiting_for_members", 30)
+
+
+def quick_config(material: Path, tmp_path: Path, more: Mapping[str, str] = MappingProxyType({})) -> Path:
     text = (material / "config.toml").read_text()
-    for usual, quick in QUICK.items():
+    for usual, quick in {**QUICK, **more}.items():
         assert usual in text
         text = text.replace(usual, quick, 1)
     path = tmp_path / "config.toml"

@@ -315,6 +315,26 @@ def test_no_state_is_told_by_its_name_in_a_program(state: RunState) -> None:
     assert not {"uninitialized", "round", "warmup"} & set(words.split())
 
 
+def test_a_wallet_is_removed_and_barred_by_the_owner_and_the_join_authority(
+    owner: Shell, run_id: str, material: Path, tmp_path: Path
+) -> None:
+    grantor, stranger = tmp_path / "grantor.json", tmp_path / "stranger.json"
+    create_wallet(grantor), create_wallet(stranger)
+    whom = ("kick", "--run-id", run_id, "--wallet", stranger)
+    assert owner("create-run", "--run-id", run_id, "--join-authority", grantor).code == 0
+    assert owner("update-config", "--run-id", run_id, "--config-path", material / "config.toml").code == 0
+    assert owner("set-paused", "--run-id", run_id, "resume").code == 0
+    assert "is not a member" in owner(*whom).error["error"]
+    assert "only the owner of run" in Shell(owner.rpc, stranger)(*whom, "--bar").error["error"]
+    found = Shell(owner.rpc, grantor)(*whom, "--bar").data
+    assert (found["slot"], found["barred"]) == (0, True)
+    asked = invoke("can-join", "--rpc", owner.rpc, "--run-id", run_id, "--address", stranger)
+    assert "the wallet is barred from the run" in asked.out
+    assert owner(*whom).data["barred"] is False
+    asked = invoke("can-join", "--rpc", owner.rpc, "--run-id", run_id, "--address", stranger)
+    assert "barred" not in asked.out
+
+
 def test_close_run_returns_the_rent(configured: Shell, run_id: str) -> None:
     closed = configured("close-run", "--run-id", run_id).data
     assert closed["lamports_returned"] > 500_000_000

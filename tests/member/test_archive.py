@@ -11,6 +11,7 @@ from aftermath.member.archive import LONGEST_UPLOAD
 from aftermath.model.checkpoint import load
 from aftermath.model.documents import CheckpointError
 from aftermath.model.segments import level_hash
+from aftermath.rules.accounts import steps_before
 from aftermath.rules.state import CheckpointKind, RunState
 from aftermath.sim.simulation import Player, Simulation, play
 from member.repository import Repository, raising
@@ -105,6 +106,8 @@ def test_a_hub_that_refuses_costs_only_the_upload(tmp_path: Path, repository: Re
 
 
 def test_an_upload_that_loses_to_a_directory_is_a_warning(tmp_path: Path, repository: Repository) -> None:
+    """The directory is there first, and stays where its member's turn is before the other's."""
+
     async def story(sim: Simulation) -> None:
         _start(sim, repository)
         sim.hub = None
@@ -114,11 +117,14 @@ def test_an_upload_that_loses_to_a_directory_is_a_warning(tmp_path: Path, reposi
     sim = play(tmp_path / "run", story, init_min_clients=4)
     assert sim.check() > 0
     other = sim.place / "kept" / "m3"
+    chosen = {steps_before(one.step): one.checkpoint for one in reversed(sim.model.recorded)}
     assert _warned(sim.players[0]) == [
         f"the chain does not name team/model@sim-step-{step} of step {step}: "
         f"it names {other / f'sim-step{step}'} of step {step} already"
         for step in (6, 12)
+        if chosen[step].kind is CheckpointKind.LOCAL
     ]
+    assert {chosen[step].kind for step in (6, 12)} == {CheckpointKind.LOCAL, CheckpointKind.HUB}
     assert not _warned(sim.players[3])
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from aftermath.coordinator.errors import Refused
+from aftermath.rules.state import RunState
 from aftermath.sim.simulation import Player, Simulation, play
 
 LATENCY = 0.5  # virtual seconds to the chain, and as many back
@@ -113,6 +115,58 @@ def test_an_owner_who_pauses_again_and_again_keeps_nobody_from_joining(tmp_path:
         assert not [e for player in players for e in player.saw("warning") if "another machine" in e["message"]]
 
     play(tmp_path, story)
+
+
+def test_members_are_told_whom_the_owner_removes_and_bars(tmp_path: Path) -> None:
+    """Who is removed asks again; who is barred ends, with the sentence that says who can lift it."""
+    told: list[str] = []
+
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1)]  # one too few to begin
+        await sim.until(lambda _: sim.members.pending == 0b11)
+        for barred in (False, True):
+            sim.kick(players[1], barred=barred)
+            await sim.until(lambda _: len(players[0].saw("kicked")) == 1 + barred)  # noqa: B023
+            if not barred:
+                await sim.until(lambda _: sim.members.pending == 0b11)
+        with pytest.raises(Refused) as end:
+            await sim.until(lambda _: False)
+        told.append(end.value.message)
+        players[1].task = None
+
+    sim = play(tmp_path, story)
+    wallet = str(sim.players[1].key.pubkey())
+    assert [(e["wallet"], e["barred"]) for e in sim.players[0].saw("kicked")] == [(wallet, False), (wallet, True)]
+    assert "barred from" in told[0]
+
+
+def test_members_go_on_from_the_checkpoint_that_the_owner_took_the_run_back_to(tmp_path: Path) -> None:
+    """Two epochs are trained; the owner goes back to the end of the first, while the members run on."""
+
+    async def story(sim: Simulation) -> None:
+        for tier in (0, 1, 2):
+            sim.add(tier)
+        await sim.until(lambda run: run.epoch == 2 and run.state is RunState.WARMUP)
+        sim.pause(True)
+        await sim.until(lambda run: run.state is RunState.PAUSED)
+        back = next(
+            place for place, one in enumerate(sim.model.recorded) if one.step == sim.run.config.rounds_per_epoch + 1
+        )
+        sim.rewind(back)
+        assert sim.run.trained_steps == sim.run.config.rounds_per_epoch
+        sim.pause(False)
+        epoch = sim.run.epoch
+        await sim.until(lambda run: run.epoch == epoch + 1 and run.state is RunState.WARMUP)
+
+    sim = play(tmp_path, story, rounds_per_epoch=3)
+    for player in sim.players:
+        assert [(e["before"], e["step"]) for e in player.saw("rewound")] == [(6, 3)]
+        assert [e["step"] for e in player.saw("trained")] == [1, 2, 3, 4, 5, 6, 4, 5, 6]
+    ends = [{tuple(e["hashes"].items()) for e in p.saw("cooldown", step=6)} for p in sim.players]
+    assert all(ends)
+    top = [dict(e["hashes"]) for p in sim.players for e in p.saw("cooldown", step=6)]
+    for level in range(3):
+        assert len({hashes[level] for hashes in top if level in hashes}) <= 2
 
 
 def test_whoever_comes_late_says_once_that_it_waits(tmp_path: Path) -> None:

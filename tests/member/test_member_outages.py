@@ -327,7 +327,7 @@ def test_a_member_that_is_away_at_the_end_of_an_epoch_still_finishes_it(tmp_path
         assert away is not None
         await asyncio.sleep(1)
         away.down = True
-        await sim.until(lambda run: {slot.weight for slot in sim.members.slots[:3]} == {60, 90})
+        await sim.until(lambda run: {slot.declared for slot in sim.members.slots[:3]} == {60, 90})
         assert sim.run.state is RunState.WAITING_FOR_MEMBERS
         away.down = False
         await sim.until_finished()

@@ -104,7 +104,7 @@ def test_the_speed_that_was_measured_in_the_rounds_is_declared_for_the_next_epoc
     ]
     shares = [[e["tokens"] / 16 for e in sim.players[2].saw("trained", epoch=epoch)] for epoch in (0, 1)]
     assert shares[0] == [10] * 6
-    assert all(4 <= share <= 5 for share in shares[1])  # 30 x 100 / 700
+    assert all(8 <= share <= 9 for share in shares[1])  # 30 x 100 / 340: the others may count for twice 60 at most
 
 
 def test_training_that_is_too_late_for_its_round_is_given_up(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ KEY = authorization_address(GRANTOR.pubkey(), GRANTEE.pubkey())
 
 def call(world: World, name: str, *args: Any, signer: Keypair, **accounts: Pubkey) -> Outcome:
     keys = {"payer": world.payer.pubkey(), "grantor": GRANTOR.pubkey(), "grantee": GRANTEE.pubkey()}
-    keys |= {"authorization": KEY, "spill": world.payer.pubkey()}
+    keys |= {"authorization": KEY, "sponsor": world.payer.pubkey(), "delegates_sponsor": world.payer.pubkey()}
     return world.send(build(AUTHORIZER, name, keys | accounts, args), signers=[signer])
 
 
@@ -26,7 +26,7 @@ def create(world: World, scope: bytes = SCOPE) -> Outcome:
 
 def delegates(world: World) -> list[bytes]:
     data = world.data(KEY)
-    tail = 8 + 1 + 64 + 4 + len(SCOPE) + 1 + 8
+    tail = 8 + 1 + 64 + 4 + len(SCOPE) + 1 + 8 + 64
     (count,) = struct.unpack_from("<I", data, tail)
     assert len(data) == tail + 4 + 32 * count
     return [data[tail + 4 + 32 * index :][:32] for index in range(count)]
@@ -58,7 +58,8 @@ def test_one_wallet_may_pay_and_grant(world: World) -> None:
     world.svm.airdrop(GRANTOR.pubkey(), 10**9)
     call(world, "create", GRANTEE.pubkey(), SCOPE, signer=GRANTOR, payer=GRANTOR.pubkey()).ok()
     world.svm.airdrop(GRANTEE.pubkey(), 10**9)
-    call(world, "grantee_update", False, [GRANTOR.pubkey()], signer=GRANTEE, payer=GRANTEE.pubkey()).ok()
+    keys = {"payer": GRANTEE.pubkey(), "delegates_sponsor": GRANTOR.pubkey()}
+    call(world, "grantee_update", False, [GRANTOR.pubkey()], signer=GRANTEE, **keys).ok()
     assert delegates(world) == [bytes(GRANTOR.pubkey())]
 
 
@@ -96,10 +97,55 @@ def test_closing_waits_for_delegates(world: World) -> None:
     world.advance(30 * 86_400 - 1)
     call(world, "close", signer=GRANTOR).refused("ClosedTooEarly")
     world.advance(1)
-    assert call(world, "close", signer=GRANTOR, spill=KEY).error is not None
-    before, rent = world.svm.get_balance(GRANTOR.pubkey()) or 0, world.svm.get_balance(KEY)
-    call(world, "close", signer=GRANTOR, spill=GRANTOR.pubkey()).ok()
-    assert world.svm.get_balance(GRANTOR.pubkey()) == before + rent
+    assert call(world, "close", signer=GRANTOR, sponsor=KEY).error is not None
+    call(world, "close", signer=GRANTOR).ok()
+    assert world.data(KEY) == b""
+
+
+def _funded(world: World, seed: bytes) -> Keypair:
+    wallet = Keypair.from_seed(seed * 32)
+    world.svm.airdrop(wallet.pubkey(), 10**9)
+    return wallet
+
+
+def test_what_a_sponsor_paid_goes_back_to_the_sponsor(world: World) -> None:
+    """One paid for the account, another for delegates: neither closing nor clearing makes that anybody else's."""
+    for name, wallet in (("grantor", GRANTOR), ("grantee", GRANTEE)):
+        assert world.svm.airdrop(wallet.pubkey(), 10**9) is not None, name
+    sponsor, helper = _funded(world, b"S"), _funded(world, b"H")
+    fees = 10**9 * 2
+    for payer, name, args, signer in (
+        (sponsor, "create", (GRANTEE.pubkey(), SCOPE), GRANTOR),
+        (helper, "grantee_update", (False, [Keypair().pubkey() for _ in range(5)]), GRANTEE),
+    ):
+        keys = {"payer": payer.pubkey(), "grantor": GRANTOR.pubkey(), "grantee": GRANTEE.pubkey(), "authorization": KEY}
+        step = build(AUTHORIZER, name, keys | {"delegates_sponsor": sponsor.pubkey()}, args)
+        world.send(step, signers=[payer, signer]).ok()
+    spent = fees - sum(world.svm.get_balance(one.pubkey()) or 0 for one in (sponsor, helper))
+    assert spent == world.svm.get_balance(KEY)
+    thief = GRANTEE.pubkey()
+    call(world, "grantee_update", True, [], signer=GRANTEE, payer=thief, delegates_sponsor=thief).refused(
+        "WrongSponsor"
+    )
+    more = [Keypair().pubkey()]
+    call(world, "grantee_update", False, more, signer=GRANTEE, payer=thief, delegates_sponsor=helper.pubkey()).refused(
+        "WrongSponsor"
+    )
+    call(world, "grantee_update", True, more, signer=GRANTEE, payer=thief, delegates_sponsor=helper.pubkey()).refused(
+        "WrongSponsor"
+    )
+    for clear, added in ((True, []), (False, more)):
+        call(world, "grantee_update", clear, added, signer=GRANTEE, payer=thief, delegates_sponsor=helper.pubkey()).ok()
+    assert world.svm.get_balance(helper.pubkey()) == 10**9
+    assert delegates(world) == [bytes(more[0])]
+    world.advance(30 * 86_400)
+    call(world, "close", signer=GRANTOR, sponsor=GRANTOR.pubkey(), delegates_sponsor=thief).refused("WrongSponsor")
+    call(world, "close", signer=GRANTOR, sponsor=sponsor.pubkey(), delegates_sponsor=GRANTOR.pubkey()).refused(
+        "WrongSponsor"
+    )
+    call(world, "close", signer=GRANTOR, sponsor=sponsor.pubkey(), delegates_sponsor=thief).ok()
+    assert world.svm.get_balance(sponsor.pubkey()) == 10**9
+    assert world.svm.get_balance(thief) == 10**9
     assert world.data(KEY) == b""
 
 

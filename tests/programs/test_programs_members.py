@@ -6,7 +6,7 @@ import pytest
 from solders.keypair import Keypair
 
 from aftermath.rules.state import MemberState, RunState
-from programs.harness import AUTHORIZER, World, authorization_address, build
+from programs.harness import AUTHORIZER, World, address, authorization_address, build
 from programs.scenario import EVERYONE, SCHEMA, Scenario, member
 
 
@@ -14,7 +14,7 @@ def test_a_member_waits_for_the_next_epoch(run: Scenario) -> None:
     run.join(0, tier=2, weight=7).ok()
     slot = run.members.slots[0]
     assert (slot.signer, slot.p2p) == (bytes(member(0).pubkey()), bytes(member(0).pubkey())[::-1])
-    assert (slot.tier, slot.weight, slot.state, slot.pending) == (2, 7, MemberState.IDLE, True)
+    assert (slot.tier, slot.declared, slot.state, slot.pending) == (2, 7, MemberState.IDLE, True)
     assert (run.run.seq, run.run.members_seq) == (4, 1)
 
 
@@ -22,7 +22,7 @@ def test_a_waiting_member_may_change_its_terms(run: Scenario) -> None:
     run.join(0, tier=2, weight=7).ok()
     run.join(0, tier=1, weight=9, p2p=b"n" * 32).ok()
     slot = run.members.slots[0]
-    assert (slot.tier, slot.weight, slot.p2p, run.members.pending) == (1, 9, b"n" * 32, 1)
+    assert (slot.tier, slot.declared, slot.p2p, run.members.pending) == (1, 9, b"n" * 32, 1)
 
 
 @pytest.mark.parametrize(
@@ -47,12 +47,11 @@ def test_the_gates_of_a_join(world: World, name: str, change: dict[str, Any]) ->
     scenario.join(0, client_version="v1").ok()
 
 
-def test_a_peer_key_stays_with_its_member_also_while_that_is_away(run: Scenario) -> None:
+def test_nobody_keeps_another_one_out_by_taking_its_peer_key_first(run: Scenario) -> None:
+    """A key is public before it is on chain. Who may speak for it, peers are shown by its owner's signature."""
+    run.join(1, p2p=b"k" * 32).ok()
     run.join(0, p2p=b"k" * 32).ok()
-    run.join(1, p2p=b"k" * 32).refused("P2pKeyTaken")
-    run.by(0, "leave_run").ok()
-    run.join(1, p2p=b"k" * 32).refused("P2pKeyTaken")
-    run.join(0, p2p=b"k" * 32).ok()
+    assert run.members.slots[0].p2p == run.members.slots[1].p2p == b"k" * 32
 
 
 def _authorize(run: Scenario, grantee: Keypair, scope: bytes, *, active: bool, grantor: Keypair | None = None) -> Any:
@@ -77,13 +76,26 @@ def test_permission_comes_from_the_join_authority_only(world: World) -> None:
     foreign = _authorize(run, member(0), scope, active=True, grantor=Keypair())
     other_scope = _authorize(run, member(0), b"SomethingElse", active=True)
     other_user = _authorize(run, member(1), scope, active=True)
+    other_run = _authorize(run, member(0), bytes(address("run", "other")), active=True)
     params = {"p2p": b"p" * 32, "tier": 0, "weight": 1, "schema_hash": SCHEMA, "client_version": "", "stateless": False}
-    for key in (inactive, foreign, other_scope, other_user):
+    for key in (inactive, foreign, other_scope, other_user, other_run):
         run.by(0, "join_run", params, accounts={"authorization": key}).refused("NotAuthorized")
     run.by(1, "join_run", params, accounts={"authorization": other_user}).ok()
     forged = Keypair().pubkey()
     run.world.put(forged, run.world.data(other_user))  # right bytes, wrong program
     run.by(1, "join_run", params, accounts={"authorization": forged}).refused("IllegalOwner")
+
+
+def test_an_authorization_for_one_run_admits_to_no_other_of_the_same_authority(world: World) -> None:
+    one, two = Scenario(world, "one"), Scenario(world, "two")
+    for run in (one, two):
+        run.create().ok()
+        run.configure().ok()
+        run.owner("set_paused", False).ok()
+    key = _authorize(one, member(0), bytes(one.accounts["run"]), active=True)
+    params = {"p2p": b"p" * 32, "tier": 0, "weight": 1, "schema_hash": SCHEMA, "client_version": "", "stateless": False}
+    two.by(0, "join_run", params, accounts={"authorization": key}).refused("NotAuthorized")
+    one.by(0, "join_run", params, accounts={"authorization": key}).ok()
 
 
 def test_a_delegate_joins_in_the_grantees_place(world: World) -> None:
@@ -93,6 +105,7 @@ def test_a_delegate_joins_in_the_grantees_place(world: World) -> None:
     run.owner("set_paused", False).ok()
     key = _authorize(run, member(7), b"CoordinatorJoinRun", active=True)
     keys = {"payer": world.payer.pubkey(), "grantee": member(7).pubkey(), "authorization": key}
+    keys |= {"delegates_sponsor": world.payer.pubkey()}
     params = {"p2p": b"p" * 32, "tier": 0, "weight": 1, "schema_hash": SCHEMA, "client_version": "", "stateless": False}
     run.by(0, "join_run", params, accounts={"authorization": key}).refused("NotAuthorized")
     update = build(AUTHORIZER, "grantee_update", keys, (False, [member(0).pubkey()]))

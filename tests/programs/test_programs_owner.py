@@ -22,7 +22,7 @@ def test_a_run_is_created_in_one_transaction(world: World) -> None:
     assert run.join_authority == bytes(scenario.grantor.pubkey())
     assert model.client_version == "v1"
     assert not any(slot.used for slot in scenario.members.slots)
-    assert len(world.data(scenario.accounts["witnesses"])) == 57_176
+    assert len(world.data(scenario.accounts["witnesses"])) == 55_960
 
 
 @pytest.mark.parametrize("run_id", ["", "a\0b", "x" * 32])
@@ -116,7 +116,8 @@ def test_a_run_past_its_last_step_opens_as_finished(world: World) -> None:
     scenario.update(progress={"epoch": 1, "step": 5, "data_index": 0}).ok()
     scenario.owner("set_paused", False).ok()
     assert scenario.run.state is RunState.FINISHED
-    scenario.configure().refused("RunFinished")
+    scenario.owner("set_paused", False).refused("StepsDone")
+    scenario.configure().ok()
     scenario.owner("set_paused", True).refused("AlreadyHalted")
 
 

@@ -29,7 +29,8 @@ def test_verdicts_eject_a_trainer(world: World) -> None:
     run.by(verifiers[0], "verify", verifiers[1], 0, target, True).refused("SlotMismatch")
     run.by(verifiers[0], "verify", verifiers[0], 0, target, True).ok()
     run.by(verifiers[0], "verify", verifiers[0], 0, target, True).refused("DuplicateVerdict")
-    run.by(verifiers[1], "verify", verifiers[1], 0, target, False).ok()
+    run.by(verifiers[1], "verify", verifiers[1], 0, trainers[2], False).ok()
+    run.by(verifiers[1], "verify", verifiers[1], 0, target, True).ok()
     assert run.members.slots[target].state is MemberState.HEALTHY
     run.everyone_witnesses()
     run.by(verifiers[2], "verify", verifiers[2], 0, target, True).ok()  # two rounds back may still be judged
@@ -48,6 +49,65 @@ def test_verdicts_eject_a_trainer(world: World) -> None:
     assert {slots[index].points for index in members if index != target} == {record_points + 100 // 5}
 
 
+def roles_of(run: Scenario) -> tuple[list[int], list[int]]:
+    """The verifiers and the trainers of the current round."""
+    roles = committee.roles(run.run.current, run.run.config.verification_percent)
+    by_role = {kind: [slot for slot, role in roles.items() if role is kind] for kind in Committee}
+    return by_role[Committee.VERIFIER], by_role[Committee.TRAINER]
+
+
+def test_fewer_than_three_verifiers_convict_nobody(world: World) -> None:
+    """One of three members verifies, and its word alone took another one's place and points."""
+    for clients, percent, verifiers in ((3, 34, 1), (5, 40, 2), (6, 50, 3)):
+        run = Scenario(World()).start(verification_percent=percent)
+        run.train(range(clients))
+        judges, trainers = roles_of(run)
+        assert len(judges) == verifiers
+        run.everyone_witnesses()
+        for slot in judges:
+            run.by(slot, "verify", slot, 0, trainers[0], True).ok()
+        ejected = run.members.slots[trainers[0]].state is MemberState.EJECTED
+        assert ejected is (verifiers >= 3)
+
+
+def test_one_verifier_does_not_take_the_room_of_the_others(world: World) -> None:
+    """It gave 32 verdicts about 32 members, and nobody else could convict the one that lied."""
+    run = Scenario(world).start(verification_percent=10, min_clients=40, init_min_clients=40)
+    run.train(range(40))
+    judges, trainers = roles_of(run)
+    assert len(judges) == 4
+    run.everyone_witnesses()
+    for target in trainers[1:9]:
+        run.by(judges[0], "verify", judges[0], 0, target, True).ok()
+    run.by(judges[0], "verify", judges[0], 0, trainers[10], True).refused("VerdictsFull")
+    for slot in judges[1:]:
+        run.by(slot, "verify", slot, 0, trainers[0], True).ok()
+    assert run.members.slots[trainers[0]].state is MemberState.EJECTED
+
+
+def test_who_leaves_before_it_is_found_out_is_ejected_all_the_same(world: World) -> None:
+    run = Scenario(world).start(verification_percent=50, rounds_per_epoch=3)
+    run.owner("set_future_epoch_rates", 100, 9).ok()
+    run.train(range(6))
+    record = world.record("Members", "test")
+    record["slots"][0]["points"][:6] = 20
+    world.store("Members", "test", record)
+    judges, trainers = roles_of(run)
+    run.everyone_witnesses()
+    target = trainers[0]
+    run.by(target, "leave_run").ok()
+    height = run.members.slots[target].exited_height
+    for slot in judges:
+        run.by(slot, "verify", slot, 0, target, True).ok()
+    found = run.members.slots[target]
+    assert (found.state, found.exited_height) == (MemberState.EJECTED, height)
+    while run.run.state is not RunState.COOLDOWN:
+        run.everyone_witnesses([index for index in run.elected() if index != target])
+    world.advance(31)
+    run.tick(judges[0]).ok()
+    assert (run.members.slots[target].points, run.members.slots[target].slashed) == (11, 9)
+
+
 def test_verdicts_are_bounded_and_old_rounds_closed(world: World) -> None:
     run = Scenario(world).start(verification_percent=50)
     run.train(range(6))
@@ -56,6 +116,7 @@ def test_verdicts_are_bounded_and_old_rounds_closed(world: World) -> None:
     target = next(slot for slot, role in roles.items() if role is Committee.TRAINER)
     record = world.record("Witnesses", "test")
     record["rounds"][0][0]["verdicts"]["target"] = 255
+    record["rounds"][0][0]["verdicts"]["verifier"] = 255
     record["rounds"]["verdict_count"] = 32
     world.store("Witnesses", "test", record)
     run.everyone_witnesses()

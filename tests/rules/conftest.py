@@ -24,6 +24,8 @@ def configured_model() -> Model:
         checkpoint=Checkpoint(CheckpointKind.LOCAL, "model", ""),
         checkpoint_step=0,
         checkpoint_hashes=(bytes(32),) * 3,
+        checkpoint_data_index=0,
+        earlier=(),
         data_location=DataLocation(DataKind.LOCAL, 2, 0, 0, 0, 0, "tokens", "", bytes(32)),
         lr_schedule=schedule(ScheduleKind.CONSTANT),
         optimizer=optimizer_of(DISTRO),

@@ -14,6 +14,7 @@ from aftermath.rules.limits import RUN_ID_BYTES
 CLOCK = Pubkey.from_string("SysvarC1ock11111111111111111111111111111111")
 SLOT_HASHES = Pubkey.from_string("SysvarS1otHashes111111111111111111111111111")
 JOIN_SCOPE = b"CoordinatorJoinRun"
+"""Of an authorization to join all runs of a join authority; one for a single run has that run's address instead."""
 EVERYONE = Pubkey.default()
 """As grantee: the authorization admits any wallet."""
 

@@ -1,7 +1,8 @@
 """The authorizer program: who may join a run. Reads authorizations and builds and sends its four instructions.
 
 Decided: an authorization is valid as the program itself judges it: active, of this grantor and scope, and either for
-everyone (the default key as grantee), for the user, or with the user among the grantee's delegates.
+everyone (the default key as grantee), for the user, or with the user among the grantee's delegates. Its scope is all
+runs of the grantor, or one run.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from aftermath.coordinator.errors import CoordinatorError
 DELEGATES_AT_ONCE = 20
 """Delegates that fit one transaction beside its other parts."""
 
-BARE_BYTES, DELEGATE_BYTES = 90, 32
+BARE_BYTES, DELEGATE_BYTES = 154, 32
 """Size of an authorization without scope and delegates, and what each delegate adds."""
 
 
@@ -37,11 +38,15 @@ class Authorization:
     active: bool
     delegates: tuple[Pubkey, ...]
     grantor_update_at: int
+    sponsor: Pubkey
+    """Who paid for the account, and gets its rent back."""
+    delegates_sponsor: Pubkey
+    """Who paid for the delegates there are."""
 
-    def admits(self, grantor: Pubkey, user: Pubkey, scope: bytes = JOIN_SCOPE) -> bool:
-        """Whether the program would let `user` act for `grantor` within `scope`."""
+    def admits(self, grantor: Pubkey, user: Pubkey, run: Pubkey) -> bool:
+        """Whether the program would let `user` join the run at this address, whose join authority is `grantor`."""
         named = self.grantee in (EVERYONE, user) or user in self.delegates
-        return self.active and self.grantor == grantor and self.scope == scope and named
+        return self.active and self.grantor == grantor and self.scope in (JOIN_SCOPE, bytes(run)) and named
 
 
 class AuthorizerInstructions:
@@ -60,22 +65,31 @@ class AuthorizerInstructions:
         """Switch this wallet's authorization on or off."""
         return self._program.instruction("grantor_update", self._accounts(self.user, grantee, scope), active=active)
 
-    def grantee_update(
-        self, grantor: Pubkey, *, clear: bool, added: Sequence[Pubkey], scope: bytes = JOIN_SCOPE
-    ) -> Instruction:
-        """As grantee, drop all delegates and/or add some."""
-        accounts = self._accounts(grantor, self.user, scope)
-        return self._program.instruction("grantee_update", accounts, delegates_clear=clear, delegates_added=list(added))
-
-    def delegation(self, grantor: Pubkey, *, clear: bool, added: Sequence[Pubkey]) -> list[Instruction]:
-        """`grantee_update` split so that each part fits a transaction."""
+    def delegation(self, held: Authorization, *, clear: bool, added: Sequence[Pubkey]) -> list[Instruction]:
+        """As grantee of an authorization, drop all delegates and/or add some, in parts that fit a transaction."""
         parts = [added[i : i + DELEGATES_AT_ONCE] for i in range(0, len(added), DELEGATES_AT_ONCE)] or [added]
-        return [self.grantee_update(grantor, clear=clear and i == 0, added=part) for i, part in enumerate(parts)]
+        if clear and added and held.delegates and held.delegates_sponsor != self.user:
+            parts.insert(0, [])  # what another one has paid for goes by itself
+        own = {"delegates_sponsor": self.user}  # once this wallet has paid for some
+        return [
+            self._program.instruction(
+                "grantee_update",
+                self._of(held) | (own if any(parts[:i]) else {}),
+                delegates_clear=clear and i == 0,
+                delegates_added=list(part),
+            )
+            for i, part in enumerate(parts)
+        ]
 
-    def close(self, grantee: Pubkey, *, spill: Pubkey | None = None, scope: bytes = JOIN_SCOPE) -> Instruction:
-        """Delete this wallet's inactive authorization; the rent goes to `spill` or to this wallet."""
-        accounts = self._accounts(self.user, grantee, scope)
-        return self._program.instruction("close", {**accounts, "spill": spill or self.user})
+    def close(self, held: Authorization) -> Instruction:
+        """Delete this wallet's inactive authorization; the rent goes back to those who paid it."""
+        return self._program.instruction("close", self._of(held))
+
+    def _of(self, held: Authorization) -> dict[str, Pubkey]:
+        return self._accounts(held.grantor, held.grantee, held.scope) | {
+            "sponsor": held.sponsor,
+            "delegates_sponsor": held.delegates_sponsor,
+        }
 
     def _accounts(self, grantor: Pubkey, grantee: Pubkey, scope: bytes) -> dict[str, Pubkey]:
         return {
@@ -102,25 +116,29 @@ class Authorizer:
         """Builders that `user` signs."""
         return AuthorizerInstructions(self._program, user)
 
-    def size(self, grantor: Pubkey, grantee: Pubkey, delegates: int = 0) -> dict[Pubkey, int]:
+    def size(
+        self, grantor: Pubkey, grantee: Pubkey, delegates: int = 0, *, scope: bytes = JOIN_SCOPE
+    ) -> dict[Pubkey, int]:
         """Bytes of the authorization to join with that many delegates, by its address."""
-        place = authorization_address(self._program.id, grantor, grantee)
-        return {place: BARE_BYTES + len(JOIN_SCOPE) + DELEGATE_BYTES * delegates}
+        place = authorization_address(self._program.id, grantor, grantee, scope)
+        return {place: BARE_BYTES + len(scope) + DELEGATE_BYTES * delegates}
 
-    async def fetch(self, grantor: Pubkey, grantee: Pubkey) -> Authorization | None:
+    async def fetch(self, grantor: Pubkey, grantee: Pubkey, scope: bytes = JOIN_SCOPE) -> Authorization | None:
         """The authorization to join runs that `grantor` gave `grantee`, None if there is none."""
-        return (await self._fetch(grantor, [grantee]))[0]
+        return (await self._fetch(grantor, [(grantee, scope)]))[0]
 
-    async def admitting(self, grantor: Pubkey, user: Pubkey, authorizer: Pubkey | None = None) -> Authorization | None:
-        """An authorization that admits `user`: the one for `authorizer`, or else that for everyone or the user's
-        own.
+    async def admitting(
+        self, grantor: Pubkey, user: Pubkey, run: Pubkey, authorizer: Pubkey | None = None
+    ) -> Authorization | None:
+        """An authorization that admits `user` to the run at this address: the one for `authorizer`, or else that for
+        everyone or the user's own; for all runs of the grantor, or for this one.
         """
         grantees = [EVERYONE, user] if authorizer is None else [authorizer]
-        found = await self._fetch(grantor, grantees)
-        return next((a for a in found if a is not None and a.admits(grantor, user)), None)
+        found = await self._fetch(grantor, [(one, scope) for scope in (JOIN_SCOPE, bytes(run)) for one in grantees])
+        return next((a for a in found if a is not None and a.admits(grantor, user, run)), None)
 
-    async def _fetch(self, grantor: Pubkey, grantees: Sequence[Pubkey]) -> list[Authorization | None]:
-        addresses = [authorization_address(self._program.id, grantor, grantee) for grantee in grantees]
+    async def _fetch(self, grantor: Pubkey, wanted: Sequence[tuple[Pubkey, bytes]]) -> list[Authorization | None]:
+        addresses = [authorization_address(self._program.id, grantor, grantee, scope) for grantee, scope in wanted]
         _, accounts = await fetch_many(self._pool, addresses)
         return [
             None if account is None else self._parse(address, account)
@@ -139,4 +157,6 @@ class Authorizer:
             active=bool(found.active),
             delegates=tuple(found.delegates),
             grantor_update_at=int(found.grantor_update_at),
+            sponsor=found.sponsor,
+            delegates_sponsor=found.delegates_sponsor,
         )

@@ -167,8 +167,16 @@ class CoordinatorClient:
         return await self.sender.send([self.ix.update(run_id, **parts, use_durable=use_durable)])
 
     async def set_paused(self, run_id: str, paused: bool) -> Signature:
-        """Pause, or start and resume."""
+        """Pause, or start, resume and reopen."""
         return await self.sender.send([self.ix.set_paused(run_id, paused)])
+
+    async def rewind(self, run_id: str, place: int, step: int) -> Signature:
+        """Take a halted run back to a recorded checkpoint (see `CoordinatorInstructions.rewind`)."""
+        return await self.sender.send([self.ix.rewind(run_id, place, step)])
+
+    async def kick(self, run_id: str, wallet: Pubkey, *, barred: bool) -> Signature:
+        """Take a wallet out of the next epoch, bar it, or let it ask again."""
+        return await self.sender.send([self.ix.kick(run_id, wallet, barred=barred)])
 
     async def update_client_version(self, run_id: str, client_version: str) -> Signature:
         """Name the only client version that may join."""

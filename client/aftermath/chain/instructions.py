@@ -71,8 +71,16 @@ class CoordinatorInstructions:
         return self._owner("update", run_id, params={**parts, "use_durable": use_durable})
 
     def set_paused(self, run_id: str, paused: bool) -> Instruction:
-        """Pause (after the running epoch), or start and resume."""
+        """Pause (after the running epoch), or start, resume and reopen."""
         return self._owner("set_paused", run_id, paused=paused)
+
+    def rewind(self, run_id: str, place: int, step: int) -> Instruction:
+        """Take a halted run back to a recorded checkpoint (`Model.recorded`): its place there and its step."""
+        return self._owner("rewind", run_id, place=place, step=step)
+
+    def kick(self, run_id: str, wallet: Pubkey, *, barred: bool) -> Instruction:
+        """As main or join authority, take a wallet out of the next epoch; `barred` says whether it may ask again."""
+        return self._owner("kick", run_id, wallet=wallet, barred=barred)
 
     def update_client_version(self, run_id: str, client_version: str) -> Instruction:
         """Name the only client version that may join; empty for any."""

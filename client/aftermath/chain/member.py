@@ -195,7 +195,8 @@ class SolanaMember:
     async def authorization(self) -> Pubkey:
         """The account that admits this wallet to the run. Raises Refused `NotAuthorized` when nobody did."""
         grantor = Pubkey(self._watcher.latest.join_authority)
-        authorization = await self._authorizations.admitting(grantor, self._wallet.pubkey, self._authorizer)
+        asked = grantor, self._wallet.pubkey, self._addresses.run, self._authorizer
+        authorization = await self._authorizations.admitting(*asked)
         if authorization is None:
             other = "name another" if self._authorizer else "name one"
             raise Refused(

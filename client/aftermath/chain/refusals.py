@@ -45,7 +45,10 @@ _TOLD = {
         "a run that all members have left is moved on by: aftermath-solana tick {flag}",
     ),
     "RunHalted": ("{run} is not running", "its owner starts or resumes it: aftermath-solana set-paused {flag} resume"),
-    "RunFinished": ("{run} is finished and cannot change any more", "make another one: aftermath-solana create-run"),
+    "StepsDone": (
+        "{run} has trained all its steps",
+        "reopen it with more, for example: aftermath-solana reopen {flag} --total-steps 5000",
+    ),
     "AlreadyHalted": ("{run} is not running, so it cannot be paused", "look at its state: aftermath-solana list-runs"),
     "NotPaused": (
         "{run} is neither new nor paused, so it cannot be resumed",
@@ -62,9 +65,17 @@ _TOLD = {
         "this member's model is not the one that {run} is configured for",
         "restore the config.json of the run's checkpoint, or let the owner run update-config again",
     ),
-    "P2pKeyTaken": (
-        "another member of {run} has the same peer identity",
-        "leave --identity-secret-key-path out, or name another file",
+    "Barred": (
+        "this wallet is barred from {run}",
+        "ask its owner, who can lift that: aftermath-solana kick {flag} --wallet WALLET",
+    ),
+    "NotAllowedToKick": (
+        "only the owner of {run} and its join authority may remove or bar a wallet",
+        "sign with the key of one of these: -w FILE",
+    ),
+    "NoSuchCheckpoint": (
+        "{run} has recorded another checkpoint there meanwhile",
+        "look at them again: aftermath-solana rewind {flag}",
     ),
     "MembersFull": ("all places of {run} are taken", "try again when an epoch has ended"),
     "NotAMember": ("this wallet is not a member of {run}", "join it: aftermath-solana train {flag}"),

@@ -32,12 +32,13 @@ from aftermath.rules.accounts import (
     Metadata,
     Model,
     Optimizer,
+    Recorded,
     Round,
     Run,
     Slot,
 )
 
-VERSION = 6
+VERSION = 7
 
 _Row = TypeVar("_Row")
 _Convert = Callable[[Any], Any]
@@ -100,6 +101,7 @@ def parse_model(data: bytes) -> Model:
         optimizer=_one(Optimizer, record["optimizer"]),
         data_location=_one(DataLocation, record["data_location"]),
         checkpoint=_one(Checkpoint, record["checkpoint"]),
+        earlier=tuple(_recorded(record["earlier"][0], tiers)),
         checkpoint_hashes=tuple(record["checkpoint_hashes"][0, :tiers].tolist()),
         tier_widths=tuple(record["tier_widths"][0, :tiers].tolist()),
     )
@@ -108,7 +110,18 @@ def parse_model(data: bytes) -> Model:
 def parse_members(data: bytes) -> Members:
     """Read a Members account (discriminator included). Raises AccountError."""
     record = members_account().read(data)
-    return _one(Members, record, slots=tuple(_rows(Slot, record["slots"][0])))
+    slots = record["slots"][0]
+    wish = slots["pending"]
+    _at_most(int(wish.max()), _BARRED, "pending")
+    wishes = {"pending": _WAITS, "removed": _REMOVED, "barred": _BARRED}
+    known = {name: (wish == value).tolist() for name, value in wishes.items()}
+    return _one(Members, record, slots=tuple(_rows(Slot, slots, **known)))
+
+
+def _recorded(array: np.ndarray[Any, Any], tiers: int) -> list[Recorded]:
+    places = _rows(Checkpoint, array["checkpoint"])
+    hashes = [tuple(row[:tiers]) for row in array["hashes"].tolist()]
+    return _rows(Recorded, array, checkpoint=places, hashes=hashes)
 
 
 def witness_round_range(ring: int, count: int = MAX_WITNESSES) -> tuple[int, int]:
@@ -183,6 +196,8 @@ def _text(data: bytes) -> str:
     return data.rstrip(b"\0").decode("utf-8")
 
 
+_WAITS, _REMOVED, _BARRED = 1, 2, 3
+"""What a slot's `pending` says besides 0."""
 _MEMBER_STATES = {member.value: member for member in state.MemberState}
 _CONVERTERS: dict[type, dict[str, _Convert]] = {
     Run: {
@@ -207,7 +222,7 @@ _CONVERTERS: dict[type, dict[str, _Convert]] = {
         "inner_optimizer": state.InnerOptimizer,
         "divisor": state.Divisor,
     },
-    Slot: {"state": _MEMBER_STATES.__getitem__, "pending": bool, "used": bool},
+    Slot: {"state": _MEMBER_STATES.__getitem__, "used": bool},
     Attestation: {"participation": bitmap.from_bytes},
 }
 

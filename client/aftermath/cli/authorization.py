@@ -7,19 +7,24 @@ from typing import Any
 from solders.instruction import Instruction
 from solders.pubkey import Pubkey
 
-from aftermath.chain.addresses import EVERYONE
+from aftermath.chain.addresses import EVERYONE, JOIN_SCOPE, run_addresses
 from aftermath.chain.authorizer import Authorization
-from aftermath.cli.connection import SignedCluster
+from aftermath.cli.connection import Cluster, SignedCluster
 from aftermath.cli.present import CommandError
 
 
-async def granting(chain: SignedCluster, grantee: Pubkey) -> list[Instruction]:
+def scope_of(chain: Cluster, run_id: str | None) -> bytes:
+    """What an authorization is for: one run, or (None) all runs of the join authority."""
+    return JOIN_SCOPE if run_id is None else bytes(run_addresses(chain.coordinator.program_id, run_id).run)
+
+
+async def granting(chain: SignedCluster, grantee: Pubkey, scope: bytes = JOIN_SCOPE) -> list[Instruction]:
     """What is still to be sent so that the wallet lets `grantee` join its runs; nothing if it does already."""
     ix = chain.authorizer.ix(chain.wallet.pubkey)
-    found = await chain.authorizer.fetch(chain.wallet.pubkey, grantee)
+    found = await chain.authorizer.fetch(chain.wallet.pubkey, grantee, scope)
     if found is not None and found.active:
         return []
-    return ([] if found else [ix.create(grantee)]) + [ix.grantor_update(grantee, True)]
+    return ([] if found else [ix.create(grantee, scope)]) + [ix.grantor_update(grantee, True, scope)]
 
 
 GRANT = "the join authority grants one with aftermath-solana join-authorization-create"
@@ -36,15 +41,18 @@ def present(found: Authorization | None, grantor: Pubkey, grantee: Pubkey, fix: 
     return found
 
 
-def described(found: Authorization) -> dict[str, Any]:
-    """An authorization as JSON."""
+def described(found: Authorization, run_id: str | None) -> dict[str, Any]:
+    """An authorization as JSON; `run_id`: the run that it is for, if it is for one."""
     return {
         "address": str(found.address),
         "join_authority": str(found.grantor),
         "authorizer": str(found.grantee),
         "everybody": found.grantee == EVERYONE,
-        "scope": found.scope.decode("utf-8", "replace"),
+        "run_id": run_id,
+        "all_runs": run_id is None,
         "active": found.active,
         "delegates": [str(key) for key in found.delegates],
         "grantor_update_at": found.grantor_update_at,
+        "sponsor": str(found.sponsor),
+        "delegates_sponsor": str(found.delegates_sponsor),
     }

@@ -33,8 +33,13 @@ def obstacles(run: Run, members: Members, address: bytes, *, authorized: bool) -
         reasons.append("no valid authorization of the run's join authority admits it")
     if run.halted:
         reasons.append(f"the run is {state_words(run.state.name)}{_OWNER_CAN.get(run.state, '')}")
-    full = all(slot.used and (slot.pending or slot.state is not MemberState.IDLE) for slot in members.slots)
-    if full and members.find(address) is None:
+    place = members.find(address)
+    if place is not None and members.slots[place].barred:
+        reasons.append("the wallet is barred from the run (its owner or its join authority can lift that with kick)")
+    full = all(
+        slot.used and (slot.pending or slot.barred or slot.state is not MemberState.IDLE) for slot in members.slots
+    )
+    if full and place is None:
         reasons.append(f"all {len(members.slots)} places are taken")
     return reasons
 
@@ -65,6 +70,7 @@ async def can_join(
     from solders.pubkey import Pubkey
 
     from aftermath import __version__
+    from aftermath.chain.addresses import run_addresses
     from aftermath.chain.admission import check_funds, check_version
     from aftermath.chain.options import public_key
     from aftermath.cli.connection import connect
@@ -75,7 +81,9 @@ async def can_join(
     async with connect(options) as chain:
         run, model, members = await chain.coordinator.snapshot(run_id)
         grantor = Pubkey.from_bytes(run.join_authority)
-        found = await chain.authorizer.admitting(grantor, user, delegate_of)
+        found = await chain.authorizer.admitting(
+            grantor, user, run_addresses(chain.coordinator.program_id, run_id).run, delegate_of
+        )
         reasons = obstacles(run, members, bytes(user), authorized=found is not None)
         with noting(reasons):
             check_version(run_id, model.client_version, __version__)

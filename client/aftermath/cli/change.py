@@ -91,8 +91,8 @@ class Change:
         rules = Config(**self.config.to_chain()["config"]) if self.config else run.config
         if 0 < rules.total_steps < self.restart_from_step:
             raise CommandError(
-                f"--restart-from-step {self.restart_from_step} is after the last of {rules.total_steps} steps, and a "
-                "run that has ended cannot be changed any more",
+                f"--restart-from-step {self.restart_from_step} is after the last of {rules.total_steps} steps: the run "
+                "would be finished",
                 f"name a step from 1 to {rules.total_steps}, or give a config with more total_steps",
             )
         data_index = 0

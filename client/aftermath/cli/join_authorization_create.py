@@ -7,13 +7,13 @@ from typing import Annotated
 import typer
 
 from aftermath.cli.command import command
-from aftermath.cli.options import SigningOptions
+from aftermath.cli.options import OneRun, SigningOptions
 from aftermath.cli.present import Result, facts
 
 
 @command(
     "join-authorization-create",
-    example="aftermath-solana join-authorization-create -w grantor.json --authorizer GRANTEE_PUBKEY",
+    example="aftermath-solana join-authorization-create -w grantor.json --authorizer GRANTEE_PUBKEY --run-id demo",
 )
 async def join_authorization_create(
     options: SigningOptions,
@@ -21,23 +21,25 @@ async def join_authorization_create(
         str | None,
         typer.Option("--authorizer", help="Who may join: a public key, or its key file; without it, everybody."),
     ] = None,
+    run_id: OneRun = None,
 ) -> Result:
-    """Let a key, or everybody, join the runs of a join authority.
+    """Let a key, or everybody, join one run of a join authority, or all of them.
 
-    The wallet is the join authority. An authorization that was withdrawn is made valid again.
+    The wallet is the join authority. Without --run-id the authorization is for all its runs, those to come included.
+    One that was withdrawn is made valid again.
     """
     from aftermath.chain.addresses import EVERYONE
     from aftermath.chain.options import public_key
-    from aftermath.cli.authorization import described, granting, present
+    from aftermath.cli.authorization import described, granting, present, scope_of
     from aftermath.cli.connection import sign_in
 
     grantee = public_key(authorizer) if authorizer is not None else EVERYONE
     async with sign_in(options) as chain:
-        grantor = chain.wallet.pubkey
-        steps = await granting(chain, grantee)
+        grantor, scope = chain.wallet.pubkey, scope_of(chain, run_id)
+        steps = await granting(chain, grantee, scope)
         if steps:
-            await chain.sender.afford(steps, chain.authorizer.size(grantor, grantee))
+            await chain.sender.afford(steps, chain.authorizer.size(grantor, grantee, scope=scope))
         signatures = await chain.sender.send_packed(steps)
-        found = present(await chain.authorizer.fetch(grantor, grantee), grantor, grantee)
-    data = described(found) | {"signatures": [str(signature) for signature in signatures]}
+        found = present(await chain.authorizer.fetch(grantor, grantee, scope), grantor, grantee)
+    data = described(found, run_id) | {"signatures": [str(signature) for signature in signatures]}
     return Result(data, facts(data))

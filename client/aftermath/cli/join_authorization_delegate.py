@@ -8,7 +8,7 @@ import typer
 
 from aftermath.base.errors import UsageError
 from aftermath.cli.command import command
-from aftermath.cli.options import SigningOptions
+from aftermath.cli.options import OneRun, SigningOptions
 from aftermath.cli.present import Result, facts
 
 
@@ -29,13 +29,14 @@ async def join_authorization_delegate(
         list[str] | None,
         typer.Option("--delegates-added", help="A key that may join: a public key, or its key file. Can be repeated."),
     ] = None,
+    run_id: OneRun = None,
 ) -> Result:
     """Set the keys that may join on behalf of an authorized key.
 
     The wallet is the authorized key (grantee).
     """
     from aftermath.chain.options import public_key
-    from aftermath.cli.authorization import described, present
+    from aftermath.cli.authorization import described, present, scope_of
     from aftermath.cli.connection import sign_in
 
     if not delegates_clear and not delegates_added:
@@ -43,14 +44,15 @@ async def join_authorization_delegate(
     added = [public_key(text) for text in delegates_added or []]
     grantor = public_key(join_authority)
     async with sign_in(options) as chain:
-        grantee = chain.wallet.pubkey
-        before = present(await chain.authorizer.fetch(grantor, grantee), grantor, grantee)
+        grantee, scope = chain.wallet.pubkey, scope_of(chain, run_id)
+        before = present(await chain.authorizer.fetch(grantor, grantee, scope), grantor, grantee)
         kept = () if delegates_clear else before.delegates
         new = [key for key in dict.fromkeys(added) if key not in kept]
-        steps = chain.authorizer.ix(grantee).delegation(grantor, clear=delegates_clear, added=new)
+        steps = chain.authorizer.ix(grantee).delegation(before, clear=delegates_clear, added=new)
         if new or delegates_clear:
-            await chain.sender.afford(steps, chain.authorizer.size(grantor, grantee, len(kept) + len(new)))
+            size = chain.authorizer.size(grantor, grantee, len(kept) + len(new), scope=scope)
+            await chain.sender.afford(steps, size)
         signatures = await chain.sender.send_packed(steps) if new or delegates_clear else []
-        found = present(await chain.authorizer.fetch(grantor, grantee), grantor, grantee)
-    data = described(found) | {"signatures": [str(signature) for signature in signatures]}
+        found = present(await chain.authorizer.fetch(grantor, grantee, scope), grantor, grantee)
+    data = described(found, run_id) | {"signatures": [str(signature) for signature in signatures]}
     return Result(data, facts(data))

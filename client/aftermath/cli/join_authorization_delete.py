@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from aftermath.cli.command import command
-from aftermath.cli.options import SigningOptions
+from aftermath.cli.options import OneRun, SigningOptions
 from aftermath.cli.present import Result, facts, note
 
 _SIGN = "sign with the key of the join authority that granted it, or name another with --authorizer"
@@ -23,25 +23,27 @@ async def join_authorization_delete(
         str | None,
         typer.Option("--authorizer", help="Whose it is: a public key, or its key file; without it, everybody's."),
     ] = None,
+    run_id: OneRun = None,
 ) -> Result:
     """Withdraw an authorization, and close it when that is allowed.
 
-    It is invalid at once. Its rent comes back when it is closed; one with delegates can be closed 30 days later.
+    It is invalid at once. When it is closed its rent goes back to who paid it; one with delegates can be closed 30 days
+    later.
     """
     from aftermath.chain.addresses import EVERYONE
     from aftermath.chain.options import public_key
-    from aftermath.cli.authorization import present
+    from aftermath.cli.authorization import present, scope_of
     from aftermath.cli.connection import sign_in
     from aftermath.coordinator.errors import Refused
 
     grantee = public_key(authorizer) if authorizer is not None else EVERYONE
     async with sign_in(options) as chain:
-        grantor = chain.wallet.pubkey
+        grantor, scope = chain.wallet.pubkey, scope_of(chain, run_id)
         ix = chain.authorizer.ix(grantor)
-        found = present(await chain.authorizer.fetch(grantor, grantee), grantor, grantee, _SIGN)
-        signatures = [await chain.sender.send([ix.grantor_update(grantee, False)])] if found.active else []
+        found = present(await chain.authorizer.fetch(grantor, grantee, scope), grantor, grantee, _SIGN)
+        signatures = [await chain.sender.send([ix.grantor_update(grantee, False, scope)])] if found.active else []
         try:
-            signatures.append(await chain.sender.send([ix.close(grantee)]))
+            signatures.append(await chain.sender.send([ix.close(found)]))
             closed = True
         except Refused as error:
             if error.name != "ClosedTooEarly":

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from aftermath.cli.command import command
-from aftermath.cli.options import ClusterOptions
+from aftermath.cli.options import ClusterOptions, OneRun
 from aftermath.cli.present import Result, facts
 
 
@@ -23,14 +23,16 @@ async def join_authorization_read(
     authorizer: Annotated[
         str | None, typer.Option("--authorizer", help="Whom it admits: a public key, or its key file; else everybody.")
     ] = None,
+    run_id: OneRun = None,
 ) -> Result:
     """Show an authorization and its delegates."""
     from aftermath.chain.addresses import EVERYONE
     from aftermath.chain.options import public_key
-    from aftermath.cli.authorization import described, present
+    from aftermath.cli.authorization import described, present, scope_of
     from aftermath.cli.connection import connect
 
     grantor, grantee = public_key(join_authority), public_key(authorizer) if authorizer is not None else EVERYONE
     async with connect(options) as chain:
-        data = described(present(await chain.authorizer.fetch(grantor, grantee), grantor, grantee))
+        found = await chain.authorizer.fetch(grantor, grantee, scope_of(chain, run_id))
+        data = described(present(found, grantor, grantee), run_id)
     return Result(data, facts(data))

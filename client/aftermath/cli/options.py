@@ -56,6 +56,10 @@ def at_most(limit: int, text: str) -> object:
 
 
 RunId = Annotated[str, shared("--run-id", text="The run's name, at most 32 bytes.", check=checked_run_id)]
+OneRun = Annotated[
+    str | None,
+    shared("--run-id", text="The one run it is for; without it, all runs of the join authority.", check=checked_run_id),
+]
 SHOWN_NAME = at_most(64, "A name for people")
 DESCRIPTION = at_most(280, "A description for people")
 CLIENT_VERSION = at_most(96, "The only client version that may join; empty lets any version join")

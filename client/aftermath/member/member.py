@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import logging
 
+import based58
+
 from aftermath.base.counted import counted
 from aftermath.base.errors import BadAnnouncement
 from aftermath.base.wait import first_of
@@ -79,6 +81,8 @@ class Member:
         self._replica: Replica | None = None
         self._said_stateless = False  # since the last replica: the chain knows that this member holds none
         self._members_seq = -1
+        self._unwanted: dict[bytes, bool] = {}
+        self._reached = 0
         self._waits_for = -1
         self._halted_by: str | None = None
         self.slot: int | None = None
@@ -113,6 +117,7 @@ class Member:
         while True:
             view = self._ports.feed.view
             run, members = view.run, view.members
+            self._tell_of_rewinding(run)
             if run.state is not last:
                 last = run.state
                 self._tell_state(run)
@@ -190,6 +195,21 @@ class Member:
                 since=run.state_started_at,
             )
         )
+
+    def _tell_of_rewinding(self, run: Run) -> None:
+        """Say that the owner has taken the run back: nothing else makes its steps fewer."""
+        if run.trained_steps < self._reached:
+            self._ports.events.emit(kinds.Rewound(before=self._reached, step=run.trained_steps))
+        self._reached = run.trained_steps
+
+    def _tell_of_kicks(self, members: Members) -> None:
+        """Say whom an authority has removed or barred since the members were looked at last."""
+        unwanted = {one.signer: one.barred for one in members.slots if one.removed or one.barred}
+        for index, one in enumerate(members.slots):
+            if one.signer in unwanted and self._unwanted.get(one.signer) is not one.barred and one.used:
+                wallet = based58.b58encode(one.signer).decode()
+                self._ports.events.emit(kinds.Kicked(slot=index, wallet=wallet, barred=one.barred))
+        self._unwanted = unwanted
 
     def _tell_what_is_lost(self, run: Run, model: Model) -> None:
         """Nobody may have kept the model as the run had it: the epoch then starts from an older one."""
@@ -272,7 +292,7 @@ class Member:
 
     def _outdated(self, me: Slot) -> bool:
         """Whether the chain should hear anew what we declare. It takes effect only between epochs."""
-        drift = max(me.weight, self._weight) / max(1, min(me.weight, self._weight))
+        drift = max(me.declared, self._weight) / max(1, min(me.declared, self._weight))
         return not self._known_as_is(me) or drift > _WEIGHT_DRIFT
 
     async def _join(self, run: Run, *, corrects: bool = False) -> None:
@@ -296,6 +316,7 @@ class Member:
                 members = self._ports.feed.members
                 wanted = members.pending | members.mask(MemberState.HEALTHY) | run.finishers
                 self._ports.transport.set_members(members.slots[slot].p2p for slot in bitmap.slots(wanted))
+                self._tell_of_kicks(members)
                 self._members_seq = run.members_seq
             await self._ports.feed.after(run.seq)
 

@@ -1,7 +1,8 @@
 """Readiness: who has the model in this warm-up, and what an elected witness tells the chain about it.
 
-Choices: a member's readiness counts under the key that signed it, never under a slot it merely names; a witness waits
-for everybody who can be reached, and only a little for the others.
+Choices: a member's readiness counts under the key that signed it and the wallet that it speaks for, never under a slot
+it merely names: several slots of the chain may claim one key, which is one member's only; a witness waits for everybody
+who can be reached, and only a little for the others.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ _LOOK_AGAIN = 1.0
 
 
 class Readiness:
-    """The p2p keys of those who announced that they are ready, by epoch."""
+    """The p2p keys and wallets of those who announced that they are ready, by epoch."""
 
     def __init__(self) -> None:
         self.changed = Pulse()
-        self._ready: dict[int, set[bytes]] = {}
+        self._ready: dict[int, set[tuple[bytes, bytes]]] = {}
 
     def hear(self, said: Ready) -> None:
         """Take an announcement whose signature is checked."""
-        self._ready.setdefault(said.epoch, set()).add(said.sender)
+        self._ready.setdefault(said.epoch, set()).add((said.sender, said.signer))
         self.changed.fire()
 
-    def of(self, epoch: int) -> frozenset[bytes]:
+    def of(self, epoch: int) -> frozenset[tuple[bytes, bytes]]:
         return frozenset(self._ready.get(epoch, ()))
 
     def forget_before(self, epoch: int) -> None:
@@ -76,5 +77,6 @@ async def _witness(ports: Ports, readiness: Readiness, run: Run, slot: int) -> N
 
 def _all_ready(ports: Ports, readiness: Readiness, run: Run, members: Members, impatient: bool) -> bool:
     waiting = run.current.roster & members.mask(MemberState.HEALTHY)
-    keys = {members.slots[slot].p2p for slot in bitmap.slots(waiting)} - readiness.of(run.epoch)
-    return not (keys & ports.transport.reachable() if impatient else keys)
+    whose = {(members.slots[slot].p2p, members.slots[slot].signer) for slot in bitmap.slots(waiting)}
+    missing = whose - readiness.of(run.epoch)
+    return not ({key for key, _ in missing} & ports.transport.reachable() if impatient else missing)

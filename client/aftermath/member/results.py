@@ -169,9 +169,11 @@ class Results:
     def _refuse(self, said: Commitment, raw: bytes, plan: RoundPlan) -> None:
         """Say whose announcement is not what it was assigned, once a round; who goes on with such is kept out.
 
-        The slot is that of the key that signed it, whatever slot it names; None if that is no member's.
+        The slot is that of the key and the wallet that it is from, whatever slot it names: anybody may write another
+        one's key into the chain, but not sign with it. None if these are no member's.
         """
-        slot = next((index for index, member in enumerate(plan.slots) if member.p2p == said.sender), None)
+        whose = (said.sender, said.signer)
+        slot = next((index for index, member in enumerate(plan.slots) if (member.p2p, member.signer) == whose), None)
         refused = self._refused[said.height].setdefault(slot, set())
         if not refused:
             self._ports.events.emit(kinds.Refused(height=said.height, slot=slot, why=_UNASSIGNED))

@@ -163,6 +163,7 @@ class Run:
     epoch_started_at: int
     start_step: int
     attested_step: int
+    attested_data_index: int
     lost_sequences: int
     earning_rate: int
     slashing_rate: int
@@ -235,6 +236,18 @@ def marked(folder: str, files_hash: str) -> str:
     has the accounts has the mark.
     """
     return f"{folder}{_HASH_MARK}{files_hash}" if files_hash else folder
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A checkpoint that the run can be taken back to; `data_index` is the first sequence that it was not trained on,
+    and hashes are zero where the chain knows none.
+    """
+
+    checkpoint: Checkpoint
+    hashes: tuple[bytes, ...]
+    data_index: int
+    step: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,6 +360,8 @@ class Model:
     checkpoint: Checkpoint
     checkpoint_step: int
     checkpoint_hashes: tuple[bytes, ...]
+    checkpoint_data_index: int
+    earlier: tuple[Recorded, ...]
     data_location: DataLocation
     lr_schedule: LrSchedule
     optimizer: Optimizer
@@ -354,18 +369,32 @@ class Model:
     tiers: int
     tier_widths: tuple[int, ...]
 
+    @property
+    def recorded(self) -> tuple[Recorded, ...]:
+        """The checkpoints that the run can be taken back to, by their place: the present one, then those before it. Of
+        kind NONE where there is none.
+        """
+        now = self.checkpoint, self.checkpoint_hashes, self.checkpoint_data_index, self.checkpoint_step
+        return (Recorded(*now), *self.earlier)
+
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A member's place; `weight` is its speed in sequences per minute, `pending` means it wants the next epoch."""
+    """A member's place. `declared` is its speed in sequences per minute, `weight` what its share is measured by in the
+    running epoch (between epochs, the most that it may be in the next; 0 of a newcomer). `pending`: it wants the next
+    epoch; `removed`: an authority has taken it out of the line; `barred`: it may not ask again.
+    """
 
     signer: bytes
     p2p: bytes
     tier: int
     state: MemberState
     pending: bool
+    removed: bool
+    barred: bool
     used: bool
     weight: int
+    declared: int
     last_epoch: int
     exited_height: int
     points: int

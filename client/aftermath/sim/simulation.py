@@ -215,6 +215,12 @@ class Simulation:
     def pause(self, paused: bool) -> None:
         self._send(self.ix.set_paused(RUN_ID, paused))
 
+    def kick(self, player: Player, *, barred: bool) -> None:
+        self._send(self.ix.kick(RUN_ID, player.key.pubkey(), barred=barred))
+
+    def rewind(self, place: int) -> None:
+        self._send(self.ix.rewind(RUN_ID, place, self.model.recorded[place].step))
+
     # --- members ------------------------------------------------------------------------------------------------
 
     def add(self, tier: int, seconds: float = 1.0, nodes: int = 1) -> Player:

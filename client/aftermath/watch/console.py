@@ -36,6 +36,8 @@ _SENTENCES: dict[type[kinds.Event], str] = {
     kinds.Evaluated: "step {step}  {task}: {metric} {value:.4f} of {docs} questions",
     kinds.Waiting: "waits for the next epoch",
     kinds.Dropped: "members {slots} did not deliver and are dropped",
+    kinds.Kicked: "member {slot}, wallet {wallet}, was {kicked} by an authority of the run",
+    kinds.Rewound: "the owner has taken the run from step {before} to step {step}",
     kinds.Checkpoint: "checkpoint of step {step} at {path}",
     kinds.Leaving: "stopping",
     kinds.Left: "left the run",
@@ -66,6 +68,8 @@ class ConsoleLines:
             fields["results"] = counted(event.results, "result")
         elif isinstance(event, kinds.Kernels):
             fields["by"] = "compiled kernels" if event.missing is None else f"torch, since {fields['missing']}"
+        elif isinstance(event, kinds.Kicked):
+            fields["kicked"] = "barred" if event.barred else "removed"
         elif isinstance(event, kinds.Measured):
             fields["sequences"] = counted(event.weight, "sequence")
         elif isinstance(event, kinds.Finished):

@@ -249,6 +249,21 @@ class Dropped(Event, frozen=True, kw_only=True):
     height: int
 
 
+class Kicked(Event, frozen=True, kw_only=True):
+    """An authority of the run has taken a wallet out of the next epoch; `barred`: for good."""
+
+    slot: int
+    wallet: str
+    barred: bool
+
+
+class Rewound(Event, frozen=True, kw_only=True):
+    """The owner has taken the run back from one step to another."""
+
+    before: int
+    step: int
+
+
 class Traffic(Event, frozen=True, kw_only=True):
     """Counters since the process began: bytes to and from peers, and what talking to the coordinator has cost."""
 
@@ -309,6 +324,8 @@ MEMBER_EVENTS = (
     | Refused
     | Equivocated
     | Dropped
+    | Kicked
+    | Rewound
     | Traffic
     | Sample
 )

@@ -16,8 +16,12 @@ pub const VOTE_PLANES: usize = 6;
 pub const BACKLOG: usize = 96;
 /// Intervals of sequences that one round does again, at most.
 pub const REDO: usize = 4;
+/// Checkpoints kept besides the present one.
+pub const EARLIER: usize = 3;
 /// Verdicts stored per round.
 pub const MAX_VERDICTS: usize = 32;
+/// Bits of a count of rounds.
+pub const COUNT_BITS: usize = 12;
 /// A run id is a PDA seed.
 pub const RUN_ID_BYTES: usize = 32;
 
@@ -29,7 +33,7 @@ pub const LOCATION_BYTES: usize = 192;
 pub const CLIENT_VERSION_BYTES: usize = 96;
 
 /// Layout version written into every run account.
-pub const VERSION: u8 = 6;
+pub const VERSION: u8 = 7;
 /// Most bytes an account may gain in one instruction, and the most a program may create by itself.
 pub const GROWTH: usize = 10_240;
 
@@ -38,7 +42,7 @@ pub const MODEL_SEED: &[u8] = b"model";
 pub const MEMBERS_SEED: &[u8] = b"members";
 pub const WITNESSES_SEED: &[u8] = b"witnesses";
 
-/// Scope that a join authorization carries.
+/// Scope of an authorization to join all runs of a join authority. One for a single run has that run's address as scope.
 pub const JOIN_SCOPE: &[u8] = b"CoordinatorJoinRun";
 
 /// A set of member slots: bit `i % 8` of byte `i / 8` stands for slot `i`.

@@ -26,8 +26,8 @@ pub enum CoordinatorError {
     NotHalted,
     #[msg("The run is halted: wait until its owner resumes it.")]
     RunHalted,
-    #[msg("The run is finished and cannot change any more: create a new run.")]
-    RunFinished,
+    #[msg("All steps of the run are done: raise total_steps, or rewind it, before it is reopened.")]
+    StepsDone,
     #[msg("The run is halted already: there is nothing to pause.")]
     AlreadyHalted,
     #[msg("The run is neither paused nor new nor about to pause: there is nothing to resume.")]
@@ -161,12 +161,14 @@ pub enum CoordinatorError {
     WeightZero,
     #[msg("The peer-to-peer key must not be zero.")]
     P2pKeyZero,
-    #[msg("Another member uses this peer-to-peer key: create an own one.")]
-    P2pKeyTaken,
     #[msg("All 256 member slots are in use: try again when an epoch ends.")]
     MembersFull,
     #[msg("This wallet is not a member of the run: join first.")]
     NotAMember,
+    #[msg("This wallet is barred from the run: ask its main or join authority to lift that with `kick`.")]
+    Barred,
+    #[msg("Only the run's main or join authority may do this: sign with one of these wallets.")]
+    NotAllowedToKick,
     // rounds
     #[msg("This slot belongs to another wallet, or its member is not healthy: look up the own slot again.")]
     SlotMismatch,
@@ -186,7 +188,7 @@ pub enum CoordinatorError {
     NotATrainer,
     #[msg("This verifier has already given its verdict about this target.")]
     DuplicateVerdict,
-    #[msg("All 32 verdicts of this round are taken.")]
+    #[msg("This verifier has given its part of the 32 verdicts that a round has room for.")]
     VerdictsFull,
     // checkpoints
     #[msg("The mask must name at least one level and the hashes must be one per named level, ascending.")]
@@ -197,10 +199,12 @@ pub enum CoordinatorError {
     NotAllowedToCheckpoint,
     #[msg("A checkpoint needs every level attested and the same hashes: wait for the cooldown's attestations.")]
     CheckpointMismatch,
-    #[msg("The run already has a checkpoint of this step or a later one.")]
+    #[msg("The run has a checkpoint of a later step, or of this one by a member whose turn was before.")]
     CheckpointNotNewer,
     #[msg("Name a Hub repository; a directory only as the main authority or if the run's checkpoint is one; never a dummy.")]
     CheckpointPlaceRefused,
+    #[msg("There is no checkpoint of this step at this place: 0 is the present one, 1 to 3 the earlier ones.")]
+    NoSuchCheckpoint,
     // closing, inspection, arithmetic
     #[msg("The rent cannot go to an account that is being closed: name another spill account.")]
     SpillCloses,

@@ -46,9 +46,19 @@ pub mod coordinator {
         instructions::update(ctx, &params)
     }
 
-    /// Pauses (after the running epoch) or starts and resumes the run.
+    /// Pauses (after the running epoch) or starts, resumes and reopens the run.
     pub fn set_paused(ctx: &mut Context<OwnerOnly>, paused: bool) -> Result<()> {
         instructions::set_paused(ctx, paused)
+    }
+
+    /// Takes a halted run back to a recorded checkpoint: `place` 0 is the present one, 1 to 3 the earlier ones.
+    pub fn rewind(ctx: &mut Context<OwnerModel>, place: u8, step: u32) -> Result<()> {
+        instructions::rewind(ctx, place, step)
+    }
+
+    /// Takes a wallet out of the next epoch; `barred` keeps it out, and `false` lets it ask again.
+    pub fn kick(ctx: &mut Context<Kick>, wallet: Address, barred: bool) -> Result<()> {
+        instructions::kick(ctx, &wallet, barred)
     }
 
     /// Names the only client version that may join; empty = any.

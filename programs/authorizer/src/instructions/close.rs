@@ -1,7 +1,7 @@
-//! The grantor removes an authorization that is switched off.
+//! The grantor removes an authorization that is switched off; its rent goes back to those who paid it.
 
 use crate::errors::AuthorizerError;
-use anchor_lang::prelude::*;
+use anchor_lang::{prelude::*, realloc_account};
 use authorization::{Authorization, AUTHORIZATION_SEED, CLOSE_DELAY};
 
 #[derive(Accounts)]
@@ -10,7 +10,7 @@ pub struct Close {
     pub grantor: Signer,
     #[account(
         mut,
-        close = spill,
+        close = sponsor,
         seeds = [
             AUTHORIZATION_SEED,
             authorization.grantor.as_ref(),
@@ -20,17 +20,25 @@ pub struct Close {
         bump = authorization.bump
     )]
     pub authorization: BorshAccount<Authorization>,
-    /// Receives the rent; may be the grantor.
-    #[account(mut, unsafe(dup))]
-    pub spill: UncheckedAccount,
+    /// Paid for the account; may be the grantor.
+    #[account(mut, unsafe(dup), address = authorization.sponsor @ AuthorizerError::WrongSponsor)]
+    pub sponsor: UncheckedAccount,
+    /// Paid for the delegates there are; may be the same.
+    #[account(mut, unsafe(dup), address = authorization.delegates_sponsor @ AuthorizerError::WrongSponsor)]
+    pub delegates_sponsor: UncheckedAccount,
 }
 
 pub fn close(ctx: &mut Context<Close>) -> Result<()> {
-    let authorization = &ctx.accounts.authorization;
-    require!(ctx.accounts.spill.address() != authorization.address(), AuthorizerError::SpillCloses);
+    let accounts = &mut ctx.accounts;
+    let authorization = &mut accounts.authorization;
     require!(!authorization.active, AuthorizerError::StillActive);
     let waited = Clock::get()?.unix_timestamp.saturating_sub(authorization.grantor_update_at);
     let free = authorization.delegates.is_empty() || waited >= CLOSE_DELAY;
     require!(free, AuthorizerError::ClosedTooEarly);
-    Ok(())
+    let scope = authorization.scope.len();
+    authorization.delegates.clear();
+    authorization.release_borrow()?;
+    let mut view = *authorization.account();
+    realloc_account(&mut view, Authorization::space(scope, 0), accounts.delegates_sponsor.account(), true)?;
+    authorization.reacquire_borrow_mut()
 }

@@ -31,9 +31,18 @@ pub fn create(ctx: &mut Context<Create>, grantee: Address, scope: Vec<u8>) -> Re
     require!(valid, AuthorizerError::ScopeLength);
     let grantor_update_at = Clock::get()?.unix_timestamp;
     let bump = ctx.bumps.authorization;
-    let grantor = *ctx.accounts.grantor.address();
+    let (grantor, sponsor) = (*ctx.accounts.grantor.address(), *ctx.accounts.payer.address());
     let authorization = &mut *ctx.accounts.authorization;
-    *authorization =
-        Authorization { bump, grantor, grantee, scope, active: false, grantor_update_at, delegates: Vec::new() };
+    *authorization = Authorization {
+        bump,
+        grantor,
+        grantee,
+        scope,
+        active: false,
+        grantor_update_at,
+        sponsor,
+        delegates_sponsor: sponsor,
+        delegates: Vec::new(),
+    };
     Ok(())
 }

@@ -27,13 +27,17 @@ pub struct Authorization {
     pub active: bool,
     /// Unix seconds of the grantor's last update.
     pub grantor_update_at: i64,
+    /// Who paid for the account, and gets its rent back.
+    pub sponsor: Address,
+    /// Who paid for the delegates there are, and gets that back.
+    pub delegates_sponsor: Address,
     pub delegates: Vec<Address>,
 }
 
 impl Authorization {
-    /// Bytes of an account: discriminator, bump, two keys, scope, flag, time, delegates.
+    /// Bytes of an account: discriminator, bump, two keys, scope, flag, time, two sponsors, delegates.
     pub fn space(scope: usize, delegates: usize) -> usize {
-        8 + 1 + 32 + 32 + (4 + scope) + 1 + 8 + (4 + 32 * delegates)
+        8 + 1 + 32 + 32 + (4 + scope) + 1 + 8 + 64 + (4 + 32 * delegates)
     }
 
     /// Whether `user` may act within `scope` in the name of `grantor`.

@@ -4,7 +4,7 @@ use super::{read_checkpoint, CheckpointSource, PermissionlessModel};
 use crate::{
     constants::*,
     errors::CoordinatorError,
-    rules::{bitmap, levels, members, sequence, Machine, Moment},
+    rules::{bitmap, checkpoints, levels, members, sequence, Machine, Moment},
     state::*,
 };
 use alloc::{string::String, vec::Vec};
@@ -24,18 +24,22 @@ pub fn checkpoint(ctx: &mut Context<PermissionlessModel>, params: CheckpointPara
     let run: &mut Run = &mut accounts.run;
     let model: &mut Model = &mut accounts.model;
     require!(run.state != run_state::UNINITIALIZED, CoordinatorError::WrongState);
-    check_sender(run, &accounts.members, accounts.user.address())?;
+    let turn = check_sender(run, &accounts.members, accounts.user.address())?;
     check_hashes(run, &params.hashes)?;
+    // of an epoch that may still be undone nothing is kept
+    require!(accounts.members.before.kept == 0, CoordinatorError::CheckpointMismatch);
     let owner = *accounts.user.address() == run.main_authority;
-    // the owner may mend what a member named
-    let newer = run.attested_step > model.checkpoint_step || owner && run.attested_step == model.checkpoint_step;
+    // the owner may mend what a member named, and a member whose turn is before the other's
+    let same = run.attested_step == model.checkpoint_step && (owner || turn < model.checkpoint_turn);
+    let newer = run.attested_step > model.checkpoint_step || same;
     require!(newer, CoordinatorError::CheckpointNotNewer);
     let CheckpointParams { kind, repo, revision, .. } = params;
     let local = kind == checkpoint_kind::LOCAL && !owner && model.checkpoint.kind != checkpoint_kind::LOCAL;
     require!(kind != checkpoint_kind::DUMMY && !local, CoordinatorError::CheckpointPlaceRefused);
-    model.checkpoint = read_checkpoint(&CheckpointSource { kind, repo, revision })?;
-    model.checkpoint_hashes = run.level_hashes;
-    model.checkpoint_step = run.attested_step;
+    let checkpoint = read_checkpoint(&CheckpointSource { kind, repo, revision })?;
+    let (hashes, data_index, step) = (run.level_hashes, run.attested_data_index, run.attested_step);
+    model.checkpoint_turn = turn;
+    checkpoints::replace(model, &Recorded { checkpoint, hashes, data_index, step, pad: 0 });
     sequence::bump(&mut run.model_seq)?;
     let moment = Moment::read(&accounts.slot_hashes)?;
     let (members, witnesses) = (&mut accounts.members, &mut accounts.witnesses);
@@ -43,9 +47,10 @@ pub fn checkpoint(ctx: &mut Context<PermissionlessModel>, params: CheckpointPara
     sequence::advance(run)
 }
 
-fn check_sender(run: &Run, members: &Members, sender: &Address) -> Result<()> {
+/// The sender's turn; before all others' that of the owner.
+fn check_sender(run: &Run, members: &Members, sender: &Address) -> Result<u8> {
     if *sender == run.main_authority {
-        return Ok(());
+        return Ok(0);
     }
     let index = members::find(members, sender).ok_or(CoordinatorError::NotAllowedToCheckpoint)?;
     let slot = &members.slots[index];
@@ -53,7 +58,7 @@ fn check_sender(run: &Run, members: &Members, sender: &Address) -> Result<()> {
     let healthy = cooling && bitmap::has(&run.current().roster, index as u8);
     let holds = slot.tier == 0 && (healthy || bitmap::has(&run.finishers, index as u8));
     require!(holds, CoordinatorError::NotAllowedToCheckpoint);
-    Ok(())
+    Ok(checkpoints::turn(run, index as u8))
 }
 
 fn check_hashes(run: &Run, hashes: &[Hash]) -> Result<()> {

@@ -23,7 +23,7 @@ pub struct JoinRun {
     pub witnesses: Grown<Witnesses>,
     #[account(address = slot_hashes::ID @ CoordinatorError::WrongSlotHashes)]
     pub slot_hashes: UncheckedAccount,
-    /// Granted by the join authority to this wallet, to a delegator of it, or to everyone.
+    /// Granted by the join authority to this wallet, to a delegator of it, or to everyone; for this run or for all.
     pub authorization: BorshAccount<Authorization>,
 }
 
@@ -40,9 +40,11 @@ pub struct JoinParams {
 
 pub fn join_run(ctx: &mut Context<JoinRun>, params: &JoinParams) -> Result<()> {
     let accounts = &mut ctx.accounts;
-    let user = *accounts.user.address();
+    let (user, this_run) = (*accounts.user.address(), *accounts.run.address());
     let run: &mut Run = &mut accounts.run;
-    let allowed = accounts.authorization.is_valid_for(&run.join_authority, &user, JOIN_SCOPE);
+    let (authorization, authority) = (&accounts.authorization, &run.join_authority);
+    let allowed =
+        [JOIN_SCOPE, this_run.as_ref()].iter().any(|scope| authorization.is_valid_for(authority, &user, scope));
     require!(allowed, CoordinatorError::NotAuthorized);
     require!(!run.halted(), CoordinatorError::RunHalted);
     check(&accounts.model, params)?;

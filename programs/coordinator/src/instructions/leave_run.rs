@@ -19,8 +19,11 @@ pub fn leave_run(ctx: &mut Context<Permissionless>, at: &Place) -> Result<()> {
     let index = members::find(&accounts.members, accounts.user.address()).ok_or(CoordinatorError::NotAMember)?;
     let slot = &mut accounts.members.slots[index];
     let healthy = slot.state == member_state::HEALTHY;
-    require!(healthy || slot.pending == 1, CoordinatorError::NotAMember);
-    slot.pending = 0;
+    let waits = slot.pending == wish::WAITS;
+    require!(healthy || waits, CoordinatorError::NotAMember);
+    if waits {
+        slot.pending = wish::NONE;
+    }
     if healthy {
         slot.state = member_state::WITHDRAWN;
         slot.exited_height = height;

@@ -1,4 +1,4 @@
-//! Pauses a run (an active one after its epoch), starts a new run, or resumes a paused one.
+//! Pauses a run (an active one after its epoch), starts a new run, resumes a paused one, or reopens a finished one.
 
 use super::OwnerOnly;
 use crate::{
@@ -16,7 +16,7 @@ pub fn set_paused(ctx: &mut Context<OwnerOnly>, paused: bool) -> Result<()> {
         if run.active() {
             run.pending_pause = 1;
         } else {
-            epoch::pause(run, &mut accounts.members, now()?)?;
+            epoch::pause(run, &mut accounts.members, &mut accounts.witnesses.backlog, now()?)?;
         }
     } else if run.active() && run.pending_pause == 1 {
         run.pending_pause = 0;
@@ -39,6 +39,10 @@ fn resume(run: &mut Run, model: &Model) -> Result<()> {
             levels::use_durable(run, model);
         }
         run_state::PAUSED => {}
+        run_state::FINISHED => {
+            require!(run.step <= run.config.total_steps, CoordinatorError::StepsDone);
+            run.cold_start = 1;
+        }
         _ => return Err(CoordinatorError::NotPaused.into()),
     }
     validate_config::check_cold_start(&run.config, model.cold_start_warmup_steps)?;

@@ -4,7 +4,7 @@ use super::OwnerModel;
 use crate::{
     constants::*,
     errors::CoordinatorError,
-    rules::{levels, sequence, text, validate_config, validate_model},
+    rules::{checkpoints, levels, sequence, text, validate_config, validate_model},
     state::*,
 };
 use alloc::{string::String, vec::Vec};
@@ -82,7 +82,6 @@ pub struct UpdateParams {
 pub fn update(ctx: &mut Context<OwnerModel>, params: &UpdateParams) -> Result<()> {
     let run: &mut Run = &mut ctx.accounts.run;
     let model: &mut Model = &mut ctx.accounts.model;
-    require!(run.state != run_state::FINISHED, CoordinatorError::RunFinished);
     require!(run.halted(), CoordinatorError::NotHalted);
     if let Some(metadata) = &params.metadata {
         set_metadata(model, metadata)?;
@@ -92,13 +91,13 @@ pub fn update(ctx: &mut Context<OwnerModel>, params: &UpdateParams) -> Result<()
         run.config = *config;
     }
     if let Some(source) = &params.model {
-        set_model(run, model, source)?;
+        set_model(run, model, &ctx.accounts.witnesses.backlog, source)?;
     }
     if let Some(schema) = &params.schema {
         set_schema(run, model, schema)?;
     }
     if let Some(progress) = &params.progress {
-        set_progress(run, model, &mut ctx.accounts.witnesses, progress)?;
+        set_progress(run, model, &mut ctx.accounts.witnesses.backlog, progress)?;
     }
     if params.use_durable {
         levels::use_durable(run, model);
@@ -119,13 +118,13 @@ fn set_metadata(model: &mut Model, metadata: &MetadataParams) -> Result<()> {
 }
 
 #[inline(never)]
-fn set_model(run: &mut Run, model: &mut Model, source: &ModelParams) -> Result<()> {
+fn set_model(run: &mut Run, model: &mut Model, backlog: &Backlog, source: &ModelParams) -> Result<()> {
     validate_model::check(source)?;
     let checkpoint = read_checkpoint(&source.checkpoint)?;
     if checkpoint != model.checkpoint {
-        model.checkpoint = checkpoint;
-        model.checkpoint_hashes = [[0; 32]; MAX_LEVELS];
-        model.checkpoint_step = 0;
+        let data_index = checkpoints::first_untrained(run, backlog);
+        let hashes = [[0; 32]; MAX_LEVELS];
+        checkpoints::replace(model, &Recorded { checkpoint, hashes, data_index, step: 0, pad: 0 });
         if run.model_source == model_source::DURABLE {
             levels::use_durable(run, model);
         }
@@ -166,6 +165,7 @@ fn set_schema(run: &mut Run, model: &mut Model, schema: &SchemaParams) -> Result
     validate_model::check_schema(&schema.hash, &schema.tier_widths)?;
     if schema.hash != model.schema_hash || schema.tier_widths.len() != model.tiers as usize {
         model.checkpoint_hashes = [[0; 32]; MAX_LEVELS];
+        checkpoints::forget(model);
         levels::use_durable(run, model);
     }
     model.schema_hash = schema.hash;
@@ -177,15 +177,14 @@ fn set_schema(run: &mut Run, model: &mut Model, schema: &SchemaParams) -> Result
 }
 
 /// Moves the run to another point. The backlog belonged to the old one.
-fn set_progress(run: &mut Run, model: &mut Model, witnesses: &mut Witnesses, progress: &ProgressParams) -> Result<()> {
+fn set_progress(run: &mut Run, model: &mut Model, backlog: &mut Backlog, progress: &ProgressParams) -> Result<()> {
     require!(progress.step >= 1, CoordinatorError::StepZero);
     let room = progress.epoch.max(progress.step) <= MAX_COUNTER && progress.data_index <= MAX_DATA_INDEX;
     require!(room, CoordinatorError::Overflow);
     run.epoch = progress.epoch;
     run.step = progress.step;
     run.data_index = progress.data_index;
-    run.backlog = 0;
-    witnesses.backlog.count = 0;
+    backlog.clear(run);
     run.attested_step = run.attested_step.min(progress.step);
     model.checkpoint_step = model.checkpoint_step.min(progress.step - 1);
     Ok(())

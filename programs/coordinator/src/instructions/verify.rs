@@ -1,4 +1,5 @@
-//! A verifier states whether a trainer's result matches its own recomputation; enough mismatches eject the trainer.
+//! A verifier states whether a trainer's result matches its own recomputation; enough mismatches eject the trainer, also
+//! if it has left meanwhile.
 
 use super::Permissionless;
 use crate::{
@@ -18,14 +19,17 @@ pub fn verify(ctx: &mut Context<Permissionless>, (slot, at): (u8, &Place), targe
     let back = (newest(run)..=OLDEST).find(|back| run.is_at(at, *back)).ok_or(CoordinatorError::StaleHeight)?;
     let ring = run.ring(back);
     members::check_healthy(&accounts.members, slot, accounts.user.address())?;
-    let verdict = Verdict { verifier: slot, target, mismatch: mismatch as u8, pad: 0 };
+    let verdict = Verdict { verifier: slot, target, mismatch: mismatch as u8 };
     let votes = &mut accounts.witnesses.rounds[ring];
     let ejected = verdicts::cast(run, &accounts.members, votes, (ring, verdict))?;
     let exited_height = run.exit_height();
     let member = &mut accounts.members.slots[target as usize];
-    if ejected && member.state == member_state::HEALTHY {
+    // also of a member that left, or was dropped, before it was found out
+    if ejected && !matches!(member.state, member_state::IDLE | member_state::EJECTED) {
+        if member.state == member_state::HEALTHY {
+            member.exited_height = exited_height;
+        }
         member.state = member_state::EJECTED;
-        member.exited_height = exited_height;
         committee::reelect(&mut accounts.run, &accounts.members);
         sequence::bump(&mut accounts.run.members_seq)?;
     }

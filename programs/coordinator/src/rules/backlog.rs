@@ -23,6 +23,17 @@ impl Backlog {
         self.waiting() + more + ROOM <= BACKLOG
     }
 
+    /// What waits the longest, and comes first in the data.
+    pub fn first(&self) -> Option<&Interval> {
+        self.intervals[..self.waiting()].first()
+    }
+
+    /// Forgets what waits: the run goes on elsewhere.
+    pub fn clear(&mut self, run: &mut Run) {
+        self.count = 0;
+        run.backlog = 0;
+    }
+
     /// Puts back intervals, given in ascending order.
     #[inline(never)]
     pub fn put(&mut self, run: &mut Run, intervals: &[Interval]) {

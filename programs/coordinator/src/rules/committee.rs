@@ -11,6 +11,7 @@ pub const WITNESS: &[u8] = b"witness";
 pub const COMMITTEE: &[u8] = b"committee";
 pub const DATA: &[u8] = b"data";
 pub const COOLDOWN: &[u8] = b"cooldown";
+pub const CHECKPOINT: &[u8] = b"checkpoint";
 
 /// The order of a round's ranks for one purpose.
 pub fn order(round: &Round, purpose: &[u8]) -> Order {

@@ -1,6 +1,6 @@
 //! The end of an epoch: members state what their levels contain until a quorum agrees on each.
 
-use super::{bitmap, committee, quorum, Machine, Moment};
+use super::{bitmap, checkpoints, committee, quorum, Machine, Moment};
 use crate::{constants::*, errors::CoordinatorError, state::*};
 use anchor_lang::prelude::*;
 
@@ -81,27 +81,34 @@ pub fn attest(run: &mut Run, members: &Members, witnesses: &mut Witnesses, state
     }
     witnesses.cooldown_count = (count + 1) as u8;
     for level in (0..MAX_LEVELS).filter(|level| mask >> level & 1 == 1) {
-        settle(run, &witnesses.cooldown[..=count], level, election.counts[level]);
+        settle(run, witnesses, level, election.counts[level]);
     }
     Ok(())
 }
 
+/// The statements made so far.
+fn stored(witnesses: &Witnesses) -> &[LevelAttestation] {
+    &witnesses.cooldown[..(witnesses.cooldown_count as usize).min(MAX_WITNESSES)]
+}
+
 /// Attests `level` if a quorum agrees with the newest statement about it.
-fn settle(run: &mut Run, entries: &[LevelAttestation], level: usize, elected: u8) {
+fn settle(run: &mut Run, witnesses: &Witnesses, level: usize, elected: u8) {
+    let entries = stored(witnesses);
     let Some(newest) = entries.last().map(|entry| entry.hashes[level]) else { return };
     if run.levels_attested >> level & 1 == 1 {
         return;
     }
     let agreeing = entries.iter().filter(|entry| entry.mask >> level & 1 == 1 && entry.hashes[level] == newest);
     if agreeing.count() as u32 >= quorum::of(u32::from(elected)) {
-        record(run, level, newest);
+        record(run, &witnesses.backlog, level, newest);
     }
 }
 
-fn record(run: &mut Run, level: usize, hash: Hash) {
+fn record(run: &mut Run, backlog: &Backlog, level: usize, hash: Hash) {
     run.level_hashes[level] = hash;
     run.levels_attested |= 1 << level;
     run.attested_step = run.step;
+    run.attested_data_index = checkpoints::first_untrained(run, backlog);
 }
 
 /// The hash of `level` that every statement about it names, if at least half of those elected made one.
@@ -128,15 +135,15 @@ impl Machine<'_> {
     /// still makes it take a quorum.
     #[inline(never)]
     pub fn settle_undisputed(&mut self) {
-        let count = (self.witnesses.cooldown_count as usize).min(MAX_WITNESSES);
+        let entries = stored(self.witnesses);
         let open = super::levels::all(self.run.levels) & !self.run.levels_attested;
-        if count == 0 || open == 0 {
+        if entries.is_empty() || open == 0 {
             return;
         }
         let counts = elect(self.run, self.members, 0).counts;
         for level in (0..MAX_LEVELS).filter(|level| open >> level & 1 == 1) {
-            if let Some(hash) = undisputed(&self.witnesses.cooldown[..count], level, counts[level]) {
-                record(self.run, level, hash);
+            if let Some(hash) = undisputed(entries, level, counts[level]) {
+                record(self.run, &self.witnesses.backlog, level, hash);
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Epochs: starting one, giving up a warm-up, paying and ending one, pausing.
 
-use super::{bitmap, committee, levels, members, seeds, sequence, Machine, Moment};
+use super::{bitmap, committee, levels, members, merit, seeds, sequence, source, Machine, Moment};
 use crate::{constants::*, errors::CoordinatorError, state::*};
 use anchor_lang::prelude::*;
 use bytemuck::Zeroable;
@@ -10,27 +10,31 @@ impl Machine<'_> {
     #[inline(never)]
     pub fn start_epoch(&mut self, pending: &Bitmap, moment: &Moment) -> Result<()> {
         for slot in self.members.slots.iter_mut().take_while(|slot| slot.used == 1) {
-            slot.state = if slot.pending == 1 { member_state::HEALTHY } else { member_state::IDLE };
-            if slot.pending == 1 {
-                slot.pending = 0;
+            let begins = slot.pending == wish::WAITS;
+            slot.state = if begins { member_state::HEALTHY } else { member_state::IDLE };
+            if begins {
+                slot.pending = wish::NONE;
                 slot.exited_height = 0;
                 slot.last_epoch = self.run.epoch;
             }
         }
         self.members.epoch = self.run.epoch;
+        merit::begin(self.members);
         let run = &mut *self.run;
         sequence::bump(&mut run.members_seq)?;
         if run.model_source == model_source::PEERS {
             let held = levels::held_by(run, self.members, &bitmap::both(&run.finishers, pending));
             // nobody could load what nobody holds, however often it is tried
             let lost = levels::beyond_durable(run, self.model) & !held;
-            let told = run.levels_lost | lost; // with what was lost in warm-ups of this epoch that were given up
+            if held == 0 || lost != 0 {
+                source::keep(run, self.members, &self.witnesses.backlog);
+            }
             if held == 0 {
                 levels::use_durable(run, self.model);
             } else {
                 levels::go_back(run, self.model, lost);
             }
-            run.levels_lost = told;
+            run.levels_lost = lost;
         }
         run.epoch_started_at = moment.now;
         run.start_step = run.step;
@@ -56,6 +60,7 @@ impl Machine<'_> {
         for slot in self.members.slots.iter_mut().take_while(|slot| slot.used == 1) {
             slot.state = member_state::IDLE;
         }
+        source::restore(self.run, self.members, &mut self.witnesses.backlog);
         sequence::bump(&mut self.run.members_seq)?;
         self.enter(run_state::WAITING_FOR_MEMBERS, moment);
         Ok(())
@@ -66,26 +71,36 @@ impl Machine<'_> {
     pub fn end_epoch(&mut self, moment: &Moment) -> Result<()> {
         let healthy = bitmap::both(&members::healthy(self.members), &self.run.current().roster);
         self.pay(bitmap::count(&healthy));
+        merit::end(self.members);
         for slot in self.members.slots.iter_mut().take_while(|slot| slot.used == 1) {
             slot.state = member_state::IDLE;
         }
         let run = &mut *self.run;
         sequence::bump(&mut run.members_seq)?;
-        run.finishers = healthy;
+        if !source::restore(run, self.members, &mut self.witnesses.backlog) {
+            self.take_over(&healthy);
+        }
+        let run = &mut *self.run;
+        run.epoch = run.epoch.checked_add(1).ok_or(CoordinatorError::Overflow)?;
+        if run.pending_pause == 1 {
+            return pause(run, self.members, &mut self.witnesses.backlog, moment.now);
+        }
+        run.cold_start = 0;
+        let finished = run.step > run.config.total_steps;
+        self.enter(if finished { run_state::FINISHED } else { run_state::WAITING_FOR_MEMBERS }, moment);
+        Ok(())
+    }
+
+    /// Those who finished the epoch hold the model from now on, as far as they have attested it.
+    fn take_over(&mut self, healthy: &Bitmap) {
+        let run = &mut *self.run;
+        run.finishers = bitmap::without(healthy, &members::unwanted(self.members));
         run.levels_lost = 0;
         if run.levels_attested != 0 && run.attested_step == run.step {
             run.model_source = model_source::PEERS;
         } else if run.model_source == model_source::DURABLE {
             levels::use_durable(run, self.model);
         }
-        run.epoch = run.epoch.checked_add(1).ok_or(CoordinatorError::Overflow)?;
-        if run.pending_pause == 1 {
-            return pause(run, self.members, moment.now);
-        }
-        run.cold_start = 0;
-        let finished = run.step > run.config.total_steps;
-        self.enter(if finished { run_state::FINISHED } else { run_state::WAITING_FOR_MEMBERS }, moment);
-        Ok(())
     }
 
     /// The epoch's points go in equal parts to those who stayed; convicted members lose theirs.
@@ -107,9 +122,14 @@ impl Machine<'_> {
 
 /// Halts the run: whoever waits must ask again, and the next epoch is a cold start.
 #[inline(never)]
-pub fn pause(run: &mut Run, members: &mut Members, now: u64) -> Result<()> {
+pub fn pause(run: &mut Run, members: &mut Members, backlog: &mut Backlog, now: u64) -> Result<()> {
+    if run.state == run_state::WARMUP {
+        source::restore(run, members, backlog);
+    }
     for slot in members.slots.iter_mut().take_while(|slot| slot.used == 1) {
-        slot.pending = 0;
+        if slot.pending == wish::WAITS {
+            slot.pending = wish::NONE;
+        }
         slot.state = member_state::IDLE;
     }
     sequence::bump(&mut run.members_seq)?;

@@ -69,6 +69,7 @@ pub fn use_durable(run: &mut Run, model: &Model) {
     run.levels_lost = 0;
     run.level_hashes = model.checkpoint_hashes;
     run.attested_step = model.checkpoint_step;
+    run.attested_data_index = model.checkpoint_data_index;
     run.levels_attested = 0;
     for (level, hash) in model.checkpoint_hashes.iter().enumerate() {
         if *hash != [0; 32] {

@@ -24,7 +24,12 @@ pub fn healthy(members: &Members) -> Bitmap {
 }
 
 pub fn pending(members: &Members) -> Bitmap {
-    collect(members, |slot| slot.pending == 1)
+    collect(members, |slot| slot.pending == wish::WAITS)
+}
+
+/// Those whom an authority has removed or barred.
+pub fn unwanted(members: &Members) -> Bitmap {
+    collect(members, |slot| slot.pending >= wish::REMOVED)
 }
 
 #[inline(always)]
@@ -52,7 +57,29 @@ pub fn join(
     (signer, params): (&Address, &JoinParams),
     moment: &Moment,
 ) -> Result<bool> {
-    let index = choose(members, (signer, &params.p2p), &run.finishers, awaits_finishers(run, moment))?;
+    let index = claim(run, members, signer, moment.now)?;
+    let slot = &mut members.slots[index];
+    require!(slot.pending != wish::BARRED, CoordinatorError::Barred);
+    if slot.state == member_state::IDLE {
+        if slot.tier != params.tier {
+            bitmap::clear(&mut run.finishers, index as u8); // what it held is not what it holds now
+        }
+        slot.p2p = params.p2p;
+        slot.tier = params.tier;
+        slot.declared = params.weight;
+    }
+    if params.stateless {
+        forget_replica(run, slot, index as u8);
+    }
+    let added = slot.pending != wish::WAITS;
+    slot.pending = wish::WAITS;
+    Ok(added)
+}
+
+/// The slot of a wallet, which gets one if it has none.
+#[inline(never)]
+fn claim(run: &mut Run, members: &mut Members, signer: &Address, now: u64) -> Result<usize> {
+    let index = choose(run, members, signer, awaits_finishers(run, now))?;
     let slot = &mut members.slots[index];
     if slot.used == 0 || !address_eq(&slot.signer, signer) {
         members.retired_points = members.retired_points.saturating_add(slot.points);
@@ -61,20 +88,24 @@ pub fn join(
         slot.signer = *signer;
         slot.used = 1;
     }
-    if slot.state == member_state::IDLE {
-        if slot.tier != params.tier {
-            bitmap::clear(&mut run.finishers, index as u8); // what it held is not what it holds now
-        }
-        slot.p2p = params.p2p;
-        slot.tier = params.tier;
-        slot.weight = params.weight;
+    Ok(index)
+}
+
+/// Takes a wallet out of the line and off the sources of the model, and bars it or not. The running epoch goes on with it.
+#[inline(never)]
+pub fn kick(run: &mut Run, members: &mut Members, whom: &(Address, bool), now: u64) -> Result<()> {
+    let (wallet, barred) = whom;
+    let known = find(members, wallet);
+    require!(*barred || known.is_some(), CoordinatorError::NotAMember);
+    let index = match known {
+        Some(index) => index,
+        None => claim(run, members, wallet, now)?,
+    };
+    members.slots[index].pending = if *barred { wish::BARRED } else { wish::REMOVED };
+    if run.halted() || run.state == run_state::WAITING_FOR_MEMBERS {
+        bitmap::clear(&mut run.finishers, index as u8);
     }
-    if params.stateless {
-        forget_replica(run, slot, index as u8);
-    }
-    let added = slot.pending == 0;
-    slot.pending = 1;
-    Ok(added)
+    Ok(())
 }
 
 /// A member without a replica can neither give the model to joiners nor finish the running epoch.
@@ -87,36 +118,37 @@ fn forget_replica(run: &mut Run, slot: &mut Slot, index: u8) {
 }
 
 /// Whether those who hold the model still have the time to come back that an epoch waits for them.
-fn awaits_finishers(run: &Run, moment: &Moment) -> bool {
+fn awaits_finishers(run: &Run, now: u64) -> bool {
     let time = u64::from(run.config.waiting_for_members_extra_time).saturating_add(run.config.warmup_time);
-    let waiting = run.state == run_state::WAITING_FOR_MEMBERS && !elapsed(moment.now, run.state_started_at, time);
+    let waiting = run.state == run_state::WAITING_FOR_MEMBERS && !elapsed(now, run.state_started_at, time);
     waiting && run.model_source == model_source::PEERS
 }
 
 /// Own slot; else a never used one; else an idle one: of a member that did not finish the last epoch, then one without
-/// points, then the one that was away longest. The slots of `finishers` are not given away while they are `awaited`:
-/// the run would forget who holds its model.
-#[inline(always)] // more arguments than a call on sBPF may have
-fn choose(members: &Members, (signer, p2p): (&Address, &[u8; 32]), finishers: &Bitmap, awaited: bool) -> Result<usize> {
+/// points, then one that never delivered, then one that was in neither this epoch nor the last, then the one that was
+/// away longest. The slots of `finishers` are not given away while they are `awaited`: the run would forget who holds its
+/// model.
+fn choose(run: &Run, members: &Members, signer: &Address, awaited: bool) -> Result<usize> {
     let (mut own, mut fresh, mut idle) = (None, None, None);
-    let mut least = (true, true, u32::MAX);
+    let mut least = (u32::MAX, u32::MAX);
     for (index, slot) in members.slots.iter().enumerate() {
         if slot.used == 0 {
             fresh = Some(index);
             break;
         }
-        let live = slot.pending == 1 || slot.state != member_state::IDLE;
         if address_eq(&slot.signer, signer) {
             own = Some(index);
-            continue;
+            break;
         }
-        // also of one that is away: whoever took its key would keep it from coming back
-        require!(slot.p2p != *p2p, CoordinatorError::P2pKeyTaken);
-        let finisher = bitmap::has(finishers, index as u8);
+        let live = matches!(slot.pending, wish::WAITS | wish::BARRED) || slot.state != member_state::IDLE;
+        let finisher = bitmap::has(&run.finishers, index as u8);
         if live || finisher && awaited {
             continue;
         }
-        let worth = (finisher, slot.points > 0, slot.last_epoch);
+        let recent = slot.last_epoch.saturating_add(1) >= run.epoch && slot.declared > 0;
+        let marks = [recent, slot.weight > 1, slot.points > 0, finisher];
+        let rank = marks.iter().rev().fold(0, |rank, mark| 2 * rank + u32::from(*mark));
+        let worth = (rank, slot.last_epoch);
         if idle.is_none() || worth < least {
             (idle, least) = (Some(index), worth);
         }

@@ -82,8 +82,7 @@ mod tests {
 
     #[test]
     fn tally_equals_counting() {
-        let mut attestations =
-            [Attestation { slot: 0, pad: [0; 7], participation: [0; 32], fingerprints: [0; 320] }; 32];
+        let mut attestations = [Attestation { slot: 0, participation: [0; 32], fingerprints: [0; 320] }; 32];
         for (index, attestation) in attestations.iter_mut().enumerate() {
             for slot in 0..=255u8 {
                 if (slot as usize * 7 + index * 13) % 32 <= index {

@@ -1,7 +1,7 @@
 //! Rounds: starting one, closing one, and what follows.
 
 use super::{agreement, agreement::Votes, assignment::Plan, backlog, backlog::Gaps, batch, bitmap, committee, members};
-use super::{moment::elapsed, quorum, seeds, Machine, Moment};
+use super::{merit, moment::elapsed, quorum, seeds, source, Machine, Moment};
 use crate::{constants::*, errors::CoordinatorError, state::*};
 use anchor_lang::prelude::*;
 use bytemuck::Zeroable;
@@ -50,6 +50,8 @@ impl Machine<'_> {
             self.run.rounds[head].attested = attested;
             if worked {
                 self.run.step = self.run.step.checked_add(1).ok_or(CoordinatorError::Overflow)?;
+                merit::count(self.members, &attested);
+                source::settle(self.members, &attested, round.clients);
             }
         } else {
             self.run.rounds[head].attested = Bitmap::zeroed();

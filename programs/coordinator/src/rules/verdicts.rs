@@ -4,7 +4,12 @@ use super::{assignment::Plan, bitmap, committee, quorum};
 use crate::{constants::MAX_VERDICTS, errors::CoordinatorError, state::*};
 use anchor_lang::prelude::*;
 
+/// Fewer verifiers convict nobody, whatever share of them they are.
+const LEAST: u32 = 3;
+
 /// Stores a verdict about a stored round; returns whether a quorum of its verifiers now finds a mismatch.
+///
+/// Each verifier has an equal part of the room, so that none can take it from the others; about one target it has one.
 #[inline(never)]
 pub fn cast(run: &Run, members: &Members, votes: &mut WitnessRound, (ring, verdict): (usize, Verdict)) -> Result<bool> {
     let round = &run.rounds[ring];
@@ -15,11 +20,13 @@ pub fn cast(run: &Run, members: &Members, votes: &mut WitnessRound, (ring, verdi
     let about = |vote: &&Verdict| vote.target == verdict.target;
     let earlier = votes.verdicts[..count].iter().filter(about).any(|vote| vote.verifier == verdict.verifier);
     require!(!earlier, CoordinatorError::DuplicateVerdict);
-    require!(count < MAX_VERDICTS, CoordinatorError::VerdictsFull);
+    let given = votes.verdicts[..count].iter().filter(|vote| vote.verifier == verdict.verifier).count();
+    let room = given < MAX_VERDICTS / verifiers.max(1) as usize && count < MAX_VERDICTS;
+    require!(room, CoordinatorError::VerdictsFull);
     votes.verdicts[count] = verdict;
     votes.verdict_count = (count + 1) as u8;
     let mismatches = votes.verdicts[..=count].iter().filter(about).filter(|vote| vote.mismatch == 1).count();
-    Ok(mismatches as u32 >= quorum::of(verifiers))
+    Ok(mismatches as u32 >= quorum::of(verifiers).max(LEAST))
 }
 
 fn is_verifier(round: &Round, slot: u8, verifiers: u32) -> bool {

@@ -4,6 +4,17 @@ use crate::constants::*;
 use anchor_lang::prelude::*;
 use bytemuck::{Pod, Zeroable};
 
+/// Values of `Slot::pending`.
+pub mod wish {
+    pub const NONE: u8 = 0;
+    /// Wants to be in the next epoch.
+    pub const WAITS: u8 = 1;
+    /// Was taken out of the line by an authority; may ask again.
+    pub const REMOVED: u8 = 2;
+    /// May not ask.
+    pub const BARRED: u8 = 3;
+}
+
 /// Values of `Slot::state`.
 pub mod member_state {
     /// Not in the running epoch.
@@ -30,15 +41,33 @@ pub struct Slot {
     pub last_epoch: u32,
     /// Round in which the member stopped being healthy.
     pub exited_height: u32,
-    /// Declared throughput in sequences per minute, at least 1.
+    /// What its share is measured by in the running epoch; between epochs, the most that it may be in the next one. 0 of
+    /// a newcomer.
     pub weight: u16,
+    /// Declared throughput in sequences per minute, at least 1.
+    pub declared: u16,
     pub tier: u8,
     pub state: u8,
-    /// 1 = wants to be in the next epoch.
+    /// See `wish`.
     pub pending: u8,
     /// 1 = the slot has an owner.
     pub used: u8,
-    pub pad: [u8; 2],
+}
+
+/// What the run knew of its model before an epoch that began from an older one.
+#[derive(Clone, Copy, Pod, Zeroable, IdlType)]
+#[repr(C)]
+pub struct Source {
+    pub level_hashes: [[u8; 32]; MAX_LEVELS],
+    pub attested_data_index: u64,
+    /// The first sequence that was not trained on.
+    pub data_index: u64,
+    pub attested_step: u32,
+    pub levels_attested: u8,
+    pub model_source: u8,
+    pub levels_lost: u8,
+    /// 1 = it is what the run goes back to unless a quorum of a round trains.
+    pub kept: u8,
 }
 
 #[account]
@@ -47,6 +76,10 @@ pub struct Members {
     pub retired_points: u64,
     /// Epoch of the last roster.
     pub epoch: u32,
-    pub pad: u32,
+    /// Rounds of the running epoch that made a step, up to 4,095.
+    pub judged: u32,
+    /// In how many of these a slot delivered all it owed: bit i of the count is in the bitmap i.
+    pub delivered: [[u8; 32]; COUNT_BITS],
+    pub before: Source,
     pub slots: [Slot; MAX_MEMBERS],
 }

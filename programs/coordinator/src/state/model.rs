@@ -134,6 +134,19 @@ pub struct Checkpoint {
     pub revision: [u8; REVISION_BYTES],
 }
 
+/// A checkpoint that the run can go back to.
+#[derive(Clone, Copy, Pod, Zeroable, IdlType)]
+#[repr(C)]
+pub struct Recorded {
+    pub checkpoint: Checkpoint,
+    /// Zero = unknown.
+    pub hashes: [[u8; 32]; MAX_LEVELS],
+    /// The first sequence that it was not trained on.
+    pub data_index: u64,
+    pub step: u32,
+    pub pad: u32,
+}
+
 #[account]
 pub struct Model {
     pub metadata: Metadata,
@@ -157,5 +170,11 @@ pub struct Model {
     /// Number of tiers; 0 = no schema set.
     pub tiers: u8,
     pub version: u8,
-    pub pad: [u8; 4],
+    /// Whose turn it was to name the checkpoint: see `rules::checkpoints`.
+    pub checkpoint_turn: u8,
+    pub pad: [u8; 3],
+    /// The first sequence that the checkpoint was not trained on.
+    pub checkpoint_data_index: u64,
+    /// What the checkpoint was before, newest first; of kind 0 where there is none.
+    pub earlier: [Recorded; EARLIER],
 }

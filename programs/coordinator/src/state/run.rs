@@ -97,6 +97,8 @@ pub struct Run {
     pub backlog: u64,
     /// Sequences that the backlog could not hold: none, ever.
     pub lost_sequences: u64,
+    /// The first sequence that what `level_hashes` describe was not trained on.
+    pub attested_data_index: u64,
     pub earning_rate: u64,
     pub slashing_rate: u64,
     pub future_earning_rate: u64,

@@ -11,7 +11,6 @@ use bytemuck::{Pod, Zeroable};
 #[repr(C)]
 pub struct Attestation {
     pub slot: u8,
-    pub pad: [u8; 7],
     /// Members whose results the witness holds.
     pub participation: [u8; 32],
     /// A fingerprint of each of these results, in bit planes: with c = 1, 2 or 4 words of 64 slots, as many as hold the
@@ -38,7 +37,6 @@ pub struct Verdict {
     pub verifier: u8,
     pub target: u8,
     pub mismatch: u8,
-    pub pad: u8,
 }
 
 /// The attestations of one round; their count is in the round's header.
@@ -75,7 +73,6 @@ pub struct LevelAttestation {
     pub slot: u8,
     /// Bit l: `hashes[l]` is stated.
     pub mask: u8,
-    pub pad: [u8; 6],
     pub hashes: [[u8; 32]; MAX_LEVELS],
 }
 

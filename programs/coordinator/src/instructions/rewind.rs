@@ -1,0 +1,18 @@
+//! Takes a halted run back to a checkpoint that the chain has recorded.
+
+use super::OwnerModel;
+use crate::{
+    errors::CoordinatorError,
+    rules::{checkpoints, sequence},
+    state::*,
+};
+use anchor_lang::prelude::*;
+
+pub fn rewind(ctx: &mut Context<OwnerModel>, place: u8, step: u32) -> Result<()> {
+    let accounts = &mut ctx.accounts;
+    let run: &mut Run = &mut accounts.run;
+    require!(run.halted(), CoordinatorError::NotHalted);
+    checkpoints::rewind(run, &mut accounts.model, &mut accounts.witnesses.backlog, &(place, step))?;
+    sequence::bump(&mut run.model_seq)?;
+    sequence::advance(run)
+}

@@ -1,0 +1,159 @@
+//! What a member counts for: no more than it has shown.
+//!
+//! A newcomer counts at most as much as the median of those who have finished an epoch; whoever has been in one, at most
+//! twice what it delivered of its share there. Counts of 256 members are kept as bitmaps, one for each bit: adding one to
+//! all who delivered costs as much as a few words, where 256 counters would cost more than closing a round may.
+
+use super::bitmap;
+use crate::{constants::*, state::*};
+
+/// A share of what was due is judged in eighths.
+const EIGHTHS: u32 = 8;
+const MOST: u32 = (1 << COUNT_BITS) - 1;
+
+/// Counts a round that made a step: `attested` delivered.
+#[inline(never)]
+pub fn count(members: &mut Members, attested: &Bitmap) {
+    if members.judged == MOST {
+        return;
+    }
+    members.judged += 1;
+    for index in 0..bitmap::WORDS {
+        let mut carry = bitmap::word(attested, index);
+        for plane in members.delivered.iter_mut() {
+            if carry == 0 {
+                break;
+            }
+            let digit = bitmap::word(plane, index);
+            bitmap::set_word(plane, index, digit ^ carry);
+            carry &= digit;
+        }
+    }
+}
+
+/// Begins the counts of an epoch, and gives everybody who is in it its weight.
+#[inline(never)]
+pub fn begin(members: &mut Members) {
+    members.judged = 0;
+    members.delivered = [[0; 32]; COUNT_BITS];
+    let newcomer = newcomers_most(members);
+    for slot in members.slots.iter_mut().take_while(|slot| slot.used == 1) {
+        if slot.state == member_state::HEALTHY {
+            let most = if slot.weight == 0 { newcomer } else { slot.weight };
+            slot.weight = slot.declared.min(most).max(1);
+        }
+    }
+}
+
+/// The lower median of what those count for who have been in an epoch; of what all declare, if nobody has.
+fn newcomers_most(members: &Members) -> u16 {
+    let healthy =
+        || members.slots.iter().take_while(|slot| slot.used == 1).filter(|slot| slot.state == member_state::HEALTHY);
+    let known = healthy().any(|slot| slot.weight > 0);
+    let weights: alloc::vec::Vec<u16> = if known {
+        healthy().filter(|slot| slot.weight > 0).map(|slot| slot.declared.min(slot.weight)).collect()
+    } else {
+        healthy().map(|slot| slot.declared).collect()
+    };
+    lower_median(&weights)
+}
+
+/// Found byte by byte: sorting 256 numbers would cost several times as much.
+fn lower_median(weights: &[u16]) -> u16 {
+    let mut place = weights.len().saturating_sub(1) as u32 / 2;
+    let high = nth(weights.iter().map(|weight| (weight >> 8) as u8), &mut place);
+    let same = weights.iter().filter(|weight| (*weight >> 8) as u8 == high);
+    let low = nth(same.map(|weight| *weight as u8), &mut place);
+    u16::from(high) << 8 | u16::from(low)
+}
+
+/// The byte at `place` of the sorted bytes; `place` is then counted from the first of its equals.
+fn nth(bytes: impl Iterator<Item = u8>, place: &mut u32) -> u8 {
+    let mut counts = alloc::vec![0u32; 256];
+    for byte in bytes {
+        counts[byte as usize] += 1;
+    }
+    for (byte, count) in counts.iter().enumerate() {
+        if *place < *count {
+            return byte as u8;
+        }
+        *place -= count;
+    }
+    0
+}
+
+/// At the end of an epoch: the most that each of its members may count for in the next.
+#[inline(never)]
+pub fn end(members: &mut Members) {
+    if members.judged == 0 {
+        return;
+    }
+    let mut shown = [[0u8; 32]; EIGHTHS as usize];
+    for (part, set) in shown.iter_mut().enumerate() {
+        *set = at_least(&members.delivered, (members.judged * (part as u32 + 1)).div_ceil(EIGHTHS));
+    }
+    for (index, slot) in members.slots.iter_mut().take_while(|slot| slot.used == 1).enumerate() {
+        slot.weight = match slot.state {
+            member_state::IDLE => continue,
+            member_state::WITHDRAWN if slot.exited_height == 0 => continue, // there was nothing to deliver yet
+            member_state::EJECTED => 1,
+            _ => {
+                let eighths = shown.iter().take_while(|set| bitmap::has(set, index as u8)).count() as u32;
+                (u32::from(slot.weight) * 2 * eighths / EIGHTHS).clamp(1, u32::from(u16::MAX)) as u16
+            }
+        };
+    }
+}
+
+/// The slots whose count is at least `least`: compares from the lowest bit up.
+fn at_least(planes: &[Bitmap; COUNT_BITS], least: u32) -> Bitmap {
+    let mut result = [0xff; 32];
+    for (bit, plane) in planes.iter().enumerate() {
+        result = if least >> bit & 1 == 1 { bitmap::both(plane, &result) } else { bitmap::either(plane, &result) };
+    }
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_is_the_one_of_the_sorted_numbers() {
+        let mut state = 1u32;
+        for len in 1..200usize {
+            let mut weights: alloc::vec::Vec<u16> = (0..len)
+                .map(|_| {
+                    state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                    (state >> 16) as u16 >> (state % 16)
+                })
+                .collect();
+            let found = lower_median(&weights);
+            weights.sort_unstable();
+            assert_eq!(found, weights[(len - 1) / 2]);
+        }
+    }
+
+    #[test]
+    fn counts_are_those_of_counters() {
+        let mut members: Members = bytemuck::Zeroable::zeroed();
+        let mut counters = [0u32; MAX_MEMBERS];
+        for round in 0..300u32 {
+            let mut attested = [0; 32];
+            for slot in 0..=255u8 {
+                if (u32::from(slot) * 31 + round * 17) % 256 <= u32::from(slot) {
+                    bitmap::set(&mut attested, slot);
+                    counters[slot as usize] += 1;
+                }
+            }
+            count(&mut members, &attested);
+        }
+        assert_eq!(members.judged, 300);
+        for least in [1, 2, 100, 255, 256, 257, 300] {
+            let found = at_least(&members.delivered, least);
+            for slot in 0..=255u8 {
+                assert_eq!(bitmap::has(&found, slot), counters[slot as usize] >= least);
+            }
+        }
+    }
+}

@@ -1,0 +1,277 @@
+"""What the owner can always mend: a finished run, a bad checkpoint, a model gone wrong, a wallet that harms."""
+
+import dataclasses
+
+import pytest
+from solders.keypair import Keypair
+
+from aftermath.rules import committee
+from aftermath.rules.accounts import Recorded
+from aftermath.rules.state import CheckpointKind, MemberState, ModelSource, RunState
+from programs.harness import Outcome, World
+from programs.scenario import CONFIG, Scenario, member, model_params
+
+
+def hashes(epoch: int) -> dict[int, bytes]:
+    return {level: bytes([level + 1, epoch]) * 16 for level in range(3)}
+
+
+def epoch(run: Scenario, number: int) -> None:
+    """Three members live through an epoch, and the first one names its checkpoint."""
+    run.train([0, 1, 2])
+    run.finish_rounds()
+    for index in range(3):
+        run.attest(index, hashes(number)).ok()
+    place = {"kind": 2, "repo": f"step{run.run.trained_steps}", "revision": "", "hashes": list(hashes(number).values())}
+    run.by(0, "checkpoint", place).ok()
+    assert run.run.state in (RunState.WAITING_FOR_MEMBERS, RunState.FINISHED)
+
+
+def repos(run: Scenario) -> list[str]:
+    return [one.checkpoint.repo for one in run.model.recorded if one.checkpoint.kind is not CheckpointKind.NONE]
+
+
+def kick(run: Scenario, index: int, barred: bool, signer: Keypair | None = None) -> Outcome:
+    signer = signer or run.authority
+    keys = {"authority": signer.pubkey()}
+    step = run.instruction("kick", member(index).pubkey(), barred, accounts=keys)
+    return run.world.send(step, signers=[signer])
+
+
+# ---- a finished run
+def test_a_finished_run_is_reopened_with_more_steps(world: World) -> None:
+    run = Scenario(world).start(total_steps=4)
+    epoch(run, 0)
+    assert run.run.state is RunState.FINISHED
+    run.join(0).refused("RunHalted")
+    run.owner("set_paused", False).refused("StepsDone")
+    run.update(config={**CONFIG, "total_steps": 12}).ok()
+    run.owner("set_paused", False).ok()
+    assert (run.run.state, run.run.cold_start) == (RunState.WAITING_FOR_MEMBERS, True)
+    epoch(run, 1)
+    assert run.run.trained_steps > 4
+
+
+def test_a_finished_run_is_reopened_by_going_back(world: World) -> None:
+    run = Scenario(world).start(total_steps=10)
+    epoch(run, 0)
+    epoch(run, 1)
+    assert run.run.state is RunState.FINISHED
+    run.owner("rewind", 1, 6).ok()
+    run.owner("set_paused", False).ok()
+    assert (run.run.state, run.run.trained_steps) == (RunState.WAITING_FOR_MEMBERS, 5)
+
+
+# ---- checkpoints
+def test_a_run_goes_back_to_a_recorded_checkpoint_and_forth_again(run: Scenario) -> None:
+    for number in range(2):
+        epoch(run, number)
+    assert repos(run) == ["step10", "step5", "checkpoints/start"]
+    first = run.model.earlier[0]
+    assert (first.step, first.data_index, first.hashes) == (6, 5 * 48, tuple(hashes(0).values()))
+    run.owner("rewind", 1, 6).refused("NotHalted")
+    run.owner("set_paused", True).ok()
+    epochs = run.run.epoch
+    run.owner("rewind", 1, 6).ok()
+    state, model = run.run, run.model
+    assert (state.trained_steps, state.data_index, state.epoch) == (5, 5 * 48, epochs)
+    assert (state.model_source, state.finishers, state.cold_start) == (ModelSource.CHECKPOINT, 0, True)
+    assert (state.level_hashes, state.levels_attested & 0b111) == (tuple(hashes(0).values()), 0b111)
+    assert (model.checkpoint.repo, model.checkpoint_step, model.checkpoint_data_index) == ("step5", 6, 240)
+    assert repos(run) == ["step5", "step10", "checkpoints/start"]
+    run.owner("rewind", 1, 11).ok()  # it was a mistake
+    assert (run.run.trained_steps, run.run.data_index, repos(run)[0]) == (10, 480, "step10")
+    run.owner("rewind", 2, 0).ok()
+    assert (run.run.trained_steps, run.run.step, run.run.data_index) == (0, 1, 0)
+    run.owner("set_paused", False).ok()
+    epoch(run, 7)
+    assert (run.run.trained_steps, run.model.checkpoint.repo) == (5, "step5")
+
+
+def test_the_present_checkpoint_can_be_gone_back_to(run: Scenario) -> None:
+    """A model that went wrong after the checkpoint, with an epoch that nobody kept."""
+    epoch(run, 0)
+    run.train([0, 1, 2])
+    run.everyone_witnesses()
+    run.owner("set_paused", True).ok()
+    run.finish_rounds()
+    run.world.advance(31)
+    run.tick().ok()
+    assert (run.run.state, run.run.trained_steps > 5) == (RunState.PAUSED, True)
+    run.owner("rewind", 0, 6).ok()
+    assert (run.run.trained_steps, run.run.data_index, run.run.model_source) == (5, 240, ModelSource.CHECKPOINT)
+
+
+@pytest.mark.parametrize(("place", "step"), [(0, 5), (1, 11), (3, 0), (4, 0), (255, 6)])
+def test_only_what_is_recorded_can_be_gone_back_to(run: Scenario, place: int, step: int) -> None:
+    for number in range(2):
+        epoch(run, number)
+    run.owner("set_paused", True).ok()
+    before = run.world.data(run.accounts["model"])
+    run.owner("rewind", place, step).refused("NoSuchCheckpoint")
+    assert run.world.data(run.accounts["model"]) == before
+
+
+def test_a_bad_place_leaves_the_good_ones_before_it_recorded(run: Scenario) -> None:
+    """A member that names a place that does not exist, with the right hashes, pushes out nothing but the oldest."""
+    for number in range(4):
+        epoch(run, number)
+    assert repos(run) == ["step20", "step15", "step10", "step5"]
+    assert len(run.model.earlier) == 3
+
+
+def test_what_waits_to_be_done_again_is_not_in_a_checkpoint(run: Scenario) -> None:
+    run.train([0, 1, 2])
+    while run.run.state.training:
+        judged = run.run.round(run.run.config.judged(run.run.current.height))
+        run.everyone_witnesses(participation=judged.roster & 0b011 if judged else 0)  # the third one's shares wait
+    waiting = min(one.start for one in run.backlog)
+    for index in range(3):
+        run.attest(index, hashes(0)).ok()
+    place = {"kind": 2, "repo": "x", "revision": "", "hashes": list(hashes(0).values())}
+    run.by(0, "checkpoint", place).ok()
+    assert waiting < run.run.data_index
+    assert run.model.checkpoint_data_index == waiting
+
+
+def test_another_schema_forgets_what_was_recorded(run: Scenario) -> None:
+    epoch(run, 0)
+    run.owner("set_paused", True).ok()
+    run.update(schema={"hash": b"s" * 32, "tier_widths": [8, 4]}).ok()
+    assert {one.checkpoint.kind for one in run.model.earlier} == {CheckpointKind.NONE}
+
+
+def test_a_checkpoint_that_the_owner_replaces_stays_recorded(run: Scenario) -> None:
+    epoch(run, 0)
+    run.owner("set_paused", True).ok()
+    run.update(model=model_params(checkpoint={"kind": 2, "repo": "other", "revision": ""})).ok()
+    assert repos(run) == ["other", "step5", "checkpoints/start"]
+    recorded = Recorded(run.model.checkpoint, (bytes(32),) * 3, 240, 0)
+    assert run.model.recorded[0] == recorded
+
+
+# ---- wallets
+def test_a_removed_wallet_is_out_of_the_line_and_may_ask_again(run: Scenario) -> None:
+    for index in range(3):
+        run.join(index).ok()
+    kick(run, 1, barred=False).ok()
+    assert (run.members.pending, run.members.slots[1].removed) == (0b101, True)
+    run.world.advance(6)
+    run.tick().refused("NothingToTick")  # too few wait
+    run.join(1).ok()
+    assert (run.members.pending, run.members.slots[1].removed) == (0b111, False)
+
+
+def test_a_barred_wallet_stays_out_until_that_is_lifted(run: Scenario) -> None:
+    run.train([0, 1, 2, 3])
+    kick(run, 3, barred=True, signer=run.grantor).ok()
+    assert run.members.slots[3].state is MemberState.HEALTHY  # the running epoch goes on with it
+    run.join(3).refused("Barred")
+    run.finish_rounds()
+    for index in range(4):
+        run.attest(index, hashes(0))
+    run.world.advance(31)
+    run.tick(0).ok()
+    assert run.run.finishers == 0b0111
+    for index in range(3):
+        run.join(index).ok()
+    run.join(3).refused("Barred")
+    run.owner("set_paused", True).ok()
+    run.owner("set_paused", False).ok()
+    run.join(3).refused("Barred")  # a pause lifts nothing
+    kick(run, 3, barred=False).ok()
+    run.join(3).ok()
+
+
+def test_leaving_lifts_no_bar(run: Scenario) -> None:
+    run.train([0, 1, 2, 3])
+    kick(run, 3, barred=True).ok()
+    run.by(3, "leave_run").ok()
+    assert run.members.slots[3].state is MemberState.WITHDRAWN
+    run.join(3).refused("Barred")
+    run.by(3, "leave_run").refused("NotAMember")
+
+
+def test_a_wallet_that_never_came_is_barred_in_advance(run: Scenario) -> None:
+    kick(run, 9, barred=False).refused("NotAMember")
+    kick(run, 9, barred=True).ok()
+    run.join(9).refused("Barred")
+    assert (run.members.pending, run.members.slots[0].barred) == (0, True)
+
+
+def test_the_slot_of_a_barred_wallet_goes_to_nobody(run: Scenario) -> None:
+    record = run.world.record("Members", "test")
+    slots = record["slots"][0]
+    slots["used"], slots["pending"] = 1, 3
+    for index in range(256):
+        slots["signer"][index] = bytes(member(1000 + index).pubkey())
+    run.world.store("Members", "test", record)
+    run.join(0).refused("MembersFull")
+    kick(run, 1077, barred=False).ok()
+    run.join(0).ok()
+    assert run.slot_of(0) == 77
+
+
+def test_only_the_two_authorities_remove_and_bar(run: Scenario) -> None:
+    run.join(0).ok()
+    for stranger in (Keypair(), member(0), member(1)):
+        kick(run, 0, barred=True, signer=stranger).refused("NotAllowedToKick")
+    for authority in (run.authority, run.grantor):
+        kick(run, 0, barred=False, signer=authority).ok()
+        run.join(0).ok()
+
+
+def test_who_is_kicked_while_nobody_trains_is_no_source_of_the_model(run: Scenario) -> None:
+    epoch(run, 0)
+    assert run.run.finishers == 0b111
+    kick(run, 2, barred=True).ok()
+    assert run.run.finishers == 0b011
+    unchanged = dataclasses.replace(run.run, seq=0)
+    kick(run, 2, barred=True).ok()
+    assert dataclasses.replace(run.run, seq=0, members_seq=unchanged.members_seq) == unchanged
+
+
+# ---- turns
+def holders(run: Scenario, tiers: int = 5) -> list[int]:
+    """Members of an epoch that has ended, by their turns to name its checkpoint."""
+    run.train(range(tiers))
+    run.finish_rounds()
+    header = run.run.current
+    for index in range(tiers):
+        if run.run.levels_attested != 0b111:
+            run.attest(index, hashes(0)).ok()
+    order = committee.order(header.seed, b"checkpoint", header.clients)
+    return [run.index_of(run.members.slots[header.members[rank]].signer) for rank in order]
+
+
+def name(run: Scenario, index: int, repo: str, kind: int = 2) -> Outcome:
+    place = {"kind": kind, "repo": repo, "revision": "", "hashes": list(hashes(0).values())}
+    return run.by(index, "checkpoint", place)
+
+
+def test_being_fast_does_not_make_a_place_the_runs_checkpoint(run: Scenario) -> None:
+    """The last in turn names a place that does not exist, with the right hashes, before anybody else."""
+    order = holders(run)
+    name(run, order[-1], "bad").ok()
+    name(run, order[2], "good").ok()
+    assert repos(run) == ["good", "bad", "checkpoints/start"]
+    name(run, order[-1], "bad").refused("CheckpointNotNewer")
+    name(run, order[3], "worse").refused("CheckpointNotNewer")
+    name(run, order[0], "best").ok()
+    assert repos(run) == ["best", "good", "checkpoints/start"]  # of one step two are kept: no other is pushed out
+    place = {"kind": 2, "repo": "owner", "revision": "", "hashes": list(hashes(0).values())}
+    keys = {"user": run.authority.pubkey()}
+    run.world.send(run.instruction("checkpoint", place, accounts=keys), signers=[run.authority]).ok()
+    name(run, order[0], "again").refused("CheckpointNotNewer")
+    assert repos(run) == ["owner", "best", "checkpoints/start"]
+
+
+def test_turns_end_with_the_next_epoch(run: Scenario) -> None:
+    order = holders(run)
+    name(run, order[1], "good").ok()
+    for index in range(5):
+        run.join(index).ok()
+    run.world.advance(40)
+    run.tick().ok()
+    assert run.run.state is RunState.WARMUP
+    name(run, order[0], "late").refused("CheckpointNotNewer")

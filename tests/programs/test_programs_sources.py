@@ -1,0 +1,206 @@
+"""What honest members built is not thrown away by wallets that wait: sources, finishers, and the slots of members."""
+
+import pytest
+
+from aftermath.rules.state import ModelSource, RunState
+from programs.harness import World
+from programs.scenario import Scenario, member
+
+HASHES = {level: bytes([level + 1]) * 32 for level in range(3)}
+HONEST, STRANGERS = range(3), range(10, 13)
+
+
+def trained(world: World, **config: int) -> Scenario:
+    """A run whose three members have finished an epoch that no durable checkpoint has."""
+    run = Scenario(world).start(**config)
+    run.train(HONEST).finish_rounds()
+    for index in HONEST:
+        run.attest(index, HASHES).ok()
+    run.world.advance(31)
+    run.tick().ok()
+    assert (run.run.model_source, run.run.finishers) == (ModelSource.PEERS, 0b111)
+    return run
+
+
+def strangers_begin(run: Scenario) -> None:
+    """Three wallets that hold nothing wait for as long as the run waits for its members, and begin without them."""
+    for index in STRANGERS:
+        run.join(index).ok()
+    run.world.advance(40)
+    run.tick(10).ok()
+    assert (run.run.state, run.run.model_source) == (RunState.WARMUP, ModelSource.CHECKPOINT)
+
+
+def known(run: Scenario) -> tuple[object, ...]:
+    """What the run knows of its model."""
+    state = run.run
+    hashes = state.level_hashes, state.levels_attested & 0b111, state.attested_step, state.attested_data_index
+    return (*hashes, state.model_source, state.finishers, state.levels_lost, state.step, state.data_index)
+
+
+def rounds_pass(run: Scenario, sender: int) -> None:
+    while run.run.state is not RunState.COOLDOWN:
+        run.world.advance(31)
+        run.tick(sender).ok()
+    run.world.advance(31)
+    run.tick(sender).ok()
+
+
+def test_a_warm_up_of_strangers_that_is_given_up_changes_nothing(world: World) -> None:
+    run = trained(world)
+    before = known(run)
+    strangers_begin(run)
+    for index in STRANGERS:
+        run.by(index, "leave_run").ok()
+        if run.run.state is RunState.WAITING_FOR_MEMBERS:
+            break
+    assert run.run.state is RunState.WAITING_FOR_MEMBERS
+    assert known(run) == before
+
+
+def test_an_epoch_in_which_strangers_train_nothing_changes_nothing(world: World) -> None:
+    run = trained(world)
+    before = known(run)
+    strangers_begin(run)
+    rounds_pass(run, 10)
+    assert run.run.state is RunState.WAITING_FOR_MEMBERS
+    waiting = sum(interval.len for interval in run.backlog)
+    handed_out = run.run.data_index - before[-1]  # type: ignore[operator]
+    assert known(run)[:-2] == before[:-2]
+    assert handed_out in (0, waiting)
+    for index in HONEST:
+        run.join(index).ok()
+    run.world.advance(6)
+    run.tick().ok()
+    assert (run.run.state, run.run.model_source) == (RunState.WARMUP, ModelSource.PEERS)
+
+
+def test_an_owner_who_pauses_such_a_warm_up_loses_nothing(world: World) -> None:
+    run = trained(world)
+    before = known(run)
+    strangers_begin(run)
+    run.owner("set_paused", True).ok()
+    assert known(run) == before
+
+
+def test_once_a_quorum_of_a_round_has_trained_the_older_model_is_the_runs(world: World) -> None:
+    """Members whose model nobody brings back are not waited for longer than it takes others to train."""
+    run = trained(world)
+    step = run.run.step
+    strangers_begin(run)
+    run.world.advance(31)
+    run.tick(10).ok()
+    run.everyone_witnesses()
+    assert run.run.finishers == 0b111  # a claim until the epoch has ended
+    run.finish_rounds()
+    run.world.advance(31)
+    run.tick(10).ok()
+    assert run.run.step > step
+    assert run.run.finishers & 0b111 == 0
+
+
+def test_results_of_fewer_than_a_quorum_do_not_make_it_so(world: World) -> None:
+    run = trained(world)
+    before = known(run)
+    strangers_begin(run)
+    run.world.advance(31)
+    run.tick(10).ok()
+    one = 1 << run.slot_of(10)
+    run.everyone_witnesses()
+    while run.run.state.training:
+        judged = run.run.round(run.run.config.judged(run.run.current.height))
+        run.everyone_witnesses(participation=one if judged else 0)
+    run.world.advance(31)
+    run.tick(10).ok()
+    assert known(run)[:-1] == before[:-1]
+    assert (run.run.data_index, run.backlog) == (before[-1], ())
+    assert run.run.lost_sequences == 0
+
+
+def test_a_level_that_no_waiting_member_holds_comes_back_with_its_holder(world: World) -> None:
+    """Members of tier 1 and 2 begin without the one of tier 0, and nothing comes of it."""
+    run = Scenario(world).start()
+    for index in HONEST:
+        run.join(index, tier=index).ok()
+    run.world.advance(6)
+    run.tick().ok()
+    run.world.advance(31)
+    run.tick().ok()
+    run.finish_rounds()
+    for index in HONEST:
+        run.attest(index, {level: HASHES[level] for level in range(index, 3)})
+    run.world.advance(31)
+    run.tick().ok()
+    before = known(run)
+    assert run.run.levels_attested & 1 == 1
+    for index in (1, 2):
+        run.join(index, tier=index).ok()
+    run.join(10, tier=2).ok()
+    run.world.advance(40)
+    run.tick(1).ok()
+    assert (run.run.levels_lost, run.run.level_hashes[0]) == (1, bytes(32))
+    for index in (1, 2):
+        run.by(index, "leave_run").ok()
+    assert run.run.state is RunState.WAITING_FOR_MEMBERS
+    assert known(run) == before
+
+
+# ---- slots
+def full(run: Scenario, **fields: int) -> None:
+    """Every slot belongs to a wallet that is away; `fields` hold for all of them."""
+    record = run.world.record("Members", "test")
+    slots = record["slots"][0]
+    slots["used"], slots["declared"] = 1, 60
+    for name, value in fields.items():
+        slots[name] = value
+    for index in range(256):
+        slots["signer"][index] = bytes(member(1000 + index).pubkey())
+    run.world.store("Members", "test", record)
+
+
+@pytest.mark.parametrize("worth", [{"points": 7}, {"weight": 120}, {"last_epoch": 8}])
+def test_a_slot_that_is_worth_nothing_is_taken_first(run: Scenario, worth: dict[str, int]) -> None:
+    """All wallets but one have points, have delivered, or were here lately; a newcomer takes that one's slot."""
+    full(run, last_epoch=3)
+    state = run.world.record("Run", "test")
+    state["epoch"] = 9
+    run.world.store("Run", "test", state)
+    record = run.world.record("Members", "test")
+    for name, value in worth.items():
+        record["slots"][0][name] = value
+        record["slots"][0][name][200] = 0
+    run.world.store("Members", "test", record)
+    run.join(0).ok()
+    assert run.slot_of(0) == 200
+
+
+def test_wallets_that_come_and_go_without_delivering_take_no_members_slot(run: Scenario) -> None:
+    """256 wallets of one person join and leave; whoever delivered keeps its slot, those wallets push each other out."""
+    full(run, last_epoch=9, weight=0)
+    state = run.world.record("Run", "test")
+    state["epoch"] = 9
+    run.world.store("Run", "test", state)
+    record = run.world.record("Members", "test")
+    record["slots"][0]["weight"][:40], record["slots"][0]["last_epoch"][:40] = 100, 8
+    run.world.store("Members", "test", record)
+    for index in range(30):
+        run.join(index).ok()
+        run.by(index, "leave_run").ok()
+    signers = [slot.signer for slot in run.members.slots[:40]]
+    assert signers == [bytes(member(1000 + index).pubkey()) for index in range(40)]
+
+
+def test_what_may_still_be_undone_is_no_checkpoint(world: World) -> None:
+    """The three who train nothing attest what they like in their cooldown, and name it at once."""
+    run = trained(world)
+    strangers_begin(run)
+    while run.run.state is not RunState.COOLDOWN:
+        run.world.advance(31)
+        run.tick(10).ok()
+    for index in STRANGERS:
+        run.attest(index, dict.fromkeys(range(3), b"x" * 32)).ok()
+    place = {"kind": 2, "repo": "theirs", "revision": "", "hashes": [b"x" * 32] * 3}
+    run.by(10, "checkpoint", place).refused("CheckpointMismatch")
+    run.world.advance(31)
+    run.tick(10).ok()
+    assert run.run.level_hashes == tuple(HASHES.values())

@@ -1,0 +1,155 @@
+"""What a member counts for is earned: a newcomer the median at most, then twice what it delivered of its share."""
+
+from aftermath.rules import assignment, bitmap
+from aftermath.rules.state import MemberState, RunState
+from programs.harness import World
+from programs.scenario import Scenario, member
+
+
+def weights(run: Scenario) -> dict[int, int]:
+    return {run.index_of(slot.signer): slot.weight for slot in run.members.slots if slot.used}
+
+
+def shares(run: Scenario) -> dict[int, int]:
+    """How many sequences each member of the current round is to train."""
+    planned = assignment.assign(run.run.current, run.members, run.run.config.verification_percent)
+    slots = run.members.slots
+    return {run.index_of(slots[slot].signer): share.len for slot, share in planned.items()}
+
+
+def epoch(run: Scenario, silent: dict[int, int] | None = None) -> None:
+    """The rounds of an epoch, of which `silent` members deliver only the first so many, and its end."""
+    while run.run.state.training:
+        current = run.run.current
+        judged = run.run.round(run.run.config.judged(current.height))
+        seen = judged.roster if judged else 0
+        for index, delivers in (silent or {}).items():
+            if judged and judged.height >= delivers:
+                seen &= ~(1 << run.slot_of(index))
+        run.everyone_witnesses(participation=seen)
+    run.world.advance(31)
+    run.tick().ok()
+    assert run.run.state is RunState.WAITING_FOR_MEMBERS
+
+
+def again(run: Scenario, declared: dict[int, int]) -> None:
+    """The next epoch begins with members who declare these weights."""
+    for index, weight in declared.items():
+        run.join(index, weight=weight).ok()
+    run.world.advance(40)
+    run.tick().ok()
+    run.world.advance(31)
+    run.tick().ok()
+
+
+def test_newcomers_count_the_median_of_what_is_declared(run: Scenario) -> None:
+    again(run, {0: 10, 1: 20, 2: 30, 3: 65_535})
+    assert weights(run) == {0: 10, 1: 20, 2: 20, 3: 20}
+    assert [slot.declared for slot in run.members.slots[:4]] == [10, 20, 30, 65_535]
+
+
+def test_a_wallet_that_declares_the_most_moves_no_more_than_it_delivers(world: World) -> None:
+    """65,535 against 60 would be 99 % of the data. It has a tenth while nobody knows it, and then next to nothing."""
+    run = Scenario(world).start(global_batch_size_start=1000, global_batch_size_end=1000)
+    declared = dict.fromkeys(range(10), 60) | {10: 65_535}
+    again(run, declared)
+    assert max(shares(run).values()) <= 91
+    epoch(run, silent={10: 0})
+    for _ in range(2):
+        again(run, declared)
+        assert shares(run)[10] <= 2
+        assert min(shares(run)[index] for index in range(10)) >= 98
+        epoch(run, silent={10: 0})
+    lost = sum(interval.len for interval in run.backlog)
+    assert run.run.lost_sequences == 0
+    assert lost <= 2 * 5
+
+
+def test_who_delivers_may_count_twice_as_much_each_time(run: Scenario) -> None:
+    declared = {0: 60, 1: 60, 2: 400}
+    for expected in (60, 120, 240, 400, 400):
+        again(run, declared)
+        assert weights(run) == {0: 60, 1: 60, 2: expected}
+        epoch(run)
+    assert weights(run) == {0: 120, 1: 120, 2: 800}  # the most that they may be next time
+
+
+def test_who_delivers_in_part_counts_for_twice_that_part(world: World) -> None:
+    run = Scenario(world).start(rounds_per_epoch=8)
+    again(run, dict.fromkeys(range(6), 64))
+    epoch(run, silent={1: 0, 2: 2, 3: 4, 4: 7})
+    assert weights(run) == {0: 128, 1: 1, 2: 32, 3: 64, 4: 112, 5: 128}
+
+
+def test_a_newcomer_counts_the_median_of_those_who_are_known(run: Scenario) -> None:
+    again(run, {0: 50, 1: 60, 2: 70})
+    epoch(run)
+    crowd = dict.fromkeys(range(10, 30), 65_535)
+    again(run, {0: 50, 1: 60, 2: 70} | crowd)
+    assert weights(run) == {0: 50, 1: 60, 2: 70} | dict.fromkeys(crowd, 60)
+
+
+def test_who_is_dropped_or_leaves_counts_for_what_it_delivered(world: World) -> None:
+    run = Scenario(world).start(rounds_per_epoch=8)
+    again(run, dict.fromkeys(range(5), 64))
+    while run.run.current.height < 3:
+        run.everyone_witnesses(participation=run.run.current.roster & ~1 if run.run.current.height else 0)
+    run.by(1, "health_check", run.names([0])).ok()
+    for index in (3, 4):
+        run.by(index, "leave_run").ok()
+    assert run.members.slots[0].state is MemberState.DROPPED
+    epoch(run, silent={0: 0, 4: 0})
+    assert weights(run) == {0: 1, 1: 128, 2: 128, 3: 64, 4: 32}
+
+
+def test_who_leaves_before_anything_is_due_counts_as_before(run: Scenario) -> None:
+    again(run, dict.fromkeys(range(5), 64))
+    run.by(4, "leave_run").ok()
+    epoch(run)
+    assert weights(run) == {0: 128, 1: 128, 2: 128, 3: 128, 4: 64}
+
+
+def test_rounds_without_a_quorum_are_held_against_nobody(run: Scenario) -> None:
+    again(run, {0: 60, 1: 60, 2: 60})
+    run.everyone_witnesses()
+    run.everyone_witnesses()
+    while run.run.state.training:
+        run.world.advance(21)
+        run.tick()
+    run.world.advance(31)
+    run.tick().ok()
+    assert weights(run) == {0: 120, 1: 120, 2: 120}
+
+
+def test_counts_of_many_members_are_exact() -> None:
+    """Members deliver different numbers of the rounds; the program's counts say so."""
+    run = Scenario(World(check_signatures=False)).start(
+        rounds_per_epoch=40, min_clients=200, init_min_clients=200,
+        global_batch_size_start=2000, global_batch_size_end=2000,
+    )  # fmt: skip
+    for index in range(200):
+        run.join(index, weight=64).ok()
+    run.world.advance(6)
+    run.tick().ok()
+    run.world.advance(31)
+    run.tick().ok()
+    counts = dict.fromkeys(range(200), 0)
+    judged = 0
+    while run.run.state.training:
+        height, step = run.run.current.height, run.run.step
+        before = run.run.round(height - 1)
+        missing = bitmap.from_slots(slot for slot in range(0, 200, 25) if (height + slot) % 8 >= slot // 25)
+        seen = before.roster & ~missing if before else 0
+        run.everyone_witnesses(participation=seen)
+        if before:
+            judged += 1
+            assert run.run.step == step + 1
+            for slot in bitmap.slots(seen):
+                counts[slot] += 1
+    run.world.advance(31)
+    run.tick().ok()
+    assert judged == 40
+    expected = {slot: max(1, 128 * (8 * count // judged) // 8) for slot, count in counts.items()}
+    owed = {slot: run.members.slots[slot].weight for slot in counts}
+    assert owed == expected
+    assert bytes(member(0).pubkey()) == run.members.slots[0].signer
