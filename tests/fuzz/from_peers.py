@@ -10,12 +10,13 @@ from aftermath.base import bounded
 from aftermath.base.errors import BadAnnouncement
 from aftermath.member.results import Results
 from aftermath.model.initial import init_weights
+from aftermath.model.outline import Outline
 from aftermath.model.segments import SegmentError, segment_bytes, write_segment
 from aftermath.optim.codec import BadPayload, decode_level, encode_level
 from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.p2p import discovery, wire
 from aftermath.p2p.transport import RequestRefused
-from aftermath.replica import modelshare
+from aftermath.replica import modelshare, outlineshare
 from aftermath.rules import commitment
 from aftermath.sim.tiny import CONFIG
 from fuzz.decoder import Decode, Decoder, now, through_file
@@ -54,6 +55,11 @@ def answers() -> tuple[list[bytes], Decode]:
 def model_manifests() -> tuple[list[bytes], Decode]:
     taken = modelshare.snapshot(WEIGHTS, SCHEMA.state, 0, 7)
     return [msgspec.msgpack.encode(taken.manifest)], lambda data: modelshare.checked(data, SCHEMA.state)
+
+
+def outlines() -> tuple[list[bytes], Decode]:
+    told = outlineshare.Told(Outline(CONFIG.to_hf()).config_json(), {"tokenizer.json": outlineshare.File(2, bytes(32))})
+    return [msgspec.msgpack.encode(told)], outlineshare.checked
 
 
 def payloads() -> tuple[list[bytes], Decode]:
@@ -98,6 +104,7 @@ PEERS = [
     Decoder("question", questions, (RequestRefused,)),
     Decoder("answer", answers, (bounded.Malformed,)),
     Decoder("offered model", model_manifests),
+    Decoder("told outline", outlines),
     Decoder("result", payloads, (BadPayload,), many=8_000),
     Decoder("result on the lattice", lattice_payloads, (BadPayload,), many=8_000),
     Decoder("model part", model_parts, (SegmentError,)),

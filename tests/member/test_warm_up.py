@@ -22,7 +22,7 @@ from aftermath.replica.modelshare import ModelShare, snapshot
 from aftermath.replica.origin import Origin
 from aftermath.replica.pass_size import PassSize
 from aftermath.replica.replica import Replica
-from aftermath.rules.accounts import Checkpoint, Run
+from aftermath.rules.accounts import Checkpoint, Recorded, Run
 from aftermath.rules.state import CheckpointKind, ModelSource, RunState
 from aftermath.sim.clock import run_virtual
 from aftermath.sim.tiny import CONFIG
@@ -67,6 +67,14 @@ class Joiner:
     def view(self, run: Run) -> View:
         return builders.view(run, three_members(), self._model)
 
+    def recorded(self, place: Path, before: Path) -> None:
+        """The chain names `place`, and has recorded another one of the same step before it."""
+        hashes = self.run.level_hashes
+        places = [Checkpoint(CheckpointKind.LOCAL, str(one), "") for one in (place, before)]
+        earlier = (Recorded(places[1], hashes, 0, STEP),)
+        model = builders.model(checkpoint=places[0], checkpoint_step=STEP, checkpoint_hashes=hashes, earlier=earlier)
+        self.feed.view = builders.view(self.run, three_members(), model)
+
     def now(self) -> int:
         return 0
 
@@ -103,6 +111,27 @@ def test_a_level_nobody_attested_on_which_two_differ_starts_from_the_checkpoint(
         assert replica.hashes() == {1: _hash(ATTESTED, 1), 2: _hash(DURABLE, 2)}
         assert joiner.said("model", "source") == ["peers and the checkpoint"]
         assert joiner.sent(2) == 0
+
+    run_virtual(story())
+
+
+@pytest.mark.parametrize("there", ["nothing", "another model", "other weights"])
+def test_a_place_without_the_model_is_passed_over_for_another_of_the_same_step(tmp_path: Path, there: str) -> None:
+    """What the chain holds is believed; where it says that it is, not."""
+
+    async def story() -> None:
+        joiner = Joiner(tmp_path, attested=0b111, source=ModelSource.CHECKPOINT)
+        bad = tmp_path / "bad"
+        if there == "another model":
+            other = CONFIG.from_hf({**CONFIG.to_hf(), "num_hidden_layers": 3})
+            write_checkpoint(bad, init_weights(other, ATTESTED), other, tier=0, companions={})
+        elif there == "other weights":
+            write_checkpoint(bad, init_weights(CONFIG, OTHER), CONFIG, tier=0, companions={})
+        write_checkpoint(tmp_path / "good", init_weights(CONFIG, ATTESTED), CONFIG, tier=0, companions={})
+        joiner.recorded(bad, tmp_path / "good")
+        replica = await joiner.obtain()
+        assert replica.hashes() == {1: _hash(ATTESTED, 1), 2: _hash(ATTESTED, 2)}
+        assert joiner.said("model", "source") == ["the checkpoint"]
 
     run_virtual(story())
 

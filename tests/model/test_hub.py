@@ -13,11 +13,11 @@ from aftermath.model.arch.llama_config import LlamaConfig
 from aftermath.model.architectures import config_of
 from aftermath.model.checkpoint import load
 from aftermath.model.documents import CheckpointError, hf_config
-from aftermath.model.hub import download_config, upload
+from aftermath.model.hub import download_config, download_outline, upload
 from aftermath.model.initial import init_weights
 from aftermath.model.manifest import MANIFEST_FILE, ManifestUnusable
 from aftermath.model.resolve import load_hf_config, resolve
-from aftermath.model.store import write_checkpoint
+from aftermath.model.store import read_companions, write_checkpoint
 from aftermath.rules.accounts import Checkpoint
 from aftermath.rules.state import CheckpointKind
 from cli.cli_runs import invoke
@@ -120,6 +120,13 @@ def test_the_config_alone_can_be_fetched(fetch: Fetch, server: Hub) -> None:
     document = hf_config(download_config("me/model", COMMIT, **fetch.options))
     assert LlamaConfig.from_hf(document) == CONFIG
     assert server.fetched == ["config.json"]
+
+
+def test_the_outline_is_fetched_without_weights(fetch: Fetch, server: Hub) -> None:
+    place = download_outline("me/model", COMMIT, **fetch.options)
+    assert LlamaConfig.from_hf(hf_config(place / "config.json")) == CONFIG
+    assert sorted(server.fetched) == ["config.json", "tokenizer.json"]
+    assert read_companions(place) == {"tokenizer.json": server.repos["me/model"]["tokenizer.json"]}
 
 
 def test_the_config_is_the_one_beside_the_only_manifest(fetch: Fetch, server: Hub) -> None:

@@ -85,7 +85,7 @@ def attested_hashes(run: Run, model: Model, place: Checkpoint) -> list[bytes]:
             f"the members of run {run.run_id} have not attested a model yet",
             "wait for the end of the first epoch",
         )
-    state = schema_of(model, run.run_id).state
+    state = schema_of(model, run.run_id, place).state
     weights = load(resolve(place), 0)
     hashes = [level_hash(weights, state, level) for level in range(state.levels)]
     different = [level for level in range(state.levels) if hashes[level] != run.level_hashes[level]]

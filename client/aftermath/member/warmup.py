@@ -212,15 +212,33 @@ class WarmUp:
     # --- from the durable checkpoint ----------------------------------------------------------------------------
 
     async def _from_durable(self, levels: set[int]) -> None:
-        """Take levels from the durable checkpoint. ModelUnavailable if the chain vouches for something else."""
-        model = self._ports.feed.model
-        durable = await self._workers.compute(lambda: self._origin.durable(model.checkpoint))
-        for level in sorted(levels):
-            await self._vouch(level, durable)
+        """Take levels from the durable checkpoint, from the first place that has it.
+
+        ModelUnavailable if the chain vouches for something else; CheckpointError and others if there is no such place.
+        """
+        durable = await self._durable(levels)
         if levels == set(self._role.levels):
             self._weights = durable
         else:
             await self._workers.compute(lambda: self._copy(durable, levels))
+
+    async def _durable(self, levels: set[int]) -> dict[str, Tensor]:
+        """The tier's weights from one of the places recorded for the step of the durable checkpoint.
+
+        A member may have named a place that is none, and another one the same step's before or after it.
+        """
+        model, reasons = self._ports.feed.model, list[Exception]()
+        same = [one.checkpoint for one in model.recorded if one.step == model.checkpoint_step]
+        for place in dict.fromkeys([model.checkpoint, *same]):
+            try:
+                durable = await self._workers.compute(lambda place=place: self._origin.durable(place))  # type: ignore[misc]
+                for level in sorted(levels):
+                    await self._vouch(level, durable)
+            except (ModelUnavailable, CheckpointError, ModelConfigError, OSError) as error:
+                reasons.append(error)
+                continue
+            return durable
+        raise reasons[0]
 
     def _copy(self, durable: dict[str, Tensor], levels: set[int]) -> None:
         for segment in (s for level in levels for s in self._role.schema.state.of_level(level)):

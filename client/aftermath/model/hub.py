@@ -162,9 +162,30 @@ def download_config(
 ) -> Path:
     """Fetch a checkpoint's config.json only."""
     source = _open(repo, revision, cache_dir, token, endpoint)
+    return source.fetch(str(_base(source) / "config.json"), MAX_CONFIG_BYTES)
+
+
+def download_outline(
+    repo: str,
+    revision: str | None,
+    *,
+    cache_dir: Path | None = None,
+    token: str | None = None,
+    endpoint: str | None = None,
+) -> Path:
+    """Fetch a checkpoint's config.json and tokenizer, and return their directory. Raises CheckpointError."""
+    source = _open(repo, revision, cache_dir, token, endpoint)
+    base = _base(source)
+    config = source.fetch(str(base / "config.json"), MAX_CONFIG_BYTES)
+    if there := [path for path in (str(base / name) for name in COMPANIONS) if path in source.sizes]:
+        source.fetch_all(there, MAX_SMALL_BYTES)
+    return config.parent
+
+
+def _base(source: _Repository) -> PurePosixPath:
+    """The folder of the full model: the manifest's, if there is one."""
     manifests = [path for path in source.sizes if PurePosixPath(path).name == MANIFEST_FILE]
-    base = PurePosixPath(manifests[0]).parent if len(manifests) == 1 else PurePosixPath()
-    return source.fetch(str(base / "config.json"), MAX_CONFIG_BYTES)
+    return PurePosixPath(manifests[0]).parent if len(manifests) == 1 else PurePosixPath()
 
 
 def upload(

@@ -55,6 +55,17 @@ def load_hf_config(
     return hf_config(_config_file(checkpoint, cache_dir, token))
 
 
+def outline_directory(checkpoint: Checkpoint) -> Path:
+    """A directory with its config.json and, where it has them, its tokenizer's files. Raises CheckpointError."""
+    _require_place(checkpoint)
+    here = local_directory(checkpoint)
+    if checkpoint.kind is CheckpointKind.LOCAL or (checkpoint.kind is CheckpointKind.DUMMY and here.is_dir()):
+        return here
+    from aftermath.model import hub
+
+    return hub.download_outline(checkpoint.repo, checkpoint.revision)
+
+
 def _config_file(checkpoint: Checkpoint, cache_dir: Path | None, token: str | None) -> Path:
     """Where its config.json is, fetched if need be."""
     here = local_directory(checkpoint) / "config.json"

@@ -93,6 +93,11 @@ def state_of_inputs(given: StateInputs) -> StateSchema:
     return _cut(made.checked(said), len(given.widths))
 
 
+def same_model(one: ModelConfig, other: ModelConfig) -> bool:
+    """Whether two configs say the same in all that a schema has."""
+    return one.MODEL_TYPE == other.MODEL_TYPE and _said(one) == _said(other)
+
+
 def _said(config: ModelConfig) -> dict[str, Any]:
     """A config's fields, as far as they belong to a schema and say something."""
     fields = type(config).model_fields

@@ -12,19 +12,24 @@ from aftermath.base.errors import UsageError
 from aftermath.model.documents import CheckpointError, read_limited
 from aftermath.model.store import MAX_COMPANION_BYTES
 
+TOKENIZER_FILE = "tokenizer.json"
 _FIX = "put the model's own tokenizer.json there"
 
 
 def load_tokenizer(directory: Path) -> Tokenizer:
     """The tokenizer of a checkpoint directory. Raises CheckpointError if there is none that can be read."""
-    file = directory / "tokenizer.json"
-    if not file.is_file():
-        raise CheckpointError(f"there is no {file}", _FIX)
-    data = read_limited(file, MAX_COMPANION_BYTES)
+    file = directory / TOKENIZER_FILE
+    return tokenizer_of(read_limited(file, MAX_COMPANION_BYTES) if file.is_file() else None, str(file))
+
+
+def tokenizer_of(data: bytes | None, where: str) -> Tokenizer:
+    """The tokenizer in the bytes of the file at `where`, if there is one. Raises CheckpointError."""
+    if data is None:
+        raise CheckpointError(f"there is no {where}", _FIX)
     try:
         return Tokenizer.from_str(data.decode())
     except Exception as error:  # tokenizers raises nothing narrower
-        raise CheckpointError(f"{file} is no tokenizer: {error}", _FIX) from None
+        raise CheckpointError(f"{where} is no tokenizer: {error}", _FIX) from None
 
 
 def check_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from aftermath.model.checkpoint import load
+from aftermath.model.architectures import config_of
+from aftermath.model.checkpoint import find, load
 from aftermath.model.config import ModelConfig
-from aftermath.model.documents import Strategy
+from aftermath.model.documents import CheckpointError, Strategy
 from aftermath.model.initial import DUMMY_SEED, init_weights
-from aftermath.model.resolve import resolve
+from aftermath.model.resolve import load_hf_config, resolve
+from aftermath.model.schema import same_model
 from aftermath.optim.schema import Schema
 from aftermath.replica.arithmetic import PLAIN, Arithmetic
 from aftermath.replica.pass_size import PassSize
@@ -70,8 +72,16 @@ class Origin:
         """
         if checkpoint.kind is CheckpointKind.DUMMY:
             return init_weights(self.config, DUMMY_SEED, self.tier)
+        if checkpoint.kind is CheckpointKind.HUB:  # before a byte of weights is fetched, by what they claim to be
+            self._check(config_of(load_hf_config(checkpoint)), checkpoint)
         directory = resolve(checkpoint, tier=self.tier, strategy=self.strategy)
+        self._check(find(directory, self.tier, self.strategy).config, checkpoint)
         return load(directory, self.tier, self.strategy)
+
+    def _check(self, found: ModelConfig, checkpoint: Checkpoint) -> None:
+        """CheckpointError if a place holds another model than the run's: a stranger may have named it."""
+        if not same_model(found, self.config):
+            raise CheckpointError(f"the config.json of {checkpoint.repo} is of another model than the run's")
 
     def blank(self) -> dict[str, Tensor]:
         """Zeroed tensors of the tier, to be filled level by level."""

@@ -9,13 +9,11 @@ from aftermath.base.errors import UsageError
 from aftermath.evals.suite import wanted
 from aftermath.member.archive import Hub
 from aftermath.member.evaluations import Evaluations
-from aftermath.model.resolve import resolve
-from aftermath.model.store import read_companions
-from aftermath.model.text import Prompt, check_vocabulary, load_tokenizer
+from aftermath.model.outline import Outline
+from aftermath.model.text import Prompt, check_vocabulary
 from aftermath.optim.schema import Schema
 from aftermath.ranks.place import Place, place_of
 from aftermath.replica.pass_size import AUTO
-from aftermath.rules.accounts import Model
 from aftermath.train.settings import PROMPT_TOKENS, TrainSettings
 
 
@@ -63,23 +61,21 @@ def place_named(settings: TrainSettings) -> Place:
     return place
 
 
-def prompt_of(settings: TrainSettings, model: Model, schema: Schema) -> Prompt | None:
+def prompt_of(settings: TrainSettings, outline: Outline, schema: Schema) -> Prompt | None:
     """What is to be continued, if anything. Raises CheckpointError without the model's tokenizer, or UsageError."""
     if settings.prompt_text is None:
         return None
-    place = resolve(model.checkpoint, tier=settings.matformer_tier, strategy=settings.matformer_load_strategy)
-    prompt = Prompt(settings.prompt_text, settings.prompt_tokens or PROMPT_TOKENS, load_tokenizer(place))
+    prompt = Prompt(settings.prompt_text, settings.prompt_tokens or PROMPT_TOKENS, outline.tokenizer())
     prompt.check(schema.state.config.vocab_size)
     return prompt
 
 
-def evaluations_of(settings: TrainSettings, model: Model, schema: Schema) -> Evaluations | None:
+def evaluations_of(settings: TrainSettings, outline: Outline, schema: Schema) -> Evaluations | None:
     """What the model is to be asked, if anything. Raises CheckpointError without the model's tokenizer."""
     if settings.eval_tasks is None:
         return None
     wish = wanted(settings.eval_tasks, settings.eval_fewshot, settings.eval_seed, settings.eval_task_max_docs)
-    place = resolve(model.checkpoint, tier=settings.matformer_tier, strategy=settings.matformer_load_strategy)
-    tokenizer, config = load_tokenizer(place), schema.state.config
+    tokenizer, config = outline.tokenizer(), schema.state.config
     check_vocabulary(tokenizer, config.vocab_size)
     return Evaluations(wish, tokenizer, config.max_position_embeddings)
 
@@ -93,10 +89,3 @@ def hub_of(settings: TrainSettings) -> Hub | None:
     token = settings.hub_token.get_secret_value() if settings.hub_token else None
     repo = settings.hub_repo
     return Hub(repo, lambda directory, message: upload(directory, repo, token=token, message=message))
-
-
-def companions_of(settings: TrainSettings, model: Model) -> dict[str, bytes]:
-    """The tokenizer's files for the checkpoints this member will write, if it writes any."""
-    if settings.matformer_tier or not (settings.checkpoint_dir or settings.hub_repo):
-        return {}
-    return read_companions(resolve(model.checkpoint))

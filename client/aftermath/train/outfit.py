@@ -6,17 +6,23 @@ joined, downloaded or trained.
 
 from __future__ import annotations
 
-from aftermath.base.errors import Unsuitable
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from aftermath.base.errors import AftermathError, Unsuitable
 from aftermath.config.document import ARCHITECTURES
 from aftermath.data.fingerprint import hash_of
 from aftermath.data.http import shown
 from aftermath.data.source import Source
-from aftermath.model.resolve import load_hf_config
+from aftermath.model.outline import Outline, read_outline
 from aftermath.optim.agreed import EXCHANGED, agreed_schema
 from aftermath.optim.schema import Schema
-from aftermath.rules.accounts import Model
-from aftermath.rules.state import DataType
+from aftermath.rules.accounts import Checkpoint, Model
+from aftermath.rules.state import CheckpointKind, DataType
 from aftermath.train.locations import open_source
+
+log = logging.getLogger(__name__)
 
 
 def check_model(model: Model, run_id: str) -> None:
@@ -36,14 +42,45 @@ def check_model(model: Model, run_id: str) -> None:
         )
 
 
-def schema_of(model: Model, run_id: str) -> Schema:
-    """The run's schema, from its checkpoint's config.json and its settings, checked against the chain's hash."""
+def schema_of(model: Model, run_id: str, *besides: Checkpoint) -> Schema:
+    """The run's schema, from the config.json of a checkpoint that it has recorded, or `besides` of others.
+
+    Raises as `outline_of` does.
+    """
+    return outline_of(model, run_id, log.warning, *besides)[1]
+
+
+def outline_of(model: Model, run_id: str, warn: Callable[[str], None], *besides: Checkpoint) -> tuple[Outline, Schema]:
+    """The run's model as the first of its recorded checkpoints describes it that fits the hash on chain.
+
+    A member may have named a place that does not exist: `warn` is told of each that is passed over. Raises what is
+    wrong with the first, if none is right: Unsuitable, CheckpointError, ModelConfigError or SchemaError.
+    """
     check_model(model, run_id)
-    schema = agreed_schema(load_hf_config(model.checkpoint), model.tiers, model.optimizer)
+    wrong: list[AftermathError] = []
+    recorded = [one.checkpoint for one in model.recorded if one.checkpoint.kind is not CheckpointKind.NONE]
+    for place in dict.fromkeys([model.checkpoint, *recorded, *besides]):
+        try:
+            outline = read_outline(place)
+            schema = schema_from(outline.config, model, run_id, f"the checkpoint {place.repo}")
+        except AftermathError as error:
+            wrong.append(error)
+            continue
+        for known in wrong:
+            warn(f"a checkpoint of the run is passed over, and {place.repo} is read instead: {known.message}")
+        return outline, schema
+    raise wrong[0]
+
+
+def schema_from(config: Mapping[str, Any], model: Model, run_id: str, whose: str) -> Schema:
+    """The run's schema by a config.json. Raises Unsuitable if its hash is not the one on chain, and as `agreed_schema`
+    does.
+    """
+    schema = agreed_schema(config, model.tiers, model.optimizer)
     if schema.hash() != model.schema_hash:
         raise Unsuitable(
-            f"the checkpoint {model.checkpoint.repo} does not fit run {run_id}: its schema is "
-            f"{schema.hash().hex()[:12]}, the run's is {model.schema_hash.hex()[:12]}",
+            f"{whose} does not fit run {run_id}: its schema is {schema.hash().hex()[:12]}, the run's is "
+            f"{model.schema_hash.hex()[:12]}",
             "the model's config.json was changed after the run was configured; restore it, or update-config again",
         )
     return schema

@@ -45,16 +45,18 @@ from aftermath.ranks.tensor import check_tensor_parallelism
 from aftermath.replica.arithmetic import PLAIN, Arithmetic
 from aftermath.replica.exactness import exact_device
 from aftermath.replica.origin import Origin
+from aftermath.replica.outlineshare import OutlineShare
 from aftermath.replica.pass_size import PassSize
 from aftermath.replica.passes import arithmetic_of
 from aftermath.replica.replica import Replica
 from aftermath.rules.state import DataType
-from aftermath.train.choices import check_choices, companions_of, evaluations_of, hub_of, place_named, prompt_of
+from aftermath.train.choices import check_choices, evaluations_of, hub_of, place_named, prompt_of
 from aftermath.train.ending import known
 from aftermath.train.interrupts import CLOSE_SECONDS, Interrupts
 from aftermath.train.keeping import check_directory, check_hub, gradients_place, keeping_advice
 from aftermath.train.lock import only_process
-from aftermath.train.outfit import check_tier, data_of, schema_of
+from aftermath.train.newcomer import Newcomer
+from aftermath.train.outfit import check_tier, data_of
 from aftermath.train.settings import TrainSettings
 from aftermath.train.sinks import events_of
 from aftermath.watch import kinds
@@ -249,7 +251,9 @@ async def _member(
     check_version(settings.run_id, model.client_version, __version__)
     await check_funds(pool, Pubkey(chain.wallet))
     compute = ThreadWorker("replica")
-    schema = await compute(lambda: schema_of(model, settings.run_id))
+    clock = RealClock()
+    newcomer = Newcomer(settings.run_id, settings.matformer_tier, chain, transport, clock, events)
+    outline, schema = await newcomer.outline(compute)
     check_tier(settings.matformer_tier, schema, settings.run_id)
     check_tensor_parallelism(schema.state.config, settings.matformer_tier, named.place.tensor)
     check_directory(settings, schema.state)
@@ -271,7 +275,6 @@ async def _member(
         named.arithmetic if ranks is None else PLAIN,
         make,
     )
-    clock = RealClock()
     ports = Ports(chain, RunFeed(view), transport, clock, Attention(clock), events)
     role = Role(settings.run_id, schema, settings.matformer_tier, secret)
     read = ThreadWorker("data")
@@ -281,15 +284,15 @@ async def _member(
         gradients_dir=settings.write_gradients_dir,
         optim_stats_steps=settings.optim_stats_steps,
         optimizer_state_dir=settings.optimizer_state_dir,
-        prompt=await compute(lambda: prompt_of(settings, model, schema)),
-        evaluations=await compute(lambda: evaluations_of(settings, model, schema)),
+        prompt=await compute(lambda: prompt_of(settings, outline, schema)),
+        evaluations=await compute(lambda: evaluations_of(settings, outline, schema)),
     )
     data = await _data(events, clock, read, lambda: data_of(model, schema))
     archive = Archive(
         settings.checkpoint_dir,
         hub_of(settings),
         settings.keep_steps if settings.delete_old_steps else None,
-        await compute(lambda: companions_of(settings, model)),
+        outline.companions,
     )
     if device.type == "cpu":
         if await compute(takes_long):
@@ -297,6 +300,7 @@ async def _member(
         events.emit(kinds.Kernels(missing=await compute(missing)))
     weight = await measured_weight(ports, role, compute, origin, model.max_seq_len)
     await compute(lambda: origin.warm_up(model.max_seq_len, model.data_type == DataType.FINETUNING))
+    OutlineShare(transport, outline)
     parallel = settings.max_concurrent_parameter_requests
     return Member(ports, role, workers, data, origin, archive, wishes, weight=weight, parallel=parallel)
 

@@ -1,0 +1,48 @@
+"""A model's outline: its `config.json` and the files of its tokenizer.
+
+It is all that a member needs of a model before it holds any weights, and small enough to be had from whoever has it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from aftermath.model.documents import hf_config
+from aftermath.model.resolve import outline_directory
+from aftermath.model.store import read_companions
+from aftermath.model.text import TOKENIZER_FILE, tokenizer_of
+from aftermath.rules.accounts import Checkpoint
+
+
+@dataclass(frozen=True)
+class Outline:
+    """What a checkpoint says of its model, without the weights."""
+
+    config: Mapping[str, Any]
+    """The document of its `config.json`."""
+    companions: Mapping[str, bytes] = field(default_factory=dict)
+    """The tokenizer's and generation's files, those that it has."""
+    place: str = "members"
+    """Where it is from: a directory, or who gave it."""
+
+    def config_json(self) -> bytes:
+        """The config as a file."""
+        return json.dumps(self.config, indent=2).encode()
+
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer. Raises CheckpointError if there is none, or none that can be read."""
+        return tokenizer_of(self.companions.get(TOKENIZER_FILE), f"{self.place}/{TOKENIZER_FILE}")
+
+
+def read_outline(checkpoint: Checkpoint) -> Outline:
+    """The outline at a checkpoint's place; of one on the Hub no weights are fetched.
+
+    Raises CheckpointError.
+    """
+    directory = outline_directory(checkpoint)
+    return Outline(hf_config(directory / "config.json"), read_companions(directory), str(directory))

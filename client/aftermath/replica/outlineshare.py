@@ -1,0 +1,116 @@
+"""The model's outline from one's peers: every member serves its own, a newcomer takes the one that fits the run.
+
+Choices:
+- what peers say of the model is believed only if the schema that it gives has the hash on chain; that makes the
+  `config.json` right in all that training depends on;
+- no hash on chain covers the tokenizer, on which no training depends: it is taken if all who were asked and answered
+  rightly have the same, and else done without;
+- a few peers are asked at a time, and a reply is small: the tokenizer's files are blobs, of which it names the hashes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from aftermath.base.bounded import Malformed, json_value, msgpack_as
+from aftermath.base.errors import AftermathError
+from aftermath.base.worker import Worker
+from aftermath.model.documents import COMPANIONS, MAX_CONFIG_BYTES
+from aftermath.model.outline import Outline
+from aftermath.model.store import MAX_COMPANION_BYTES
+from aftermath.optim.schema import Schema
+from aftermath.p2p.transport import Transport, TransportError
+
+TOPIC = "outline"
+ASKED_AT_ONCE = 4
+_DIGEST = 32
+_MAX_REPLY = MAX_CONFIG_BYTES + 4096
+_ANSWER, _FETCH = 10.0, 60.0  # seconds
+
+
+class File(msgspec.Struct, frozen=True, array_like=True):
+    """A companion of the model: its size in bytes and its BLAKE3."""
+
+    size: int
+    blake3: bytes
+
+
+class Told(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a member tells of its model."""
+
+    config: bytes
+    """`config.json`, at most MAX_CONFIG_BYTES."""
+    companions: dict[str, File]
+
+
+class OutlineShare:
+    """Serves a member's outline for as long as its transport is open."""
+
+    def __init__(self, transport: Transport, outline: Outline) -> None:
+        files = {name: File(len(data), transport.publish(data)) for name, data in outline.companions.items() if data}
+        self._told = msgspec.msgpack.encode(Told(outline.config_json(), files))
+        transport.handle(TOPIC, self._answer)
+
+    async def _answer(self, peer: bytes, body: bytes) -> bytes:
+        del peer, body
+        return self._told
+
+
+def checked(reply: bytes) -> tuple[dict[str, Any], dict[str, File]] | None:
+    """The config and the files in a peer's reply, if it is well formed."""
+    try:
+        told: Told = msgpack_as(reply, Told)
+        config = json_value(told.config)
+    except Malformed:
+        return None
+    known = all(
+        name in COMPANIONS and 0 < file.size <= MAX_COMPANION_BYTES and len(file.blake3) == _DIGEST
+        for name, file in told.companions.items()
+    )
+    return (config, told.companions) if known and isinstance(config, dict) else None
+
+
+async def ask_outline(
+    transport: Transport, peers: Sequence[bytes], schema_from: Callable[[dict[str, Any]], Schema], compute: Worker
+) -> tuple[Outline, Schema] | None:
+    """The outline of a run's model, from the first of these members whose config is the run's; None if none has one.
+
+    `schema_from` makes the run's schema of a config, or raises an AftermathError if it has not the hash on chain.
+    """
+    for start in range(0, len(peers), ASKED_AT_ONCE):
+        asked = peers[start : start + ASKED_AT_ONCE]
+        replies = await asyncio.gather(*(_ask(transport, peer) for peer in asked))
+        right: dict[bytes, tuple[dict[str, Any], dict[str, File], Schema]] = {}
+        for peer, told in zip(asked, replies, strict=True):
+            with contextlib.suppress(AftermathError):
+                if told is not None:
+                    right[peer] = *told, await compute(partial(schema_from, told[0]))
+        if right:
+            config, files, schema = next(iter(right.values()))
+            agreed = all(other == files for _, other, _ in right.values())
+            return Outline(config, await _files(transport, files, list(right)) if agreed else {}), schema
+    return None
+
+
+async def _ask(transport: Transport, peer: bytes) -> tuple[dict[str, Any], dict[str, File]] | None:
+    try:
+        return checked(await transport.request(peer, TOPIC, b"", _MAX_REPLY, _ANSWER))
+    except TransportError:
+        return None
+
+
+async def _files(transport: Transport, files: dict[str, File], holders: Sequence[bytes]) -> dict[str, bytes]:
+    """The companions that can be had: a model is trained without them too."""
+    found = {}
+    for name, file in files.items():
+        try:
+            found[name] = await transport.fetch(file.blake3, file.size, holders, _FETCH)
+        except TransportError:
+            continue
+    return found

@@ -1,0 +1,99 @@
+"""What a member must know of the run's model before it can measure itself and join: where that comes from.
+
+Choices:
+- first from the checkpoints that the run has recorded, since nobody has to be there for it; what is of no use is passed
+  over with a warning: any member of tier 0 may have named it;
+- else from the members: only a member is let in by them, so a newcomer asks for a place, asks them, and gives the place
+  up again, because it could not take part yet; while the run is halted it cannot do that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from aftermath.base.errors import AftermathError
+from aftermath.base.worker import Worker
+from aftermath.coordinator.errors import Refused, Unavailable
+from aftermath.coordinator.ports import Clock, Coordinator
+from aftermath.coordinator.view import View
+from aftermath.model.outline import Outline
+from aftermath.optim.schema import Schema
+from aftermath.p2p.transport import Transport
+from aftermath.replica.outlineshare import ask_outline
+from aftermath.rules import bitmap
+from aftermath.rules.state import MemberState
+from aftermath.train.outfit import check_model, outline_of, schema_from
+from aftermath.watch import kinds
+from aftermath.watch.events import Events
+
+_PATIENCE, _LOOK_AGAIN = 60.0, 1.0  # seconds in which the members are asked, and between two times
+_LEAVING = 10.0
+
+
+class Newcomer:
+    """Finds out what a run's model is."""
+
+    def __init__(
+        self, run_id: str, tier: int, chain: Coordinator, transport: Transport, clock: Clock, events: Events
+    ) -> None:
+        self._run_id, self._tier = run_id, tier
+        self._chain, self._transport, self._clock, self._events = chain, transport, clock, events
+
+    async def outline(self, compute: Worker) -> tuple[Outline, Schema]:
+        """The model's outline and the run's schema. Raises as `outline_of` does, if the members do not help either."""
+        view = await self._chain.view()
+        check_model(view.model, self._run_id)
+        try:
+            return await compute(lambda: outline_of(view.model, self._run_id, self._warn))
+        except AftermathError as error:
+            if view.run.halted or not self._others(view):
+                raise
+            self._warn(f"no checkpoint of the run tells what its model is, and its members are asked: {error.message}")
+            if (found := await self._from_members(view, compute)) is None:
+                raise
+            return found
+
+    def _warn(self, message: str) -> None:
+        self._events.emit(kinds.Warning(message=message))
+
+    def _others(self, view: View) -> list[bytes]:
+        """The p2p keys of the other members that are in the run, or wait to be."""
+        members = view.members
+        there = members.mask(MemberState.HEALTHY) | members.pending | view.run.finishers
+        found = [members.slots[slot] for slot in bitmap.slots(there)]
+        return sorted({one.p2p for one in found if one.signer != self._chain.wallet})
+
+    async def _from_members(self, view: View, compute: Worker) -> tuple[Outline, Schema] | None:
+        """What the members tell; None if none of them does in time, or none lets this one in."""
+        try:
+            await self._chain.join(
+                p2p=self._transport.node_id,
+                tier=self._tier,
+                weight=1,
+                schema_hash=view.model.schema_hash,
+                stateless=True,
+            )
+            return await self._ask(view, compute)
+        except (Refused, Unavailable):
+            return None
+        finally:
+            try:
+                await asyncio.wait_for(self._chain.leave(), _LEAVING)
+            except (Refused, Unavailable, TimeoutError):
+                pass  # the others drop it
+
+    async def _ask(self, view: View, compute: Worker) -> tuple[Outline, Schema] | None:
+        def schema(config: Mapping[str, Any]) -> Schema:
+            return schema_from(config, model, self._run_id, "what a member tells")
+
+        model, ends = view.model, self._clock.monotonic() + _PATIENCE
+        while self._clock.monotonic() < ends:
+            peers = self._others(view)
+            self._transport.set_members(peers)
+            if (found := await ask_outline(self._transport, peers, schema, compute)) is not None:
+                return found
+            await self._clock.sleep(_LOOK_AGAIN)
+            view = await self._chain.view()
+        return None

@@ -1,0 +1,85 @@
+"""A run whose checkpoint is said to be where it is not: whoever joins finds out what the model is all the same."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from aftermath.cli.connection import sign_in
+from aftermath.cli.options import SigningOptions
+from aftermath.rules.state import CheckpointKind
+from e2e.company import Company, Player
+from e2e.material import Material
+
+pytestmark = [pytest.mark.slow, pytest.mark.parametrize("engine", ["embedded"], indirect=True)]
+
+
+@pytest.fixture
+def trained(company: Company, material: Material) -> Company:
+    """A run that never ends, early in its second epoch; the model that it began with is its own copy."""
+    model = shutil.copytree(material.model, company.place / "first-model")
+    rules = {"rounds_per_epoch": 40, "total_steps": 100_000}
+    company.configure(material.but(model=model).config(company.place, **rules))
+    company.start_three()
+    company.until_run(lambda run: run.epoch >= 1 and run.state.training and run.current.height >= 2, "an epoch is over")
+    return company
+
+
+def name_place(company: Company, place: Path) -> None:
+    """Name a directory with the right hashes, as any member of tier 0 can: nobody looks whether it is there."""
+
+    async def send() -> None:
+        choice = SigningOptions(
+            rpc=company.network.rpc, ws_rpc=company.network.ws_rpc, wallet_private_key_path=company.owner
+        )
+        async with sign_in(choice) as chain:
+            run = await chain.coordinator.run(company.run_id)
+            named = {"kind": int(CheckpointKind.LOCAL), "repo": str(place), "revision": ""}
+            step = chain.coordinator.ix.checkpoint(company.run_id, **named, hashes=list(run.level_hashes[: run.levels]))
+            await chain.coordinator.transact(step)
+
+    asyncio.run(send())
+    assert company.model.checkpoint.repo == str(place)
+
+
+def warnings(player: Player) -> list[str]:
+    return [event["message"] for event in player.diary.saw("warning")]
+
+
+def joins_and_trains(company: Company, newcomer: Player) -> None:
+    company.until_trains(newcomer, 0, results=3)
+    assert [event["source"] for event in newcomer.diary.saw("model")] == ["peers"]
+    assert company.compare_replicas() > 0
+
+
+@pytest.mark.parametrize("there", [False, True], ids=["nowhere", "another model"])
+def test_a_place_without_the_model_is_passed_over_for_one_recorded_before(trained: Company, there: bool) -> None:
+    newcomer, place = trained.player(1), trained.place / "bad"
+    if there:
+        place.mkdir()
+        config = json.loads((trained.place / "first-model" / "config.json").read_text())
+        (place / "config.json").write_text(json.dumps({**config, "hidden_size": 32, "head_dim": 8}))
+    begin = trained.poise(newcomer)
+    trained.until_early_in_an_epoch()
+    name_place(trained, place)
+    begin()
+    joins_and_trains(trained, newcomer)
+    assert any("is passed over" in message and str(place) in message for message in warnings(newcomer))
+
+
+def test_where_no_recorded_place_is_there_any_more_members_tell_what_the_model_is(trained: Company) -> None:
+    newcomer = trained.player(0)
+    begin = trained.poise(newcomer)
+    trained.until_early_in_an_epoch()
+    name_place(trained, trained.place / "nowhere")
+    shutil.rmtree(trained.place / "checkpoints")
+    shutil.rmtree(trained.place / "first-model")
+    begin()
+    joins_and_trains(trained, newcomer)
+    assert any("its members are asked" in message for message in warnings(newcomer))
+    kept = trained.until(lambda: newcomer.diary.saw("checkpoint"), "it keeps a checkpoint")[-1]
+    assert (Path(kept["path"]) / "tokenizer.json").is_file()  # which it has from the others

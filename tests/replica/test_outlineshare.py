@@ -1,0 +1,93 @@
+"""What a newcomer is told of the model: believed if it is the run's, whoever else tells something."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import pytest
+
+from aftermath.base.errors import Unsuitable
+from aftermath.model.documents import MAX_CONFIG_BYTES
+from aftermath.model.outline import Outline
+from aftermath.model.store import MAX_COMPANION_BYTES
+from aftermath.optim.schema import Schema, build_schema
+from aftermath.replica.outlineshare import TOPIC, File, OutlineShare, Told, ask_outline, checked
+from aftermath.sim.clock import run_virtual
+from aftermath.sim.tiny import CONFIG
+from member.desk import DISTRO, SCHEMA, Desk, p2p_of
+
+PEERS = (p2p_of(1), p2p_of(2))
+RIGHT, OTHER = CONFIG.to_hf(), {**CONFIG.to_hf(), "num_hidden_layers": 3}
+TOKENIZER = {"tokenizer.json": b"{}", "tokenizer_config.json": b"[]"}
+
+
+def of_the_run(config: Mapping[str, Any]) -> Schema:
+    schema = build_schema(config, 3, DISTRO)
+    if schema.hash() != SCHEMA.hash():
+        raise Unsuitable("another model")
+    return schema
+
+
+def told(outlines: Mapping[int, Outline], *, served: bytes | None = None) -> Outline | None:
+    """What member 0 learns of members that have these outlines; with `served` member 2 answers with this."""
+
+    async def story() -> Outline | None:
+        desk = Desk()
+        for slot, outline in outlines.items():
+            OutlineShare(desk.transports[slot], outline)
+        if served is not None:
+
+            async def answer(peer: bytes, body: bytes) -> bytes:
+                del peer, body
+                return served
+
+            desk.transports[2].handle(TOPIC, answer)
+        found = await ask_outline(desk.transports[0], PEERS, of_the_run, desk.workers.compute)
+        assert found is None or found[1] == SCHEMA
+        return found[0] if found else None
+
+    return run_virtual(story())
+
+
+def test_the_config_and_the_tokenizer_come_from_members() -> None:
+    assert told({1: Outline(RIGHT, TOKENIZER), 2: Outline(RIGHT, TOKENIZER)}) == Outline(RIGHT, TOKENIZER)
+
+
+@pytest.mark.parametrize("liar", [1, 2])
+def test_another_model_is_not_believed(liar: int) -> None:
+    assert told({liar: Outline(OTHER, {}), 3 - liar: Outline(RIGHT, TOKENIZER)}) == Outline(RIGHT, TOKENIZER)
+    assert told({liar: Outline(OTHER, TOKENIZER)}) is None
+
+
+def test_a_tokenizer_on_which_members_differ_is_done_without() -> None:
+    """No hash on chain says which is right; the model is."""
+    assert told({1: Outline(RIGHT, TOKENIZER), 2: Outline(RIGHT, {"tokenizer.json": b"{} "})}) == Outline(RIGHT)
+
+
+def test_files_that_cannot_be_had_are_done_without() -> None:
+    gone = {name: File(len(data), bytes(32)) for name, data in TOKENIZER.items()}
+    said = msgspec.msgpack.encode(Told(Outline(RIGHT).config_json(), gone))
+    assert told({}, served=said) == Outline(RIGHT)
+
+
+CONFIG_JSON = Outline(RIGHT).config_json()
+STRANGE = {
+    "nothing": b"",
+    "no config": msgspec.msgpack.encode(Told(b"[]", {})),
+    "no JSON": msgspec.msgpack.encode(Told(b"{", {})),
+    "nested": msgspec.msgpack.encode(Told(b"[" * 100_000, {})),
+    "a strange name": msgspec.msgpack.encode(Told(CONFIG_JSON, {"../key.json": File(3, bytes(32))})),
+    "too much": msgspec.msgpack.encode(Told(CONFIG_JSON, {"tokenizer.json": File(MAX_COMPANION_BYTES + 1, bytes(32))})),
+    "no size": msgspec.msgpack.encode(Told(CONFIG_JSON, {"tokenizer.json": File(0, bytes(32))})),
+    "no hash": msgspec.msgpack.encode(Told(CONFIG_JSON, {"tokenizer.json": File(3, b"short")})),
+    "a long config": msgspec.msgpack.encode(Told(b" " * (MAX_CONFIG_BYTES + 5000), {})),
+}
+
+
+@pytest.mark.parametrize("reply", STRANGE.values(), ids=STRANGE)
+def test_what_is_no_outline_counts_as_no_answer(reply: bytes) -> None:
+    assert checked(reply) is None or len(reply) > MAX_CONFIG_BYTES
+    assert told({1: Outline(RIGHT, TOKENIZER)}, served=reply) == Outline(RIGHT, TOKENIZER)
+    assert told({}, served=reply) is None
