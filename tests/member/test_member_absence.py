@@ -98,6 +98,25 @@ def test_a_holder_that_dies_in_cooldown_does_not_cost_the_run_its_model(tmp_path
     assert sim.check(dropped=[sim.players[1]]) > 0
 
 
+def test_a_level_whose_last_holder_left_before_its_checkpoint_was_named_does_not_hold_up_the_run(
+    tmp_path: Path,
+) -> None:
+    """A new holder begins with the durable copy: the newest hash of level 0 is of weights that nobody has."""
+
+    async def story(sim: Simulation) -> None:
+        sim.upload_seconds = 1e6
+        players = [sim.add(tier) for tier in (0, 1, 2)]
+        await sim.until(lambda run: run.state is RunState.COOLDOWN and run.levels_attested == 0b111)
+        await sim.stop(players[0])
+        late = sim.add(0)
+        await sim.until(lambda run: bool(late.saw("applied")), limit=600)
+        assert [event["source"] for event in late.saw("model")] == ["peers and the checkpoint"]
+        assert sim.model.checkpoint_step == 0 < sim.run.step
+        await sim.until_finished()
+
+    assert play(tmp_path, story, init_min_clients=2, total_steps=18).check() > 0
+
+
 def test_a_stall_of_all_is_held_against_nobody(tmp_path: Path) -> None:
     """A member that had nothing to train is no judge of those who had: it would be left alone, without the model."""
 
