@@ -64,6 +64,16 @@ def garbage_in(player: Player, levels: range) -> Lie:
     return lie
 
 
+def hides(player: Player, level: int) -> Lie:
+    """Commits to a right result and serves all of it but one level."""
+
+    async def lie(said: Commitment, transport: SimTransport) -> None:
+        transport.retract(said.levels[level].blake3)
+        tell_all(transport, sign(player, said))
+
+    return lie
+
+
 def nan_in(sim: Simulation, player: Player) -> Lie:
     """Commits to float votes that are NaN."""
 

@@ -18,6 +18,7 @@ from aftermath.sim.transport import SimTransport
 from member.saboteurs import (
     Lie,
     garbage_in,
+    hides,
     nan_in,
     other_result,
     sabotage,
@@ -79,6 +80,39 @@ def test_garbage_that_only_large_tiers_can_see_costs_them_nothing(tmp_path: Path
         assert not player.saw("warning"), player.name
     sequences = {e["height"]: e["results"] for e in honest[0].saw("applied")}
     assert sequences[1] == len(sim.players)  # the result counts where it is valid
+
+
+def _goes_on_without_level_0(sim: Simulation) -> None:
+    """Nobody is dropped or falls out, and level 0 of the liar's results is in nobody's replica."""
+    honest = sim.players[1:]
+    assert sim.compare(honest) > 0
+    assert not sim.record.dropped
+    for player in honest:
+        assert [e["epoch"] for e in player.saw("cooldown")] == [0], player.name
+        assert not player.saw("warning"), player.name
+    assert sim.run.lost_sequences == 0
+    assert any("level 0 left out" in e["why"] for e in honest[0].saw("refused"))
+
+
+def test_a_level_hidden_from_its_only_other_holder_is_left_out_by_all(tmp_path: Path) -> None:
+    """The others hold no level 0 and vouch for the rest; by their votes the holder would have to have it, or go."""
+    sim = _epoch_with_a_liar(tmp_path, lambda sim, liar: hides(liar, 0), rounds_per_epoch=6, tiers=(0, 0, 1, 2))
+    _goes_on_without_level_0(sim)
+
+
+def test_a_member_that_has_nothing_to_do_with_one_of_its_peers_pushes_it_nowhere(tmp_path: Path) -> None:
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 0, 1, 2)]
+        await sim.until_round(1)
+        liar, shunned = (player.transport for player in players[:2])
+        assert liar is not None
+        assert shunned is not None
+        honest = liar.set_members
+        liar.set_members = lambda ids: honest(one for one in ids if one != shunned.node_id)  # type: ignore[method-assign]
+        liar.set_members(player.id for player in players)
+        await sim.until(lambda run: run.epoch == 1)
+
+    _goes_on_without_level_0(play(tmp_path, story, init_min_clients=4, rounds_per_epoch=6))
 
 
 def test_nan_votes_are_refused(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from aftermath.rules import bitmap, committee, consensus
-from aftermath.rules.accounts import FINGERPRINT_BYTES, Attestation
+from aftermath.rules.accounts import FINGERPRINT_BYTES, Attestation, Slot
 from rules import program_rules
-from rules.builders import header
+from rules.builders import header, slot
 
 SEED = 0x0123_4567_89AB_CDEF
 FULL = (1 << 256) - 1
@@ -131,3 +131,55 @@ def test_members_without_a_share_always_count() -> None:
     assert consensus.scores(witnesses) == {0: 2}
     assert program_rules.attested_mask(attesting, witnesses, before, idle=0b100) == 0b101
     assert program_rules.attested_mask(attesting, witnesses[:1], before, idle=0) == 0
+
+
+def tiers(*of: int) -> list[Slot]:
+    return [slot(number, tier=tier) for number, tier in enumerate(of)]
+
+
+def vouched_by(recorded: dict[int, set[int]], slots: list[Slot], levels: range = range(3)) -> dict[int, frozenset[int]]:
+    """What is applied of each level, where these witnesses recorded the true results of these members."""
+    roster = (1 << len(slots)) - 1
+    attestations = [attest(w, {s: bytes([s]) * 32 for s in of}, roster) for w, of in recorded.items()]
+    accepted = consensus.consensus(header(roster, attested=roster), attestations, roster)
+    return consensus.vouched(accepted, attestations, roster, slots, levels)
+
+
+def test_a_level_that_is_kept_from_one_of_two_holders_is_applied_by_nobody() -> None:
+    """Member 0 shows its level 0 to nobody: member 1, who holds it too, records nothing, and the others cannot know."""
+    everybody = {0, 1, 2, 3}
+    recorded = {0: everybody, 1: everybody - {0}, 2: everybody, 3: everybody}
+    found = vouched_by(recorded, tiers(0, 0, 1, 2))
+    assert found == {0: frozenset({1, 2, 3}), 1: frozenset(everybody), 2: frozenset(everybody)}
+
+
+def test_a_liar_among_three_holders_keeps_nobody_out_and_brings_nobody_in() -> None:
+    recorded = {0: {0}, 1: {1, 2, 3, 4}, 2: {1, 2, 3, 4}, 3: {0, 1, 2, 3, 4}, 4: {0, 1, 2, 3, 4}}
+    assert vouched_by(recorded, tiers(0, 0, 0, 2, 2))[0] == frozenset({1, 2, 3, 4})
+
+
+def test_a_level_none_of_whose_holders_attested_is_applied_as_the_rest() -> None:
+    recorded = {w: {0, 1, 2, 3} for w in (1, 2, 3)}
+    assert vouched_by(recorded, tiers(0, 1, 1, 1))[0] == frozenset({0, 1, 2, 3})
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=32), st.data())
+def test_a_level_is_applied_where_a_quorum_of_its_holders_agrees_and_the_common_one_always(
+    of: list[int], data: st.DataObject
+) -> None:
+    everybody = set(range(len(of)))
+    recorded = {w: data.draw(st.sets(st.sampled_from(sorted(everybody)))) for w in everybody}
+    slots = tiers(*of)
+    found = vouched_by(recorded, slots, range(4))
+    roster = (1 << len(of)) - 1
+    attestations = [attest(w, {s: bytes([s]) * 32 for s in seen}, roster) for w, seen in recorded.items()]
+    accepted = set(consensus.consensus(header(roster, attested=roster), attestations, roster))
+    assert found[3] == accepted
+    for level in range(4):
+        holders = [w for w in recorded if of[w] <= level]
+        for member in accepted:
+            enough = 3 * sum(member in recorded[w] for w in holders) >= 2 * len(holders)
+            assert (member in found[level]) == enough
+    shuffled = data.draw(st.permutations(attestations))
+    fingerprints = consensus.consensus(header(roster, attested=roster), shuffled, roster)
+    assert consensus.vouched(fingerprints, shuffled, roster, slots, range(4)) == found

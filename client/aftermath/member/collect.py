@@ -39,8 +39,11 @@ class Collector:
         self._turn = 0
         self._complaints = Complaints(_log)
 
-    async def collect(self, height: int, seed: int, accepted: Mapping[int, Fingerprint]) -> list[Candidate]:
-        """The accepted results in slot order; waits until all that concerns us of them is here.
+    async def collect(
+        self, height: int, seed: int, accepted: Mapping[int, Fingerprint], vouched: Mapping[int, frozenset[int]]
+    ) -> list[Candidate]:
+        """The accepted results in slot order; waits until all of them that concerns us is here: by level those vouched
+        for.
 
         `seed` is that of the attesting round. Raises Desync when the chain no longer stores the round and something is
         still missing.
@@ -48,9 +51,9 @@ class Collector:
         asked, give_up = float("-inf"), float("inf")
         while True:
             found = {slot: self._matching(height, seed, slot, seen) for slot, seen in sorted(accepted.items())}
-            complete = [c for c in found.values() if c is not None and self._results.complete(c)]
-            if len(complete) == len(accepted):
-                return complete
+            here = [c for c in found.values() if c is not None and not _lacking(c, self._results, vouched)]
+            if len(here) == len(accepted):
+                return here
             run, now = self._ports.feed.run, self._ports.clock.monotonic()
             give_up = min(give_up, now + LINGER) if run.halted else give_up
             if self._too_late(run, height) or now > give_up:
@@ -74,12 +77,15 @@ class Collector:
         candidates = self._results.candidates(height, slot)
         return next((c for c in candidates if matches(accepted, c.digest, seed)), None)
 
-    def by_level(self, candidates: Collection[Candidate]) -> dict[int, list[Votes]]:
-        """The votes of results per level held, in their order."""
+    def by_level(
+        self, candidates: Collection[Candidate], vouched: Mapping[int, frozenset[int]]
+    ) -> dict[int, list[Votes]]:
+        """The votes of results per level held, of those vouched for at that level, in their order."""
         votes: dict[int, list[Votes]] = {level: [] for level in self._levels}
         for candidate in candidates:
             for level in (votes.keys() & candidate.said.levels.keys()) - candidate.bad:
-                votes[level].append(candidate.votes[level])  # without them this replica would be another
+                if candidate.said.slot in vouched[level]:
+                    votes[level].append(candidate.votes[level])  # without them this replica would be another
         return votes
 
     # --- commitments missed by announcement ---------------------------------------------------------------------
@@ -112,3 +118,8 @@ class Collector:
             self._ports.transport.bar(peer, f"an undecodable answer: {error}")
             return []
         return answered[:most]
+
+
+def _lacking(candidate: Candidate, results: Results, vouched: Mapping[int, frozenset[int]]) -> bool:
+    """Whether a level of it is not here that everybody applies."""
+    return any(candidate.said.slot in vouched[level] for level in results.missing(candidate))

@@ -199,26 +199,27 @@ class Results:
 
     def complete(self, candidate: Candidate) -> bool:
         """Whether all of it that concerns us is here, valid or not."""
-        return not self._missing(candidate)
+        return not self.missing(candidate)
 
     def whole(self, candidate: Candidate) -> bool:
         """Whether all of it that concerns us is here and valid."""
         return self.complete(candidate) and not candidate.bad
 
-    def _missing(self, candidate: Candidate) -> list[int]:
+    def missing(self, candidate: Candidate) -> list[int]:
+        """The levels of it that concern us and are not here."""
         return [level for level in self.needed(candidate) if level not in candidate.payloads.keys() | candidate.bad]
 
     async def _fetch(self, candidate: Candidate) -> None:
         """Fetch and decode the levels this member holds, until all are there."""
         said, pauses = candidate.said, Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
-        while missing := self._missing(candidate):
+        while missing := self.missing(candidate):
             fetches = (self._fetch_level(candidate, level) for level in missing)
             for failure in await asyncio.gather(*fetches, return_exceptions=True):
                 if failure is not None and not isinstance(failure, TransportError):
                     raise failure
                 if failure is not None and not pauses.at_longest:
                     self._ports.events.emit(kinds.FetchFailed(height=said.height, slot=said.slot, why=str(failure)))
-            if self._missing(candidate):
+            if self.missing(candidate):
                 await self._ports.clock.sleep(pauses.next())
         self.changed.fire()
 

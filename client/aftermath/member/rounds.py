@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import math
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import asdict, replace
 from typing import Any, NoReturn
 
@@ -44,7 +44,7 @@ from aftermath.replica.replica import Cancelled, Replica
 from aftermath.rules import bitmap
 from aftermath.rules.accounts import STORED_ROUNDS, Members, Model, Round, Run
 from aftermath.rules.commitment import Commitment, LevelPayload, SequenceInterval, encode_announcement
-from aftermath.rules.consensus import Fingerprint, consensus
+from aftermath.rules.consensus import Fingerprint, consensus, vouched
 from aftermath.rules.schedules import round_learning_rate
 from aftermath.rules.state import RunState
 from aftermath.watch import kinds
@@ -231,8 +231,11 @@ class Rounds:
         accepted = consensus(attesting, attestations, done.roster)
         if others := disputed(attestations, done.roster) & self._results.announced(done.height):
             self._start(self._collector.ask(done.height, others, lambda _: False))
-        results = await self._collect(done.height, attesting.seed, accepted)
-        votes = self._collector.by_level(results)
+        slots = (self._members or self._ports.feed.members).slots
+        levels = vouched(accepted, attestations, done.roster, slots, self._role.levels)
+        results = await self._collect(done.height, attesting.seed, accepted, levels)
+        self._tell_what_is_left_out(done.height, results, levels)
+        votes = self._collector.by_level(results, levels)
         waited = self._ports.clock.monotonic() - started
         lr = round_learning_rate(self._began, self._model, done.step)
         self._share.withdraw()
@@ -257,7 +260,20 @@ class Rounds:
             )
         )
 
-    async def _collect(self, height: int, seed: int, accepted: Mapping[int, Fingerprint]) -> list[Candidate]:
+    def _tell_what_is_left_out(
+        self, height: int, results: Iterable[Candidate], vouched: Mapping[int, frozenset[int]]
+    ) -> None:
+        """Say whose accepted results are applied without some of their levels."""
+        for result in results:
+            slot = result.said.slot
+            if out := [level for level in vouched if level >= result.said.tier and slot not in vouched[level]]:
+                what = f"level{'s' * (len(out) > 1)} {', '.join(map(str, out))}"
+                why = f"{what} left out: too few of the witnesses that hold it have it"
+                self._ports.events.emit(kinds.Refused(height=height, slot=slot, why=why))
+
+    async def _collect(
+        self, height: int, seed: int, accepted: Mapping[int, Fingerprint], vouched: Mapping[int, frozenset[int]]
+    ) -> list[Candidate]:
         """The accepted results of a round. Desync if they are not here a round's time after the epoch has ended.
 
         The next epoch may wait for this member, and then the chain never says that it is too late.
@@ -268,7 +284,7 @@ class Rounds:
             await self._ports.clock.sleep(self._rules.max_round_train_time)
             raise Desync(f"the epoch is over and results of round {height} could not be had from any peer")
 
-        return await first_of(self._collector.collect(height, seed, accepted), give_up())
+        return await first_of(self._collector.collect(height, seed, accepted, vouched), give_up())
 
     # --- training -----------------------------------------------------------------------------------------------
 

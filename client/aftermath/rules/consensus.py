@@ -12,17 +12,20 @@ tell.
 A result is applied when a quorum of the *elected* witnesses recorded the same fingerprint. The program counts the same
 when the round closes (`attested`), and what it does not count it has trained again, so nothing else is applied either;
 the answer does not depend on the order in which attestations arrived.
+Of such a result a level is applied when a quorum of those who hold the level, of the witnesses that attested, recorded
+it. The others cannot know whether that level was to be had, and whoever cannot get it must not need it: by counting
+everybody, a member that hides a level from its other holder would push that one out of the run.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from aftermath.rules import bitmap, committee
-from aftermath.rules.accounts import FINGERPRINT_BYTES, Attestation, Round
+from aftermath.rules.accounts import FINGERPRINT_BYTES, Attestation, Round, Slot
 
 _WORD = 64
 _PLANES = FINGERPRINT_BYTES * 8 // _WORD
@@ -119,3 +122,24 @@ def consensus(attesting: Round, attestations: Iterable[Attestation], roster: int
         votes.update(unpack_fingerprints(attestation, roster).items())
     accepted = {slot: seen for (slot, seen), count in votes.items() if count >= needed}
     return {slot: accepted[slot] for slot in sorted(accepted) if bitmap.contains(attesting.attested, slot)}
+
+
+def vouched(
+    accepted: Mapping[int, Fingerprint],
+    attestations: Collection[Attestation],
+    roster: int,
+    slots: Sequence[Slot],
+    levels: range,
+) -> dict[int, frozenset[int]]:
+    """For each level the members of which that level of their accepted result is applied; `slots` has the tiers.
+
+    They are all, where no holder of the level has attested: so there is nobody to ask.
+    """
+    recorded = [(slots[one.slot].tier, unpack_fingerprints(one, roster)) for one in attestations]
+
+    def of_level(level: int) -> frozenset[int]:
+        seen = [results for tier, results in recorded if tier <= level]
+        counts = Counter(slot for results in seen for slot in accepted if results.get(slot) == accepted[slot])
+        return frozenset(slot for slot in accepted if not seen or counts[slot] >= committee.quorum(len(seen)))
+
+    return {level: of_level(level) for level in levels}
