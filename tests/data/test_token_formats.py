@@ -85,8 +85,8 @@ def test_no_bytes_do_more_than_be_refused(data: bytes, name: str, width: int) ->
 
 
 def test_a_folder_of_other_files_says_what_it_holds(tmp_path: Path) -> None:
-    (tmp_path / "a.parquet").write_bytes(b"PAR1")
-    with pytest.raises(DataError, match=r"holds no token files .*; its files end in \.parquet"):
+    (tmp_path / "a.arrow").write_bytes(b"ARROW1")
+    with pytest.raises(DataError, match=r"holds no token files .*; its files end in \.arrow"):
         open_tokens(tmp_path, 2, 16, vocab_size=256)
 
 

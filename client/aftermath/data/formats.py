@@ -31,7 +31,7 @@ _NPY = b"\x93NUMPY"
 _STRANGE = {
     b"PAR1": (
         "a parquet file",
-        "write its token lists as raw tokens: numpy.concatenate(lists).astype('<u2').tofile(FILE)",
+        "keep it in a folder of this machine (Local) under a name that ends in .parquet",
     ),
     b"ARROW1": ("an Arrow file", "write its token lists as raw tokens"),
     b"\x28\xb5\x2f\xfd": ("compressed with zstd", "decompress it first"),

@@ -2,6 +2,7 @@
 
 Decided
 - A directory's token files, sorted by name, are one row. All members of a run must have the same files.
+- A parquet file is unpacked first (`parquet`).
 - Files are read, not mapped: a map beyond the end of a file that shrank would kill the process.
 - At most OPEN files are open at a time, whatever their number.
 """
@@ -15,11 +16,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aftermath.data.formats import HEAD_BYTES, SUFFIXES
+from aftermath.data.parquet import PARQUET, unpacked_tokens
 from aftermath.data.source import DataError
 from aftermath.data.spans import File, Span
 from aftermath.data.tokens import TokenFiles
 
 OPEN = 64
+_KINDS = (*SUFFIXES, PARQUET)
 
 
 class LocalFiles:
@@ -99,7 +102,8 @@ def open_tokens(
     Raises DataError, naming the file and what to do, when the data is missing, empty, truncated or of another kind.
     """
     path = Path(path).expanduser().absolute()
-    store = LocalFiles(token_files(path))
+    found = token_files(path)
+    store = LocalFiles([unpacked_tokens(file, token_bytes) if file.suffix == PARQUET else file for file in found])
     return TokenFiles(store, str(path), token_bytes, seq_len, vocab_size=vocab_size, shuffle_seed=shuffle_seed)
 
 
@@ -114,9 +118,9 @@ def token_files(path: Path) -> list[Path]:
         held = sorted(file for file in path.iterdir() if file.is_file())
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from None
-    found = [file for file in held if file.suffix in SUFFIXES]
+    found = [file for file in held if file.suffix in _KINDS]
     if not found:
         others = sorted({file.suffix for file in held if file.suffix})
         also = f"; its files end in {', '.join(others[:5])}" if others else ""
-        raise DataError(f"{path} holds no token files ({', '.join(SUFFIXES)}){also}", advice)
+        raise DataError(f"{path} holds no token files ({', '.join(_KINDS)}){also}", advice)
     return found

@@ -1,11 +1,11 @@
-"""Rows that are cut already, with labels: a folder of NumPy arrays, for finetuning.
+"""Rows that are cut already, with labels: a folder of NumPy arrays or parquet files, for finetuning.
 
 Decided
 - `NAME.inputs.npy` holds token ids [rows, seq_len], `NAME.labels.npy` beside it the labels, of the same shape: what is
   to be predicted at each place, or -100 where nothing is learnt (a prompt, padding). Pairs are sorted by name.
 - A label stands at its own token's place; the network predicts it from the tokens before.
 - Rows are taken in their order, pass after pass; whoever writes the arrays shuffles them.
-- Parquet, which would need pyarrow, is refused by name.
+- `NAME.parquet` has the same in columns of lists (`parquet`). A folder holds the one or the other.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import numpy as np
 from aftermath.data.fingerprint import sampled
 from aftermath.data.formats import Array, array_of
 from aftermath.data.local import LocalFiles
+from aftermath.data.parquet import PARQUET, unpacked_rows
 from aftermath.data.source import IGNORED, DataError, FileRecord, Sequences, check_sequences, check_shape
 from aftermath.data.spans import Span
 
@@ -33,10 +34,7 @@ class PreprocessedRows:
         """Raises DataError, naming the file and what to do."""
         check_shape(4, seq_len)
         self._seq_len, self._vocab_size, self._labelled = seq_len, vocab_size, labels
-        found = _inputs(Path(folder).expanduser().absolute())
-        beside = [path.with_name(path.name.removesuffix(INPUTS) + LABELS) for path in found] if labels else []
-        if missing := [path for path in beside if not path.is_file()]:
-            raise DataError(f"there are no labels at {missing[0]}", 'write them, or use data_type = "Pretraining"')
+        found, beside = _arrays(Path(folder).expanduser().absolute(), seq_len, labels=labels)
         self._store = LocalFiles([*found, *beside])
         self._arrays = [array_of(file.name, file.size, file.head) for file in self._store.files]
         for file, array in zip(self._store.files, self._arrays, strict=True):
@@ -99,15 +97,19 @@ class PreprocessedRows:
         return Span(first + which, array.start + inside * length, length)
 
 
-def _inputs(folder: Path) -> list[Path]:
+def _arrays(folder: Path, seq_len: int, *, labels: bool) -> tuple[list[Path], list[Path]]:
+    """The files of inputs, and those of labels in the same order if these are asked for."""
     advice = f"write NAME{INPUTS} and NAME{LABELS} there; docs/data.md has an example"
     try:
         held = sorted(path for path in folder.iterdir() if path.is_file())
     except OSError as error:
         raise DataError(f"cannot read the folder {folder}: {error.strerror}", advice) from None
-    found = [path for path in held if path.name.endswith(INPUTS)]
-    if not found and any(path.suffix == ".parquet" for path in held):
-        raise DataError(f"{folder} holds parquet files, which are not read", advice)
-    if not found:
-        raise DataError(f"{folder} holds no files named *{INPUTS}", advice)
-    return found
+    if found := [path for path in held if path.name.endswith(INPUTS)]:
+        beside = [path.with_name(path.name.removesuffix(INPUTS) + LABELS) for path in found] if labels else []
+        if missing := [path for path in beside if not path.is_file()]:
+            raise DataError(f"there are no labels at {missing[0]}", 'write them, or use data_type = "Pretraining"')
+        return found, beside
+    pairs = [unpacked_rows(path, seq_len, labels=labels) for path in held if path.suffix == PARQUET]
+    if not pairs:
+        raise DataError(f"{folder} holds no files named *{INPUTS} and no parquet files", advice)
+    return [pair[0] for pair in pairs], [pair[1] for pair in pairs if labels]
