@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from aftermath.lab import alone
 from aftermath.lab.course import CHECKPOINT
 from aftermath.model.architectures import config_of
 from aftermath.model.initial import init_weights
@@ -27,7 +28,10 @@ ARMS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("arm", ARMS)
-def test_it_ends_with_the_bits_of_the_cpu(tmp_path: Path, arm: str) -> None:
+def test_it_ends_with_the_bits_of_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arm: str) -> None:
+    monkeypatch.setattr(
+        alone, "may_fuse", lambda _: False
+    )  # torch's fused AdamW is the CPU's alone, and rounds otherwise
     root = prepare(tmp_path)
     shutil.rmtree(root / "model")  # its heads share keys, which a GPU's own attention rounds otherwise
     write_checkpoint(root / "model", init_weights(WHOLE, 0), WHOLE, tier=0, companions={})

@@ -50,7 +50,7 @@ def plain(
     optimizer: torch.optim.Optimizer = (
         Muon(params, 0.0, MuonSettings(weight_decay=0.1, betas=BETAS))
         if inner == "muon"
-        else torch.optim.AdamW(params.values(), lr=0.0, betas=BETAS, weight_decay=0.1)
+        else torch.optim.AdamW(params.values(), lr=0.0, betas=BETAS, weight_decay=0.1, fused=True)
     )
     found = []
     for parts, lr in rounds:

@@ -17,7 +17,7 @@ from aftermath.lab.recipe import Recipe
 from aftermath.lab.trainer import Stepped, below, on_cpu, take_weights
 from aftermath.model.network import LanguageModel
 from aftermath.optim.clip import NonFiniteGradient, clip_gradients, refuse_beyond
-from aftermath.optim.moments import moments, take_moments
+from aftermath.optim.moments import may_fuse, moments, take_moments
 from aftermath.optim.muon import Muon, MuonSettings
 from aftermath.replica.arithmetic import PLAIN, Arithmetic
 from aftermath.replica.passes import Passes
@@ -93,5 +93,5 @@ def optimizer_for(model: LanguageModel, recipe: Recipe) -> torch.optim.Optimizer
         betas=(numbers.beta1, numbers.beta2),
         eps=numbers.eps,
         weight_decay=numbers.weight_decay,
-        fused=False,
+        fused=may_fuse(params.values()),
     )

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from aftermath.optim.clip import clip_gradients, refuse_beyond
-from aftermath.optim.moments import moments, take_moments
+from aftermath.optim.moments import may_fuse, moments, take_moments
 from aftermath.optim.muon import Muon, MuonSettings
 from aftermath.optim.parts import Backward, PseudoGradient
 from aftermath.optim.sparseloco import SparseLoCo
@@ -92,6 +92,7 @@ def _optimizer(params: Mapping[str, Tensor], settings: SparseLoCo) -> torch.opti
     """The inner optimizer; each round sets its rate."""
     if settings.inner_optimizer == "muon":
         return Muon(params, 0.0, MuonSettings(weight_decay=settings.weight_decay, betas=BETAS, epsilon=EPSILON))
+    own = list(params.values())
     return torch.optim.AdamW(
-        params.values(), lr=0.0, betas=BETAS, eps=EPSILON, weight_decay=settings.weight_decay, fused=False
+        own, lr=0.0, betas=BETAS, eps=EPSILON, weight_decay=settings.weight_decay, fused=may_fuse(own)
     )

@@ -5,7 +5,7 @@ Decided: it is taken over whole or not at all, since moments without their count
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -14,6 +14,11 @@ from aftermath.optim.muon import Muon
 from aftermath.optim.parts import BadState
 
 _ADAMW, _MATRIX, _REST = {"step", "exp_avg", "exp_avg_sq"}, {"momentum"}, {"count", "first", "second"}
+
+
+def may_fuse(params: Iterable[Tensor]) -> bool:
+    """Whether AdamW of these can be torch's fused one: that counts where they are, and here counts are on the CPU."""
+    return all(parameter.device.type == "cpu" for parameter in params)
 
 
 def moments(optimizer: torch.optim.Optimizer, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
