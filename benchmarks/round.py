@@ -7,6 +7,10 @@ overhead. All members share this machine's cores, so training times grow with th
 demonstration's: with its overlap of 0 results travel, and are attested, after the round's training; with `--overlap 1`
 during the next one's.
 
+Times of the wall grow with whoever else has the cores. So CPU seconds are counted too, as the system has them of each
+process: `cpu_ms` is a member's in a round, `chain_cpu_ms` the chain's, and `cores_busy` how many cores all of
+them kept busy. A machine of each member's own would need a member's CPU seconds and the waiting alone.
+
 Example: python benchmarks/round.py --members 3 8 --json
 """
 
@@ -20,10 +24,14 @@ import statistics
 import sys
 import tempfile
 import time
+from bisect import bisect_left
 from collections import defaultdict
+from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from aftermath.demo.plan import Commands, DemoFailed, Places
 from aftermath.demo.processes import Process
@@ -47,11 +55,12 @@ def measure(members: int, overlap: int | None, place: Path) -> dict[str, Any]:
     try:
         create_run(commands, names)
         processes += [start(commands, name, TIERS[index % 3]) for index, name in enumerate(names)]
-        wait_for_end(processes)
+        spent = wait_for_end(processes)
     finally:
         for process in reversed(processes):
             process.stop()
-    return findings(members, [read_events(places.events(name)) for name in names])
+    events = [read_events(places.events(name)) for name in names]
+    return findings(members, events) | cpu_figures(spent, events)
 
 
 def short(config: str, members: int, overlap: int | None) -> str:
@@ -69,16 +78,40 @@ def start(commands: Commands, name: str, tier: int) -> Process:
     return Process(name, commands.train(name, tier), commands.places.log(name), {"OMP_NUM_THREADS": "1"})
 
 
-def wait_for_end(processes: list[Process]) -> None:
-    """Until every member has ended well."""
-    until = time.monotonic() + LIMIT_SECONDS
+class Spent:
+    """CPU seconds of a process by the date, in seconds, as far as they were looked up."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = psutil.Process(process.pid)
+        self._looked_up: list[tuple[float, float]] = []
+
+    def look_up(self) -> None:
+        """Once more, unless the process is gone."""
+        try:
+            times = self._process.cpu_times()
+        except psutil.Error:
+            return
+        self._looked_up.append((time.time(), times.user + times.system))
+
+    def until(self, at: float) -> float:
+        """What it had spent by then, on a straight line between two looks."""
+        after = min(max(bisect_left(self._looked_up, (at, 0.0)), 1), len(self._looked_up) - 1)
+        (began, before), (ended, spent) = self._looked_up[after - 1 : after + 1]
+        return before + (spent - before) * min(1.0, max(0.0, (at - began) / (ended - began)))
+
+
+def wait_for_end(processes: list[Process]) -> list[Spent]:
+    """Until every member has ended well; what each process spent meanwhile."""
+    until, spent = time.monotonic() + LIMIT_SECONDS, [Spent(process) for process in processes]
     while any(process.running for process in processes[1:]):
-        for process in processes:
+        for process, own in zip(processes, spent, strict=True):
+            own.look_up()
             if process.code not in (None, 0):
                 process.expect_running()
         if time.monotonic() > until:
             raise DemoFailed(f"the run did not end within {LIMIT_SECONDS:.0f} s")
         time.sleep(0.2)
+    return spent
 
 
 def read_events(directory: Path) -> list[dict[str, Any]]:
@@ -92,10 +125,8 @@ def findings(members: int, events: list[list[dict[str, Any]]]) -> dict[str, Any]
     walls: dict[int, list[float]] = defaultdict(list)
     training: dict[int, list[float]] = defaultdict(list)
     for own in events:
-        rounds = [event for event in own if event["kind"] == "round"]
-        for begin, end in pairwise(rounds):
-            if begin["epoch"] == end["epoch"] and begin["height"] >= SKIPPED:
-                walls[begin["step"]].append(end["t"] - begin["t"])
+        for begin, end in counted(own):
+            walls[begin["step"]].append(end["t"] - begin["t"])
         for event in own:
             collect(event, parts, training)
     overheads = [statistics.median(walls[step]) - max(training[step]) for step in walls if training[step]]
@@ -105,6 +136,28 @@ def findings(members: int, events: list[list[dict[str, Any]]]) -> dict[str, Any]
     result["overhead_ms"] = milliseconds(overheads)
     result["overhead_to_training"] = round(result["overhead_ms"] / max(result["slowest_training_ms"], 0.1), 2)
     return result | {f"{name}_ms": milliseconds(values) for name, values in sorted(parts.items())}
+
+
+def counted(events: list[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """The events at the beginning and at the end of every round of a member that is measured, in order."""
+    rounds = pairwise(event for event in events if event["kind"] == "round")
+    return [(begin, end) for begin, end in rounds if begin["epoch"] == end["epoch"] and begin["height"] >= SKIPPED]
+
+
+def cpu_figures(spent: list[Spent], events: list[list[dict[str, Any]]]) -> dict[str, float]:
+    """What a round's CPU seconds are, of members their median; `spent` has the chain's before the members'."""
+    dates = [
+        [tuple(datetime.fromisoformat(event["at"]).timestamp() for event in ends) for ends in counted(own)]
+        for own in events
+    ]
+
+    def of_a_round(own: Spent, rounds: list[tuple[float, ...]]) -> float:
+        return statistics.fmean(own.until(ended) - own.until(began) for began, ended in rounds)
+
+    each = [of_a_round(own, rounds) for own, rounds in zip(spent[1:], dates, strict=True)]
+    chain, wall = of_a_round(spent[0], dates[0]), statistics.fmean(ended - began for began, ended in dates[0])
+    busy = round((sum(each) + chain) / wall, 2)
+    return {"cpu_ms": milliseconds(each), "chain_cpu_ms": milliseconds([chain]), "cores_busy": busy}
 
 
 def collect(event: dict[str, Any], parts: dict[str, list[float]], training: dict[int, list[float]]) -> None:

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
     [
         (("localnet.py", "--transactions", "200"), ("http_per_second", "ratio", "ratio_ledger")),
         (("p2p.py",), ("blob_mb_per_s", "ratio_to_tcp", "announcement_round_trip_ms")),
-        (("round.py", "--members", "3"), ("3.rounds", "3.overhead_ms", "3.overhead_to_training")),
+        (("round.py", "--members", "3"), ("3.rounds", "3.overhead_ms", "3.cpu_ms", "3.cores_busy")),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else None,
 )

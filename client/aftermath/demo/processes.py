@@ -33,6 +33,10 @@ class Process:
         return self._child.poll() is None
 
     @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    @property
     def code(self) -> int | None:
         return self._child.poll()
 
