@@ -244,7 +244,7 @@ def gradient_files() -> tuple[list[bytes], Decode]:
 
 CHECKPOINT = (CheckpointError, ModelConfigError)
 BOUND = (Malformed,)
-LONG = 8_000
+LONG = 20_000
 FILES = [
     Decoder("config.json", model_configs, CHECKPOINT),
     Decoder("config.json's values", config_values, CHECKPOINT, LONG),
@@ -253,7 +253,7 @@ FILES = [
     Decoder("tier manifest", tier_manifests, CHECKPOINT),
     Decoder("schema", schemas, (SchemaError, ModelConfigError), LONG),
     Decoder("gradient file", gradient_files, (BadGradientFile, BadPayload), LONG),
-    Decoder("tokens", tokens, (AftermathError,), LONG),
+    Decoder("tokens", tokens, (AftermathError,)),
     Decoder("run config", run_configs, (ConfigError,), LONG),
     Decoder("key file", wallets, (WalletError,)),
     Decoder("key variable", wallet_variables, (WalletError,)),
@@ -264,7 +264,7 @@ FILES = [
     Decoder("subscription", subscriptions),
     Decoder("any JSON", lambda: ([encoded(asked()), byte_tokenizer().to_str().encode()[:2000]], json_value), BOUND),
     Decoder("any msgpack", lambda: ([b"\x82\xa1a\x93\x01\x02\xc0\xa1b\xcb" + bytes(8)], any_msgpack), BOUND),
-    Decoder("any TOML", lambda: ([b'a.b = [1, {c = "x"}]\n[d]\ne = 1.5\n'], any_toml), BOUND, LONG),
+    Decoder("any TOML", lambda: ([b'a.b = [1, {c = "x"}]\n[d]\ne = 1.5\n'], any_toml), BOUND),
 ]  # fmt: skip
 
 

@@ -143,7 +143,7 @@ def attestations() -> tuple[list[bytes], Decode]:
 BUFFER = struct.pack("<IB", 1, 1) + bytes(32) + b"elf"
 PROGRAM = struct.pack("<IQB", 3, 9, 1) + bytes(32) + b"elf"
 ACCOUNT = (AccountError,)
-LONG = 8_000
+LONG = 50_000
 NODES = [
     Decoder("genesis", lambda: replies(rpc.genesis_hash, str(Hash.default())), BAD),
     Decoder("number", lambda: replies(accounts.whole, 7, 2**64 - 1), BAD),
@@ -158,7 +158,7 @@ NODES = [
     Decoder("members account", lambda: ([recorded("members")], views.parse_members), ACCOUNT, LONG),
     Decoder("attestations", attestations, ACCOUNT),
     Decoder("cooldown", cooldown, ACCOUNT),
-    Decoder("authorization account", authorizations, ACCOUNT, LONG),
+    Decoder("authorization account", authorizations, ACCOUNT),
     Decoder("buffer", lambda: ([BUFFER], lambda data: loader.parse_buffer(held(data))), ACCOUNT),
     Decoder("program data", lambda: ([PROGRAM], lambda data: loader.parse_programdata(held(data))), ACCOUNT),
     Decoder("clock sysvar", lambda: ([struct.pack("<QqQQq", 1, 2, 3, 4, 1 << 30)], clock), (BadReply,)),

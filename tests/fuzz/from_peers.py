@@ -105,8 +105,8 @@ PEERS = [
     Decoder("answer", answers, (bounded.Malformed,)),
     Decoder("offered model", model_manifests),
     Decoder("told outline", outlines),
-    Decoder("result", payloads, (BadPayload,), many=8_000),
-    Decoder("result on the lattice", lattice_payloads, (BadPayload,), many=8_000),
+    Decoder("result", payloads, (BadPayload,)),
+    Decoder("result on the lattice", lattice_payloads, (BadPayload,), many=50_000),
     Decoder("model part", model_parts, (SegmentError,)),
     Decoder("whereabouts", whereabouts),
 ]

@@ -1,7 +1,7 @@
 """No bytes whatever make a decoder do anything but return, or raise what it declares.
 
-Each is given what hypothesis thinks of, and seeded changes of real messages: some thousands in every run, and
-fifteen thousand (eight thousand, where one takes long) in the slow one.
+Each is given what hypothesis thinks of, and seeded changes of real messages: some thousands in every run, and in the
+slow one a hundred thousand (a few take long, and are of files that no stranger sends: `Decoder.many`).
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fuzz.decoder import Decode, Decoder
+from fuzz.from_data import DATA
 from fuzz.from_files import FILES
 from fuzz.from_nodes import NODES
 from fuzz.from_peers import PEERS
 from fuzz.mutations import mutations, nested
 
-DECODERS = [*PEERS, *NODES, *FILES]
+DECODERS = [*PEERS, *NODES, *DATA, *FILES]
 FEW, THINK = 2_000, 100
 LONGEST = 20_000  # a config file may make many mistakes
 every = pytest.mark.parametrize("decoder", DECODERS, ids=lambda one: one.name)

@@ -49,8 +49,8 @@ class Choice(Table):
         for name, advice in cls.NOT_HERE.items():
             if isinstance(value, dict) and name in value:
                 raise ValueError(f"cannot be {name}: {advice}")
-        if isinstance(value, dict) and len(value) != 1:
-            given = " and ".join(value) or "none"
+        if isinstance(value, dict) and (len(value) != 1 or None in value.values()):  # JSON has null, TOML has not
+            given = " and ".join(name for name, settings in value.items() if settings is not None) or "none"
             raise ValueError(f"needs exactly one of {', '.join(cls.model_fields)}, not {given}")
         return value
 

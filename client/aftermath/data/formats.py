@@ -124,7 +124,7 @@ def array_of(name: str, size: int, head: bytes) -> Array:
         version = np.lib.format.read_magic(stream)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, fortran, dtype = read(stream, max_header_size=HEAD_BYTES)
-    except (ValueError, SyntaxError, TypeError, EOFError) as error:
+    except Exception as error:  # NumPy reads the header as Python: what that raises for a broken one nobody lists
         raise DataError(f"{name} has no header of a NumPy array: {error}", "make it with numpy.save") from None
     if dtype.kind not in "ui" or dtype.byteorder == ">":
         raise DataError(f"{name} is an array of {dtype}", "save it as uint16 or uint32, little-endian")

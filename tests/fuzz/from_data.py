@@ -1,0 +1,68 @@
+"""What data servers, their clients, buckets and mixtures send, and the heads of files of tokens."""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+
+import numpy as np
+from pydantic import ValidationError
+
+from aftermath.base.bounded import Malformed, json_value
+from aftermath.data import gcs, wire
+from aftermath.data.formats import layout_of
+from aftermath.data.http import HttpClient
+from aftermath.data.source import DataError, FileRecord
+from aftermath.train.locations import _described
+from fuzz.decoder import Decode, Decoder
+
+
+def questions() -> tuple[list[bytes], Decode]:
+    return [wire.packed(one)[wire.LENGTH :] for one in (wire.Describe(), wire.Read([0, 7, 1 << 40]))], wire.asked
+
+
+def answers() -> tuple[list[bytes], Decode]:
+    described = wire.Description(2, 32, 10, [FileRecord("a.bin", 640, "ab" * 32)])
+    said = (described, wire.Tokens(bytes(64)), wire.Refused("there are 10"))
+    return [wire.packed(one)[wire.LENGTH :] for one in said], wire.answered
+
+
+class Listed(HttpClient):
+    """A bucket that has one page."""
+
+    def __init__(self, page: bytes) -> None:
+        self._page = page
+
+    def document(self, url: str, most: int) -> bytes:
+        del url, most
+        return self._page
+
+
+def listings() -> tuple[list[bytes], Decode]:
+    page = {"items": [{"name": "folder/a.bin"}, {"name": "folder/b/c.npy"}], "nextPageToken": ""}
+    return [json.dumps(page).encode()], lambda data: gcs.bucket_urls("bucket", "folder", Listed(data))
+
+
+def mixtures() -> tuple[list[bytes], Decode]:
+    urls = [{"Http": {"location": {"SingleUrl": f"https://x.org/{name}.bin"}}} for name in "ab"]
+    said = [{"providers": urls}, {"shuffle": {"Seeded": [1] * 32}, "providers": [[urls[0], 0.5], ["Dummy", 2]]}]
+    return [json.dumps(one).encode() for one in said], lambda data: _described(json_value(data))
+
+
+def heads() -> tuple[list[bytes], Decode]:
+    array = io.BytesIO()
+    np.save(array, np.arange(16, dtype="<u2"))
+    header = np.zeros(256, "<i4")
+    header[:3] = 20240520, 1, 4
+    seeds = [array.getvalue(), header.tobytes() + struct.pack("<4H", 1, 2, 3, 4), bytes(8)]
+    return seeds, lambda data: layout_of("tokens.ds", len(data), data, 2)
+
+
+DATA = [
+    Decoder("data question", questions, (Malformed,)),
+    Decoder("data answer", answers, (Malformed,)),
+    Decoder("listing of a bucket", listings, (DataError,)),
+    Decoder("mixture", mixtures, (Malformed, ValidationError, TypeError, ValueError, KeyError)),
+    Decoder("head of tokens", heads, (DataError,)),
+]
