@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Collection, Coroutine, Iterable
 from typing import Any, TypeVar
 
 A = TypeVar("A")
@@ -22,9 +22,7 @@ async def first_of(*waits: Coroutine[Any, Any, T]) -> T:
         results = [task.result() for task in tasks if task.done()]
         return results[0]
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel(tasks)
 
 
 async def both(first: Coroutine[Any, Any, A], second: Coroutine[Any, Any, B]) -> tuple[A, B]:
@@ -39,14 +37,20 @@ async def every(work: Iterable[Coroutine[Any, Any, None]]) -> None:
     await _finish([asyncio.ensure_future(one) for one in work])
 
 
-async def _finish(tasks: Iterable[asyncio.Future[Any]]) -> None:
+async def _finish(tasks: Collection[asyncio.Future[Any]]) -> None:
     # Not a TaskGroup: callers want the error itself and not a group of one.
     try:
         await asyncio.gather(*tasks)
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel(tasks)
+
+
+async def cancel(tasks: Iterable[asyncio.Future[Any]]) -> None:
+    """Cancel tasks and wait until all have ended, however; those that have already stay as they are."""
+    ending = list(tasks)
+    for task in ending:
+        task.cancel()
+    await asyncio.gather(*ending, return_exceptions=True)
 
 
 class Pulse:

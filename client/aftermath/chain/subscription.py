@@ -16,6 +16,7 @@ from typing import Any
 from solders.pubkey import Pubkey
 
 from aftermath.base.errors import AftermathError
+from aftermath.base.wait import cancel
 from aftermath.chain.accounts import Absence, AccountData, fetch_many
 from aftermath.chain.addresses import CLOCK
 from aftermath.chain.clock import ChainClock
@@ -103,9 +104,7 @@ class RunWatcher:
 
     async def close(self) -> None:
         """Stop following."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel(self._tasks)
         self._tasks.clear()
 
     async def refresh(self, patience: float | None = None, min_slot: int = 0) -> Run:

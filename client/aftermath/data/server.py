@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from aftermath.base.bounded import Malformed, toml_value
+from aftermath.base.wait import cancel
 from aftermath.base.worker import ThreadWorker
 from aftermath.data.local import open_tokens
 from aftermath.data.source import DataError
@@ -86,9 +87,7 @@ class DataServer:
             yield server.sockets[0].getsockname()[1]
         finally:
             server.close()
-            for client in self._clients:
-                client.cancel()
-            await asyncio.gather(*self._clients, return_exceptions=True)
+            await cancel(self._clients)
 
     async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()

@@ -15,6 +15,7 @@ import msgspec
 from aiohttp import WSCloseCode, WSMsgType, web
 
 from aftermath.base.bounded import Malformed, json_value
+from aftermath.base.wait import cancel
 from aftermath.localnet.errors import (
     INVALID_REQUEST,
     METHOD_NOT_FOUND,
@@ -106,9 +107,7 @@ class Connection:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._subscriptions.drop(self)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancel(tasks)
         await self._end()
         return self._socket
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from aftermath.base.wait import first_of
+from aftermath.base.wait import cancel, first_of
 from aftermath.coordinator.errors import Refused, Unavailable
 from aftermath.member.persist import persist
 from aftermath.member.ports import Ports, Role, Workers
@@ -108,8 +108,7 @@ class Keeper:
     async def close(self) -> None:
         """Give up the upload under way, and the one that waits for it."""
         if self._uploading is not None:
-            self._uploading.cancel()
-            await asyncio.gather(self._uploading, return_exceptions=True)
+            await cancel([self._uploading])
         if self._next is not None:
             self._next.release()
             self._next = None

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from aftermath.base.files import replacing
+from aftermath.base.wait import cancel
 from aftermath.base.worker import Worker
 from aftermath.member.results import Candidate
 from aftermath.model.store import writing
@@ -55,9 +56,7 @@ class GradientFiles:
 
     async def close(self) -> None:
         """Give up what is not written yet."""
-        for task in self._writing:
-            task.cancel()
-        await asyncio.gather(*self._writing, return_exceptions=True)
+        await cancel(self._writing)
 
     def _file(self, candidate: Candidate, learning_rate: float) -> GradientFile:
         said = candidate.said

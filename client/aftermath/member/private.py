@@ -23,6 +23,7 @@ from torch import Tensor
 
 from aftermath.base.bounded import Malformed, json_as
 from aftermath.base.files import standing_in
+from aftermath.base.wait import cancel
 from aftermath.member.ports import Ports, Role, Workers
 from aftermath.model.documents import CheckpointError
 from aftermath.model.store import writing
@@ -91,8 +92,7 @@ class PrivateState:
     async def close(self) -> None:
         """Give up what is not written yet."""
         if self._writing is not None:
-            self._writing.cancel()
-            await asyncio.gather(self._writing, return_exceptions=True)
+            await cancel([self._writing])
 
     def _bound(self, epoch: int, hashes: Mapping[int, bytes]) -> _Bound:
         return _Bound(

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from aftermath.base.wait import first_of
+from aftermath.base.wait import cancel, first_of
 from aftermath.coordinator.errors import Refused
 from aftermath.data.source import Source
 from aftermath.member.collect import Collector
@@ -110,9 +110,7 @@ class Rounds:
                 await self._round(run)
         finally:
             self._reading.stop()
-            for duty in self._duties:
-                duty.cancel()
-            await asyncio.gather(*self._duties, return_exceptions=True)
+            await cancel(self._duties)
 
     def _something_to_do(self, run: Run) -> bool:
         if self._goes_on(run):

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 import iroh
 
 from aftermath.base.backoff import Backoff
+from aftermath.base.wait import cancel
 from aftermath.p2p.attempt import LEAST_PROGRESS, STRIPE_FROM, Attempt, Pull
 from aftermath.p2p.blobs import PIECE, hash_of
 from aftermath.p2p.link import Link
@@ -131,9 +132,7 @@ class Fetch:
                 if not done and self._need_help(attempt):
                     width = min(len(running) + 1, MOST_HOLDERS)
         finally:
-            for task in begun:
-                task.cancel()
-            await asyncio.gather(*begun, return_exceptions=True)
+            await cancel(begun)
 
     def _need_help(self, attempt: Attempt) -> bool:
         """Count a tick of waiting; True if none who is waited for will bring the rest in time."""

@@ -20,6 +20,7 @@ import iroh
 from iroh import iroh_ffi
 
 from aftermath.base.errors import UsageError
+from aftermath.base.wait import cancel
 from aftermath.p2p import fastffi
 from aftermath.p2p.announce import Announcer
 from aftermath.p2p.blobs import BlobStore
@@ -139,8 +140,7 @@ class IrohTransport:
             return
         self._closed = True
         if self._refresher is not None:
-            self._refresher.cancel()
-            await asyncio.gather(self._refresher, return_exceptions=True)
+            await cancel([self._refresher])
         if self._directory is not None:
             self._directory.remove()
         self._announcer.close()

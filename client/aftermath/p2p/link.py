@@ -17,6 +17,7 @@ from typing import Any
 
 import iroh
 
+from aftermath.base.wait import cancel
 from aftermath.p2p.complaints import Complaints
 from aftermath.p2p.transport import PeerUnreachable, escaped, short
 from aftermath.p2p.wire import Code, Hello, ProtocolViolation, cause, frame_of, read_message
@@ -156,9 +157,7 @@ async def run_link(link: Link, services: list[Coroutine[Any, Any, None]], compla
     except iroh.IrohError as error:
         log.debug("link to %s: %s", short(link.peer), cause(error))
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel(tasks)
 
 
 async def _guarded(link: Link, service: Coroutine[Any, Any, None], complaints: Complaints) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import iroh
 
+from aftermath.base.wait import cancel
 from aftermath.p2p.bars import Bars
 from aftermath.p2p.bucket import Bucket
 from aftermath.p2p.complaints import Complaints
@@ -127,10 +128,7 @@ class Links:
             seat.up.set()
             if seat.link is not None:
                 seat.link.close(Code.SHUTDOWN, "shutting down")
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel(self._tasks)
         self._seats.clear()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

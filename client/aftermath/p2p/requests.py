@@ -13,6 +13,7 @@ import logging
 
 import iroh
 
+from aftermath.base.wait import cancel
 from aftermath.p2p.blobs import BlobStore
 from aftermath.p2p.bucket import Bucket
 from aftermath.p2p.complaints import Complaints
@@ -129,9 +130,7 @@ class Requests:
                 task.add_done_callback(tasks.discard)
                 task.add_done_callback(lambda _: free.release())
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancel(tasks)
 
     async def _answer(self, link: Link, stream: iroh.BiStream) -> None:
         """Serve one stream; a peer that goes away or stalls only ends its own stream, a violation ends the link."""

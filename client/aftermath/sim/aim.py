@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 
-from aftermath.base.wait import Pulse
+from aftermath.base.wait import Pulse, cancel
 from aftermath.rules.deadlines import next_deadline
 from aftermath.rules.state import RunState
 from aftermath.sim.faults import Fault, Faults
@@ -69,9 +69,7 @@ class Aim:
             await asyncio.sleep(max(0.0, seconds - self._sim.now))
         finally:
             tasks = [*hunts, *self._under_way]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancel(tasks)
         for task in tasks:
             if not task.cancelled() and (error := task.exception()) is not None:
                 raise error

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aftermath.base.errors import AftermathError
+from aftermath.base.wait import first_of
 from aftermath.rules.state import RunState
 from aftermath.sim.aim import Aim
 from aftermath.sim.clock import run_virtual
@@ -142,15 +143,7 @@ class Trial:
         await sim.close()
 
     async def _phases(self, sim: Simulation, aim: Aim, laws: Laws) -> None:
-        watch = asyncio.ensure_future(self._watch(sim, laws))
-        course = asyncio.ensure_future(self._course(sim, aim, laws))
-        try:
-            await asyncio.wait([watch, course], return_when=asyncio.FIRST_COMPLETED)
-            (watch if watch.done() else course).result()
-        finally:
-            for task in (watch, course):
-                task.cancel()
-            await asyncio.gather(watch, course, return_exceptions=True)
+        await first_of(self._watch(sim, laws), self._course(sim, aim, laws))
         sim.check(dropped=sim.players)  # who was dropped without a reason was judged at the time
         laws.check_now()
 

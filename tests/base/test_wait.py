@@ -1,0 +1,43 @@
+"""Tasks are cancelled in one place, which leaves nothing under way."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aftermath.base.wait import cancel
+
+
+async def test_what_is_cancelled_has_ended_however_it_ends() -> None:
+    """One cleans up for a while, one answers with an error, one had a result before: none is waited for by others."""
+    cleaned, begun = [], asyncio.Event()
+
+    async def tidy() -> None:
+        try:
+            begun.set()
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            cleaned.append(True)
+
+    async def stubborn() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise RuntimeError("not now") from None
+
+    async def quick() -> int:
+        return 7
+
+    tasks = {asyncio.ensure_future(one) for one in (tidy(), stubborn())}
+    for task in tasks:
+        task.add_done_callback(tasks.discard)  # as their owners do
+    done = asyncio.ensure_future(quick())
+    await begun.wait()
+    under_way = list(tasks)
+    await cancel([*tasks, done])
+    assert cleaned == [True]
+    assert all(task.done() for task in under_way)
+    assert isinstance(next(task for task in under_way if not task.cancelled()).exception(), RuntimeError)
+    assert done.result() == 7
+    await cancel(tasks)
+    assert not tasks
