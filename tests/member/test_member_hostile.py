@@ -92,6 +92,8 @@ def _goes_on_without_level_0(sim: Simulation) -> None:
         assert not player.saw("warning"), player.name
     assert sim.run.lost_sequences == 0
     assert any("level 0 left out" in e["why"] for e in honest[0].saw("refused"))
+    rounds = [e["t"] for e in honest[0].saw("round", epoch=0)]
+    assert sum(later - now > 0.8 * ROUND_SECONDS for now, later in pairwise(rounds)) <= 1, "it waits in vain once only"
 
 
 def test_a_level_hidden_from_its_only_other_holder_is_left_out_by_all(tmp_path: Path) -> None:

@@ -88,6 +88,7 @@ class Rounds:
         self._applied = -1  # height of the newest round whose results are in the replica
         self._announced = -1  # height of the newest round of which this member has told of a result
         self._height = -1
+        self._duty: WitnessDuty | None = None
         self._duties: set[asyncio.Task[None]] = set()
 
     async def live(self) -> Run | None:
@@ -173,7 +174,9 @@ class Rounds:
         self._reading.begin(self._share_of(plan))
         since = run.state_started_at
         self._ports.events.emit(kinds.Round(epoch=self._epoch, height=self._height, step=plan.header.step, since=since))
-        duty = WitnessDuty(self._ports, self._results, self._slot, plan, self._rules.judged(self._height))
+        judged = self._rules.judged(self._height)
+        duty = WitnessDuty(self._ports, self._results, self._slot, plan, judged, self._duty)
+        self._duty = duty
         self._start(duty.attend())
         self._start(duty.inquire(self._collector))
         await self._apply_through(run, self._rules.judged(self._height - 1))

@@ -5,6 +5,9 @@ Choices:
   lasts as long as its slowest member needs, up to the run's limit;
 - members out of reach are waited for a little, then not at all; others until shortly before the round's time is up,
   since RoundWitness may last less than a transaction takes and a missing quorum ends the epoch;
+- whose result it had to do without in its last attestation, although it had those of two thirds, it does not wait for
+  in the next: what comes while it waits for the others counts as ever, and nobody makes one round after the other take
+  its whole time by hiding a part of its result from some;
 - held up itself, it gives the others the time of a round again: they may have been, and their results are on their way.
   It then speaks only a little after it holds them all, because its word opens RoundWitness for those who do not yet;
 - what it attests is only what it holds and has checked itself; what is known to be worthless is not waited for;
@@ -21,7 +24,7 @@ from aftermath.member.ports import Ports
 from aftermath.member.results import Results
 from aftermath.rules import bitmap
 from aftermath.rules.accounts import Config, Place, Run
-from aftermath.rules.committee import witnesses
+from aftermath.rules.committee import quorum, witnesses
 from aftermath.rules.consensus import pack_fingerprints
 from aftermath.rules.state import MemberState, RunState
 from aftermath.watch import kinds
@@ -35,8 +38,16 @@ _SETTLE = 1.0  # seconds that a result may take from the first who holds it to t
 class WitnessDuty:
     """Attests in one round, if this member is elected for it; `judged` is the height of the round that it attests."""
 
-    def __init__(self, ports: Ports, results: Results, slot: int, plan: RoundPlan, judged: int) -> None:
+    def __init__(
+        self, ports: Ports, results: Results, slot: int, plan: RoundPlan, judged: int, before: WitnessDuty | None = None
+    ) -> None:
+        """`before`: the duty in the round before, if this member had one."""
         self._ports, self._results, self._slot, self._plan, self._judged = ports, results, slot, plan, judged
+        self._before = before  # which may still be sending its attestation
+        if before is not None:
+            before._before = None
+        self.lacked = frozenset[int]()
+        """Whose results the attestation did without, unless they were so many that it says nothing of them."""
         self._started = ports.clock.monotonic()
         self._sent_before = _sent(ports)
         self._own_done: float | None = None
@@ -95,7 +106,8 @@ class WitnessDuty:
         judged = self._results.plan(self._judged)
         if judged is not None:
             missing |= judged.owing - self._results.settled(self._judged)
-        missing = frozenset(slot for slot in missing if bitmap.contains(healthy, slot))
+        failing = self._before.lacked if self._before is not None else frozenset()
+        missing = frozenset(slot for slot in missing - failing if bitmap.contains(healthy, slot))
         if self._out_of_patience():
             reachable = self._ports.transport.reachable()
             missing = frozenset(s for s in missing if self._plan.slots[s].p2p in reachable)
@@ -142,6 +154,8 @@ class WitnessDuty:
 
         started = self._ports.clock.monotonic()
         sent = await duty.fulfil(witness)
+        owing = judged.owing if judged is not None else frozenset()
+        self.lacked = owing - held.keys() if len(held) >= quorum(len(owing)) else frozenset()
         seconds = self._ports.clock.monotonic() - started
         self._ports.events.emit(kinds.Witnessed(height=header.height, held=len(held), sent=sent, seconds=seconds))
         return sent
