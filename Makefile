@@ -7,7 +7,7 @@ VENV := .venv
 STAMP := $(VENV)/.installed
 RUN := $(VENV)/bin/python
 
-.PHONY: help demo test slow lint fmt check programs programs-check docs measure gpu-check clean env
+.PHONY: help demo test slow fuzz lint fmt check programs programs-check docs measure gpu-check clean env
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -36,6 +36,11 @@ test: $(STAMP)  ## the tests that are not slow
 # often wait; the rest beside them.
 slow: $(STAMP)  ## the slow ones: real processes, the real validator
 	$(PYTEST) -m slow -n 3
+
+TRANSACTIONS ?= 1000000
+
+fuzz: $(STAMP)  ## random wallets against the programs (TRANSACTIONS=1000000)
+	FUZZ_TRANSACTIONS=$(TRANSACTIONS) $(RUN) -m pytest -s -n 0 -m slow tests/programs/test_programs_coalitions.py
 
 fmt: $(STAMP)  ## format Python, and Rust where cargo is
 	$(VENV)/bin/ruff check --fix-only --quiet client tests benchmarks scripts

@@ -27,6 +27,8 @@ def _fill(run: Scenario, places: int) -> None:
     kept["count"] = places
     state["backlog"] = 7 * places
     state["data_index"] = 10_000 + 100 * places
+    current = state["rounds"][0][int(state["head"][0])]
+    current["data_index"] = int(state["data_index"][0]) - int(current["batch"])  # its sequences are the last
     witnesses["backlog"][0] = kept
     run.world.store("Witnesses", "test", witnesses)
     run.world.store("Run", "test", state)

@@ -212,4 +212,6 @@ pub enum CoordinatorError {
     UnknownInspection,
     #[msg("A counter would overflow: the run has reached the end of its number range.")]
     Overflow,
+    #[msg("The transaction would break what always holds of a run, and so changed nothing: please report it.")]
+    InvariantBroken,
 }

@@ -44,7 +44,7 @@ pub fn checkpoint(ctx: &mut Context<PermissionlessModel>, params: CheckpointPara
     let moment = Moment::read(&accounts.slot_hashes)?;
     let (members, witnesses) = (&mut accounts.members, &mut accounts.witnesses);
     Machine { run, model, members, witnesses }.follow(&moment)?;
-    sequence::advance(run)
+    sequence::seal(run, &accounts.members, &accounts.witnesses)
 }
 
 /// The sender's turn; before all others' that of the owner.

@@ -63,7 +63,7 @@ pub fn join_run(ctx: &mut Context<JoinRun>, params: &JoinParams) -> Result<()> {
     sequence::bump(&mut run.members_seq)?;
     let (members, witnesses) = (&mut accounts.members, &mut accounts.witnesses);
     Machine { run, model: &accounts.model, members, witnesses }.follow(&moment)?;
-    sequence::advance(&mut accounts.run)
+    sequence::seal(&mut accounts.run, &accounts.members, &accounts.witnesses)
 }
 
 fn check(model: &Model, params: &JoinParams) -> Result<()> {

@@ -26,5 +26,5 @@ pub fn kick(ctx: &mut Context<Kick>, wallet: &Address, barred: bool) -> Result<(
     require!(allowed, CoordinatorError::NotAllowedToKick);
     members::kick(run, &mut accounts.members, &(*wallet, barred), now()?)?;
     sequence::bump(&mut run.members_seq)?;
-    sequence::advance(run)
+    sequence::seal_run(run)
 }

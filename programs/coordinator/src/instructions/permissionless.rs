@@ -50,6 +50,6 @@ impl Permissionless {
     pub fn finish(&mut self) -> Result<()> {
         let moment = Moment::read(&self.slot_hashes)?;
         self.machine().follow(&moment)?;
-        sequence::advance(&mut self.run)
+        sequence::seal(&mut self.run, &self.members, &self.witnesses)
     }
 }

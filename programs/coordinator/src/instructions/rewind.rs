@@ -14,5 +14,5 @@ pub fn rewind(ctx: &mut Context<OwnerModel>, place: u8, step: u32) -> Result<()>
     require!(run.halted(), CoordinatorError::NotHalted);
     checkpoints::rewind(run, &mut accounts.model, &mut accounts.witnesses.backlog, &(place, step))?;
     sequence::bump(&mut run.model_seq)?;
-    sequence::advance(run)
+    sequence::seal(run, &accounts.members, &accounts.witnesses)
 }

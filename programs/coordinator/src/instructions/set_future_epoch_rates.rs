@@ -12,5 +12,5 @@ pub fn set_future_epoch_rates(ctx: &mut Context<OwnerOnly>, earning: Option<u64>
     if let Some(rate) = slashing {
         run.future_slashing_rate = rate;
     }
-    sequence::advance(run)
+    sequence::seal_run(run)
 }

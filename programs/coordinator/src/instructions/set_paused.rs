@@ -23,7 +23,7 @@ pub fn set_paused(ctx: &mut Context<OwnerOnly>, paused: bool) -> Result<()> {
     } else {
         resume(run, &accounts.model)?;
     }
-    sequence::advance(run)
+    sequence::seal(run, &accounts.members, &accounts.witnesses)
 }
 
 fn resume(run: &mut Run, model: &Model) -> Result<()> {

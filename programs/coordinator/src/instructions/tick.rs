@@ -11,5 +11,5 @@ pub fn tick(ctx: &mut Context<Permissionless>) -> Result<()> {
     let accounts = &mut ctx.accounts;
     let moment = Moment::read(&accounts.slot_hashes)?;
     require!(accounts.machine().tick(&moment)?, CoordinatorError::NothingToTick);
-    sequence::advance(&mut accounts.run)
+    sequence::seal(&mut accounts.run, &accounts.members, &accounts.witnesses)
 }

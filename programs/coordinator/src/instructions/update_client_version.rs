@@ -13,5 +13,5 @@ pub fn update_client_version(ctx: &mut Context<OwnerModel>, client_version: &str
     let stored = &mut ctx.accounts.model.client_version;
     text::copy(stored, client_version, CoordinatorError::ClientVersionTooLong)?;
     sequence::bump(&mut run.model_seq)?;
-    sequence::advance(run)
+    sequence::seal_run(run)
 }

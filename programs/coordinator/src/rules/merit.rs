@@ -9,7 +9,7 @@ use crate::{constants::*, state::*};
 
 /// A share of what was due is judged in eighths.
 const EIGHTHS: u32 = 8;
-const MOST: u32 = (1 << COUNT_BITS) - 1;
+pub const MOST: u32 = (1 << COUNT_BITS) - 1;
 
 /// Counts a round that made a step: `attested` delivered.
 #[inline(never)]

@@ -1,6 +1,10 @@
 //! Sequence numbers by which clients tell whether an account changed.
 
-use crate::{errors::CoordinatorError, state::Run};
+use super::invariant;
+use crate::{
+    errors::CoordinatorError,
+    state::{Members, Run, Witnesses},
+};
 use anchor_lang::prelude::*;
 
 /// Counts a change of one account. It begins anew at its end: any wallet can make it rise, and readers ask only whether
@@ -10,8 +14,20 @@ pub fn bump(counter: &mut u32) -> Result<()> {
     Ok(())
 }
 
+/// Ends an instruction that changed a run: what must hold does, and the change is counted.
+pub fn seal(run: &mut Run, members: &Members, witnesses: &Witnesses) -> Result<()> {
+    invariant::check_all(run, members, witnesses)?;
+    advance(run)
+}
+
+/// The same where the other accounts stayed as they were, or are not at hand.
+pub fn seal_run(run: &mut Run) -> Result<()> {
+    invariant::check(run)?;
+    advance(run)
+}
+
 /// Counts a change of any account.
-pub fn advance(run: &mut Run) -> Result<()> {
+fn advance(run: &mut Run) -> Result<()> {
     run.seq = run.seq.checked_add(1).ok_or(CoordinatorError::Overflow)?;
     Ok(())
 }

@@ -1,0 +1,69 @@
+//! What holds after every instruction that changes a run, whatever was asked for and whoever asked.
+//!
+//! An instruction that would break one of these is refused as a whole, so that a fault of the rules costs one transaction
+//! and not the run. It is part of every build, and so only what takes constant time is asked; what would take a look at
+//! all members or intervals is checked by the tests, whose model of the rules sees every account after every transaction.
+
+use super::{bitmap, levels, merit};
+use crate::{constants::*, errors::CoordinatorError, state::*};
+use anchor_lang::prelude::*;
+
+/// Of the run's account alone.
+#[inline(never)]
+pub fn check(run: &Run) -> Result<()> {
+    let ranges = run.state <= run_state::PAUSED && run.exit_reason <= exit_reason::NO_ATTESTATION;
+    let flags = run.pending_pause | run.cold_start | run.model_source | run.draining;
+    let known = run.levels_attested & !levels::all(run.levels);
+    let sound = ranges && flags <= 1 && known == 0 && (run.head as usize) < STORED_ROUNDS && run.lost_sequences == 0;
+    require!(sound, CoordinatorError::InvariantBroken);
+    if matches!(run.state, run_state::WARMUP | run_state::ROUND_TRAIN | run_state::ROUND_WITNESS) {
+        check_round(run)?;
+    }
+    if run.active() {
+        // steps only rise in an epoch, one with each round that was judged, and what is attested is none of the future
+        let made = run.start_step <= run.step && run.step <= run.start_step.saturating_add(run.current().height + 1);
+        let bounded = run.step <= run.config.total_steps.saturating_add(1) && run.attested_step <= run.step;
+        require!(made && bounded, CoordinatorError::InvariantBroken);
+    }
+    Ok(())
+}
+
+/// Each vote is one of a different elected member of the round's roster, and the data is handed out in order.
+fn check_round(run: &Run) -> Result<()> {
+    let round = run.current();
+    let (mut voters, mut strangers) = (0, 0);
+    for index in 0..bitmap::WORDS {
+        let word = bitmap::word(&round.attested, index);
+        if word != 0 {
+            voters += word.count_ones();
+            strangers |= word & !bitmap::word(&round.roster, index);
+        }
+    }
+    let votes = u32::from(round.attestations) == voters && strangers == 0;
+    let elected = round.attestations <= round.elected && u16::from(round.elected) <= round.clients;
+    let next = round.data_index.wrapping_add(u64::from(round.fresh()));
+    let data = next == run.data_index || run.state == run_state::WARMUP;
+    require!(votes && elected && data, CoordinatorError::InvariantBroken);
+    Ok(())
+}
+
+/// Of the accounts together.
+#[inline(never)]
+pub fn check_all(run: &Run, members: &Members, witnesses: &Witnesses) -> Result<()> {
+    check(run)?;
+    let backlog = &witnesses.backlog;
+    let count = backlog.count as usize;
+    require!(count <= BACKLOG && (count == 0) == (run.backlog == 0), CoordinatorError::InvariantBroken);
+    if let (Some(first), Some(last)) = (backlog.first(), backlog.intervals[..count].last()) {
+        let end = last.start.saturating_add(u64::from(last.len));
+        let handed_out = first.start <= last.start && end <= run.data_index && run.backlog <= run.data_index;
+        require!(handed_out && first.len > 0 && last.len > 0, CoordinatorError::InvariantBroken);
+    }
+    let votes = witnesses.cooldown_count as usize <= MAX_WITNESSES;
+    // a round counts for its members if it makes a step
+    let judged = !run.active() || members.judged == run.step.saturating_sub(run.start_step).min(merit::MOST);
+    // what an epoch may have to give back is kept while it goes on, and not longer
+    let kept = members.before.kept == 0 || run.active() || run.state == run_state::WARMUP;
+    require!(votes && judged && kept, CoordinatorError::InvariantBroken);
+    Ok(())
+}

@@ -1,0 +1,278 @@
+"""The program and the oracle side by side: whatever is sent must have the same effect, or the same refusal, in both.
+
+Decided: one LiteSVM serves all stories; a story begins by putting back the accounts of a run that was just opened, and
+the clock, so that it goes the same way every time. Instructions are put together here, since anything slower would take
+most of the time.
+"""
+
+import struct
+from collections.abc import Mapping
+from functools import cache
+from itertools import count
+from typing import Any
+
+from solders.account import Account
+from solders.instruction import AccountMeta, Instruction
+from solders.pubkey import Pubkey
+
+from aftermath.chain import layout
+from aftermath.rules import bitmap
+from aftermath.rules.accounts import FINGERPRINT_BYTES, Config, Place
+from programs.harness import PROGRAM, START, World, encode, instruction_of
+from programs.laps import No
+from programs.oracle import Oracle
+from programs.scenario import SCHEMA, Scenario, member
+
+LEVELS, RATES = 3, (1_000, 40)
+CHECKPOINT = {"kind": 1, "repo": "team/model", "revision": ""}
+METADATA = {"step": 1, "loss_milli": 1, "tokens_per_sec": 1, "bytes_per_sec": 1}
+_PLACE = struct.Struct("<IIQ")
+
+
+_opening = count()
+
+
+@cache
+def wallet(index: int) -> Pubkey:
+    return member(index).pubkey()
+
+
+@cache
+def _world() -> World:
+    world = World(check_signatures=False)
+    Scenario(world).authorize().ok()
+    return world
+
+
+@cache
+def _opened(config: tuple[tuple[str, int], ...]) -> tuple[Scenario, dict[Pubkey, Account]]:
+    """A run that was just opened with this config, and its accounts."""
+    world = _world()
+    world.now, world.slot = START, 1
+    world.advance(0)
+    run = Scenario(world, f"run {next(_opening)}", tiers=LEVELS)
+    run.create().ok()
+    run.configure(**dict(config)).ok()
+    run.owner("set_future_epoch_rates", *RATES).ok()
+    run.owner("set_paused", False).ok()
+    names = ("run", "model", "members", "witnesses")
+    found = {run.accounts[name]: world.svm.get_account(run.accounts[name]) for name in names}
+    return run, {key: account for key, account in found.items() if account is not None}
+
+
+@cache
+def _fixed(run: Scenario, name: str, index: int | None) -> tuple[bytes, list[AccountMeta]]:
+    """Discriminator and accounts of an instruction, by a member or (None) by the owner."""
+    spec, keys = instruction_of(PROGRAM, name), run.accounts | ({} if index is None else {"user": wallet(index)})
+    metas = []
+    for entry in spec["accounts"]:
+        key = keys.get(entry["name"]) or Pubkey.from_string(entry["address"])
+        metas.append(AccountMeta(key, entry.get("signer", False), entry.get("writable", False)))
+    return bytes(spec["discriminator"]), metas
+
+
+def _fingerprints(held: Mapping[int, int]) -> bytes:
+    """A field in which small numbers stand for results; all slots are below 64."""
+    field = 0
+    for slot, result in held.items():
+        for bit in bitmap.slots(result):
+            field |= 1 << (slot + 64 * bit)
+    return field.to_bytes(FINGERPRINT_BYTES, "little")
+
+
+class Arena:
+    """One run, which begins with so many `gaps` in its data, and what the oracle says of it."""
+
+    sent = 0
+    """Transactions of all stories together."""
+
+    def __init__(self, gaps: int = 0, **config: int) -> None:
+        self.world = _world()
+        self.scenario, accounts = _opened(tuple(sorted(config.items())))
+        for key, account in accounts.items():
+            self.world.svm.set_account(key, account)
+        self.world.now, self.world.slot = START, 1
+        self.world.advance(0)
+        self.oracle = Oracle(self._config(), LEVELS, START, RATES)
+        if gaps:
+            self._leave_out(gaps)
+        self.seeds: set[int] = set()
+        self.compare("the beginning")
+
+    def _leave_out(self, gaps: int) -> None:
+        """Of every four sequences so far the first two wait."""
+        run, run_id = self.oracle, self.scenario.run_id
+        run.data_index = 4 * gaps
+        run.backlog = {index for index in range(run.data_index) if index % 4 < 2}
+        run.trained = set(range(run.data_index)) - run.backlog
+        head, witnesses = self.world.record("Run", run_id), self.world.record("Witnesses", run_id)
+        head["data_index"], head["backlog"] = run.data_index, len(run.backlog)
+        intervals = witnesses["backlog"][0]["intervals"]
+        intervals["start"][:gaps], intervals["len"][:gaps] = range(0, run.data_index, 4), 2
+        witnesses["backlog"]["count"] = gaps
+        self.world.store("Run", run_id, head)
+        self.world.store("Witnesses", run_id, witnesses)
+
+    def _config(self) -> Config:
+        return self.scenario.run.config
+
+    def wait(self, seconds: int) -> None:
+        self.world.advance(seconds)
+        self.oracle.now = self.world.now
+
+    @property
+    def place(self) -> Place:
+        """The current round's."""
+        if not self.oracle.laps:
+            return Place(self.oracle.epoch, 0, 0)
+        lap = self.oracle.lap
+        return Place(self.oracle.epoch, lap.height, lap.seed or 0)
+
+    # --- what is sent; each returns whether it was accepted
+
+    def join(self, index: int, tier: int = 0, weight: int = 60, *, stateless: bool = False) -> bool:
+        params = {"p2p": bytes(wallet(index))[::-1], "tier": tier, "weight": weight, "schema_hash": SCHEMA}
+        params |= {"client_version": "", "stateless": stateless}
+        return self._send("join_run", index, self._encoded("join_run", params), (tier, weight, stateless))
+
+    def leave(self, index: int, at: Place) -> bool:
+        return self._send("leave_run", index, _PLACE.pack(*at), (at,))
+
+    def tick(self, index: int) -> bool:
+        return self._send("tick", index, b"", ())
+
+    def ready(self, index: int, slot: int, at: Place) -> bool:
+        return self._send("warmup_witness", index, bytes([slot]) + _PLACE.pack(*at), (slot, at))
+
+    def witness(self, index: int, slot: int, at: Place, held: Mapping[int, int]) -> bool:
+        mask = bitmap.to_bytes(bitmap.from_slots(held))
+        data = bytes([slot]) + _PLACE.pack(*at) + mask + _fingerprints(held) + struct.pack("<IIII", 1, 1, 1, 1)
+        return self._send("witness", index, data, (slot, at, held))
+
+    def verify(self, index: int, slot: int, at: Place, target: int, mismatch: bool) -> bool:
+        data = bytes([slot]) + _PLACE.pack(*at) + bytes([target, mismatch])
+        return self._send("verify", index, data, (slot, at, target, mismatch))
+
+    def attest(self, index: int, slot: int, at: Place, hashes: Mapping[int, bytes]) -> bool:
+        told = dict(sorted(hashes.items()))
+        data = bytes([slot]) + _PLACE.pack(*at) + bytes([sum(1 << level for level in told)])
+        data += struct.pack("<I", len(told)) + b"".join(told.values())
+        return self._send("attest", index, data, (slot, at, told))
+
+    def health_check(self, index: int, dropped: int) -> bool:
+        return self._send("health_check", index, bitmap.to_bytes(dropped), (dropped,))
+
+    def checkpoint(self, index: int, hashes: tuple[bytes, ...]) -> bool:
+        params = CHECKPOINT | {"hashes": list(hashes)}
+        return self._send("checkpoint", index, self._encoded("checkpoint", params), (hashes,))
+
+    def set_paused(self, paused: bool) -> bool:
+        return self._send("set_paused", None, bytes([paused]), (paused,))
+
+    def kick(self, index: int, barred: bool) -> bool:
+        return self._send("kick", None, bytes(wallet(index)) + bytes([barred]), (index, barred))
+
+    def _encoded(self, name: str, params: Mapping[str, Any]) -> bytes:
+        return encode(instruction_of(PROGRAM, name)["args"][0]["type"], params, PROGRAM)
+
+    def _send(self, name: str, index: int | None, data: bytes, arguments: tuple[Any, ...]) -> bool:
+        discriminator, metas = _fixed(self.scenario, name, index)
+        outcome = self.world.send(Instruction(PROGRAM, discriminator + data, metas))
+        Arena.sent += 1
+        refusal = None
+        try:
+            getattr(self.oracle, name)(*(() if index is None else (index,)), *arguments)
+        except No as no:
+            refusal = str(no)
+        assert outcome.error == refusal, f"{name}: the program says {outcome.error}, the oracle {refusal}"
+        if refusal is None:
+            self.compare(name)
+        return refusal is None
+
+    # --- what is compared
+
+    def compare(self, after: str) -> None:
+        """All that the oracle knows is what the chain says."""
+        run = layout.coordinator_account("Run").read(self.world.data(self.scenario.accounts["run"]))[0]
+        self._dice(run)
+        for what, ours, theirs in (
+            ("run", self._run(), self._run_of(run)),
+            ("members", self._members(), self._members_of()),
+            ("model", self._model(), self._model_of()),
+            ("backlog", self.oracle.intervals(), list(self.scenario.backlog)),
+        ):
+            assert ours == theirs, f"after {after} the oracle's {what} is not the chain's:\n{ours}\n{theirs}"
+
+    def _dice(self, run: Any) -> None:
+        """Tells the oracle the seed of a round that began."""
+        if self.oracle.laps and self.oracle.lap.seed is None:
+            seed = int(run["rounds"][int(run["head"])]["seed"])
+            assert seed not in self.seeds, "no two rounds have one seed"
+            self.seeds.add(seed)
+            self.oracle.lap.seed = seed
+
+    def _run(self) -> tuple[Any, ...]:
+        us, known = self.oracle, self.oracle.known
+        lap = us.laps[-1] if us.laps else None
+        now: tuple[Any, ...] = (us.state, us.since, us.epoch, us.step, us.data_index, us.epoch_since, us.start_step)
+        now += (us.pausing, us.cold, us.reason, us.draining, us.finishers, len(us.backlog), 0)
+        model = (known.source, known.hashes, known.attested, known.step, known.data_index, known.lost)
+        if lap is None:
+            return now, model
+        attested = lap.voters if lap.attested is None else lap.attested
+        votes = max(len(lap.votes), lap.ready.bit_count())
+        redo = tuple((one.start, one.len) for one in lap.batch if one.start < lap.data_index)
+        header: tuple[Any, ...] = (lap.height, lap.step, lap.size, redo, lap.data_index)
+        header += (lap.roster, len(lap.members), lap.elected, votes, attested)
+        before = us.laps[-2].attested if len(us.laps) > 1 else None
+        return now, model, header, before
+
+    def _run_of(self, run: Any) -> tuple[Any, ...]:
+        times = ("state", "state_started_at", "epoch", "step", "data_index", "epoch_started_at", "start_step")
+        now = tuple(int(run[name]) for name in times)
+        now += tuple(int(run[name]) for name in ("pending_pause", "cold_start", "exit_reason", "draining"))
+        now += (_mask(run["finishers"]), int(run["backlog"]), int(run["lost_sequences"]))
+        hashes = tuple(one.tobytes() for one in run["level_hashes"][:LEVELS])
+        names = ("levels_attested", "attested_step", "attested_data_index", "levels_lost")
+        model = (int(run["model_source"]), hashes, *(int(run[name]) for name in names))
+        if not self.oracle.laps:
+            return now, model
+        head = int(run["head"])
+        lap = run["rounds"][head]
+        pairs = zip(lap["redo_index"].tolist(), lap["redo"].tolist(), strict=True)
+        redo = tuple((start, length) for start, length in pairs if length)
+        header: tuple[Any, ...] = (
+            int(lap["height"]),
+            int(lap["step"]),
+            int(lap["batch"]),
+            redo,
+            int(lap["data_index"]),
+        )
+        header += (_mask(lap["roster"]), int(lap["clients"]), int(lap["elected"]), int(lap["attestations"]))
+        before = _mask(run["rounds"][head - 1]["attested"]) if len(self.oracle.laps) > 1 else None
+        return now, model, (*header, _mask(lap["attested"])), before
+
+    def _members(self) -> list[tuple[int, ...]]:
+        names = ("tier", "declared", "weight", "state", "wish", "exited", "last_epoch", "points", "slashed")
+        return [tuple(getattr(seat, name) for name in names) for seat in self.oracle.members]
+
+    def _members_of(self) -> list[tuple[int, ...]]:
+        names = ("tier", "declared", "weight", "state", "pending", "exited_height", "last_epoch", "points", "slashed")
+        members = layout.coordinator_account("Members").read(self.world.data(self.scenario.accounts["members"]))[0]
+        slots = members["slots"][: len(self.oracle.members) + 1]
+        assert not slots[-1]["used"]
+        return list(zip(*(slots[name][:-1].tolist() for name in names), strict=True))
+
+    def _model(self) -> tuple[Any, ...]:
+        named = self.oracle.durable
+        return named.hashes, named.step, named.data_index, named.turn
+
+    def _model_of(self) -> tuple[Any, ...]:
+        model = layout.coordinator_account("Model").read(self.world.data(self.scenario.accounts["model"]))[0]
+        hashes = tuple(one.tobytes() for one in model["checkpoint_hashes"][:LEVELS])
+        rest = ("checkpoint_step", "checkpoint_data_index", "checkpoint_turn")
+        return hashes, *(int(model[name]) for name in rest)
+
+
+def _mask(field: Any) -> int:
+    return int.from_bytes(field.tobytes(), "little")

@@ -1,0 +1,133 @@
+"""What the oracle keeps of a run: seats, rounds, what is known of the model; and intervals of numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from aftermath.rules import bitmap, committee
+from aftermath.rules.accounts import REDO, Interval
+from aftermath.rules.state import MemberState, ModelSource
+
+UNATTESTED, UNKNOWN = b"\xff" * 32, bytes(32)
+WAITS, REMOVED, BARRED = 1, 2, 3
+ROOM = 2 * (REDO + 1)
+order = lru_cache(maxsize=4096)(committee.order)
+
+
+class No(Exception):
+    """The refusal that the program answers with."""
+
+
+def need(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise No(otherwise)
+
+
+@dataclass
+class Seat:
+    """A member's slot."""
+
+    wallet: int
+    tier: int = 0
+    declared: int = 0
+    weight: int = 0
+    state: MemberState = MemberState.IDLE
+    wish: int = 0
+    exited: int = 0
+    last_epoch: int = 0
+    points: int = 0
+    slashed: int = 0
+    delivered: int = 0
+
+
+@dataclass
+class Vote:
+    """What a witness says that it holds: the result of each member, by its slot."""
+
+    slot: int
+    held: Mapping[int, int]
+
+
+@dataclass
+class Lap:
+    """A round, and the warm-up before the first."""
+
+    height: int
+    step: int
+    roster: int
+    elected: int
+    seed: int | None = None
+    batch: tuple[Interval, ...] = ()
+    data_index: int = 0
+    votes: list[Vote] = field(default_factory=list)
+    ready: int = 0
+    attested: int | None = None
+    """Who delivered of the round that it judges, once it is closed."""
+    verdicts: list[tuple[int, int, bool]] = field(default_factory=list)
+
+    @property
+    def members(self) -> list[int]:
+        return list(bitmap.slots(self.roster))
+
+    @property
+    def size(self) -> int:
+        return sum(piece.len for piece in self.batch)
+
+    @property
+    def voters(self) -> int:
+        return self.ready | bitmap.from_slots(vote.slot for vote in self.votes)
+
+    def ordered(self, purpose: bytes) -> list[int]:
+        """The slots in the seeded order of a purpose."""
+        members = self.members
+        assert self.seed is not None
+        return [members[rank] for rank in order(self.seed, purpose, len(members))]
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """What the run knows of its model."""
+
+    hashes: tuple[bytes, ...]
+    attested: int
+    step: int
+    data_index: int
+    source: ModelSource
+    lost: int
+
+
+@dataclass(frozen=True)
+class Named:
+    """A durable checkpoint."""
+
+    hashes: tuple[bytes, ...]
+    step: int
+    data_index: int
+    turn: int = 0
+
+
+def numbers(intervals: Iterable[Interval]) -> set[int]:
+    return {number for one in intervals for number in range(one.start, one.stop)}
+
+
+def runs_of(numbers: Iterable[int]) -> list[Interval]:
+    """The intervals that a set of numbers consists of."""
+    found: list[Interval] = []
+    for number in sorted(numbers):
+        if found and found[-1].stop == number:
+            found[-1] = Interval(found[-1].start, found[-1].len + 1)
+        else:
+            found.append(Interval(number, 1))
+    return found
+
+
+def behind(batch: Iterable[Interval], places: set[int]) -> list[Interval]:
+    """The sequences behind positions of a batch, as intervals of its pieces."""
+    found, first = [], 0
+    for piece in batch:
+        here = {piece.start + place - first for place in places if first <= place < first + piece.len}
+        found += runs_of(here)
+        first += piece.len
+    return found

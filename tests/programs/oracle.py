@@ -1,0 +1,196 @@
+"""The coordinator's rules, written a second time: what every transaction does to a run, and what is refused.
+
+The arguments are those of the instructions, with results by small numbers instead of fingerprints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from aftermath.rules import bitmap
+from aftermath.rules.accounts import MAX_VERDICTS, MAX_WITNESSES, STORED_ROUNDS, Place
+from aftermath.rules.committee import quorum
+from aftermath.rules.state import MemberState, RunState
+from programs.laps import BARRED, REMOVED, UNATTESTED, UNKNOWN, WAITS, Named, No, Vote, need
+from programs.transitions import Transitions
+
+_NO_TURN = 255
+
+
+class Oracle(Transitions):
+    """A run as whoever sends something to it knows it. Methods raise No where the program refuses."""
+
+    # --- what wallets send
+
+    def join_run(self, wallet: int, tier: int, weight: int, stateless: bool) -> None:
+        need(not self.halted, "RunHalted")
+        need(tier < self.levels, "TierOutOfRange")
+        need(weight >= 1, "WeightZero")
+        slot = self._claim(wallet)
+        seat = self.members[slot]
+        need(seat.wish != BARRED, "Barred")
+        if seat.state is MemberState.IDLE:
+            if seat.tier != tier:
+                self.finishers &= ~(1 << slot)
+            seat.tier, seat.declared = tier, weight
+        if stateless:
+            self.finishers &= ~(1 << slot)
+            self._withdraw(seat)
+        added, seat.wish = seat.wish != WAITS, WAITS
+        if stateless:
+            self._reelect()
+        enough = self.waiting.bit_count() == self.config.init_min_clients
+        if added and enough and self.state is RunState.WAITING_FOR_MEMBERS:
+            self.since = self.now
+        self._follow()
+
+    def leave_run(self, wallet: int, at: Place) -> None:
+        need(any(self.named(at, back) for back in range(STORED_ROUNDS)), "StaleHeight")
+        slot = self.find(wallet)
+        if slot is None:
+            raise No("NotAMember")
+        seat = self.members[slot]
+        need(seat.state is MemberState.HEALTHY or seat.wish == WAITS, "NotAMember")
+        if seat.wish == WAITS:
+            seat.wish = 0
+        if seat.state is MemberState.HEALTHY:
+            self._withdraw(seat)
+            self._reelect()
+        self._follow()
+
+    def tick(self, wallet: int) -> None:
+        del wallet
+        need(self._tick(), "NothingToTick")
+
+    def warmup_witness(self, wallet: int, slot: int, at: Place) -> None:
+        need(self.state is RunState.WARMUP, "WrongState")
+        need(self.named(at, 0), "StaleHeight")
+        self._own(slot, wallet)
+        need(slot in self.witnesses() and bitmap.contains(self.lap.roster, slot), "NotElected")
+        need(not bitmap.contains(self.lap.ready, slot), "DuplicateWitness")
+        self.lap.ready |= 1 << slot
+        self._follow()
+
+    def witness(self, wallet: int, slot: int, at: Place, held: Mapping[int, int]) -> None:
+        need(self.state.training, "WrongState")
+        need(self.named(at, 0), "StaleHeight")
+        self._own(slot, wallet)
+        need(slot in self.witnesses(), "NotElected")
+        need(not bitmap.contains(self.lap.voters, slot), "DuplicateWitness")
+        judged = self.judged_by(self.lap)
+        need(not bitmap.from_slots(held) & ~(judged.roster if judged else 0), "BadParticipation")
+        self.lap.votes.append(Vote(slot, dict(held)))
+        self._follow()
+
+    def verify(self, wallet: int, slot: int, at: Place, target: int, mismatch: bool) -> None:
+        need(self.state.active, "WrongState")
+        newest = 1 if self.state is not RunState.COOLDOWN or self.config.overlap else 0
+        back = next((back for back in range(newest, 3) if self.named(at, back)), None)
+        lap = self._past(back) if back is not None else None
+        if back is None:
+            raise No("StaleHeight")
+        self._own(slot, wallet)
+        verifiers = self.verifiers(lap) if lap else []
+        need(slot in verifiers, "NotAVerifier")
+        assert lap is not None
+        need(bool(self.shares(lap).get(target)), "NotATrainer")
+        need((slot, target) not in [verdict[:2] for verdict in lap.verdicts], "DuplicateVerdict")
+        given = sum(verdict[0] == slot for verdict in lap.verdicts)
+        need(given < MAX_VERDICTS // len(verifiers), "VerdictsFull")
+        lap.verdicts.append((slot, target, mismatch))
+        against = sum(about == target and wrong for _, about, wrong in lap.verdicts)
+        if against >= max(3, quorum(len(verifiers))):
+            self._eject(self.members[target])
+        self._follow()
+
+    def attest(self, wallet: int, slot: int, at: Place, hashes: Mapping[int, bytes]) -> None:
+        need(self.state is RunState.COOLDOWN, "WrongState")
+        need(self.named(at, 0), "StaleHeight")
+        need(bool(hashes), "HashesInvalid")
+        self._own(slot, wallet)
+        asked = {level: self.electees(level) for level in range(self.levels)}
+        counted = {level for level in hashes if slot in asked.get(level, ())}
+        need(bool(counted), "NotElected")
+        need(slot not in [teller for teller, _ in self.statements], "DuplicateWitness")
+        need(len(self.statements) < MAX_WITNESSES, "CooldownFull")
+        need(not {UNKNOWN, UNATTESTED} & set(hashes.values()), "HashesInvalid")
+        self.statements.append((slot, {level: hashes[level] for level in counted}))
+        for level in sorted(counted):
+            agreeing = sum(told.get(level) == hashes[level] for _, told in self.statements)
+            if not self.known.attested >> level & 1 and agreeing >= quorum(len(asked[level])):
+                self._record(level, hashes[level])
+        self._follow()
+
+    def health_check(self, wallet: int, dropped: int) -> None:
+        need(self.state.training, "WrongState")
+        judges = self._past(1)
+        judged = self.judged_by(judges) if judges else None
+        if judges is None or judged is None:
+            raise No("StaleHeight")
+        slot = self.find(wallet)
+        need(slot is not None, "NotAMember")
+        need(slot is not None and self.members[slot].state is MemberState.HEALTHY, "SlotMismatch")
+        remaining = [vote for vote in judges.votes if self.members[vote.slot].state is MemberState.HEALTHY]
+        without = [
+            one
+            for one in bitmap.slots(judged.roster & ~(judges.attested or 0))
+            if sum(one not in vote.held for vote in remaining) >= quorum(judges.elected)
+        ]
+        healthy = bitmap.from_slots(one for one in without if self.members[one].state is MemberState.HEALTHY)
+        need(bool(dropped) and not dropped & ~healthy, "NotUnhealthy")
+        for one in bitmap.slots(dropped):
+            self._exit(self.members[one], MemberState.DROPPED)
+        self._reelect()
+        self._follow()
+
+    def checkpoint(self, wallet: int, hashes: tuple[bytes, ...]) -> None:
+        """Names a place on the Hub."""
+        slot = self.find(wallet)
+        if slot is None:
+            raise No("NotAllowedToCheckpoint")
+        seat = self.members[slot]
+        cooling = self.state is RunState.COOLDOWN and seat.state is MemberState.HEALTHY
+        cooling = cooling and bitmap.contains(self.lap.roster, slot)
+        holds = seat.tier == 0 and (cooling or bitmap.contains(self.finishers, slot))
+        need(holds, "NotAllowedToCheckpoint")
+        need(self.known.attested == self.every and hashes == self.known.hashes, "CheckpointMismatch")
+        need(self.kept is None, "CheckpointMismatch")
+        turn, known = self._turn(slot), self.known
+        same = known.step == self.durable.step and turn < self.durable.turn
+        need(known.step > self.durable.step or same, "CheckpointNotNewer")
+        self.durable = Named(known.hashes, known.step, known.data_index, turn)
+        self._follow()
+
+    def _turn(self, slot: int) -> int:
+        over = self.state not in (RunState.WARMUP, RunState.ROUND_TRAIN, RunState.ROUND_WITNESS) and self.laps
+        if not over or not bitmap.contains(self.lap.roster, slot):
+            return _NO_TURN
+        return self.lap.ordered(b"checkpoint").index(slot)
+
+    # --- what the owner sends
+
+    def set_paused(self, paused: bool) -> None:
+        if paused:
+            need(not self.halted, "AlreadyHalted")
+            if self.state.active:
+                self.pausing = True
+            else:
+                self._pause()
+            return
+        if self.state.active and self.pausing:
+            self.pausing = False
+            return
+        need(self.halted, "NotPaused")
+        if self.state is RunState.FINISHED:
+            need(self.step <= self.config.total_steps, "StepsDone")
+            self.cold = True
+        over = self.step > self.config.total_steps
+        self._enter(RunState.FINISHED if over else RunState.WAITING_FOR_MEMBERS)
+
+    def kick(self, wallet: int, barred: bool) -> None:
+        known = self.find(wallet)
+        need(barred or known is not None, "NotAMember")
+        slot = self._claim(wallet)
+        self.members[slot].wish = BARRED if barred else REMOVED
+        if self.halted or self.state is RunState.WAITING_FOR_MEMBERS:
+            self.finishers &= ~(1 << slot)

@@ -1,0 +1,357 @@
+"""Random wallets and coalitions against the program, and every transaction against the oracle's account of the rules.
+
+First anybody does anything, and the program must agree with the oracle. Then two of nine members, fewer than a third,
+do anything while the others do what honest members do, in time: no honest member loses its place or its work, nothing
+but the truth is attested, no data is lost, and no epoch ends before its time.
+
+FUZZ_TRANSACTIONS says how many transactions the slow test sends, 250,000 if nothing is said (make fuzz).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from aftermath.rules import bitmap
+from aftermath.rules.accounts import Place
+from aftermath.rules.committee import quorum
+from aftermath.rules.state import ExitReason, MemberState, ModelSource, RunState
+from programs.arena import Arena
+from programs.laps import UNATTESTED, UNKNOWN, WAITS, Lap
+from programs.scenario import CONFIG
+
+ALL = 9
+TIERS = (0, 0, 0, 0, 0, 1, 2, 0, 1)
+SECONDS = st.sampled_from([0, 1, 5, 6, 20, 21, 31, 70])
+GAPS = st.sampled_from([0, 0, 80, 86])
+FALSE = (b"false" * 7)[:32]
+
+# What one wallet may send. Slots and rounds are its own and the present one, or any.
+slots = st.none() | st.integers(0, ALL)
+backs = st.integers(0, 4).map(lambda back: max(0, back - 2))
+results = st.just([None] * ALL) | st.lists(st.sampled_from([None, 0, 1, 1, 2]), min_size=ALL, max_size=ALL)
+hashes = st.sampled_from([None, FALSE, b"other" + bytes(27), b"t" * 32, UNKNOWN, UNATTESTED])
+told = st.lists(hashes, min_size=3, max_size=4)
+moves = st.one_of(
+    st.tuples(st.just("join"), st.integers(0, 3), st.sampled_from([0, 1, 60, 65_535]), st.booleans()),
+    st.tuples(st.just("leave"), backs),
+    st.tuples(st.just("tick")),
+    st.tuples(st.just("ready"), slots, backs),
+    st.tuples(st.just("witness"), slots, backs, results),
+    st.tuples(st.just("verify"), slots, backs, st.integers(0, ALL), st.booleans()),
+    st.tuples(st.just("attest"), slots, backs, told),
+    st.tuples(st.just("health_check"), st.none() | st.integers(0, 2**ALL - 1)),
+    st.tuples(st.just("checkpoint"), st.booleans()),
+    st.tuples(st.just("show"), results),
+    st.tuples(st.just("show"), results),
+    st.tuples(st.just("accuse"), st.integers(0, ALL)),
+)
+Thought = tuple[int, int, tuple[Any, ...]]
+
+
+def thoughts(wallets: range) -> st.SearchStrategy[list[Thought]]:
+    """What some wallets do meanwhile: after how many acts of others, who, and what."""
+    return st.lists(st.tuples(st.integers(0, 20), st.sampled_from(wallets), moves), max_size=5)
+
+
+def move(arena: Arena, index: int, verb: str, *more: Any) -> None:
+    """Sends what one wallet thought of; refusals are fine, whatever they are."""
+    us = arena.oracle
+
+    def mine(slot: int | None) -> int:
+        own = us.find(index)
+        return slot if slot is not None else (own if own is not None else index)
+
+    def at(back: int) -> Place:
+        if len(us.laps) <= back:
+            return arena.place
+        lap = us.laps[-1 - back]
+        return Place(us.epoch, lap.height, lap.seed or 0)
+
+    match verb, *more:
+        case "join", tier, weight, stateless:
+            arena.join(index, tier, weight, stateless=stateless)
+        case "leave", back:
+            arena.leave(index, at(back))
+        case "tick", *_:
+            arena.tick(index)
+        case "ready", slot, back:
+            arena.ready(index, mine(slot), at(back))
+        case "witness", slot, back, held:
+            arena.witness(
+                index, mine(slot), at(back), {one: found for one, found in enumerate(held) if found is not None}
+            )
+        case "verify", slot, back, target, mismatch:
+            arena.verify(index, mine(slot), at(back), target, mismatch)
+        case "attest", slot, back, hashes:
+            said = {level: one for level, one in enumerate(hashes) if one is not None}
+            arena.attest(index, mine(slot), at(back), said)
+        case "accuse", target:  # all verifiers of the round before
+            lap = us.laps[-2] if len(us.laps) > 1 and us.state.active else None
+            for verifier in us.verifiers(lap) if lap else ():
+                arena.verify(us.members[verifier].wallet, verifier, at(1), target, True)
+        case "health_check", mask:
+            arena.health_check(index, unseen(arena) if mask is None else mask)
+        case "checkpoint", right:
+            arena.checkpoint(index, us.known.hashes if right else (FALSE,) * us.levels)
+
+
+def judged_and_judges(arena: Arena) -> tuple[Lap, Lap] | None:
+    """The last closed round, and the one whose results its witnesses attested."""
+    us = arena.oracle
+    judges = us.laps[-2] if us.state.training and len(us.laps) > 1 else None
+    judged = us.judged_by(judges) if judges else None
+    return (judged, judges) if judges and judged else None
+
+
+def convicted(arena: Arena) -> int:
+    """Those of the unseen that a quorum of the witnesses did without: whom members report."""
+    found = judged_and_judges(arena)
+    if not found:
+        return 0
+    healthy, needed = arena.oracle.healthy, quorum(found[1].elected)
+    votes = [vote for vote in found[1].votes if bitmap.contains(healthy, vote.slot)]
+    missing = bitmap.slots(unseen(arena))
+    return bitmap.from_slots(slot for slot in missing if sum(slot not in vote.held for vote in votes) >= needed)
+
+
+def unseen(arena: Arena) -> int:
+    """Healthy members whose result is missing from the last closed round."""
+    found = judged_and_judges(arena)
+    return found[0].roster & ~(found[1].attested or 0) & arena.oracle.healthy if found else 0
+
+
+class Members(RuleBasedStateMachine):
+    """A run whose members can be had do what is due, each as its own client would."""
+
+    honest = range(ALL)
+
+    def begin(self, gaps: int, **config: int) -> None:
+        self.arena = Arena(gaps, **{**CONFIG, "warmup_time": 10, **config})
+        self.tiers: Sequence[int] = TIERS
+        self.shown: dict[tuple[int, int, int], Sequence[int | None]] = {}
+        self.truths = {UNKNOWN, UNATTESTED}
+
+    def turn(self, serving: Sequence[int], thoughts: Iterable[Thought], seconds: int) -> None:
+        """Those who serve do all that is due, and others what they thought of in between; then time passes."""
+        waiting = sorted(thoughts, key=lambda thought: thought[0], reverse=True)
+        acts, again = 0, True
+        while again or waiting:  # whatever was thought of, what that makes due is done before time passes
+            if waiting and (waiting[-1][0] <= acts or not again):
+                self.think(*waiting.pop()[1:])
+            again = False
+            for index in serving:
+                if self.serve(index):
+                    acts, again = acts + 1, True
+                while waiting and waiting[-1][0] <= acts:
+                    self.think(*waiting.pop()[1:])
+                    again = True
+        self.arena.wait(seconds)
+        if serving:
+            self.arena.tick(serving[0])
+
+    def think(self, index: int, what: tuple[Any, ...]) -> None:
+        if what[0] != "show":
+            move(self.arena, index, *what)
+            return
+        us = self.arena.oracle
+        slot = us.find(index)
+        if us.state.training and slot is not None:
+            self.shown[us.epoch, us.lap.height, slot] = what[1]
+
+    def serve(self, index: int) -> bool:
+        """One thing that this member owes, if there is any."""
+        arena, us = self.arena, self.arena.oracle
+        slot = us.find(index)
+        if us.state is RunState.WAITING_FOR_MEMBERS:
+            waits = slot is not None and us.members[slot].wish == WAITS
+            return not waits and arena.join(index, self.tiers[index])
+        if slot is None or us.halted:
+            return False
+        match us.state:
+            case RunState.WARMUP if not bitmap.contains(us.lap.ready, slot):
+                return arena.ready(index, slot, arena.place)
+            case RunState.ROUND_TRAIN | RunState.ROUND_WITNESS if missing := convicted(arena) & ~(1 << slot):
+                return arena.health_check(index, missing)
+            case RunState.ROUND_TRAIN | RunState.ROUND_WITNESS if not bitmap.contains(us.lap.voters, slot):
+                return arena.witness(index, slot, arena.place, self.seen(index))
+            case RunState.COOLDOWN if (said := self.truth(slot)) and slot not in dict(us.statements):
+                return arena.attest(index, slot, arena.place, said)
+            case RunState.COOLDOWN if us.known.attested == us.every and us.durable.step < us.known.step:
+                return self.tiers[index] == 0 and arena.checkpoint(index, us.known.hashes)
+        return False
+
+    def seen(self, index: int) -> dict[int, int]:
+        """What a member holds: what others made of their share, or what they showed it."""
+        us = self.arena.oracle
+        judged, seen = us.judged_by(us.lap), {}
+        for slot in judged.members if judged else ():
+            shown = self.shown.get((us.epoch, judged.height, slot)) if judged else None
+            result = 1 if shown is None or us.members[slot].wallet in self.honest else shown[index]
+            if result is not None:
+                seen[slot] = result
+        return seen
+
+    def truth(self, slot: int) -> dict[int, bytes]:
+        """The hashes of the levels for which this member is elected, on which all members agree."""
+        us = self.arena.oracle
+        said = {
+            level: f"epoch {us.epoch} step {us.step} level {level}".encode().ljust(32, b".")
+            for level in range(us.levels)
+            if slot in us.electees(level)
+        }
+        self.truths |= set(said.values())
+        return said
+
+
+class AnyWallets(Members):
+    """Whoever does what is due, and whoever does anything at all; and the owner is whimsical."""
+
+    @initialize(
+        overlap=st.integers(0, 1), witnesses=st.sampled_from([0, 0, 2]), percent=st.sampled_from([0, 0, 40]),
+        ends=st.sampled_from([(3, 0, 1000), (5, 0, 7), (0, 90, 1000)]), batch=st.sampled_from([7, 48]),
+        tiers=st.lists(st.integers(0, 2), min_size=ALL, max_size=ALL), gaps=GAPS,
+    )  # fmt: skip
+    def open(
+        self, overlap: int, witnesses: int, percent: int, ends: tuple[int, int, int], batch: int, tiers: list[int],
+        gaps: int,
+    ) -> None:  # fmt: skip
+        rounds, seconds, steps = ends
+        self.begin(
+            gaps, overlap=overlap, witness_nodes=witnesses, verification_percent=percent, rounds_per_epoch=rounds,
+            epoch_time=seconds, total_steps=steps, global_batch_size_start=batch, global_batch_size_end=batch,
+        )  # fmt: skip
+        self.honest, self.tiers = range(0), tiers
+
+    @rule(
+        serving=st.sets(st.integers(0, ALL - 1), max_size=ALL), all_but=st.booleans(), seconds=SECONDS,
+        thoughts=thoughts(range(ALL)),
+    )  # fmt: skip
+    def go_on(self, serving: set[int], all_but: bool, seconds: int, thoughts: list[Thought]) -> None:
+        self.turn([index for index in range(ALL) if (index in serving) != all_but], thoughts, seconds)
+
+    @rule(what=st.sampled_from(["pause", "bar", "remove", "nothing"]), index=st.integers(0, ALL - 1))
+    def the_owner_acts(self, what: str, index: int) -> None:
+        """And takes it back when the members have had a turn, or leaves it."""
+        if what == "pause":
+            self.arena.set_paused(True)
+        elif what != "nothing":
+            self.arena.kick(index, what == "bar")
+        self.turn(range(ALL), [], 6)
+        if self.arena.oracle.halted or what == "pause":
+            self.arena.set_paused(False)
+
+
+class Coalition(Members):
+    """Seven of nine do what is due before time passes; the others do anything at any moment."""
+
+    honest = range(7)
+
+    @initialize(
+        overlap=st.integers(0, 1), rounds=st.integers(2, 5), steps=st.sampled_from([9, 1000, 1000]),
+        least=st.sampled_from([(3, 2), (7, 7)]), batch=st.sampled_from([7, 48]), gaps=GAPS,
+    )  # fmt: skip
+    def open(self, overlap: int, rounds: int, steps: int, least: tuple[int, int], batch: int, gaps: int) -> None:
+        self.begin(
+            gaps, overlap=overlap, rounds_per_epoch=rounds, total_steps=steps, init_min_clients=least[0],
+            min_clients=least[1], global_batch_size_start=batch, global_batch_size_end=batch,
+        )  # fmt: skip
+
+    @rule(
+        first=st.integers(0, ALL - 1), away=st.sets(st.integers(0, ALL - 1)), thoughts=thoughts(range(ALL)),
+        seconds=SECONDS,
+    )  # fmt: skip
+    def go_on(self, first: int, away: set[int], thoughts: list[Thought], seconds: int) -> None:
+        """The coalition does whatever it thinks of, and of what is due what it likes."""
+        order = [*range(first, ALL), *range(first)]
+        serving = [index for index in order if index in self.honest or index not in away]
+        liars = range(self.honest.stop, ALL)
+        self.turn(serving, [(when, liars[who % len(liars)], what) for when, who, what in thoughts], seconds)
+
+    def serve(self, index: int) -> bool:
+        acted = super().serve(index)
+        self.look()
+        return acted
+
+    # --- what must hold
+
+    @invariant()
+    def look(self) -> None:
+        us = self.arena.oracle
+        honest = bitmap.from_slots(slot for slot, seat in enumerate(us.members) if seat.wallet in self.honest)
+        for slot in bitmap.slots(honest):
+            state = us.members[slot].state
+            assert state in (MemberState.IDLE, MemberState.HEALTHY), f"an honest member is {state.name}"
+        assert set(us.known.hashes) <= self.truths, "something else than the truth is attested"
+        assert set(us.durable.hashes) <= self.truths, "the checkpoint has other hashes than the truth"
+        assert us.state is not RunState.PAUSED
+        assert us.state is not RunState.FINISHED or us.step > us.config.total_steps, "the run ended"
+        assert us.reason in (ExitReason.NONE, ExitReason.TOTAL_STEPS, ExitReason.ROUNDS_PER_EPOCH), us.reason
+        assert us.known.lost == 0, "a level is lost"
+        if us.epoch and not us.state.active and us.state is not RunState.WARMUP:
+            assert not honest & ~us.finishers, "an honest member is no source of the model"
+            assert us.known.source is ModelSource.PEERS
+            assert us.known.attested == us.every
+        for lap in us.laps:
+            judged = us.judged_by(lap)
+            if lap.attested is not None and judged is not None:
+                assert not judged.roster & honest & ~lap.attested, "an honest member's work is void"
+        done, waits = us.trained, us.backlog
+        flying = sum(lap.size for lap in self.open_laps())
+        assert len(done) + len(waits) + flying == us.data_index, "a sequence is lost"
+
+    def open_laps(self) -> Iterator[Lap]:
+        """Rounds that are under way: neither settled, nor given back because nobody judges them any more."""
+        us = self.arena.oracle
+        if us.state.training:
+            settled = {id(us.judged_by(lap)) for lap in us.laps if lap.attested is not None}
+            yield from (lap for lap in us.laps if id(lap) not in settled)
+
+
+class TooMany(Coalition):
+    """Four of nine: more than a third."""
+
+    honest = range(5)
+
+
+MACHINES = pytest.mark.parametrize("machine", [AnyWallets, Coalition])
+STEPS = 30
+
+
+def run(machine: type[RuleBasedStateMachine], examples: int, *, shrink: bool = True) -> None:
+    wanted = settings(
+        max_examples=examples, stateful_step_count=STEPS, deadline=None, database=None, print_blob=True,
+        suppress_health_check=list(HealthCheck), phases=[Phase.generate, *([Phase.shrink] if shrink else [])],
+    )  # fmt: skip
+    run_state_machine_as_test(machine, settings=wanted)  # type: ignore[no-untyped-call]
+
+
+@MACHINES
+@pytest.mark.timeout(900)  # a failure is made small first, for up to five minutes
+def test_no_transaction_does_what_the_rules_do_not_say(machine: type[RuleBasedStateMachine]) -> None:
+    run(machine, 25)
+
+
+def test_what_must_hold_does_not_with_more_than_a_third() -> None:
+    with pytest.raises(AssertionError):
+        run(TooMany, 100, shrink=False)
+
+
+@MACHINES
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_hundreds_of_thousands_of_transactions_do_not_either(machine: type[RuleBasedStateMachine]) -> None:
+    wanted = int(os.environ.get("FUZZ_TRANSACTIONS", "250000")) // 2
+    before, began = Arena.sent, time.process_time()
+    while Arena.sent - before < wanted:
+        run(machine, 100)
+    seconds = time.process_time() - began
+    sent = Arena.sent - before
+    print(f"\n{machine.__name__}: {sent:,} transactions in {seconds:.0f} s, {sent / seconds:,.0f} a second")

@@ -1,0 +1,480 @@
+"""The coordinator's state machine, written a second time: what a run is, and how it goes on (`oracle.py` has the rest).
+
+Decided: it says the same as the program in other words (sequences are sets of numbers, votes are dicts, time is an int)
+and shares no code with it; only the shuffle, the cut into shares and the quorum are those of the client, which
+test_vectors.py compares with the program by themselves. Seeds are the one thing that it is told. It knows as many
+members as never fill the slots, and none of the owner's changes of a run's config.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from aftermath.rules import assignment, bitmap, committee
+from aftermath.rules.accounts import BACKLOG, MAX_WITNESSES, REDO, STORED_ROUNDS, Config, Interval, Place
+from aftermath.rules.committee import quorum
+from aftermath.rules.state import ExitReason, MemberState, ModelSource, RunState
+from programs.laps import (
+    REMOVED,
+    ROOM,
+    UNATTESTED,
+    UNKNOWN,
+    WAITS,
+    Knowledge,
+    Lap,
+    Named,
+    Seat,
+    behind,
+    need,
+    numbers,
+    runs_of,
+)
+
+
+class Transitions:
+    """A run that has been opened, with `levels` levels, and a first checkpoint of which no hash is known."""
+
+    def __init__(self, config: Config, levels: int, now: int, rates: tuple[int, int] = (0, 0)) -> None:
+        self.config, self.levels, self.now, self.rates = config, levels, now, rates
+        self.every = (1 << levels) - 1
+        self.state, self.since = RunState.WAITING_FOR_MEMBERS, now
+        self.epoch, self.step, self.start_step, self.epoch_since = 0, 1, 0, 0
+        self.data_index = 0
+        self.backlog: set[int] = set()
+        self.trained: set[int] = set()
+        self.members: list[Seat] = []
+        self.laps: list[Lap] = []
+        self.judged = 0
+        self.pausing = self.draining = False
+        self.cold = True
+        self.reason = ExitReason.NONE
+        self.finishers = 0
+        self.known = Knowledge((UNKNOWN,) * levels, 0, 0, 0, ModelSource.CHECKPOINT, 0)
+        self.durable = Named((UNKNOWN,) * levels, 0, 0)
+        self.kept: tuple[Knowledge, int] | None = None
+        self.statements: list[tuple[int, dict[int, bytes]]] = []
+
+    # --- questions
+
+    @property
+    def lap(self) -> Lap:
+        return self.laps[-1]
+
+    @property
+    def halted(self) -> bool:
+        return self.state in (RunState.FINISHED, RunState.PAUSED)
+
+    @property
+    def healthy(self) -> int:
+        return self._slots(MemberState.HEALTHY)
+
+    @property
+    def waiting(self) -> int:
+        return sum(1 << slot for slot, seat in enumerate(self.members) if seat.wish == WAITS)
+
+    def _slots(self, state: MemberState) -> int:
+        return sum(1 << slot for slot, seat in enumerate(self.members) if seat.state is state)
+
+    def find(self, wallet: int) -> int | None:
+        return next((slot for slot, seat in enumerate(self.members) if seat.wallet == wallet), None)
+
+    def intervals(self) -> list[Interval]:
+        """What waits, as intervals that do not touch."""
+        return runs_of(self.backlog)
+
+    def judged_by(self, lap: Lap) -> Lap | None:
+        """The round whose results that round's witnesses attest."""
+        height = lap.height - self.config.overlap
+        return next((one for one in self.laps if one.height == height), None)
+
+    def _past(self, back: int) -> Lap | None:
+        """The round so many before this one, as long as it is stored."""
+        return self.laps[-1 - back] if back < min(len(self.laps), STORED_ROUNDS) else None
+
+    def named(self, at: Place, back: int) -> bool:
+        found = self._past(back)
+        if found is None:  # an empty place
+            return at == Place(self.epoch, 0, 0)
+        return at == Place(self.epoch, found.height, found.seed or 0)
+
+    def _passed(self, since: int, seconds: int) -> bool:
+        return self.now > since and self.now >= since + seconds
+
+    def _own(self, slot: int, wallet: int) -> None:
+        own = slot < len(self.members) and self.members[slot].wallet == wallet
+        need(own and self.members[slot].state is MemberState.HEALTHY, "SlotMismatch")
+
+    def _held(self, slots: int) -> int:
+        """The levels that any of these members holds."""
+        tiers = [self.members[slot].tier for slot in bitmap.slots(slots)]
+        return self.every & ~((1 << min(tiers)) - 1) if tiers else 0
+
+    def _unsaved(self) -> int:
+        pairs = enumerate(zip(self.known.hashes, self.durable.hashes, strict=True))
+        return sum(1 << level for level, (newest, durable) in pairs if newest != durable)
+
+    @property
+    def first_untrained(self) -> int:
+        return min([*self.backlog, self.data_index])
+
+    def witnesses(self) -> set[int]:
+        """Who may witness the running round: the first in the order who have, or still can."""
+        lap, seated = self.lap, self.lap.voters | self.healthy
+        if lap.elected >= len(lap.members):
+            return set(lap.members)
+        ordered = lap.ordered(committee.WITNESS)
+        return {slot for slot in ordered if bitmap.contains(seated, slot)} & set(
+            [slot for slot in ordered if bitmap.contains(seated, slot)][: lap.elected]
+        )
+
+    def verifiers(self, lap: Lap) -> list[int]:
+        count = committee.verifier_count(len(lap.members), self.config.verification_percent)
+        return lap.ordered(committee.COMMITTEE)[:count]
+
+    def shares(self, lap: Lap) -> dict[int, range]:
+        """The positions of the batch that each member trains."""
+        idle, ordered = set(self.verifiers(lap)), lap.ordered(committee.DATA)
+        weights = [0 if slot in idle else self.members[slot].weight for slot in ordered]
+        cut = assignment.cut(lap.size, weights)
+        return {slot: range(share.start, share.stop) for slot, share in zip(ordered, cut, strict=True)}
+
+    def electees(self, level: int) -> list[int]:
+        """Who is asked for the hash of a level: holders that were healthy when cooldown began."""
+
+        def held(seat: Seat) -> bool:
+            stood = seat.state is MemberState.HEALTHY or seat.exited > self.lap.height
+            return stood and seat.tier <= level
+
+        ordered = self.lap.ordered(committee.COOLDOWN)
+        return [slot for slot in ordered if held(self.members[slot])][: max(1, MAX_WITNESSES // self.levels)]
+
+    # --- members
+
+    def _claim(self, wallet: int) -> int:
+        slot = self.find(wallet)
+        if slot is None:
+            slot = len(self.members)
+            self.members.append(Seat(wallet))
+        return slot
+
+    def _withdraw(self, seat: Seat) -> None:
+        if seat.state is MemberState.HEALTHY:
+            self._exit(seat, MemberState.WITHDRAWN)
+
+    def _exit(self, seat: Seat, state: MemberState) -> None:
+        seat.state = state
+        seat.exited = (self.lap.height if self.laps else 0) + (self.state is RunState.COOLDOWN)
+
+    def _eject(self, seat: Seat) -> None:
+        if seat.state in (MemberState.IDLE, MemberState.EJECTED):
+            return
+        exited = seat.exited
+        was_healthy = seat.state is MemberState.HEALTHY
+        self._exit(seat, MemberState.EJECTED)
+        if not was_healthy:
+            seat.exited = exited
+        self._reelect()
+
+    def _reelect(self) -> None:
+        if self.state in (RunState.WARMUP, RunState.ROUND_TRAIN, RunState.ROUND_WITNESS):
+            seated = self.lap.roster & (self.lap.voters | self.healthy)
+            self.lap.elected = min(self.lap.elected, seated.bit_count())
+
+    # --- transitions
+
+    def _enter(self, state: RunState) -> None:
+        self.state, self.since = state, self.now
+
+    def _follow(self) -> None:
+        if self.state is not RunState.COOLDOWN:
+            self._tick()
+        elif self._safe():
+            self._end_epoch()
+
+    def _tick(self) -> bool:
+        match self.state:
+            case RunState.WAITING_FOR_MEMBERS:
+                return self._tick_waiting()
+            case RunState.WARMUP:
+                return self._tick_warmup()
+            case RunState.ROUND_TRAIN | RunState.ROUND_WITNESS:
+                return self._tick_round()
+            case RunState.COOLDOWN:
+                return self._tick_cooldown()
+        return False
+
+    def _tick_waiting(self) -> bool:
+        extra, waiting = self.config.waiting_for_members_extra_time, self.waiting
+        if self.known.source is ModelSource.PEERS:
+            away = self._held(self.finishers) & ~self._held(self.finishers & waiting)
+            extra += self.config.warmup_time if away & self._unsaved() else 0
+        if not self._passed(self.since, extra) or waiting.bit_count() < self.config.init_min_clients:
+            return False
+        self._begin(waiting)
+        return True
+
+    def _begin(self, waiting: int) -> None:
+        for slot, seat in enumerate(self.members):
+            seat.state, seat.delivered = MemberState.IDLE, 0
+            if bitmap.contains(waiting, slot):
+                seat.state, seat.wish, seat.exited, seat.last_epoch = MemberState.HEALTHY, 0, 0, self.epoch
+        self.judged = 0
+        self._weigh([self.members[slot] for slot in bitmap.slots(waiting)])
+        if self.known.source is ModelSource.PEERS:
+            held = self._held(self.finishers & waiting)
+            lost = self._unsaved() & ~held
+            if lost or not held:
+                self.kept = self.known, self.first_untrained
+            self._go_back(lost, whole=not held)
+        self.epoch_since, self.start_step, self.reason, self.draining = self.now, self.step, ExitReason.NONE, False
+        self.laps = [Lap(0, self.step, waiting, self._elected(waiting))]
+        self._enter(RunState.WARMUP)
+
+    def _elected(self, roster: int) -> int:
+        clients = roster.bit_count()
+        return min(self.config.witness_nodes or clients, clients, MAX_WITNESSES)
+
+    def _weigh(self, seats: list[Seat]) -> None:
+        known = sorted(min(seat.declared, seat.weight) for seat in seats if seat.weight)
+        known = known or sorted(seat.declared for seat in seats)
+        median = known[(len(known) - 1) // 2]
+        for seat in seats:
+            seat.weight = max(1, min(seat.declared, seat.weight or median))
+
+    def _go_back(self, lost: int, whole: bool) -> None:
+        """To the durable checkpoint, with the levels that nobody has, or with all."""
+        durable = self.durable
+        if whole:
+            self._use_durable()
+        hashes, attested = list(self.known.hashes), self.known.attested
+        for level in bitmap.slots(0 if whole else lost):
+            hashes[level] = durable.hashes[level]
+            attested = attested & ~(1 << level) | (durable.hashes[level] != UNKNOWN) << level
+        known = self.known
+        self.known = Knowledge(tuple(hashes), attested, known.step, known.data_index, known.source, lost)
+
+    def _use_durable(self) -> None:
+        durable = self.durable
+        attested = sum(1 << level for level, one in enumerate(durable.hashes) if one != UNKNOWN)
+        source = ModelSource.CHECKPOINT
+        self.known = Knowledge(durable.hashes, attested, durable.step, durable.data_index, source, 0)
+
+    def _tick_warmup(self) -> bool:
+        if self.healthy.bit_count() < self.config.min_clients:
+            for seat in self.members:
+                seat.state = MemberState.IDLE
+            self._restore()
+            self._enter(RunState.WAITING_FOR_MEMBERS)
+            return True
+        ready = self.lap.ready.bit_count() >= quorum(self.lap.elected)
+        if not ready and not self._passed(self.since, self.config.warmup_time):
+            return False
+        self.laps = []
+        self._start_round(0, self.healthy, 0)
+        return True
+
+    def _start_round(self, height: int, roster: int, unsettled: int) -> None:
+        wanted = 0 if self.draining else assignment.batch_size(self.config, self.data_index)
+        batch: list[Interval] = []
+        for waits in self.intervals()[:REDO]:
+            taken = min(waits.len, wanted - sum(piece.len for piece in batch))
+            batch += [Interval(waits.start, taken)] if taken else []
+            self.backlog -= set(range(waits.start, waits.start + taken))
+        fresh = wanted - sum(piece.len for piece in batch)
+        if fresh and self._has_room(0):
+            batch.append(Interval(self.data_index, fresh))
+            self.data_index += fresh
+            data_index = self.data_index - fresh
+        else:
+            data_index = self.data_index
+        lap = Lap(height, self.step + unsettled, roster, self._elected(roster), batch=tuple(batch))
+        lap.data_index = data_index
+        self.laps.append(lap)
+        self._enter(RunState.ROUND_TRAIN)
+
+    def _has_room(self, more: int) -> bool:
+        return len(self.intervals()) + more + ROOM <= BACKLOG
+
+    def _tick_round(self) -> bool:
+        lap, config = self.lap, self.config
+        if self.state is RunState.ROUND_TRAIN:
+            if not self._passed(self.since, config.min_round_time):
+                return False
+            if len(lap.votes) < lap.elected:
+                enough = len(lap.votes) >= quorum(lap.elected)
+                if not enough and not self._passed(self.since, config.max_round_train_time):
+                    return False
+                self._enter(RunState.ROUND_WITNESS)
+                return True
+        elif len(lap.votes) < lap.elected and not self._passed(self.since, config.round_witness_time):
+            return False
+        self._close(lap)
+        return True
+
+    def _close(self, lap: Lap) -> None:
+        judged, lap.attested = self.judged_by(lap), 0
+        if judged is not None:
+            lap.attested, worked = self._settle(lap, judged)
+            if worked:
+                self.step += 1
+                self.judged += 1
+                for slot in bitmap.slots(lap.attested):
+                    self.members[slot].delivered += 1
+                if self.kept and lap.attested.bit_count() >= quorum(len(lap.members)):
+                    self.kept = None
+        if self.draining:
+            self._cool_down()
+            return
+        unsettled = int(bool(self.config.overlap and lap.size))
+        self.reason = self._exit_reason(lap, unsettled)
+        if self.reason is ExitReason.NO_ATTESTATION and self.config.overlap:
+            self._put_back(lap.batch)
+        over = self.reason is not ExitReason.NONE
+        if self.reason is ExitReason.NO_ATTESTATION or (over and not self.config.overlap):
+            self._cool_down()
+            return
+        self.draining = over
+        self._start_round(lap.height + 1, self.healthy, unsettled)
+
+    def _exit_reason(self, lap: Lap, unsettled: int) -> ExitReason:
+        config, votes = self.config, len(lap.votes)
+        reasons = [
+            (ExitReason.NO_ATTESTATION, votes == 0),
+            (ExitReason.QUORUM_MISSING, votes < quorum(lap.elected)),
+            (ExitReason.TOO_FEW_CLIENTS, self.healthy.bit_count() < config.min_clients),
+            (ExitReason.TOTAL_STEPS, self.step + unsettled > config.total_steps),
+            (ExitReason.ROUNDS_PER_EPOCH, 0 < config.rounds_per_epoch <= lap.height + 1),
+            (ExitReason.EPOCH_TIME, config.epoch_time > 0 and self._passed(self.epoch_since, config.epoch_time)),
+            (ExitReason.PAUSE, self.pausing),
+        ]
+        return next((reason for reason, holds in reasons if holds), ExitReason.NONE)
+
+    def _settle(self, lap: Lap, judged: Lap) -> tuple[int, bool]:
+        """Who delivered, and whether that is a step. What is missing waits."""
+        found = Counter((slot, result) for vote in lap.votes for slot, result in vote.held.items())
+        needed = quorum(lap.elected)
+        agreed = bitmap.from_slots({slot for (slot, _), votes in found.items() if votes >= needed}) & judged.roster
+        shares = self.shares(judged)
+        idle = bitmap.from_slots(slot for slot, share in shares.items() if not share)
+        missing = {place for slot, share in shares.items() if not bitmap.contains(agreed, slot) for place in share}
+        gaps = behind(judged.batch, missing)
+        if gaps and not self._has_room(len(gaps)):
+            agreed, gaps = 0, list(judged.batch)
+        self._put_back(gaps)
+        again = numbers(gaps)
+        done = numbers(judged.batch) - again
+        assert not done & self.trained, "a sequence is trained twice"
+        self.trained |= done
+        return agreed | idle, bool(agreed & ~idle)
+
+    def _put_back(self, intervals: Iterable[Interval]) -> None:
+        more = numbers(intervals)
+        assert not more & (self.backlog | self.trained), "a sequence waits twice"
+        self.backlog |= more
+
+    # --- the end of an epoch
+
+    def _cool_down(self) -> None:
+        known = self.known
+        if self.step != self.start_step:
+            applied = 1 + self.config.overlap
+            trained = self._held(
+                bitmap.from_slots(
+                    slot
+                    for slot, seat in enumerate(self.members)
+                    if seat.state is MemberState.HEALTHY
+                    or (seat.state is not MemberState.IDLE and seat.exited >= applied)
+                )
+            )
+            hashes = [UNATTESTED if trained >> level & 1 else one for level, one in enumerate(known.hashes)]
+            self.known = Knowledge(
+                tuple(hashes), known.attested & ~trained, known.step, known.data_index, known.source, known.lost
+            )
+        self.statements = []
+        self._enter(RunState.COOLDOWN)
+
+    def _record(self, level: int, found: bytes) -> None:
+        known = self.known
+        hashes = [found if one == level else old for one, old in enumerate(known.hashes)]
+        attested = known.attested | 1 << level
+        self.known = Knowledge(tuple(hashes), attested, self.step, self.first_untrained, known.source, known.lost)
+
+    def _safe(self) -> bool:
+        held = self._held(self.healthy & self.lap.roster)
+        saved = self.known.step == self.step == self.durable.step
+        return bool(held) and not held & ~self.known.attested and saved
+
+    def _tick_cooldown(self) -> bool:
+        if not self._safe():
+            if not self._passed(self.since, self.config.cooldown_time):
+                return False
+            for level in range(self.levels):
+                told = [said[level] for _, said in self.statements if level in said]
+                undisputed = told and len(set(told)) == 1 and 2 * len(told) >= len(self.electees(level))
+                if undisputed and not self.known.attested >> level & 1:
+                    self._record(level, told[0])
+        self._end_epoch()
+        return True
+
+    def _end_epoch(self) -> None:
+        healthy, worked = self.healthy & self.lap.roster, self.step > self.start_step
+        earned = self.rates[0] // healthy.bit_count() if healthy else 0
+        for seat in self.members:
+            if seat.state is MemberState.HEALTHY and worked:
+                seat.points += earned
+            elif seat.state is MemberState.EJECTED:
+                taken = min(seat.points, self.rates[1])
+                seat.points, seat.slashed = seat.points - taken, seat.slashed + taken
+            if self.judged:
+                seat.weight = self._shown(seat)
+            seat.state = MemberState.IDLE
+        if not self._restore():
+            self._take_over(healthy)
+        self.epoch += 1
+        if self.pausing:
+            self._pause()
+            return
+        self.cold = False
+        over = self.step > self.config.total_steps
+        self._enter(RunState.FINISHED if over else RunState.WAITING_FOR_MEMBERS)
+
+    def _shown(self, seat: Seat) -> int:
+        """The most that it may count for in the next epoch."""
+        if seat.state is MemberState.IDLE or (seat.state is MemberState.WITHDRAWN and seat.exited == 0):
+            return seat.weight
+        if seat.state is MemberState.EJECTED:
+            return 1
+        return min(max(2 * seat.weight * (8 * seat.delivered // self.judged) // 8, 1), 0xFFFF)
+
+    def _take_over(self, healthy: int) -> None:
+        unwanted = bitmap.from_slots(slot for slot, seat in enumerate(self.members) if seat.wish >= REMOVED)
+        self.finishers = healthy & ~unwanted
+        known = self.known
+        source = known.source
+        if known.attested and known.step == self.step:
+            source = ModelSource.PEERS
+        elif source is ModelSource.CHECKPOINT:
+            self._use_durable()
+            return
+        self.known = Knowledge(known.hashes, known.attested, known.step, known.data_index, source, 0)
+
+    def _restore(self) -> bool:
+        """What an epoch from an older model changed is undone, unless it stands."""
+        if self.kept is None:
+            return False
+        (self.known, data_index), self.kept = self.kept, None
+        if self.step != self.start_step:
+            self.step, self.data_index = self.start_step, data_index
+            self.backlog = set()
+            self.trained = {one for one in self.trained if one < data_index}
+        return True
+
+    def _pause(self) -> None:
+        if self.state is RunState.WARMUP:
+            self._restore()
+        for seat in self.members:
+            seat.wish = 0 if seat.wish == WAITS else seat.wish
+            seat.state = MemberState.IDLE
+        self.pausing, self.cold = False, True
+        self._enter(RunState.PAUSED)
