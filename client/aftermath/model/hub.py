@@ -1,42 +1,22 @@
 """The Hugging Face Hub: take exactly the files a tier needs, and push a checkpoint.
 
 Decided
-- The listing (names and sizes) is read first; what is fetched, and how much it may be, is decided from it and from the
-  model's config before the first weight is asked for. One commit is used throughout, also if the branch moves.
+- What is fetched, and how much it may be, is decided from the repository's listing and the model's config before the
+  first weight is asked for.
 - A tier's own files are taken by the manifest when it can serve the tier; under `auto` an unusable one means the full
   checkpoint. Their digests are verified.
-- What the listing says is hostile too: strange names are not there, sizes are compared again after the download.
-- A request ends after 10 s without a byte and a download when it is slower than any member could use; every failure
-  is a sentence that says what to do.
 """
 
 from __future__ import annotations
 
-import errno
-import glob
 import logging
 import math
-import re
-import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
-from huggingface_hub import HfApi, snapshot_download
-from huggingface_hub.constants import HF_HUB_CACHE
-from huggingface_hub.errors import (
-    GatedRepoError,
-    HfHubHTTPError,
-    HFValidationError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
+from huggingface_hub import HfApi
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
-from aftermath.base.errors import AftermathError
-from aftermath.base.threads import within
 from aftermath.model.architectures import config_of
 from aftermath.model.config import ModelConfig, stored_tier
 from aftermath.model.documents import (
@@ -59,71 +39,12 @@ from aftermath.model.manifest import (
     parse_manifest,
     verify,
 )
+from aftermath.model.repository import Repository, asking, opened
 from aftermath.model.weights import spared
 
-TIMEOUT_SECONDS = 10.0
-PATIENCE_SECONDS, SLOWEST = 60.0, 100_000  # a download may take so long, and longer by so many bytes per second
 MAX_SMALL_BYTES = 64 << 20  # a tokenizer or an index
-_OFFLINE = "check this machine's internet connection, or use a Local checkpoint"
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class _Repository:
-    """One commit of a repository: its files and their sizes, negative where the listing gives none."""
-
-    name: str
-    commit: str
-    sizes: Mapping[str, int]
-    token: str | None
-    endpoint: str | None
-    cache: Path
-
-    def fetch(self, path: str, limit: int) -> Path:
-        """One small file."""
-        return self.fetch_all([path], limit) / path
-
-    def fetch_all(self, paths: Sequence[str], limit: int) -> Path:
-        """These files and no others; returns the snapshot's root. Finished files are not fetched again."""
-        need = self._limited(paths, limit)
-        self.cache.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(self.cache).free
-        if need > free:
-            raise CheckpointError(
-                f"{self.name} takes {need:,} bytes and the disk of {self.cache} has {free:,} free",
-                "free some space, or set HF_HOME to another disk",
-            )
-        call = partial(
-            snapshot_download,
-            self.name,
-            revision=self.commit,
-            allow_patterns=[glob.escape(path) for path in paths],
-            cache_dir=self.cache,
-            etag_timeout=TIMEOUT_SECONDS,
-            token=self.token,
-            endpoint=self.endpoint,
-            max_workers=4,
-        )
-        with asking(self.name):
-            root = Path(within(PATIENCE_SECONDS + need / SLOWEST, call, _too_slow(self.name)))
-            found = {path: (root / path).stat().st_size for path in paths}
-        for path, size in found.items():
-            if size != self.sizes[path]:
-                raise CheckpointError(f"{self.name}/{path} has {size:,} bytes, its listing said {self.sizes[path]:,}")
-        return root
-
-    def _limited(self, paths: Sequence[str], limit: int) -> int:
-        absent = [path for path in paths if path not in self.sizes]
-        if absent:
-            raise CheckpointError(f"{self.name} has no file {absent[0]}", "name a repository with a Llama checkpoint")
-        unknown = [path for path in paths if self.sizes[path] < 0]
-        if unknown:
-            raise CheckpointError(f"{self.name} does not say how large {unknown[0]} is")
-        need = sum(self.sizes[path] for path in paths)
-        if need > limit:
-            raise CheckpointError(f"{self.name} lists {need:,} bytes for {paths[0]}, at most {limit:,} are expected")
-        return need
 
 
 def download(
@@ -140,7 +61,7 @@ def download(
 
     Raises CheckpointError or ModelConfigError.
     """
-    source = _open(repo, revision, cache_dir, token, endpoint)
+    source = opened(repo, revision, cache_dir, token, endpoint)
     manifests = [path for path in source.sizes if PurePosixPath(path).name == MANIFEST_FILE]
     if tier > 0 and strategy != "universal":
         try:
@@ -161,7 +82,7 @@ def download_config(
     endpoint: str | None = None,
 ) -> Path:
     """Fetch a checkpoint's config.json only."""
-    source = _open(repo, revision, cache_dir, token, endpoint)
+    source = opened(repo, revision, cache_dir, token, endpoint)
     return source.fetch(str(_base(source) / "config.json"), MAX_CONFIG_BYTES)
 
 
@@ -174,7 +95,7 @@ def download_outline(
     endpoint: str | None = None,
 ) -> Path:
     """Fetch a checkpoint's config.json and tokenizer, and return their directory. Raises CheckpointError."""
-    source = _open(repo, revision, cache_dir, token, endpoint)
+    source = opened(repo, revision, cache_dir, token, endpoint)
     base = _base(source)
     config = source.fetch(str(base / "config.json"), MAX_CONFIG_BYTES)
     if there := [path for path in (str(base / name) for name in COMPANIONS) if path in source.sizes]:
@@ -182,7 +103,7 @@ def download_outline(
     return config.parent
 
 
-def _base(source: _Repository) -> PurePosixPath:
+def _base(source: Repository) -> PurePosixPath:
     """The folder of the full model: the manifest's, if there is one."""
     manifests = [path for path in source.sizes if PurePosixPath(path).name == MANIFEST_FILE]
     return PurePosixPath(manifests[0]).parent if len(manifests) == 1 else PurePosixPath()
@@ -212,36 +133,7 @@ def upload(
         return str(api.upload_folder(repo_id=repo, folder_path=directory, commit_message=message).oid)
 
 
-def _open(
-    repo: str, revision: str | None, cache_dir: Path | None, token: str | None, endpoint: str | None
-) -> _Repository:
-    disable_progress_bars()
-    api = HfApi(endpoint=endpoint, token=token)
-    call = partial(api.model_info, repo, revision=revision or None, files_metadata=True, timeout=TIMEOUT_SECONDS)
-    with asking(repo, revision):
-        info = within(PATIENCE_SECONDS, call, _too_slow(repo))
-    if not re.fullmatch("[0-9a-f]{40}", str(info.sha)):
-        raise CheckpointError(f"the Hub named no commit of {repo}", "try again later")
-    sizes = {
-        file.rfilename: file.size if isinstance(file.size, int) else -1
-        for file in info.siblings or []
-        if _is_plain(file.rfilename)
-    }
-    return _Repository(repo, str(info.sha), sizes, token, endpoint, Path(cache_dir or HF_HUB_CACHE))
-
-
-def _is_plain(path: object) -> bool:
-    """Whether a listed path is one that stays below the repository's root on every system."""
-    if not isinstance(path, str) or not path or "\\" in path or "\0" in path or ":" in path:
-        return False
-    return all(part not in ("", ".", "..") for part in path.split("/"))
-
-
-def _too_slow(repo: str) -> CheckpointError:
-    return CheckpointError(f"the Hub is too slow with {repo}", "try again later, or use a Local checkpoint")
-
-
-def _download_tier(source: _Repository, manifests: Sequence[str], tier: int) -> Path:
+def _download_tier(source: Repository, manifests: Sequence[str], tier: int) -> Path:
     """The tier's own files by the manifest. Raises ManifestUnusable when the repository does not have them."""
     if len(manifests) != 1:
         raise ManifestUnusable(f"{source.name} has {len(manifests)} files named {MANIFEST_FILE}, one is needed")
@@ -257,7 +149,7 @@ def _download_tier(source: _Repository, manifests: Sequence[str], tier: int) -> 
 
 
 def _fetch_tier(
-    source: _Repository, manifest: Manifest, entry: TierFiles, listed: Mapping[str, str], manifest_path: str
+    source: Repository, manifest: Manifest, entry: TierFiles, listed: Mapping[str, str], manifest_path: str
 ) -> Path:
     config_path = next(path for path in listed.values() if path.endswith("config.json"))
     config, stored = _config(source, config_path)
@@ -271,7 +163,7 @@ def _fetch_tier(
     return (root / config_path).parent
 
 
-def _download_full(source: _Repository, base: str, tier: int) -> Path:
+def _download_full(source: Repository, base: str, tier: int) -> Path:
     """The checkpoint in folder `base` of the repository: one model, its tokenizer, nothing else.
 
     Of several weight files those are left out that hold nothing of the tier.
@@ -299,7 +191,7 @@ def _download_full(source: _Repository, base: str, tier: int) -> Path:
     return root / folder
 
 
-def _config(source: _Repository, path: str) -> tuple[ModelConfig, int]:
+def _config(source: Repository, path: str) -> tuple[ModelConfig, int]:
     document = hf_config(source.fetch(path, MAX_CONFIG_BYTES))
     return config_of(document), stored_tier(document)[0]
 
@@ -308,30 +200,3 @@ def _expected(config: ModelConfig, stored: int) -> int:
     """The most bytes that weights of this model can take: 8 a parameter (fp64), a tied head twice, headers."""
     sizes = [math.prod(shape) for shape in config.parameter_shapes(stored).values()]
     return 8 * (sum(sizes) + max(sizes)) + (64 << 20)
-
-
-@contextmanager
-def asking(repo: str, revision: str | None = None) -> Iterator[None]:
-    """Turn whatever the Hub's client raises into a CheckpointError that says what to do."""
-    try:
-        yield
-    except AftermathError:
-        raise
-    except GatedRepoError:
-        raise CheckpointError(f"{repo} is gated", "accept its terms on the Hub and set HF_TOKEN") from None
-    except RevisionNotFoundError:
-        raise CheckpointError(f"{repo} has no revision {revision}", "correct the checkpoint's revision") from None
-    except RepositoryNotFoundError:
-        raise CheckpointError(
-            f"there is no Hub repository {repo}, or it is private", "correct its name, or set HF_TOKEN to reach it"
-        ) from None
-    except HFValidationError:
-        raise CheckpointError(f"{repo!r} is not the name of a Hub repository", "use the form owner/name") from None
-    except HfHubHTTPError as error:
-        status = error.response.status_code if error.response is not None else 0
-        fix = "set HF_TOKEN to a token with the rights for it" if status in (401, 403) else "try again later"
-        raise CheckpointError(f"the Hub answered {status} for {repo}", fix) from None
-    except Exception as error:  # connection errors have other classes in every version of the client
-        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
-            raise CheckpointError(f"the disk is full while fetching {repo}", "free some space and try again") from None
-        raise CheckpointError(f"the Hub cannot be reached for {repo}: {error}".splitlines()[0], _OFFLINE) from None

@@ -1,0 +1,153 @@
+"""One commit of a repository of the Hugging Face Hub: what files it has, and fetching them within limits.
+
+Decided
+- The listing (names and sizes) is read first, of one commit, which is used throughout, also if the branch moves.
+- What the listing says is hostile too: strange names are not there, sizes are compared again after the download.
+- A request ends after 10 s without a byte and a download when it is slower than any member could use; every failure
+  is a sentence that says what to do.
+"""
+
+from __future__ import annotations
+
+import errno
+import glob
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub.constants import HF_HUB_CACHE
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.utils.tqdm import disable_progress_bars
+
+from aftermath.base.errors import AftermathError
+from aftermath.base.threads import within
+from aftermath.model.documents import CheckpointError
+
+TIMEOUT_SECONDS = 10.0
+PATIENCE_SECONDS, SLOWEST = 60.0, 100_000  # a download may take so long, and longer by so many bytes per second
+_OFFLINE = "check this machine's internet connection, or use a Local checkpoint"
+
+
+@dataclass(frozen=True)
+class Repository:
+    """One commit of a repository: its files and their sizes, negative where the listing gives none."""
+
+    name: str
+    commit: str
+    sizes: Mapping[str, int]
+    token: str | None
+    endpoint: str | None
+    cache: Path
+
+    def fetch(self, path: str, limit: int) -> Path:
+        """One small file."""
+        return self.fetch_all([path], limit) / path
+
+    def fetch_all(self, paths: Sequence[str], limit: int) -> Path:
+        """These files and no others; returns the snapshot's root. Finished files are not fetched again."""
+        need = self._limited(paths, limit)
+        self.cache.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(self.cache).free
+        if need > free:
+            raise CheckpointError(
+                f"{self.name} takes {need:,} bytes and the disk of {self.cache} has {free:,} free",
+                "free some space, or set HF_HOME to another disk",
+            )
+        call = partial(
+            snapshot_download,
+            self.name,
+            revision=self.commit,
+            allow_patterns=[glob.escape(path) for path in paths],
+            cache_dir=self.cache,
+            etag_timeout=TIMEOUT_SECONDS,
+            token=self.token,
+            endpoint=self.endpoint,
+            max_workers=4,
+        )
+        with asking(self.name):
+            root = Path(within(PATIENCE_SECONDS + need / SLOWEST, call, _too_slow(self.name)))
+            found = {path: (root / path).stat().st_size for path in paths}
+        for path, size in found.items():
+            if size != self.sizes[path]:
+                raise CheckpointError(f"{self.name}/{path} has {size:,} bytes, its listing said {self.sizes[path]:,}")
+        return root
+
+    def _limited(self, paths: Sequence[str], limit: int) -> int:
+        absent = [path for path in paths if path not in self.sizes]
+        if absent:
+            raise CheckpointError(f"{self.name} has no file {absent[0]}", "name a repository with a checkpoint")
+        unknown = [path for path in paths if self.sizes[path] < 0]
+        if unknown:
+            raise CheckpointError(f"{self.name} does not say how large {unknown[0]} is")
+        need = sum(self.sizes[path] for path in paths)
+        if need > limit:
+            raise CheckpointError(f"{self.name} lists {need:,} bytes for {paths[0]}, at most {limit:,} are expected")
+        return need
+
+
+def opened(
+    repo: str, revision: str | None, cache_dir: Path | None, token: str | None, endpoint: str | None
+) -> Repository:
+    """The repository at a revision, None for its newest. Raises CheckpointError."""
+    disable_progress_bars()
+    api = HfApi(endpoint=endpoint, token=token)
+    call = partial(api.model_info, repo, revision=revision or None, files_metadata=True, timeout=TIMEOUT_SECONDS)
+    with asking(repo, revision):
+        info = within(PATIENCE_SECONDS, call, _too_slow(repo))
+    if not re.fullmatch("[0-9a-f]{40}", str(info.sha)):
+        raise CheckpointError(f"the Hub named no commit of {repo}", "try again later")
+    sizes = {
+        file.rfilename: file.size if isinstance(file.size, int) else -1
+        for file in info.siblings or []
+        if _is_plain(file.rfilename)
+    }
+    return Repository(repo, str(info.sha), sizes, token, endpoint, Path(cache_dir or HF_HUB_CACHE))
+
+
+@contextmanager
+def asking(repo: str, revision: str | None = None) -> Iterator[None]:
+    """Turn whatever the Hub's client raises into a CheckpointError that says what to do."""
+    try:
+        yield
+    except AftermathError:
+        raise
+    except GatedRepoError:
+        raise CheckpointError(f"{repo} is gated", "accept its terms on the Hub and set HF_TOKEN") from None
+    except RevisionNotFoundError:
+        raise CheckpointError(f"{repo} has no revision {revision}", "correct the checkpoint's revision") from None
+    except RepositoryNotFoundError:
+        raise CheckpointError(
+            f"there is no Hub repository {repo}, or it is private", "correct its name, or set HF_TOKEN to reach it"
+        ) from None
+    except HFValidationError:
+        raise CheckpointError(f"{repo!r} is not the name of a Hub repository", "use the form owner/name") from None
+    except HfHubHTTPError as error:
+        status = error.response.status_code if error.response is not None else 0
+        fix = "set HF_TOKEN to a token with the rights for it" if status in (401, 403) else "try again later"
+        raise CheckpointError(f"the Hub answered {status} for {repo}", fix) from None
+    except Exception as error:  # connection errors have other classes in every version of the client
+        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+            raise CheckpointError(f"the disk is full while fetching {repo}", "free some space and try again") from None
+        raise CheckpointError(f"the Hub cannot be reached for {repo}: {error}".splitlines()[0], _OFFLINE) from None
+
+
+def _is_plain(path: object) -> bool:
+    """Whether a listed path is one that stays below the repository's root on every system."""
+    if not isinstance(path, str) or not path or "\\" in path or "\0" in path or ":" in path:
+        return False
+    return all(part not in ("", ".", "..") for part in path.split("/"))
+
+
+def _too_slow(repo: str) -> CheckpointError:
+    return CheckpointError(f"the Hub is too slow with {repo}", "try again later, or use a Local checkpoint")
