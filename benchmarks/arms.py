@@ -28,7 +28,7 @@ from aftermath.data.tokenise import hold_out, standard_library, standard_library
 from aftermath.demo.plan import model_config
 from aftermath.lab import kinds
 from aftermath.lab.course import Course
-from aftermath.lab.recipe import recipe_of
+from aftermath.lab.fill_in import recipe_of
 from aftermath.lab.settings import OVERLAPS, LabSettings
 from aftermath.lab.start import start
 from aftermath.model.architectures import config_of

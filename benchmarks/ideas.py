@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aftermath.lab.recipe import recipe_of
+from aftermath.lab.fill_in import recipe_of
 from aftermath.lab.together import Results, Together
 from aftermath.model.levels import Segment, is_hidden_matrix, is_table, prefix
 from aftermath.model.segments import view

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from aftermath.lab.course import EVENTS, Course
-from aftermath.lab.recipe import recipe_of
+from aftermath.lab.fill_in import recipe_of
 from aftermath.lab.settings import LabSettings
 from aftermath.lab.start import start
 from aftermath.model.initial import init_weights

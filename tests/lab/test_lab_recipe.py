@@ -16,7 +16,8 @@ from aftermath.config.read import optimizer_of, schedule_of
 from aftermath.config.training import ADAMW, DISTRO
 from aftermath.lab import rates
 from aftermath.lab.advice import advice
-from aftermath.lab.recipe import Recipe, recipe_of
+from aftermath.lab.fill_in import recipe_of
+from aftermath.lab.recipe import Recipe
 from aftermath.lab.settings import LabSettings
 from aftermath.optim.agreed import distro_of
 from aftermath.optim.muon import MuonSettings

@@ -63,7 +63,7 @@ def train_local(
     step under way and saves that.
     """
     from aftermath.lab.advice import advice
-    from aftermath.lab.recipe import recipe_of
+    from aftermath.lab.fill_in import recipe_of
 
     recipe = recipe_of(settings)
     for sentence in advice(recipe):

@@ -1,0 +1,263 @@
+"""A recipe of the settings as they were said, with what was left open filled in.
+
+Decided
+- An optimizer beside a config of another one needs a rate of its own: rates of different optimizers mean different
+  things. Clipping is the config's for every optimizer.
+- Members cut the model into as many levels as the config says, or as the largest tier that takes part needs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from aftermath.base.errors import Unsuitable, UsageError
+from aftermath.config.document import RunConfig, load_config
+from aftermath.config.read import checkpoint_of, location_of, optimizer_of, rules_of, schedule_of
+from aftermath.config.training import ADAMW, DISTRO, MOST_RATE, SPARSELOCO
+from aftermath.lab import rates
+from aftermath.lab.members import agreed_settings
+from aftermath.lab.recipe import Batch, Recipe
+from aftermath.lab.settings import (
+    ALONE,
+    OVERLAPS,
+    RATES,
+    SEQ_LEN,
+    STEPS,
+    TOTAL_BATCH,
+    LabSettings,
+    OptimizerName,
+)
+from aftermath.model.resolve import local_directory
+from aftermath.rules.accounts import MAX_LEVELS, DataLocation, LrSchedule, Optimizer
+from aftermath.rules.assignment import cut
+from aftermath.rules.schedules import highest_rate, learning_rate
+from aftermath.rules.state import CheckpointKind, DataKind, OptimizerKind
+
+_NAMES: dict[OptimizerKind, OptimizerName] = {
+    OptimizerKind.DISTRO: "distro",
+    OptimizerKind.SPARSELOCO: "sparseloco",
+    OptimizerKind.ADAMW: "adamw",
+}
+
+
+def recipe_of(said: LabSettings) -> Recipe:
+    """Everything filled in. Raises UsageError, ConfigError, Unsuitable or CheckpointError."""
+    config = load_config(said.config_path) if said.config_path is not None else None
+    steps = said.steps or (config.config.total_steps if config else STEPS)
+    optimizer, numbers = _optimizer(said, config)
+    agreed = agreed_settings(said, optimizer, numbers)
+    tiers = _tiers(said, optimizer)
+    levels = config.llm.matformer.tiers if config else max(tiers) + 1
+    if max(tiers) >= levels:
+        raise UsageError(
+            f"--tiers {said.tiers}: the config cuts its model into tiers 0 to {levels - 1}",
+            "name those, or raise tiers in [model.LLM.matformer]",
+        )
+    batch = _batch(said, config)
+    if said.reject and agreed is None:
+        raise UsageError(f"--reject means results of members, and {optimizer} has none", "leave it out")
+    if said.overlap is not None and agreed is None:
+        raise UsageError(f"--overlap means results of members, and {optimizer} has none", "leave it out")
+    if said.eval_every and said.held_out_path is None:
+        raise UsageError(
+            "--eval-every measures on held-out text, and there is none",
+            "pass --held-out-path DIR; aftermath-solana data tokenize --held-out DIR makes some",
+        )
+    schedule = _schedule(said, config, optimizer, steps)
+    if agreed is not None and highest_rate(schedule) * agreed.weight_decay > 1:
+        raise UsageError(
+            f"a learning rate of {highest_rate(schedule):g} with the config's weight decay of {numbers.weight_decay:g} "
+            "would turn every weight's sign",
+            f"pass --lr {1 / numbers.weight_decay:g} or less",
+        )
+    return Recipe(
+        model=_model(said, config),
+        **_data(said, config),
+        seq_len=said.seq_len or (config.llm.max_seq_len if config else SEQ_LEN),
+        batch=batch,
+        micro_batch=said.micro_batch,
+        steps=steps,
+        schedule=schedule,
+        cold_start_steps=config.llm.cold_start_warmup_steps if config else 0,
+        optimizer=optimizer,
+        numbers=numbers,
+        agreed=agreed,
+        tiers=tiers,
+        levels=levels,
+        shares=_shares(said, len(tiers), batch),
+        overlap=_overlap(said, config, optimizer),
+        reject=said.reject,
+        seed=said.seed or 0,
+        held_out=str(said.held_out_path.expanduser().absolute()) if said.held_out_path else "",
+        eval_every=said.eval_every,
+        eval_sequences=said.eval_sequences,
+    )
+
+
+def _overlap(said: LabSettings, config: RunConfig | None, optimizer: OptimizerName) -> int:
+    """What was said; else the config's, if it is for this optimizer; 0 where members have no results."""
+    own = OVERLAPS.get(optimizer, "0")
+    if said.overlap is not None or config is None or optimizer not in OVERLAPS:
+        return int(said.overlap or own)
+    return config.config.overlap if _NAMES[optimizer_of(config.llm.optimizer).kind] == optimizer else int(own)
+
+
+def _model(said: LabSettings, config: RunConfig | None) -> str:
+    if said.model is not None:
+        return str(said.model.expanduser().absolute())
+    if config is None:
+        raise UsageError("--model is missing", "pass --model DIR, or --config-path FILE of a run")
+    checkpoint = checkpoint_of(config.llm.checkpoint)
+    if checkpoint.kind is not CheckpointKind.LOCAL:
+        raise Unsuitable(
+            f"{said.config_path} names no checkpoint on this machine",
+            "pass --model DIR; aftermath-solana model init makes a new one",
+        )
+    return str(local_directory(checkpoint))
+
+
+def _data(said: LabSettings, config: RunConfig | None) -> dict[str, Any]:
+    """Where the tokens are, how long they are, and their order."""
+    location = location_of(config.llm.data_location) if config else None
+    if location is not None and said.data_path is None:
+        _check_local(location)
+    if location is None and said.data_path is None:
+        raise UsageError("--data-path is missing", "pass --data-path DIR, or --config-path FILE of a run")
+    place = Path(said.data_path or (location.primary if location else "")).expanduser().absolute()
+    if said.held_out_path is not None and _within(said.held_out_path.expanduser(), place):
+        raise UsageError(
+            f"--held-out-path {said.held_out_path} holds what is trained on",
+            "name token files of other documents; aftermath-solana data tokenize --held-out DIR makes some",
+        )
+    if location is not None and said.seed is None:
+        seed = location.shuffle_seed.hex() if location.shuffle else ""
+    else:
+        seed = hashlib.sha256(f"order {said.seed or 0}".encode()).hexdigest()
+    token_bytes = int(said.token_bytes or (location.token_bytes if location else 2))
+    return {"data": str(place), "token_bytes": token_bytes, "shuffle_seed": seed}
+
+
+def _check_local(location: DataLocation) -> None:
+    """Unsuitable unless the data is made of files of this machine."""
+    if location.kind is not DataKind.LOCAL:
+        kind = location.kind.name.title().replace("_", "")  # as a config file says it
+        raise Unsuitable(
+            f"the run's data is at a {kind} location, and a course on one machine reads Local data",
+            "pass --data-path, a directory of token files",
+        )
+
+
+def _within(one: Path, other: Path) -> bool:
+    """Whether one path is the other, or lies in it."""
+    one, other = one.resolve(), other.resolve()
+    return one == other or one.parent == other or other.parent == one
+
+
+def _optimizer(said: LabSettings, config: RunConfig | None) -> tuple[OptimizerName, Optimizer]:
+    given = optimizer_of(config.llm.optimizer) if config else None
+    name = said.optimizer or (_NAMES[given.kind] if given else "distro")
+    defaults = optimizer_of({"distro": DISTRO, "sparseloco": SPARSELOCO}.get(name, ADAMW))
+    if given is None:
+        return name, defaults
+    if _NAMES[given.kind] == name:
+        inner = given.inner_optimizer.name.lower()
+        if name == "sparseloco" and said.lr is None and said.inner_optimizer not in (None, inner):
+            raise UsageError(
+                f"--inner-optimizer {said.inner_optimizer}: the learning rate in {said.config_path} is for {inner}",
+                f"pass --lr as well, for example --lr {RATES[str(said.inner_optimizer)]:g}",
+            )
+        return name, given
+    if said.lr is None:
+        raise UsageError(
+            f"--optimizer {name}: the learning rate in {said.config_path} is for {_NAMES[given.kind]}",
+            f"pass --lr as well, for example --lr {RATES[name]:g}",
+        )
+    return name, replace(defaults, clip_grad_norm=given.clip_grad_norm)
+
+
+def _schedule(said: LabSettings, config: RunConfig | None, optimizer: OptimizerName, steps: int) -> LrSchedule:
+    if said.lr is not None and not 0 < said.lr <= MOST_RATE:
+        raise UsageError(
+            f"--lr {said.lr} is no learning rate", f"it is above 0 and at most {MOST_RATE:g}, for example 1e-3"
+        )
+    given = schedule_of(config.llm.lr_schedule) if config else None
+    own = "muon" if said.inner_optimizer == "muon" else optimizer
+    rate = said.lr or (given.base_lr if given else RATES[own])
+    warmup = said.warmup_steps if said.warmup_steps is not None else given.warmup_steps if given else steps // 20
+    if warmup >= steps:
+        raise UsageError(
+            f"a warm-up of {warmup} steps leaves nothing of the {steps} steps",
+            "pass fewer --warmup-steps, or more --steps",
+        )
+    if given is not None and said.lr_schedule is None:
+        schedule = rates.scaled(replace(given, warmup_steps=warmup), rate)
+        changed = said.steps is not None or said.warmup_steps is not None
+        if changed and not any(learning_rate(schedule, step) for step in (steps - 1, steps)):
+            raise UsageError(
+                f"the learning rate of {said.config_path} is 0 before step {steps}, and the rest would learn nothing",
+                "pass --lr-schedule as well, which is made for the steps there are",
+            )
+        return schedule
+    if said.lr_schedule == "constant":
+        return rates.constant(rate, warmup)
+    if said.lr_schedule == "cosine":
+        return rates.cosine(rate, warmup, steps, rate / 10)
+    return rates.stable(rate, warmup, steps)
+
+
+def _batch(said: LabSettings, config: RunConfig | None) -> Batch:
+    if said.total_batch is not None or config is None:
+        size = said.total_batch or TOTAL_BATCH
+        return Batch(size, size)
+    rules = rules_of(config)
+    return Batch(rules.global_batch_size_start, rules.global_batch_size_end, rules.global_batch_size_warmup_tokens)
+
+
+def _tiers(said: LabSettings, optimizer: OptimizerName) -> tuple[int, ...]:
+    named = _numbers("--tiers", said.tiers, 0, MAX_LEVELS - 1) if said.tiers is not None else (0,)
+    members = said.members or len(named)
+    if members < len(named):
+        raise UsageError(
+            f"--tiers {said.tiers} names {len(named)} members, --members {members}", "name no more tiers than members"
+        )
+    if members > 1 and optimizer in ALONE:
+        raise UsageError(
+            f"{members} members with {optimizer} are one machine with the whole batch: their gradients are averaged",
+            "leave --members out and pass the batch of all of them as --total-batch",
+        )
+    return tuple(named[member % len(named)] for member in range(members))
+
+
+def _shares(said: LabSettings, members: int, batch: Batch) -> tuple[int, ...]:
+    """In proportion; whatever the batch, nobody may be left without a sequence."""
+    least = min(batch.start, batch.end)
+    if said.shares is None:
+        if any(not share.len for share in cut(least, [1] * members)):
+            raise UsageError(
+                f"a batch of {least} is too small for {members} members", "raise --total-batch, or lower --members"
+            )
+        return (1,) * members
+    shares = _numbers("--shares", said.shares, 1, 65535)
+    if len(shares) != members:
+        raise UsageError(f"--shares {said.shares} is for {len(shares)} members, not {members}", "name one for each")
+    if batch.start != batch.end or sum(shares) != batch.end:
+        sizes = f"{batch.end}" if batch.start == batch.end else f"{least} to {batch.end}"
+        raise UsageError(
+            f"--shares {said.shares} are {sum(shares)} sequences, and a step has {sizes}",
+            f"let them add up to the batch, or pass --total-batch {sum(shares)}",
+        )
+    return shares
+
+
+def _numbers(option: str, text: str, least: int, most: int) -> tuple[int, ...]:
+    words = [word.strip() for word in text.split(",")]
+    numbers = tuple(int(word) if word.isascii() and word.isdecimal() and len(word) < 9 else -1 for word in words)
+    if not all(least <= number <= most for number in numbers):
+        raise UsageError(
+            f"{option} {text!r} must be whole numbers from {least} to {most} with commas between",
+            f"for example {option} {least},{least + 1}",
+        )
+    return numbers
