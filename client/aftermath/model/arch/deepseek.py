@@ -19,29 +19,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aftermath.model.arch.deepseek_config import DeepseekConfig, DeepseekV2Config, DeepseekV3Config
-from aftermath.model.arch.llama import FeedForward, linear
+from aftermath.model.arch.llama import FeedForward
 from aftermath.model.arch.rotary import Rotation, rotate, scaled_rotary
-from aftermath.model.network import LanguageModel, Through
+from aftermath.model.arch.transformer import Transformer, linear
+from aftermath.model.network import Through
 
 _LATENT_EPSILON = 1e-6
 
 
-class Deepseek(LanguageModel):
+class Deepseek(Transformer):
     """The network of one tier."""
 
     def __init__(self, config: DeepseekConfig, tier: int = 0) -> None:
-        super().__init__(config, tier)
-        self.model = Decoder(config, tier)
-        if not config.tie_word_embeddings:
-            self.lm_head = linear(config.hidden_size, config.vocab_size)
-
-    def body(self, input_ids: Tensor) -> Tensor:
-        hidden: Tensor = self.model(input_ids, self.through)
-        return hidden
-
-    def head(self, hidden: Tensor) -> Tensor:
-        table = self.model.embed_tokens if self.config.tie_word_embeddings else self.lm_head
-        return F.linear(hidden, table.weight)
+        super().__init__(config, tier, Decoder(config, tier))
 
 
 class Decoder(nn.Module):

@@ -20,25 +20,15 @@ from torch import Tensor, nn
 
 from aftermath.model.arch.llama_config import LlamaConfig
 from aftermath.model.arch.rotary import Rotation, rotate, scaled_rotary
-from aftermath.model.network import LanguageModel, Through
+from aftermath.model.arch.transformer import Transformer, linear
+from aftermath.model.network import Through
 
 
-class Llama(LanguageModel):
+class Llama(Transformer):
     """The network of one tier."""
 
     def __init__(self, config: LlamaConfig, tier: int = 0) -> None:
-        super().__init__(config, tier)
-        self.model = Decoder(config, tier)
-        if not config.tie_word_embeddings:
-            self.lm_head = linear(config.hidden_size, config.vocab_size)
-
-    def body(self, input_ids: Tensor) -> Tensor:
-        hidden: Tensor = self.model(input_ids, self.through)
-        return hidden
-
-    def head(self, hidden: Tensor) -> Tensor:
-        table = self.model.embed_tokens if self.config.tie_word_embeddings else self.lm_head
-        return F.linear(hidden, table.weight)
+        super().__init__(config, tier, Decoder(config, tier))
 
 
 class Decoder(nn.Module):
@@ -129,11 +119,6 @@ class FeedForward(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         out: Tensor = self.down_proj(F.silu(self.gate_proj(hidden)) * self.up_proj(hidden))
         return out
-
-
-def linear(inputs: int, outputs: int, *, bias: bool = False) -> nn.Linear:
-    """A matrix, without a bias unless it is asked for."""
-    return nn.Linear(inputs, outputs, bias=bias)
 
 
 def _norm(config: LlamaConfig) -> nn.RMSNorm:

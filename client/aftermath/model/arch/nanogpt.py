@@ -14,28 +14,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from aftermath.model.arch.llama import linear
 from aftermath.model.arch.nanogpt_config import NanoGPTConfig
 from aftermath.model.arch.rotary import Rotation, rotary, rotate
-from aftermath.model.network import LanguageModel, Through
+from aftermath.model.arch.transformer import Transformer, linear
+from aftermath.model.network import Through
 
 
-class NanoGPT(LanguageModel):
+class NanoGPT(Transformer):
     """The network of one tier."""
 
     def __init__(self, config: NanoGPTConfig, tier: int = 0) -> None:
-        super().__init__(config, tier)
-        self.model = Decoder(config, tier)
-        self._cap, self._tied = config.logit_softcap, config.tie_word_embeddings
-        if not self._tied:
-            self.lm_head = linear(config.hidden_size, config.vocab_size)
-
-    def body(self, input_ids: Tensor) -> Tensor:
-        hidden: Tensor = self.model(input_ids, self.through)
-        return hidden
+        super().__init__(config, tier, Decoder(config, tier))
+        self._cap = config.logit_softcap
 
     def head(self, hidden: Tensor) -> Tensor:
-        logits = F.linear(hidden, (self.model.embed_tokens if self._tied else self.lm_head).weight)  # [B, T, V]
+        logits = super().head(hidden)  # [B, T, V]
         return torch.tanh(logits / self._cap) * self._cap if self._cap else logits
 
 
