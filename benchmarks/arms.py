@@ -25,7 +25,7 @@ import torch
 
 from aftermath.data.bytelevel import VOCAB_SIZE, byte_tokenizer
 from aftermath.data.tokenise import hold_out, standard_library, standard_library_root, tokenise
-from aftermath.demo.plan import model_config
+from aftermath.demo.commands import model_config
 from aftermath.lab import kinds
 from aftermath.lab.course import Course
 from aftermath.lab.fill_in import recipe_of

@@ -33,7 +33,7 @@ from typing import Any
 
 import psutil
 
-from aftermath.demo.plan import Commands, DemoFailed, Places
+from aftermath.demo.commands import Commands, DemoFailed, Places
 from aftermath.demo.processes import Process
 from aftermath.demo.stage import REPOSITORY, create_run, prepare_files, start_chain, write_config
 

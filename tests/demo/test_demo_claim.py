@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from aftermath.demo.claim import claimed
-from aftermath.demo.plan import DemoFailed, environment
+from aftermath.demo.commands import DemoFailed, environment
 
 
 def test_a_directory_is_emptied_for_the_next_demo(tmp_path: Path) -> None:

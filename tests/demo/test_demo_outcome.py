@@ -9,8 +9,8 @@ import pytest
 
 from aftermath.config.document import load_config
 from aftermath.data.local import open_tokens
+from aftermath.demo.commands import DemoFailed, Places
 from aftermath.demo.outcome import HELD_OUT_SEQUENCES, held_out
-from aftermath.demo.plan import DemoFailed, Places
 from aftermath.demo.stage import REPOSITORY, write_config
 
 

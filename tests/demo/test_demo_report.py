@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from aftermath.demo.commands import KILLED, TIERS, DemoFailed
 from aftermath.demo.costs import Costs
-from aftermath.demo.plan import KILLED, TIERS, DemoFailed
 from aftermath.demo.report import findings, shortcomings
 from aftermath.demo.story import MemberStory, Story
 from aftermath.watch.events import plain

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from aftermath.demo.__main__ import KILL_AT_STEP, Demo
 from aftermath.demo.closing import closing
+from aftermath.demo.commands import KILLED, TIERS, Places
 from aftermath.demo.costs import Costs
-from aftermath.demo.plan import KILLED, TIERS, Places
 from aftermath.demo.report import findings
 from aftermath.demo.screen import LINE_EVERY, Screen, line, picture
 from aftermath.demo.story import MemberStory, Story

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aftermath.model import repository
+from aftermath.model import hub_commit
 from aftermath.model.documents import CheckpointError
 from aftermath.model.hub import download, upload
 from aftermath.model.resolve import resolve
@@ -35,8 +35,8 @@ def test_an_oversized_listing_is_refused_before_fetching(fetch: Fetch, server: H
 
 
 def test_a_full_disk_is_said_before_fetching(fetch: Fetch, server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = repository.shutil.disk_usage("/")
-    monkeypatch.setattr(repository.shutil, "disk_usage", lambda _: usage._replace(free=10))
+    usage = hub_commit.shutil.disk_usage("/")
+    monkeypatch.setattr(hub_commit.shutil, "disk_usage", lambda _: usage._replace(free=10))
     with pytest.raises(CheckpointError, match="has 10 free"):
         fetch()
     assert "model.safetensors" not in server.fetched
@@ -130,7 +130,7 @@ def test_a_commit_that_is_none_is_refused(fetch: Fetch, server: Hub, commit: str
 def test_a_file_that_comes_a_byte_at_a_time_is_given_up(
     fetch: Fetch, server: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(repository, "PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr(hub_commit, "PATIENCE_SECONDS", 1.0)
     server.trickling = True
     began = time.monotonic()
     with pytest.raises(CheckpointError, match=r"too slow with me/model[\s\S]*again later"):

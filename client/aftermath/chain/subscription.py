@@ -69,7 +69,6 @@ class RunWatcher:
         self._unpushed = 0
         self._said = ""
         self.slot = 0
-        self.polls = 0
         self.clock = ChainClock(lambda: asyncio.get_running_loop().time())
 
     @property
@@ -119,7 +118,6 @@ class RunWatcher:
         slot, (account, _) = await fetch_many(
             self._pool, [self._address, CLOCK], min_slot=oldest, patience=patience, legible=legible
         )
-        self.polls += 1
         if account is None or account.owner != self._program:
             if self._latest is not None:
                 raise NoSuchRun("the run has been closed: its accounts are gone")

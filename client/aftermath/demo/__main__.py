@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from aftermath.demo.claim import claimed
-from aftermath.demo.plan import KILLED, MODELS, TIERS, Commands, DemoFailed, Places
+from aftermath.demo.commands import KILLED, MODELS, TIERS, Commands, DemoFailed, Places
 from aftermath.demo.processes import Process
 from aftermath.demo.report import write_report
 from aftermath.demo.screen import Screen

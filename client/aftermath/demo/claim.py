@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from aftermath.base.locks import hold
-from aftermath.demo.plan import DemoFailed
+from aftermath.demo.commands import DemoFailed
 
 _MARK = ".aftermath-demo"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from aftermath.demo.plan import Places
+from aftermath.demo.commands import Places
 from aftermath.demo.story import MemberStory
 
 

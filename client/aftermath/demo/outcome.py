@@ -14,7 +14,7 @@ import torch
 
 from aftermath.config.document import load_config
 from aftermath.data.local import open_tokens
-from aftermath.demo.plan import RUN_ID, TIERS, DemoFailed, Places
+from aftermath.demo.commands import RUN_ID, TIERS, DemoFailed, Places
 from aftermath.lab.held_out import loss_on
 from aftermath.model.checkpoint import load
 from aftermath.model.checkpoint import load_config as load_model_config

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from aftermath.demo.plan import DemoFailed, environment
+from aftermath.demo.commands import DemoFailed, environment
 
 
 class Process:

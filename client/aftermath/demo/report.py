@@ -13,8 +13,8 @@ from solders.pubkey import Pubkey
 
 from aftermath.chain.addresses import run_addresses
 from aftermath.demo.closing import closing
+from aftermath.demo.commands import KILLED, RUN_ID, TIERS, Commands, DemoFailed
 from aftermath.demo.costs import Costs, costs_of
-from aftermath.demo.plan import KILLED, RUN_ID, TIERS, Commands, DemoFailed
 from aftermath.demo.story import Story
 from aftermath.programs import COORDINATOR_ID
 from aftermath.watch.plot import step_plot

@@ -8,7 +8,7 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
-from aftermath.demo.plan import CORPUS_BYTES, MODEL, MODELS, Commands, DemoFailed, Places, at_once, call
+from aftermath.demo.commands import CORPUS_BYTES, MODEL, MODELS, Commands, DemoFailed, Places, at_once, call
 from aftermath.demo.processes import Process, wait_for
 from aftermath.localnet.free_ports import free_ports
 

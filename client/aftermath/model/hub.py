@@ -29,6 +29,7 @@ from aftermath.model.documents import (
     hf_config,
     read_index,
 )
+from aftermath.model.hub_commit import Repository, asking, opened
 from aftermath.model.manifest import (
     MANIFEST_FILE,
     MAX_MANIFEST_BYTES,
@@ -39,7 +40,6 @@ from aftermath.model.manifest import (
     parse_manifest,
     verify,
 )
-from aftermath.model.repository import Repository, asking, opened
 from aftermath.model.weights import spared
 
 MAX_SMALL_BYTES = 64 << 20  # a tokenizer or an index
