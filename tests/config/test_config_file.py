@@ -6,12 +6,12 @@ import math
 import re
 import struct
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from aftermath.base.errors import ConfigError
-from aftermath.config.document import RunConfig, load_config, parse_config
+from aftermath.config.document import ARCHITECTURES, Llm, RunConfig, load_config, parse_config
 from aftermath.config.read import optimizer_of
 from aftermath.config.training import SPARSELOCO as SPARSELOCO_DEFAULTS
 from aftermath.config.training import SparseLoCoSettings
@@ -236,3 +236,7 @@ def test_limits_themselves_are_allowed() -> None:
     assert parse_config(text, "config.toml").config.init_min_clients == 256
     for limits in ("inner_steps = 1\nouter_lr = 5e-324\nvalue_bits = 1", "inner_steps = 1024\nouter_lr = 64.0"):
         assert parse_config(changed((DISTRO, SPARSELOCO + limits)), "config.toml").llm.optimizer.SparseLoCo
+
+
+def test_every_architecture_can_be_written_and_no_other() -> None:
+    assert get_args(Llm.model_fields["architecture"].annotation) == tuple(ARCHITECTURES)

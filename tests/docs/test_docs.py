@@ -136,6 +136,14 @@ def test_account_sizes_and_rent_are_the_programs() -> None:
     rent = sum(minimum_balance(account.size) for account in accounts)
     assert f"| {sum(account.size for account in accounts):,} | {rent / 1e9:.8f} |" in text
     assert f"{rent:,}" in (ROOT / "docs/operations.md").read_text()
+    design = " ".join((ROOT / "docs/design.md").read_text().split())
+    run, _, members, witnesses = (f"{account.size:,}" for account in accounts)
+    assert f"`Run` has {run} bytes" in design
+    assert f"`Members` ({members}) and `Witnesses` ({witnesses})" in design
+    assert (
+        f"`Run` account | chain to every member, at every change | {run} bytes"
+        in (ROOT / "docs/architecture.md").read_text()
+    )
 
 
 @pytest.mark.parametrize("idl", [COORDINATOR_IDL, AUTHORIZER_IDL], ids=["coordinator", "authorizer"])

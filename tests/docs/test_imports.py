@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
-CLIENT = Path(__file__).parents[2] / "client" / "aftermath"
+ROOT = Path(__file__).parents[2]
+CLIENT = ROOT / "client" / "aftermath"
 NEVER = {
     "base": {"*"},
-    "rules": {"torch", "aiohttp", "httpx", "asyncio", "time"},
+    "rules": {"torch", "aiohttp", "httpx", "asyncio", "socket", "time", "random"},
     "config": {"torch", "aiohttp", "httpx", "asyncio"},
     "coordinator": {"torch", "aftermath.chain", "aftermath.localnet", "solders"},
-    "member": {"time", "random", "solders", "aftermath.chain", "aftermath.localnet", "aftermath.train"},
+    "member": {"time", "random", "socket", "solders", "aftermath.chain", "aftermath.localnet", "aftermath.train"},
     "replica": {"solders", "aftermath.chain", "aftermath.member"},
     "ranks": {"solders", "aftermath.chain", "aftermath.p2p", "aftermath.member"},
     "chain": {"torch", "aftermath.p2p"},
-    "localnet": {"torch", "aftermath.chain", "aftermath.p2p"},
+    "lab": {"aiohttp", "httpx", "aftermath.chain", "aftermath.p2p", "aftermath.coordinator"},
+    "localnet": {"torch", "aftermath.chain", "aftermath.p2p", "aftermath.programs"},
     "p2p": {"torch", "aftermath.chain"},
     "model": {"aftermath.chain", "aftermath.p2p", "aftermath.optim"},
-    "optim": {"aftermath.chain", "aftermath.p2p"},
+    "optim": {"aiohttp", "httpx", "aftermath.chain", "aftermath.p2p"},
     "kernels": {"aftermath.optim", "aftermath.model", "aftermath.chain", "aftermath.p2p"},
     "data": {"torch", "aftermath.chain", "aftermath.model"},
 }
@@ -47,12 +50,37 @@ def by_package() -> dict[str, set[str]]:
     return modules
 
 
-def test_imports_run_one_way() -> None:
-    graph = {
-        package: {name.split(".")[1] for name in modules if name.startswith("aftermath.")} - {package}
+def ours() -> dict[str, set[str]]:
+    """The packages of ours that each package imports."""
+    return {
+        package: {name.split(".")[1] for name in modules if name.startswith("aftermath.")} - {package, "__version__"}
         for package, modules in by_package().items()
+        if (CLIENT / package).is_dir()
     }
-    assert list(TopologicalSorter(graph).static_order())
+
+
+def drawn() -> dict[str, set[str]]:
+    """The packages that the page's arrows lead to from each, over any number of them."""
+    text = (ROOT / "docs/architecture.md").read_text()
+    arrows: dict[str, set[str]] = defaultdict(set)
+    for line in text.partition("flowchart TD\n")[2].partition("```")[0].splitlines():
+        begin, _, end = line.strip().partition(" --> ")
+        for package in begin.split(" & "):
+            arrows[package] |= set(end.split(" & "))
+    for package in re.findall(r"`(\w+)`", re.findall(r"arrows;([^)]*) read `config`", text)[0]):
+        arrows[package].add("config")
+    for package in TopologicalSorter(dict(arrows)).static_order():
+        arrows[package] |= {further for other in arrows[package] for further in arrows[other]}
+    return arrows
+
+
+def test_imports_run_one_way() -> None:
+    assert list(TopologicalSorter(ours()).static_order())
+
+
+def test_every_import_is_drawn() -> None:
+    allowed = drawn()
+    assert {package: others - allowed[package] for package, others in ours().items() if others - allowed[package]} == {}
 
 
 @pytest.mark.parametrize("package", NEVER)

@@ -117,6 +117,11 @@ def test_figures_come_with_their_spread(model: LanguageModel, tokenizer: Tokeniz
     assert evaluated(asked_of(model), tokenizer, 24, wish) == [score]
 
 
+@pytest.mark.parametrize("fewshot", [None, 0])
+def test_our_own_task_is_asked_without_examples(fewshot: int | None) -> None:
+    assert wanted(SOURCE_CHOICE, fewshot, None, None).tasks == (SOURCE_CHOICE,)
+
+
 @pytest.mark.parametrize(
     ("tasks", "fewshot", "says"),
     [

@@ -1,4 +1,4 @@
-"""One member's view of its run: the object that the training pipeline receives as its chain.
+"""One member's view of its run: what its parts are handed as their coordinator.
 
 Decided: a call that changes the run returns when its effect can be read; Run comes from the watcher; Model and
 Members are read again only when the run's `model_seq` or `members_seq` moved, together with Run, so that all of a view

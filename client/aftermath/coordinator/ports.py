@@ -1,7 +1,7 @@
 """The Protocols a member's life is written against: a clock, and the coordinator of its run.
 
-(Its third port, to the peers, is `p2p.transport.Transport`.) No module of `train/` reads the wall clock, opens a socket
-or draws hidden randomness; everything from outside comes through these.
+(Its third port, to the peers, is `p2p.transport.Transport`.) No module of `member/` reads the wall clock, opens a
+socket or draws hidden randomness; everything from outside comes through these.
 """
 
 from __future__ import annotations

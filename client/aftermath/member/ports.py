@@ -1,4 +1,4 @@
-"""What the parts of a member's pipeline are handed: its ports, its role in the run, its threads.
+"""What the parts of a member are handed: its ports, its role in the run, its threads.
 
 Decided: a part is given these and not what lies behind them, and no part is given what it does not use.
 """

@@ -1,4 +1,4 @@
-"""The interface of the peer-to-peer package: what `train` may ask of a transport, its errors and its counters.
+"""The interface of the peer-to-peer package: what a member may ask of a transport, its errors and its counters.
 
 A transport connects the members of one run. Peers are named by their 32-byte p2p id, an ed25519 public key that the
 connection itself proves. `aftermath.p2p.iroh` implements it over QUIC; the simulator implements it over virtual time.

@@ -1,6 +1,6 @@
 """Where replicas come from: the run's durable checkpoint on disk or on the Hub, and the shape of this member's tier.
 
-Everything here is synchronous and slow; the pipeline calls it on the replica's thread.
+Everything here is synchronous and slow; a member calls it on the replica's thread.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Origin:
     def durable(self, checkpoint: Checkpoint) -> dict[str, Tensor]:
         """The tier's weights from the durable checkpoint, or a run's first ones where it began without.
 
-        Raises model.checkpoint.CheckpointError.
+        Raises model.documents.CheckpointError.
         """
         if checkpoint.kind is CheckpointKind.DUMMY:
             return init_weights(self.config, DUMMY_SEED, self.tier)

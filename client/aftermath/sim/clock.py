@@ -52,7 +52,7 @@ def hold_up(seconds: float) -> None:
 
 
 class VirtualClock:
-    """The `member.ports.Clock` of the running virtual loop."""
+    """The `coordinator.ports.Clock` of the running virtual loop."""
 
     def monotonic(self) -> float:
         return asyncio.get_running_loop().time()

@@ -1,4 +1,4 @@
-"""A run of tiny members on virtual time: the real program, the real pipeline, the simulated network."""
+"""A run of tiny members on virtual time: the real program, real members, the simulated network."""
 
 from __future__ import annotations
 
