@@ -7,7 +7,7 @@ VENV := .venv
 STAMP := $(VENV)/.installed
 RUN := $(VENV)/bin/python
 
-.PHONY: help demo test slow fuzz lint fmt check programs programs-check docs measure gpu-check clean env
+.PHONY: help demo test slow fuzz hostile lint fmt check programs programs-check docs measure gpu-check clean env
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -41,6 +41,10 @@ TRANSACTIONS ?= 1000000
 
 fuzz: $(STAMP)  ## random wallets against the programs (TRANSACTIONS=1000000)
 	FUZZ_TRANSACTIONS=$(TRANSACTIONS) $(RUN) -m pytest -s -n 0 -m slow tests/programs/test_programs_coalitions.py
+
+# One of the slow ones, alone: it prints its table, and leaves it in runs/hostile.json.
+hostile: $(STAMP)  ## members that lie in every way: what each did to a run (ATTACKS="silence,early ticks")
+	ATTACKS="$(ATTACKS)" $(RUN) -m pytest -m slow tests/hostile
 
 fmt: $(STAMP)  ## format Python, and Rust where cargo is
 	$(VENV)/bin/ruff check --fix-only --quiet client tests benchmarks scripts

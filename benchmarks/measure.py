@@ -37,9 +37,10 @@ COMMANDS = {
     "localnet": "python benchmarks/localnet.py --transactions 5000 --json",
     "p2p": "python benchmarks/p2p.py --json",
     "round": "python benchmarks/round.py --members 3 8 --json",
+    "hostile": "python -m pytest -m slow tests/hostile",
     "demo": "python -m aftermath.demo --engine embedded",
 }
-"""What is run for each file. Every one prints one JSON object, but the demo, which leaves a report."""
+"""What is run for each file. Every one prints one JSON object, but for the last two, which leave a report."""
 ON_A_GPU = {"gpu": "python benchmarks/gpu.py"}
 """What is not among all: it needs a GPU, and keeps its file itself."""
 
@@ -59,7 +60,8 @@ def keep(name: str) -> bool:
     """Run one and write its file; whether that went well."""
     load = os.getloadavg()[0]
     print(f"{name}: {COMMANDS[name]}", file=sys.stderr, flush=True)
-    figures = report_of_demo() if name == "demo" else printed_by(COMMANDS[name])
+    special = {"demo": report_of_demo, "hostile": table_of_hostile}
+    figures = special[name]() if name in special else printed_by(COMMANDS[name])
     if figures is None:
         print(f"error: {name} failed; its file stays as it was", file=sys.stderr)
         return False
@@ -92,6 +94,12 @@ def report_of_demo() -> Any:
         line = [sys.executable, *shlex.split(COMMANDS["demo"])[1:], "--dir", str(place)]
         done = subprocess.run(line, cwd=ROOT, stdout=sys.stderr)
         return json.loads((place / "demo-report.json").read_text()) if done.returncode == 0 else None
+
+
+def table_of_hostile() -> Any:
+    """What every attack did, None if a bar is not met that was."""
+    done = subprocess.run([sys.executable, *shlex.split(COMMANDS["hostile"])[1:]], cwd=ROOT, stdout=sys.stderr)
+    return json.loads((ROOT / "runs" / "hostile.json").read_text()) if done.returncode == 0 else None
 
 
 if __name__ == "__main__":

@@ -324,7 +324,63 @@ def _or_unknown(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:.2f}"
 
 
+def table_of_attacks() -> str:
+    """For every attack what it did to its epoch; bold is what misses a bar, and below is why."""
+    measured = figures("hostile")
+    heads = "attack", "median round", "against the control", "rounds at their limit", "trained of due", "the attacker"
+    lines = [f"| {' | '.join((*heads, 'honest members'))} |", f"|{'---|' * (len(heads) + 1)}"]
+    controls = [row for row in measured["rows"] if row["attack"] == "none"]
+    attacks = [row for row in measured["rows"] if row["attack"] != "none"]
+    lines += [_of_attack(row) for row in [*controls, *attacks]]
+    place = (
+        f"Measured on {kept('hostile')['machine']}, load {kept('hostile')['load_before']} before it began: seconds of"
+    )
+    said = f"{place} such short rounds say little on a busy machine, and nothing is judged by them."
+    known = [
+        line
+        for row in attacks
+        if row["known"] or row["not_met"]
+        for line in textwrap.wrap(f"- *{row['attack']}*: {_missed(row)}", 120, subsequent_indent="  ")
+    ]
+    return "\n".join([*lines, "", *textwrap.wrap(said, 120), "", "What is not stopped yet:", "", *known]) + "\n"
+
+
+def _of_attack(row: Mapping[str, Any]) -> str:
+    name = "none (control)" if row["attack"] == "none" else row["attack"]
+    at = row["attacker_dropped_at"]
+    end = ["stayed" if at is None else f"dropped in round {at}"] if row["attack"] != "none" else []
+    end += ["kept out"] if row["attacker_kept_out"] else []
+    missed = {*row["not_met"], *row["slow"]}
+    stayed = f"{row['honest'] - row['honest_dropped']} of {row['honest']} stayed, applied {row['honest_applied']} of "
+    equal = "equal" if row["replicas_equal"] else "**different**"
+    if row["levels_attested"] < row["levels"]:
+        equal += f", **{row['levels_attested']} of {row['levels']} levels attested**"
+    words = [
+        name,
+        f"{row['median_seconds']:.2f} s",
+        _bold(f"{row['against_control']:.2f}", missed, "a round takes as long as without an attack"),
+        _bold(f"{row['rounds_at_limit']}", missed, "two rounds at most take all their time"),
+        _bold(f"{row['trained']} of {row['due']}", missed, "90 % of the due sequences are trained"),
+        _bold(", ".join(end), missed, "the attacker is dropped"),
+        _bold(
+            f"{stayed}{row['rounds']} rounds", missed, "no honest member is dropped", "honest members apply every round"
+        )
+        + f", {equal}",
+    ]
+    return f"| {' | '.join(words)} |"
+
+
+def _bold(text: str, missed: Iterable[str], *bars: str) -> str:
+    return f"**{text}**" if {*bars} & {*missed} else text
+
+
+def _missed(row: Mapping[str, Any]) -> str:
+    bars = [*row["not_met"], *row["slow"]]
+    return f"{row['known'] or 'new'}" + (f" (not met: {'; '.join(bars)})." if bars else ".")
+
+
 BLOCKS: dict[str, Callable[[], str]] = {
+    "attacks": table_of_attacks,
     "demo": report_of_demo,
     "units": table_of_units,
     "experiments": pages_of_experiments,

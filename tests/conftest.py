@@ -25,7 +25,7 @@ settings.load_profile("shared machine")
 # Workers and the processes they start share the cores already: threads inside each would only wait for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-ONE_AT_A_TIME = "tests/e2e/"
+ONE_AT_A_TIME = ("tests/e2e/", "tests/hostile/")
 
 
 def pytest_configure() -> None:
@@ -50,6 +50,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 
     class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            return ONE_AT_A_TIME if nodeid.startswith(ONE_AT_A_TIME) else nodeid
+            return ONE_AT_A_TIME[0] if nodeid.startswith(ONE_AT_A_TIME) else nodeid
 
     return Scheduling(config, log)

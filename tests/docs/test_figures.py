@@ -15,6 +15,7 @@ import pytest
 from aftermath.model.levels import Segment
 from aftermath.optim.blocks import Blocks
 from aftermath.optim.format import ResultFormat, Transform, Values
+from hostile.attacks import ATTACKS
 
 ROOT = Path(__file__).parents[2]
 RESEARCH = ROOT / "docs/research.md"
@@ -169,6 +170,13 @@ def test_every_file_says_how_it_was_measured() -> None:
     assert set(measure.COMMANDS) <= set(files) <= set(commands)
     assert all(kept["command"] == commands[name] for name, kept in files.items())
     assert all(kept["figures"] and kept["machine"] for kept in files.values())
+
+
+def test_the_table_of_attacks_has_all_of_them_and_says_why_a_bar_is_missed() -> None:
+    rows = quote.figures("hostile")["rows"]
+    assert {row["attack"] for row in rows} == set(ATTACKS)
+    assert all(row["known"] for row in rows if row["not_met"])
+    assert "block: attacks" in (ROOT / "docs/security.md").read_text()
 
 
 def test_the_command_brings_a_page_up_to_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

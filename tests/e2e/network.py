@@ -73,6 +73,11 @@ class Network:
         return self._read(run_addresses(PROGRAM, run_id).members, parse_members)
 
     def _read(self, address: Pubkey, parse: Callable[[bytes], T]) -> T:
-        options = {"encoding": "base64", "commitment": "confirmed"}
-        found: Any = ask(self.rpc, "getAccountInfo", str(address), options)
-        return parse(base64.b64decode(found["value"]["data"][0]))
+        return read(self.rpc, address, parse)
+
+
+def read(rpc: str, address: Pubkey, parse: Callable[[bytes], T]) -> T:
+    """An account as it is now, understood by `parse`."""
+    options = {"encoding": "base64", "commitment": "confirmed"}
+    found: Any = ask(rpc, "getAccountInfo", str(address), options)
+    return parse(base64.b64decode(found["value"]["data"][0]))

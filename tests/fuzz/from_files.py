@@ -246,8 +246,8 @@ CHECKPOINT = (CheckpointError, ModelConfigError)
 BOUND = (Malformed,)
 LONG = 20_000
 FILES = [
-    Decoder("config.json", model_configs, CHECKPOINT),
-    Decoder("config.json's values", config_values, CHECKPOINT, LONG),
+    Decoder("config.json", model_configs, CHECKPOINT, LONG),
+    Decoder("config.json's values", config_values, CHECKPOINT, 8_000),
     Decoder("safetensors", weights, CHECKPOINT, LONG),
     Decoder("safetensors index", indexes, CHECKPOINT),
     Decoder("tier manifest", tier_manifests, CHECKPOINT),

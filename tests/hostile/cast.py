@@ -1,0 +1,132 @@
+"""The process of all hostile members of a run: each comes for its epochs, and does there what it does.
+
+python cast.py SCHEDULE     a JSON list of {"attack", "first", "epoch", "settings"}, with the settings of `train`
+
+Beside the schedule it writes deeds.json: how often each attack was made, and from which round of its epoch on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from solders.pubkey import Pubkey
+
+from aftermath.base.wait import every, first_of
+from aftermath.chain.addresses import run_addresses
+from aftermath.chain.member import SolanaMember
+from aftermath.chain.views import parse_run
+from aftermath.chain.wallet import identity_secret, load_wallet
+from aftermath.coordinator.errors import CoordinatorError
+from aftermath.p2p.iroh import open_iroh
+from aftermath.programs import COORDINATOR_ID
+from aftermath.replica.origin import Origin
+from aftermath.rules.accounts import Run
+from aftermath.rules.state import RunState
+from aftermath.train import session, sinks
+from aftermath.train.settings import TrainSettings
+from e2e.network import read
+from hostile.attacks import ATTACKS
+from hostile.member import Behaviour, Hostile, HostileTransport
+
+POLL_S = 0.2
+
+
+class Cast:
+    """All hostile members of a run, by their keys."""
+
+    def __init__(self, schedule: list[dict[str, Any]], place: Path) -> None:
+        self._schedule, self._deeds_at = schedule, place
+        self._by_secret: dict[bytes, Hostile] = {}
+        self._by_wallet: dict[Pubkey, Hostile] = {}
+        self._deeds: dict[str, tuple[int, int]] = {}
+        self._run: Run
+
+    def corrupt(self) -> None:
+        """Have sessions of these keys get what makes them hostile."""
+
+        async def opened(secret: bytes, **options: Any) -> HostileTransport:
+            return self._by_secret[secret].on_endpoint(await open_iroh(secret, **options))
+
+        def chained(pool: Any, wallet: Any, *given: Any, **more: Any) -> SolanaMember:
+            return self._by_wallet[wallet.pubkey].on_chain(SolanaMember(pool, wallet, *given, **more))
+
+        session.open_iroh = opened  # type: ignore[assignment, attr-defined]
+        session.SolanaMember = chained  # type: ignore[assignment, attr-defined]
+        Origin.measure_weight = lambda self, seq_len: Behaviour.weight  # type: ignore[method-assign]
+
+    async def play(self) -> None:
+        """Every member in its turn."""
+        settings = TrainSettings.model_validate(self._schedule[0]["settings"])
+        address = run_addresses(Pubkey.from_string(COORDINATOR_ID), settings.run_id).run
+
+        async def follow() -> None:
+            while True:
+                self._run = await asyncio.to_thread(read, settings.rpc, address, parse_run)
+                await asyncio.sleep(POLL_S)
+
+        self._run = await asyncio.to_thread(read, settings.rpc, address, parse_run)
+        await first_of(follow(), every(map(self._part, self._schedule)))
+
+    async def _part(self, part: dict[str, Any]) -> None:
+        """One member, from shortly before its first epoch to the end of its last."""
+        first, last = part["first"], part["epoch"]
+        while not self._close_to(first):
+            await asyncio.sleep(POLL_S)
+        while not self._past(last):
+            await self._live(part)
+
+    def _close_to(self, epoch: int) -> bool:
+        """Whether it is time to ask for a place in that epoch."""
+        run = self._run
+        return self._past(epoch - 1) or (run.epoch == epoch - 1 and run.state.active and run.current.height >= 2)
+
+    def _past(self, epoch: int) -> bool:
+        return self._run.epoch > epoch or self._run.state is RunState.FINISHED
+
+    async def _live(self, part: dict[str, Any]) -> None:
+        """One life of a member: until its epochs are over, or it ends to begin again."""
+        kinds, settings = ATTACKS[part["attack"]], TrainSettings.model_validate(part["settings"])
+        wallet = load_wallet(settings.wallet_private_key_path)
+        secret = identity_secret(settings.run_id, wallet)
+        me = Hostile([kind() for kind in kinds], part["epoch"], secret)
+        self._by_secret[secret] = self._by_wallet[wallet.pubkey] = me
+        lives_for = min((kind.lives_for for kind in kinds if kind.lives_for is not None), default=float("inf"))
+        playing, loop = asyncio.create_task(_session(settings)), asyncio.get_running_loop()
+        ends_at = float("inf")
+        while not self._past(part["epoch"]) and loop.time() < ends_at and not playing.done():
+            if self._run.epoch == part["epoch"] and self._run.state.training:
+                ends_at = min(ends_at, loop.time() + lives_for)
+            await asyncio.sleep(POLL_S)
+        if not self._past(part["epoch"]):
+            me.deeds += loop.time() >= ends_at
+        elif not playing.done():
+            with contextlib.suppress(CoordinatorError):
+                await me.chain.leave()  # who still waits for a place: the next one is alone
+        playing.cancel()
+        await asyncio.wait([playing], timeout=5)
+        me.end()
+        before, began = self._deeds.get(part["attack"], (0, me.began or 0))
+        self._deeds[part["attack"]] = before + me.deeds, began
+        self._deeds_at.write_text(json.dumps(self._deeds))
+
+
+async def _session(settings: TrainSettings) -> None:
+    with contextlib.ExitStack() as stack:
+        events = sinks.events_of(settings, stack)
+        try:
+            await session._session(settings, session._named(settings), events)
+        except Exception:  # an honest member's end is of no account here
+            traceback.print_exc()
+
+
+if __name__ == "__main__":
+    schedule = Path(sys.argv[1])
+    cast = Cast(json.loads(schedule.read_text()), schedule.with_name("deeds.json"))
+    cast.corrupt()
+    asyncio.run(cast.play())

@@ -1,0 +1,202 @@
+"""Members that flood others, or neglect and abuse their duties on chain."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any
+
+import iroh
+import msgspec
+
+from aftermath.coordinator.errors import CoordinatorError
+from aftermath.p2p.link import greet
+from aftermath.p2p.transport import Handler
+from aftermath.p2p.wire import ALPN, BlobRequest, frame_of
+from aftermath.replica.modelshare import TOPIC as MODEL
+from aftermath.rules import bitmap
+from aftermath.rules.commitment import Announcement, Ready
+from hostile.member import Behaviour, Hostile, Said, Verb, garbage
+
+_encode = msgspec.msgpack.encode
+
+
+# --- duties ---------------------------------------------------------------------------------------------------------
+
+
+class NeverReady(Behaviour):
+    def announce(self, me: Hostile, said: Announcement) -> Iterable[Said]:
+        if not isinstance(said, Ready):
+            yield said
+
+    async def on_warmup_witness(self, me: Hostile, honest: Verb, *given: Any) -> None:
+        me.deeds += 1
+
+
+class NeverWitness(Behaviour):
+    async def on_witness(self, me: Hostile, honest: Verb, *given: Any, **more: Any) -> None:
+        me.deeds += 1
+
+
+class FalseWitness(Behaviour):
+    """Says that nobody delivered, under fingerprints of nothing."""
+
+    async def on_witness(self, me: Hostile, honest: Verb, slot: int, place: Any, *given: Any, **more: Any) -> None:
+        me.deeds += 1
+        await honest(slot, place, 0, bytes(len(given[1])), **more)
+
+
+class FalseAttest(Behaviour):
+    async def on_attest(self, me: Hostile, honest: Verb, *given: Any) -> None:
+        me.deeds += 1
+        *place, hashes = given
+        await honest(*place, {level: bytes(31) + b"\x01" for level in hashes})
+
+
+class FalseOffers(Behaviour):
+    """Has finished an epoch, and offers a model of garbage to whoever joins the next."""
+
+    epochs = 2
+
+    def handler(self, me: Hostile, topic: str, honest: Handler) -> Handler:
+        async def answer(peer: bytes, body: bytes) -> bytes:
+            me.deeds += 1
+            try:
+                offered = msgspec.msgpack.decode(await honest(peer, body))
+            except Exception:
+                return garbage(200)
+            return _encode({**offered, "levels": {k: [garbage(32) for _ in v] for k, v in offered["levels"].items()}})
+
+        return answer if topic == MODEL else honest
+
+
+class EarlyTicks(Behaviour):
+    async def meanwhile(self, me: Hostile) -> None:
+        while True:
+            await asyncio.sleep(0.2)
+            me.deeds += 1
+            with contextlib.suppress(CoordinatorError):
+                await me.honest["tick"]()
+
+
+class FalseHealthChecks(Behaviour):
+    """Reports everybody as missing, together and one by one."""
+
+    async def meanwhile(self, me: Hostile) -> None:
+        while True:
+            roster = me.run.current.roster
+            for missing in (roster, *(1 << slot for slot in bitmap.slots(roster))):
+                await asyncio.sleep(0.1)
+                me.deeds += 1
+                with contextlib.suppress(CoordinatorError):
+                    await me.honest["health_check"](missing)
+
+
+class Churns(Behaviour):
+    """Leaves and joins again and again."""
+
+    def __init__(self) -> None:
+        self._given: Mapping[str, Any] = {}
+
+    async def on_join(self, me: Hostile, honest: Verb, **given: Any) -> None:
+        self._given = given
+        await honest(**given)
+
+    async def meanwhile(self, me: Hostile) -> None:
+        while not me.run.state.training:
+            await asyncio.sleep(0.1)
+        while me.run.epoch == me.epoch and me.run.state.training:
+            me.deeds += 1
+            for verb in (me.chain.leave, partial(me.honest["join"], **self._given), me.chain.leave):
+                with contextlib.suppress(CoordinatorError):
+                    await verb()
+            await asyncio.sleep(0.3)
+
+
+class GreatSpeed(Behaviour):
+    """Declares the greatest speed there is."""
+
+    weight = 65_535
+
+
+class Restarts(Behaviour):
+    """Ends without a word and begins again, every few seconds."""
+
+    lives_for = 4.0
+
+
+# --- floods ---------------------------------------------------------------------------------------------------------
+
+
+class FloodsAnnouncements(Behaviour):
+    """As many signed announcements as go through."""
+
+    async def meanwhile(self, me: Hostile) -> None:
+        number = 0
+        while True:
+            for peer in me.peers():
+                for _ in range(100):
+                    number += 1
+                    me.deeds += 1
+                    signer = number.to_bytes(32, "big")
+                    said = Ready(sender=me.node_id, signer=signer, run_id=me.run.run_id, epoch=me.run.epoch, slot=0)
+                    me.tell(peer, said)
+            await asyncio.sleep(0.05)
+
+
+class FloodsStreams(Behaviour):
+    """As many requests for blobs that nobody has as go through, and much that nobody asked for behind each."""
+
+    async def meanwhile(self, me: Hostile) -> None:
+        await asyncio.gather(*(self._pour(me, peer) for peer in await me.connected() for _ in range(30)))
+
+    async def _pour(self, me: Hostile, peer: bytes) -> None:
+        while True:
+            connection = me.link(peer)
+            try:
+                if connection is None:
+                    raise TimeoutError
+                async with asyncio.timeout(2):
+                    stream = await connection.open_bi()
+                    me.deeds += 1
+                    await stream.send().write_all(frame_of(BlobRequest(os.urandom(32), 0, 1 << 30)) + bytes(200_000))
+            except (iroh.IrohError, TimeoutError):
+                await asyncio.sleep(0.2)
+
+
+class FloodsConnections(Behaviour):
+    """Connects again and again under its own key, from another endpoint: up to 240 at a time."""
+
+    async def meanwhile(self, me: Hostile) -> None:
+        endpoint, peers = await me.another_endpoint(), await me.connected()
+        await asyncio.gather(*(self._connect(me, endpoint, peer) for peer in peers for _ in range(80)))
+
+    async def _connect(self, me: Hostile, endpoint: iroh.Endpoint, peer: bytes) -> None:
+        while True:
+            with contextlib.suppress(Exception):
+                if (address := me.transport._locate(peer)) is not None:
+                    me.deeds += 1
+                    async with asyncio.timeout(5):
+                        await greet(await endpoint.connect(address, ALPN), os.urandom(16))
+            await asyncio.sleep(0.3)
+
+
+class SlowLoris(Behaviour):
+    """Opens all the streams it can, and writes a byte a second into each."""
+
+    async def meanwhile(self, me: Hostile) -> None:
+        await asyncio.gather(*(self._drip(me, peer) for peer in await me.connected() for _ in range(60)))
+
+    async def _drip(self, me: Hostile, peer: bytes) -> None:
+        while True:
+            with contextlib.suppress(iroh.IrohError):
+                if (connection := me.link(peer)) is not None:
+                    stream = await connection.open_bi()
+                    me.deeds += 1
+                    for byte in b"\0\0\0\x40" + bytes(64):
+                        await stream.send().write_all(bytes([byte]))
+                        await asyncio.sleep(1)
+            await asyncio.sleep(0.2)

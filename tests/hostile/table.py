@@ -1,0 +1,276 @@
+"""What an attack did to a run: a row for each, from what the chain and the honest members wrote down."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+import psutil
+
+from aftermath.rules.accounts import Members, Round, Run
+from aftermath.rules.assignment import PositionInterval, sequences
+from aftermath.rules.bitmap import slots
+from aftermath.rules.state import MemberState, RunState
+from aftermath.sim.record import state_of
+from e2e.company import Player
+from e2e.diary import Event
+from hostile.attacks import NONE, blamed_for, provable
+
+AT_LIMIT = 0.78
+"""A round that lasts for this part of its time is one at its limit: witnesses wait no longer than nine tenths."""
+MOST_AT_LIMIT, MOST_AGAINST_CONTROL = 2, 1.5
+DROPPED_WITHIN = 3
+"""Rounds in which whose fault is provable has lost its place, from the one on in which it first did it."""
+
+
+@dataclass(frozen=True)
+class Attacker:
+    """Who does what, and the key by which its peers know it, shortened."""
+
+    attack: str
+    player: Player
+    peer: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """One attack, to which an epoch was given."""
+
+    attack: str
+    epoch: int
+    deeds: int
+    """How often it did what it is there for."""
+    began_at: int
+    """The height of the round in which it did it first."""
+    median_seconds: float
+    against_control: float
+    """The median round against that of the same run's epochs without an attack."""
+    longest_seconds: float
+    rounds_at_limit: int
+    due: int
+    trained: int
+    """Of the sequences that were due in this epoch, those that some honest member had applied by the end of the run."""
+    rounds: int
+    honest_applied: int
+    """Rounds with data, and how many the honest member that applied fewest has applied."""
+    comparisons: int
+    replicas_equal: bool
+    """How often two honest members' bits of a level were compared, and whether they always were the same."""
+    levels: int
+    levels_attested: int
+    """Levels of the model, and those of which a quorum stated the same hash when the epoch ended."""
+    attacker_dropped_at: int | None
+    """The height of the round in which the attacker lost its place."""
+    attacker_kept_out: bool
+    """Whether an honest member closed its connection for breaking the protocol."""
+    blamed_by: int
+    """How many of the honest members wrote down what it did."""
+    honest: int
+    honest_dropped: int
+    honest_megabytes: float
+    """By how much the memory of the honest member that grew most has grown."""
+    honest_cpu_per_round: float
+    honest_lines: int
+    """Lines that the honest members wrote about peers: refusals, failures, warnings."""
+
+    def slow(self) -> list[str]:
+        """The bars about time that it does not meet. A busy machine may be at fault, so nothing is judged by them."""
+        met = {
+            "a round takes as long as without an attack": self.against_control <= MOST_AGAINST_CONTROL,
+            "two rounds at most take all their time": self.rounds_at_limit <= MOST_AT_LIMIT,
+        }
+        return [bar for bar, is_met in met.items() if not is_met]
+
+    def failed(self) -> list[str]:
+        """The bars that it does not meet; none of them is about time."""
+        met = {
+            "the attack was made": self.deeds > 0 or self.attack == NONE,
+            "honest replicas are identical": self.replicas_equal,
+            "no honest member is dropped": not self.honest_dropped,
+            "honest members apply every round": 0 < self.rounds == self.honest_applied,
+            "90 % of the due sequences are trained": self.trained >= 0.9 * self.due > 0,
+            "every level is attested": self.levels_attested == self.levels,
+            "the attacker is dropped": not provable(self.attack) or self._dropped_in_time(),
+            "honest members say why": not blamed_for(self.attack) or self._blamed(),
+        }
+        return [bar for bar, is_met in met.items() if not is_met]
+
+    def _blamed(self) -> bool:
+        return self.attacker_kept_out or 2 * self.blamed_by > self.honest
+
+    def _dropped_in_time(self) -> bool:
+        dropped_at = self.attacker_dropped_at
+        return dropped_at is not None and dropped_at <= self.began_at + DROPPED_WITHIN
+
+
+@dataclass
+class _Epoch:
+    headers: dict[int, Round] = field(default_factory=dict)
+    dropped: dict[int, int] = field(default_factory=dict)
+    began: dict[str, tuple[float, float]] = field(default_factory=dict)
+    ended: dict[str, tuple[float, float]] = field(default_factory=dict)
+    levels: int = 0
+    attested: int = 0
+
+
+class Watch:
+    """Looks at the chain and at the honest processes while the run goes on."""
+
+    def __init__(self, honest: Sequence[Player]) -> None:
+        self._honest = honest
+        self.epochs: dict[int, _Epoch] = defaultdict(_Epoch)
+
+    def see(self, run: Run, members: Members | None) -> None:
+        """Note a state of the run; `members` where they have changed."""
+        epoch, before = self.epochs[run.epoch], self.epochs[run.epoch - 1]
+        if before.began and not before.ended:
+            before.ended, before.attested = self._cost(), run.levels_attested.bit_count()
+        if run.state.active:
+            epoch.began, epoch.levels = epoch.began or self._cost(), run.levels
+            for header in run.rounds:
+                if header.height <= run.current.height and run.round(header.height) is not None:
+                    epoch.headers[header.height] = header
+            for slot in slots(members.mask(MemberState.DROPPED)) if members is not None else ():
+                epoch.dropped.setdefault(slot, run.current.height)
+
+    def _cost(self) -> dict[str, tuple[float, float]]:
+        """Of each honest process: megabytes of memory, and seconds of CPU."""
+        found = {}
+        for player in self._honest:
+            process = psutil.Process(player.process.pid)
+            times = process.cpu_times()
+            found[player.name] = process.memory_info().rss / 1e6, times.user + times.system
+        return found
+
+
+def rows_of(
+    watch: Watch,
+    honest: Sequence[Player],
+    attackers: Mapping[int, Attacker],
+    controls: Sequence[int],
+    limit: float,
+    deeds: Mapping[str, tuple[int, int]],
+) -> list[Row]:
+    """A row for every epoch with an attacker; the `controls` are epochs without an attack."""
+    applied = {
+        i for p in honest for e in p.diary.saw("applied") for start, stop in e["sequences"] for i in range(start, stop)
+    }
+    usual = median([seconds for epoch in controls for seconds in _seconds(honest, epoch)] or [0.0])
+    rows = []
+    for epoch, attacker in sorted(attackers.items()):
+        seen, took = watch.epochs[epoch], _seconds(honest, epoch) or [0.0]
+        due = {i for header in seen.headers.values() for i in _batch(header)}
+        slot = next((e["slot"] for e in attacker.player.diary.saw("joined")), None)
+        both = seen.began.keys() & seen.ended.keys()
+        growth = [seen.ended[name][0] - seen.began[name][0] for name in both]
+        cpu = [seen.ended[name][1] - seen.began[name][1] for name in both]
+        said = [_said(player, epoch) for player in honest]
+        compared, equal = _compared(honest, epoch)
+        rows.append(
+            Row(
+                attack=attacker.attack,
+                epoch=epoch,
+                deeds=deeds.get(attacker.attack, (0, 0))[0],
+                began_at=deeds.get(attacker.attack, (0, 0))[1],
+                median_seconds=round(median(took), 2),
+                against_control=round(median(took) / usual, 2) if usual else 0.0,
+                longest_seconds=round(max(took), 2),
+                rounds_at_limit=sum(seconds >= AT_LIMIT * limit for seconds in took),
+                due=len(due),
+                trained=len(due & applied),
+                rounds=sum(header.batch > 0 for header in seen.headers.values()),
+                honest_applied=min(len(player.diary.saw("applied", epoch=epoch)) for player in honest),
+                comparisons=compared,
+                replicas_equal=equal,
+                levels=seen.levels,
+                levels_attested=seen.attested,
+                attacker_dropped_at=seen.dropped.get(slot) if slot is not None else None,
+                attacker_kept_out=any(_barred(events, attacker) for events in said),
+                blamed_by=sum(_blames(events, attacker, slot) for events in said),
+                honest=len(honest),
+                honest_dropped=sum(other != slot for other in seen.dropped),
+                honest_megabytes=round(max(growth, default=0.0), 1),
+                honest_cpu_per_round=round(sum(cpu) / len(cpu) / len(took), 3) if cpu else 0.0,
+                honest_lines=sum(map(len, said)),
+            )
+        )
+    return rows
+
+
+def _batch(header: Round) -> Iterable[int]:
+    return (i for span in sequences(header, PositionInterval(0, header.batch)) for i in span)
+
+
+def _seconds(honest: Sequence[Player], epoch: int) -> list[float]:
+    """The lengths of an epoch's rounds, the last one to its end, as the member saw them begin that saw most."""
+
+    def of(player: Player) -> list[float]:
+        begun = [e["t"] for e in player.diary.saw("round", epoch=epoch)]
+        begun += [e["t"] for e in player.diary.saw("cooldown", epoch=epoch)][:1]
+        return [later - now for now, later in pairwise(begun)]
+
+    return max((of(player) for player in honest), key=len)
+
+
+def _said(player: Player, epoch: int) -> list[Event]:
+    """What a member said about others in an epoch, from its warm-up on."""
+    found, inside = [], False
+    for event in player.diary.events:
+        if event["kind"] == "state":
+            inside = event["epoch"] == epoch and event["state"] != RunState.WAITING_FOR_MEMBERS.name
+        elif inside and event["kind"] in ("refused", "fetch_failed", "warning"):
+            found.append(event)
+    return found
+
+
+def _blames(events: Iterable[Event], attacker: Attacker, slot: int | None) -> bool:
+    """Whether a member says of this attacker what it is to blame for."""
+    why = blamed_for(attacker.attack)
+    about = (e for e in events if e.get("peer") == attacker.peer or (slot is not None and e.get("slot") == slot))
+    return bool(why) and any(why in e.get("why", "") for e in about)
+
+
+def _barred(events: Iterable[Event], attacker: Attacker) -> bool:
+    """Whether a member closed the attacker's connection and keeps it out."""
+    return any(f"peer {attacker.peer} broke the protocol" in e.get("message", "") for e in events)
+
+
+def _compared(honest: Sequence[Player], epoch: int) -> tuple[int, bool]:
+    """How often honest members had the same level after a step of an epoch, and whether their bits were the same."""
+    found: dict[tuple[Any, ...], list[str]] = defaultdict(list)
+    for player in honest:
+        for event in player.diary.saw("applied", epoch=epoch) + player.diary.saw("cooldown", epoch=epoch):
+            for level, digest in event["hashes"].items():
+                found[(*state_of(event), level)].append(digest)
+    equal = bool(found) and all(len(set(digests)) == 1 for digests in found.values())
+    return sum(len(digests) - 1 for digests in found.values()), equal
+
+
+def figures(rows: Sequence[Row], rounds: int, limit: float, known: Mapping[str, str]) -> dict[str, Any]:
+    """The table as JSON: every row with the bars that it does not meet, and what is known to be missing for them."""
+    found = [
+        {**asdict(row), "not_met": row.failed(), "slow": row.slow(), "known": known.get(row.attack)} for row in rows
+    ]
+    return {"round_limit": limit, "rounds_per_epoch": rounds, "rows": found}
+
+
+def shown(rows: Sequence[Row]) -> str:
+    """The table for a terminal."""
+    lines = [
+        f"{'attack':38} {'deeds':>6} {'median':>6} {'ratio':>5} {'most':>5} {'full':>4} {'due':>4} {'done':>4}  ends"
+    ]
+    for row in rows:
+        end = "stayed" if row.attacker_dropped_at is None else f"dropped in round {row.attacker_dropped_at}"
+        end += ", kept out" if row.attacker_kept_out else ""
+        lines.append(
+            f"{row.attack:38} {row.deeds:6} {row.median_seconds:6.2f} {row.against_control:5.2f} "
+            f"{row.longest_seconds:5.1f} {row.rounds_at_limit:4} {row.due:4} {row.trained:4}  {end}; "
+            f"{row.honest_megabytes:+.0f} MB, {row.honest_cpu_per_round:.2f} s, {row.honest_lines} lines"
+            + "".join(f"\n{'':8}NOT MET: {bar}" for bar in row.failed())
+            + "".join(f"\n{'':8}slow: {bar}" for bar in row.slow())
+        )
+    return "\n".join(lines)
