@@ -6,8 +6,10 @@ import msgspec
 import pytest
 import torch
 
+from aftermath.model.schema import StateSchema
 from aftermath.model.segments import level_hash
 from aftermath.p2p.transport import RequestRefused
+from aftermath.replica import modelshare
 from aftermath.replica.modelshare import (
     TOPIC,
     LevelFetcher,
@@ -65,6 +67,29 @@ def test_a_member_without_a_snapshot_refuses_and_is_silent_about_it(caplog: pyte
 
     run_virtual(story())
     assert not caplog.records
+
+
+def test_a_fault_of_ours_with_an_offer_costs_that_offer(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever nobody has thought of: it is said once."""
+    read = modelshare.checked
+
+    def fragile(reply: bytes, schema: StateSchema) -> Manifest | None:
+        if (found := read(reply, schema)) is not None and found.step == 666:
+            raise RecursionError("nobody has thought of it")
+        return found
+
+    async def story() -> None:
+        desk = Desk()
+        for slot, step in ((1, 666), (2, STEP)):
+            ModelShare(desk.transports[slot]).offer(snapshot(replica(1), SCHEMA.state, 0, step))
+        for _ in range(3):
+            assert (await ask_offers(desk.transports[0], SCHEMA.state, PEERS, 5)).silent == (PEERS[0],)
+
+    monkeypatch.setattr(modelshare, "checked", fragile)
+    run_virtual(story())
+    assert len(caplog.records) == 1
 
 
 def test_segments_are_taken_from_all_holders() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -59,6 +60,16 @@ def test_the_config_and_the_tokenizer_come_from_members() -> None:
 def test_another_model_is_not_believed(liar: int) -> None:
     assert told({liar: Outline(OTHER, {}), 3 - liar: Outline(RIGHT, TOKENIZER)}) == Outline(RIGHT, TOKENIZER)
     assert told({liar: Outline(OTHER, TOKENIZER)}) is None
+
+
+def test_a_fault_of_ours_with_what_one_tells_costs_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fragile(config: Mapping[str, Any]) -> Schema:
+        if config["num_hidden_layers"] == OTHER["num_hidden_layers"]:
+            raise RecursionError("nobody has thought of it")
+        return SCHEMA
+
+    monkeypatch.setattr(sys.modules[__name__], "of_the_run", fragile)
+    assert told({1: Outline(OTHER, TOKENIZER), 2: Outline(RIGHT, TOKENIZER)}) == Outline(RIGHT, TOKENIZER)
 
 
 def test_a_tokenizer_on_which_members_differ_is_done_without() -> None:

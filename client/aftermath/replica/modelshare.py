@@ -11,6 +11,7 @@ Choices:
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,10 +27,12 @@ from aftermath.base.worker import Worker
 from aftermath.coordinator.ports import Clock
 from aftermath.model.schema import ELEMENT_BYTES, Segment, StateSchema
 from aftermath.model.segments import SegmentError, level_root, segment_bytes, write_segment
+from aftermath.p2p.complaints import Complaints
 from aftermath.p2p.transport import RequestRefused, Transport, TransportError
 
 TOPIC = "model"
 _DIGEST = 32
+_complaints = Complaints(logging.getLogger(__name__))
 
 
 class ModelUnavailable(Exception):
@@ -139,6 +142,9 @@ async def _ask(transport: Transport, schema: StateSchema, peer: bytes, deadline_
     try:
         return checked(await transport.request(peer, TOPIC, b"", manifest_limit(schema), deadline_s), schema)
     except TransportError:
+        return None
+    except Exception as error:  # whatever is wrong with what a peer offers costs that offer, not this member
+        _complaints.about("reading an offer of", peer, error)
         return None
 
 

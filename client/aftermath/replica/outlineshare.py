@@ -11,7 +11,7 @@ Choices:
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -25,11 +25,13 @@ from aftermath.model.documents import COMPANIONS, MAX_CONFIG_BYTES
 from aftermath.model.outline import Outline
 from aftermath.model.store import MAX_COMPANION_BYTES
 from aftermath.optim.schema import Schema
+from aftermath.p2p.complaints import Complaints
 from aftermath.p2p.transport import Transport, TransportError
 
 TOPIC = "outline"
 ASKED_AT_ONCE = 4
 _DIGEST = 32
+_complaints = Complaints(logging.getLogger(__name__))
 _MAX_REPLY = MAX_CONFIG_BYTES + 4096
 _ANSWER, _FETCH = 10.0, 60.0  # seconds
 
@@ -88,9 +90,13 @@ async def ask_outline(
         replies = await asyncio.gather(*(_ask(transport, peer) for peer in asked))
         right: dict[bytes, tuple[dict[str, Any], dict[str, File], Schema]] = {}
         for peer, told in zip(asked, replies, strict=True):
-            with contextlib.suppress(AftermathError):
+            try:
                 if told is not None:
                     right[peer] = *told, await compute(partial(schema_from, told[0]))
+            except AftermathError:
+                continue
+            except Exception as error:  # whatever is wrong with what a peer tells costs its answer, not this member
+                _complaints.about("reading the outline of", peer, error)
         if right:
             config, files, schema = next(iter(right.values()))
             agreed = all(other == files for _, other, _ in right.values())
@@ -102,6 +108,9 @@ async def _ask(transport: Transport, peer: bytes) -> tuple[dict[str, Any], dict[
     try:
         return checked(await transport.request(peer, TOPIC, b"", _MAX_REPLY, _ANSWER))
     except TransportError:
+        return None
+    except Exception as error:
+        _complaints.about("reading the outline of", peer, error)
         return None
 
 
