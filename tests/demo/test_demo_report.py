@@ -49,7 +49,7 @@ def told(place: Path, written: dict[int, list[Event]], *, returns: bool = True) 
 
 
 def report_of(story: Story) -> dict[str, Any]:
-    return findings(story, Costs(7, 35_000), {0: 3.14159, 1: 3.2, 2: 3.3}, 60.04)
+    return findings(story, Costs(7, 35_000), {0: 3.14159, 1: 3.2, 2: 3.3}, LAST, 60.04)
 
 
 def test_the_report_is_what_the_members_wrote(tmp_path: Path) -> None:
@@ -62,6 +62,7 @@ def test_the_report_is_what_the_members_wrote(tmp_path: Path) -> None:
         "tiers": [0, 1, 2],
         "loss_last_by_tier": {"0": 3.15, "1": 4.15, "2": 5.15},
         "held_out_by_tier": {"0": 3.1416, "1": 3.2, "2": 3.3},
+        "held_out_step": LAST,
         "replicas_identical": True,
         "checks_of_replicas": LAST * (1 + 2),  # level 1 has two holders, level 2 three
         "bytes_per_round_per_member": 100,

@@ -128,14 +128,14 @@ def test_what_becomes_of_the_killed_member_is_said_up_to_its_return() -> None:
 
 def test_it_ends_with_what_happened_in_plain_sentences() -> None:
     story = story_of(TOTAL, back_at=81)
-    report = findings(story, Costs(391, 1_955_000), HELD_OUT, 75.04)
+    report = findings(story, Costs(391, 1_955_000), HELD_OUT, 54, 75.04)
     said = closing(report, Places(Path("/runs/demo")), story.members[KILLED])
     checks = report["checks_of_replicas"]
     assert checks == 3 * TOTAL
     assert said == [
         "3 members trained 120 steps together in 75 s; the loss went from 6.075 to 3.212 nats per byte of text.",
-        "Each tier's own loss over its last rounds, and on text that nobody trained on: "
-        "tier 0 3.112 and 3.200, tier 1 3.212 and 3.300, tier 2 3.312 and 3.400.",
+        "Each tier's own loss over its last rounds, and on text that nobody trained on, of the checkpoint of step "
+        "54: tier 0 3.112 and 3.200, tier 1 3.212 and 3.300, tier 2 3.312 and 3.400.",
         f"The replicas are identical: {checks} times two members held the same level of the model after the same step, "
         "and every time they held the same bits.",
         "member-1 was killed with kill -9, came back with the model from peers, and has trained again since step 81.",
@@ -148,5 +148,5 @@ def test_it_ends_with_what_happened_in_plain_sentences() -> None:
 def test_what_differs_is_not_called_identical() -> None:
     story = story_of(TOTAL)
     say(story, story.members[2], "applied", step=7, hashes={2: "another"})
-    said = closing(findings(story, Costs(1, 1), HELD_OUT, 1.0), Places(Path("/x")), story.members[KILLED])
+    said = closing(findings(story, Costs(1, 1), HELD_OUT, 54, 1.0), Places(Path("/x")), story.members[KILLED])
     assert not any("identical" in sentence or "came back" in sentence for sentence in said)

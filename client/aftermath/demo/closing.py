@@ -17,7 +17,8 @@ def closing(report: Mapping[str, Any], places: Places, killed: MemberStory) -> l
     sentences = [
         f"{len(report['tiers'])} members trained {report['rounds']} steps together in {report['wall_seconds']:.0f} s; "
         f"the loss went from {first:.3f} to {last:.3f} nats per byte of text.",
-        f"Each tier's own loss over its last rounds, and on text that nobody trained on: {tiers}.",
+        f"Each tier's own loss over its last rounds, and on text that nobody trained on, of the checkpoint "
+        f"of step {report['held_out_step']}: {tiers}.",
     ]
     if report["replicas_identical"]:
         sentences.append(

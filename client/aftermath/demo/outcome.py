@@ -19,7 +19,7 @@ from aftermath.lab.held_out import loss_on
 from aftermath.model.checkpoint import load
 from aftermath.model.checkpoint import load_config as load_model_config
 from aftermath.model.generate import generate
-from aftermath.model.steps import saved_steps
+from aftermath.model.steps import saved_steps, step_of
 from aftermath.model.text import load_tokenizer
 
 PROMPT = "def "
@@ -32,6 +32,8 @@ HELD_OUT_SEQUENCES = 128
 class Outcome:
     """What one tier of the run's last checkpoint does."""
 
+    step: int
+    """Of the checkpoint."""
     tier: int
     held_out: float
     """Nats per token."""
@@ -55,7 +57,7 @@ def outcomes(places: Places) -> Iterator[Outcome]:
             new_tokens=SAMPLE_TOKENS,
             temperature=TEMPERATURE,
         )
-        yield Outcome(tier, loss_on(model, sequences), tokenizer.decode(said.ids))
+        yield Outcome(step_of(newest), tier, loss_on(model, sequences), tokenizer.decode(said.ids))
 
 
 def held_out(places: Places, vocab_size: int) -> torch.Tensor:

@@ -32,7 +32,7 @@ def write_report(story: Story, commands: Commands, engine: str, seconds: float, 
     costs = costs_of(commands.rpc, str(run_addresses(Pubkey.from_string(COORDINATOR_ID), RUN_ID).run))
     reached = list(outcomes(places))
     held_out = {outcome.tier: outcome.held_out for outcome in reached}
-    report = findings(story, costs, held_out, seconds)
+    report = findings(story, costs, held_out, reached[0].step, seconds)
     (places.root / "demo-report.json").write_text(json.dumps(report, indent=1) + "\n")
     title = f"tiers {', '.join(map(str, TIERS))} on {engine}"
     step_plot(places.root / "loss.png", {"training": story.loss_curve()}, story.marks, title)
@@ -48,7 +48,9 @@ def write_report(story: Story, commands: Commands, engine: str, seconds: float, 
     return 1 if wrong else 0
 
 
-def findings(story: Story, costs: Costs, held_out: Mapping[int, float], seconds: float) -> dict[str, Any]:
+def findings(
+    story: Story, costs: Costs, held_out: Mapping[int, float], held_out_step: int, seconds: float
+) -> dict[str, Any]:
     """demo-report.json."""
     curve = story.loss_curve()
     if not curve or story.first_loss_at is None:
@@ -65,6 +67,7 @@ def findings(story: Story, costs: Costs, held_out: Mapping[int, float], seconds:
             str(tier): round(loss, 4) for tier, loss in sorted(story.tier_losses(LAST_ROUNDS).items())
         },
         "held_out_by_tier": {str(tier): round(loss, 4) for tier, loss in held_out.items()},
+        "held_out_step": held_out_step,
         "replicas_identical": checks > 0 and not differing,
         "checks_of_replicas": checks,
         "bytes_per_round_per_member": round(sum(m.total(lambda t: t.sent) for m in story.members) / max(rounds, 1)),

@@ -26,7 +26,7 @@ def step_directory(directory: Path, run_id: str, step: int) -> Path:
 
 def saved_steps(directory: Path, run_id: str) -> list[Path]:
     """The run's checkpoints in a directory, oldest step first."""
-    return sorted(_named(directory, re.escape(_stem(run_id)) + _STEPS), key=_step)
+    return sorted(_named(directory, re.escape(_stem(run_id)) + _STEPS), key=step_of)
 
 
 def is_removable(path: Path) -> bool:
@@ -41,8 +41,8 @@ def prune(directory: Path, run_id: str, step: int, keep_steps: int, needed: Coll
     count as older than all others, and those that were moved aside as older still.
     """
     steps = saved_steps(directory, run_id)
-    left = [path for path in steps if _step(path) > step]
-    ranked = [*_replaced(directory, _stem(run_id)), *left, *(path for path in steps if _step(path) <= step)]
+    left = [path for path in steps if step_of(path) > step]
+    ranked = [*_replaced(directory, _stem(run_id)), *left, *(path for path in steps if step_of(path) <= step)]
     for old in ranked[:-keep_steps]:
         if not among(old, needed):
             shutil.rmtree(old, ignore_errors=True)
@@ -79,7 +79,8 @@ def _named(directory: Path, pattern: str) -> list[Path]:
     return [path for path in directory.glob("*") if re.fullmatch(pattern, path.name)]
 
 
-def _step(path: Path) -> int:
+def step_of(path: Path) -> int:
+    """The step of one of `saved_steps`."""
     return int(path.name.rpartition(_STEP)[2])
 
 
