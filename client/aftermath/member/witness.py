@@ -7,7 +7,8 @@ Choices:
   since RoundWitness may last less than a transaction takes and a missing quorum ends the epoch;
 - whose result it had to do without in its last attestation, although it had those of two thirds, it does not wait for
   in the next: what comes while it waits for the others counts as ever, and nobody makes one round after the other take
-  its whole time by hiding a part of its result from some;
+  its whole time by hiding a part of its result from some. Not so without overlap: who was late once would have nobody
+  wait for it any more, while with overlap its result has the whole next round to arrive;
 - held up itself, it gives the others the time of a round again: they may have been, and their results are on their way.
   It then speaks only a little after it holds them all, because its word opens RoundWitness for those who do not yet;
 - what it attests is only what it holds and has checked itself; what is known to be worthless is not waited for;
@@ -106,7 +107,8 @@ class WitnessDuty:
         judged = self._results.plan(self._judged)
         if judged is not None:
             missing |= judged.owing - self._results.settled(self._judged)
-        failing = self._before.lacked if self._before is not None else frozenset()
+        overlaps = self._judged < self._plan.header.height
+        failing = self._before.lacked if self._before is not None and overlaps else frozenset()
         missing = frozenset(slot for slot in missing - failing if bitmap.contains(healthy, slot))
         if self._out_of_patience():
             reachable = self._ports.transport.reachable()
