@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 from typing import Any
 
 import pytest
@@ -127,7 +128,33 @@ def restated(p: dict[str, Tensor], c: NanoGPTConfig, ids: Tensor) -> Tensor:
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("option", OPTIONS)
 def test_logits_and_gradients_are_those_of_the_restatement(option: str, tied: bool) -> None:
-    shape = config(option, tie_word_embeddings=tied)
+    _same_as_restated(config(option, tie_word_embeddings=tied))
+
+
+@pytest.mark.parametrize("number", range(20))
+def test_so_are_those_of_models_of_any_sizes_with_any_options(number: int) -> None:
+    dice = random.Random(number)
+    heads, layers = dice.choice((1, 2, 4)), dice.randint(1, 5)
+    _same_as_restated(
+        config(
+            "plain",
+            num_attention_heads=heads,
+            hidden_size=heads * dice.choice((4, 8)),
+            intermediate_size=4 * dice.randint(2, 12),
+            num_hidden_layers=layers,
+            rope_theta=dice.choice((10000.0, 500.0)),
+            relu_squared=dice.random() < 0.5,
+            qk_norm=dice.random() < 0.5,
+            logit_softcap=dice.choice((0.0, 2.0, 15.0)),
+            value_embeddings=dice.randint(0, layers // 2),
+            x0_residual=dice.random() < 0.5,
+            unet_skips=dice.random() < 0.5,
+            tie_word_embeddings=dice.random() < 0.5,
+        )
+    )
+
+
+def _same_as_restated(shape: NanoGPTConfig) -> None:
     params, ids = weights(shape), tokens(1, 7)
     net = shape.build(0, {name: tensor.clone() for name, tensor in params.items()})
     logits = net(ids)[0]
