@@ -327,7 +327,15 @@ def _or_unknown(value: float | None) -> str:
 def table_of_attacks() -> str:
     """For every attack what it did to its epoch; bold is what misses a bar, and below is why."""
     measured = figures("hostile")
-    heads = "attack", "median round", "against the control", "rounds at their limit", "trained of due", "the attacker"
+    heads = (
+        "attack",
+        "warm-up",
+        "median round",
+        "against the control",
+        "rounds at their limit",
+        "trained of due",
+        "the attacker",
+    )
     lines = [f"| {' | '.join((*heads, 'honest members'))} |", f"|{'---|' * (len(heads) + 1)}"]
     controls = [row for row in measured["rows"] if row["attack"] == "none"]
     attacks = [row for row in measured["rows"] if row["attack"] != "none"]
@@ -357,6 +365,7 @@ def _of_attack(row: Mapping[str, Any]) -> str:
         equal += f", **{row['levels_attested']} of {row['levels']} levels attested**"
     words = [
         name,
+        _bold(f"{row['warmup_seconds']:.1f} s", missed, "a warm-up does not take all its time"),
         f"{row['median_seconds']:.2f} s",
         _bold(f"{row['against_control']:.2f}", missed, "a round takes as long as without an attack"),
         _bold(f"{row['rounds_at_limit']}", missed, "two rounds at most take all their time"),

@@ -46,6 +46,8 @@ class Row:
     """How often it did what it is there for."""
     began_at: int
     """The height of the round in which it did it first."""
+    warmup_seconds: float
+    """From the beginning of the epoch's warm-up to that of its first round."""
     median_seconds: float
     against_control: float
     """The median round against that of the same run's epochs without an attack."""
@@ -77,9 +79,10 @@ class Row:
     honest_lines: int
     """Lines that the honest members wrote about peers: refusals, failures, warnings."""
 
-    def slow(self) -> list[str]:
+    def slow(self, warmup_limit: float) -> list[str]:
         """The bars about time that it does not meet. A busy machine may be at fault, so nothing is judged by them."""
         met = {
+            "a warm-up does not take all its time": self.warmup_seconds < AT_LIMIT * warmup_limit,
             "a round takes as long as without an attack": self.against_control <= MOST_AGAINST_CONTROL,
             "two rounds at most take all their time": self.rounds_at_limit <= MOST_AT_LIMIT,
         }
@@ -176,6 +179,7 @@ def rows_of(
                 epoch=epoch,
                 deeds=deeds.get(attacker.attack, (0, 0))[0],
                 began_at=deeds.get(attacker.attack, (0, 0))[1],
+                warmup_seconds=round(_warmup(honest, epoch), 2),
                 median_seconds=round(median(took), 2),
                 against_control=round(median(took) / usual, 2) if usual else 0.0,
                 longest_seconds=round(max(took), 2),
@@ -216,6 +220,17 @@ def _seconds(honest: Sequence[Player], epoch: int) -> list[float]:
     return max((of(player) for player in honest), key=len)
 
 
+def _warmup(honest: Sequence[Player], epoch: int) -> float:
+    """How long the honest member that saw most of a warm-up saw it."""
+
+    def of(player: Player) -> float:
+        began = [e["t"] for e in player.diary.saw("state", epoch=epoch, state=RunState.WARMUP.name)]
+        ended = [e["t"] for e in player.diary.saw("round", epoch=epoch)]
+        return ended[0] - began[-1] if began and ended else 0.0
+
+    return max(map(of, honest))
+
+
 def _said(player: Player, epoch: int) -> list[Event]:
     """What a member said about others in an epoch, from its warm-up on."""
     found, inside = [], False
@@ -250,15 +265,18 @@ def _compared(honest: Sequence[Player], epoch: int) -> tuple[int, bool]:
     return sum(len(digests) - 1 for digests in found.values()), equal
 
 
-def figures(rows: Sequence[Row], rounds: int, limit: float, known: Mapping[str, str]) -> dict[str, Any]:
+def figures(
+    rows: Sequence[Row], rounds: int, limit: float, warmup_limit: float, known: Mapping[str, str]
+) -> dict[str, Any]:
     """The table as JSON: every row with the bars that it does not meet, and what is known to be missing for them."""
     found = [
-        {**asdict(row), "not_met": row.failed(), "slow": row.slow(), "known": known.get(row.attack)} for row in rows
+        {**asdict(row), "not_met": row.failed(), "slow": row.slow(warmup_limit), "known": known.get(row.attack)}
+        for row in rows
     ]
-    return {"round_limit": limit, "rounds_per_epoch": rounds, "rows": found}
+    return {"round_limit": limit, "warmup_limit": warmup_limit, "rounds_per_epoch": rounds, "rows": found}
 
 
-def shown(rows: Sequence[Row]) -> str:
+def shown(rows: Sequence[Row], warmup_limit: float) -> str:
     """The table for a terminal."""
     lines = [
         f"{'attack':38} {'deeds':>6} {'median':>6} {'ratio':>5} {'most':>5} {'full':>4} {'due':>4} {'done':>4}  ends"
@@ -271,6 +289,6 @@ def shown(rows: Sequence[Row]) -> str:
             f"{row.longest_seconds:5.1f} {row.rounds_at_limit:4} {row.due:4} {row.trained:4}  {end}; "
             f"{row.honest_megabytes:+.0f} MB, {row.honest_cpu_per_round:.2f} s, {row.honest_lines} lines"
             + "".join(f"\n{'':8}NOT MET: {bar}" for bar in row.failed())
-            + "".join(f"\n{'':8}slow: {bar}" for bar in row.slow())
+            + "".join(f"\n{'':8}slow: {bar}" for bar in row.slow(warmup_limit))
         )
     return "\n".join(lines)
