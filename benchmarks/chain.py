@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from aftermath.rules import assignment, bitmap, committee
 from aftermath.rules.accounts import MAX_WITNESSES
 from aftermath.rules.state import Committee, MemberState, RunState
+from programs import evidence
 from programs.harness import AUTHORIZER, PROGRAM, Outcome, World, authorization_address, build, idl
 from programs.scenario import EVERYONE, Scenario, member
 
@@ -57,7 +58,7 @@ class Recorder(World):
         before = self.data(self.watched) if self.watched else b""
         outcome = super().send(*instructions, **rest).ok()
         name = self.label or self.names[bytes(instructions[-1].data)[:8]]
-        if len(instructions) == 1:
+        if len(instructions) == 1 or name == "prove_equivocation":  # checking signatures is free of units
             self.units[name] = max(self.units[name], outcome.units)
         self.transactions[name] += 1
         after = self.data(self.watched) if self.watched else b""
@@ -97,7 +98,8 @@ def prepare(world: Recorder, clients: int) -> Scenario:
     run.owner("set_future_epoch_rates", 10_000, 10)
     run.owner("set_paused", False)
     for index in range(clients):
-        run.join(index, tier=index % 3 if clients > 9 else 0, weight=1 + index)
+        key = {"p2p": evidence.p2p(index)} if index == evidence.LIAR else {}
+        run.join(index, tier=index % 3 if clients > 9 else 0, weight=1 + index, **key)
     world.advance(6)
     run.tick()
     return run
@@ -140,6 +142,8 @@ def train(run: Scenario, world: Recorder) -> None:
     missing = [slot for slot in closed.members if not bitmap.contains(closed.attested, slot)]
     sender = next(slot for slot in closed.members if slot not in missing)
     run.by(run.index_of(run.members.slots[sender].signer), "health_check", run.names(missing))
+    proof = run.instruction("prove_equivocation", accounts={"user": member(0).pubkey()})
+    world.send(evidence.IX.check_signatures(evidence.pair(run)), proof)
     while run.run.state is not RunState.COOLDOWN:
         healthy = [
             index for index in run.elected() if run.members.slots[run.slot_of(index)].state is MemberState.HEALTHY

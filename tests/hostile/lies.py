@@ -151,18 +151,18 @@ class Respelled(Lies):
             parts = [_encode(value) for value in fields]
             parts[at] = bytes([0x80 | len(order)]) + b"".join(order)
             body = bytes([0x90 | len(parts)]) + b"".join(parts)
-            yield me.signed(body)
+            yield me.signed(said, body)
 
 
 class Nested(Lies):
     """No commitment, but arrays in arrays, under a field that nobody knows and bare, signed and not."""
 
-    blamed_for = "not signed by the key it names"
+    blamed_for = "begins with another head"
 
     def lie(self, me: Hostile, said: Commitment) -> Iterable[Said]:
         deep = b"\x91" * 1000 + b"\xc0"
         for body in (b"\x81\xa1x" + deep, deep, b"\x92\x01" + deep):
-            yield from (body, _encode([body, bytes(64)]), me.signed(body))
+            yield from (body, _encode([body, bytes(64)]), me.signed(said, body))
 
 
 class Replays(Lies):

@@ -28,6 +28,8 @@ from aftermath.rules.commitment import (
     LevelPayload,
     decode_announcement,
     encode_announcement,
+    head_of,
+    statement,
 )
 from aftermath.rules.state import RunState
 
@@ -168,10 +170,10 @@ class Hostile:
         """As it goes over the wire."""
         return said if isinstance(said, bytes) else encode_announcement(said, self.secret)
 
-    def signed(self, body: bytes) -> bytes:
-        """Any body under this member's signature."""
-        signature = bytes(Keypair.from_seed(self.secret).sign_message(b"aftermath announcement 2\x00" + body))
-        return self.node_id + signature + body
+    def signed(self, said: Commitment, body: bytes) -> bytes:
+        """Any body after the head of a commitment, under this member's signature."""
+        head = head_of(said)
+        return self.node_id + bytes(Keypair.from_seed(self.secret).sign_message(statement(head, body))) + head + body
 
     def tell(self, peer: bytes, said: Said) -> None:
         """Announce to one peer only."""

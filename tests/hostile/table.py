@@ -137,7 +137,8 @@ class Watch:
             for header in run.rounds:
                 if header.height <= run.current.height and run.round(header.height) is not None:
                     epoch.headers[header.height] = header
-            for slot in slots(members.mask(MemberState.DROPPED)) if members is not None else ():
+            gone = (MemberState.DROPPED, MemberState.EJECTED)
+            for slot in slots(members.mask(gone[0]) | members.mask(gone[1])) if members is not None else ():
                 epoch.dropped.setdefault(slot, run.current.height)
 
     def _cost(self) -> dict[str, tuple[float, float]]:

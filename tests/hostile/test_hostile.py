@@ -37,10 +37,6 @@ LEAVING_S = 20.0
 PATH = Path(__file__).parents[2] / "runs" / "hostile.json"
 
 KNOWN: dict[str, tuple[str, frozenset[str]]] = {
-    "another result to each": (
-        "the program takes no evidence of two signed results, and each witness has one",
-        frozenset({"the attacker is dropped"}),
-    ),
     "false attestation of the model": (
         "two members hold level 0, and a quorum of two is both",
         frozenset({"every level is attested"}),

@@ -66,6 +66,7 @@ def commitment_of(transport: SimTransport | None, slot: int, height: int = 4, **
         run_id="test",
         epoch=2,
         height=height,
+        seed=7,
         step=height + 1,
         slot=slot,
         tier=slot,

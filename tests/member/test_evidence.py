@@ -36,6 +36,7 @@ def test_two_results_of_one_share_prove_it_and_nothing_else_does() -> None:
     assert not proves(Pair(signed(), signed()))
     assert not proves(Pair(signed(), signed(loss=2.0))), "what is not committed to may differ"
     assert not proves(Pair(signed(), signed(height=5, **another(FIRST))))
+    assert not proves(Pair(signed(), signed(seed=8, **another(FIRST)))), "of another attempt at the epoch"
     assert not proves(Pair(signed(), signed(epoch=3, **another(FIRST))))
     assert not proves(Pair(signed(), signed(run_id="another", **another(FIRST))))
     assert not proves(Pair(signed(), second[:-1]))
@@ -82,6 +83,7 @@ def test_a_member_that_tells_each_half_another_result_is_found_out_by_all(tmp_pa
     liar, *honest = sim.players
     assert sim.compare(honest) > 0
     check_evidence(liar, honest)
+    check_ejected(sim, liar, honest)
 
 
 def test_a_member_that_tells_all_two_results_is_found_out_by_all(tmp_path: Path) -> None:
@@ -99,6 +101,7 @@ def test_a_member_that_tells_all_two_results_is_found_out_by_all(tmp_path: Path)
 
     sim = play(tmp_path, story)
     check_evidence(sim.players[0], sim.players[1:])
+    check_ejected(sim, sim.players[0], sim.players[1:])
 
 
 def check_evidence(liar: Player, honest: list[Player]) -> None:
@@ -108,6 +111,15 @@ def check_evidence(liar: Player, honest: list[Player]) -> None:
         assert told, player.name
         assert {e["slot"] for e in told} == {slot_of(liar)}
         assert all(proves(Pair(bytes.fromhex(e["first"]), bytes.fromhex(e["second"]))) for e in told)
+
+
+def check_ejected(sim: Simulation, liar: Player, honest: list[Player]) -> None:
+    """One member showed it to the program, which ejected the liar: it counts for next to nothing from then on."""
+    told = [event for player in honest for event in player.saw("ejected")]
+    assert [event["slot"] for event in told] == [slot_of(liar)]
+    weights = {player.id: slot.weight for player in sim.players for slot in sim.members.slots if slot.p2p == player.id}
+    assert weights[liar.id] == 1
+    assert all(weights[player.id] > 1 for player in honest)
 
 
 def test_nobody_is_disputed_where_witnesses_agree() -> None:

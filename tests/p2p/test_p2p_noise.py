@@ -11,7 +11,7 @@ from solders.keypair import Keypair
 from aftermath.member.archive import Archive
 from aftermath.member.member import Member
 from aftermath.member.wishes import Wishes
-from aftermath.rules.commitment import Ready, encode_announcement
+from aftermath.rules.commitment import Ready, encode_announcement, statement
 from member.desk import Desk
 from p2p.nodes import join, secret, until
 
@@ -20,7 +20,8 @@ DEEP = b"\x91" * 1000 + b"\xc0"
 
 def signed(seed: int, body: bytes) -> bytes:
     key = Keypair.from_seed(secret(seed))
-    return bytes(key.pubkey()) + bytes(key.sign_message(b"aftermath announcement 2\x00" + body)) + body
+    head = b"\x02"
+    return bytes(key.pubkey()) + bytes(key.sign_message(statement(head, body))) + head + body
 
 
 @pytest.mark.parametrize("body", [DEEP, b"\x81\xa1x" + DEEP, b"\x92\x01" + DEEP])

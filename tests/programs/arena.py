@@ -6,7 +6,7 @@ most of the time.
 """
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import count
 from typing import Any
@@ -18,6 +18,7 @@ from solders.pubkey import Pubkey
 from aftermath.chain import layout
 from aftermath.rules import bitmap
 from aftermath.rules.accounts import FINGERPRINT_BYTES, Config, Place
+from programs import evidence
 from programs.harness import PROGRAM, START, World, encode, instruction_of
 from programs.laps import No
 from programs.oracle import Oracle
@@ -131,7 +132,7 @@ class Arena:
     # --- what is sent; each returns whether it was accepted
 
     def join(self, index: int, tier: int = 0, weight: int = 60, *, stateless: bool = False) -> bool:
-        params = {"p2p": bytes(wallet(index))[::-1], "tier": tier, "weight": weight, "schema_hash": SCHEMA}
+        params = {"p2p": evidence.p2p(index), "tier": tier, "weight": weight, "schema_hash": SCHEMA}
         params |= {"client_version": "", "stateless": stateless}
         return self._send("join_run", index, self._encoded("join_run", params), (tier, weight, stateless))
 
@@ -162,6 +163,13 @@ class Arena:
     def health_check(self, index: int, dropped: int) -> bool:
         return self._send("health_check", index, bitmap.to_bytes(dropped), (dropped,))
 
+    def prove(self, index: int, slot: int, *, same: bool = False) -> bool:
+        """Shows two results of the current round that its own key signed for a slot, or one of them twice."""
+        place, results = self.place, (1, 1 if same else 2)
+        said = [evidence.commitment(self.scenario.run_id, place, slot, index, result) for result in results]
+        before = [evidence.IX.check_signatures([evidence.sign(one, index) for one in said])]
+        return self._send("prove_equivocation", index, b"", (slot, same), before)
+
     def checkpoint(self, index: int, hashes: tuple[bytes, ...]) -> bool:
         params = CHECKPOINT | {"hashes": list(hashes)}
         return self._send("checkpoint", index, self._encoded("checkpoint", params), (hashes,))
@@ -175,9 +183,16 @@ class Arena:
     def _encoded(self, name: str, params: Mapping[str, Any]) -> bytes:
         return encode(instruction_of(PROGRAM, name)["args"][0]["type"], params, PROGRAM)
 
-    def _send(self, name: str, index: int | None, data: bytes, arguments: tuple[Any, ...]) -> bool:
+    def _send(
+        self,
+        name: str,
+        index: int | None,
+        data: bytes,
+        arguments: tuple[Any, ...],
+        before: Sequence[Instruction] = (),
+    ) -> bool:
         discriminator, metas = _fixed(self.scenario, name, index)
-        outcome = self.world.send(Instruction(PROGRAM, discriminator + data, metas))
+        outcome = self.world.send(*before, Instruction(PROGRAM, discriminator + data, metas))
         Arena.sent += 1
         refusal = None
         try:

@@ -103,6 +103,16 @@ class Oracle(Transitions):
             self._eject(self.members[target])
         self._follow()
 
+    def prove_equivocation(self, wallet: int, slot: int, same: bool) -> None:
+        """Two results of the current round of one slot, or twice the same, signed by the own key of a wallet."""
+        need(self.state.active, "WrongState")
+        need(not same, "NoEquivocation")
+        need(slot < len(self.members) and self.members[slot].wallet == wallet, "SlotMismatch")
+        seat = self.members[slot]
+        need(seat.state not in (MemberState.IDLE, MemberState.EJECTED), "AlreadyEjected")
+        self._eject(seat)
+        self._follow()
+
     def attest(self, wallet: int, slot: int, at: Place, hashes: Mapping[int, bytes]) -> None:
         need(self.state is RunState.COOLDOWN, "WrongState")
         need(self.named(at, 0), "StaleHeight")

@@ -35,6 +35,7 @@ ARGS: dict[str, list[Any]] = {
     "verify": [0, PLACE, 1, True],
     "attest": [0, PLACE, 1, [b"h" * 32]],
     "health_check": [bytes(32)],
+    "prove_equivocation": [],
     "checkpoint": [NAMED],
     "inspect": [0, 0],
 }

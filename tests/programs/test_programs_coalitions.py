@@ -52,6 +52,7 @@ moves = st.one_of(
     st.tuples(st.just("show"), results),
     st.tuples(st.just("show"), results),
     st.tuples(st.just("accuse"), st.integers(0, ALL)),
+    st.tuples(st.just("prove"), slots, st.booleans()),
 )
 Thought = tuple[int, int, tuple[Any, ...]]
 
@@ -97,6 +98,8 @@ def move(arena: Arena, index: int, verb: str, *more: Any) -> None:
             lap = us.laps[-2] if len(us.laps) > 1 and us.state.active else None
             for verifier in us.verifiers(lap) if lap else ():
                 arena.verify(us.members[verifier].wallet, verifier, at(1), target, True)
+        case "prove", slot, same:  # against itself, since it has no other key
+            arena.prove(index, mine(slot), same=same)
         case "health_check", mask:
             arena.health_check(index, unseen(arena) if mask is None else mask)
         case "checkpoint", right:

@@ -30,6 +30,7 @@ GOOD: dict[str, Any] = {
     "run_id": "test",
     "epoch": 2,
     "height": 7,
+    "seed": 2**64 - 1,
     "step": 27,
     "slot": 5,
     "tier": 1,
@@ -44,8 +45,8 @@ READY = Ready(sender=SENDER, signer=b"w" * 32, run_id="test", epoch=2, slot=5)
 
 def signed(body: bytes) -> bytes:
     """Any bytes in the place of a body, signed as an announcement is: what a hostile member could send."""
-    signature = Keypair.from_seed(SECRET).sign_message(b"aftermath announcement 2\x00" + body)
-    return SENDER + bytes(signature) + body
+    head = commitment.head_of(Commitment(**GOOD))
+    return SENDER + bytes(Keypair.from_seed(SECRET).sign_message(commitment.statement(head, body))) + head + body
 
 
 def raw(**changed: Any) -> bytes:
@@ -159,17 +160,17 @@ def test_the_same_fields_spelled_otherwise_are_refused() -> None:
 def test_trailing_bytes_and_oversized_messages_are_refused() -> None:
     with pytest.raises(BadAnnouncement):
         decode_announcement(signed(raw() + b"\x00"))
-    with pytest.raises(BadAnnouncement, match="97 to 4096 bytes"):
+    with pytest.raises(BadAnnouncement, match="98 to 4096 bytes"):
         decode_announcement(signed(raw() + bytes(4096)))
-    with pytest.raises(BadAnnouncement, match="97 to 4096 bytes"):
+    with pytest.raises(BadAnnouncement, match="98 to 4096 bytes"):
         decode_announcement(b"")
 
 
-@pytest.mark.parametrize("depth", [9, 900, 4096 - 97])
+@pytest.mark.parametrize("depth", [9, 900, 4096 - 179])
 @pytest.mark.parametrize("before", [b"", b"\x92\x01", b"\x81\xa1x"])
 def test_deep_nesting_is_refused_whoever_signed_it(depth: int, before: bytes) -> None:
     """The last form is a map with a field that nobody knows, which a parser passes over, depth and all."""
-    body = (before + nested(depth))[: 4096 - 96]
+    body = (before + nested(depth))[: 4096 - 96 - 82]
     for data in (body, SENDER + bytes(64) + body, signed(body)):
         with pytest.raises(BadAnnouncement):
             decode_announcement(data)
@@ -178,18 +179,32 @@ def test_deep_nesting_is_refused_whoever_signed_it(depth: int, before: bytes) ->
 def test_an_unsigned_body_is_never_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     parsed: list[bytes] = []
     monkeypatch.setattr(commitment, "_parse_body", parsed.append)
-    for data in (bytes(97), SENDER + bytes(64) + raw(), raw()):
+    unsigned = commitment.head_of(Commitment(**GOOD)) + raw()
+    for data in (bytes(96) + unsigned, SENDER + bytes(64) + unsigned, SENDER + bytes(64) + b"\x02" + raw()):
         with pytest.raises(BadAnnouncement, match="not signed"):
             decode_announcement(data)
     assert parsed == []
 
 
+def test_the_head_says_what_the_body_does() -> None:
+    """The chain believes the head, and members the body."""
+    body = encode_announcement(Commitment(**GOOD), SECRET)[96 + 82 :]
+    for changed in ({"epoch": 3}, {"height": 8}, {"seed": 0}, {"slot": 6}, {"run_id": "other"}, {"step": 28}):
+        head = commitment.head_of(Commitment(**(GOOD | changed)))
+        assert len(head) == 82
+        signature = bytes(Keypair.from_seed(SECRET).sign_message(commitment.statement(head, body)))
+        with pytest.raises(BadAnnouncement, match="head"):
+            decode_announcement(SENDER + signature + head + body)
+    with pytest.raises(BadAnnouncement, match="another head"):
+        decode_announcement(SENDER + bytes(64) + b"\x03" + body)
+
+
 def test_another_key_cannot_speak_for_the_sender() -> None:
     with pytest.raises(BadAnnouncement, match="does not belong"):
         encode_announcement(READY, b"\x07" * 32)
-    body = encode_announcement(READY, SECRET)[96:]
+    head, body = b"\x02", encode_announcement(READY, SECRET)[97:]
     other = Keypair.from_seed(b"\x07" * 32)
-    forged = bytes(other.sign_message(b"aftermath announcement 2\x00" + body)) + body
+    forged = bytes(other.sign_message(commitment.statement(head, body))) + head + body
     with pytest.raises(BadAnnouncement, match="not signed by the key it names"):
         decode_announcement(SENDER + forged)
     with pytest.raises(BadAnnouncement, match="another key than its sender's"):

@@ -12,6 +12,8 @@ from aftermath.base.errors import UsageError
 from aftermath.rules.limits import RUN_ID_BYTES
 
 CLOCK = Pubkey.from_string("SysvarC1ock11111111111111111111111111111111")
+ED25519 = Pubkey.from_string("Ed25519SigVerify111111111111111111111111111")
+INSTRUCTIONS = Pubkey.from_string("Sysvar1nstructions1111111111111111111111111")
 SLOT_HASHES = Pubkey.from_string("SysvarS1otHashes111111111111111111111111111")
 JOIN_SCOPE = b"CoordinatorJoinRun"
 """Of an authorization to join all runs of a join authority; one for a single run has that run's address instead."""

@@ -198,9 +198,9 @@ class CoordinatorClient:
         """Give up the place in the run."""
         return await self.transact(self.ix.leave_run(run_id, (await self.run(run_id)).place))
 
-    async def transact(self, instruction: Instruction) -> Signature:
-        """Send an instruction that may end in a transition of the run."""
-        return await self.sender.send([instruction], headroom=TRANSITION_UNITS)
+    async def transact(self, *instructions: Instruction) -> Signature:
+        """Send instructions of which the last may end in a transition of the run."""
+        return await self.sender.send(list(instructions), headroom=TRANSITION_UNITS)
 
     async def _account(self, run_id: str, address: Pubkey) -> AccountData:
         return await self._present(run_id, (await fetch(self.pool, address))[1])

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from solders.instruction import Instruction
 from solders.pubkey import Pubkey
 
+from aftermath.chain.addresses import ED25519
 from aftermath.chain.endpoints import RawRequest
 from aftermath.chain.rpc import RpcPool
 
@@ -47,6 +48,12 @@ def percentile(values: Sequence[int], percent: int) -> int:
 def transaction_fee(signatures: int, units: int, price: int) -> int:
     """Lamports: 5,000 a signature, and the compute limit times its price, rounded up."""
     return signatures * LAMPORTS_PER_SIGNATURE + -(-units * price // MICRO)
+
+
+def signature_count(payer: Pubkey, instructions: Sequence[Instruction]) -> int:
+    """The signatures that a transaction of these pays for: its own, and those that the Ed25519 program checks in it."""
+    checked = sum(instruction.data[0] for instruction in instructions if instruction.program_id == ED25519)
+    return len(payer_and_signers(payer, instructions)) + checked
 
 
 def payer_and_signers(payer: Pubkey, instructions: Sequence[Instruction]) -> set[Pubkey]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,9 +12,12 @@ from solders.pubkey import Pubkey
 from solders.system_program import ID as SYSTEM_PROGRAM
 
 from aftermath.base.bounded import U32_MAX
-from aftermath.chain.addresses import SLOT_HASHES, run_addresses
+from aftermath.chain.addresses import ED25519, INSTRUCTIONS, SLOT_HASHES, run_addresses
 from aftermath.chain.programs import AnchorProgram
 from aftermath.rules.accounts import Place
+from aftermath.rules.commitment import Signed
+
+_ED25519_ENTRY, _ITSELF = struct.Struct("<7H"), 0xFFFF
 
 GROWTH = 10_240
 """Bytes that one `grow` adds, and the size that init_run gives the two large accounts."""
@@ -157,6 +161,25 @@ class CoordinatorInstructions:
     def health_check(self, run_id: str, dropped: int) -> Instruction:
         """Drop the members (bit mask of slots) whose results the witnesses did not see."""
         return self._permissionless("health_check", run_id, dropped=dropped.to_bytes(32, "little"))
+
+    def prove_equivocation(self, run_id: str) -> Instruction:
+        """Eject who signed both statements of the `check_signatures` that comes before this in the transaction."""
+        return self._permissionless("prove_equivocation", run_id, {"instructions": INSTRUCTIONS})
+
+    def check_signatures(self, signed: Sequence[Signed]) -> Instruction:
+        """The Ed25519 program's check of signatures, with all that it looks at in its own data.
+
+        Its data is (after the runtime's `sdk/ed25519-program`) a count, a zero, for each signature seven u16 (place of
+        signature, key and message with the message's size, each place followed by the instruction that it is in), and
+        then what they point to.
+        """
+        table, parts, start = b"", b"", 2 + _ED25519_ENTRY.size * len(signed)
+        for one in signed:
+            at = start + len(parts)
+            key, message = at + len(one.signature), at + len(one.signature) + len(one.key)
+            table += _ED25519_ENTRY.pack(at, _ITSELF, key, _ITSELF, message, len(one.statement), _ITSELF)
+            parts += one.signature + one.key + one.statement
+        return Instruction(ED25519, bytes([len(signed), 0]) + table + parts, [])
 
     def checkpoint(self, run_id: str, *, kind: int, repo: str, revision: str, hashes: Sequence[bytes]) -> Instruction:
         """Name a durable checkpoint that carries the attested level hashes."""

@@ -32,6 +32,7 @@ from aftermath.chain.wallet import Wallet
 from aftermath.coordinator.errors import CoordinatorError, Refusal, Refused, Unavailable
 from aftermath.coordinator.view import View
 from aftermath.rules.accounts import Attestation, Place, Round, Run
+from aftermath.rules.commitment import signed_part
 
 T = TypeVar("T")
 
@@ -270,14 +271,21 @@ class SolanaMember:
         """Drop the members (bit mask) that the witnesses did not see."""
         await self._send(self._coordinator.ix.health_check(self._run_id, dropped))
 
+    async def prove_equivocation(self, first: bytes, second: bytes) -> None:
+        """Show two announcements of one member that contradict each other."""
+        signed = signed_part(first), signed_part(second)
+        await self._send(
+            self._coordinator.ix.check_signatures(signed), self._coordinator.ix.prove_equivocation(self._run_id)
+        )
+
     async def checkpoint(self, kind: int, repo: str, revision: str, hashes: Sequence[bytes]) -> None:
         """Name a durable checkpoint."""
         ix = self._coordinator.ix.checkpoint(self._run_id, kind=kind, repo=repo, revision=revision, hashes=hashes)
         await self._send(ix)
 
-    async def _send(self, instruction: Instruction) -> None:
+    async def _send(self, *instructions: Instruction) -> None:
         """Send, and see the effect: afterwards the newest Run is as of the transaction's slot, or later."""
-        await self._coordinator.transact(instruction)
+        await self._coordinator.transact(*instructions)
         try:
             await self._watcher.refresh(patience=CALL_PATIENCE, min_slot=self._coordinator.sender.slot)
         except Unavailable as error:

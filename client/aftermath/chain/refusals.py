@@ -107,6 +107,7 @@ _TOLD = {
 _REASONS = {
     "DuplicateWitness": Refusal.ALREADY_DONE,
     "NotUnhealthy": Refusal.ALREADY_DONE,
+    "AlreadyEjected": Refusal.ALREADY_DONE,
     "WrongState": Refusal.TOO_LATE,
     "StaleHeight": Refusal.TOO_LATE,
     "NothingToTick": Refusal.TOO_LATE,

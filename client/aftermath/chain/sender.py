@@ -31,7 +31,7 @@ from aftermath.base.wait import both
 from aftermath.chain.accounts import COMMITMENT, balance, rent
 from aftermath.chain.confirm import Expired, deliver
 from aftermath.chain.failures import BadReply, TransactionFailed
-from aftermath.chain.fees import payer_and_signers, priority_price, transaction_fee
+from aftermath.chain.fees import payer_and_signers, priority_price, signature_count, transaction_fee
 from aftermath.chain.funds import ensure_funds, rent_due
 from aftermath.chain.refusals import Errors, lacks_funds, lamports_short, refused
 from aftermath.chain.rpc import RpcPool
@@ -146,12 +146,12 @@ class Sender:
             transaction = self.transaction(instructions, signers, units, price, blockhash)
             try:
                 self.slot = max(self.slot, await deliver(self.pool, transaction, height))
-                self.paid(1 + len(signers), units, price)
+                self.paid(signature_count(self.wallet.pubkey, instructions), units, price)
                 return transaction.signatures[0]
             except Expired:
                 log.info("transaction %s expired, sending it again", transaction.signatures[0])
             except TransactionFailed:
-                self.paid(1 + len(signers), units, price)
+                self.paid(signature_count(self.wallet.pubkey, instructions), units, price)
                 raise
         raise Unavailable(
             f"the cluster did not confirm the transaction in {BUILDS} tries",
@@ -182,7 +182,7 @@ class Sender:
         return Message.new_with_blockhash([*prefix, *instructions], self.wallet.pubkey, blockhash)
 
     def _highest_fee(self, instructions: Sequence[Instruction]) -> int:
-        return transaction_fee(len(payer_and_signers(self.wallet.pubkey, instructions)), MAX_UNITS, self._cap)
+        return transaction_fee(signature_count(self.wallet.pubkey, instructions), MAX_UNITS, self._cap)
 
     async def _refilled(self, failure: TransactionFailed, instructions: Sequence[Instruction]) -> bool:
         """Whether the transaction failed for want of money that the wallet has been given since.

@@ -83,5 +83,8 @@ class Coordinator(Protocol):
     async def health_check(self, dropped: int) -> None:
         """Report the members (bit mask) whose results no quorum saw."""
 
+    async def prove_equivocation(self, first: bytes, second: bytes) -> None:
+        """Show two announcements of one member that contradict each other, which ejects it."""
+
     async def checkpoint(self, kind: int, repo: str, revision: str, hashes: Sequence[bytes]) -> None:
         """Name a durable checkpoint."""

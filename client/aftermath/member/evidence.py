@@ -3,17 +3,23 @@
 Choices: whoever has both can show them to anybody, since each carries its signature and names its place in the run; the
 first pair of a member and round is kept, of the newest rounds, and goes into the file of events, where it stays. Where
 witnesses recorded different results of one member the peers are asked for them, as each peer may have heard one only.
+While the epoch goes on the pair is shown to the program, which ejects who signed it: by one member after the other, in
+a seeded order, until that is done.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from aftermath.base.errors import BadAnnouncement
+from aftermath.member.persist import Duty
+from aftermath.member.ports import Ports
 from aftermath.rules.accounts import Attestation
 from aftermath.rules.commitment import Commitment, decode_announcement
 from aftermath.rules.consensus import Fingerprint, unpack_fingerprints
+from aftermath.rules.deadlines import TICK_STEP, tick_order
+from aftermath.rules.state import MemberState
 from aftermath.watch import kinds
 from aftermath.watch.events import Events
 
@@ -44,7 +50,7 @@ def proves(pair: Pair) -> bool:
 
 
 def _place(said: Commitment) -> tuple[object, ...]:
-    return said.sender, said.signer, said.run_id, said.epoch, said.height, said.slot
+    return said.sender, said.signer, said.run_id, said.epoch, said.height, said.seed, said.slot
 
 
 def disputed(attestations: Iterable[Attestation], roster: int) -> frozenset[int]:
@@ -62,6 +68,8 @@ class Evidence:
     def __init__(self, events: Events) -> None:
         self._events = events
         self._kept: dict[tuple[int, int, int], Pair] = {}
+        self.show: Callable[[Commitment, Pair], None] | None = None
+        """Called with a pair that is new, and one of its commitments."""
 
     @property
     def pairs(self) -> tuple[Pair, ...]:
@@ -81,3 +89,22 @@ class Evidence:
                 epoch=first.epoch, height=first.height, slot=first.slot, first=raw.hex(), second=other_raw.hex()
             )
         )
+        if self.show is not None:
+            self.show(first, pair)
+
+
+async def show_equivocation(ports: Ports, slot: int, said: Commitment, pair: Pair) -> None:
+    """Have the member ejected that signed both, when it is our turn and nobody did it before us; `slot` is our own."""
+    order = [one for one in tick_order(ports.feed.run, ports.feed.members) if one != said.slot]
+    if slot not in order:
+        return
+    await ports.clock.sleep(TICK_STEP * order.index(slot))
+
+    def wanted() -> bool:
+        run, member = ports.feed.run, ports.feed.members.slots[said.slot]
+        here = member.state not in (MemberState.IDLE, MemberState.EJECTED)
+        return here and run.active and run.epoch == said.epoch
+
+    duty = Duty(ports, "the proof that a member signed two results", wanted=wanted)
+    if await duty.fulfil(lambda: ports.coordinator.prove_equivocation(pair.first, pair.second)):
+        ports.events.emit(kinds.Ejected(slot=said.slot, height=said.height))

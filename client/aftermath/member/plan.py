@@ -38,6 +38,7 @@ class RoundPlan:
         return (
             said.run_id == self.run_id
             and (said.epoch, said.height, said.step) == (self.epoch, self.header.height, self.header.step)
+            and said.seed == self.header.seed
             and (said.sender, said.signer, said.tier) == (member.p2p, member.signer, member.tier)
             and said.schema_hash == schema.hash()
             and [(i.start, i.stop) for i in said.intervals] == [(r.start, r.stop) for r in self.ranges(said.slot)]

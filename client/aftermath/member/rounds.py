@@ -24,7 +24,7 @@ from aftermath.base.wait import cancel, first_of
 from aftermath.coordinator.errors import Refused
 from aftermath.data.source import Source
 from aftermath.member.collect import Collector
-from aftermath.member.evidence import disputed
+from aftermath.member.evidence import Pair, disputed, show_equivocation
 from aftermath.member.gradients import GradientFiles
 from aftermath.member.health import Excuses, report_undelivered
 from aftermath.member.plan import RoundPlan, plan_round
@@ -90,6 +90,7 @@ class Rounds:
         self._height = -1
         self._duty: WitnessDuty | None = None
         self._duties: set[asyncio.Task[None]] = set()
+        results.evidence.show = self._show
 
     async def live(self) -> Run | None:
         """Go through the rounds until cooldown; returns the run then, or None if warm-up was given up.
@@ -110,6 +111,7 @@ class Rounds:
                     raise Desync("the epoch went on without this member")
                 await self._round(run)
         finally:
+            self._results.evidence.show = None
             self._reading.stop()
             await cancel(self._duties)
 
@@ -160,6 +162,9 @@ class Rounds:
         self._duties.discard(duty)
         if not duty.cancelled() and (error := duty.exception()) is not None:
             self._ports.events.emit(kinds.Warning(message=f"a duty of this round failed: {error}"))
+
+    def _show(self, said: Commitment, pair: Pair) -> None:
+        self._start(show_equivocation(self._ports, self._slot, said, pair))
 
     # --- one round ----------------------------------------------------------------------------------------------
 
@@ -366,6 +371,7 @@ class Rounds:
             run_id=self._role.run_id,
             epoch=plan.epoch,
             height=plan.header.height,
+            seed=plan.header.seed,
             step=plan.header.step,
             slot=self._slot,
             tier=self._role.tier,

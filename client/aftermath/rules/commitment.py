@@ -1,17 +1,20 @@
 """What members tell each other in a round: signed, canonical, small, and refused unless every field is in range.
 
-Decided: an announcement is the sender's p2p key, its signature and the body, so that the signature is checked before
-anything is parsed; what is signed is a domain prefix and the body, which names the sender too. The body is msgpack of a
-tagged msgspec struct, an array of its fields whose encoding is unique (a decoded body must encode to the same bytes, so
-nobody can re-spell a signed one). The *commitment*, whose fingerprint witnesses put on chain, is the sha256 of a domain
-prefix and the committed fields alone: run, place in the run, signer, data, schema and the BLAKE3 and size of each
-level's payload. Loss and speed are signed but not committed: they are hearsay for people.
+Decided: an announcement is the sender's p2p key, its signature, a head and the body, so that the signature is checked
+before anything is parsed. The body is msgpack of a tagged msgspec struct, an array of its fields whose encoding is
+unique (a decoded body must encode to the same bytes, so nobody can re-spell a signed one). The *commitment*, whose
+fingerprint witnesses put on chain, is the sha256 of a domain prefix and the committed fields alone: run, place in the
+run, signer, data, schema and the BLAKE3 and size of each level's payload. Loss and speed are signed but not committed:
+they are hearsay for people. What is signed is the *statement*: a domain prefix, the head and the sha256 of the body.
+The head of a commitment says at fixed places what it is about and its digest: so the program can read two of them that
+contradict each other, and two fit into a transaction (`programs/coordinator/src/rules/equivocation.rs`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+import struct
 from collections.abc import Mapping, Sequence
 from typing import Annotated, NamedTuple
 
@@ -28,11 +31,15 @@ from aftermath.rules.limits import RUN_ID_BYTES
 
 MAX_ANNOUNCEMENT_BYTES = 4096
 _COMMIT_DOMAIN = b"aftermath commitment 1\x00"
-_SIGN_DOMAIN = b"aftermath announcement 2\x00"
-_KEY, _SIGNED = 32, 32 + 64  # where the signature begins, and the body
+_SIGN_DOMAIN = b"aftermath announcement 3"
+_KEY, _SIGNED = 32, 32 + 64  # where the signature begins, and the head
+_RESULT, _READY = b"\x01", b"\x02"  # what the heads begin with
+_PLACE = struct.Struct(f"<{RUN_ID_BYTES}sIIQB32s")  # of a commitment: run id, epoch, height, seed, slot, digest
+_HEADS = {_RESULT: 1 + _PLACE.size, _READY: 1}
 
 U8 = Annotated[int, Meta(ge=0, le=0xFF)]
 U32 = Annotated[int, Meta(ge=0, le=0xFFFF_FFFF)]
+U64 = Annotated[int, Meta(ge=0)]  # msgpack has no larger ones
 SequenceIndex = Annotated[int, Meta(ge=0, le=0x7FFF_FFFF_FFFF_FFFF)]
 RunId = Annotated[str, Meta(min_length=1, max_length=RUN_ID_BYTES)]
 Bytes32 = Annotated[bytes, Meta(min_length=32, max_length=32)]
@@ -56,8 +63,8 @@ class SequenceInterval(NamedTuple):
 
 
 class Commitment(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=1, forbid_unknown_fields=True):
-    """`signer` (a wallet) trained these sequences in round `height` of `epoch` and serves the result from
-    `sender` (its p2p key).
+    """`signer` (a wallet) trained these sequences in round `height` of `epoch`, which has that seed, and serves the
+    result from `sender` (its p2p key).
     """
 
     sender: Bytes32
@@ -65,6 +72,7 @@ class Commitment(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag
     run_id: RunId
     epoch: U32
     height: U32
+    seed: U64
     step: U32
     slot: U8
     tier: Level
@@ -167,7 +175,8 @@ def encode_announcement(announcement: Announcement, secret: bytes) -> bytes:
         raise BadAnnouncement("the p2p secret does not belong to the announcement's sender")
     body = _encoder.encode(announcement)
     _parse_body(body)
-    return announcement.sender + bytes(keypair.sign_message(_SIGN_DOMAIN + body)) + body
+    head = head_of(announcement)
+    return announcement.sender + bytes(keypair.sign_message(statement(head, body))) + head + body
 
 
 def decode_announcement(data: bytes) -> Announcement:
@@ -175,17 +184,53 @@ def decode_announcement(data: bytes) -> Announcement:
 
     Whether `sender` is a member, and whether the fields fit the round, is for the caller, who knows the run.
     """
-    if not _SIGNED < len(data) <= MAX_ANNOUNCEMENT_BYTES:
-        raise BadAnnouncement(
-            f"an announcement has {_SIGNED + 1} to {MAX_ANNOUNCEMENT_BYTES} bytes, this one has {len(data)}"
-        )
-    sender, signature, body = data[:_KEY], data[_KEY:_SIGNED], data[_SIGNED:]
-    if not Signature.from_bytes(signature).verify(Pubkey.from_bytes(sender), _SIGN_DOMAIN + body):
+    signed, body = _parts(data)
+    if not Signature.from_bytes(signed.signature).verify(Pubkey.from_bytes(signed.key), signed.statement):
         raise BadAnnouncement("the announcement is not signed by the key it names")
     announcement = _parse_body(body)
-    if announcement.sender != sender:
+    if announcement.sender != signed.key:
         raise BadAnnouncement("the announcement is signed by another key than its sender's")
+    if data[_SIGNED : len(data) - len(body)] != head_of(announcement):
+        raise BadAnnouncement("the announcement's head does not say what its body does")
     return announcement
+
+
+class Signed(NamedTuple):
+    """What a signature is under, as the Ed25519 program checks it."""
+
+    key: bytes
+    signature: bytes
+    statement: bytes
+
+
+def signed_part(data: bytes) -> Signed:
+    """The key, signature and statement of an announcement, unchecked. Raises BadAnnouncement on an impossible size."""
+    return _parts(data)[0]
+
+
+def head_of(announcement: Announcement) -> bytes:
+    """What stands before the body of an announcement."""
+    if isinstance(announcement, Ready):
+        return _READY
+    said = announcement
+    return _RESULT + _PLACE.pack(said.run_id.encode(), said.epoch, said.height, said.seed, said.slot, said.digest)
+
+
+def statement(head: bytes, body: bytes) -> bytes:
+    """What is signed."""
+    return _SIGN_DOMAIN + head + hashlib.sha256(body).digest()
+
+
+def _parts(data: bytes) -> tuple[Signed, bytes]:
+    if not _SIGNED + 1 < len(data) <= MAX_ANNOUNCEMENT_BYTES:
+        raise BadAnnouncement(
+            f"an announcement has {_SIGNED + 2} to {MAX_ANNOUNCEMENT_BYTES} bytes, this one has {len(data)}"
+        )
+    size = _HEADS.get(data[_SIGNED : _SIGNED + 1], 0)
+    head, body = data[_SIGNED : _SIGNED + size], data[_SIGNED + size :]
+    if not size or not body:
+        raise BadAnnouncement("an announcement begins with another head")
+    return Signed(data[:_KEY], data[_KEY:_SIGNED], statement(head, body)), body
 
 
 def _parse_body(body: bytes) -> Announcement:

@@ -19,6 +19,10 @@ from aftermath.rules.state import MemberState, RunState
 Ranges = list[list[int]]
 
 
+def _pushed_out(members: Members) -> int:
+    return members.mask(MemberState.DROPPED) | members.mask(MemberState.EJECTED)
+
+
 class Broken(AssertionError):
     """A law does not hold."""
 
@@ -37,7 +41,7 @@ class Record:
     steps: dict[tuple[int, int], int] = field(default_factory=dict)
     """(epoch, height): the step of every settled round that had data."""
     dropped: list[tuple[int, int]] = field(default_factory=list)
-    """(epoch, slot) of every member that was dropped."""
+    """(epoch, slot) of every member that was dropped or ejected."""
     _before: tuple[Run, Members] | None = None
 
     def note(self, run: Run, members: Members) -> None:
@@ -46,7 +50,7 @@ class Record:
             old, old_members = self._before
             if old.state.training and (run.state is RunState.COOLDOWN or run.current.height != old.current.height):
                 self._close(run, old.current.height, old_members)
-            for slot in bitmap.slots(members.mask(MemberState.DROPPED) & ~old_members.mask(MemberState.DROPPED)):
+            for slot in bitmap.slots(_pushed_out(members) & ~_pushed_out(old_members)):
                 self.dropped.append((run.epoch, slot))
         self._before = run, members
 

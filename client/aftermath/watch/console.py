@@ -35,6 +35,7 @@ _SENTENCES: dict[type[kinds.Event], str] = {
     kinds.Sample: "step {step}  the model goes on: {prompt}[bold]{text}[/bold]",
     kinds.Evaluated: "step {step}  {task}: {metric} {value:.4f} of {docs} questions",
     kinds.Waiting: "waits for the next epoch",
+    kinds.Ejected: "member {slot} signed two results of round {height} and is ejected",
     kinds.Dropped: "members {slots} did not deliver and are dropped",
     kinds.Kicked: "member {slot}, wallet {wallet}, was {kicked} by an authority of the run",
     kinds.Rewound: "the owner has taken the run from step {before} to step {step}",

@@ -242,6 +242,13 @@ class Equivocated(Event, frozen=True, kw_only=True):
     second: str
 
 
+class Ejected(Event, frozen=True, kw_only=True):
+    """This member showed the program that another one signed two different results of one share."""
+
+    slot: int
+    height: int
+
+
 class Dropped(Event, frozen=True, kw_only=True):
     """Members that did not deliver were reported by this one."""
 
@@ -323,6 +330,7 @@ MEMBER_EVENTS = (
     | FetchFailed
     | Refused
     | Equivocated
+    | Ejected
     | Dropped
     | Kicked
     | Rewound

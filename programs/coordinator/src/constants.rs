@@ -45,6 +45,9 @@ pub const WITNESSES_SEED: &[u8] = b"witnesses";
 /// Scope of an authorization to join all runs of a join authority. One for a single run has that run's address as scope.
 pub const JOIN_SCOPE: &[u8] = b"CoordinatorJoinRun";
 
+/// What a member's signature under a result begins with; the last byte says that it is one.
+pub const STATEMENT_DOMAIN: [u8; 25] = *b"aftermath announcement 3\x01";
+
 /// A set of member slots: bit `i % 8` of byte `i / 8` stands for slot `i`.
 pub type Bitmap = [u8; 32];
 /// SHA-256 of a level's tensors or of the state schema; all zero means unknown.

@@ -190,6 +190,12 @@ pub enum CoordinatorError {
     DuplicateVerdict,
     #[msg("This verifier has given its part of the 32 verdicts that a round has room for.")]
     VerdictsFull,
+    #[msg("Pass the instructions sysvar (Sysvar1nstructions1111111111111111111111111).")]
+    WrongInstructions,
+    #[msg("The instruction before this one must be Ed25519's, with both statements and their key in its own data: one place, one key, two commitments.")]
+    NoEquivocation,
+    #[msg("This member is not in the running epoch, or is ejected already.")]
+    AlreadyEjected,
     // checkpoints
     #[msg("The mask must name at least one level and the hashes must be one per named level, ascending.")]
     HashesInvalid,

@@ -118,6 +118,11 @@ pub mod coordinator {
         instructions::verify(ctx, (slot, &at), target, mismatch)
     }
 
+    /// Ejects a member that signed two different results of one share; an Ed25519 instruction before it checks both.
+    pub fn prove_equivocation(ctx: &mut Context<ProveEquivocation>) -> Result<()> {
+        instructions::prove_equivocation(ctx)
+    }
+
     /// An elected member states the hashes of the levels it holds at the end of an epoch.
     pub fn attest(
         ctx: &mut Context<Permissionless>,

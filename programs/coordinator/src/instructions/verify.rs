@@ -4,7 +4,7 @@
 use super::Permissionless;
 use crate::{
     errors::CoordinatorError,
-    rules::{committee, members, sequence, verdicts},
+    rules::{members, sequence, verdicts},
     state::*,
 };
 use anchor_lang::prelude::*;
@@ -22,15 +22,7 @@ pub fn verify(ctx: &mut Context<Permissionless>, (slot, at): (u8, &Place), targe
     let verdict = Verdict { verifier: slot, target, mismatch: mismatch as u8 };
     let votes = &mut accounts.witnesses.rounds[ring];
     let ejected = verdicts::cast(run, &accounts.members, votes, (ring, verdict))?;
-    let exited_height = run.exit_height();
-    let member = &mut accounts.members.slots[target as usize];
-    // also of a member that left, or was dropped, before it was found out
-    if ejected && !matches!(member.state, member_state::IDLE | member_state::EJECTED) {
-        if member.state == member_state::HEALTHY {
-            member.exited_height = exited_height;
-        }
-        member.state = member_state::EJECTED;
-        committee::reelect(&mut accounts.run, &accounts.members);
+    if ejected && members::eject(&mut accounts.run, &mut accounts.members, target) {
         sequence::bump(&mut accounts.run.members_seq)?;
     }
     accounts.finish()

@@ -1,6 +1,6 @@
 //! The slots of members: finding, choosing, counting.
 
-use super::{bitmap, moment::elapsed, Moment};
+use super::{bitmap, committee, moment::elapsed, Moment};
 use crate::{constants::*, errors::CoordinatorError, instructions::JoinParams, state::*};
 use anchor_lang::{address_eq, prelude::*};
 
@@ -106,6 +106,23 @@ pub fn kick(run: &mut Run, members: &mut Members, whom: &(Address, bool), now: u
         bitmap::clear(&mut run.finishers, index as u8);
     }
     Ok(())
+}
+
+/// Ejects a member of the running epoch, also one that left or was dropped before it was found out; returns whether it
+/// was one, and was not ejected before.
+#[inline(never)]
+pub fn eject(run: &mut Run, members: &mut Members, slot: u8) -> bool {
+    let exited_height = run.exit_height();
+    let member = &mut members.slots[slot as usize];
+    if matches!(member.state, member_state::IDLE | member_state::EJECTED) {
+        return false;
+    }
+    if member.state == member_state::HEALTHY {
+        member.exited_height = exited_height;
+    }
+    member.state = member_state::EJECTED;
+    committee::reelect(run, members);
+    true
 }
 
 /// A member without a replica can neither give the model to joiners nor finish the running epoch.

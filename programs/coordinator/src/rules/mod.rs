@@ -9,6 +9,7 @@ pub mod checkpoints;
 pub mod committee;
 pub mod cooldown;
 pub mod epoch;
+pub mod equivocation;
 pub mod invariant;
 pub mod levels;
 pub mod machine;

@@ -1,0 +1,47 @@
+//! Anybody shows that a member signed two different results of one share, and it is ejected, also if it has left meanwhile.
+
+use crate::{
+    constants::*,
+    errors::CoordinatorError,
+    rules::{equivocation, members, sequence, slot_hashes, Machine, Moment},
+    state::*,
+};
+use anchor_lang::{pinocchio::sysvars::instructions::Instructions, prelude::*};
+
+#[derive(Accounts)]
+pub struct ProveEquivocation {
+    pub user: Signer,
+    #[account(mut, seeds = [RUN_SEED, run.seed()], bump = run.bumps[0])]
+    pub run: Account<Run>,
+    #[account(seeds = [MODEL_SEED, run.seed()], bump = run.bumps[1])]
+    pub model: Account<Model>,
+    #[account(mut, seeds = [MEMBERS_SEED, run.seed()], bump = run.bumps[2])]
+    pub members: Grown<Members>,
+    #[account(mut, seeds = [WITNESSES_SEED, run.seed()], bump = run.bumps[3])]
+    pub witnesses: Grown<Witnesses>,
+    #[account(address = slot_hashes::ID @ CoordinatorError::WrongSlotHashes)]
+    pub slot_hashes: UncheckedAccount,
+    #[account(address = equivocation::INSTRUCTIONS @ CoordinatorError::WrongInstructions)]
+    pub instructions: UncheckedAccount,
+}
+
+/// The instruction before this one is of the Ed25519 program and checks both statements (`rules::equivocation`).
+pub fn prove_equivocation(ctx: &mut Context<ProveEquivocation>) -> Result<()> {
+    let accounts = &mut ctx.accounts;
+    let run: &mut Run = &mut accounts.run;
+    require!(run.active(), CoordinatorError::WrongState);
+    let instructions = Instructions::try_from(accounts.instructions.account())?;
+    let before = instructions.get_instruction_relative(-1).map_err(|_| CoordinatorError::NoEquivocation)?;
+    require!(*before.get_program_id() == equivocation::ED25519, CoordinatorError::NoEquivocation);
+    let proven = equivocation::read(before.get_instruction_data()).ok_or(CoordinatorError::NoEquivocation)?;
+    require!(*proven.run_id == run.run_id && proven.epoch == run.epoch, CoordinatorError::StaleHeight);
+    let member = &accounts.members.slots[proven.slot as usize];
+    require!(member.used == 1 && *proven.key == member.p2p, CoordinatorError::SlotMismatch);
+    let ejected = members::eject(run, &mut accounts.members, proven.slot);
+    require!(ejected, CoordinatorError::AlreadyEjected);
+    sequence::bump(&mut run.members_seq)?;
+    let moment = Moment::read(&accounts.slot_hashes)?;
+    let (members, witnesses) = (&mut accounts.members, &mut accounts.witnesses);
+    Machine { run, model: &accounts.model, members, witnesses }.follow(&moment)?;
+    sequence::seal(&mut accounts.run, &accounts.members, &accounts.witnesses)
+}

@@ -1,0 +1,57 @@
+"""What members sign of their results, with real p2p keys."""
+
+from functools import cache
+from typing import Any
+
+import msgspec
+from solders.keypair import Keypair
+from solders.pubkey import Pubkey
+
+from aftermath.chain.instructions import CoordinatorInstructions
+from aftermath.chain.programs import coordinator_program
+from aftermath.rules.accounts import Place
+from aftermath.rules.commitment import (
+    Commitment,
+    LevelPayload,
+    Ready,
+    SequenceInterval,
+    Signed,
+    encode_announcement,
+    signed_part,
+)
+from programs.scenario import Scenario, member
+
+LIAR = 1
+IX = CoordinatorInstructions(coordinator_program(None), Pubkey.default())
+
+
+def secret(index: int) -> bytes:
+    return bytes([index + 1]) * 32
+
+
+@cache
+def p2p(index: int) -> bytes:
+    return bytes(Keypair.from_seed(secret(index)).pubkey())
+
+
+def commitment(run_id: str, place: Place, slot: int, index: int = LIAR, result: int = 1) -> Commitment:
+    """What a member announces of the round at a place; `result` tells its results apart."""
+    return Commitment(
+        sender=p2p(index), signer=bytes(member(index).pubkey()), run_id=run_id, **place._asdict(), step=1, slot=slot,
+        tier=0, intervals=(SequenceInterval(0, 1),), schema_hash=b"s" * 32,
+        levels={0: LevelPayload(bytes([result]) * 32, 9)}, loss=1.0, tokens_per_sec=1.0,
+    )  # fmt: skip
+
+
+def said(run: Scenario, result: int = 1, index: int = LIAR, **changed: Any) -> Commitment:
+    """The same of the current round of a run."""
+    found = commitment(run.run_id, run.run.place, run.slot_of(index), index, result)
+    return msgspec.structs.replace(found, **changed)
+
+
+def sign(said: Commitment | Ready, index: int = LIAR) -> Signed:
+    return signed_part(encode_announcement(said, secret(index)))
+
+
+def pair(run: Scenario) -> list[Signed]:
+    return [sign(said(run, 1)), sign(said(run, 2))]

@@ -1,0 +1,183 @@
+"""Two different results that one member signed for one share eject it, whoever shows them; nothing else does.
+
+The exploit of the rule before: a member that signed another result for every peer delivered nothing, and kept its
+place, its share and its points.
+"""
+
+import struct
+from typing import Any
+
+import msgspec
+import pytest
+from solders.instruction import AccountMeta, Instruction
+from solders.pubkey import Pubkey
+
+from aftermath.chain.addresses import ED25519, INSTRUCTIONS
+from aftermath.rules.commitment import Commitment, LevelPayload, Ready, SequenceInterval, Signed
+from aftermath.rules.state import MemberState, RunState
+from programs.evidence import IX, LIAR, p2p, pair, said, sign
+from programs.harness import Outcome, World
+from programs.scenario import Scenario, member
+
+LOCAL = 0xFFFF
+
+
+@pytest.fixture
+def training(run: Scenario) -> Scenario:
+    """Three members with real p2p keys train round 0; an epoch costs who is ejected 9 points."""
+    run.owner("set_future_epoch_rates", 100, 9).ok()
+    for index in range(3):
+        run.join(index, p2p=p2p(index)).ok()
+    run.world.advance(6)
+    run.tick().ok()
+    run.world.advance(31)
+    run.tick().ok()
+    return run
+
+
+def prove(run: Scenario, *before: Instruction, by: int = 0, accounts: dict[str, Pubkey] | None = None) -> Outcome:
+    keys = {"user": member(by).pubkey()} | (accounts or {})
+    return run.world.send(*before, run.instruction("prove_equivocation", accounts=keys), signers=[member(by)])
+
+
+def show(run: Scenario, *signed: Signed, by: int = 0) -> Outcome:
+    return prove(run, IX.check_signatures(signed), by=by)
+
+
+def test_who_signs_two_results_is_ejected_and_forfeits(training: Scenario) -> None:
+    run = training
+    record = run.world.record("Members", "test")
+    record["slots"][0]["points"][:3] = 20
+    run.world.store("Members", "test", record)
+    show(run, *pair(run), by=77).ok()  # a wallet that has nothing to do with the run
+    assert run.members.slots[LIAR].state is MemberState.EJECTED
+    assert run.run.current.elected == 2
+    show(run, *pair(run)).refused("AlreadyEjected")
+    run.witness(LIAR).refused("SlotMismatch")
+    while run.run.state is not RunState.COOLDOWN:
+        run.everyone_witnesses([0, 2])
+    run.world.advance(31)
+    run.tick().ok()
+    slots = run.members.slots
+    assert [(slot.points, slot.slashed, slot.weight) for slot in slots[:3]] == [(70, 0, 120), (11, 9, 1), (70, 0, 120)]
+    show(run, *pair(run)).refused("WrongState")
+
+
+def test_leaving_before_it_is_found_out_does_not_help(training: Scenario) -> None:
+    run = training
+    signed = pair(run)
+    run.by(LIAR, "leave_run").ok()
+    run.everyone_witnesses([0, 2])
+    show(run, *signed).ok()
+    slot = run.members.slots[LIAR]
+    assert (slot.state, slot.exited_height) == (MemberState.EJECTED, 0)
+
+
+def test_what_is_no_contradiction_ejects_nobody(training: Scenario) -> None:
+    run = training
+    first = said(run)
+
+    def against(**changed: Any) -> Outcome:
+        return show(run, sign(first), sign(said(run, 2, **changed)))
+
+    show(run, sign(first), sign(first)).refused("NoEquivocation")
+    show(run, sign(first), sign(said(run, loss=2.0))).refused("NoEquivocation")  # hearsay, which is not committed to
+    against(height=1).refused("NoEquivocation")
+    against(seed=first.seed ^ 1).refused("NoEquivocation")  # another attempt at the epoch, or another run of that name
+    against(epoch=1).refused("NoEquivocation")
+    against(slot=2).refused("NoEquivocation")
+    against(run_id="other").refused("NoEquivocation")
+    both = {"run_id": "other"}
+    show(run, sign(said(run, 1, **both)), sign(said(run, 2, **both))).refused("StaleHeight")
+    show(run, sign(said(run, 1, epoch=1)), sign(said(run, 2, epoch=1))).refused("StaleHeight")
+    ready = Ready(sender=p2p(LIAR), signer=first.signer, run_id="test", epoch=0, slot=LIAR)
+    show(run, sign(ready), sign(msgspec.structs.replace(ready, signer=b"x" * 32))).refused("NoEquivocation")
+    assert run.members.mask(MemberState.HEALTHY) == 0b111
+
+
+def test_nobody_signs_for_another(training: Scenario) -> None:
+    run = training
+    other = {"sender": p2p(2)}
+    show(run, sign(said(run)), sign(said(run, 2, **other), 2)).refused("NoEquivocation")  # two keys
+    mine = [sign(said(run, result, **other), 2) for result in (1, 2)]
+    show(run, *mine).refused("SlotMismatch")  # the key of slot 2 speaks of slot 1
+    unused = [sign(said(run, result, slot=9)) for result in (1, 2)]
+    show(run, *unused).refused("SlotMismatch")
+    forged = sign(said(run, 2))._replace(signature=sign(said(run)).signature)
+    assert show(run, sign(said(run)), forged).error is not None
+    assert run.members.mask(MemberState.HEALTHY) == 0b111
+
+
+def packed(entries: list[tuple[int, ...]], data: bytes, count: int | None = None) -> Instruction:
+    """An Ed25519 instruction with any table."""
+    table = b"".join(struct.pack("<7H", *entry) for entry in entries)
+    return Instruction(ED25519, bytes([len(entries) if count is None else count, 0]) + table + data, [])
+
+
+def test_signatures_that_lie_elsewhere_prove_nothing(training: Scenario) -> None:
+    """The Ed25519 program takes keys, messages and signatures from any instruction of the transaction: what it checks
+    there is not what lies at the same place of its own.
+    """
+    run = training
+    honest, lie = sign(said(run, 1, 0), 0), sign(said(run, 2, 0), 0)
+    # member 0 signed one result; somebody puts another one where the program looks, and has the check look elsewhere
+    real = honest.signature + honest.key + honest.statement
+    never = honest.signature + honest.key + lie.statement
+    size, first, second = len(honest.statement), 2 + 2 * 14, 2 + 2 * 14 + len(real)
+
+    def entry(start: int, where: int) -> tuple[int, ...]:
+        return start, where, start + 64, where, start + 96, size, where
+
+    shown = IX.check_signatures([honest, honest])  # the first instruction after the budget's
+    data = real + never
+    prove(run, shown, packed([entry(first, LOCAL), entry(second, 1)], data)).refused("NoEquivocation")
+    prove(run, shown, packed([entry(first, 1), entry(second, 1)], data)).refused("NoEquivocation")
+    assert (
+        prove(run, shown, packed([entry(first, LOCAL), entry(second, LOCAL)], data)).error == "custom 2"
+    )  # its own no
+    for place in (1, 3, 6):  # only the signature, only the key, only the message
+        mixed = list(entry(second, LOCAL))
+        mixed[place] = 1
+        assert prove(run, shown, packed([entry(first, LOCAL), tuple(mixed)], data)).error is not None
+    assert run.members.mask(MemberState.HEALTHY) == 0b111
+
+
+def test_only_the_instruction_before_counts(training: Scenario) -> None:
+    run = training
+    check = IX.check_signatures(pair(run))
+    prove(run).refused("NoEquivocation")  # the budget's instruction is before it
+    budget = Instruction(Pubkey.from_string("ComputeBudget111111111111111111111111111111"), b"\x01" + bytes(4), [])
+    prove(run, check, IX.check_signatures(pair(run)[:1])).refused("NoEquivocation")
+    three = pair(run)
+    prove(run, IX.check_signatures([*three, three[0]])).refused("NoEquivocation")
+    data = bytes(check.data)
+    assert prove(run, check, budget).error is not None
+    entries = [struct.unpack_from("<7H", data, 2 + 14 * index) for index in range(2)]
+    for size in (len(three[0].statement) - 1, 0):
+        cut = [(*entry[:5], size, LOCAL) for entry in entries]
+        assert prove(run, packed(cut, data[30:])).error is not None
+    # the same bytes for a program that checks nothing
+    fake = Instruction(budget.program_id, data, [AccountMeta(run.accounts["run"], False, False)])
+    assert prove(run, fake).error is not None
+    forged = Pubkey.from_string("B" * 44)
+    run.world.put(
+        forged, run.world.data(INSTRUCTIONS), owner=Pubkey.from_string("Sysvar1111111111111111111111111111111111111")
+    )
+    prove(run, check, accounts={"instructions": forged}).refused("WrongInstructions")
+    assert run.members.mask(MemberState.HEALTHY) == 0b111
+    prove(run, check).ok()
+
+
+def test_the_statement_of_a_result_keeps_its_form(world: World) -> None:
+    """The program reads it at fixed places."""
+    del world
+    one = Commitment(
+        sender=p2p(0), signer=b"w" * 32, run_id="test", epoch=2, height=7, seed=2**64 - 2, step=27, slot=5, tier=0,
+        intervals=(SequenceInterval(40, 42),), schema_hash=b"s" * 32, levels={0: LevelPayload(b"1" * 32, 9)},
+        loss=1.0, tokens_per_sec=1.0,
+    )  # fmt: skip
+    statement = sign(one, 0).statement
+    head = b"aftermath announcement 3\x01" + b"test".ljust(32, b"\0") + struct.pack("<IIQB", 2, 7, 2**64 - 2, 5)
+    assert statement[: len(head)] == head
+    assert statement[len(head) : len(head) + 32] == one.digest
+    assert len(statement) == len(head) + 64 == 138
