@@ -1,6 +1,7 @@
 """The polar factor of matrices with the same bits on every machine: the Polar Express in integers that fp32 holds.
 
-Per step, of an X [r, c] with r <= c, whose entries are integers, and each of B and P rounded to such (halves to even):
+Per step, of an X [r, c] with r <= c, whose entries are integers, and each of B and P rounded to such (halves to even),
+after a fixed offset of at most a half is added (`_offsets`):
     A = X X^T,  B ~ A,  P = a + b B + c B B,  X <- P X
 with the polynomials of `optim.orthogonal` for 4 steps from 0.005. They are written out, since what computes them solves
 equations in floating point. Each of X, B and P has its own unit (`_UNITS`, `_SQUARES`, `_FACTORS`), so that its rows
@@ -13,8 +14,7 @@ Why every product is exact, in whatever order its sums run
   X X^T, those of B's on that of B B, and those of P's rows and X's columns are summed. A sum of squares that leaves
   fp32's integers is not below 2^24 in any order, since rounding keeps an order. So all machines see the same; a matrix
   that is not within the bounds stays as its last good step left it, which is no polar factor. To begin with every
-  matrix of up to 2^24 columns is within them; later on may leave them what has one direction and numbers of one size,
-  since all are rounded one way.
+  matrix of up to 2^24 columns is within them.
 - All else is single operations of IEEE on one tensor or two, and whole sums in int64.
 Hence equal matrices have equal factors for any number of threads, memory layout, BLAS or device with IEEE fp32 and
 plain products (no TF32, none that are emulated). MPS promises neither, and leaves it to the CPU.
@@ -22,14 +22,19 @@ plain products (no TF32, none that are emulated). MPS promises neither, and leav
 Why so few bits are enough
 - The first B is divided by the length of A (the fourth root of the sum of the singular values' fourth powers bounds the
   largest), which is nearer to the largest singular value than the Frobenius norm is. So 4 steps reach as far as 5.
-- Rounding is noise: of X 0.29 / 2000 an entry, where entries are about 1 / sqrt(c). A step with its polynomial keeps
+- Rounding is noise: of X 0.41 / 2000 an entry, where entries are about 1 / sqrt(c). A step with its polynomial keeps
   singular values below 2.02 with a margin for it (`orthogonal.MARGIN`).
+- It is noise because of the offsets. Of a matrix of few numbers, as a member may send, all would be rounded one way,
+  and what is lost would add up to a direction of its own: past 2.02, where the next polynomial throws it up, to a
+  hundred times its length and more. The offsets are spread evenly, and as matrices have no direction of their own.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterable
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -78,14 +83,15 @@ def _polar(matrices: Tensor) -> Tensor:
         else:
             square.mul_(_fp32(squares / _UNITS**2))
             back = _fp32(1 / factors if step < last else 1 / (factors * _UNITS))
-        fourth = square.round_() @ square.mT
+        fourth = square.add_(_offsets(square, f"B{step}", same=True)).round_() @ square.mT
         within &= _longest(fourth.diagonal(dim1=1, dim2=2)) < _LIMIT
-        factor = fourth.mul_(_fp32(c * factors / squares**2)).add_(square.mul_(_fp32(b * factors / squares))).round_()
+        factor = fourth.mul_(_fp32(c * factors / squares**2)).add_(square.mul_(_fp32(b * factors / squares)))
+        factor.add_(_offsets(factor, f"P{step}", same=True)).round_()
         factor.diagonal(dim1=1, dim2=2).add_(round(a * factors))
         within &= (_longest(factor.square().sum(2)) < _LIMIT) & (_longest(x.square().sum(1)) < _LIMIT)
         new = (factor @ x).mul_(back)
         if step < last:
-            new.round_()
+            new.add_(_offsets(new, f"X{step}", same=False)).round_()
         x = (
             new
             if bool(within.all())
@@ -104,6 +110,25 @@ def _scaled(matrices: Tensor) -> Tensor:
     longest = torch.maximum(_longest(squares.sum(2, dtype=torch.int64)), _longest(squares.sum(1, dtype=torch.int64)))
     length = _first_length(x.shape[2])
     return x.mul_(_each((length / (math.isqrt(square) + 1) for square in longest.tolist()), x)).round_()
+
+
+def _offsets(like: Tensor, name: str, *, same: bool) -> Tensor:
+    """From -1/2 to 1/2, [rows, columns], equal for `like` of equal shape; `same`: symmetric.
+
+    Bits from the middle of products of two random numbers, one of the row and one of the column: as evenly spread as
+    such, at the cost of a multiplication.
+    """
+    rows = _drawn(f"{name} row", like.shape[1]).to(like.device)
+    columns = rows if same else _drawn(f"{name} column", like.shape[2]).to(like.device)
+    bits = torch.outer(rows, columns).bitwise_right_shift_(16).bitwise_and_(0xFFFF)
+    return bits.to(torch.float32).mul_(2.0**-16).sub_(0.5)
+
+
+@lru_cache(maxsize=256)
+def _drawn(name: str, count: int) -> Tensor:
+    """Whole numbers of 24 bits, int64 [count], from a name."""
+    drawn = hashlib.shake_128(f"aftermath polar {name}".encode()).digest(3 * count)
+    return torch.tensor([int.from_bytes(drawn[at : at + 3], "little") for at in range(0, 3 * count, 3)])
 
 
 def _first_length(columns: int) -> float:
