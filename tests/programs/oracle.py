@@ -109,6 +109,7 @@ class Oracle(Transitions):
         need(not same, "NoEquivocation")
         need(slot < len(self.members) and self.members[slot].wallet == wallet, "SlotMismatch")
         seat = self.members[slot]
+        need(seat.declared > 0, "SlotMismatch")  # who was barred before it ever joined has named no key
         need(seat.state not in (MemberState.IDLE, MemberState.EJECTED), "AlreadyEjected")
         self._eject(seat)
         self._follow()
