@@ -33,7 +33,7 @@ def announcements() -> tuple[list[bytes], Decode]:
 
 
 def signed_bodies() -> tuple[list[bytes], Decode]:
-    return [data[96:] for data in announcements()[0]], commitment._parse_body
+    return [commitment._parts(data)[1] for data in announcements()[0]], commitment._parse_body
 
 
 def frames(*messages: msgspec.Struct) -> tuple[list[bytes], Decode]:

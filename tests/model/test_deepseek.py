@@ -369,3 +369,10 @@ def test_layers_that_predict_further_tokens_are_refused_by_name(file: dict[str, 
     with pytest.raises(CheckpointError, match=r"model\.layers\.3\.eh_proj\.weight.*not part of this model") as caught:
         load(tmp_path / "m", 0)
     assert "predict further tokens" in caught.value.fix
+
+
+@pytest.mark.parametrize("key", ["norm_topk_prob", "rope_interleave"])
+def test_null_is_no_where_a_key_says_yes_or_no(key: str) -> None:
+    """As it is to transformers, whatever the default."""
+    assert getattr(config(V3, **{key: True}), key) is True
+    assert getattr(config(V3, **{key: None}), key) is False

@@ -87,6 +87,47 @@ def test_logits_and_gradients_are_its_own_and_checkpoints_go_both_ways(saved: tu
     }
 
 
+SMALL = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"model_type": "gemma2", "head_dim": 8, "final_logit_softcapping": None, "attn_logit_softcapping": None},
+        {"model_type": "gemma2", "head_dim": 8, "final_logit_softcapping": 0.5},
+        {"model_type": "olmo2", "pad_token_id": 0},
+        {"model_type": "olmo2", "pad_token_id": None},
+        {"model_type": "olmo2"},
+        {"model_type": "phi3", "pad_token_id": 0},
+        {"model_type": "phi3", "pad_token_id": None},
+    ],
+    ids=str,
+)
+def test_null_and_the_padding_are_what_they_are_to_transformers(said: dict[str, Any], tmp_path: Path) -> None:
+    """What a file does not say it has a default for; and the padding's row of the embedding learns nothing."""
+    written = SMALL | {"num_key_value_heads": 1} | said
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    torch.manual_seed(1)
+    made = transformers.AutoConfig.from_pretrained(tmp_path, local_files_only=True)
+    theirs = transformers.AutoModelForCausalLM.from_config(made)
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.add_(torch.randn(parameter.shape), alpha=0.3)
+    theirs.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    tokens = torch.randint(0, 64, (2, 40), generator=torch.Generator().manual_seed(2))
+    logits = theirs(tokens).logits
+    torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()).backward()
+    first = config_of(document(tmp_path))
+    for config in (first, config_of(first.to_hf())):
+        ours = config.build(0, load(tmp_path, 0))
+        torch.testing.assert_close(ours(tokens), logits, rtol=1e-5, atol=1e-6)
+        ours.loss(tokens).backward()
+        gradients = dict(ours.named_parameters())
+        for name, parameter in theirs.named_parameters():
+            torch.testing.assert_close(gradients[name].grad, parameter.grad, rtol=1e-4, atol=1e-6)
+
+
 def test_the_schema_goes_through_its_document_and_has_one_tier(saved: tuple[Any, Path]) -> None:
     said = document(saved[1])
     found = state_schema(said, 1).document()

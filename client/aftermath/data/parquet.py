@@ -4,7 +4,7 @@ Decided
 - Where a row's list lies in a parquet file is known only after all rows before it. So a file is unpacked whole, a few
   rows at a time, into this user's cache, and what was unpacked is what is read and marked: members with equal columns
   have equal records, whoever wrote their files.
-- What was unpacked is kept under a hash of the file's path, size and time of change: a changed file is unpacked anew.
+- What was unpacked is kept under a hash of the file's path, size and times of change: a changed file is unpacked anew.
   Of several processes one unpacks, and the others wait for it.
 - pyarrow, the format's own library, is an extra.
 """
@@ -80,6 +80,7 @@ def _write_rows(path: Path, names: Sequence[str], seq_len: int, stream: BinaryIO
 
 def _column(path: Path, names: Sequence[str]) -> Column:
     """The first column of these names, some rows at a time."""
+    import pyarrow as pa
     import pyarrow.compute as pc
 
     advice = f"name a column of lists of whole numbers {' or '.join(names)}"
@@ -89,6 +90,9 @@ def _column(path: Path, names: Sequence[str]) -> Column:
         name = next((name for name in names if name in held), None)
         if name is None:
             raise DataError(f"{path} has the columns {', '.join(held[:8])}, and none for {names[0]}", advice)
+        kind = file.schema_arrow.field(name).type
+        if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
+            raise DataError(f"{path} has {kind} in the column {name}, and not lists", advice)
         for batch in file.iter_batches(_ROWS, columns=[name]):
             lengths = pc.list_value_length(batch.column(0))
             numbers = batch.column(0).flatten()
@@ -127,7 +131,8 @@ def _kept(path: Path, kind: str, write: Callable[[BinaryIO], None]) -> Path:
         )
     try:
         now = path.stat()
-        mark = hashlib.sha256(f"{path}\0{now.st_size}\0{now.st_mtime_ns}".encode()).hexdigest()[:32]
+        which = f"{path}\0{now.st_size}\0{now.st_mtime_ns}\0{now.st_ctime_ns}"
+        mark = hashlib.sha256(which.encode()).hexdigest()[:32]
         folder = cache_directory("unpacked") / mark
         target = folder / f"{path.name}.{kind}"
         folder.mkdir(parents=True, exist_ok=True)

@@ -158,12 +158,16 @@ class ModelConfig(BaseModel, ABC):
 
     @classmethod
     def known(cls, hf_config: Mapping[str, Any]) -> dict[str, Any]:
-        """What a `config.json` says of these fields: null is absent but for tokens, and the width is the full one."""
+        """What a `config.json` says of these fields, with the full width. Null is absent but for tokens, and "no" where
+        the answer is yes or no, as transformers reads it.
+        """
         _, width = stored_tier(hf_config)
         if not width:
             raise ModelConfigError("config.json: intermediate_size is missing")
         tokens = {key: hf_config[key] for key in _TOKEN_KEYS if key in hf_config}  # null says that there is none
         known = {key: hf_config[key] for key in cls.model_fields if hf_config.get(key) is not None} | tokens
+        null = [key for key in hf_config if hf_config[key] is None and key in cls.model_fields]
+        known |= {key: False for key in null if cls.model_fields[key].annotation is bool}
         if isinstance(known.get("eos_token_id"), list):
             known["eos_token_id"] = tuple(known["eos_token_id"])
         return known | {"intermediate_size": width}

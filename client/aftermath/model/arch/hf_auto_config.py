@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _SILENT = frozenset(
     {
         *("_name_or_path", "transformers_version", "torch_dtype", "dtype", "architectures", "use_cache"),
-        *("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "task_specific_params"),
+        *("bos_token_id", "eos_token_id", "decoder_start_token_id", "task_specific_params"),
         *("matformer_tier", "matformer_base_intermediate_size"),
     }
 )
@@ -56,7 +56,9 @@ class HfAutoConfig(ModelConfig):
     MODEL_TYPE: ClassVar[str] = "hf_auto"
     ELASTIC_DIMS: ClassVar[Mapping[str, Literal[0, 1]]] = {}
     document: str = Field(max_length=_LONGEST)
-    """Its keys that change what is computed, as canonical JSON."""
+    """Its keys that change what is computed, as canonical JSON. One that is null is not one that is absent: then
+    transformers has a default. The row of the padding token learns nothing there, and is named by this or by default.
+    """
 
     @classmethod
     def from_hf(cls, hf_config: Mapping[str, Any]) -> Self:
@@ -68,7 +70,7 @@ class HfAutoConfig(ModelConfig):
                 )
         if hf_config.get("matformer_tier"):
             raise ModelConfigError("config.json: matformer_tier must be 0 here", "name the full checkpoint")
-        said = {key: value for key, value in hf_config.items() if key not in _SILENT and value is not None}
+        said = {key: value for key, value in hf_config.items() if key not in _SILENT}
         made = _made(_canonical(said))
         text = made.get_text_config()
         width = getattr(text, "intermediate_size", None) or getattr(text, "n_inner", None) or 4 * text.hidden_size
@@ -89,7 +91,7 @@ class HfAutoConfig(ModelConfig):
     def to_hf(self, tier: int = 0) -> dict[str, Any]:
         """What it was made of, with its tokens."""
         self.width(tier)
-        tokens = self.model_dump(include={"bos_token_id", "eos_token_id", "pad_token_id"})
+        tokens = self.model_dump(include={"bos_token_id", "eos_token_id"})
         said: dict[str, Any] = json.loads(self.document)
         return said | tokens | {"torch_dtype": "float32"}
 
