@@ -15,7 +15,6 @@ from aftermath.cli.command import command
 from aftermath.cli.options import RunId, SigningOptions
 from aftermath.cli.present import CommandError, Result, facts, listing
 from aftermath.rules.accounts import Model, Recorded, steps_before
-from aftermath.rules.state import CheckpointKind
 
 
 @command("rewind", example="aftermath-solana rewind --run-id demo --to-step 120")
@@ -54,17 +53,13 @@ async def rewind(
 def _place(run_id: str, model: Model, step: int) -> int:
     """The first place of a checkpoint of so many steps. Raises CommandError if there is none."""
     for place, one in enumerate(model.recorded):
-        if one.checkpoint.kind is not CheckpointKind.NONE and steps_before(one.step) == step:
+        if one.exists and steps_before(one.step) == step:
             return place
-    known = sorted({steps_before(one.step) for one in _known(model)})
+    known = sorted({steps_before(one.step) for one in model.recorded if one.exists})
     raise CommandError(
         f"no checkpoint of step {step} is recorded for run {run_id}",
         f"name one of step {', '.join(map(str, known))}" if known else "name one first: aftermath-solana checkpoint",
     )
-
-
-def _known(model: Model) -> list[Recorded]:
-    return [one for one in model.recorded if one.checkpoint.kind is not CheckpointKind.NONE]
 
 
 def _plain(one: Recorded) -> dict[str, Any]:
@@ -78,7 +73,7 @@ def _plain(one: Recorded) -> dict[str, Any]:
 
 
 def _list(run_id: str, model: Model) -> Result:
-    rows = [_plain(one) for one in _known(model)]
+    rows = [_plain(one) for one in model.recorded if one.exists]
     if not rows:
         return Result([], f"run {run_id} has no checkpoint yet")
     table = listing(list(rows[0]), [list(row.values()) for row in rows])

@@ -228,8 +228,8 @@ class WarmUp:
         A member may have named a place that is none, and another one the same step's before or after it.
         """
         model, reasons = self._ports.feed.model, list[Exception]()
-        same = [one.checkpoint for one in model.recorded if one.step == model.checkpoint_step]
-        for place in dict.fromkeys([model.checkpoint, *same]):
+        same = [one.checkpoint for one in model.recorded if one.step == model.checkpoint_step]  # the present one first
+        for place in dict.fromkeys(same):
             try:
                 durable = await self._workers.compute(lambda place=place: self._origin.durable(place))  # type: ignore[misc]
                 for level in sorted(levels):

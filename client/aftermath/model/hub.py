@@ -62,15 +62,14 @@ def download(
     Raises CheckpointError or ModelConfigError.
     """
     source = opened(repo, revision, cache_dir, token, endpoint)
-    manifests = [path for path in source.sizes if PurePosixPath(path).name == MANIFEST_FILE]
     if tier > 0 and strategy != "universal":
         try:
-            return _download_tier(source, manifests, tier)
+            return _download_tier(source, _manifests(source), tier)
         except ManifestUnusable as error:
             if strategy == "sliced":
                 raise
             log.info("%s: taking the full checkpoint: %s", repo, error.message)
-    return _download_full(source, str(PurePosixPath(manifests[0]).parent) if len(manifests) == 1 else ".", tier)
+    return _download_full(source, str(_base(source)), tier)
 
 
 def download_config(
@@ -105,8 +104,12 @@ def download_outline(
 
 def _base(source: Repository) -> PurePosixPath:
     """The folder of the full model: the manifest's, if there is one."""
-    manifests = [path for path in source.sizes if PurePosixPath(path).name == MANIFEST_FILE]
+    manifests = _manifests(source)
     return PurePosixPath(manifests[0]).parent if len(manifests) == 1 else PurePosixPath()
+
+
+def _manifests(source: Repository) -> list[str]:
+    return [path for path in source.sizes if PurePosixPath(path).name == MANIFEST_FILE]
 
 
 def upload(

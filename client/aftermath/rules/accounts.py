@@ -249,6 +249,11 @@ class Recorded:
     data_index: int
     step: int
 
+    @property
+    def exists(self) -> bool:
+        """Whether there is one at this place."""
+        return self.checkpoint.kind is not CheckpointKind.NONE
+
 
 @dataclass(frozen=True, slots=True)
 class DataLocation:
@@ -371,8 +376,8 @@ class Model:
 
     @property
     def recorded(self) -> tuple[Recorded, ...]:
-        """The checkpoints that the run can be taken back to, by their place: the present one, then those before it. Of
-        kind NONE where there is none.
+        """The checkpoints that the run can be taken back to, by their place: the present one, then those before it. At
+        some places there may be none.
         """
         now = self.checkpoint, self.checkpoint_hashes, self.checkpoint_data_index, self.checkpoint_step
         return (Recorded(*now), *self.earlier)

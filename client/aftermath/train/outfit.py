@@ -19,7 +19,7 @@ from aftermath.model.outline import Outline, read_outline
 from aftermath.optim.agreed import EXCHANGED, agreed_schema
 from aftermath.optim.schema import Schema
 from aftermath.rules.accounts import Checkpoint, Model
-from aftermath.rules.state import CheckpointKind, DataType
+from aftermath.rules.state import DataType
 from aftermath.train.locations import open_source
 
 log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ def outline_of(model: Model, run_id: str, warn: Callable[[str], None], *besides:
     """
     check_model(model, run_id)
     wrong: list[AftermathError] = []
-    recorded = [one.checkpoint for one in model.recorded if one.checkpoint.kind is not CheckpointKind.NONE]
+    recorded = [one.checkpoint for one in model.recorded if one.exists]
     for place in dict.fromkeys([model.checkpoint, *recorded, *besides]):
         try:
             outline = read_outline(place)
