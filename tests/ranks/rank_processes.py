@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -85,6 +85,23 @@ def ranks_on_cpu(data: int, tensor: int = 1) -> Iterator[tuple[Launched, Ranks]]
         finally:
             dist.destroy_process_group()
             torch.set_num_threads(before)
+
+
+class Standing:
+    """Ranks for one test after the other. Whoever finds that one of them has ended gets new ones."""
+
+    def __init__(self, data: int, tensor: int, until: ExitStack) -> None:
+        self._shape, self._until = (data, tensor), until
+        self._start()
+
+    def _start(self) -> None:
+        self.processes, self._ranks = self._until.enter_context(ranks_on_cpu(*self._shape))
+
+    def ranks(self) -> Ranks:
+        if self.processes.lost() is not None:
+            self._until.close()
+            self._start()
+        return self._ranks
 
 
 def share(count: int, round_: int = 0) -> Tensor:

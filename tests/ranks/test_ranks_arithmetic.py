@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 import torch
@@ -12,15 +13,20 @@ from aftermath.optim.schema import Settings
 from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.ranks.group import Ranks
 from aftermath.replica.replica import Cancelled
-from ranks.rank_processes import DISTRO, MODELS, RATE, apply, gradients, parts, ranks_on_cpu, share, two
+from ranks.rank_processes import DISTRO, MODELS, RATE, Standing, apply, gradients, parts, share, two
 
 SPARSE = SparseLoCo(inner_steps=3, chunk=16, topk=16)
 
 
 @pytest.fixture(scope="module", params=[(2, 1), pytest.param((4, 1), marks=pytest.mark.slow)], ids=["two", "four"])
-def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
-    with ranks_on_cpu(*request.param) as (_, joined):
-        yield joined
+def standing(request: pytest.FixtureRequest) -> Iterator[Standing]:
+    with ExitStack() as until:
+        yield Standing(*request.param, until)
+
+
+@pytest.fixture
+def ranks(standing: Standing) -> Ranks:
+    return standing.ranks()
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
@@ -14,7 +15,7 @@ import torch
 
 from aftermath.ranks.launch import RankLost, launched
 from aftermath.ranks.place import Place
-from ranks.rank_processes import ranks_on_cpu, share, two
+from ranks.rank_processes import RATE, Standing, ranks_on_cpu, share, two
 
 CPU = torch.device("cpu")
 
@@ -77,3 +78,16 @@ def test_no_process_and_no_file_is_left(monkeypatch: pytest.MonkeyPatch, tmp_pat
         assert psutil.pid_exists(number)
     assert not psutil.pid_exists(number)
     assert not list(tmp_path.iterdir())
+
+
+def test_ranks_of_which_one_has_ended_are_not_the_next_tests() -> None:
+    with ExitStack() as until:
+        standing = Standing(2, 1, until)
+        before = standing.ranks()
+        assert standing.ranks() is before
+        [rank] = standing.processes.processes
+        os.kill(rank, signal.SIGKILL)
+        psutil.Process(rank).wait()
+        alone, led = two(standing.ranks(), "llama", 0, 1)
+        results = [replica.train(share(2), RATE, RATE, threading.Event()) for replica in (alone, led)]
+    assert results[0].payloads == results[1].payloads

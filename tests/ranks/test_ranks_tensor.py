@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 import torch
@@ -11,13 +12,18 @@ from aftermath.base.errors import Unsuitable
 from aftermath.model.architectures import config_of
 from aftermath.ranks.group import Ranks
 from aftermath.ranks.tensor import check_tensor_parallelism
-from ranks.rank_processes import MODELS, gradients, parts, ranks_on_cpu, share, two
+from ranks.rank_processes import MODELS, Standing, gradients, parts, share, two
 
 
 @pytest.fixture(scope="module", params=[(1, 2), pytest.param((2, 2), marks=pytest.mark.slow)], ids=["two", "square"])
-def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
-    with ranks_on_cpu(*request.param) as (_, joined):
-        yield joined
+def standing(request: pytest.FixtureRequest) -> Iterator[Standing]:
+    with ExitStack() as until:
+        yield Standing(*request.param, until)
+
+
+@pytest.fixture
+def ranks(standing: Standing) -> Ranks:
+    return standing.ranks()
 
 
 @pytest.mark.parametrize("model", ["llama", "qwen2", "qwen3", "named"])
