@@ -2,11 +2,11 @@
 
 Usage: python benchmarks/gpu.py
 
-On the first CUDA device: the tests of `tests/replica`; whether results applied there leave the hashes that the CPU
-leaves, for the light recipe's model and every optimizer; `benchmarks/step.py` in bf16; and the most bytes that a
-member of each tier of both recipes held at once, in fp32 and in bf16, training one sequence at a time. What was found
-is kept in `benchmarks/measured/gpu.json`. It ends with 1, and keeps nothing, without a GPU, and if a test or a hash
-fails.
+On the first CUDA device: the tests of `tests/replica` and of Triton's kernels; whether these kernels can be used;
+whether results applied there leave the hashes that the CPU leaves, for the light recipe's model and every optimizer;
+`benchmarks/step.py` in bf16; and the most bytes that a member of each tier of both recipes held at once, in fp32 and in
+bf16, training one sequence at a time. What was found is kept in `benchmarks/measured/gpu.json`. It ends with 1, and
+keeps nothing, without a GPU, and if a test or a hash fails.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from aftermath.model.architectures import config_of
 from aftermath.model.config import ModelConfig
 from aftermath.optim.codec import decode_level
 from aftermath.optim.distro import Distro
+from aftermath.optim.layout import level_layout
+from aftermath.optim.on_gpu import chooses, counts
 from aftermath.optim.schema import Settings, build_schema
 from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.replica.arithmetic import Arithmetic
@@ -50,6 +52,7 @@ OPTIMIZERS: dict[str, Settings] = {
     "sparseloco": SparseLoCo(inner_steps=2),
     "sparseloco_polar": SparseLoCo(inner_steps=2, orthogonal_lr=12.0),
 }
+TESTS = ("tests/replica", "tests/kernels/test_kernels_gpu.py")
 TIERS, ROUNDS, RATE = 3, 2, 1e-3
 
 
@@ -61,7 +64,7 @@ def main() -> int:
     from aftermath.replica.exactness import exact_device
 
     load, device = os.getloadavg()[0], exact_device("cuda:0")
-    tests = subprocess.run([sys.executable, "-m", "pytest", "-q", "tests/replica"], cwd=ROOT)
+    tests = subprocess.run([sys.executable, "-m", "pytest", "-q", *TESTS], cwd=ROOT)
     equal = {name: exactness(MODELS["light"], name, device) for name in OPTIMIZERS}
     print(f"hashes as on the CPU: {equal}", file=sys.stderr, flush=True)
     if tests.returncode or not all(equal.values()):
@@ -71,6 +74,7 @@ def main() -> int:
         "gpu": torch.cuda.get_device_name(device),
         "torch": torch.__version__,
         "hashes_equal": equal,
+        "kernels": kernels(device),
         "step": step(),
         "memory": {model: {kind: peaks(model, kind, device) for kind in ("fp32", "bf16")} for model in MODELS},
     }
@@ -96,6 +100,18 @@ def exactness(model: Mapping[str, int], optimizer: str, device: torch.device) ->
             }
             replica.apply(votes, RATE)
     return here.hashes() == there.hashes() == peers[0].hashes()
+
+
+def kernels(device: torch.device) -> Mapping[str, bool]:
+    """By optimizer whether its results are chosen and counted by kernels there, where there are kernels for it."""
+    found = {}
+    for name, settings in OPTIMIZERS.items():
+        results = build_schema(MODELS["light"] | {"model_type": "llama"}, TIERS, settings).results
+        layouts = [level_layout(results, level) for level in range(TIERS)]
+        groups = {(group.block, group.topk) for layout in layouts for group in layout.groups}
+        chosen = [chooses(device, block, topk, results.values.lattice_bits) for block, topk in groups]
+        found[name] = all(chosen) and counts(device, layouts)
+    return found
 
 
 def step() -> Any:

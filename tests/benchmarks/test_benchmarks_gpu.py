@@ -53,6 +53,10 @@ def test_bits_that_are_the_cpus_are_found_equal(check: ModuleType, optimizer: st
         assert check.exactness(SMALL, optimizer, gpu)
 
 
+def test_without_kernels_it_is_said_of_every_optimizer(check: ModuleType) -> None:
+    assert check.kernels(torch.device("cpu")) == dict.fromkeys(check.OPTIMIZERS, False)
+
+
 def test_a_bit_that_is_not_is_found(check: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     apply = check.Replica.apply
 

@@ -39,6 +39,7 @@ from aftermath.optim.basis import COLUMN_SUM_BITS, basis
 from aftermath.optim.codec import Votes
 from aftermath.optim.format import ResultFormat, Values
 from aftermath.optim.layout import Group, LevelLayout, level_layout
+from aftermath.optim.on_gpu import OnGpu, counts
 from aftermath.optim.tally import check_votes, tally
 
 MEAN_BITS = 26
@@ -54,8 +55,12 @@ def signs(votes: Sequence[Votes], results: ResultFormat, level: int, device: tor
     check_votes(votes, level, torch.int8 if results.values is Values.SIGN else torch.float32)
     layout = level_layout(results, level)
     worker = torch.device("cpu") if device.type == "mps" else device
-    positions, means = _means(votes, layout, worker)
-    groups = [_group_signs(group, positions, means).to(device) for group in layout.groups]
+    if votes and results.values is Values.SIGN and counts(worker, [layout]):
+        counted = OnGpu(votes, layout, worker)
+        groups = [_group_signs_on_gpu(counted, number, group, worker) for number, group in enumerate(layout.groups)]
+    else:
+        positions, means = _means(votes, layout, worker)
+        groups = [_group_signs(group, positions, means).to(device) for group in layout.groups]
     return [part.of(groups[part.group]) for part in layout.parts]
 
 
@@ -98,6 +103,19 @@ def _group_signs(group: Group, positions: Tensor, means: Tensor) -> Tensor:
         if low < high:
             coefficients[positions[low:high] - (group.base + first * group.block)] = means[low:high].double()
         part.copy_(_inverse(coefficients.view(part.shape)).sign_())
+    return out
+
+
+def _group_signs_on_gpu(counted: OnGpu, number: int, group: Group, device: torch.device) -> Tensor:
+    """The same of votes that kernels count."""
+    out = torch.empty(group.blocks, group.height, group.width, dtype=torch.int8, device=device)
+    step = max(1, _BATCH // group.block)
+    scratch = torch.empty(min(step, group.blocks), group.height, group.width, dtype=torch.float64, device=device)
+    for first in range(0, group.blocks, step):
+        part = out[first : first + step]
+        means = scratch[: len(part)]
+        counted.means(means, number, first, MEAN_BITS)
+        part.copy_(_inverse(means).sign_())
     return out
 
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from aftermath.kernels.use import run
 from aftermath.model.segments import view
-from aftermath.optim import compiled
+from aftermath.optim import compiled, on_gpu
 from aftermath.optim.blocks import UNUSED
 from aftermath.optim.clip import refuse_beyond
 from aftermath.optim.codec import encode_level
@@ -137,7 +137,10 @@ class ErrorFeedback:
     def _chosen(self, blocks: Tensor, topk: int) -> tuple[Tensor, Tensor]:
         """Indices and values, [n, topk], of what is sent of blocks [n, h, w]."""
         coefficients = (forward(blocks) if self._transformed else blocks).flatten(1)
-        if not (bits := self._format.values.lattice_bits):
+        bits = self._format.values.lattice_bits
+        if on_gpu.chooses(blocks.device, coefficients.shape[1], topk, bits):
+            return on_gpu.choose(coefficients, topk, SMALLEST if bits else ZERO_BELOW, bits)
+        if not bits:
             return strongest(coefficients, topk)
         indices, values = strongest(coefficients, topk, SMALLEST)
         return indices, quantise(values, bits)

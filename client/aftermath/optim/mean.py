@@ -12,7 +12,8 @@ Why the bits are the same everywhere
 - u is a division, a multiplication and a rounding to fp32, and x gets one subtraction: each a single IEEE operation on
   two tensors, or on a tensor and a number that is no divisor (a device may divide by a number as it likes, for example
   by multiplying with the reciprocal). rate * 2^LEAST is the same rate with another exponent.
-Votes are counted on the CPU, whatever holds the model, and everything is decided before the first parameter changes.
+Votes are counted on the CPU, whatever holds the model, unless kernels count them on a GPU (`optim.on_gpu`); and
+everything is decided before the first parameter changes.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from aftermath.optim.compiled import Counted, Task, usable
 from aftermath.optim.format import ResultFormat
 from aftermath.optim.lattice import LARGEST, SMALLEST
 from aftermath.optim.layout import LevelLayout, Part, level_layout
+from aftermath.optim.on_gpu import OnGpu, counts
 from aftermath.optim.sparseloco import REACH, Divisor, SparseLoCo
 from aftermath.optim.tally import check_votes, tally_multiples
 from aftermath.optim.transform import subtract
@@ -44,6 +46,7 @@ class MeanApply:
         self._params, self._settings = params, settings
         self._compiled = not settings.orthogonal_lr and usable(params)
         self._layouts = {level: level_layout(results, level) for level in range(tier, results.levels)}
+        self._device = view(params, self._layouts[tier].parts[0].segment).device
 
     @torch.no_grad()
     def apply(self, results: Mapping[int, Sequence[Votes]], lr: float) -> None:
@@ -52,11 +55,13 @@ class MeanApply:
         if self._compiled:
             self._apply_compiled({level: votes for level, votes in results.items() if votes}, most)
             return
+        if not self._settings.orthogonal_lr and self._on_gpu(results):
+            self._apply_on_gpu({level: votes for level, votes in results.items() if votes}, most)
+            return
         decided = {level: changes(votes, level, self._settings, most) for level, votes in results.items() if votes}
         for level, found in decided.items():
             layout = self._layouts[level]
-            device = view(self._params, layout.parts[0].segment).device
-            for part, blocks in placed(layout, *found, device):
+            for part, blocks in placed(layout, *found, self._device):
                 self._move(view(self._params, part.segment), part, blocks, lr)
 
     def _apply_compiled(self, results: Mapping[int, Sequence[Votes]], most: int) -> None:
@@ -68,6 +73,20 @@ class MeanApply:
             divisors = _divisors(self._settings.divisor, len(votes))
             tasks += counted[level].mean(self._params, most, divisors, self._settings.outer_lr * SMALLEST)
         run(tasks)
+
+    def _on_gpu(self, results: Mapping[int, Sequence[Votes]]) -> bool:
+        packed = all(vote.shifts is not None for votes in results.values() for vote in votes)
+        return packed and counts(self._device, self._layouts.values())
+
+    def _apply_on_gpu(self, results: Mapping[int, Sequence[Votes]], most: int) -> None:
+        for level, votes in results.items():
+            check_votes(votes, level, torch.int64)
+        counted = {level: OnGpu(votes, self._layouts[level], self._device) for level, votes in results.items()}
+        for level, votes in results.items():
+            by = _divisors(self._settings.divisor, len(votes))
+            for part in self._layouts[level].parts:
+                tensor = view(self._params, part.segment)
+                counted[level].mean(tensor, part, most, by, self._settings.outer_lr * SMALLEST)
 
     def _move(self, tensor: Tensor, part: Part, blocks: Tensor, lr: float) -> None:
         """Change a segment's own `tensor` by the mean, as blocks beside it."""

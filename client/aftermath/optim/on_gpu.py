@@ -1,0 +1,206 @@
+"""What a GPU chooses and counts by Triton's kernels: what `optim.transform`, `optim.mean` and `optim.exact` give.
+
+Decided
+- Where a replica lies on a CUDA device whose PyTorch brought Triton (it does on Linux); torch does all else, and is
+  what kernels are tested against.
+- Before a kernel is used, this very device and compiler are held to torch's bits on numbers made for it, since a
+  replica with other bits parts from all others. Kernels that fail that, or do not compile, are not used, and it is said
+  why, once.
+- Whoever sends most of a block (`_FEW`) is left to torch: positions of such votes take more memory than they save.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from aftermath.model.levels import Segment
+from aftermath.optim.blocks import UNUSED, Blocks
+from aftermath.optim.codec import Votes
+from aftermath.optim.lattice import LEAST, MOST, SMALLEST, fraction_bits, quantise
+from aftermath.optim.layout import Group, LevelLayout, Part
+from aftermath.optim.transform import ZERO_BELOW, matrices, strongest
+
+logger = logging.getLogger(__name__)
+_FEW = 4  # one of so many coefficients, or fewer
+_LANES = 1024
+_PROVED = 16  # blocks
+_PROOF_BITS = 26  # after the point of means
+
+
+def _works_on(device: torch.device) -> bool:
+    """Is that a place for kernels at all?"""
+    return device.type == "cuda" and torch.cuda.is_available() and find_spec("triton") is not None
+
+
+def chooses(device: torch.device, block: int, topk: int, bits: int) -> bool:
+    """Do kernels choose `topk` of `block` coefficients there, rounded to a lattice of so many bits, if any?"""
+    return _works_on(device) and _choosing(device, block, topk, bits)
+
+
+@lru_cache(maxsize=64)
+def _choosing(device: torch.device, block: int, topk: int, bits: int) -> bool:
+    try:
+        from aftermath.kernels.gpu import LARGEST_BLOCK
+
+        if block > LARGEST_BLOCK:
+            return False
+        numbers = torch.randn(_PROVED, block, generator=torch.Generator().manual_seed(block))
+        numbers[: _PROVED // 4].mul_(2).round_()  # many are equal, and zeros
+        numbers[_PROVED // 4 : _PROVED // 2] *= 2.0**-39  # many below the lattice
+        numbers[0] = 0
+        smallest = SMALLEST if bits else ZERO_BELOW
+        found = choose(numbers.to(device), topk, smallest, bits)
+        indices, values = strongest(numbers, topk, smallest)
+        expected = quantise(values, bits) if bits else values
+        same = torch.equal(found[0].cpu(), indices) and torch.equal(
+            found[1].cpu().view(torch.int32), expected.view(torch.int32)
+        )
+        return same or _refused(device, "choose other coefficients than torch")
+    except Exception as error:  # whatever a compiler does not like here: torch does the same
+        return _refused(device, f"cannot be used: {(str(error).strip() or repr(error)).splitlines()[0]}")
+
+
+def counts(device: torch.device, layouts: Iterable[LevelLayout]) -> bool:
+    """Do kernels count votes of such levels there?"""
+    few = all(group.topk * _FEW <= group.block or group.block < _LANES for own in layouts for group in own.groups)
+    return few and _works_on(device) and _counting(device)
+
+
+@lru_cache(maxsize=8)
+def _counting(device: torch.device) -> bool:
+    try:
+        draws = torch.Generator().manual_seed(0)
+        blocks = Blocks(Segment("proof", 0, None, 0, 0, (21, 150)), (8, 150), 70)
+        group = Group(8, 150, 70, 3, 0)
+        empty = np.empty(0, np.int64)
+        layout = LevelLayout((group,), (Part(blocks, 0, 0),), empty, empty.astype(np.bool_))
+        size, members, most, rate = group.blocks * group.block, 5, 1 << 40, 0.3 * SMALLEST
+        lattice, signs = [], []
+        for member in range(members):
+            kept = [number * group.block + torch.randperm(group.block, generator=draws)[:70] for number in range(3)]
+            positions = torch.cat(kept[: 3 - (member == 0)])
+            values = torch.randint(0, 4, positions.shape, generator=draws, dtype=torch.int8) * 2 - 3
+            shifts = torch.randint(0, MOST - LEAST + 1, positions.shape, generator=draws, dtype=torch.uint8)
+            lattice.append(Votes(0, positions, values, shifts))
+            signs.append(Votes(0, positions, values.sign()))
+        tensor, divisors = torch.randn(21, 150, generator=draws), [1.0 + math.sqrt(n) for n in range(members + 1)]
+        found, coefficients = tensor.to(device, copy=True), torch.empty(3, 8, 150, dtype=torch.float64, device=device)
+        OnGpu(lattice, layout, device).mean(found, layout.parts[0], most, divisors, rate)
+        OnGpu(signs, layout, device).means(coefficients, 0, 0, _PROOF_BITS)
+        given = torch.cat([vote.positions for vote in lattice])
+        count = torch.bincount(given, minlength=size)
+        sums = torch.zeros(size, dtype=torch.int64)
+        total = sums.index_add(0, given, torch.cat([vote.multiples().clamp_(-most, most) for vote in lattice]))
+        step = (total.double() / torch.tensor(divisors, dtype=torch.float64)[count] * rate).float()
+        plain = sums.index_add(0, given, torch.cat([vote.values.long() << _PROOF_BITS for vote in signs]))
+        mean = (2 * plain.abs() + count) // (2 * count.clamp(min=1)) * plain.sign()
+        same = torch.equal(found.cpu(), tensor - step.view(24, 150)[:21])
+        same = same and torch.equal(coefficients.cpu().flatten(), mean.double())
+        return same or _refused(device, "count otherwise than torch")
+    except Exception as error:  # as above
+        return _refused(device, f"cannot be used: {(str(error).strip() or repr(error)).splitlines()[0]}")
+
+
+def _refused(device: torch.device, why: str) -> bool:
+    logger.warning("Triton's kernels on %s %s; torch does the same", device, why)
+    return False
+
+
+def choose(coefficients: Tensor, topk: int, smallest: float, bits: int) -> tuple[Tensor, Tensor]:
+    """Indices int64 and values fp32 [n, topk] of coefficients fp32 [n, block], on a lattice of `bits`, if any."""
+    from aftermath.kernels import gpu
+
+    blocks, size = coefficients.shape
+    indices = torch.full((blocks, topk), UNUSED, dtype=torch.int64, device=coefficients.device)
+    values = torch.zeros(blocks, topk, device=coefficients.device)
+    least = int(torch.tensor(smallest).view(torch.int32))
+    how: dict[str, Any] = {"TOPK": topk, "LANES": _power(size), "BITS": bits, "FRACTION": fraction_bits(topk)}
+    gpu.choose[(blocks,)](
+        coefficients.contiguous(), indices, values, size, least, **how, LEAST=LEAST, MOST=MOST, **gpu.EXACT
+    )
+    return indices, values
+
+
+class OnGpu:
+    """All members' votes on a level, block by block, on a device."""
+
+    def __init__(self, votes: Sequence[Votes], layout: LevelLayout, device: torch.device) -> None:
+        """Raises ValueError for positions there are none of."""
+        self._layout, self._members, self._device = layout, len(votes), device
+        groups = layout.groups
+        bases = [group.base + group.block * torch.arange(group.blocks, device=device) for group in groups]
+        end = groups[-1].base + groups[-1].block * groups[-1].blocks
+        starts = torch.cat([*bases, torch.tensor([end], device=device)])
+        self._blocks, self._steps = len(starts) - 1, max(group.topk for group in groups).bit_length()
+        places, values, shifts, edges, held = [], [], [], [], 0
+        for vote in votes:
+            positions, order = vote.positions.to(device).sort()
+            if len(positions) and (int(positions[0]) < 0 or int(positions[-1]) >= int(starts[-1])):
+                raise ValueError("a vote for a position that there is not")
+            blocks = torch.searchsorted(starts, positions, right=True) - 1
+            places.append((positions - starts[blocks]).to(torch.int32))
+            values.append(vote.values.to(device)[order])
+            shifts += [] if vote.shifts is None else [vote.shifts.to(device)[order]]
+            edges.append(torch.searchsorted(positions, starts) + held)
+            held += len(positions)
+        self._places, self._values, self._edges = torch.cat(places), torch.cat(values), torch.stack(edges)
+        self._shifts = torch.cat(shifts) if shifts else None
+
+    def mean(self, tensor: Tensor, part: Part, most: int, divisors: Sequence[float], rate: float) -> None:
+        """Change a segment's own tensor as `optim.mean` does."""
+        from aftermath.kernels import gpu
+
+        group, stack = self._layout.groups[part.group], matrices(tensor)
+        by = torch.tensor([*divisors, rate], dtype=torch.float64, device=self._device)
+        (rows, columns), across = stack.shape[1:], _across(part.blocks)
+        each = part.blocks.count // len(stack)
+        gpu.mean[(part.blocks.count, _tiles(group.block))](
+            *(stack, *stack.stride(), rows, columns, across, each, self._first(part), group.height, group.width),
+            *(self._places, self._values, self._shifts, self._edges, self._members, self._blocks, most, by),
+            LANES=_LANES,
+            STEPS=self._steps,
+            **gpu.EXACT,
+        )
+
+    def means(self, coefficients: Tensor, group: int, first: int, mean_bits: int) -> None:
+        """coefficients float64 [n, h, w] <- the means of signs, of a group's blocks from `first` on."""
+        from aftermath.kernels import gpu
+
+        size = self._layout.groups[group].block
+        gpu.means[(len(coefficients), _tiles(size))](
+            *(coefficients, size, self._base(group) + first),
+            *(self._places, self._values, self._edges, self._members, self._blocks),
+            MEAN_BITS=mean_bits,
+            LANES=_LANES,
+            STEPS=self._steps,
+            **gpu.EXACT,
+        )
+
+    def _first(self, part: Part) -> int:
+        return self._base(part.group) + part.first
+
+    def _base(self, group: int) -> int:
+        """The number of a group's first block among the level's."""
+        return sum(own.blocks for own in self._layout.groups[:group])
+
+
+def _across(cut: Blocks) -> int:
+    return cut.grid[-1]
+
+
+def _tiles(size: int) -> int:
+    return -(-size // _LANES)
+
+
+def _power(size: int) -> int:
+    """The least power of two that is not below."""
+    return 1 << (size - 1).bit_length()

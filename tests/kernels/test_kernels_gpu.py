@@ -1,0 +1,265 @@
+"""Triton's kernels against torch, bit by bit: by Triton's interpreter on every machine, and as compiled on a GPU.
+
+Without a GPU they are compiled for one too, as far as its assembly.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from aftermath.optim import on_gpu
+from aftermath.optim.codec import Votes, decode_level
+from aftermath.optim.engine import Engine
+from aftermath.optim.feedback import ErrorFeedback
+from aftermath.optim.lattice import SMALLEST, quantise
+from aftermath.optim.parts import PseudoGradient
+from aftermath.optim.schema import Schema
+from aftermath.optim.sparseloco import Divisor
+from aftermath.optim.transform import ZERO_BELOW, strongest
+from optim.optim_oracle import RAGGED, toy_inner, toy_schema
+from optim.optim_replica import bits, gradients, tensors
+
+pytest.importorskip("triton")
+CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+"""Triton reads it when it is imported, so the interpreter has a process of its own."""
+called = pytest.mark.skipif(not INTERPRETED and not torch.cuda.is_available(), reason="the interpreter calls these")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(INTERPRETED, reason="this is its process")
+def test_the_interpreter_finds_the_bits_of_torch() -> None:
+    """The tests below that call kernels, on this machine's CPU."""
+    command = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", __file__]
+    environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """Where kernels can be called."""
+    if INTERPRETED:
+        monkeypatch.setattr(on_gpu, "_works_on", lambda device: True)
+    return CPU if INTERPRETED else GPU
+
+
+@st.composite
+def coefficients(draw: st.DrawFn) -> tuple[torch.Tensor, int, int]:
+    """Blocks with few or many equals and zeros, how many numbers to keep, and bits of the lattice."""
+    size = draw(st.sampled_from([1, 2, 5, 49, 64, 100, 255, 1024, 4096]))
+    topk = min(size, draw(st.sampled_from([1, 2, 8, 17, 64, 300, 4096])))
+    random = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
+    values = torch.randn(3, size, generator=random) * 2.0 ** draw(st.sampled_from([-130, -40, 0, 60]))
+    kind = draw(st.sampled_from(["plain", "coarse", "sparse", "equal"]))
+    if kind == "coarse":
+        values = (torch.randn(3, size, generator=random) * 2).round_()
+    elif kind == "sparse":
+        values[torch.rand(3, size, generator=random) < 0.97] = 0
+    elif kind == "equal":
+        values = torch.where(torch.rand(3, size, generator=random) < 0.5, -1.5, 1.5)
+    return values, topk, draw(st.sampled_from([0, 1, 2]))
+
+
+@called
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(case=coefficients())
+def test_the_strongest_and_their_lattice_are_those_of_torch(
+    device: torch.device, case: tuple[torch.Tensor, int, int]
+) -> None:
+    values, topk, lattice = case
+    smallest = SMALLEST if lattice else ZERO_BELOW
+    indices, kept = strongest(values, topk, smallest)
+    kept = quantise(kept, lattice) if lattice else kept
+    found = on_gpu.choose(values.to(device), topk, smallest, lattice)
+    assert found[0].tolist() == indices.tolist()
+    assert found[1].cpu().numpy().tobytes() == kept.numpy().tobytes()
+
+
+@called
+def test_kernels_prove_themselves_before_they_are_used(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    schema = toy_inner()
+    layouts = Engine(schema, 0, tensors(schema, 0, 0))._apply._layouts.values()  # type: ignore[attr-defined]
+    assert on_gpu.chooses(device, 64, 4, 2)
+    assert on_gpu.counts(device, layouts)
+    assert not caplog.records
+    assert not on_gpu.chooses(device, 1 << 16, 4, 2)  # more than a program holds
+    on_gpu._choosing.cache_clear()
+    on_gpu._counting.cache_clear()
+    choose = on_gpu.choose
+    monkeypatch.setattr(on_gpu, "choose", lambda *given: (choose(*given)[0], choose(*given)[1] * 2))
+    monkeypatch.setattr(on_gpu.OnGpu, "mean", lambda *given: None)
+    assert not on_gpu.chooses(device, 64, 4, 2)
+    assert not on_gpu.counts(device, layouts)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"Triton's kernels on {device} choose other coefficients than torch; torch does the same",
+        f"Triton's kernels on {device} count otherwise than torch; torch does the same",
+    ]
+    monkeypatch.setattr(on_gpu, "choose", lambda *given: 1 / 0)
+    on_gpu._choosing.cache_clear()
+    assert not on_gpu.chooses(device, 64, 4, 2)
+    assert "cannot be used: division by zero" in caplog.records[-1].getMessage()
+    on_gpu._choosing.cache_clear()
+    on_gpu._counting.cache_clear()
+
+
+# --- whole results and applies ----------------------------------------------------------------------------------------
+
+
+def on(device: torch.device, schema: Schema, tier: int) -> dict[str, torch.Tensor]:
+    return {name: tensor.to(device) for name, tensor in tensors(schema, tier, 0).items()}
+
+
+RESULTS = {
+    "2 bits": toy_inner(),
+    "1 bit, padded": toy_inner(bits=1, **RAGGED),
+    "everything": toy_inner(topk=64, topk_embeddings=64, **RAGGED),
+    "floats of a DCT": toy_schema(quantize_1bit=False, **RAGGED),
+}
+
+
+@called
+@pytest.mark.parametrize("name", RESULTS)
+def test_results_and_residuals_are_those_of_torch(device: torch.device, name: str) -> None:
+    schema = RESULTS[name]
+    params = on(device, schema, 1)
+    ours, torchs = (ErrorFeedback(schema.results, 1, params, schema.optimizer.decay) for _ in range(2))
+    ours._compiled = torchs._compiled = False
+    for step in range(3):
+        moved = {key: 0.01 * tensor.to(device) for key, tensor in gradients(schema, 1, step).items()}
+        choose = mock.Mock(side_effect=on_gpu.choose)
+        with mock.patch.object(on_gpu, "choose", choose):
+            sent = ours.compress(PseudoGradient(moved, 1.0, 0.0))
+        assert choose.call_count >= schema.results.levels - 1
+        with mock.patch.object(on_gpu, "_works_on", return_value=False):
+            assert torchs.compress(PseudoGradient(moved, 1.0, 0.0)) == sent
+        assert bits(ours.state()) == bits(torchs.state())
+
+
+def received(schema: Schema, members: int) -> dict[int, list[Votes]]:
+    """Results of members of all tiers in turn, as they are decoded."""
+    found: dict[int, list[Votes]] = {level: [] for level in range(schema.results.levels)}
+    for member in range(members):
+        tier = member % schema.results.levels
+        own = ErrorFeedback(schema.results, tier, tensors(schema, tier, 0), 0.9)
+        payloads = own.compress(PseudoGradient(gradients(schema, tier, member), 0.01, 0.0))
+        for level, data in payloads.items():
+            found[level].append(decode_level(data, schema.results, level))
+    return found
+
+
+APPLIED = {
+    "sign": toy_schema(weight_decay=0.1, **RAGGED),
+    "sign, float votes": toy_schema(quantize_1bit=False, **RAGGED),
+    "mean": toy_inner(divisor=Divisor.ROOT, outer_lr=0.7, **RAGGED),
+    "mean of 1 bit over all": toy_inner(bits=1, divisor=Divisor.ALL),
+    "larger blocks": toy_inner(topk=32, topk_embeddings=8, chunk=64, vocab_size=80, hidden_size=64),
+    "polar": toy_inner(orthogonal_lr=12.0),
+}
+
+
+@called
+@pytest.mark.parametrize("name", APPLIED)
+def test_applied_parameters_are_those_of_torch_on_the_cpu(device: torch.device, name: str) -> None:
+    schema = APPLIED[name]
+    results = received(schema, 7)
+
+    def applied(place: torch.device, kernels: bool, given: Mapping[int, Sequence[Votes]]) -> dict[str, bytes]:
+        params = on(place, schema, 0)
+        apply = Engine(schema, 0, params)._apply
+        apply._compiled = False  # type: ignore[attr-defined]
+        with mock.patch.object(on_gpu, "_works_on", return_value=kernels):
+            for _ in range(2):
+                apply.apply(given, 0.01)
+        return bits({key: tensor.cpu() for key, tensor in params.items()})
+
+    expected = applied(CPU, False, results)
+    counted = mock.Mock(side_effect=on_gpu.OnGpu)
+    kind = "exact" if name.startswith("sign") else "mean"
+    with mock.patch(f"aftermath.optim.{kind}.OnGpu", counted):
+        assert applied(device, True, results) == expected
+    assert counted.call_count == (0 if "float" in name or name == "polar" else 2 * schema.results.levels)
+    mixed = {}
+    for level, votes in results.items():
+        orders = [torch.randperm(len(v.positions), generator=torch.Generator().manual_seed(level)) for v in votes]
+        mixed[level] = [
+            Votes(level, v.positions[o], v.values[o], None if v.shifts is None else v.shifts[o])
+            for v, o in zip(votes[::-1], orders[::-1], strict=True)
+        ]
+    assert applied(device, True, mixed) == expected
+
+
+@called
+@pytest.mark.parametrize("position", [-1, 1 << 40])
+@pytest.mark.parametrize("name", ["sign", "mean"])
+def test_a_vote_for_no_place_is_refused_and_nothing_changes(device: torch.device, name: str, position: int) -> None:
+    schema = APPLIED[name]
+    params = on(device, schema, 0)
+    apply = Engine(schema, 0, params)._apply
+    apply._compiled = False  # type: ignore[attr-defined]
+    results = {level: votes for level, votes in received(schema, 3).items() if level > 0}
+    first = results[1][0]
+    results[1][0] = Votes(1, first.positions.clone(), first.values, first.shifts)
+    results[1][0].positions[0] = position
+    with pytest.raises(ValueError, match="there is not"):
+        apply.apply(results, 0.01)
+    if name == "mean":
+        assert bits({key: tensor.cpu() for key, tensor in params.items()}) == bits(tensors(schema, 0, 0))
+
+
+# --- as compiled ------------------------------------------------------------------------------------------------------
+
+_VOTES = {"places": "*i32", "values": "*i8", "edges": "*i64", "members": "i32", "blocks": "i32"}
+_SHAPE = ("stack", "stride", "step", "rows", "columns", "across", "each", "first", "height", "width")
+KERNELS: dict[str, tuple[dict[str, str], dict[str, int]]] = {
+    "choose": (
+        {"coefficients": "*fp32", "indices": "*i64", "values": "*fp32", "size": "i32", "smallest": "i32"},
+        {"TOPK": 64, "LANES": 4096, "BITS": 2, "FRACTION": 24, "LEAST": -40, "MOST": 3},
+    ),
+    "mean": (
+        {"parameters": "*fp32"}
+        | dict.fromkeys(_SHAPE, "i32")
+        | _VOTES
+        | {"shifts": "*u8", "most": "i64", "divisors": "*fp64"},
+        {"LANES": 1024, "STEPS": 7},
+    ),
+    "means": (
+        {"coefficients": "*fp64", "size": "i32", "first": "i32"} | _VOTES,
+        {"MEAN_BITS": 26, "LANES": 1024, "STEPS": 7},
+    ),
+}
+
+
+@pytest.mark.skipif(INTERPRETED, reason="nothing is compiled")
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernels_compile_for_a_gpu_and_fuse_no_rounding(name: str) -> None:
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource, compile
+
+    from aftermath.kernels import gpu
+
+    kernel: Any = getattr(gpu, name)
+    types, constants = KERNELS[name]
+    signature = {key: types.get(key, "constexpr") for key in kernel.arg_names}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
+    made = compile(source, target=GPUTarget("cuda", 90, 32), options={"enable_fp_fusion": False})
+    assembly = made.asm["ptx"]
+    assert ".target sm_90" in assembly
+    assert "fma" not in assembly
+    assert "atom" not in assembly
+    if name == "mean":
+        assert "div.rn.f64" in assembly
+    assert made.asm["cubin"]
