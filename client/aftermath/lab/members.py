@@ -23,8 +23,10 @@ def agreed_settings(said: LabSettings, optimizer: OptimizerName, numbers: Optimi
         _refuse(said, (*_RESULTS, *_INNER), optimizer, "results of members")
         return None
     decay, outer = said.feedback_decay, said.outer_lr
-    if decay is not None and not 0 <= decay <= 1:
-        raise UsageError(f"--feedback-decay {decay} is no part of anything", "it is from 0 to 1, for example 0.95")
+    if decay is not None and not 0 <= decay < 1:
+        raise UsageError(
+            f"--feedback-decay {decay} is not what a run takes", "it is from 0 to below 1, for example 0.95"
+        )
     if outer is not None and not (math.isfinite(outer) and 0 < outer <= MAX_OUTER_RATE):
         raise UsageError(
             f"--outer-lr {outer} is no rate", f"it is above 0 and at most {MAX_OUTER_RATE:g}, for example 1"
