@@ -56,7 +56,6 @@ class Lap:
 
     height: int
     step: int
-    began: int
     roster: int
     elected: int
     seed: int | None = None
@@ -81,14 +80,10 @@ class Lap:
         return self.ready | bitmap.from_slots(vote.slot for vote in self.votes)
 
     def ordered(self, purpose: bytes) -> list[int]:
-        """The slots of those who began the epoch, in the seeded order of a purpose."""
-        began = list(bitmap.slots(self.began))
+        """The slots in the seeded order of a purpose."""
+        members = self.members
         assert self.seed is not None
-        return [began[rank] for rank in order(self.seed, purpose, len(began))]
-
-    def of_round(self, purpose: bytes) -> list[int]:
-        """The same of the round's members."""
-        return [slot for slot in self.ordered(purpose) if bitmap.contains(self.roster, slot)]
+        return [members[rank] for rank in order(self.seed, purpose, len(members))]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-//! When an instruction runs: the chain's clock and the hashes of its last slots.
+//! When an instruction runs: the chain's clock and its newest slot hash.
 
 use super::slot_hashes;
 use anchor_lang::prelude::*;
@@ -8,24 +8,13 @@ pub struct Moment {
     /// Unix seconds.
     pub now: u64,
     pub slot: u64,
-    sysvar: AccountView,
+    pub entropy: [u8; 32],
 }
 
 impl Moment {
     pub fn read(sysvar: &UncheckedAccount) -> Result<Self> {
         let clock = Clock::get()?;
-        Ok(Self { now: seconds(&clock), slot: clock.slot, sysvar: *sysvar.account() })
-    }
-
-    /// The SlotHashes sysvar.
-    pub fn slot_hashes(&self) -> &[u8] {
-        // SAFETY: a shared view of a sysvar, which no program can borrow mutably.
-        unsafe { self.sysvar.borrow_unchecked() }
-    }
-
-    /// The newest slot's hash: whoever sends an instruction knows it and can wait for another one.
-    pub fn entropy(&self) -> [u8; 32] {
-        slot_hashes::newest(self.slot_hashes())
+        Ok(Self { now: seconds(&clock), slot: clock.slot, entropy: slot_hashes::newest(sysvar) })
     }
 }
 
