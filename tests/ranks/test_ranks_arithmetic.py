@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack
 
 import pytest
 import torch
@@ -13,20 +11,15 @@ from aftermath.optim.schema import Settings
 from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.ranks.group import Ranks
 from aftermath.replica.replica import Cancelled
-from ranks.rank_processes import DISTRO, MODELS, RATE, Standing, apply, gradients, parts, share, two
+from ranks.rank_processes import DISTRO, MODELS, RATE, apply, gradients, parts, share, two
 
 SPARSE = SparseLoCo(inner_steps=3, chunk=16, topk=16)
 
 
 @pytest.fixture(scope="module", params=[(2, 1), pytest.param((4, 1), marks=pytest.mark.slow)], ids=["two", "four"])
-def standing(request: pytest.FixtureRequest) -> Iterator[Standing]:
-    with ExitStack() as until:
-        yield Standing(*request.param, until)
-
-
-@pytest.fixture
-def ranks(standing: Standing) -> Ranks:
-    return standing.ranks()
+def shape(request: pytest.FixtureRequest) -> tuple[int, int]:
+    data, tensor = request.param
+    return data, tensor
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack
-
 import pytest
 import torch
 
@@ -12,18 +9,13 @@ from aftermath.base.errors import Unsuitable
 from aftermath.model.architectures import config_of
 from aftermath.ranks.group import Ranks
 from aftermath.ranks.tensor import check_tensor_parallelism
-from ranks.rank_processes import MODELS, Standing, gradients, parts, share, two
+from ranks.rank_processes import MODELS, gradients, parts, share, two
 
 
 @pytest.fixture(scope="module", params=[(1, 2), pytest.param((2, 2), marks=pytest.mark.slow)], ids=["two", "square"])
-def standing(request: pytest.FixtureRequest) -> Iterator[Standing]:
-    with ExitStack() as until:
-        yield Standing(*request.param, until)
-
-
-@pytest.fixture
-def ranks(standing: Standing) -> Ranks:
-    return standing.ranks()
+def shape(request: pytest.FixtureRequest) -> tuple[int, int]:
+    data, tensor = request.param
+    return data, tensor
 
 
 @pytest.mark.parametrize("model", ["llama", "qwen2", "qwen3", "named"])

@@ -161,7 +161,7 @@ class OnGpu:
 
         group, stack = self._layout.groups[part.group], matrices(tensor)
         by = torch.tensor([*divisors, rate], dtype=torch.float64, device=self._device)
-        (rows, columns), across = stack.shape[1:], _across(part.blocks)
+        (rows, columns), across = stack.shape[1:], part.blocks.grid[-1]
         each = part.blocks.count // len(stack)
         gpu.mean[(part.blocks.count, _tiles(group.block))](
             *(stack, *stack.stride(), rows, columns, across, each, self._first(part), group.height, group.width),
@@ -191,10 +191,6 @@ class OnGpu:
     def _base(self, group: int) -> int:
         """The number of a group's first block among the level's."""
         return sum(own.blocks for own in self._layout.groups[:group])
-
-
-def _across(cut: Blocks) -> int:
-    return cut.grid[-1]
 
 
 def _tiles(size: int) -> int:
