@@ -14,6 +14,7 @@ from typing import Any, Self
 from torch import Tensor
 
 from aftermath.model.arch.hf_auto_config import HfAutoConfig, network_of
+from aftermath.model.cache import Cache
 from aftermath.model.network import LanguageModel
 
 
@@ -47,7 +48,9 @@ class HfAuto(LanguageModel):
 
     can_recompute = False
 
-    def body(self, input_ids: Tensor) -> Tensor:
+    def body(self, input_ids: Tensor, cache: Cache | None = None) -> Tensor:
+        if cache is not None:
+            raise ValueError("a model of transformers keeps nothing of a text here")
         inner: Any = self._inner
         logits: Tensor = inner(input_ids=input_ids, use_cache=False).logits  # [B, T, V]
         return logits

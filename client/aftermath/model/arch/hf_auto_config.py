@@ -112,6 +112,11 @@ class HfAutoConfig(ModelConfig):
         """What transformers calls otherwise in files, or cuts."""
         return _pieces(self.document)
 
+    @property
+    def cacheable(self) -> int:
+        """Nothing: what transformers' models keep of a text is of many kinds."""
+        return 0
+
     def tables(self) -> tuple[str, str]:
         """As transformers has them."""
         return _tables(self.document)
