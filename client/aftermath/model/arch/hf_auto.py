@@ -13,17 +13,18 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from aftermath.model.arch.hf_auto_config import HfAutoConfig, network_of
+from aftermath.model.arch.hf_auto_config import HfAutoConfig
+from aftermath.model.arch.hf_auto_document import network_of
 from aftermath.model.cache import Cache
 from aftermath.model.network import LanguageModel
 
 
 class HfAuto(LanguageModel):
-    """The network of tier 0."""
+    """The network of one tier."""
 
     def __init__(self, config: HfAutoConfig, tier: int = 0) -> None:
         super().__init__(config, tier)
-        inner = network_of(config.document)
+        inner = network_of(config.document_of(tier))
         for name, child in inner.named_children():
             self.add_module(name, child)
         object.__setattr__(self, "_inner", inner)  # not a module of ours: its children are
