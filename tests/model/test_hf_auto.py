@@ -1,4 +1,4 @@
-"""Any causal language model of transformers as a run's model: its own function, one tier, checkpoints both ways."""
+"""Any causal language model of transformers as a run's model: its own function, its tiers, checkpoints both ways."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from aftermath.model.architectures import architecture_of, config_of
 from aftermath.model.checkpoint import load
 from aftermath.model.config import ModelConfigError
 from aftermath.model.documents import CheckpointError
+from aftermath.model.export import export_tiers
+from aftermath.model.merge import merged
 from aftermath.model.schema import StateInputs, state_of_inputs, state_schema
 from aftermath.model.store import write_checkpoint
 from aftermath.rules.state import Architecture
@@ -128,15 +130,94 @@ def test_null_and_the_padding_are_what_they_are_to_transformers(said: dict[str, 
             torch.testing.assert_close(gradients[name].grad, parameter.grad, rtol=1e-4, atol=1e-6)
 
 
-def test_the_schema_goes_through_its_document_and_has_one_tier(saved: tuple[Any, Path]) -> None:
+def test_the_schema_goes_through_its_document(saved: tuple[Any, Path]) -> None:
     said = document(saved[1])
-    found = state_schema(said, 1).document()
-    again = state_of_inputs(StateInputs(found["model"], found["widths"]))
-    assert again.document() == found
-    silent = said | {"transformers_version": "1", "_name_or_path": "x", "use_cache": False}
-    assert state_schema(silent, 1).document() == found
-    with pytest.raises(ModelConfigError, match="has no tier 1"):
+    for tiers in range(1, config_of(said).possible_tiers() + 1)[:3]:
+        found = state_schema(said, tiers).document()
+        again = state_of_inputs(StateInputs(found["model"], found["widths"]))
+        assert again.document() == found
+        silent = said | {"transformers_version": "1", "_name_or_path": "x", "use_cache": False}
+        assert state_schema(silent, tiers).document() == found
+    lying = found["model"] | {"intermediate_size": 8}
+    with pytest.raises(ModelConfigError, match="intermediate_size 8 is"):
+        state_of_inputs(StateInputs(lying, found["widths"]))
+    for text in ("[", "[]", "[" * 60_000):
+        with pytest.raises(ModelConfigError, match="no JSON object"):
+            state_of_inputs(StateInputs(found["model"] | {"document": text}, found["widths"]))
+
+
+WHOLE = {"mixtral": "experts.gate_up_proj", "gpt_oss": "experts.gate_up_proj", "mamba": "mixer.A_log"} | {
+    "qwen3_moe": "intermediate_size is the width of none of its tensors",
+    "phi3": "mlp.gate_up_proj.weight",
+    "bloom": "says no width of its feed-forwards",
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_model_whose_feed_forwards_cannot_be_cut_has_one_tier_and_says_why(name: str) -> None:
+    said = {"model_type": name, "pad_token_id": None} | MODELS.get(name, SMALL | {"num_key_value_heads": 1})
+    config = config_of(said)
+    assert config.possible_tiers() == 1
+    assert {segment.dim for segment in state_schema(said, 1).segments} == {None}
+    with pytest.raises(ModelConfigError, match=f"of type '{name}' has no tier 1: .*{WHOLE[name]}"):
         state_schema(said, 2)
+
+
+# With what one writes of its width: by this key, or by none.
+CUT: dict[str, dict[str, Any]] = {
+    **{name: MODELS[name] for name in ("gpt2", "olmo2", "opt", "gemma")},
+    "gpt_neox": SMALL,
+    "gptj": {"vocab_size": 64, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64, "rotary_dim": 4}
+    | {"n_inner": None},
+    "phi": SMALL,
+    "starcoder2": SMALL | {"num_key_value_heads": 1},
+    "nemotron": SMALL | {"num_key_value_heads": 1},
+}
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_a_tiers_logits_are_those_of_its_exported_checkpoint_to_transformers(name: str, tmp_path: Path) -> None:
+    """It is transformers' own network of a smaller width: the first hidden units of each feed-forward, and no other."""
+    torch.manual_seed(1)
+    made = transformers.AutoConfig.for_model(name, **CUT[name])
+    theirs = transformers.AutoModelForCausalLM.from_config(made)
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.add_(torch.randn(parameter.shape), alpha=0.3)
+    theirs.save_pretrained(tmp_path / "m")
+    config, whole = config_of(document(tmp_path / "m")), load(tmp_path / "m", 0)
+    assert config.possible_tiers() >= 4
+    export_tiers(tmp_path / "m", [1, 2])
+    tokens = torch.randint(0, 64, (2, 12), generator=torch.Generator().manual_seed(2))
+    logits = [config.build(0, whole)(tokens)]
+    for tier in (1, 2):
+        params, place = load(tmp_path / "m", tier, "universal"), tmp_path / f"m-tier{tier}"
+        assert config_of(document(place)) == config
+        assert document(place)["matformer_tier"] == tier
+        sliced = load(place, tier)
+        width = config.intermediate_size >> tier
+        cut = {held for held in params if params[held].shape != whole[held].shape}
+        assert cut
+        assert all(config.elastic_dim(held) is not None for held in cut)
+        for held, tensor in params.items():
+            assert torch.equal(tensor, sliced[held])
+            dim = config.elastic_dim(held)
+            assert torch.equal(tensor, whole[held] if dim is None else whole[held].narrow(dim, 0, width))
+        exported = transformers.AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32).eval()
+        logits.append(config.build(tier, params)(tokens))
+        assert torch.equal(logits[-1], exported(tokens).logits)
+        _, again = merged(tmp_path / "m", place)
+        assert all(torch.equal(again[held], whole[held]) for held in whole)
+        blind = {held: tensor.clone() for held, tensor in whole.items()}  # the whole model without the other units
+        for held in cut:
+            dim = config.elastic_dim(held)
+            assert dim is not None
+            blind[held].narrow(dim, width, config.intermediate_size - width).zero_()
+        torch.testing.assert_close(config.build(0, blind)(tokens), logits[-1], rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(logits[0], logits[1], atol=1e-2)
+    wrong = document(tmp_path / "m-tier1") | {"matformer_base_intermediate_size": 128, "intermediate_size": 64}
+    with pytest.raises(ModelConfigError, match=r"is not matformer_base_intermediate_size 128 / 2\^1|disagree"):
+        config_of(wrong | {"ffn_dim": 8, "n_inner": 8, "intermediate_size": 8})
 
 
 @pytest.mark.parametrize("saved", ["mixtral", "qwen3_moe"], indirect=True)
@@ -166,13 +247,13 @@ def test_experts_are_stacks_that_files_hold_one_by_one(saved: tuple[Any, Path], 
 
 
 @pytest.mark.parametrize("optimizer", [DISTRO, INNER])
-@pytest.mark.parametrize("name", ["gpt2", "qwen3_moe"])
-def test_members_train_it_with_equal_replicas(tmp_path: Path, optimizer: dict[str, Any], name: str) -> None:
+@pytest.mark.parametrize(("name", "tiers"), [("gpt2", "0,1,2"), ("opt", "0,1"), ("qwen3_moe", "0")])
+def test_members_train_it_with_equal_replicas(tmp_path: Path, optimizer: dict[str, Any], name: str, tiers: str) -> None:
     made = transformers.AutoConfig.for_model(name, **MODELS[name])
     torch.manual_seed(1)
     transformers.AutoModelForCausalLM.from_config(made).save_pretrained(tmp_path / name)
     prepare(tmp_path)
-    given = optimizer | {"tiers": "0", "members": 2, "total_batch": 4}
+    given = optimizer | {"tiers": tiers, "members": max(2, len(tiers.split(","))), "total_batch": 6}
     events = train(tmp_path, **given, model=tmp_path / name, steps=10, lr=0.003, out=tmp_path / "out")
     losses = [event["loss"] for event in events if event["kind"] == "step"]
     assert losses[-1] < losses[0]
@@ -184,7 +265,8 @@ def test_members_train_it_with_equal_replicas(tmp_path: Path, optimizer: dict[st
     [
         ({"auto_map": {"AutoConfig": "x.y"}}, "auto_map is not supported"),
         ({"quantization_config": {"bits": 4}}, "quantization_config is not supported"),
-        ({"matformer_tier": 1, "intermediate_size": 8}, "matformer_tier must be 0"),
+        ({"matformer_tier": 1, "intermediate_size": 8}, "n_inner 64 is not matformer_base_intermediate_size 16"),
+        ({"model_type": "bloom", "matformer_tier": 1, "intermediate_size": 8}, "matformer_tier must be 0"),
         ({"model_type": "bert-like"}, "model_type 'bert-like' is not supported"),
         ({"model_type": "vit"}, "model_type 'vit' is not supported"),
         ({"n_embd": "many"}, "transformers does not take it"),

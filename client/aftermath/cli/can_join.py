@@ -1,6 +1,6 @@
 """`can-join`: would `train` with this wallet be let in?
 
-Decided here: it answers from what `train` checks before it joins, with this client's version.
+Decided: it answers from what `train` checks before it joins, with this client's version.
 """
 
 from __future__ import annotations

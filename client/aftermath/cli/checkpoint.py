@@ -1,6 +1,6 @@
 """`checkpoint`: tell the run where its durable checkpoint is.
 
-Decided here: the hashes that go on chain are computed from the files themselves, so that a wrong directory or
+Decided: the hashes that go on chain are computed from the files themselves, so that a wrong directory or
 repository is refused before anything is sent.
 """
 

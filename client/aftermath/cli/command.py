@@ -1,6 +1,6 @@
 """What makes a function a command: option groups, `--json`, error presentation and the example in its help.
 
-Decided here: a parameter annotated with a dataclass or a pydantic model stands for the options of all its fields, so a
+Decided: a parameter annotated with a dataclass or a pydantic model stands for the options of all its fields, so a
 group of options (and `TrainSettings`) is written once; every command takes `--json`; coroutines run in their own loop.
 """
 

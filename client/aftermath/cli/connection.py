@@ -1,6 +1,6 @@
 """Opens a cluster for the length of a command, with or without a wallet.
 
-Decided here: nothing is asked of a wallet until a command has something to send; what it lacks then, `Sender` sees to.
+Decided: nothing is asked of a wallet until a command has something to send; what it lacks then, `Sender` sees to.
 """
 
 from __future__ import annotations

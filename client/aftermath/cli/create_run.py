@@ -1,6 +1,6 @@
 """`create-run`: make a run's accounts, and say who may join it.
 
-Decided here: accounts, growth, texts and the authorization travel in as few transactions as fit; a creation that was
+Decided: accounts, growth, texts and the authorization travel in as few transactions as fit; a creation that was
 interrupted is finished by the same command, because each step is skipped where it was done already. What all of it
 costs is asked for once, before anything is sent, with the fees of what an owner does next.
 """

@@ -1,6 +1,6 @@
 """`decode-gradients`: what members sent, from the files of `train --write-gradients-dir`.
 
-Decided here: a file may come from anybody, so what it says is checked before it is believed, and so is the room that
+Decided: a file may come from anybody, so what it says is checked before it is believed, and so is the room that
 its tensors take before one is made: a short payload may stand for a model that no machine holds.
 """
 

@@ -1,6 +1,6 @@
 """Writes docs/commands.md from the commands' own help: `python -m aftermath.cli.docs docs/commands.md`.
 
-Decided here: the page is generated, never edited, so that an option is explained in one place; a test compares the two.
+Decided: the page is generated, never edited, so that an option is explained in one place; a test compares the two.
 """
 
 from __future__ import annotations

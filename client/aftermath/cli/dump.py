@@ -1,6 +1,6 @@
 """Account views as JSON: what `json-dump-run` and `json-dump-user` print and other commands quote.
 
-Decided here: keys are base58 like everywhere on Solana, peer ids and hashes hex, states their lower-case names, and
+Decided: keys are base58 like everywhere on Solana, peer ids and hashes hex, states their lower-case names, and
 member bitmaps lists of slots, so that a script needs neither our code nor 256-bit integers. Of the optimizer's numbers
 those of its kind are shown: the others are zeros that mean nothing.
 """

@@ -1,6 +1,6 @@
 """The help pages on a terminal: plain text that fits its width and never cuts a name.
 
-Decided here: an option stands on a line of its own when its names leave no room for the explanation, and an example is
+Decided: an option stands on a line of its own when its names leave no room for the explanation, and an example is
 never broken, so that it can be copied.
 """
 

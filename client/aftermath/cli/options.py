@@ -1,6 +1,6 @@
 """Names, environment variables and help of the options that several commands share.
 
-Decided here: every option that names a place or a key can also come from the environment, under upstream's names; a
+Decided: every option that names a place or a key can also come from the environment, under upstream's names; a
 wallet key is never an argument, only a file's path or `RAW_WALLET_PRIVATE_KEY`.
 """
 

@@ -1,6 +1,6 @@
 """How results and errors look to a person and to a script.
 
-Decided here: a result is one JSON document on stdout with `--json`, else a rich rendering; an error is one sentence and
+Decided: a result is one JSON document on stdout with `--json`, else a rich rendering; an error is one sentence and
 its fix on stderr (one JSON object with `--json`), and the exit code says who has to mend it: 2 for the command line, 1
 for everything else. Nobody sees a traceback: the unexpected one goes to a file only its owner can read, and the message
 names that file.

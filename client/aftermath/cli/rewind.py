@@ -1,6 +1,6 @@
 """`rewind`: take a paused run back to a checkpoint that the chain has recorded.
 
-Decided here: a checkpoint is named by its step, as everywhere; of two with the same step the newer one is meant.
+Decided: a checkpoint is named by its step, as everywhere; of two with the same step the newer one is meant.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The run's schema, from the config file and the checkpoint it names, before anything is on chain.
 
-Decided here: what the program takes and this client's members would not do, or not as the file says, is refused with
+Decided: what the program takes and this client's members would not do, or not as the file says, is refused with
 the file's lines, all of it at once.
 """
 

@@ -1,6 +1,6 @@
 """What the program and this client take, and a run's owner may not have meant.
 
-Decided here: each is a sentence that says what to change, and warns only; empty where there is no trouble.
+Decided: each is a sentence that says what to change, and warns only; empty where there is no trouble.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`update-config`: set what a run trains and by which rules.
 
-Decided here: everything is checked before anything is sent: the file by `config.document`, in the program's own words,
+Decided: everything is checked before anything is sent: the file by `config.document`, in the program's own words,
 and the model's shape by building the run's schema from the checkpoint's `config.json`. The parts travel in as few
 transactions as fit.
 """

@@ -1,6 +1,6 @@
 """What is wrong with a command line, in the words and the form of every other error.
 
-Decided here: the parser's own sentences are replaced, because they name Python's types and look different in every
+Decided: the parser's own sentences are replaced, because they name Python's types and look different in every
 version of it; a value that came from the environment is called by its variable, which is where it must be mended.
 """
 

@@ -1,6 +1,6 @@
 """What the demo does: its sizes, its places on disk, and the command lines it runs.
 
-Choices: everything is a real command of `aftermath-solana`, started as a process; the corpus is the Python standard
+Decided: everything is a real command of `aftermath-solana`, started as a process; the corpus is the Python standard
 library's own source, which every machine has; tiers 0, 1 and 2 train one model of about a million parameters,
 a Llama unless another is asked for.
 """

@@ -1,6 +1,6 @@
 """Durable checkpoints: what a tier-0 member keeps of the model at the end of an epoch, on its disk or on the Hub.
 
-Choices:
+Decided
 - the file is written on the replica's thread, while nothing changes the parameters; uploading it can take longer than
   any cooldown, so that goes on beside the next epochs, one upload at a time; of those that wait only the newest counts;
 - the chain takes a checkpoint only with the hashes that the members attested, and the first valid one wins; an upload

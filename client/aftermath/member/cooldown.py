@@ -1,6 +1,6 @@
 """Cooldown: attest the model, offer it to joiners, and have a durable checkpoint kept.
 
-Choices:
+Decided
 - every elected member reports the hashes of the levels it holds; a quorum per level puts them on chain;
 - the snapshot for joiners is taken next; whoever joins the next epoch before it is there asks again.
 """

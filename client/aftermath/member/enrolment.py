@@ -1,6 +1,6 @@
 """A member's place in the run: asking for it, giving it up.
 
-Choices: a join that was sent may land although nobody waits for it any more, so it is not cancelled with its caller,
+Decided: a join that was sent may land although nobody waits for it any more, so it is not cancelled with its caller,
 and whoever leaves waits for it first: otherwise the run would count on a member that is gone. A member that keeps
 losing its place (to another process with its wallet, or because it never delivers) asks for it ever more rarely; a
 pause by the run's owner takes everybody's place, and counts for nothing.

@@ -1,6 +1,6 @@
 """Evidence that a member signed two results of one share: both announcements, as they were signed.
 
-Choices: whoever has both can show them to anybody, since each carries its signature and names its place in the run; the
+Decided: whoever has both can show them to anybody, since each carries its signature and names its place in the run; the
 first pair of a member and round is kept, of the newest rounds, and goes into the file of events, where it stays. Where
 witnesses recorded different results of one member the peers are asked for them, as each peer may have heard one only.
 While the epoch goes on the pair is shown to the program, which ejects who signed it: by one member after the other, in

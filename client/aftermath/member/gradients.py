@@ -1,6 +1,6 @@
 """The results this member applies, kept as files for whoever looks into the run (`optim.gradientfile`).
 
-Choices:
+Decided
 - written by a thread of their own after a round is applied, so neither training nor fetching waits for a disk;
 - a file appears under its name when all of it is on disk; a step that is trained again replaces its files;
 - whatever the disk says is a warning, told once until it takes files again; training goes on, files that are missing

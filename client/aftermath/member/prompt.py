@@ -1,6 +1,6 @@
 """Text that the model writes while it is trained, for whoever wants to see what it has learnt.
 
-Choices:
+Decided
 - it is written a token at a time, from when this member's share of a round is done until the run goes on: the next
   round waits for one token at most;
 - a text may take several rounds, and the weights change under it: it is told whole, with the step of its last token;

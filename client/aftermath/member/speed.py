@@ -1,6 +1,6 @@
 """How fast this machine is, found out before it joins: its share of a round is in proportion to that.
 
-Choices: it is said what is measured and how long that can take; a machine that has not finished by then joins with the
+Decided: it is said what is measured and how long that can take; a machine that has not finished by then joins with the
 smallest share, since a share that it does in time says more than any measurement.
 """
 

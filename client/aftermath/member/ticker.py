@@ -1,6 +1,6 @@
 """Who ticks: every member watches the next deadline, and a seeded ranking says how long each waits before it tries.
 
-Choices: time here is chain time, the machine's own clock only measures waiting; the run is read anew before every tick,
+Decided: time here is chain time, the machine's own clock only measures waiting; the run is read anew before every tick,
 which spares the fee when somebody else was first, and finds out when the chain was out of reach. After an outage
 everybody's attestations are tried again before anybody ticks, so that an outage does not throw a round away or leave an
 epoch's model unattested: the time for that begins when the chain answers again. A member that was held up itself allows

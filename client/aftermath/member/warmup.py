@@ -1,6 +1,6 @@
 """Warm-up: how a member comes to hold the model the run continues from.
 
-Choices:
+Decided
 - whatever arrives is checked level by level against the hashes on chain before it is used; a replica the member
   already has is kept only if it stands the same check, or those of its levels that do: nobody else may have them;
 - the model comes from the peers or from the durable checkpoint, whichever the chain says; a level that no peer can

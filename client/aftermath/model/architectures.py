@@ -7,7 +7,8 @@ from typing import Any
 
 from aftermath.base.errors import shown
 from aftermath.model.arch.deepseek_config import DeepseekV2Config, DeepseekV3Config
-from aftermath.model.arch.hf_auto_config import HfAutoConfig, is_known
+from aftermath.model.arch.hf_auto_config import HfAutoConfig
+from aftermath.model.arch.hf_auto_document import is_known
 from aftermath.model.arch.llama_config import LlamaConfig
 from aftermath.model.arch.nanogpt_config import NanoGPTConfig
 from aftermath.model.arch.transformer_config import TransformerConfig

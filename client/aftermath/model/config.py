@@ -109,6 +109,13 @@ class ModelConfig(BaseModel, ABC):
         return "model.embed_tokens.weight", "lm_head.weight"
 
     @property
+    def cacheable(self) -> int:
+        """The longest text in which nothing that was computed of a token changes when others follow it, in tokens; 0
+        where nothing is kept of one.
+        """
+        return self.max_position_embeddings
+
+    @property
     def end_tokens(self) -> tuple[int, ...]:
         """The tokens any of which ends a text."""
         if isinstance(self.eos_token_id, tuple):

@@ -1,10 +1,12 @@
 """Sampling text from a model, with a smaller tier of it as draft if one is at hand.
 
 Decided
-- No key/value cache: the texts are short and the whole window is recomputed.
+- What the network keeps of a text (`model/cache.py`) is used as long as the text is within its window and positions
+  are not scaled by its length. Of a longer text the whole window is computed for every token: each then has a window of
+  its own. So the text is the one that is written without a cache (but for ties in the last bits of logits).
 - A token is drawn as the argmax of logits / temperature + Gumbel noise, and the noise belongs to its place in the text.
   So a draft with the same noise guesses what the model will draw, one pass of the model checks several guesses, and the
-  text is the one that the model would have written alone (but for ties in the last bits of its logits).
+  text is the one that the model would have written alone (but for such ties).
 - Guesses end where the window is full: behind it every token has a window of its own.
 
 Source of the draft: Leviathan et al., "Fast Inference from Transformers via Speculative Decoding" (arXiv 2211.17192);
@@ -19,6 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from aftermath.model.cache import Cache
 from aftermath.model.network import LanguageModel
 
 
@@ -64,13 +67,14 @@ def generate(
     draw = _Draw(temperature, seed, vocab_size)
     window, ends = model.config.max_position_embeddings, model.config.end_tokens
     ids, made, passes, guessed, taken = list(prompt), 0, 0, 0, 0
+    text, drafted = _Text(model), draft and _Text(draft.model)
     while made < new_tokens:
         room = min(draft.tokens, window - len(ids), new_tokens - made - 1) if draft else 0
         guesses: list[int] = []
-        while draft and len(guesses) < room and (not guesses or guesses[-1] not in ends):
-            guesses.append(draw.token(_logits(draft.model, ids + guesses, 1)[0], made + len(guesses)))
+        while drafted and len(guesses) < room and (not guesses or guesses[-1] not in ends):
+            guesses.append(draw.token(drafted.logits(ids + guesses, 1)[0], made + len(guesses)))
         passes, guessed = passes + 1, guessed + len(guesses)
-        for ahead, logits in enumerate(_logits(model, ids + guesses, len(guesses) + 1)):
+        for ahead, logits in enumerate(text.logits(ids + guesses, len(guesses) + 1)):
             token = draw.token(logits, made)
             if token in ends:
                 return Continuation(ids[len(prompt) :], passes, guessed, taken)
@@ -82,12 +86,22 @@ def generate(
     return Continuation(ids[len(prompt) :], passes, guessed, taken)
 
 
-def _logits(model: LanguageModel, ids: Sequence[int], last: int) -> Tensor:
-    """After each of the `last` tokens, fp32 [last, V] on the CPU."""
-    window = ids[-model.config.max_position_embeddings :]
-    device = next(model.parameters()).device
-    logits: Tensor = model(torch.tensor([window], device=device))[0, -last:]  # [last, V]
-    return logits.float().cpu()
+class _Text:
+    """One text and what a model keeps of it."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        self._model, self._device, self._cache = model, next(model.parameters()).device, Cache()
+
+    def logits(self, ids: Sequence[int], last: int) -> Tensor:
+        """After each of the `last` tokens, fp32 [last, V] on the CPU. What is before them is as it was last time."""
+        config, cache = self._model.config, None
+        self._cache.cut(len(ids) - last)  # behind that may be guesses that were wrong
+        if len(ids) <= config.cacheable:
+            cache = self._cache
+            ids = ids[cache.length :]
+        window = torch.tensor([ids[-config.max_position_embeddings :]], device=self._device)
+        logits = self._model.head(self._model.body(window, cache)[0, -last:])  # [last, V]
+        return logits.float().cpu()
 
 
 class _Draw:

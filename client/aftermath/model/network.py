@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from aftermath.model.cache import Cache
 from aftermath.model.config import ModelConfig
 
 Through = Callable[..., Tensor]
@@ -48,8 +49,11 @@ class LanguageModel(nn.Module, ABC):
         return self.head(self.body(input_ids))
 
     @abstractmethod
-    def body(self, input_ids: Tensor) -> Tensor:
-        """What the logits are made of, [B, T, D], of token ids [B, T]."""
+    def body(self, input_ids: Tensor, cache: Cache | None = None) -> Tensor:
+        """What the logits are made of, [B, T, D], of token ids [B, T].
+
+        With a cache they follow the tokens that it has seen, and are seen by it then: at most `config.cacheable`.
+        """
 
     @abstractmethod
     def head(self, hidden: Tensor) -> Tensor:

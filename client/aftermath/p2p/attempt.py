@@ -1,6 +1,6 @@
 """A blob that is being filled: which bytes are missing, who is bringing them, and who brought those that are here.
 
-Decisions: the blob is cut into spans, and a span's bytes arrive in order. A span normally has one pull. One that
+Decided: the blob is cut into spans, and a span's bytes arrive in order. A span normally has one pull. One that
 brings nothing is not waited for: another pull joins the span where it stands, and whichever first brings a byte that
 is still missing leads from there on. A pull that lost the lead is out, so every byte is written once, each pull gave
 one run of bytes, and what can be blamed on whom stays exact.

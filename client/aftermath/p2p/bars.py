@@ -1,6 +1,6 @@
 """Whom we keep out for having sent what no correct member sends, and for how long.
 
-Decisions: the time doubles with each offence of a key, so that whoever goes on costs us less and less; it falls back
+Decided: the time doubles with each offence of a key, so that whoever goes on costs us less and less; it falls back
 to the first once nothing was held against the key for as long as a peer can be kept out. What is known of a key stays
 when it leaves the run and comes back.
 """

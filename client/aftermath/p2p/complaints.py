@@ -1,6 +1,6 @@
 """Complaints: troubles that peers can cause at will are logged in one line, once for each thing and peer.
 
-Decisions: the text of an error may hold what a stranger sent, so it is escaped and cut; no traceback.
+Decided: the text of an error may hold what a stranger sent, so it is escaped and cut; no traceback.
 """
 
 from __future__ import annotations

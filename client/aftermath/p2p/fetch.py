@@ -1,6 +1,6 @@
 """Fetching one blob from several holders: ranges, resume, helpers, blame.
 
-Decisions: a small blob is one range, a large one many, pulled by one worker per holder. A holder that dies or stalls
+Decided: a small blob is one range, a large one many, pulled by one worker per holder. A holder that dies or stalls
 hands its unread rest to the others, so no byte that arrived is asked for twice. An idle worker takes half of the
 longest rest. Where all who are waited for are silent, or too slow for the deadline, one more holder is asked beside
 them; what they let us wait is counted in ticks, so that a pause of our own is nobody's fault. The digest is checked

@@ -1,6 +1,6 @@
 """The transport over iroh: binds a QUIC endpoint, publishes where it is, and ties the parts of this package together.
 
-Decisions: relays and n0's discovery are iroh's own presets; on one machine a private directory is enough and nothing
+Decided: relays and n0's discovery are iroh's own presets; on one machine a private directory is enough and nothing
 leaves it. `close` stops our tasks first, then the endpoint, so that it is quick whatever is under way.
 """
 

@@ -1,6 +1,6 @@
 """One connection to one peer: the greeting that opens it, its place against a duplicate, and its pulse.
 
-Decisions: a pair of peers keeps one connection. Of two started by different sides both keep the one dialled by the
+Decided: a pair of peers keeps one connection. Of two started by different sides both keep the one dialled by the
 smaller id; a newer one by the same side, or by a restarted peer (another `instance`), replaces the older.
 The pulse is QUIC's own acknowledgements: a datagram that nobody has to read is acknowledged by the peer's QUIC stack
 even while its Python is busy training, so silence means that the process or the path is gone.

@@ -1,6 +1,6 @@
 """The table of connections: who may connect, who dials whom and when again, which of two connections stays.
 
-Decisions: every pair of members keeps one connection. The smaller id dials at once, the larger after a short grace,
+Decided: every pair of members keeps one connection. The smaller id dials at once, the larger after a short grace,
 so that one side behind a NAT suffices. Whatever one connection or one stranger causes, the others are kept. Who broke
 the protocol is closed and neither let in nor dialled for a growing time (`bars`). Handshakes are bounded in all and for
 each address, since before the handshake nobody has a key; streams by QUIC itself, before there is anything to serve.

@@ -2,7 +2,7 @@
 
 Everything that has to guess a time limit or an order of peers asks here, so the guesses follow the measurements.
 
-Decisions: callers rotate their holders to spread load, so their order stands except against evidence. Evidence is a
+Decided: callers rotate their holders to spread load, so their order stands except against evidence. Evidence is a
 failure (asked last for FAILURE_S), several in a row (not asked at all while others are left) and a measured bandwidth
 at which this blob would take noticeably longer than from the fastest. A holder not measured for STALE_S keeps its
 place: its turn comes, and then it is measured, or has failed. Not holding a blob is an answer, and no evidence.

@@ -1,6 +1,6 @@
 """Requests: small calls to one peer, and the dispatch of everything a peer asks of us (calls and blob ranges).
 
-Decisions: each call is one bidirectional stream; sizes are stated before the bytes, so nothing oversized is read. A
+Decided: each call is one bidirectional stream; sizes are stated before the bytes, so nothing oversized is read. A
 peer has at most STREAMS of its streams served at a time, and no more than RATE a second; the rest wait unaccepted,
 and QUIC allows few of those. What follows a request on its stream is not read and not kept.
 """

@@ -1,6 +1,6 @@
 """One member's place in the table of connections, and when it is dialled again.
 
-Decisions: failed dials back off exponentially with a jitter derived from both ids, so a whole run coming back does
+Decided: failed dials back off exponentially with a jitter derived from both ids, so a whole run coming back does
 not dial in step, and a test is repeatable. Someone who needs a peer now shortens its wait.
 """
 

@@ -1,6 +1,6 @@
 """Looking after all links at a steady rate: who is silent is gone, who pours in what nobody asked for is closed.
 
-Decisions: whatever one link's counters do, the others go on being watched.
+Decided: whatever one link's counters do, the others go on being watched.
 """
 
 from __future__ import annotations

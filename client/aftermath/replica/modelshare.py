@@ -1,6 +1,6 @@
 """The model from one's peers: every member offers a snapshot, a joiner takes each tensor from several of them.
 
-Choices:
+Decided
 - the unit is the schema's segment, so a small tier asks for nothing it does not hold;
 - a snapshot is a copy taken at cooldown, never the live replica, and is dropped at the epoch's first apply;
 - a peer's word is worth nothing: sizes come from the schema, and what it offers is weighed against the hash that the

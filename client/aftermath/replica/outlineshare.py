@@ -1,6 +1,6 @@
 """The model's outline from one's peers: every member serves its own, a newcomer takes the one that fits the run.
 
-Choices:
+Decided
 - what peers say of the model is believed only if the schema that it gives has the hash on chain; that makes the
   `config.json` right in all that training depends on;
 - no hash on chain covers the tokenizer, on which no training depends: it is taken if all who were asked and answered

@@ -1,6 +1,6 @@
 """A member's replica: its tier of the model and the optimizer's state, behind four verbs.
 
-Choices:
+Decided
 - everything here is plain synchronous torch; a member calls it on one worker thread, never concurrently;
 - parameters are fp32 and change only in `apply`, which is exact, so replicas of all members stay bit-identical;
 - the gradient is the mean over the member's own sequences, whatever the micro-batch size.

@@ -1,6 +1,6 @@
 """Ctrl-C and SIGTERM: the first cancels the work and starts a count-down, a second changes nothing, a third ends it.
 
-Choices: one budget covers all that is still to be done (leaving the run on chain, then closing), because each part may
+Decided: one budget covers all that is still to be done (leaving the run on chain, then closing), because each part may
 hang when the network does; a signal never cancels the leaving, since people press Ctrl-C twice.
 """
 

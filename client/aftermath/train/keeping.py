@@ -1,6 +1,6 @@
 """Whether this member can keep what it was asked to keep: found out before it joins, not after an epoch.
 
-Choices: what needs no chain is checked first; the directory is tried by writing into it, since permissions alone do not
+Decided: what needs no chain is checked first; the directory is tried by writing into it, since permissions alone do not
 tell; there must be room for two checkpoints, because a new one is complete before an old one goes.
 """
 

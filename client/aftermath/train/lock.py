@@ -1,6 +1,6 @@
 """One process per place in a run: two with the same wallet would each undo what the other says on chain.
 
-Choices: a lock on a file named after the place, in a directory of this user. Two machines with one wallet are not found
+Decided: a lock on a file named after the place, in a directory of this user. Two machines with one wallet are not found
 out here: joins are paced for that.
 """
 

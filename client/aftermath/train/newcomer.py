@@ -1,6 +1,6 @@
 """What a member must know of the run's model before it can measure itself and join: where that comes from.
 
-Choices:
+Decided
 - first from the checkpoints that the run has recorded, since nobody has to be there for it; what is of no use is passed
   over with a warning: any member of tier 0 may have named it;
 - else from the members: only a member is let in by them, so a newcomer asks for a place, asks them, and gives the place

@@ -1,6 +1,6 @@
 """Events: the one stream every view of a member is drawn from.
 
-Choices:
+Decided
 - what events there are is in `kinds`; the first of a process is `started`, so that a log says what it is the log of;
 - the date enters where an event leaves us, in a sink: nothing that decides knows it, and virtual time stays exact;
 - a sink that fails (full disk, closed pipe) is dropped with one warning and never stops training, even where standard

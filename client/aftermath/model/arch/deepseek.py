@@ -22,6 +22,7 @@ from aftermath.model.arch.deepseek_config import DeepseekConfig, DeepseekV2Confi
 from aftermath.model.arch.llama import FeedForward
 from aftermath.model.arch.rotary import Rotation, rotate, scaled_rotary
 from aftermath.model.arch.transformer import Transformer, linear
+from aftermath.model.cache import Cache, LayerCache, attention
 from aftermath.model.network import Through
 
 _LATENT_EPSILON = 1e-6
@@ -46,11 +47,11 @@ class Decoder(nn.Module):
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self._rotation = Rotation(partial(scaled_rotary, config, config.qk_rope_head_dim))
 
-    def forward(self, input_ids: Tensor, through: Through) -> Tensor:
+    def forward(self, input_ids: Tensor, through: Through, cache: Cache | None = None) -> Tensor:
         hidden: Tensor = self.embed_tokens(input_ids)  # [B, T, D]
-        rotation = self._rotation.of(input_ids.shape[1], hidden.device)
-        for layer in self.layers:
-            hidden = through(layer, hidden, rotation)
+        rotation = self._rotation.after(cache.length if cache else 0, input_ids.shape[1], hidden.device)
+        for name, layer in self.layers.named_children():
+            hidden = through(layer, hidden, rotation, cache and cache.of_layer(name))
         out: Tensor = self.norm(hidden)
         return out
 
@@ -66,8 +67,8 @@ class Layer(nn.Module):
         dense = number < config.dense_layers
         self.mlp = FeedForward(config.hidden_size, config.width(tier)) if dense else Experts(config, tier)
 
-    def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-        hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotation)
+    def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], cache: LayerCache | None = None) -> Tensor:
+        hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotation, cache)
         out: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
         return out
 
@@ -92,7 +93,7 @@ class LatentAttention(nn.Module):
         self.o_proj = linear(heads * config.v_head_dim, hidden)  # [D, H K]
         self._pairs = not isinstance(config, DeepseekV3Config) or config.rope_interleave
 
-    def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], cache: LayerCache | None) -> Tensor:
         config, heads = self.config, self.config.num_attention_heads
         queries = (
             self.q_proj(hidden)
@@ -106,9 +107,9 @@ class LatentAttention(nn.Module):
         plain, value = both.split((config.qk_nope_head_dim, config.v_head_dim), -1)
         turned = self._rotate(shared.unsqueeze(1), rotation).expand(-1, heads, -1, -1)  # [B, H, T, R]
         key = torch.cat((plain, turned), -1)  # [B, H, T, P + R]
-        mixed = F.scaled_dot_product_attention(
-            query, key, value, is_causal=True, scale=config.attention_scale
-        )  # [B, H, T, K]
+        if cache is not None:
+            key, value = cache.joined(key, value)
+        mixed = attention(query, key, value, scale=config.attention_scale)  # [B, H, T, K]
         out: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))  # [B, T, D]
         return out
 

@@ -13,16 +13,18 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from aftermath.model.arch.hf_auto_config import HfAutoConfig, network_of
+from aftermath.model.arch.hf_auto_config import HfAutoConfig
+from aftermath.model.arch.hf_auto_document import network_of
+from aftermath.model.cache import Cache
 from aftermath.model.network import LanguageModel
 
 
 class HfAuto(LanguageModel):
-    """The network of tier 0."""
+    """The network of one tier."""
 
     def __init__(self, config: HfAutoConfig, tier: int = 0) -> None:
         super().__init__(config, tier)
-        inner = network_of(config.document)
+        inner = network_of(config.document_of(tier))
         for name, child in inner.named_children():
             self.add_module(name, child)
         object.__setattr__(self, "_inner", inner)  # not a module of ours: its children are
@@ -47,7 +49,9 @@ class HfAuto(LanguageModel):
 
     can_recompute = False
 
-    def body(self, input_ids: Tensor) -> Tensor:
+    def body(self, input_ids: Tensor, cache: Cache | None = None) -> Tensor:
+        if cache is not None:
+            raise ValueError("a model of transformers keeps nothing of a text here")
         inner: Any = self._inner
         logits: Tensor = inner(input_ids=input_ids, use_cache=False).logits  # [B, T, V]
         return logits

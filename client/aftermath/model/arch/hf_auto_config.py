@@ -1,4 +1,4 @@
-"""Any causal language model of transformers, whole: what its `config.json` says, kept as it is.
+"""Any causal language model of transformers: what its `config.json` says, kept as it is.
 
 Decided
 - Its function is transformers' own, so a run's members need that package, in versions that compute the same: the
@@ -8,26 +8,33 @@ Decided
   tensors without numbers; what is more than a view of a parameter is refused. Either kind of names is read.
 - What a model keeps beside its parameters (a bias that balances experts, say) would be nobody's to agree on: such a
   checkpoint is refused by the first name that is no parameter's.
-- There is one tier. Which dimensions of which tensors could be cut is not known of a model that nobody described here.
-- A file costs what it says only up to a bound: numbers of layers, experts and the like are bounded before transformers
-  counts to them, and what it makes of them while it does.
-- Keys that change no function (names, versions, tokens) are left out, so that two files of one model are one model.
+- Tiers halve the feed-forwards of models in which these can be cut (`hf_auto_document.cuts_of`); others have tier 0
+  alone, and say why.
+- Keys that change no function (names, versions, tokens) are left out, so that two files of one model are one model. So
+  is the width of feed-forwards always said, since a tier's file could not tell how its full model left it out.
 """
 
 from __future__ import annotations
 
 import json
-import math
-import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from functools import lru_cache
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from aftermath.base.errors import shown
-from aftermath.model.config import ModelConfig, ModelConfigError, Piece
+from aftermath.model.arch.hf_auto_document import (
+    LONGEST,
+    canonical,
+    config_of_document,
+    cuts_of,
+    pieces_of,
+    shapes_of,
+    tables_of,
+    width_of,
+    with_width,
+)
+from aftermath.model.config import ModelConfig, ModelConfigError, Piece, stored_tier
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,13 +48,6 @@ _SILENT = frozenset(
         *("matformer_tier", "matformer_base_intermediate_size"),
     }
 )
-_INSTALL = "install transformers beside this package: pip install 'aftermath[hf]'"
-_LONGEST = 1 << 16  # characters of a config's document
-_COUNTS = re.compile(r"layer|label|expert|depth|block|stage", re.IGNORECASE)
-_MANY = 1 << 20
-"""The most that a key with one of these words in it may say."""
-_MODULES, _CUTS = 1 << 14, 1 << 18
-"""Of a network, and what may be done to its tensors on their way to a file."""
 
 
 class HfAutoConfig(ModelConfig):
@@ -55,10 +55,17 @@ class HfAutoConfig(ModelConfig):
 
     MODEL_TYPE: ClassVar[str] = "hf_auto"
     ELASTIC_DIMS: ClassVar[Mapping[str, Literal[0, 1]]] = {}
-    document: str = Field(max_length=_LONGEST)
+    document: str = Field(max_length=LONGEST)
     """Its keys that change what is computed, as canonical JSON. One that is null is not one that is absent: then
     transformers has a default. The row of the padding token learns nothing there, and is named by this or by default.
     """
+
+    @model_validator(mode="after")
+    def _width_is_the_documents(self) -> Self:
+        found = width_of(self.document)
+        if found is not None and found[1] != self.intermediate_size:
+            raise ValueError(f"intermediate_size {self.intermediate_size} is {found[1]} in the document")
+        return self
 
     @classmethod
     def from_hf(cls, hf_config: Mapping[str, Any]) -> Self:
@@ -68,18 +75,15 @@ class HfAutoConfig(ModelConfig):
                 raise ModelConfigError(
                     f"config.json: {key} is not supported", "use a checkpoint of plain weights without code of its own"
                 )
-        if hf_config.get("matformer_tier"):
-            raise ModelConfigError("config.json: matformer_tier must be 0 here", "name the full checkpoint")
         said = {key: value for key, value in hf_config.items() if key not in _SILENT}
-        made = _made(_canonical(said))
-        text = made.get_text_config()
-        width = getattr(text, "intermediate_size", None) or getattr(text, "n_inner", None) or 4 * text.hidden_size
+        document, width = _whole(said, hf_config)
+        text = config_of_document(document).get_text_config()
         tokens = {key: hf_config.get(key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
         if isinstance(tokens["eos_token_id"], list):
             tokens["eos_token_id"] = tuple(tokens["eos_token_id"])
         return cls.checked(
             {
-                "document": _canonical(said),
+                "document": document,
                 "vocab_size": text.vocab_size,
                 "intermediate_size": width,
                 "max_position_embeddings": getattr(text, "max_position_embeddings", None) or 2048,
@@ -89,36 +93,54 @@ class HfAutoConfig(ModelConfig):
         )
 
     def to_hf(self, tier: int = 0) -> dict[str, Any]:
-        """What it was made of, with its tokens."""
-        self.width(tier)
+        """What it was made of, with its tokens; a tier says what it is a tier of."""
+        width = self.width(tier)
         tokens = self.model_dump(include={"bos_token_id", "eos_token_id"})
-        said: dict[str, Any] = json.loads(self.document)
+        said: dict[str, Any] = json.loads(self.document_of(tier))
+        if tier:
+            said |= {"matformer_tier": tier, "matformer_base_intermediate_size": self.intermediate_size}
+            said |= {"intermediate_size": width}  # whatever transformers calls it here
         return said | tokens | {"torch_dtype": "float32"}
 
     def width(self, tier: int) -> int:
-        """That of tier 0. Raises ModelConfigError for another."""
-        if tier:
+        """As every model's. Raises ModelConfigError for a tier where feed-forwards cannot be cut."""
+        if tier and isinstance(why := cuts_of(self.document), str):
+            name = shown(json.loads(self.document)["model_type"])
             raise ModelConfigError(
-                f"a model that only transformers knows has no tier {tier}", "give the run one tier, or another model"
+                f"a model of type {name} has no tier {tier}: {why}", "give the run one tier, or another model"
             )
-        return self.intermediate_size
+        return super().width(tier)
+
+    def document_of(self, tier: int) -> str:
+        """The document of a tier, by which transformers makes its network."""
+        return with_width(self.document, self.width(tier)) if tier else self.document
+
+    def elastic_dim(self, name: str) -> Literal[0, 1] | None:
+        """Of the feed-forwards' tensors, where they can be cut."""
+        cuts = cuts_of(self.document)
+        return None if isinstance(cuts, str) else cuts.get(name)
 
     def parameter_shapes(self, tier: int = 0) -> dict[str, tuple[int, ...]]:
         """As transformers names them."""
         self.width(tier)
-        return dict(_shapes(self.document))
+        return dict(shapes_of(self.document_of(tier)))
 
     def pieces(self) -> Mapping[str, Piece]:
         """What transformers calls otherwise in files, or cuts."""
-        return _pieces(self.document)
+        return pieces_of(self.document)
+
+    @property
+    def cacheable(self) -> int:
+        """Nothing: what transformers' models keep of a text is of many kinds."""
+        return 0
 
     def tables(self) -> tuple[str, str]:
         """As transformers has them."""
-        return _tables(self.document)
+        return tables_of(self.document)
 
     def deviation(self, name: str) -> float | None:
         """Vectors begin as constants."""
-        return None if len(_shapes(self.document)[name]) < 2 else 0.02
+        return None if len(shapes_of(self.document)[name]) < 2 else 0.02
 
     def constant(self, name: str) -> float:
         """Biases are nothing; other vectors are of norms."""
@@ -132,174 +154,24 @@ class HfAutoConfig(ModelConfig):
         return HfAuto.of(self, tier, params)
 
 
-def is_known(model_type: str) -> bool:
-    """Whether transformers has a causal language model of this type. Raises ModelConfigError without transformers."""
-    _transformers(model_type)
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-    return model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-
-def network_of(document: str) -> Any:
-    """transformers' network of a config's document, untrained."""
-    transformers, made = _transformers("it"), _made(document)
-    made._experts_implementation = "eager"  # products in groups are not known in every precision on every device
-    with _bounded_modules():
-        return transformers.AutoModelForCausalLM.from_config(made, trust_remote_code=False)
-
-
-@contextmanager
-def _bounded_modules() -> Iterator[None]:
-    """ModelConfigError for who makes more modules than any model has."""
-    from torch.nn.modules.module import register_module_module_registration_hook
-
-    modules = _Bounded("its network has more modules", _MODULES)
-    handle = register_module_module_registration_hook(lambda *_: modules.one_more())
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-class _Bounded:
-    """Counts what a document leads to. `one_more` raises ModelConfigError once that is more than of any model."""
-
-    def __init__(self, sentence: str, most: int) -> None:
-        self._sentence, self._most, self._count = sentence, most, 0
-
-    def one_more(self) -> None:
-        self._count += 1
-        if self._count > self._most:
-            raise ModelConfigError(
-                f"config.json: {self._sentence} than the {self._most} of the largest models",
-                "correct its numbers of layers and experts",
-            )
-
-
-def _require_counts(said: Any, key: str = "") -> None:
-    """Raises ModelConfigError for more layers, experts or the like than any model has, wherever it says so."""
-    if isinstance(said, dict):
-        for name, value in said.items():
-            _require_counts(value, name)
-    elif isinstance(said, list):
-        for value in said:
-            _require_counts(value, key)
-    elif isinstance(said, int) and said > _MANY and _COUNTS.search(key):
-        raise ModelConfigError(f"config.json: {shown(key)} is {shown(said)}, and at most {_MANY} here", "correct it")
-
-
-def _canonical(said: Mapping[str, Any]) -> str:
-    try:
-        text = json.dumps(said, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise ModelConfigError(f"config.json: {error}", "take the file as published") from None
-    if len(text) > _LONGEST:
-        raise ModelConfigError(f"config.json: it is longer than {_LONGEST} characters", "take the file as published")
-    return text
-
-
-def _transformers(asked_for: str) -> Any:
-    try:
-        import transformers
-    except ImportError:
+def _whole(said: Mapping[str, Any], hf_config: Mapping[str, Any]) -> tuple[str, int]:
+    """The full model's document, and its width, from what the file of any tier says. Raises ModelConfigError."""
+    document, found = canonical(said), width_of(canonical(said))
+    tier, base = 0, 0
+    if hf_config.get("matformer_tier") or hf_config.get("matformer_base_intermediate_size"):
+        tier, base = stored_tier(hf_config)
+    if found is None:
+        if tier:
+            raise ModelConfigError("config.json: matformer_tier must be 0 here", "name the full checkpoint")
+        text = config_of_document(document).get_text_config()
+        listed = getattr(text, "intermediate_size", None)
+        return document, listed if isinstance(listed, int) else 4 * text.hidden_size
+    key, width = found
+    if tier and width << tier != base:
         raise ModelConfigError(
-            f"config.json: model_type {shown(asked_for)} is one that only transformers knows", _INSTALL
-        ) from None
-    return transformers
-
-
-def _made(document: str) -> Any:
-    """transformers' own config of a document. Raises ModelConfigError for one that it does not take."""
-    said = json.loads(document)
-    _require_counts(said)
-    name = said.pop("model_type", "")
-    if not isinstance(name, str) or not is_known(name):
-        raise ModelConfigError(
-            f"config.json: model_type {shown(name)} is no causal language model of transformers", "use another model"
+            f"config.json: {key} {width} is not matformer_base_intermediate_size {base} / 2^{tier}",
+            "export the tier again from the full checkpoint",
         )
-    try:
-        return _transformers(name).AutoConfig.for_model(name, **said)
-    except Exception as error:  # whatever it does not take
-        raise ModelConfigError(
-            f"config.json: transformers does not take it: {shown(str(error))}", "correct it"
-        ) from None
-
-
-@lru_cache(maxsize=8)
-def _shapes(document: str) -> Mapping[str, tuple[int, ...]]:
-    import torch
-
-    try:
-        with torch.device("meta"):
-            network = network_of(document)
-    except ModelConfigError:
-        raise
-    except Exception as error:  # a shape that it cannot be built in
-        raise ModelConfigError(
-            f"config.json: transformers cannot build it: {shown(str(error))}", "correct it"
-        ) from None
-    shapes = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
-    empty = next((name for name, shape in shapes.items() if not shape or math.prod(shape) == 0), None)
-    if empty is not None:
-        raise ModelConfigError(
-            f"config.json: {empty} is of shape {shapes[empty]}, and only vectors, matrices and stacks of these are "
-            "trained here",
-            "use another model",
-        )
-    return shapes
-
-
-@lru_cache(maxsize=8)
-def _pieces(document: str) -> Mapping[str, Piece]:
-    import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
-    from transformers.core_model_loading import revert_weight_conversion
-
-    class Views(TorchDispatchMode):
-        """Copies that are made for a file are views here, so that it can be seen of what."""
-
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            cuts.one_more()
-            return args[0] if func is torch.ops.aten.clone.default else func(*args, **(kwargs or {}))
-
-    with torch.device("meta"):
-        network = network_of(document)
-    cuts = _Bounded("its files have more tensors", _CUTS)
-    held = {name: parameter.detach() for name, parameter in network.named_parameters()}
-    names = {tensor.untyped_storage()._cdata: name for name, tensor in held.items()}
-    try:
-        with torch.no_grad(), Views():  # type: ignore[no-untyped-call]
-            filed = revert_weight_conversion(network, dict(held))
-        made = {
-            listed: Piece(names[part.untyped_storage()._cdata], tuple(part.shape), part.stride(), part.storage_offset())
-            for listed, part in filed.items()
-        }
-    except ModelConfigError:
-        raise
-    except Exception as error:  # an operation that is no view
-        raise ModelConfigError(
-            f"config.json: transformers rewrites this model's weights on their way to a file: {shown(str(error))}",
-            "use another model",
-        ) from None
-    numbers = dict.fromkeys(held, 0)
-    for piece in made.values():
-        numbers[piece.name] += math.prod(piece.shape)
-    if any(held[name].numel() != count for name, count in numbers.items()):
-        raise ModelConfigError(
-            "config.json: transformers leaves out some of this model's weights on their way to a file",
-            "use another model",
-        )
-    whole = {name: (name, tuple(tensor.shape)) for name, tensor in held.items()}
-    return {listed: piece for listed, piece in made.items() if whole.get(listed) != (piece.name, piece.shape)}
-
-
-@lru_cache(maxsize=8)
-def _tables(document: str) -> tuple[str, str]:
-    import torch
-
-    with torch.device("meta"):
-        network = network_of(document)
-    names = {id(module): name for name, module in network.named_modules()}
-    ends = network.get_input_embeddings(), network.get_output_embeddings()
-    embedding, output = (f"{names[id(module)]}.weight" for module in ends)
-    return embedding, output
+    whole = base if tier else width
+    kept = {name: value for name, value in said.items() if name != "intermediate_size"}  # a tier's file has both
+    return canonical(kept | {key: whole}), whole

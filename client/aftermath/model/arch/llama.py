@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from aftermath.model.arch.llama_config import LlamaConfig
 from aftermath.model.arch.rotary import Rotation, rotate, scaled_rotary
 from aftermath.model.arch.transformer import Transformer, linear
+from aftermath.model.cache import Cache, LayerCache, attention
 from aftermath.model.network import Through
 
 
@@ -44,11 +45,11 @@ class Decoder(nn.Module):
         self.norm = _norm(config)
         self._rotation = Rotation(partial(scaled_rotary, config, config.head_dim))
 
-    def forward(self, input_ids: Tensor, through: Through) -> Tensor:
+    def forward(self, input_ids: Tensor, through: Through, cache: Cache | None = None) -> Tensor:
         hidden: Tensor = self.embed_tokens(input_ids)  # [B, T, D]
-        rotation = self._rotation.of(input_ids.shape[1], hidden.device)
-        for layer in self.layers.values():
-            hidden = through(layer, hidden, rotation)
+        rotation = self._rotation.after(cache.length if cache else 0, input_ids.shape[1], hidden.device)
+        for name, layer in self.layers.items():
+            hidden = through(layer, hidden, rotation, cache and cache.of_layer(name))
         out: Tensor = self.norm(hidden)
         return out
 
@@ -63,8 +64,8 @@ class Layer(nn.Module):
         self.post_attention_layernorm = _norm(config)
         self.mlp = FeedForward(config.hidden_size, width, bias=config.mlp_bias)
 
-    def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-        hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotation)
+    def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], cache: LayerCache | None = None) -> Tensor:
+        hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotation, cache)
         out: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
         return out
 
@@ -87,18 +88,18 @@ class Attention(nn.Module):
             self.q_norm = nn.RMSNorm(config.head_dim, eps=config.rms_norm_eps)
             self.k_norm = nn.RMSNorm(config.head_dim, eps=config.rms_norm_eps)
 
-    def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], cache: LayerCache | None) -> Tensor:
         query, key = self._heads(self.q_proj(hidden)), self._heads(self.k_proj(hidden))
         if self.normed:
             query, key = self.q_norm(query.float()), self.k_norm(key.float())  # a norm wants one type, its weight's
         query, key = rotate(query, rotation), rotate(key, rotation)  # [B, H, T, K], [B, G, T, K]
         value = self._heads(self.v_proj(hidden))  # [B, G, T, K]
+        if cache is not None:
+            key, value = cache.joined(key, value)
         shared = query.shape[1] // key.shape[1]
         if query.device.type == "cpu" and shared > 1:  # nothing is spared there, and runs so far had these bits
             key, value = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1)  # [B, H, T, K]
-        mixed = F.scaled_dot_product_attention(
-            query, key, value, is_causal=True, enable_gqa=query.shape[1] != key.shape[1]
-        )  # [B, H, T, K]
+        mixed = attention(query, key, value, enable_gqa=query.shape[1] != key.shape[1])  # [B, H, T, K]
         out: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))  # [B, T, D]
         return out
 

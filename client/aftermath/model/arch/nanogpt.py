@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from aftermath.model.arch.nanogpt_config import NanoGPTConfig
 from aftermath.model.arch.rotary import Rotation, rotary, rotate
 from aftermath.model.arch.transformer import Transformer, linear
+from aftermath.model.cache import Cache, LayerCache, attention
 from aftermath.model.network import Through
 
 
@@ -50,17 +51,18 @@ class Decoder(nn.Module):
 
         self._rotation = Rotation(partial(rotary, config.head_dim, config.rope_theta))
 
-    def forward(self, input_ids: Tensor, through: Through) -> Tensor:
+    def forward(self, input_ids: Tensor, through: Through, cache: Cache | None = None) -> Tensor:
         config = self.config
         hidden = start = _norm(self.embed_tokens(input_ids), config)  # [B, T, D]
-        rotation = self._rotation.of(input_ids.shape[1], hidden.device)
+        rotation = self._rotation.after(cache.length if cache else 0, input_ids.shape[1], hidden.device)
         skips: list[Tensor] = []
-        for number, layer in ((int(name), layer) for name, layer in self.layers.items()):
+        for name, layer in self.layers.items():
+            number = int(name)
             if number >= config.num_hidden_layers - config.skips:
                 hidden = hidden + self.skip_lambdas[config.skips - len(skips)] * skips.pop()
             table = config.value_table(number)
             added = None if table is None else self.value_embeds[table](input_ids)  # [B, T, H K]
-            hidden = through(layer, hidden, start, added, rotation)
+            hidden = through(layer, hidden, start, added, rotation, cache and cache.of_layer(name))
             if number < config.skips:
                 skips.append(hidden)
         return _norm(hidden, config)
@@ -77,10 +79,17 @@ class Layer(nn.Module):
         self.self_attn = Attention(config, heads, config.value_table(number) is not None)
         self.mlp = FeedForward(config, width)
 
-    def forward(self, hidden: Tensor, start: Tensor, added: Tensor | None, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    def forward(
+        self,
+        hidden: Tensor,
+        start: Tensor,
+        added: Tensor | None,
+        rotation: tuple[Tensor, Tensor],
+        cache: LayerCache | None = None,
+    ) -> Tensor:
         if self.config.x0_residual:
             hidden = self.residual_lambda * hidden + self.x0_lambda * start
-        hidden = hidden + self.self_attn(_norm(hidden, self.config), added, rotation)
+        hidden = hidden + self.self_attn(_norm(hidden, self.config), added, rotation, cache)
         out: Tensor = hidden + self.mlp(_norm(hidden, self.config))
         return out
 
@@ -99,16 +108,19 @@ class Attention(nn.Module):
         if adds:
             self.value_lambda = nn.Parameter(torch.empty(1))
 
-    def forward(self, hidden: Tensor, added: Tensor | None, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    def forward(
+        self, hidden: Tensor, added: Tensor | None, rotation: tuple[Tensor, Tensor], cache: LayerCache | None
+    ) -> Tensor:
         query, key = self._heads(self.q_proj(hidden)), self._heads(self.k_proj(hidden))  # [B, H, T, K]
         if self.config.qk_norm:
             query, key = _norm(query, self.config), _norm(key, self.config)
         value = self.v_proj(hidden)  # [B, T, H K]
         if added is not None:
             value = value + self.value_lambda * added
-        mixed = F.scaled_dot_product_attention(
-            rotate(query, rotation), rotate(key, rotation), self._heads(value), is_causal=True
-        )  # [B, H, T, K]
+        query, key, value = rotate(query, rotation), rotate(key, rotation), self._heads(value)
+        if cache is not None:
+            key, value = cache.joined(key, value)
+        mixed = attention(query, key, value)  # [B, H, T, K]
         out: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))  # [B, T, D]
         return out
 

@@ -3,7 +3,7 @@
 Decided
 - Angles are computed with the roundings of transformers 5, in fp32, which long texts would show.
 - A dynamic scale follows from the length of the text at hand, and is the plain one up to the length the model knows. So
-  it depends on nothing that was computed before.
+  it depends on nothing that was computed before, and nothing is kept of a longer text (`ScaledConfig.cacheable`).
 
 Shapes in comments: B sequences, n heads, T tokens, K turned dimensions of a head.
 """
@@ -53,6 +53,11 @@ class Rotation:
     def __init__(self, make: Callable[[int, torch.device], tuple[Tensor, Tensor]]) -> None:
         self._make, self._key = make, (-1, torch.device("cpu"))
         self._tables: tuple[Tensor, Tensor] | None = None
+
+    def after(self, seen: int, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Cosine and sine [T, K] of tokens that follow so many others."""
+        cosine, sine = self.of(seen + length, device)
+        return cosine[seen:], sine[seen:]
 
     def of(self, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Cosine and sine [T, K]."""

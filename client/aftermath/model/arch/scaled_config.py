@@ -46,6 +46,12 @@ class ScaledConfig(TransformerConfig):
             raise ValueError("rope_theta must be above 1 for yarn positions")
         return self
 
+    @property
+    def cacheable(self) -> int:
+        """Dynamic positions are others for every length beyond the one that the model knows."""
+        window = super().cacheable
+        return min(window, self.rope_original_length) if self.rope_type == "dynamic" else window
+
     def positions(self) -> dict[str, Any]:
         """The table as a file has it, unless it is the plain one."""
         return {} if self.rope_type == "default" else {"rope_parameters": rope_parameters(self.model_dump())}

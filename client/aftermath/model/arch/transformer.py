@@ -11,11 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aftermath.model.arch.transformer_config import TransformerConfig
+from aftermath.model.cache import Cache
 from aftermath.model.network import LanguageModel
 
 
 class Transformer(LanguageModel):
-    """`decoder(input_ids, through)` makes [B, T, D] of token ids [B, T], and has the embedding as `embed_tokens`."""
+    """`decoder(input_ids, through, cache)` makes [B, T, D] of token ids [B, T], and has the embedding as
+    `embed_tokens`.
+    """
 
     model: Any
     """The decoder."""
@@ -26,8 +29,10 @@ class Transformer(LanguageModel):
         if not config.tie_word_embeddings:
             self.lm_head = linear(config.hidden_size, config.vocab_size)
 
-    def body(self, input_ids: Tensor) -> Tensor:
-        hidden: Tensor = self.model(input_ids, self.through)
+    def body(self, input_ids: Tensor, cache: Cache | None = None) -> Tensor:
+        hidden: Tensor = self.model(input_ids, self.through, cache)
+        if cache is not None:
+            cache.length += input_ids.shape[1]
         return hidden
 
     def head(self, hidden: Tensor) -> Tensor:

@@ -1,0 +1,268 @@
+"""What transformers makes of a config's document: its network, the tensors of that, what files call them, and whether
+its feed-forwards can be cut.
+
+Decided
+- Nothing here computes: networks have shapes alone, but for the one that is asked for.
+- A file costs what it says only up to a bound: numbers of layers, experts and the like are bounded before transformers
+  counts to them, and what it makes of them while it does.
+- Feed-forwards can be cut where their tensors have names that mean one whose hidden units are independent of each
+  other, and no other tensor has their width. A tier is then transformers' own network with a smaller width in its
+  document; which dimensions that makes smaller is seen by making one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any, Literal
+
+from aftermath.base.errors import shown
+from aftermath.model.config import ModelConfigError, Piece
+
+_INSTALL = "install transformers beside this package: pip install 'aftermath[hf]'"
+LONGEST = 1 << 16  # characters of a config's document
+_COUNTS = re.compile(r"layer|label|expert|depth|block|stage", re.IGNORECASE)
+_MANY = 1 << 20
+"""The most that a key with one of these words in it may say."""
+_MODULES, _CUTS = 1 << 14, 1 << 18
+"""Of a network, and what may be done to its tensors on their way to a file."""
+WIDTHS = ("intermediate_size", "n_inner", "ffn_dim")
+"""What configs of transformers call the width of their feed-forwards."""
+_FEED_FORWARD = re.compile(
+    r"\.(gate_proj|up_proj|down_proj|fc1|fc2|fc_in|fc_out|c_fc|c_proj|dense_h_to_4h|dense_4h_to_h)\.(weight|bias)$"
+)
+
+
+def is_known(model_type: str) -> bool:
+    """Whether transformers has a causal language model of this type. Raises ModelConfigError without transformers."""
+    _transformers(model_type)
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+
+def network_of(document: str) -> Any:
+    """transformers' network of a config's document, untrained."""
+    transformers, made = _transformers("it"), config_of_document(document)
+    made._experts_implementation = "eager"  # products in groups are not known in every precision on every device
+    with _bounded_modules():
+        return transformers.AutoModelForCausalLM.from_config(made, trust_remote_code=False)
+
+
+@contextmanager
+def _bounded_modules() -> Iterator[None]:
+    """ModelConfigError for who makes more modules than any model has."""
+    from torch.nn.modules.module import register_module_module_registration_hook
+
+    modules = _Bounded("its network has more modules", _MODULES)
+    handle = register_module_module_registration_hook(lambda *_: modules.one_more())
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+class _Bounded:
+    """Counts what a document leads to. `one_more` raises ModelConfigError once that is more than of any model."""
+
+    def __init__(self, sentence: str, most: int) -> None:
+        self._sentence, self._most, self._count = sentence, most, 0
+
+    def one_more(self) -> None:
+        self._count += 1
+        if self._count > self._most:
+            raise ModelConfigError(
+                f"config.json: {self._sentence} than the {self._most} of the largest models",
+                "correct its numbers of layers and experts",
+            )
+
+
+def _require_counts(said: Any, key: str = "") -> None:
+    """Raises ModelConfigError for more layers, experts or the like than any model has, wherever it says so."""
+    if isinstance(said, dict):
+        for name, value in said.items():
+            _require_counts(value, name)
+    elif isinstance(said, list):
+        for value in said:
+            _require_counts(value, key)
+    elif isinstance(said, int) and said > _MANY and _COUNTS.search(key):
+        raise ModelConfigError(f"config.json: {shown(key)} is {shown(said)}, and at most {_MANY} here", "correct it")
+
+
+def canonical(said: Mapping[str, Any]) -> str:
+    """The document of what a file says. Raises ModelConfigError."""
+    try:
+        text = json.dumps(said, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ModelConfigError(f"config.json: {error}", "take the file as published") from None
+    if len(text) > LONGEST:
+        raise ModelConfigError(f"config.json: it is longer than {LONGEST} characters", "take the file as published")
+    return text
+
+
+def _transformers(asked_for: str) -> Any:
+    try:
+        import transformers
+    except ImportError:
+        raise ModelConfigError(
+            f"config.json: model_type {shown(asked_for)} is one that only transformers knows", _INSTALL
+        ) from None
+    return transformers
+
+
+def config_of_document(document: str) -> Any:
+    """transformers' own config of a document. Raises ModelConfigError for one that it does not take."""
+    try:
+        said = json.loads(document)
+    except (ValueError, RecursionError):
+        said = None
+    if not isinstance(said, dict):
+        raise ModelConfigError("config.json: it is no JSON object", "take the file as published")
+    _require_counts(said)
+    name = said.pop("model_type", "")
+    if not isinstance(name, str) or not is_known(name):
+        raise ModelConfigError(
+            f"config.json: model_type {shown(name)} is no causal language model of transformers", "use another model"
+        )
+    try:
+        return _transformers(name).AutoConfig.for_model(name, **said)
+    except Exception as error:  # whatever it does not take
+        raise ModelConfigError(
+            f"config.json: transformers does not take it: {shown(str(error))}", "correct it"
+        ) from None
+
+
+@lru_cache(maxsize=8)
+def shapes_of(document: str) -> Mapping[str, tuple[int, ...]]:
+    """Of every parameter, under transformers' names. Raises ModelConfigError."""
+    import torch
+
+    try:
+        with torch.device("meta"):
+            network = network_of(document)
+    except ModelConfigError:
+        raise
+    except Exception as error:  # a shape that it cannot be built in
+        raise ModelConfigError(
+            f"config.json: transformers cannot build it: {shown(str(error))}", "correct it"
+        ) from None
+    shapes = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
+    empty = next((name for name, shape in shapes.items() if not shape or math.prod(shape) == 0), None)
+    if empty is not None:
+        raise ModelConfigError(
+            f"config.json: {empty} is of shape {shapes[empty]}, and only vectors, matrices and stacks of these are "
+            "trained here",
+            "use another model",
+        )
+    return shapes
+
+
+@lru_cache(maxsize=8)
+def pieces_of(document: str) -> Mapping[str, Piece]:
+    """`ModelConfig.pieces`. Raises ModelConfigError."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from transformers.core_model_loading import revert_weight_conversion
+
+    class Views(TorchDispatchMode):
+        """Copies that are made for a file are views here, so that it can be seen of what."""
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            cuts.one_more()
+            return args[0] if func is torch.ops.aten.clone.default else func(*args, **(kwargs or {}))
+
+    with torch.device("meta"):
+        network = network_of(document)
+    cuts = _Bounded("its files have more tensors", _CUTS)
+    held = {name: parameter.detach() for name, parameter in network.named_parameters()}
+    names = {tensor.untyped_storage()._cdata: name for name, tensor in held.items()}
+    try:
+        with torch.no_grad(), Views():  # type: ignore[no-untyped-call]
+            filed = revert_weight_conversion(network, dict(held))
+        made = {
+            listed: Piece(names[part.untyped_storage()._cdata], tuple(part.shape), part.stride(), part.storage_offset())
+            for listed, part in filed.items()
+        }
+    except ModelConfigError:
+        raise
+    except Exception as error:  # an operation that is no view
+        raise ModelConfigError(
+            f"config.json: transformers rewrites this model's weights on their way to a file: {shown(str(error))}",
+            "use another model",
+        ) from None
+    numbers = dict.fromkeys(held, 0)
+    for piece in made.values():
+        numbers[piece.name] += math.prod(piece.shape)
+    if any(held[name].numel() != count for name, count in numbers.items()):
+        raise ModelConfigError(
+            "config.json: transformers leaves out some of this model's weights on their way to a file",
+            "use another model",
+        )
+    whole = {name: (name, tuple(tensor.shape)) for name, tensor in held.items()}
+    return {listed: piece for listed, piece in made.items() if whole.get(listed) != (piece.name, piece.shape)}
+
+
+@lru_cache(maxsize=8)
+def tables_of(document: str) -> tuple[str, str]:
+    """`ModelConfig.tables`."""
+    import torch
+
+    with torch.device("meta"):
+        network = network_of(document)
+    names = {id(module): name for name, module in network.named_modules()}
+    ends = network.get_input_embeddings(), network.get_output_embeddings()
+    embedding, output = (f"{names[id(module)]}.weight" for module in ends)
+    return embedding, output
+
+
+@lru_cache(maxsize=8)
+def width_of(document: str) -> tuple[str, int] | None:
+    """The key by which transformers knows the width of the feed-forwards, and the width; None where there is no such.
+
+    Raises ModelConfigError.
+    """
+    made = config_of_document(document)
+    try:
+        blank = config_of_document(canonical({"model_type": made.model_type}))  # it keeps every key that a file has
+    except ModelConfigError:
+        return None
+    key = next((key for key in WIDTHS if key in vars(blank)), None)
+    width = getattr(made, key) if key else None
+    if key == "n_inner" and width is None:
+        width = 4 * made.hidden_size
+    return (key, width) if key and type(width) is int and width > 0 else None
+
+
+def with_width(document: str, width: int) -> str:
+    """The document of the same model with narrower or wider feed-forwards."""
+    found = width_of(document)
+    assert found is not None
+    return canonical(json.loads(document) | {found[0]: width})
+
+
+@lru_cache(maxsize=8)
+def cuts_of(document: str) -> Mapping[str, Literal[0, 1]] | str:
+    """The dimension of the hidden units of every tensor of a feed-forward; or in words why there are no tiers."""
+    found = width_of(document)
+    if found is None or found[1] < 2:
+        return "its config.json says no width of its feed-forwards"
+    key, width = found
+    try:
+        whole, part = shapes_of(document), shapes_of(with_width(document, width // 2))
+        apart = {piece.name for piece in pieces_of(document).values()}
+    except ModelConfigError as error:
+        return error.message.removeprefix("config.json: ")
+    dims: dict[str, Literal[0, 1]] = {}
+    either: tuple[Literal[0, 1], ...] = (0, 1)
+    for name, shape in whole.items():
+        if (held := part.get(name)) == shape:
+            continue
+        dim = next((dim for dim in either if held == (*shape[:dim], width // 2, *shape[dim + 1 :])), None)
+        if dim is None or len(shape) > 2 or shape[dim] != width or name in apart or not _FEED_FORWARD.search(name):
+            return f"{key} is also the width of {name}, which cannot be cut"
+        dims[name] = dim
+    return dims if dims and whole.keys() == part.keys() else f"{key} is the width of none of its tensors"

@@ -1,0 +1,160 @@
+"""What a network keeps of a text: the tokens after it are as if all had been computed anew."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from aftermath.model.architectures import config_of
+from aftermath.model.cache import Cache
+from aftermath.model.generate import Draft, generate
+from aftermath.model.network import LanguageModel
+
+torch.set_num_threads(1)
+
+WINDOW = 24
+SHAPE: dict[str, Any] = {
+    "vocab_size": 48,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "max_position_embeddings": WINDOW,
+    "initializer_range": 0.3,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+GROUPED = SHAPE | {"num_key_value_heads": 2}
+EXPERTS = SHAPE | {
+    "moe_intermediate_size": 16,
+    "q_lora_rank": 12,
+    "kv_lora_rank": 8,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 10,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+}
+IDEAS = {"logit_softcap": 15.0, "value_embeddings": 1, "x0_residual": True, "unet_skips": True}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 6, "rope_theta": 1e4}
+LATER = [{"layers": [0, 1, 3]}, {"layers": [0, 3], "intermediate_size": [64, 16], "num_key_value_heads": 1}]
+FILES: dict[str, dict[str, Any]] = {
+    "llama": GROUPED | {"model_type": "llama", "attention_bias": True},
+    "yarn": GROUPED | {"model_type": "llama", "rope_parameters": YARN},
+    "dynamic": GROUPED | {"model_type": "llama", "rope_scaling": {"type": "dynamic", "factor": 8.0}},
+    "qwen3": GROUPED | {"model_type": "qwen3", "head_dim": 12},
+    "what tiers keep": GROUPED | {"model_type": "llama", "matformer_tiers": LATER},
+    "nanogpt": SHAPE | {"model_type": "nanogpt", **IDEAS},
+    "deepseek_v2": EXPERTS | {"model_type": "deepseek_v2", "topk_method": "group_limited_greedy"},
+    "deepseek_v3": EXPERTS | {"model_type": "deepseek_v3"},
+}
+
+
+def built(file: dict[str, Any], tier: int = 0, **fields: Any) -> LanguageModel:
+    """With weights of which none is at rest; a tier has its part of the same."""
+    config = config_of(file).model_copy(update=fields)
+    noise = torch.Generator().manual_seed(4)
+    whole = {
+        name: torch.randn(shape, generator=noise) * 0.3 + ("norm" in name)
+        for name, shape in config.parameter_shapes().items()
+    }
+    held = config.parameter_shapes(tier)
+    return config.build(tier, {name: whole[name][tuple(map(slice, held[name]))].contiguous() for name in held})
+
+
+def text(length: int, batch: int = 2) -> Tensor:
+    return torch.randint(0, 48, (batch, length), generator=torch.Generator().manual_seed(1))
+
+
+def in_pieces(model: LanguageModel, ids: Tensor, cache: Cache, lengths: tuple[int, ...]) -> Tensor:
+    """Logits of all tokens, passed so many at a time."""
+    parts = ids.split(list(lengths), dim=1)
+    return torch.cat([model.head(model.body(part, cache)) for part in parts], dim=1)
+
+
+@pytest.mark.parametrize("tier", [0, 1, 2])
+@pytest.mark.parametrize("name", FILES)
+@torch.no_grad()
+def test_logits_after_what_is_kept_are_those_of_the_whole_text(name: str, tier: int) -> None:
+    model, ids = built(FILES[name], tier), text(WINDOW)
+    for lengths in ((1,) * WINDOW, (WINDOW,), (7, 1, 5, 11), (1, 23)):
+        cache = Cache()
+        torch.testing.assert_close(in_pieces(model, ids, cache, lengths), model(ids), rtol=1e-4, atol=1e-4)
+        assert cache.length == WINDOW
+
+
+@pytest.mark.parametrize("name", FILES)
+@torch.no_grad()
+def test_what_is_cut_back_is_forgotten(name: str) -> None:
+    model, ids, cache = built(FILES[name]), text(WINDOW), Cache()
+    in_pieces(model, torch.cat((ids[:, :6], ids.flip(1)[:, :7]), 1), cache, (10, 3))
+    cache.cut(20)
+    assert cache.length == 13
+    cache.cut(6)  # behind it were tokens of another text
+    assert cache.length == 6
+    found = in_pieces(model, ids[:, 6:], cache, (1, 17))
+    torch.testing.assert_close(found, model(ids)[:, 6:], rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def anew(model: LanguageModel, prompt: list[int], tokens: int) -> list[int]:
+    """The likeliest tokens, each of a pass of the whole window; those of two that are as likely are none to ask for."""
+    ids = list(prompt)
+    for _ in range(tokens):
+        two = model(torch.tensor([ids[-model.config.max_position_embeddings :]]))[0, -1].topk(2)
+        assert two.values[0] - two.values[1] > 1e-3
+        ids.append(int(two.indices[0]))
+    return ids[len(prompt) :]
+
+
+@pytest.mark.parametrize("guesses", [0, 1, 5])
+@pytest.mark.parametrize("name", FILES)
+def test_a_text_is_the_one_that_is_written_without_and_goes_on_behind_the_window(name: str, guesses: int) -> None:
+    model = built(FILES[name])
+    draft = Draft(built(FILES[name], 1), guesses) if guesses else None
+    wanted = anew(model, [3, 1, 4], 2 * WINDOW)
+    assert generate(model, [3, 1, 4], new_tokens=2 * WINDOW, draft=draft).ids == wanted
+
+
+def test_dynamic_positions_keep_a_text_up_to_the_length_that_the_model_knows() -> None:
+    """A run's schema knows that length and not the window, which may then be longer."""
+    known = 8
+    model = built(FILES["dynamic"], rope_original_length=known)
+    assert model.config.cacheable == known < model.config.max_position_embeddings
+    wanted = anew(model, [3, 1, 4], WINDOW)
+    for draft in (None, Draft(model, 4), Draft(built(FILES["dynamic"], 1, rope_original_length=known), 3)):
+        assert generate(model, [3, 1, 4], new_tokens=WINDOW, draft=draft).ids == wanted
+    assert generate(built(FILES["dynamic"]), [3, 1, 4], new_tokens=WINDOW).ids != wanted, "the scale matters"
+
+
+@pytest.mark.parametrize(("name", "cacheable"), [("llama", WINDOW), ("dynamic", WINDOW), ("short", 8)])
+def test_a_token_is_computed_once_where_it_can_be_kept(name: str, cacheable: int) -> None:
+    model = built(FILES["dynamic"], rope_original_length=8) if name == "short" else built(FILES[name])
+    passed: list[int] = []
+    body = model.body
+
+    def counted(input_ids: Tensor, cache: Cache | None = None) -> Tensor:
+        passed.append(input_ids.shape[1])
+        return body(input_ids, cache)
+
+    object.__setattr__(model, "body", counted)
+    generate(model, [3, 1, 4], new_tokens=WINDOW + 2)
+    lengths = range(3, WINDOW + 5)
+    wanted = [1 if length <= cacheable else min(length, WINDOW) for length in lengths]
+    assert passed == [3, *wanted[1:]]
+
+
+def test_models_of_transformers_keep_nothing() -> None:
+    pytest.importorskip("transformers")
+    config = config_of({"model_type": "gpt2", "vocab_size": 48, "n_embd": 16, "n_layer": 1, "n_head": 2})
+    params = {name: torch.zeros(shape) for name, shape in config.parameter_shapes().items()}
+    assert config.cacheable == 0
+    with pytest.raises(ValueError, match="keeps nothing"):
+        config.build(0, params).body(text(3), Cache())
