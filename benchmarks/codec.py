@@ -148,7 +148,7 @@ def log2_messages(places: int, most: int, values: int, exponents: int) -> float:
 def bytes_of(schemas: Callable[[int], Schema]) -> dict[str, dict[str, float]]:
     """Bytes for 4,096 numbers, and the fewest there can be, by top-k; over a whole model, small vectors and all."""
     found = {}
-    for topk in (8, 32, 64):
+    for topk in (8, 32, 64, 256, 4096):
         schema = schemas(topk)
         share = 4096 / schema.state.parameters()
         found[str(topk)] = {

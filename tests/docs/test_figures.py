@@ -41,7 +41,8 @@ SET_BY_US = {
         "32,003",  # an example of a vocabulary with an awkward size, and of one without
         "32,000",
         "4,096",  # coefficients of a block
-        *("11.1", "12.1", "13.1", "37.4", "38.4", "42.4", "67.0", "68.0", "76.0"),  # bytes of one, as tested below
+        *("11.1", "11.9", "12.9", "37.4", "38.1", "42.1", "67.0", "67.8", "75.8"),  # bytes of one, as tested below
+        *("1,196", "820"),  # of one that keeps all, too
         "33.4",  # bytes for 32 places of one
         "2",  # of a value
         "64",  # MiB of the largest table of them: optim/places.py
@@ -128,6 +129,15 @@ def test_the_sizes_of_a_block_are_those_of_results() -> None:
         ]
         assert results[0].place_bytes(0) == int(bits)  # of eight blocks
         assert sizes == [f"{one.payload_bytes(0) / 8:.1f}" for one in results]
+
+
+@pytest.mark.parametrize("values", [Values.ONE_BIT, Values.TWO_BIT])
+def test_the_size_of_a_block_that_keeps_all_is_that_of_a_result(values: Values) -> None:
+    said = re.search(r"keeps all takes ([\d,]+) bytes with\s+two bits and ([\d,]+) with one", RESEARCH.read_text())
+    assert said
+    square = Blocks(Segment("square", 0, None, 0, 64, (64, 64)), (64, 64), 4096)
+    size = ResultFormat((square,) * 8, 1, Transform.NONE, values).payload_bytes(0) / 8
+    assert said[1 if values is Values.TWO_BIT else 2] == f"{size:,.0f}"
 
 
 def test_no_line_begins_with_a_quote(page: Path) -> None:

@@ -25,6 +25,7 @@ from member.desk import SCHEMA, SECRETS, Desk, commitment_of, empty_payload, p2p
 READY = commitment.Ready(sender=p2p_of(0), signer=b"w" * 32, run_id="test", epoch=2, slot=0)
 WEIGHTS = init_weights(CONFIG, 3)
 INNER = SparseLoCo(topk=4, topk_embeddings=4, chunk=8).results(SCHEMA.state)
+WHOLE = SparseLoCo(topk=60, topk_embeddings=64, chunk=8).results(SCHEMA.state)
 
 
 def announcements() -> tuple[list[bytes], Decode]:
@@ -74,6 +75,13 @@ def lattice_payloads() -> tuple[list[bytes], Decode]:
     return [bytes(INNER.payload_bytes(2)), some], lambda data: decode_level(data, INNER, 2)
 
 
+def digit_payloads() -> tuple[list[bytes], Decode]:
+    cuts = [cut for cut in WHOLE.of_level(2) for _ in range(cut.count)]
+    indices = np.concatenate([np.arange(cut.topk, dtype=np.uint16) for cut in cuts])
+    some = encode_level(WHOLE, 2, indices, np.full(len(indices), 3 * 2.0**-9, "f4"))
+    return [bytes(WHOLE.payload_bytes(2)), some], lambda data: decode_level(data, WHOLE, 2)
+
+
 def model_parts() -> tuple[list[bytes], Decode]:
     segment = SCHEMA.state.of_level(2)[-1]
     params = {name: torch.clone(tensor) for name, tensor in WEIGHTS.items()}
@@ -107,6 +115,7 @@ PEERS = [
     Decoder("told outline", outlines),
     Decoder("result", payloads, (BadPayload,)),
     Decoder("result on the lattice", lattice_payloads, (BadPayload,), many=50_000),
+    Decoder("result in digits", digit_payloads, (BadPayload,), many=50_000),
     Decoder("model part", model_parts, (SegmentError,)),
     Decoder("whereabouts", whereabouts),
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from fractions import Fraction
 
 import numpy as np
@@ -134,7 +133,7 @@ def test_round_trip(bits: int, zeros: float) -> None:
 
 
 def test_layout_on_the_wire() -> None:
-    """Places, then exponents of blocks, signs, sizes; lowest bit first."""
+    """Places, then exponents of blocks in six bits, -40 as 1 and none as 0; signs, sizes; lowest bit first."""
     results = toy_inner(hidden_size=8, intermediate_size=16, tiers=2, num_attention_heads=2).results
     indices = np.full(12, UNUSED, np.uint16)
     values = np.zeros(12, np.float32)
@@ -144,7 +143,8 @@ def test_layout_on_the_wire() -> None:
     places = (2081 + 2 + 36 + 39711 | (1 + 17) << 40).to_bytes(8, "little")  # as in test_optim_codec
     with pytest.raises(ValueError, match="lattice"):
         encode_level(results, 0, indices, values * 8)
-    assert data == places + struct.pack("<3b", -2, 0, 3) + bytes([0b101, 0]) + bytes([0b1, 0])
+    exponents = (39 | 0 << 6 | 44 << 12).to_bytes(3, "little")
+    assert data == places + exponents + bytes([0b101, 0]) + bytes([0b1, 0])
 
 
 @pytest.mark.parametrize(
@@ -163,8 +163,8 @@ def test_values_off_the_lattice_are_not_encoded(values: tuple[float, float]) -> 
 def test_sizes() -> None:
     one, two = FORMATS[1], FORMATS[2]
     slots, blocks = two.entries(LEVEL), sum(cut.count for cut in two.of_level(LEVEL))
-    assert one.value_bytes(LEVEL) == blocks + -(-slots // 8)
-    assert two.value_bytes(LEVEL) == blocks + 2 * -(-slots // 8)
+    assert one.value_bytes(LEVEL) == -(-6 * blocks // 8) + -(-slots // 8)
+    assert two.value_bytes(LEVEL) == -(-6 * blocks // 8) + 2 * -(-slots // 8)
     with pytest.raises(SchemaError, match="level 3"):
         decode_level(b"", two, 3)
 
@@ -178,10 +178,12 @@ def test_wrong_size(bits: int, more: int) -> None:
         decode_level(wrong, FORMATS[bits], LEVEL)
 
 
-@pytest.mark.parametrize("exponent", [LEAST - 1, MOST + 1, 127, -128])
-def test_an_exponent_that_the_lattice_does_not_have(exponent: int) -> None:
+@pytest.mark.parametrize("code", [0, MOST - LEAST + 2, 63])
+def test_an_exponent_that_the_lattice_does_not_have(code: int) -> None:
     data, results = payload(2, zeros=0.0), FORMATS[2]
-    struct.pack_into("<b", data, results.place_bytes(LEVEL) + 1, exponent)
+    place = results.place_bytes(LEVEL)
+    codes = int.from_bytes(data[place : place + 2], "little") & ~(63 << 6) | code << 6
+    data[place : place + 2] = codes.to_bytes(2, "little")
     with pytest.raises(BadPayload, match="entry 4: an exponent that is not from -40 to 3"):
         decode_level(data, results, LEVEL)
 
@@ -191,6 +193,15 @@ def test_an_exponent_of_a_block_without_votes() -> None:
     data[results.place_bytes(LEVEL)] = 1
     with pytest.raises(BadPayload, match="entry 0: an exponent without votes"):
         decode_level(data, results, LEVEL)
+
+
+def test_a_bit_after_the_last_exponent() -> None:
+    """Three blocks take 18 bits."""
+    results = toy_inner(topk=3, hidden_size=8, intermediate_size=16, tiers=2, num_attention_heads=2).results
+    data = bytearray(encode_level(results, 0, np.full(9, UNUSED, np.uint16), np.zeros(9, np.float32)))
+    data[results.place_bytes(0) + 2] |= 1 << 2
+    with pytest.raises(BadPayload, match="level 0: a bit after the last exponent is set"):
+        decode_level(data, results, 0)
 
 
 @pytest.mark.parametrize("plane", ["sign", "size"])

@@ -166,7 +166,7 @@ def test_the_hash_sees_everything_that_changes_the_arithmetic(change: dict[str, 
         lambda d: d.replace(b'"edges":[64,64]', b'"edges":[32,64]', 1),
         lambda d: d.replace(b'"values":"sign"', b'"values":"float32"'),
         lambda d: d.replace(b'"kind":"distro"', b'"kind":"sgd"'),
-        lambda d: d.replace(b'"version":7', b'"version":6'),
+        lambda d: d.replace(b'"version":8', b'"version":7'),
         lambda d: d.replace(b'"0.999"', b'"0.9990"'),
         lambda d: d.replace(b'"0.999"', b'"NaN"'),
         lambda d: d.replace(b'"0.999"', b'"0.99x"'),
@@ -301,6 +301,14 @@ def test_inner_steps_out_of_range_are_sentences(change: dict[str, Any], says: st
 
 
 def test_payload_sizes_on_the_lattice_are_exact() -> None:
-    """Level 0 has 6 strips of 8 blocks: 267 bits of places each; a byte a block and the bits of all 32 slots."""
-    assert inner().results.payload_bytes(0) == 48 * 267 // 8 + 48 + 2 * (48 * 32 // 8)
-    assert inner(bits=1).results.payload_bytes(0) == 48 * 267 // 8 + 48 + 48 * 32 // 8
+    """Level 0 has 6 strips of 8 blocks: 267 bits of places each; 6 bits a block and the bits of all 32 slots."""
+    assert inner().results.payload_bytes(0) == 48 * 267 // 8 + 36 + 2 * (48 * 32 // 8)
+    assert inner(bits=1).results.payload_bytes(0) == 48 * 267 // 8 + 36 + 48 * 32 // 8
+
+
+def test_blocks_that_keep_all_are_as_large_as_their_digits() -> None:
+    """48 blocks of 4,096 numbers: three in 7 bits, or five in 8, and an exponent of 6 bits for each block."""
+    whole = {"topk": 4096, "topk_embeddings": 4096}
+    assert inner(**whole).results.payload_bytes(0) == 36 + 48 * 4096 // 3 * 7 // 8
+    assert inner(**whole, bits=1).results.payload_bytes(0) == 36 + -(-48 * 4096 // 5)
+    assert inner(**whole).results.place_bytes(0) == 0

@@ -6,8 +6,10 @@ those of the last block; then the values. A block has `topk` entry slots, for it
 its end may be unused.
 - Signs: one bit for every slot, first slot in the lowest bit (1 is negative).
 - Floats: an fp32 for every slot.
-- On the lattice: for every block its exponent as a signed byte, then the signs, then with 2 bits another bit for every
-  slot (1 is three times the power of two).
+- On the lattice: for every block its exponent in six bits, 1 for the least, with zeros up to a whole byte; then the
+  signs, then with 2 bits another bit for every slot (1 is three times the power of two).
+Blocks that are shorter as digits (`ResultFormat.as_digits`) have neither places nor values there, but for their
+exponents: their digits (`optim.digits`), in the same order, come last.
 The values of unused slots, the exponents of blocks without votes and the bits after the last slot are zero.
 
 Decided
@@ -21,6 +23,7 @@ Decided
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,11 +31,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aftermath.base.errors import AftermathError
+from aftermath.optim import digits, places
 from aftermath.optim.blocks import UNUSED
-from aftermath.optim.format import ResultFormat, Values, plane_bytes
+from aftermath.optim.format import EXPONENT_BITS, ResultFormat, Values, whole_bytes
 from aftermath.optim.lattice import LEAST, MOST, exponents_of, is_three
 from aftermath.optim.layout import LevelLayout, level_layout
-from aftermath.optim.places import bits_of, from_bits, to_bits
 
 _MAGNITUDE = 0x7FFFFFFF  # of the bits of an fp32
 _SMALLEST, _INFINITY = 0x00800000, 0x7F800000  # smallest normal number, infinity
@@ -74,14 +77,19 @@ def encode_level(results: ResultFormat, level: int, indices: NDArray[np.uint16],
     used = indices != UNUSED
     values = np.where(used, values, np.float32(0))
     layout = level_layout(results, level)
-    parts = [_places(indices, layout)]
+    apart = ~layout.slot_digit
+    parts = [_places(indices[apart], layout)]
     if results.values is Values.FLOAT:
         return parts[0] + values.astype("<f4").tobytes()
     if results.values.lattice_bits:
-        parts.append(exponents_of(values, layout.slot_first).tobytes())
-    parts.append(np.packbits(values < 0, bitorder="little").tobytes())
+        exponents, voted = exponents_of(values, layout.slot_first), used[layout.slot_first]
+        codes = np.where(voted, exponents.astype(np.int16) - LEAST + 1, 0).astype(np.uint8)
+        parts.append(_packed(np.unpackbits(codes[:, None], axis=1, bitorder="little", count=EXPONENT_BITS)))
+    parts.append(_packed(values[apart] < 0))
     if results.values is Values.TWO_BIT:
-        parts.append(np.packbits(is_three(values), bitorder="little").tobytes())
+        parts.append(_packed(is_three(values[apart])))
+    if layout.slot_digit.any():
+        parts.append(_digits(indices[~apart], values[~apart], results, layout))
     return b"".join(parts)
 
 
@@ -91,85 +99,167 @@ def decode_level(data: bytes | bytearray | memoryview, results: ResultFormat, le
     if len(data) != size:
         raise BadPayload(f"a result of level {level} takes {size} bytes, not {len(data)}")
     layout = level_layout(results, level)
-    places = results.place_bytes(level)
-    indices = _indices(np.frombuffer(data, np.uint8, count=places), layout, level)
+    before, between = results.place_bytes(level), results.value_bytes(level)
+    octets = np.frombuffer(data, np.uint8)
+    indices, small = _read(octets[:before], octets[before + between :], results, layout, level)
     used = indices != UNUSED
-    rest = np.frombuffer(data, np.uint8, offset=places)
+    rest = octets[before : before + between]
     positions = layout.positions_of(indices, used)
-    if bits := results.values.lattice_bits:
-        values, shifts = _multiples(rest, used, layout, level, bits)
-        return Votes(level, positions, torch.from_numpy(values[used]), torch.from_numpy(shifts[used]))
-    found = _signs if results.values is Values.SIGN else _floats
-    return Votes(level, positions, torch.from_numpy(found(rest, used, layout, level)[used]))
+    if results.values is Values.FLOAT:
+        return Votes(level, positions, torch.from_numpy(_floats(rest, used, layout, level)[used]))
+    shifts = None
+    if results.values.lattice_bits:
+        count = whole_bytes(EXPONENT_BITS * int(layout.slot_first.sum()))
+        shifts = torch.from_numpy(_shifts(rest[:count], used, layout, level)[used])
+        rest = rest[count:]
+    values = _signs(rest, used, results, layout, level)
+    if len(small):
+        values = _together(values, small, layout)
+    return Votes(level, positions, torch.from_numpy(values[used]), shifts)
+
+
+def _packed(bits: NDArray[Any]) -> bytes:
+    return np.packbits(bits, bitorder="little").tobytes()
+
+
+def _widths(layout: LevelLayout, as_digits: bool) -> list[int]:
+    """Slots of a group's blocks, if they are written so; else none."""
+    return [group.topk if group.digits == as_digits else 0 for group in layout.groups]
 
 
 def _places(indices: NDArray[np.uint16], layout: LevelLayout) -> bytes:
-    """The places of all blocks, of indices by slot. As int16, since torch hardly knows u16."""
-    grouped = layout.grouped(torch.from_numpy(indices.view(np.int16)), [group.topk for group in layout.groups])
+    """The places of all blocks that have them, of indices by slot. As int16, since torch hardly knows u16."""
     bits = [
-        torch.from_numpy(to_bits(own.numpy().view(np.uint16), group.block))
-        for own, group in zip(grouped, layout.groups, strict=True)
+        torch.empty(group.blocks, 0, dtype=torch.uint8)
+        if group.digits
+        else torch.from_numpy(places.to_bits(own.numpy().view(np.uint16), group.block))
+        for own, group in zip(
+            layout.grouped(torch.from_numpy(indices.view(np.int16)), _widths(layout, False)), layout.groups, strict=True
+        )
     ]
-    return np.packbits(layout.canonical(bits).numpy(), bitorder="little").tobytes()
+    return _packed(layout.canonical(bits).numpy())
 
 
-def _indices(data: NDArray[np.uint8], layout: LevelLayout, level: int) -> NDArray[np.uint16]:
-    """The indices of all slots. Raises BadPayload if a block's bits are no set of places, or if any are left over."""
-    sizes = [bits_of(group.block, group.topk) for group in layout.groups]
-    bits = np.unpackbits(data, bitorder="little")
-    size = sum(group.blocks * size for group, size in zip(layout.groups, sizes, strict=True))
-    if bits[size:].any():
+def _digits(
+    indices: NDArray[np.uint16], values: NDArray[np.float32], results: ResultFormat, layout: LevelLayout
+) -> bytes:
+    """The digits of all blocks that are written so, of what is in their slots."""
+    small = 1 - 2 * (values < 0).view(np.int8)
+    if results.values is Values.TWO_BIT:
+        small *= 1 + 2 * is_three(values).view(np.int8)
+    widths = _widths(layout, True)
+    found = [
+        torch.from_numpy(digits.of_slots(own.numpy().view(np.uint16), value.numpy(), group.block))
+        if group.digits
+        else torch.empty(group.blocks, 0, dtype=torch.int8)
+        for own, value, group in zip(
+            layout.grouped(torch.from_numpy(indices.view(np.int16)), widths),
+            layout.grouped(torch.from_numpy(small), widths),
+            layout.groups,
+            strict=True,
+        )
+    ]
+    return digits.to_bytes(layout.canonical(found).numpy(), results.values.bits)
+
+
+def _read(
+    before: NDArray[np.uint8], after: NDArray[np.uint8], results: ResultFormat, layout: LevelLayout, level: int
+) -> tuple[NDArray[np.uint16], NDArray[np.int8]]:
+    """The indices of all slots, of places and of digits, and the values of those that digits have.
+
+    Raises BadPayload if a block's bits mean nothing, or if any are left over.
+    """
+    sizes = [0 if group.digits else places.bits_of(group.block, group.topk) for group in layout.groups]
+    bits, end = (
+        np.unpackbits(before, bitorder="little"),
+        sum(g.blocks * n for g, n in zip(layout.groups, sizes, strict=True)),
+    )
+    if bits[end:].any():
         raise BadPayload(f"level {level}: a bit after the last place is set")
-    found = []
-    for number, own in enumerate(layout.grouped(torch.from_numpy(bits[:size]), sizes)):
-        group = layout.groups[number]
-        indices, wrong = from_bits(own.numpy(), group.block, group.topk)
+    of_places = layout.grouped(torch.from_numpy(bits[:end]), sizes)
+    of_digits = _digits_of(after, results, layout, level)
+    found, values = [], []
+    for number, group in enumerate(layout.groups):
+        if group.digits:
+            indices, own, wrong = digits.in_slots(of_digits[number].numpy(), group.topk)
+            values.append(torch.from_numpy(own))
+        else:
+            indices, wrong = places.from_bits(of_places[number].numpy(), group.block, group.topk)
+            values.append(torch.empty(group.blocks, 0, dtype=torch.int8))
         if wrong.any():
             segment, block = layout.block_of(number, int(wrong.argmax()))
             raise BadPayload(
                 f"level {level}, {segment.name}, block {block}: no set of at most {group.topk} of {group.block} places"
             )
         found.append(torch.from_numpy(indices.view(np.int16)))
-    return layout.canonical(found).numpy().view(np.uint16)
+    return layout.canonical(found).numpy().view(np.uint16), layout.canonical(values).numpy()
 
 
-def _signs(data: NDArray[np.uint8], used: NDArray[np.bool_], layout: LevelLayout, level: int) -> NDArray[np.int8]:
-    """Votes of +1 and -1 for all slots. Raises BadPayload if a bit is set that belongs to no vote."""
-    return 1 - 2 * _plane(data, used, layout, level, "sign").astype(np.int8)
+def _digits_of(data: NDArray[np.uint8], results: ResultFormat, layout: LevelLayout, level: int) -> list[Tensor]:
+    """The digits [blocks, places] of each group that is written so. Raises BadPayload for what is none."""
+    widths = [group.block if group.digits else 0 for group in layout.groups]
+    count = sum(group.blocks * width for group, width in zip(layout.groups, widths, strict=True))
+    if not count:
+        return layout.grouped(torch.empty(0, dtype=torch.int8), widths)
+    found, wrong = digits.from_bytes(data, count, results.values.bits)
+    if wrong is not None:
+        raise BadPayload(f"level {level}: what is written for digit {wrong} is none")
+    return layout.grouped(torch.from_numpy(found), widths)
+
+
+def _together(apart: NDArray[np.int8], small: NDArray[np.int8], layout: LevelLayout) -> NDArray[np.int8]:
+    """The values of all slots, of those whose blocks are not digits, and of the others."""
+    if not len(apart):
+        return small
+    found = np.empty(layout.entries, np.int8)
+    found[~layout.slot_digit], found[layout.slot_digit] = apart, small
+    return found
+
+
+def _signs(
+    data: NDArray[np.uint8], used: NDArray[np.bool_], results: ResultFormat, layout: LevelLayout, level: int
+) -> NDArray[np.int8]:
+    """Votes of +1 and -1, with two bits of three times that too, of all slots whose blocks are not digits.
+
+    Raises BadPayload if a bit is set that belongs to no vote.
+    """
+    plane = len(data) // results.values.bits
+    signs = 1 - 2 * _plane(data[:plane], used, layout, level, "sign").view(np.int8)
+    if results.values is Values.TWO_BIT:
+        signs *= (1 + 2 * _plane(data[plane:], used, layout, level, "size")).view(np.int8)
+    return signs
 
 
 def _plane(
     data: NDArray[np.uint8], used: NDArray[np.bool_], layout: LevelLayout, level: int, what: str
 ) -> NDArray[np.uint8]:
-    """One bit for every slot. Raises BadPayload if one is set that belongs to no vote."""
-    bits = np.unpackbits(data, bitorder="little")
-    if bits[layout.entries :].any():
+    """One bit for every slot whose block is not digits. Raises BadPayload if one is set that belongs to no vote."""
+    bits, own = np.unpackbits(data, bitorder="little"), used[~layout.slot_digit]
+    if bits[len(own) :].any():
         raise BadPayload(f"level {level}: a bit after the last {what} is set")
-    bits = bits[: layout.entries]
-    stray = (bits != 0) & ~used
+    bits = bits[: len(own)]
+    stray = (bits != 0) & ~own
     if stray.any():
-        raise BadPayload(f"{_place(layout, level, int(stray.argmax()))}: the {what} of an unused entry is set")
+        slot = int(np.flatnonzero(~layout.slot_digit)[stray.argmax()])
+        raise BadPayload(f"{_place(layout, level, slot)}: the {what} of an unused entry is set")
     return bits
 
 
-def _multiples(
-    data: NDArray[np.uint8], used: NDArray[np.bool_], layout: LevelLayout, level: int, bits: int
-) -> tuple[NDArray[np.int8], NDArray[np.uint8]]:
-    """Values of all slots, and how far each is shifted. Raises BadPayload for what is on no lattice."""
-    count, plane = int(layout.slot_first.sum()), plane_bytes(layout.entries)
-    exponents, voted = data[:count].view(np.int8), used[layout.slot_first]
-    wrong = np.where(voted, (exponents < LEAST) | (exponents > MOST), exponents != 0)
+def _shifts(data: NDArray[np.uint8], used: NDArray[np.bool_], layout: LevelLayout, level: int) -> NDArray[np.uint8]:
+    """How far the values of all slots are shifted. Raises BadPayload for an exponent that the lattice does not have."""
+    bits, firsts = np.unpackbits(data, bitorder="little"), np.flatnonzero(layout.slot_first)
+    end = EXPONENT_BITS * len(firsts)
+    if bits[end:].any():
+        raise BadPayload(f"level {level}: a bit after the last exponent is set")
+    codes = np.packbits(bits[:end].reshape(-1, EXPONENT_BITS), axis=1, bitorder="little")[:, 0]
+    voted = used[layout.slot_first]
+    wrong = np.where(voted, (codes < 1) | (codes > MOST - LEAST + 1), codes != 0)
     if wrong.any():
         block = int(wrong.argmax())
-        slot = int(np.flatnonzero(layout.slot_first)[block])
         what = f"an exponent that is not from {LEAST} to {MOST}" if voted[block] else "an exponent without votes"
-        raise BadPayload(f"{_place(layout, level, slot)}: {what}")
-    signs = _signs(data[count : count + plane], used, layout, level)
-    if bits == 2:
-        signs *= (1 + 2 * _plane(data[count + plane :], used, layout, level, "size")).view(np.int8)
-    shifts = np.where(voted, exponents - LEAST, 0).astype(np.uint8)
-    slots = np.diff(np.flatnonzero(layout.slot_first), append=layout.entries)
-    return signs, np.repeat(shifts, slots)
+        raise BadPayload(f"{_place(layout, level, int(firsts[block]))}: {what}")
+    shifts = np.where(voted, codes - np.uint8(1), np.uint8(0))
+    return np.repeat(shifts, np.diff(firsts, append=layout.entries))
 
 
 def _floats(data: NDArray[np.uint8], used: NDArray[np.bool_], layout: LevelLayout, level: int) -> NDArray[np.float32]:

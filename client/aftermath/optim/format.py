@@ -1,9 +1,12 @@
 """The format of a result: which coefficients of which blocks it holds, what their values are, and its exact size.
 
-Decided: a result of level l is, over the level's segments in canonical order and their blocks in row-major order, the
-places that each block keeps, in as many bits as its size and top-k say (`optim.places`), all in one string of bits that
-ends with a whole byte; then every value. So its size follows from the schema alone, and is known before the first byte
-is asked for.
+Decided
+- A result of level l is, over the level's segments in canonical order and their blocks in row-major order, the places
+  that each block keeps, in as many bits as its size and top-k say (`optim.places`), all in one string of bits that ends
+  with a whole byte; then every value. So its size follows from the schema alone, and is known before the first byte is
+  asked for.
+- A block that keeps most of its numbers takes fewer bits as digits (`optim.digits`), which are places and values in
+  one: those of all such blocks follow each other at the end.
 """
 
 from __future__ import annotations
@@ -14,10 +17,13 @@ from functools import cached_property
 from typing import Any
 
 from aftermath.model.levels import checked_level
+from aftermath.optim import digits
 from aftermath.optim.blocks import Blocks
 from aftermath.optim.places import bits_of
 
 FLOAT_BYTES = 4
+EXPONENT_BITS = 6
+"""Of a block's power of two: 0 for a block without votes, and from 1 on those that the lattice has."""
 
 
 class Transform(StrEnum):
@@ -43,10 +49,15 @@ class Values(StrEnum):
         """Bits of a value on the lattice (`optim.lattice`); 0 for values that are not on it."""
         return {Values.ONE_BIT: 1, Values.TWO_BIT: 2}.get(self, 0)
 
+    @property
+    def bits(self) -> int:
+        """Bits of a value, beside a block's power of two; 0 for an fp32."""
+        return 1 if self is Values.SIGN else self.lattice_bits
 
-def plane_bytes(slots: int) -> int:
-    """Bytes of one bit for each slot."""
-    return -(-slots // 8)
+
+def whole_bytes(bits: int) -> int:
+    """Bytes of a string of so many bits."""
+    return -(-bits // 8)
 
 
 @dataclass(frozen=True)
@@ -66,24 +77,33 @@ class ResultFormat:
         """Coefficient slots in one level of a result."""
         return sum(blocks.entries for blocks in self.of_level(level))
 
+    def as_digits(self, places: int, topk: int) -> bool:
+        """Is a block of so many numbers written as digits? It takes fewer bits then than its places and values."""
+        bits = self.values.bits
+        return bits > 0 and digits.fewer(places, bits, bits_of(places, topk) + bits * topk)
+
     def place_bytes(self, level: int) -> int:
         """Bytes of a level's places: the bits of all its blocks, rounded up once."""
-        return -(-sum(blocks.count * bits_of(blocks.size, blocks.topk) for blocks in self.of_level(level)) // 8)
+        return whole_bytes(sum(b.count * bits_of(b.size, b.topk) for b in self._apart(level)))
 
     def value_bytes(self, level: int) -> int:
         """Bytes of a level's values: one sign bit per slot, rounded up once; or one fp32 per slot; or on the lattice
-        one byte per block, and every bit of all slots rounded up by itself.
+        the powers of two of all blocks, rounded up once, and every bit of all slots rounded up by itself.
         """
-        slots = self.entries(level)
+        slots = sum(blocks.entries for blocks in self._apart(level))
         if self.values is Values.FLOAT:
             return slots * FLOAT_BYTES
-        if self.values is Values.SIGN:
-            return plane_bytes(slots)
-        return sum(b.count for b in self.of_level(level)) + self.values.lattice_bits * plane_bytes(slots)
+        exponents = EXPONENT_BITS * sum(b.count for b in self.of_level(level)) if self.values.lattice_bits else 0
+        return whole_bytes(exponents) + self.values.bits * whole_bytes(slots)
+
+    def digit_bytes(self, level: int) -> int:
+        """Bytes of a level's digits, of all blocks that are written so."""
+        count = sum(b.count * b.size for b in self.of_level(level) if self.as_digits(b.size, b.topk))
+        return digits.size_of(count, self.values.bits) if count else 0
 
     def payload_bytes(self, level: int) -> int:
-        """Exact bytes of one level of a result: all places of the level, then all its values."""
-        return self.place_bytes(level) + self.value_bytes(level)
+        """Exact bytes of one level of a result: all places of the level, then all its values, then all digits."""
+        return self.place_bytes(level) + self.value_bytes(level) + self.digit_bytes(level)
 
     def result_bytes(self, tier: int = 0) -> int:
         """Exact bytes of the result that a tier-k member makes in a round: its levels together."""
@@ -93,6 +113,10 @@ class ResultFormat:
         """All of it as JSON has it; segments are named by their order."""
         kept = [{name: value for name, value in asdict(b).items() if name != "segment"} for b in self.blocks]
         return {"blocks": kept, "transform": self.transform.value, "values": self.values.value}
+
+    def _apart(self, level: int) -> list[Blocks]:
+        """Those whose places and values are written one after the other."""
+        return [blocks for blocks in self.of_level(level) if not self.as_digits(blocks.size, blocks.topk)]
 
     @cached_property
     def _by_level(self) -> tuple[tuple[Blocks, ...], ...]:

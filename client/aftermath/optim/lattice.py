@@ -1,7 +1,7 @@
 """Values on a lattice: plus or minus a power of two that a block's values share, or three times that.
 
 Decided
-- A power of two for every block is one byte, and every value is a whole multiple of the smallest power: sums of values
+- A block's power of two is one of 44, and every value is a whole multiple of the smallest power: sums of values
   are sums of integers, exact in any order.
 - Exponents reach from LEAST to MOST, so a value is at most 3 * 2^(MOST - LEAST) = 3 * 2^43 times the smallest, and the
   sum of 256 peers stays below 2^53: float64 holds it exactly.

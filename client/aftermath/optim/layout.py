@@ -52,6 +52,7 @@ class Group:
     topk: int
     blocks: int
     base: int  # position of the first coefficient
+    digits: bool  # are its blocks written as digits
 
     @property
     def block(self) -> int:
@@ -67,6 +68,7 @@ class LevelLayout:
     parts: tuple[Part, ...]
     slot_base: NDArray[np.int64]  # position of the first coefficient of the slot's block
     slot_first: NDArray[np.bool_]  # is the slot the first of its block
+    slot_digit: NDArray[np.bool_]  # is the slot's block written as digits
     _last: list[weakref.ref[Tensor]] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @property
@@ -129,7 +131,7 @@ def level_layout(results: ResultFormat, level: int) -> LevelLayout:
         counts[key] = counts.get(key, 0) + blocks.count
     groups, base = [], 0
     for (height, width, topk), count in counts.items():
-        groups.append(Group(height, width, topk, count, base))
+        groups.append(Group(height, width, topk, count, base, results.as_digits(height * width, topk)))
         base += count * height * width
     order = list(counts)
     parts = tuple(Part(blocks, order.index(key), first) for blocks, key, first in places)
@@ -142,12 +144,16 @@ def _edges(blocks: Blocks) -> tuple[int, int]:
     return height, width
 
 
-def _slots(groups: Sequence[Group], parts: Sequence[Part]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+def _slots(
+    groups: Sequence[Group], parts: Sequence[Part]
+) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_]]:
     bases = [np.empty(0, np.int64)]
     firsts = [np.empty(0, np.bool_)]
+    digits = [np.empty(0, np.bool_)]
     for part in parts:
         group, count = groups[part.group], part.blocks.count
         starts = group.base + (part.first + np.arange(count, dtype=np.int64)) * group.block
         bases.append(np.repeat(starts, group.topk))
         firsts.append(np.tile(np.arange(group.topk) == 0, count))
-    return np.concatenate(bases), np.concatenate(firsts)
+        digits.append(np.full(count * group.topk, group.digits))
+    return np.concatenate(bases), np.concatenate(firsts), np.concatenate(digits)

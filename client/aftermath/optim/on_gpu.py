@@ -80,9 +80,9 @@ def _counting(device: torch.device) -> bool:
     try:
         draws = torch.Generator().manual_seed(0)
         blocks = Blocks(Segment("proof", 0, None, 0, 0, (21, 150)), (8, 150), 70)
-        group = Group(8, 150, 70, 3, 0)
+        group = Group(8, 150, 70, 3, 0, False)
         empty = np.empty(0, np.int64)
-        layout = LevelLayout((group,), (Part(blocks, 0, 0),), empty, empty.astype(np.bool_))
+        layout = LevelLayout((group,), (Part(blocks, 0, 0),), empty, *[empty.astype(np.bool_)] * 2)
         size, members, most, rate = group.blocks * group.block, 5, 1 << 40, 0.3 * SMALLEST
         lattice, signs = [], []
         for member in range(members):

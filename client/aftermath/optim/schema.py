@@ -24,7 +24,7 @@ from aftermath.optim.distro import Distro, DistroInputs
 from aftermath.optim.format import ResultFormat
 from aftermath.optim.sparseloco import SparseLoCo, SparseLoCoInputs
 
-SCHEMA_VERSION = 7  # also when the bytes of a result change, or the bits that an apply makes of it
+SCHEMA_VERSION = 8  # also when the bytes of a result change, or the bits that an apply makes of it
 MAX_JSON_BYTES = 16 << 20
 
 Settings = Distro | SparseLoCo

@@ -1,0 +1,186 @@
+"""Blocks written as digits: Python's integers, one encoding for every row of them, and results that hold some."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aftermath.optim import digits, places
+from aftermath.optim.blocks import UNUSED
+from aftermath.optim.codec import BadPayload, decode_level, encode_level
+from aftermath.optim.format import ResultFormat, Transform, Values
+from aftermath.optim.lattice import SMALLEST
+from aftermath.optim.layout import level_layout
+from optim.optim_oracle import toy_inner, toy_schema
+
+KINDS = {1: (0, 1, -1), 2: (0, 1, -1, 3, -3)}
+NUMBERS = {1: (5, 8), 2: (3, 7)}
+BITS = pytest.mark.parametrize("bits", [1, 2])
+MIXED = toy_inner(topk=4, topk_embeddings=64).results
+"""Of the smallest tier: the embedding's blocks keep all, the others four."""
+MOST = toy_inner(topk=58, topk_embeddings=58).results
+"""Blocks of 64 that lack a few."""
+
+
+def by_hand(row: list[int], bits: int) -> bytes:
+    """Digits as one whole number."""
+    together, width = NUMBERS[bits]
+    total = 0
+    for first in range(0, len(row), together):
+        own = [KINDS[bits].index(digit) for digit in row[first : first + together]]
+        total |= sum(code * len(KINDS[bits]) ** at for at, code in enumerate(own)) << first // together * width
+    return total.to_bytes(digits.size_of(len(row), bits), "little")
+
+
+@BITS
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_digits_are_those_of_python_integers_and_come_back(bits: int, data: st.DataObject) -> None:
+    row = data.draw(st.lists(st.sampled_from(KINDS[bits]), min_size=1, max_size=200))
+    written = digits.to_bytes(np.array(row, np.int8), bits)
+    assert written == by_hand(row, bits)
+    back, wrong = digits.from_bytes(np.frombuffer(written, np.uint8), len(row), bits)
+    assert (back.tolist(), wrong) == (row, None)
+
+
+@BITS
+@settings(max_examples=300, deadline=None)
+@given(st.integers(1, 60), st.data())
+def test_bytes_that_are_taken_come_back(bits: int, count: int, data: st.DataObject) -> None:
+    """Whatever is not refused is the encoding of its digits, so there is no second one."""
+    size = digits.size_of(count, bits)
+    given_ = data.draw(st.binary(min_size=size, max_size=size))
+    found, wrong = digits.from_bytes(np.frombuffer(given_, np.uint8), count, bits)
+    if wrong is None:
+        assert digits.to_bytes(found, bits) == given_
+    else:
+        together, width = NUMBERS[bits]
+        numbers = [
+            int.from_bytes(given_, "little") >> at * width & (1 << width) - 1 for at in range(-(-count // together))
+        ]
+        beyond = int.from_bytes(given_, "little") >> len(numbers) * width
+        spare = len(KINDS[bits]) ** (count - together * (len(numbers) - 1))
+        assert beyond or max(numbers) >= len(KINDS[bits]) ** together or numbers[-1] >= spare
+
+
+def test_what_is_beyond_the_last_digit_is_refused() -> None:
+    """Four digits with two bits are two numbers: 14 bits, of which the second number has room for two digits more."""
+    for number in (5 << 7, 25 << 7, 1 << 14):
+        _, wrong = digits.from_bytes(np.frombuffer(number.to_bytes(2, "little"), np.uint8), 4, 2)
+        assert wrong is not None, number
+    assert digits.from_bytes(np.frombuffer((4 << 7).to_bytes(2, "little"), np.uint8), 4, 2)[0].tolist() == [0, 0, 0, -3]
+
+
+@pytest.mark.parametrize("most", [1, 7, 8])
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.lists(st.sampled_from(KINDS[2]), min_size=8, max_size=8), min_size=1, max_size=6))
+def test_blocks_come_back_and_those_that_keep_too_much_are_told(most: int, rows: list[list[int]]) -> None:
+    blocks = np.array(rows, np.int8)
+    indices, values, wrong = digits.in_slots(blocks.copy(), most)
+    assert wrong.tolist() == [sum(map(bool, row)) > most for row in rows]
+    assert (digits.of_slots(indices[~wrong], values[~wrong], 8) == blocks[~wrong]).all()
+    for row, kept in zip(rows, indices.tolist(), strict=True):
+        here = [place for place, digit in enumerate(row) if digit]
+        if len(here) <= most:
+            assert kept == here + [UNUSED] * (most - len(here))
+
+
+def result(results: ResultFormat, level: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Indices and values of a level's slots; some blocks keep all they may, some less, one nothing."""
+    draw, indices, values = np.random.default_rng(seed), [], []
+    for number, cut in enumerate(one for one in results.of_level(level) for _ in range(one.count)):
+        kept = 0 if number == 1 else cut.topk if number % 2 else int(draw.integers(0, cut.topk + 1))
+        own = np.full(cut.topk, UNUSED, np.uint16)
+        own[:kept] = np.sort(draw.permutation(cut.size)[:kept])
+        size = 2.0 ** int(draw.integers(-40, 4)) * draw.choice((-1, 1), cut.topk)
+        size *= draw.choice((1, 3), cut.topk) if results.values is Values.TWO_BIT else 1
+        indices.append(own)
+        values.append(np.where(own == UNUSED, 0, size).astype(np.float32))
+    return np.concatenate(indices), np.concatenate(values)
+
+
+FORMATS = {
+    "some": MIXED,
+    "most": MOST,
+    "all": toy_inner(topk=64, topk_embeddings=64).results,
+    "one bit": toy_inner(topk=64, topk_embeddings=64, bits=1).results,
+    "signs": toy_schema(topk=64, topk_embeddings=4).results,
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("level", [0, 2])
+def test_round_trip(name: str, level: int) -> None:
+    results = FORMATS[name]
+    layout = level_layout(results, level)
+    assert layout.slot_digit.any() or (name, level) == ("some", 0)
+    indices, values = result(results, level, 5)
+    if results.values is Values.SIGN:
+        values = np.sign(values)
+    data = encode_level(results, level, indices, values)
+    assert len(data) == results.payload_bytes(level)
+    votes, used = decode_level(data, results, level), indices != UNUSED
+    assert votes.positions.tolist() == (layout.slot_base + indices)[used].tolist()
+    numbers = votes.values.numpy() if results.values is Values.SIGN else votes.multiples().numpy() * SMALLEST
+    assert numbers.tolist() == values[used].tolist()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_changed_payload_is_refused_or_says_something_else(name: str) -> None:
+    results, draw = FORMATS[name], np.random.default_rng(1)
+    indices, values = result(results, 2, 7)
+    data = encode_level(results, 2, indices, np.sign(values) if results.values is Values.SIGN else values)
+    before = said(decode_level(data, results, 2))
+    refused = 0
+    for _ in range(300):
+        changed = bytearray(data)
+        for bit in draw.integers(0, 8 * len(data), int(draw.integers(1, 4))):
+            changed[bit // 8] ^= 1 << bit % 8
+        try:
+            assert bytes(changed) == data or said(decode_level(bytes(changed), results, 2)) != before
+        except BadPayload:
+            refused += 1
+    assert 0 < refused < 300
+
+
+def said(votes: object) -> tuple[list[int], list[int], list[int] | None]:
+    shifts = votes.shifts.tolist() if votes.shifts is not None else None  # type: ignore[attr-defined]
+    return votes.positions.tolist(), votes.values.tolist(), shifts  # type: ignore[attr-defined]
+
+
+def test_a_block_that_keeps_too_much_is_named() -> None:
+    """Blocks of 64 that keep at most 58, all of whose digits are set."""
+    for cut in MOST.of_level(0)[:1]:
+        data = bytearray(MOST.payload_bytes(0))
+        data[-MOST.digit_bytes(0) :] = digits.to_bytes(
+            np.ones(sum(one.count * one.size for one in MOST.of_level(0)), np.int8), 2
+        )
+        with pytest.raises(
+            BadPayload, match=f"level 0, {cut.segment.name}, block 0: no set of at most 58 of 64 places"
+        ):
+            decode_level(bytes(data), MOST, 0)
+    data[-MOST.digit_bytes(0)] = 0x7F
+    with pytest.raises(BadPayload, match="level 0: what is written for digit 0 is none"):
+        decode_level(bytes(data), MOST, 0)
+
+
+def test_blocks_are_digits_only_where_that_is_shorter() -> None:
+    for kept in (1, 8, 64, 2048, 2600, 2800, 4096):
+        for values in (Values.SIGN, Values.ONE_BIT, Values.TWO_BIT, Values.FLOAT):
+            results = ResultFormat((), 1, Transform.NONE, values)
+            apart = places.bits_of(4096, kept) + values.bits * kept
+            together = 4096 * 8 / 5 if values.bits == 1 else 4096 * 7 / 3
+            assert results.as_digits(4096, kept) == (values is not Values.FLOAT and together < apart)
+
+
+def test_peers_that_send_all_share_their_positions() -> None:
+    results = FORMATS["all"]
+    cuts = [cut for cut in results.of_level(2) for _ in range(cut.count)]
+    indices = np.concatenate([np.arange(cut.topk, dtype=np.uint16) for cut in cuts])
+    sent = [encode_level(results, 2, indices, np.full(len(indices), size, "f4")) for size in (0.5, -0.25)]
+    one, other = (decode_level(data, results, 2) for data in sent)
+    assert one.positions is other.positions
+    assert torch.equal(one.values, -other.values)
