@@ -7,11 +7,13 @@ import re
 
 import pytest
 import torch
+from solders.keypair import Keypair
 
 from aftermath.base.errors import Unsuitable, UsageError
+from aftermath.chain.wallet import Wallet
 from aftermath.replica.arithmetic import Arithmetic
 from aftermath.replica.exactness import is_exact
-from aftermath.train import session
+from aftermath.train import reach, session
 from aftermath.train.settings import TrainSettings
 
 
@@ -25,7 +27,7 @@ def test_sums_of_gradients_in_anything_but_fp32_are_refused() -> None:
 
 
 def test_the_device_is_exact_before_anything_is_joined(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "load_wallet", lambda path: None)
+    monkeypatch.setattr(reach, "load_wallet", lambda path: Wallet(Keypair()))
     torch.backends.cudnn.allow_tf32 = True
     named = session._named(settings(precision="bf16", compile="on"))
     assert is_exact()

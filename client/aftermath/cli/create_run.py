@@ -82,9 +82,19 @@ async def create_run(
 async def remaining(
     chain: SignedCluster, run_id: str, texts: dict[str, Any], authority: Pubkey, client_version: str
 ) -> list[Instruction]:
+    """As `missing`. Raises CommandError when there is nothing left to do, too."""
+    steps = await missing(chain, run_id, texts, authority, client_version)
+    if not steps:
+        raise CommandError(f"run {run_id} exists already", "choose another id, or change it with update-config")
+    return steps
+
+
+async def missing(
+    chain: SignedCluster, run_id: str, texts: dict[str, Any], authority: Pubkey, client_version: str
+) -> list[Instruction]:
     """What is still to be sent for the run to exist at full size, with its texts, and open if everybody may join.
 
-    Raises CommandError when there is nothing left to do, or the run belongs to somebody else.
+    Raises CommandError when the run belongs to somebody else.
     """
     from aftermath.chain.addresses import EVERYONE
     from aftermath.cli.authorization import granting
@@ -97,8 +107,6 @@ async def remaining(
         steps.append(chain.coordinator.ix.update(run_id, metadata=texts))
     if authority == own:
         steps += await granting(chain, EVERYONE)
-    if not steps:
-        raise CommandError(f"run {run_id} exists already", "choose another id, or change it with update-config")
     return steps
 
 

@@ -42,9 +42,9 @@ def example(command: Any) -> str:
     return str(command.epilog).removeprefix("Example:").strip()
 
 
-def index_page(command: Any, entries: Mapping[str, Any]) -> str:
-    """The page of all commands: `entries` by name, each with its panel and summary."""
-    parts = ["Usage: aftermath-solana COMMAND [OPTIONS]", *_paragraphs(command.help or "")]
+def index_page(script: str, command: Any, entries: Mapping[str, Any]) -> str:
+    """The page of all commands of a script: `entries` by name, each with its panel and summary."""
+    parts = [f"Usage: {script} COMMAND [OPTIONS]", *_paragraphs(command.help or "")]
     for panel, group in groupby(entries.items(), key=lambda item: item[1].panel):
         parts.append(f"{panel}:\n{_rows((name, entry.summary) for name, entry in group)}")
     options = [(", ".join(names(parameter)), meaning(parameter, None)) for parameter in command.params]

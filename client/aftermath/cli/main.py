@@ -1,31 +1,8 @@
-"""The console script `aftermath-solana`: the index of its commands, each loaded only when it is called.
-
-Decided: `--help` prints the index without importing a single command, because a help page should not wait for
-libraries it does not show; a test holds the summaries and the commands' own docstrings together. Commands about one
-thing have two words (`model init`); the first alone lists them.
-"""
+"""The console script `aftermath-solana`: the index of its commands (see `index` for what is made of it)."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
-from importlib import import_module
-from itertools import pairwise
-from pathlib import Path
-from typing import Annotated, Any
-
-import typer
-from typer.core import TyperCommand, TyperGroup
-
-from aftermath import __version__
-from aftermath.base.errors import UsageError
-from aftermath.cli.describe import kind_of
-from aftermath.cli.help import command_page, index_page
-from aftermath.cli.present import EXIT_INTERRUPTED, reporting
-from aftermath.cli.usage import ParserError, explained, unknown_command
-
-HELP_NAMES = {"help_option_names": ["-h", "--help"]}
+from aftermath.cli.index import Entry, Index
 
 OWN, MEMBER, LAB, MODEL, DATA, LOOK, JOIN, NETWORK = (
     "Own a run",
@@ -37,14 +14,6 @@ OWN, MEMBER, LAB, MODEL, DATA, LOOK, JOIN, NETWORK = (
     "Who may join",
     "Networks and programs",
 )
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A line of the index: where help lists the command, and what it says there."""
-
-    panel: str
-    summary: str
 
 
 INDEX = {
@@ -89,125 +58,14 @@ INDEX = {
     "localnet": Entry(NETWORK, "Run a local Solana network with the programs on it."),
     "deploy": Entry(NETWORK, "Deploy or upgrade the programs on a cluster."),
 }
-
-
-def find(name: str) -> Any:
-    """The `command.Command` of this name, from its module."""
-    identifier = name.replace("-", "_").replace(" ", "_")
-    return getattr(import_module(f"aftermath.cli.{identifier}"), identifier)
-
-
-def called(words: Sequence[str]) -> str | None:
-    """The command that a command line begins with, if there is one."""
-    return next((name for name in (" ".join(words[:2]), *words[:1]) if name in INDEX), None)
-
-
-def about(word: str) -> dict[str, Entry]:
-    """The commands of two words that begin with this one."""
-    return {name: entry for name, entry in INDEX.items() if name.startswith(f"{word} ")}
-
-
-def load(name: str) -> TyperCommand:
-    """Import the command's module and build the command."""
-    found = find(name)
-    holder = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    declare = holder.command(name, cls=OneCommand, epilog=f"Example:\n\n{found.example}", context_settings=HELP_NAMES)
-    declare(found.entry)
-    built = typer.main.get_command(holder)
-    assert isinstance(built, TyperCommand)
-    return built
-
-
-class OneCommand(TyperCommand):
-    """A command whose help page is ours, and that takes no empty text for a path."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse, but for an unset variable of a shell: the empty path would be the current directory."""
-        kinds = find(str(self.name)).entry.__annotations__
-        paths = {name for option in self.params if kind_of(kinds.get(option.name)) is Path for name in option.opts}
-        for flag, value in (*pairwise(args), *(word.split("=", 1) for word in args if "=" in word)):
-            if flag in paths and not value:
-                raise UsageError(f"the path given for {flag} is empty", "name a file, or leave the option out")
-        return super().parse_args(ctx, args)
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the page."""
-        formatter.write(command_page(ctx.command_path, self, find(str(self.name)).entry.__annotations__))
-
-
-class LazyCommands(TyperGroup):
-    """Lists commands from the index, loads the one that is called, and tells every mistake in one form."""
-
-    def __init__(self, **options: Any) -> None:
-        index = {name: TyperCommand(name, help=entry.summary) for name, entry in INDEX.items()}
-        super().__init__(**{**options, "commands": index})
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        """The called command itself."""
-        if name := called(args):
-            return name, load(name), args[len(name.split()) :]
-        if ctx.resilient_parsing:  # a shell that completes a word that is not finished
-            return None, None, args
-        raise unknown_command(" ".join(args[:2]) if about(args[0]) else args[0], INDEX)
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the page."""
-        formatter.write(index_page(self, INDEX))
-
-    def main(self, *given: Any, **named: Any) -> Any:
-        """Run a command line (`args`, else the process's own) and end the process with its exit code."""
-        args = given[0] if given else named.get("args")
-        words = list(sys.argv[1:] if args is None else args) or ["--help"]
-        if (ones := about(words[0])) and words[1:] in ([], *([name] for name in HELP_NAMES["help_option_names"])):
-            print(index_page(self, ones))
-            sys.exit(0)
-        try:
-            with reporting(as_json="--json" in words):
-                code = self._run(words)
-        except typer.Exit as ending:
-            code = ending.exit_code
-        sys.exit(code)
-
-    def _run(self, words: list[str]) -> int:
-        try:
-            ended = super().main(words, "aftermath-solana", standalone_mode=False)
-        except ParserError as error:
-            name = called(words)
-            raise explained(error, name, find(name).entry.__annotations__ if name else {}) from None
-        return ended if isinstance(ended, int) else 0
-
-
-app = typer.Typer(
+SOLANA = Index(
     name="aftermath-solana",
-    cls=LazyCommands,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings=HELP_NAMES,
+    package="aftermath.cli",
+    entries=INDEX,
+    about="Train one language model together, through Solana.",
     epilog="Options that name a cluster, a wallet or a run also read an environment variable: --run-id reads RUN_ID.",
 )
-
-
-def _say_version(asked: bool) -> None:
-    if asked:
-        print(__version__)
-        raise typer.Exit
-
-
-@app.callback()
-def root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version and end.")
-    ] = False,
-) -> None:
-    """Train one language model together, through Solana."""
-
-
-def main() -> None:
-    """Entry point of the console script."""
-    try:
-        app()
-    except KeyboardInterrupt:  # while a command's libraries are imported
-        raise SystemExit(EXIT_INTERRUPTED) from None
+find, called, about, load, app, main = SOLANA.find, SOLANA.called, SOLANA.begun, SOLANA.load, SOLANA.app, SOLANA.main
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import inspect
 import os
 import re
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Annotated, Any, NoReturn, get_type_hints
 
@@ -109,10 +110,15 @@ def train(
     with ending_at_once():
         from aftermath.train.session import run_member
 
+    take_part(settings, run_member, as_json=json_output)
+
+
+def take_part(settings: TrainSettings, run_member: Callable[[TrainSettings], None], *, as_json: bool) -> NoReturn:
+    """Train, say how that ended, and end the process."""
     code = 0
     try:
-        with reporting(as_json=json_output):
-            run_member(settings.model_copy(update={"logs": "json"}) if json_output else settings)
+        with reporting(as_json=as_json):
+            run_member(settings.model_copy(update={"logs": "json"}) if as_json else settings)
     except typer.Exit as ending:
         code = ending.exit_code
     sys.stdout.flush()

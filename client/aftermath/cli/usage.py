@@ -22,16 +22,16 @@ ParserError: type[Exception] = typer.BadParameter.__mro__[1]
 _SUPERFLUOUS = re.compile(r"unexpected extra arguments?(?:\(s\))? \((.+)\)")
 
 
-def unknown_command(name: str, known: Iterable[str]) -> UsageError:
-    """The error for a command that does not exist."""
+def unknown_command(script: str, name: str, known: Iterable[str]) -> UsageError:
+    """The error for a command that does not exist in a console script."""
     close = difflib.get_close_matches(name, list(known), n=1)
     hint = f"did you mean {close[0]}? " if close else ""
-    return UsageError(f"there is no command {name!r}", f"{hint}aftermath-solana --help lists the commands")
+    return UsageError(f"there is no command {name!r}", f"{hint}{script} --help lists the commands")
 
 
-def explained(error: Any, command: str | None, kinds: Mapping[str, Any]) -> UsageError:
+def explained(error: Any, script: str, command: str | None, kinds: Mapping[str, Any]) -> UsageError:
     """The parser's error as ours; `kinds` are the types of the command's options."""
-    more = f"aftermath-solana {command} --help" if command else "aftermath-solana --help"
+    more = f"{script} {command} --help" if command else f"{script} --help"
     parameter, option = getattr(error, "param", None), getattr(error, "option_name", None)
     if parameter is not None:
         name = _called(parameter, error.ctx)

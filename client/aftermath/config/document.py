@@ -8,7 +8,7 @@ words before a fee is paid as after.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, PrivateAttr, ValidationError
 
@@ -137,8 +137,16 @@ class RunConfig(Table):
         return _refused(self._source, self._text, mistakes)
 
 
+C = TypeVar("C", bound=RunConfig)
+
+
 def load_config(path: Path) -> RunConfig:
     """Read and check a config file. Raises ConfigError."""
+    return load_as(path, RunConfig)
+
+
+def load_as(path: Path, kind: type[C]) -> C:
+    """Read and check a file of this kind. Raises ConfigError."""
     try:
         if path.stat().st_size > MAX_CONFIG_BYTES:
             raise ConfigError(f"{path} is larger than {MAX_CONFIG_BYTES} bytes, which no run config is", _NAME_ONE)
@@ -149,11 +157,16 @@ def load_config(path: Path) -> RunConfig:
         raise ConfigError(
             f"{path} is not UTF-8 text, which a TOML file must be", f"save it as UTF-8; {_OURS}"
         ) from None
-    return parse_config(text, str(path))
+    return parse_as(text, str(path), kind)
 
 
 def parse_config(text: str, source: str) -> RunConfig:
-    """Check the text of a config file; `source` names it in errors.
+    """As `parse_as`, of a config file."""
+    return parse_as(text, source, RunConfig)
+
+
+def parse_as(text: str, source: str, kind: type[C]) -> C:
+    """Check the text of a file of this kind; `source` names it in errors.
 
     Raises ConfigError with every mistake that was found.
     """
@@ -162,9 +175,9 @@ def parse_config(text: str, source: str) -> RunConfig:
     except Malformed as error:
         raise ConfigError(f"{source} is not valid TOML: {error}", f"correct it there; {_OURS}") from None
     try:
-        config = RunConfig.model_validate(tables)
+        config = kind.model_validate(tables)
     except ValidationError as error:
-        raise _refused(source, text, config_errors.sentences(error, RunConfig)) from None
+        raise _refused(source, text, config_errors.sentences(error, kind)) from None
     if broken := config_rules.broken(config.to_chain()):
         raise _refused(source, text, broken)
     config._source, config._text = source, text

@@ -66,6 +66,9 @@ class Config:
     def raw(self, key: str) -> Any:
         return self._values.get(key)
 
+    def whole(self) -> dict[str, Any]:
+        return self._values
+
     def check_commitment(self) -> None:
         """All commitments see the same state here; an unknown one is still an error."""
         self.text("commitment", (*COMMITMENTS, *_OLD_COMMITMENTS), "finalized")

@@ -83,12 +83,12 @@ class Calls:
 
 
 class Connection:
-    """Serves one client until it goes or lags. An `Outbox` of its subscriptions."""
+    """Serves one client until it goes or lags. An `Outbox` of its subscriptions. `ping`: seconds between two."""
 
-    def __init__(self, subscriptions: Subscriptions) -> None:
+    def __init__(self, subscriptions: Subscriptions, *, ping: float = PING_SECONDS) -> None:
         self._subscriptions = subscriptions
         self._calls = Calls(subscriptions, self)
-        self._socket = web.WebSocketResponse(max_msg_size=MAX_MESSAGE_BYTES, heartbeat=PING_SECONDS, compress=False)
+        self._socket = web.WebSocketResponse(max_msg_size=MAX_MESSAGE_BYTES, heartbeat=ping, compress=False)
         self._queue: asyncio.Queue[str] = asyncio.Queue(MAX_BACKLOG)
         self._queued_bytes = 0
         self._lagging = asyncio.Event()

@@ -59,7 +59,7 @@ class Sending:
         given = Params(params, 2)
         config = given.config(1)
         self._reading.reached(Config({"minContextSlot": config.raw("minContextSlot")}))
-        tx, wire = _parse(given.text(0, "transaction"), config)
+        tx, wire = transaction_of(given.text(0, "transaction"), config)
         genuine = all(tx.verify_with_results())
         if not config.flag("skipPreflight"):
             Config({"commitment": config.raw("preflightCommitment")}).check_commitment()
@@ -80,7 +80,7 @@ class Sending:
         given = Params(params, 2)
         config = given.config(1)
         self._reading.reached(config)
-        tx, _ = _parse(given.text(0, "transaction"), config)
+        tx, _ = transaction_of(given.text(0, "transaction"), config)
         verify, replace = config.flag("sigVerify"), config.flag("replaceRecentBlockhash")
         if verify and replace:
             raise invalid_params("sigVerify may not be used with replaceRecentBlockhash")
@@ -127,8 +127,8 @@ class Sending:
         return str(tx.signatures[0])
 
 
-def _parse(text: str, config: Config) -> tuple[VersionedTransaction, bytes]:
-    """A sanitised transaction and its wire form; trailing bytes are dropped."""
+def transaction_of(text: str, config: Config) -> tuple[VersionedTransaction, bytes]:
+    """A sanitised transaction and its wire form; trailing bytes are dropped. Raises RpcError for anything else."""
     encoding = config.text("encoding", ("base58", "base64"), "base58")
     data = decoded(text, encoding, PACKET_BYTES)
     try:

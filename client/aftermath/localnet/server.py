@@ -7,25 +7,17 @@ bodies, and no cross-origin headers, so that a web page cannot talk to it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import logging
 
 from aiohttp import web
 
 from aftermath.localnet.bank import Bank
-from aftermath.localnet.commit import Committer
 from aftermath.localnet.config import LocalnetConfig
-from aftermath.localnet.errors import LocalnetError, RpcError
+from aftermath.localnet.errors import LocalnetError
 from aftermath.localnet.free_ports import free_ports
-from aftermath.localnet.genesis import faucet_of, open_chain
-from aftermath.localnet.ledger import Ledger
-from aftermath.localnet.liveness import Health
+from aftermath.localnet.node import Node
 from aftermath.localnet.pubsub import Connection
-from aftermath.localnet.reading import Reading
-from aftermath.localnet.rpc import Rpc
-from aftermath.localnet.sending import Sending
-from aftermath.localnet.subscriptions import Subscriptions
 from aftermath.localnet.timing import TimeSource
 
 log = logging.getLogger(__name__)
@@ -38,20 +30,14 @@ JSON = "application/json"
 class RunningLocalnet:
     """A network that serves until `close`. `time` is what its slots follow; `bank` is there for inspection."""
 
-    def __init__(self, config: LocalnetConfig, bank: Bank, ledger: Ledger | None) -> None:
-        self.bank = bank
+    def __init__(self, config: LocalnetConfig) -> None:
+        self._node = Node(config)
+        self.bank: Bank = self._node.bank
         self.time: TimeSource = config.time
         self._host = config.host
-        self._ledger = ledger
-        self._committer = Committer(bank, ledger)
-        self._subscriptions = Subscriptions(bank)
-        self._health = Health(bank, self._committer)
-        reading = Reading(bank)
-        self._sending = Sending(bank, self._committer, reading, faucet_of(bank.slots.genesis))
-        self._rpc = Rpc(bank, {**reading.methods(), **self._sending.methods(), **self._health.methods()})
+        self._rpc = self._node.rpc(self._node.methods)
         self._connections: set[Connection] = set()
         self._runner: web.ServerRunner | None = None
-        self._clockwork: asyncio.Task[None] | None = None
         self.rpc_port = 0
 
     @property
@@ -68,15 +54,9 @@ class RunningLocalnet:
         await runner.setup()
         self._runner = runner
         await self._bind(runner, config)
-        self._clockwork = asyncio.create_task(self._keep_time())
-        self._health.watch(self._clockwork)
+        self._node.start()
         for key, lamports in config.airdrops:
-            missing = lamports - self.bank.balance(key)
-            if missing > 0:
-                try:
-                    await self._sending.give(key, missing)
-                except RpcError as error:
-                    raise LocalnetError(error.message, "ask for fewer lamports") from None
+            await self._node.provide(key, lamports)
 
     async def _bind(self, runner: web.ServerRunner, config: LocalnetConfig) -> None:
         attempts = 1 if config.rpc_port else PORT_ATTEMPTS
@@ -93,11 +73,6 @@ class RunningLocalnet:
                 for site in [site for site in sites if site in runner.sites]:
                     await site.stop()
 
-    async def _keep_time(self) -> None:
-        while True:
-            await self.time.sleep(self.bank.slots.seconds_to_next(self.time.now()))
-            self.bank.tick()
-
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         try:
             return await self._answer(request)
@@ -108,7 +83,7 @@ class RunningLocalnet:
         if request.headers.get("Upgrade", "").lower() == "websocket":
             return await self._subscribe(request)
         if request.method == "GET" and request.path == "/health":
-            return web.Response(text=self._health.word())
+            return web.Response(text=self._node.health.word())
         if request.method != "POST":
             return web.Response(status=405, text="Used HTTP Method is not allowed. POST is required\n")
         if request.content_type != JSON:
@@ -120,7 +95,7 @@ class RunningLocalnet:
         return web.Response(body=await self._rpc.answer(body), content_type=JSON)
 
     async def _subscribe(self, request: web.BaseRequest) -> web.StreamResponse:
-        connection = Connection(self._subscriptions)
+        connection = Connection(self._node.subscriptions)
         self._connections.add(connection)
         try:
             return await connection.serve(request)
@@ -129,16 +104,10 @@ class RunningLocalnet:
 
     async def close(self) -> None:
         """Stop serving; everything acknowledged is in the ledger already."""
-        if self._clockwork is not None:
-            self._clockwork.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._clockwork
         await asyncio.gather(*(one.close() for one in list(self._connections)), return_exceptions=True)
         if self._runner is not None:
             await self._runner.cleanup()
-        if self._ledger is not None:
-            self._ledger.close()
-            self._ledger = None
+        await self._node.close()
 
 
 async def _body(request: web.BaseRequest) -> bytes:
@@ -163,8 +132,7 @@ def _in_url(host: str) -> str:
 
 async def serve(config: LocalnetConfig) -> RunningLocalnet:
     """Start the embedded network in this event loop. Raises `LocalnetError`."""
-    bank, ledger = open_chain(config.ledger, config.time, config.slot_ms, config.programs)
-    running = RunningLocalnet(config, bank, ledger)
+    running = RunningLocalnet(config)
     try:
         await running.open(config)
     except BaseException:

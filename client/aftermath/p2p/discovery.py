@@ -1,4 +1,4 @@
-"""How peers on one machine find each other: one small file per endpoint in a directory only this user can write.
+"""Where peers say where they are. On one machine: one small file per endpoint in a directory only this user can write.
 
 `<hex node id>.json` holds the addresses of that endpoint. It is written atomically, refreshed when the addresses
 change or the file vanished, and removed on close. Whatever is read is checked (owner, size, address syntax); a stale
@@ -16,6 +16,7 @@ import stat
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 from urllib.parse import urlsplit
 
 import msgspec
@@ -33,6 +34,25 @@ class Whereabouts(msgspec.Struct, frozen=True):
 
     addresses: tuple[str, ...]
     relay: str | None = None
+
+
+class Directory(Protocol):
+    """What tells where the endpoints of a run are, ours too. Nothing in it is believed: an address is only tried."""
+
+    def prepare(self) -> None:
+        """Before anything else. Raises DiscoveryFailed."""
+
+    def write(self, whereabouts: Whereabouts) -> None:
+        """Publish where we are. Raises DiscoveryFailed."""
+
+    def refresh(self, whereabouts: Whereabouts) -> None:
+        """Publish it again if that is needed. Raises DiscoveryFailed."""
+
+    def remove(self) -> None:
+        """Withdraw our entry."""
+
+    def read(self, node_id: bytes) -> Whereabouts | None:
+        """Where an endpoint says it is, None if that is not known."""
 
 
 def local_discovery_dir(run_id: str) -> Path:
@@ -100,7 +120,7 @@ class LocalDirectory:
                 if hasattr(os, "getuid") and info.st_uid != os.getuid():
                     return None
                 found: Whereabouts = json_as(file.read(MAX_FILE), Whereabouts)
-            return found if _believable(found) else None
+            return found if believable(found) else None
         except (OSError, ValueError):
             return None
 
@@ -108,8 +128,11 @@ class LocalDirectory:
         return self.path / f"{node_id.hex()}.json"
 
 
-def _believable(found: Whereabouts) -> bool:
-    """True if all that an entry names are addresses; ValueError for some that are none."""
+def believable(found: Whereabouts) -> bool:
+    """True if all that an entry names are addresses; ValueError for some that are none.
+
+    Whoever wrote it may be a stranger: it is short, and says nothing but where to dial.
+    """
     if len(found.addresses) > MAX_ADDRESSES or not (found.addresses or found.relay):
         return False
     if found.relay is not None and urlsplit(found.relay).scheme not in ("https", "http"):

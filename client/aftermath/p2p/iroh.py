@@ -24,7 +24,7 @@ from aftermath.base.wait import cancel
 from aftermath.p2p import fastffi
 from aftermath.p2p.announce import Announcer
 from aftermath.p2p.blobs import BlobStore
-from aftermath.p2p.discovery import LocalDirectory, Whereabouts
+from aftermath.p2p.discovery import Directory, LocalDirectory, Whereabouts
 from aftermath.p2p.fetch import Fetch
 from aftermath.p2p.link import Link
 from aftermath.p2p.links import Links
@@ -53,7 +53,7 @@ Discovery = Literal["local", "n0"]
 class IrohTransport:
     """`aftermath.p2p.transport.Transport` over one iroh endpoint. Made by `open_iroh`."""
 
-    def __init__(self, endpoint: iroh.Endpoint, directory: LocalDirectory | None, clock: Callable[[], float]) -> None:
+    def __init__(self, endpoint: iroh.Endpoint, directory: Directory | None, clock: Callable[[], float]) -> None:
         self.node_id = bytes(endpoint.id().to_bytes())
         self._endpoint = endpoint
         self._directory = directory
@@ -158,7 +158,7 @@ class IrohTransport:
         return [self._announcer.write(link), self._announcer.read(link), self._requests.serve(link)]
 
     def _locate(self, peer: bytes) -> iroh.EndpointAddr | None:
-        """Where to dial a peer; None if local discovery has no entry."""
+        """Where to dial a peer; None if the directory has no entry."""
         if self._directory is None:
             return iroh.EndpointAddr(iroh.EndpointId.from_bytes(peer), None, [])
         found = self._directory.read(peer)
@@ -166,7 +166,7 @@ class IrohTransport:
             return None
         return iroh.EndpointAddr(iroh.EndpointId.from_bytes(peer), found.relay, list(found.addresses))
 
-    async def _refresh(self, directory: LocalDirectory) -> None:
+    async def _refresh(self, directory: Directory) -> None:
         """Keep our entry in the directory present and true; a trouble is said when it begins."""
         said = ""
         while True:
@@ -200,22 +200,24 @@ async def open_iroh(
     relay: Relay,
     discovery: Discovery,
     discovery_dir: Path | None = None,
+    directory: Directory | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> IrohTransport:
     """Open a transport whose id is the public key of the 32-byte ed25519 `secret`.
 
     `bind_port` 0 lets the system choose; `bind_host` None listens on all interfaces. Local discovery needs
-    `discovery_dir` (see `discovery.local_discovery_dir`). Raises BindFailed, DiscoveryFailed.
+    `discovery_dir` (see `discovery.local_discovery_dir`), or another `directory` to look in. Raises BindFailed,
+    DiscoveryFailed.
     """
     if len(secret) != 32:
         raise ValueError("the p2p secret key is 32 bytes")
-    if discovery == "local" and discovery_dir is None:
+    if discovery == "local" and discovery_dir is None and directory is None:
         raise ValueError("local discovery needs a directory")
     fastffi.install(iroh_ffi)
     endpoint = await _bind(secret, bind_host, bind_port, relay, discovery)
-    directory = None
     if discovery == "local" and discovery_dir is not None:
         directory = LocalDirectory(discovery_dir, bytes(endpoint.id().to_bytes()))
+    if directory is not None:
         try:
             directory.prepare()
             directory.write(whereabouts(endpoint))

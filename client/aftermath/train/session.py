@@ -19,12 +19,11 @@ from solders.pubkey import Pubkey
 
 from aftermath import __version__
 from aftermath.base.directories import cache_directory
+from aftermath.base.wait import cancel
 from aftermath.base.worker import ThreadWorker, Worker
 from aftermath.chain.admission import check_funds, check_version
 from aftermath.chain.member import SolanaMember
-from aftermath.chain.options import coordinator_id, open_pool, public_key
-from aftermath.chain.rpc import RpcPool
-from aftermath.chain.wallet import Wallet, identity_secret, load_wallet
+from aftermath.chain.wallet import Wallet
 from aftermath.coordinator.errors import CoordinatorError, NoSuchRun
 from aftermath.coordinator.ports import Clock
 from aftermath.data.source import Source, SourceAway
@@ -36,7 +35,7 @@ from aftermath.member.member import Member
 from aftermath.member.ports import Ports, Role, Workers
 from aftermath.member.speed import measured_weight
 from aftermath.member.wishes import Wishes
-from aftermath.p2p.discovery import local_discovery_dir
+from aftermath.p2p.discovery import Directory, local_discovery_dir
 from aftermath.p2p.iroh import IrohTransport, check_interface, open_iroh
 from aftermath.ranks.launch import Launched, launched, threads_of
 from aftermath.ranks.lead import Lead, led_by
@@ -57,13 +56,13 @@ from aftermath.train.keeping import check_directory, check_hub, gradients_place,
 from aftermath.train.lock import only_process
 from aftermath.train.newcomer import Newcomer
 from aftermath.train.outfit import check_tier, data_of
+from aftermath.train.reach import Reach, on_solana
 from aftermath.train.settings import TrainSettings
 from aftermath.train.sinks import events_of
 from aftermath.watch import kinds
 from aftermath.watch.events import Events, LogWarnings
 
 _ASK_AGAIN = 10.0  # seconds between two looks for data that is away
-_START_PATIENCE = 20.0  # seconds a start waits for an RPC endpoint to answer
 
 
 class RealClock:
@@ -80,44 +79,36 @@ class RealClock:
 class _Named:
     """What the options name, looked at in this order before anything is opened or written."""
 
-    pool: RpcPool
-    program_id: Pubkey | None
-    authorizer: Pubkey | None
+    reach: Reach
     place: Place
     arithmetic: Arithmetic
     """Of the passes on these devices."""
-    wallet: Wallet
 
 
-def run_member(settings: TrainSettings) -> None:
+def run_member(settings: TrainSettings, reach: Callable[[TrainSettings], Reach] = on_solana) -> None:
     """Take part in a run until it is finished or the user stops. Raises what made that impossible; a computation may
     still hold its thread, so the process should be ended at once.
     """
     runner = asyncio.Runner()  # never closed: that waits for threads and tasks, and the process ends here anyway
-    named = _named(settings)
+    named = _named(settings, reach)
     if threads := threads_of(named.place, settings.threads):
         torch.set_num_threads(threads)
     with contextlib.ExitStack() as stack:
         events = events_of(settings, stack)
-        _introduce(settings, named.wallet, events)
+        _introduce(settings, named.reach.wallet, events)
         _log_to(events)
         runner.run(_session(settings, named, events))
 
 
-def _named(settings: TrainSettings) -> _Named:
+def _named(settings: TrainSettings, reach: Callable[[TrainSettings], Reach] = on_solana) -> _Named:
     check_hub(settings)
     check_choices(settings)
     check_interface(settings.bind_p2p_interface)
     place = place_named(settings)
     exact_device(settings.device)
-    return _Named(
-        open_pool(settings, patience=_START_PATIENCE),
-        coordinator_id(settings),
-        public_key(settings.authorizer) if settings.authorizer is not None else None,
-        place,
-        arithmetic_of(place.devices[0], settings.precision, settings.compile if place.alone else "off"),
-        load_wallet(settings.wallet_private_key_path),
-    )
+    found = reach(settings)
+    arithmetic = arithmetic_of(place.devices[0], settings.precision, settings.compile if place.alone else "off")
+    return _Named(found, place, arithmetic)
 
 
 def _introduce(settings: TrainSettings, wallet: Wallet, events: Events) -> None:
@@ -177,15 +168,14 @@ async def _ports(
     settings: TrainSettings, named: _Named, events: Events
 ) -> AsyncIterator[tuple[Member, Launched | None]]:
     """Open chain and transport, check that we fit the run, and hand out the member and its other ranks, if any."""
-    pool, wallet = named.pool, named.wallet
-    secret = identity_secret(settings.run_id, wallet, settings.identity_secret_key_path)
+    reach, pool, wallet = named.reach, named.reach.pool, named.reach.wallet
     chain = SolanaMember(
         pool,
         wallet,
         settings.run_id,
         client_version=__version__,
-        authorizer=named.authorizer,
-        program_id=named.program_id,
+        authorizer=reach.authorizer,
+        program_id=reach.program_id,
         max_priority_fee=settings.max_priority_fee,
     )
     async with contextlib.AsyncExitStack() as stack:
@@ -201,12 +191,14 @@ async def _ports(
             )
         )
         await stack.enter_async_context(chain)
-        transport = await _open_transport(settings, secret, here=pool.is_local)
+        if reach.beside is not None:
+            stack.push_async_callback(cancel, [asyncio.create_task(reach.beside(chain))])
+        transport = await _open_transport(settings, reach.secret, here=pool.is_local, directory=reach.directory)
         stack.push_async_callback(_close, transport)
         ranks = None
         if not named.place.alone:
             ranks = stack.enter_context(launched(named.place, threads_of(named.place, settings.threads)))
-        made = _member(settings, events, pool, chain, transport, secret, named, ranks)
+        made = _member(settings, events, chain, transport, named, ranks)
         yield await (ranks.while_all_run(made) if ranks else made), ranks
 
 
@@ -215,32 +207,35 @@ async def _close(transport: IrohTransport) -> None:
         await asyncio.wait_for(transport.close(), CLOSE_SECONDS)
 
 
-async def _open_transport(settings: TrainSettings, secret: bytes, *, here: bool) -> IrohTransport:
-    """The peers' transport; `here`: the chain is on this machine, so `auto` expects the peers on it too."""
-    relay: Literal["disabled", "n0"] = "disabled" if here else "n0"
-    discovery: Literal["local", "n0"] = "local" if here else "n0"
+async def _open_transport(
+    settings: TrainSettings, secret: bytes, *, here: bool, directory: Directory | None = None
+) -> IrohTransport:
+    """The peers' transport. `here`: whoever keeps the run is on this machine, so `auto` expects the peers on it too;
+    with a `directory` nobody else is asked for them.
+    """
+    relay: Literal["disabled", "n0"] = "disabled" if here or directory else "n0"
+    discovery: Literal["local", "n0"] = "local" if here or directory else "n0"
     if settings.iroh_relay != "auto":
         relay = settings.iroh_relay
     if settings.iroh_discovery != "auto":
         discovery = settings.iroh_discovery
-    directory = settings.discovery_dir or (local_discovery_dir(settings.run_id) if discovery == "local" else None)
+    place = settings.discovery_dir or (local_discovery_dir(settings.run_id) if discovery == "local" else None)
     return await open_iroh(
         secret,
         bind_port=settings.bind_p2p_port,
         bind_host=settings.bind_p2p_interface,
         relay=relay,
         discovery=discovery,
-        discovery_dir=directory,
+        discovery_dir=place if directory is None else None,
+        directory=directory,
     )
 
 
 async def _member(
     settings: TrainSettings,
     events: Events,
-    pool: RpcPool,
     chain: SolanaMember,
     transport: IrohTransport,
-    secret: bytes,
     named: _Named,
     ranks: Launched | None,
 ) -> Member:
@@ -249,7 +244,7 @@ async def _member(
     # who will not be let in should not wait for what follows
     await chain.authorization()
     check_version(settings.run_id, model.client_version, __version__)
-    await check_funds(pool, Pubkey(chain.wallet))
+    await check_funds(named.reach.pool, Pubkey(chain.wallet))
     compute = ThreadWorker("replica")
     clock = RealClock()
     newcomer = Newcomer(settings.run_id, settings.matformer_tier, chain, transport, clock, events)
@@ -276,7 +271,7 @@ async def _member(
         make,
     )
     ports = Ports(chain, RunFeed(view), transport, clock, Attention(clock), events)
-    role = Role(settings.run_id, schema, settings.matformer_tier, secret)
+    role = Role(settings.run_id, schema, settings.matformer_tier, named.reach.secret)
     read = ThreadWorker("data")
     workers = Workers(compute, ThreadWorker("decode"), ThreadWorker("upload"), ThreadWorker("write"), read)
     wishes = Wishes(

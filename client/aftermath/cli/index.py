@@ -1,0 +1,178 @@
+"""A console script as an index of its commands, each loaded only when it is called.
+
+Decided here: `--help` prints the index without importing a single command, because a help page should not wait for
+libraries it does not show; a test holds the summaries and the commands' own docstrings together. Commands about one
+thing have two words (`model init`); the first alone lists them. The commands are modules of one package, of the name
+of the command.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from aftermath import __version__
+from aftermath.base.errors import UsageError
+from aftermath.cli.describe import kind_of
+from aftermath.cli.help import command_page, index_page
+from aftermath.cli.present import EXIT_INTERRUPTED, reporting
+from aftermath.cli.usage import ParserError, explained, unknown_command
+
+HELP_NAMES = {"help_option_names": ["-h", "--help"]}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A line of the index: where help lists the command, and what it says there."""
+
+    panel: str
+    summary: str
+
+
+@dataclass(frozen=True)
+class Index:
+    """The commands of one script: its name, the package of their modules, and what its help says around them."""
+
+    name: str
+    package: str
+    entries: Mapping[str, Entry]
+    about: str
+    epilog: str
+
+    def find(self, name: str) -> Any:
+        """The `command.Command` of this name, from its module."""
+        identifier = name.replace("-", "_").replace(" ", "_")
+        return getattr(import_module(f"{self.package}.{identifier}"), identifier)
+
+    def called(self, words: Sequence[str]) -> str | None:
+        """The command that a command line begins with, if there is one."""
+        return next((name for name in (" ".join(words[:2]), *words[:1]) if name in self.entries), None)
+
+    def begun(self, word: str) -> dict[str, Entry]:
+        """The commands of two words that begin with this one."""
+        return {name: entry for name, entry in self.entries.items() if name.startswith(f"{word} ")}
+
+    def load(self, name: str) -> TyperCommand:
+        """Import the command's module and build the command."""
+        found = self.find(name)
+        kinds = found.entry.__annotations__
+        holder = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+        kind = type("OneCommand", (_OneCommand,), {"kinds": kinds})
+        declare = holder.command(name, cls=kind, epilog=f"Example:\n\n{found.example}", context_settings=HELP_NAMES)
+        declare(found.entry)
+        built = typer.main.get_command(holder)
+        assert isinstance(built, TyperCommand)
+        return built
+
+    @cached_property
+    def app(self) -> typer.Typer:
+        """The script as typer has it."""
+        app = typer.Typer(
+            name=self.name,
+            cls=type("LazyCommands", (_LazyCommands,), {"index": self}),
+            pretty_exceptions_enable=False,
+            rich_markup_mode=None,
+            context_settings=HELP_NAMES,
+            epilog=self.epilog,
+        )
+        app.callback(help=self.about)(_root)
+        return app
+
+    def main(self) -> None:
+        """Entry point of the console script."""
+        try:
+            self.app()
+        except KeyboardInterrupt:  # while a command's libraries are imported
+            raise SystemExit(EXIT_INTERRUPTED) from None
+
+
+class _OneCommand(TyperCommand):
+    """A command whose help page is ours, and that takes no empty text for a path."""
+
+    kinds: Mapping[str, Any]
+    """The types of its options."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse, but for an unset variable of a shell: the empty path would be the current directory."""
+        kinds = self.kinds
+        paths = {name for option in self.params if kind_of(kinds.get(option.name)) is Path for name in option.opts}
+        for flag, value in (*pairwise(args), *(word.split("=", 1) for word in args if "=" in word)):
+            if flag in paths and not value:
+                raise UsageError(f"the path given for {flag} is empty", "name a file, or leave the option out")
+        return super().parse_args(ctx, args)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the page."""
+        formatter.write(command_page(ctx.command_path, self, self.kinds))
+
+
+class _LazyCommands(TyperGroup):
+    """Lists commands from the index, loads the one that is called, and tells every mistake in one form."""
+
+    index: Index
+
+    def __init__(self, **options: Any) -> None:
+        entries = {name: TyperCommand(name, help=entry.summary) for name, entry in self.index.entries.items()}
+        super().__init__(**{**options, "commands": entries})
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        """The called command itself."""
+        if name := self.index.called(args):
+            return name, self.index.load(name), args[len(name.split()) :]
+        if ctx.resilient_parsing:  # a shell that completes a word that is not finished
+            return None, None, args
+        words = " ".join(args[:2]) if self.index.begun(args[0]) else args[0]
+        raise unknown_command(self.index.name, words, self.index.entries)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the page."""
+        formatter.write(index_page(self.index.name, self, self.index.entries))
+
+    def main(self, *given: Any, **named: Any) -> Any:
+        """Run a command line (`args`, else the process's own) and end the process with its exit code."""
+        args = given[0] if given else named.get("args")
+        words = list(sys.argv[1:] if args is None else args) or ["--help"]
+        if (ones := self.index.begun(words[0])) and words[1:] in (
+            [],
+            *([name] for name in HELP_NAMES["help_option_names"]),
+        ):
+            print(index_page(self.index.name, self, ones))
+            sys.exit(0)
+        try:
+            with reporting(as_json="--json" in words):
+                code = self._run(words)
+        except typer.Exit as ending:
+            code = ending.exit_code
+        sys.exit(code)
+
+    def _run(self, words: list[str]) -> int:
+        try:
+            ended = super().main(words, self.index.name, standalone_mode=False)
+        except ParserError as error:
+            name = self.index.called(words)
+            kinds = self.index.find(name).entry.__annotations__ if name else {}
+            raise explained(error, self.index.name, name, kinds) from None
+        return ended if isinstance(ended, int) else 0
+
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        print(__version__)
+        raise typer.Exit
+
+
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    pass

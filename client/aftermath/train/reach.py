@@ -1,0 +1,42 @@
+"""How a process reaches the run that it takes part in: whoever keeps it, its own keys, and where it looks for peers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from solders.pubkey import Pubkey
+
+from aftermath.chain.member import SolanaMember
+from aftermath.chain.options import coordinator_id, open_pool, public_key
+from aftermath.chain.rpc import RpcPool
+from aftermath.chain.wallet import Wallet, identity_secret, load_wallet
+from aftermath.p2p.discovery import Directory
+from aftermath.train.settings import TrainSettings
+
+START_PATIENCE = 20.0  # seconds a start waits for whoever keeps the run to answer
+
+
+@dataclass(frozen=True)
+class Reach:
+    """`directory`: where peers are found, None where the options say it. `beside` goes on as long as the member."""
+
+    pool: RpcPool
+    program_id: Pubkey | None
+    authorizer: Pubkey | None
+    wallet: Wallet
+    secret: bytes
+    """Of the identity that peers see."""
+    directory: Directory | None = None
+    beside: Callable[[SolanaMember], Coroutine[Any, Any, None]] | None = None
+
+
+def on_solana(settings: TrainSettings) -> Reach:
+    """The cluster, the wallet and the identity that the options name. Raises UsageError, WalletError."""
+    pool = open_pool(settings, patience=START_PATIENCE)
+    program = coordinator_id(settings)
+    authorizer = public_key(settings.authorizer) if settings.authorizer is not None else None
+    wallet = load_wallet(settings.wallet_private_key_path)
+    secret = identity_secret(settings.run_id, wallet, settings.identity_secret_key_path)
+    return Reach(pool, program, authorizer, wallet, secret)
