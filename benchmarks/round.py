@@ -36,6 +36,7 @@ import psutil
 from aftermath.demo.commands import Commands, DemoFailed, Places
 from aftermath.demo.processes import Process
 from aftermath.demo.stage import REPOSITORY, create_run, prepare_files, start_chain, write_config
+from aftermath.watch.reader import EventReader, flat
 
 TIERS = (0, 1, 2)
 LIMIT_SECONDS = 600.0
@@ -116,7 +117,7 @@ def wait_for_end(processes: list[Process]) -> list[Spent]:
 
 def read_events(directory: Path) -> list[dict[str, Any]]:
     """A member's events in order."""
-    return [json.loads(line) for path in sorted(directory.glob("*.jsonl")) for line in path.read_text().splitlines()]
+    return [flat(told) for told in EventReader([directory]).read()]
 
 
 def findings(members: int, events: list[list[dict[str, Any]]]) -> dict[str, Any]:

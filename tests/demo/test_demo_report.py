@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +12,21 @@ from aftermath.demo.commands import KILLED, TIERS, DemoFailed
 from aftermath.demo.costs import Costs
 from aftermath.demo.report import findings, shortcomings
 from aftermath.demo.story import MemberStory, Story
-from aftermath.watch.events import plain
+from aftermath.watch.events import line_of
 from aftermath.watch.kinds import Applied, Event
 from watch.said import said
 
 LAST = 60
+NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
 def events(tier: int, *, loss_falls: float = 2.0, steps: int = LAST, wrong_at: int = 0) -> list[Event]:
     """What a member of that tier writes in `steps` rounds; at step `wrong_at` its replica is another one."""
-    lines = [said("joined", slot=tier), said("model", source="the checkpoint")]
+    lines = [
+        said("started", run_id="demo", tier=tier, wallet=f"W{tier}"),
+        said("joined", slot=tier),
+        said("model", source="the checkpoint"),
+    ]
     for step in range(1, steps + 1):
         loss = 5.0 + tier - loss_falls * step / steps
         lines.append(said("trained", height=step, step=step, loss=loss, tokens=10, tokens_per_sec=1.0))
@@ -41,8 +46,9 @@ def told(place: Path, written: dict[int, list[Event]], *, returns: bool = True) 
         directory = place / member.name
         directory.mkdir()
         lines = written[member.tier] + ([said("model", source="peers")] if returns else [])
-        (directory / "1.jsonl").write_text("".join(json.dumps(plain(line)) + "\n" for line in lines) + '{"kind": "torn')
-        story.watch(directory, member)
+        written_then = "".join(line_of(line, NOON) for line in lines)
+        (directory / "1.jsonl").write_text(written_then + '{"kind": "torn')
+    story.follow(place)
     assert story.read(12.0)
     assert not story.read(13.0)
     return story
@@ -106,4 +112,4 @@ def test_every_promise_is_held_against_the_run(tmp_path: Path, change: Any, retu
 
 def test_without_a_loss_there_is_no_report(tmp_path: Path) -> None:
     with pytest.raises(DemoFailed, match="ever reported a loss"):
-        report_of(told(tmp_path, {tier: [] for tier in TIERS}))
+        report_of(told(tmp_path, {tier: events(tier, steps=0) for tier in TIERS}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from aftermath.demo.costs import Costs
 from aftermath.demo.report import findings
 from aftermath.demo.screen import LINE_EVERY, Screen, line, picture
 from aftermath.demo.story import MemberStory, Story
+from aftermath.watch.reader import About, Told
 from watch.said import said
 
 TOTAL = 120
@@ -26,20 +28,21 @@ def story_of(steps: int, *, back_at: int | None = None) -> Story:
     """A run of which so many steps are trained; the member that is killed is back in a second process from one on."""
     story = Story([MemberStory(f"member-{tier}", tier) for tier in TIERS])
     for member in story.members:
-        member.traffic.append(None)
+        say(story, member, "started")
         say(story, member, "state", epoch=0, state="WARMUP", step=0, total_steps=TOTAL, since=0)
         say(story, member, "model", source="the checkpoint", step=0)
     for step in range(1, steps + 1):
         for member in story.members:
             if member.tier == TIERS[KILLED] and back_at is not None and step == back_at:
-                member.traffic.append(None)
+                say(story, member, "started")
                 say(story, member, "model", source="peers", step=step - 1)
             train(story, member, step)
     return story
 
 
 def say(story: Story, member: MemberStory, kind: str, **fields: Any) -> None:
-    story._take(member, said(kind, **fields), 1.0)
+    about = About("demo", f"wallet of {member.name}", member.tier, "0.1.0")
+    story._take(Told(datetime.now(UTC), about, said(kind, **fields), Path(member.name) / "events.jsonl"), 1.0)
 
 
 def train(story: Story, member: MemberStory, step: int) -> None:

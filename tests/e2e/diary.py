@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
 from aftermath.sim.record import state_of
+from aftermath.watch.reader import EventReader, flat
 
 Event = dict[str, Any]
 
@@ -17,20 +17,15 @@ class Diary:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._read: dict[Path, int] = {}
+        self._reader: EventReader | None = None
         self._events: list[Event] = []
 
     @property
     def events(self) -> list[Event]:
         """Everything written so far."""
-        for path in sorted(self._directory.glob("*.jsonl")):
-            offset = self._read.get(path, 0)
-            with path.open("rb") as file:
-                file.seek(offset)
-                data = file.read()
-            whole = data.rfind(b"\n") + 1
-            self._events += [json.loads(line) for line in data[:whole].splitlines()]
-            self._read[path] = offset + whole
+        if self._reader is None and self._directory.exists():
+            self._reader = EventReader([self._directory])
+        self._events += [flat(told) for told in self._reader.read()] if self._reader else []
         return self._events
 
     def saw(self, kind: str, since: int = 0, **fields: Any) -> list[Event]:

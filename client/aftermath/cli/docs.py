@@ -19,7 +19,8 @@ PREFACE = """# Commands
 Generated from `--help`; change the command, then run `python -m aftermath.cli.docs docs/commands.md`.
 
 `aftermath-solana`, or `python -m aftermath` where it is not in the path. Every command takes `--json`, and `--help` or
-`-h`. With `--json` the result is one JSON document on stdout; `train` and `train-local` print events instead.
+`-h`. With `--json` the result is one JSON document on stdout; `train`, `train-local` and what shows or follows events
+print one object a line instead.
 
 An error is a sentence and, where there is something to do, its fix: on stderr as `error: …` and `fix: …`, with `--json`
 as one object `{"error", "fix"}` in the last line of stderr. Notes in plain words may come before it.

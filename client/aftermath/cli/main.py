@@ -46,6 +46,12 @@ INDEX = {
     "set-future-epoch-rates": Entry(OWN, "Set the points that members earn and lose from the next epoch on."),
     "close-run": Entry(OWN, "Close a halted run and take back its rent."),
     "list-runs": Entry(LOOK, "List the runs on a cluster."),
+    "plot": Entry(
+        LOOK, "Draw a run's history from its members' events: loss by tier, bytes, epochs, who went and came back."
+    ),
+    "events tail": Entry(LOOK, "Print the last events of members, and then those that come, until Ctrl-C."),
+    "events replay": Entry(LOOK, "Print what members told, in the order of time."),
+    "events export": Entry(LOOK, "Write what members told into one file, in the order of time."),
     "decode-gradients": Entry(LOOK, "Show what members sent, from the files that train writes of it."),
     "json-dump-run": Entry(LOOK, "Print everything the chain knows of a run, as JSON."),
     "json-dump-user": Entry(LOOK, "Print everything a run knows of one wallet, as JSON."),

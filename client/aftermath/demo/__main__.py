@@ -46,6 +46,7 @@ class Demo:
         self.processes["localnet"], self.commands = start_chain(self.places, self.engine)
         self.console.print(f"The chain answers at {self.commands.rpc}; creating the run ...")
         create_run(self.commands, [member.name for member in self.story.members])
+        self.story.follow(self.places.all_events)
         for member in self.story.members:
             self.start(member)
         self.watch()
@@ -70,11 +71,9 @@ class Demo:
                 if killed_at is None and self.time_to_kill():
                     self.processes[victim.name].kill()
                     killed_at, victim.state = self.elapsed(), "killed"
-                    self.story.marks.append((self.story.steps, f"{victim.name} killed"))
                 elif killed_at is not None and not revived and self.elapsed() > killed_at + DEAD_SECONDS:
                     self.start(victim)
                     victim.state = "starting"
-                    self.story.marks.append((self.story.steps, f"{victim.name} started again"))
                     revived = True
                 self.check(victim.name if killed_at is not None and not revived else None)
                 screen.show(self.story, self.caption(killed_at, revived), self.elapsed())
@@ -85,8 +84,6 @@ class Demo:
             raise DemoFailed("the run ended before half of it was seen")
 
     def read(self) -> None:
-        for member in self.story.members:
-            self.story.watch(self.places.events(member.name), member)
         self.story.read(self.elapsed())
 
     def time_to_kill(self) -> bool:

@@ -86,8 +86,12 @@ class Places:
     def wallet(self, name: str) -> Path:
         return self.root / "keys" / f"{name}.json"
 
+    @property
+    def all_events(self) -> Path:
+        return self.root / "events"
+
     def events(self, name: str) -> Path:
-        return self.root / "events" / name
+        return self.all_events / name
 
     def log(self, name: str) -> Path:
         return self.root / "logs" / f"{name}.log"

@@ -17,7 +17,7 @@ from aftermath.demo.commands import KILLED, RUN_ID, TIERS, Commands, DemoFailed
 from aftermath.demo.costs import Costs, costs_of
 from aftermath.demo.story import Story
 from aftermath.programs import COORDINATOR_ID
-from aftermath.watch.plot import step_plot
+from aftermath.watch.plot import run_plot
 
 LOSS_MUST_FALL = 1.0  # nats
 ROUNDS_AT_LEAST = 40
@@ -35,7 +35,8 @@ def write_report(story: Story, commands: Commands, engine: str, seconds: float, 
     report = findings(story, costs, held_out, reached[0].step, seconds)
     (places.root / "demo-report.json").write_text(json.dumps(report, indent=1) + "\n")
     title = f"tiers {', '.join(map(str, TIERS))} on {engine}"
-    step_plot(places.root / "loss.png", {"training": story.loss_curve()}, story.marks, title)
+    told = story.history
+    run_plot(places.root / "loss.png", told.loss_by_tier(), told.sent_by_tier(), told.epochs, told.marks, title)
     for outcome in reached:
         console.print(f"[bold]tier {outcome.tier}[/bold] continues {PROMPT!r}:", highlight=False)
         console.print(outcome.text, highlight=False, markup=False)
@@ -52,7 +53,7 @@ def findings(
     story: Story, costs: Costs, held_out: Mapping[int, float], held_out_step: int, seconds: float
 ) -> dict[str, Any]:
     """demo-report.json."""
-    curve = story.loss_curve()
+    curve = story.history.loss_curve()
     if not curve or story.first_loss_at is None:
         raise DemoFailed("no member ever reported a loss")
     checks, differing = story.replica_checks()

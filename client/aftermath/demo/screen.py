@@ -53,7 +53,7 @@ class Screen:
 
 def line(story: Story, now: str, elapsed: float) -> str:
     """The story in one line."""
-    curve = story.loss_curve()
+    curve = story.history.loss_curve()
     loss = f"loss {curve[-1][1]:.3f}" if curve else "no loss yet"
     run = story.progress.words()
     states = ", ".join(f"{member.name}: {member.state}" for member in story.members)
@@ -78,7 +78,7 @@ def picture(story: Story, title: str, now: str, elapsed: float, width: int) -> R
             f"{member.total(lambda t: t.sent) / 1e3:,.0f} kB",
             member.sources[-1].split()[-1] if member.sources else "",
         )
-    curve = story.loss_curve()
+    curve = story.history.loss_curve()
     lines = (Text(story.progress.words()), Text(course(curve, width - _FRAME)), Text(now, style="bold"))
     panel = Panel(Group(table, *lines), title=f"{title}   {elapsed:5.1f} s")
     return Group(panel, Text())  # the terminal echoes ^C on the last line; at the picture's end it would shift it

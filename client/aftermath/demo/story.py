@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
-
 from aftermath.watch import kinds
+from aftermath.watch.history import History, Share, mean
 from aftermath.watch.phase import phase
 from aftermath.watch.progress import Progress
+from aftermath.watch.reader import EventReader, Told
 
 
 @dataclass
@@ -42,42 +42,38 @@ class MemberStory:
 
 
 class Story:
-    """Follows the event files of all members."""
+    """Follows the events of all members."""
 
     def __init__(self, members: list[MemberStory]) -> None:
         self.members = members
-        self.losses: dict[int, dict[str, tuple[float, int]]] = defaultdict(dict)
+        self.history = History(_member_of)
         self.hashes: dict[tuple[int, int, int, int], dict[str, str]] = defaultdict(dict)
         """By epoch, round (-1: its end), step and level: the hash that each member told."""
         self.first_loss_at: float | None = None
-        self.marks: list[tuple[int, str]] = []  # (step, what was done to the run then)
-        self._files: dict[Path, tuple[MemberStory, int]] = {}
+        self._reader: EventReader | None = None
 
-    def watch(self, directory: Path, member: MemberStory) -> None:
-        """Take in a directory's event files, now and whenever `read` is called."""
-        for path in sorted(directory.glob("*.jsonl")):
-            self._files.setdefault(path, (member, 0))
+    def follow(self, directory: Path) -> None:
+        """Where the events of the members are, a directory for each under its name."""
+        directory.mkdir(parents=True, exist_ok=True)
+        self._reader = EventReader([directory])
 
     def read(self, now: float) -> bool:
         """Take in what was written since the last time; True if there was anything."""
         fresh = False
-        for path, (member, offset) in list(self._files.items()):
-            with path.open("rb") as file:
-                file.seek(offset)
-                data = file.read()
-            whole = data.rfind(b"\n") + 1
-            if offset == 0 and whole:
-                member.traffic.append(None)
-            for line in data[:whole].splitlines():
-                self._take(member, msgspec.json.decode(line, type=kinds.MEMBER_EVENTS), now)
-                fresh = True
-            self._files[path] = (member, offset + whole)
+        for told in self._reader.read() if self._reader else ():
+            self._take(told, now)
+            fresh = True
         return fresh
 
-    def _take(self, member: MemberStory, event: kinds.Event, now: float) -> None:
+    def _take(self, told: Told, now: float) -> None:
+        member = next(member for member in self.members if member.name == _member_of(told))
+        event = told.event
+        self.history.take(told)
         member.state = phase(event) or member.state
         member.progress.take(event)
         match event:
+            case kinds.Started():
+                member.traffic.append(None)
             case kinds.Joined():
                 member.slot = event.slot
             case kinds.Model():
@@ -101,8 +97,6 @@ class Story:
         member.rounds.add(event.step)
         if member.returned is None and len(member.traffic) > 1:
             member.returned = event.step
-        if event.loss is not None:
-            self.losses[event.step][member.name] = event.loss, event.tokens
         if self.first_loss_at is None:
             self.first_loss_at = now
 
@@ -111,7 +105,7 @@ class Story:
     @property
     def steps(self) -> int:
         """The newest step anybody trained."""
-        return max(self.losses, default=0)
+        return max(self.history.shares, default=0)
 
     @property
     def progress(self) -> Progress:
@@ -120,24 +114,11 @@ class Story:
 
     def tier_losses(self, last: int) -> dict[int, float]:
         """The mean loss of every tier, over its newest `last` steps."""
-        found: dict[int, list[tuple[float, int]]] = defaultdict(list)
-        tiers = {member.name: member.tier for member in self.members}
-        for _, shares in sorted(self.losses.items()):
-            for name, share in shares.items():
-                found[tiers[name]].append(share)
-        means = {}
-        for tier, parts in found.items():
-            newest = parts[-last:]
-            means[tier] = sum(loss * count for loss, count in newest) / sum(count for _, count in newest)
-        return means
-
-    def loss_curve(self) -> list[tuple[int, float]]:
-        """(step, loss over all tokens of the step)."""
-        curve = []
-        for step, parts in sorted(self.losses.items()):
-            tokens = sum(count for _, count in parts.values())
-            curve.append((step, sum(loss * count for loss, count in parts.values()) / tokens))
-        return curve
+        found: dict[int, list[Share]] = defaultdict(list)
+        for _, shares in sorted(self.history.shares.items()):
+            for share in shares.values():
+                found[share.tier].append(share)
+        return {tier: mean(shares[-last:]) for tier, shares in found.items()}
 
     def replica_checks(self) -> tuple[int, list[str]]:
         """How many pairs of replicas were compared, and where two differed."""
@@ -147,3 +128,8 @@ class Story:
             if len(set(found.values())) > 1:
                 differing.append(f"level {level} at step {step}: {found}")
         return checks, differing
+
+
+def _member_of(told: Told) -> str:
+    """The name of the member that told it, which is its directory's."""
+    return told.path.parent.name

@@ -112,7 +112,11 @@ class TrainSettings(BaseModel):
         "console", description="How progress is shown; tui falls back to console where there is no terminal."
     )
     write_log: Path | None = Field(None, description="Also append JSON lines to this file.")
-    events_dir: Path | None = Field(None, description="Directory that receives this member's events as JSON lines.")
+    events_dir: Path | None = Field(
+        None,
+        description="Directory that receives this member's events as JSON lines, a file for every epoch; the commands "
+        "events and plot read it.",
+    )
     write_gradients_dir: Path | None = Field(
         None,
         description="Directory, one for each member, that receives every result this member applies, its own and its "

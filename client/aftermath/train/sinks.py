@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,7 +14,8 @@ from rich.console import Console
 from aftermath.base.errors import Unsuitable
 from aftermath.train.settings import TrainSettings
 from aftermath.watch.console import ConsoleLines
-from aftermath.watch.events import Events, JsonLines, Sink
+from aftermath.watch.epoch_files import EpochFiles
+from aftermath.watch.events import Events, JsonLines, Sink, Wall
 from aftermath.watch.terminal import TerminalView, redraws
 
 
@@ -35,16 +36,16 @@ def events_of(settings: TrainSettings, stack: contextlib.ExitStack) -> Events:
     else:
         sinks.append(ConsoleLines(console, _date))
     if settings.write_log:
-        sinks.append(_kept("--write-log", settings.write_log))
+        sinks.append(_kept("--write-log", settings.write_log, JsonLines))
     if settings.events_dir:
-        sinks.append(_kept("--events-dir", settings.events_dir / f"{time.time_ns()}-{os.getpid()}.jsonl"))
+        sinks.append(_kept("--events-dir", settings.events_dir, EpochFiles))
     return Events(elapsed, sinks)
 
 
-def _kept(option: str, path: Path) -> JsonLines:
-    """A file of events. Raises Unsuitable if there can be none."""
+def _kept(option: str, path: Path, writer: Callable[[Path, Wall], Sink]) -> Sink:
+    """What keeps events there. Raises Unsuitable if nothing can be written."""
     try:
-        return JsonLines(path, _date)
+        return writer(path, _date)
     except OSError as error:
         sentence = f"{option}: {error.filename or path} cannot be written: {error.strerror}"
         raise Unsuitable(sentence, "name a place that you may write to") from None

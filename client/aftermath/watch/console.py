@@ -6,45 +6,11 @@ line. An error ends the process, which then says it on stderr.
 
 from __future__ import annotations
 
-import math
-
-import msgspec
 from rich.console import Console
-from rich.markup import escape
 
-from aftermath.base.counted import counted
 from aftermath.watch import kinds
 from aftermath.watch.events import Wall
-from aftermath.watch.phase import state_words
-from aftermath.watch.printable import printable
-from aftermath.watch.progress import Progress
-
-_SENTENCES: dict[type[kinds.Event], str] = {
-    kinds.Started: "{date}: run {run_id}, tier {tier}, wallet {wallet}, aftermath {version}",
-    kinds.Compiling: "compiling kernels for this processor: half a minute or more, this once",
-    kinds.Kernels: "results are encoded and applied by {by}",
-    kinds.Measuring: "measuring how fast this machine trains tier {tier} ({parameters:,} parameters): some seconds, "
-    "{limit:.0f} at most",
-    kinds.Measured: "this machine trains about {sequences} a minute",
-    kinds.Joined: "joined as member {slot} with tier {tier}",
-    kinds.State: "epoch {epoch}: {state}; {progress}",
-    kinds.Model: "the model is here, from {source}; the run is at step {step}",
-    kinds.Remembered: "the optimizer goes on from what it knew when this member was stopped",
-    kinds.Trained: "step {step}  loss {loss:.4f}  {tokens_per_sec:,.0f} tokens/s",
-    kinds.Applied: "step {step}: applied {results}",
-    kinds.Sample: "step {step}  the model goes on: {prompt}[bold]{text}[/bold]",
-    kinds.Evaluated: "step {step}  {task}: {metric} {value:.4f} of {docs} questions",
-    kinds.Waiting: "waits for the next epoch",
-    kinds.Ejected: "member {slot} signed two results of round {height} and is ejected",
-    kinds.Dropped: "members {slots} did not deliver and are dropped",
-    kinds.Kicked: "member {slot}, wallet {wallet}, was {kicked} by an authority of the run",
-    kinds.Rewound: "the owner has taken the run from step {before} to step {step}",
-    kinds.Checkpoint: "checkpoint of step {step} at {path}",
-    kinds.Leaving: "stopping",
-    kinds.Left: "left the run",
-    kinds.Finished: "the run is finished: {steps}",
-    kinds.Warning: "[yellow]{message}[/yellow]",
-}
+from aftermath.watch.sentences import Sentences
 
 
 class ConsoleLines:
@@ -52,29 +18,11 @@ class ConsoleLines:
 
     def __init__(self, console: Console, wall: Wall) -> None:
         self._console, self._wall = console, wall
-        self._progress = Progress()
+        self._sentences = Sentences()
 
     def __call__(self, event: kinds.Event) -> None:
-        self._progress.take(event)
-        sentence = _SENTENCES.get(type(event))
-        if sentence is None:
+        sentence = self._sentences.of(event)
+        if sentence is None or isinstance(event, kinds.Error):
             return
-        said = msgspec.structs.asdict(event)
-        fields = {name: escape(printable(v, keep="\n")) if isinstance(v, str) else v for name, v in said.items()}
-        if isinstance(event, kinds.Trained) and event.loss is None:
-            fields["loss"] = math.nan
-        elif isinstance(event, kinds.State):
-            fields |= {"state": state_words(event.state), "progress": self._progress.words()}
-        elif isinstance(event, kinds.Applied):
-            fields["results"] = counted(event.results, "result")
-        elif isinstance(event, kinds.Kernels):
-            fields["by"] = "compiled kernels" if event.missing is None else f"torch, since {fields['missing']}"
-        elif isinstance(event, kinds.Kicked):
-            fields["kicked"] = "barred" if event.barred else "removed"
-        elif isinstance(event, kinds.Measured):
-            fields["sequences"] = counted(event.weight, "sequence")
-        elif isinstance(event, kinds.Finished):
-            fields["steps"] = counted(event.step, "step")
-        elif isinstance(event, kinds.Started):
-            fields["date"] = f"{self._wall():%Y-%m-%d %H:%M:%S %Z}"
-        self._console.print(f"[dim]{event.t:9.2f}s[/dim]  " + sentence.format_map(fields), highlight=False)
+        date = f"{self._wall():%Y-%m-%d %H:%M:%S %Z}: " if isinstance(event, kinds.Started) else ""
+        self._console.print(f"[dim]{event.t:9.2f}s[/dim]  {date}{sentence}", highlight=False)

@@ -4,8 +4,8 @@ Decided
 - what events there are is in `kinds`; the first of a process is `started`, so that a log says what it is the log of;
 - the date enters where an event leaves us, in a sink: nothing that decides knows it, and virtual time stays exact;
 - a sink that fails (full disk, closed pipe) is dropped with one warning and never stops training, even where standard
-  error, which the warning goes to, fails too: often both are one file;
-- no sink blocks: files are line-buffered, the console prints a line.
+  error, which the warning goes to, fails too: often both are one file; one that will try again says so (`Resting`);
+- no sink blocks: a file gets a line in one write, the console prints a line.
 """
 
 from __future__ import annotations
@@ -27,8 +27,12 @@ Wall = Callable[[], datetime]
 """The date and time of the machine, with its time zone."""
 
 
+class Resting(OSError):
+    """A sink could not write an event, will be told the coming ones all the same, and says so this once."""
+
+
 class Sink(Protocol):
-    """Receives events one at a time; may raise OSError, after which it is not called again."""
+    """Receives events one at a time; may raise OSError, after which it is not called again, unless it is Resting."""
 
     def __call__(self, event: Event, /) -> None: ...
 
@@ -46,10 +50,16 @@ class Events:
         for sink in tuple(self._sinks):
             try:
                 sink(event)
+            except Resting as error:
+                _warn(str(error))
             except OSError as error:
                 self._sinks.remove(sink)
-                with contextlib.suppress(OSError):
-                    print(f"warning: a log could not be written and is closed: {error}", file=sys.stderr, flush=True)
+                _warn(f"a log could not be written and is closed: {error}")
+
+
+def _warn(sentence: str) -> None:
+    with contextlib.suppress(OSError):
+        print(f"warning: {sentence}", file=sys.stderr, flush=True)
 
 
 class LogWarnings(logging.Handler):
@@ -77,8 +87,13 @@ def hexed(hashes: Mapping[int, bytes]) -> dict[int, str]:
     return {level: digest.hex() for level, digest in hashes.items()}
 
 
+def line_of(event: Event, at: datetime) -> str:
+    """An event as a line of JSON, with the date at which it was written (`at`)."""
+    return msgspec.json.encode({"at": at.isoformat(timespec="milliseconds"), **plain(event)}).decode() + "\n"
+
+
 class JsonLines:
-    """Appends events to a file or stream as JSON lines, each with the date at which it was written (`at`)."""
+    """Appends events to one file or stream as lines of JSON."""
 
     def __init__(self, target: Path | TextIO, wall: Wall) -> None:
         self._wall, self._path = wall, target if isinstance(target, Path) else None
@@ -94,9 +109,8 @@ class JsonLines:
 
     def __call__(self, event: Event) -> None:
         """Raises OSError, with the file's name, if it cannot be written."""
-        dated = {"at": self._wall().isoformat(timespec="milliseconds"), **plain(event)}
         try:
-            self._stream.write(msgspec.json.encode(dated).decode() + "\n")
+            self._stream.write(line_of(event, self._wall()))
             self._stream.flush()
         except OSError as error:
             if self._path is not None:

@@ -28,12 +28,16 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=_ki
 
 
 class Started(Event, frozen=True, kw_only=True):
-    """The first event of a process: what all that follows is about."""
+    """The first event of a process: what all that follows is about. It heads every file of the process: in those after
+    the first, `part` counts them, and `lost` is how many events before it could not be written.
+    """
 
     run_id: str
     tier: int
     wallet: str
     version: str
+    part: int = 0
+    lost: int = 0
 
 
 class Compiling(Event, frozen=True, kw_only=True):

@@ -1,12 +1,19 @@
-"""Plots as PNG files, drawn without a display."""
+"""Plots as files (PNG, SVG, whatever the suffix names), drawn without a display."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+from aftermath.watch.printable import printable
+from aftermath.watch.spark import evenly
 
 Curve = Sequence[tuple[int, float]]
 LOSS = "loss (nats per token)"
+_EPOCHS_NAMED = 12
+_MARKS_NAMED = 24  # more could not be read
 
 
 def step_plot(
@@ -15,23 +22,84 @@ def step_plot(
     """Write what is measured over steps to `path`, named if there are several; `marks` are (step, text), as vertical
     lines.
     """
+    figure, (axes,) = _figure(1)
+    _draw(axes, curves, measure)
+    _mark(axes, marks)
+    axes.set_xlabel("step")
+    axes.set_title(printable(title), parse_math=False)
+    _write(figure, path)
+
+
+def run_plot(
+    path: Path,
+    losses: Mapping[int, Curve],
+    sent: Mapping[int, Curve],
+    epochs: Mapping[int, int],
+    marks: Sequence[tuple[int, str]],
+    title: str,
+) -> None:
+    """Write a run's history to `path`: above the loss of each tier, below the bytes that each tier's members sent.
+
+    `epochs` are first steps of epochs, by number; `marks` as in `step_plot`.
+    """
+    figure, (loss, traffic) = _figure(2)
+    _draw(loss, {f"tier {tier}": curve for tier, curve in losses.items()}, LOSS)
+    megabytes = {f"tier {tier}": [(step, count / 1e6) for step, count in curve] for tier, curve in sent.items()}
+    _draw(traffic, megabytes, "sent to peers (MB)")
+    for axes in (loss, traffic):
+        for step in epochs.values():
+            axes.axvline(step, color="lightgrey", linewidth=1, zorder=0)
+    named = [sorted(epochs)[index] for index in evenly(len(epochs), _EPOCHS_NAMED)]
+    for epoch in named:
+        where = (epochs[epoch], 1.0)
+        loss.annotate(f"epoch {epoch}", where, xycoords=("data", "axes fraction"), fontsize=7, va="bottom", rotation=35)
+    _mark(loss, marks)
+    traffic.set_xlabel("step")
+    figure.suptitle(printable(title), parse_math=False)
+    _write(figure, path)
+
+
+def _figure(rows: int) -> tuple[Any, Sequence[Any]]:
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(8, 4.5), dpi=120)
+    heights = (3, 1.4)[:rows]
+    figure, axes = pyplot.subplots(
+        rows, figsize=(8, 4.5 * sum(heights) / 3), dpi=120, sharex=True, squeeze=False, height_ratios=heights
+    )
+    return figure, list(axes[:, 0])
+
+
+def _draw(axes: Any, curves: Mapping[str, Curve], measure: str) -> None:
     for name, curve in curves.items():
         dots = "o" if len(curve) == 1 else None  # a line through one point cannot be seen
-        axes.plot([step for step, _ in curve], [loss for _, loss in curve], linewidth=1.5, label=name, marker=dots)
+        axes.plot([step for step, _ in curve], [value for _, value in curve], linewidth=1.5, label=name, marker=dots)
     if len(curves) > 1:
         axes.legend()
+    axes.set_ylabel(measure)
+    axes.grid(alpha=0.3)
+
+
+def _mark(axes: Any, marks: Sequence[tuple[int, str]]) -> None:
     for number, (step, text) in enumerate(marks):
         axes.axvline(step, color="grey", linestyle=":", linewidth=1)
+        if len(marks) > _MARKS_NAMED:
+            continue
         side = "left" if number % 2 else "right"  # of their lines by turns, so that two close marks stay readable
-        axes.annotate(f" {text} ", (step, axes.get_ylim()[1]), fontsize=8, va="top", ha=side, rotation=90)
-    axes.set(xlabel="step", ylabel=measure, title=title)
-    axes.grid(alpha=0.3)
-    figure.tight_layout()
-    figure.savefig(path, format=None if path.suffix else "png")  # it would add a suffix, and write elsewhere
-    pyplot.close(figure)
+        where, shown = (step, axes.get_ylim()[1]), f" {printable(text)} "
+        axes.annotate(shown, where, fontsize=8, va="top", ha=side, rotation=90, parse_math=False)
+
+
+def _write(figure: Any, path: Path) -> None:
+    """Raises OSError, and ValueError for a suffix that names no kind of picture."""
+    from matplotlib import pyplot
+
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph")  # names may have characters that the font does not
+            figure.tight_layout()
+            figure.savefig(path, format=None if path.suffix else "png")  # it would add a suffix, and write elsewhere
+    finally:
+        pyplot.close(figure)

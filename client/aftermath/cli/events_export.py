@@ -1,0 +1,62 @@
+"""`events export`: what members told, in one file for other programs."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TextIO
+
+import typer
+
+from aftermath.cli.command import command
+from aftermath.cli.kept_events import Kinds, Places, chosen, json_line, say_notes
+from aftermath.cli.present import Result
+
+if TYPE_CHECKING:
+    from aftermath.watch.reader import Told
+
+
+@command("events export", example="aftermath-solana events export runs/mine/events --csv --out events.csv")
+def events_export(
+    places: Places,
+    kind: Kinds = None,
+    csv: Annotated[
+        bool, typer.Option("--csv/--jsonl", help="A table with a column for everything, or one JSON object a line.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="The file to write; without it, the standard output.")] = None,
+) -> Result:
+    """Write what members told into one file, in the order of time.
+
+    Every row says of which run and wallet it is, and of which tier and client version. A file of JSON lines can be read
+    by these commands again; in a table, lists are JSON in their cells.
+    """
+    from aftermath.base.files import replacing
+    from aftermath.watch.reader import EventReader
+
+    reader = EventReader(places)
+    told = chosen(reader.read(), kind)
+    if out is None:
+        _write(sys.stdout, told, as_table=csv)
+        sys.stdout.flush()
+        say_notes(reader)
+        return Result(None, None)
+    with replacing(out.expanduser()) as stream:
+        file = io.TextIOWrapper(stream, encoding="utf-8", newline="")
+        written = _write(file, told, as_table=csv)
+        file.detach()  # which flushes, and leaves the stream open to be forced to disk
+    notes = reader.notes()
+    say_notes(reader)
+    return Result({"events": written, "out": str(out), "notes": notes}, f"{written:,} events written to {out}")
+
+
+def _write(stream: TextIO, events: Iterable[Told], *, as_table: bool) -> int:
+    from aftermath.watch.table import CsvTable
+
+    row = CsvTable(stream) if as_table else lambda told: stream.write(json_line(told))
+    written = 0
+    for told in events:
+        row(told)
+        written += 1
+    return written

@@ -1,0 +1,53 @@
+"""`events replay`: what members told, from the first event to the last."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from aftermath.cli.command import command
+from aftermath.cli.kept_events import JsonLines, Kinds, Places, chosen, printer, say_notes
+from aftermath.cli.present import Result
+
+if TYPE_CHECKING:
+    from aftermath.watch.reader import Told
+
+
+@command("events replay", example="aftermath-solana events replay runs/mine/events --kind trained,dropped --speed 60")
+def events_replay(
+    places: Places,
+    kind: Kinds = None,
+    speed: Annotated[
+        float | None, typer.Option(min=0.001, help="How many times as fast as it happened; without it all at once.")
+    ] = None,
+    json_output: JsonLines = False,
+) -> Result:
+    """Print what members told, in the order of time.
+
+    Events of several members are put together by their dates. Without --kind those are shown that a person wants to
+    read; with it, or as JSON, all of these kinds.
+    """
+    from aftermath.watch.reader import EventReader, NoEvents
+
+    reader = EventReader(places)
+    show, shown = printer(as_json=json_output, everything=kind is not None), 0
+    for told in _at_pace(chosen(reader.read(), kind), speed):
+        show(told)
+        shown += 1
+    say_notes(reader)
+    if not shown:
+        names = ", ".join(map(str, places))
+        raise NoEvents(f"there are no such events in {names}", "name what a member was given as --events-dir")
+    return Result(None, None)
+
+
+def _at_pace(events: Iterable[Told], speed: float | None) -> Iterator[Told]:
+    before = None
+    for told in events:
+        if speed is not None and before is not None:
+            time.sleep(max(0.0, (told.at - before).total_seconds() / speed))
+        before = told.at
+        yield told

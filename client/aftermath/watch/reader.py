@@ -1,0 +1,203 @@
+"""Reads events back: those of one member or of several, from files and directories, in the order of time, as they grow.
+
+Everything that shows a run from events (`events`, `plot`, the demonstration, a dashboard) reads them here.
+
+Decided
+- In a directory the files are `*.jsonl`, there and one directory down: a directory for each member, or one for all.
+- Events of one process keep the order in which they were written, whatever was done to the machine's clock; those of
+  different processes are merged by their dates.
+- Files are read on from where they were left, and no more of them is in memory than needed to merge them.
+- What cannot be read is passed over and said (`notes`): half a last line, as a killed process leaves it; a line that is
+  no event; kinds of another version. Files may come from anybody: lines have a limit, and events their types.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from aftermath.base.counted import counted
+from aftermath.base.errors import AftermathError
+from aftermath.watch.epoch_files import SUFFIX, process_of
+from aftermath.watch.events import plain
+from aftermath.watch.kinds import MEMBER_EVENTS, Event, Started
+
+MOST_LINE = 1 << 20
+"""Bytes of a line; the longest that a member writes have some tens of thousands."""
+_FIRST_READ, _MOST_READ = 4096, 1 << 18  # bytes read of a file at once: few, as long as they are for one look at it
+
+
+class NoEvents(AftermathError):
+    """There is nothing to read where events were said to be."""
+
+
+class About(msgspec.Struct, frozen=True):
+    """Whose events they are."""
+
+    run_id: str
+    wallet: str
+    tier: int
+    version: str
+    """Of the client."""
+
+
+class Told(msgspec.Struct, frozen=True):
+    """An event, who told it, and when, by the date of that machine."""
+
+    at: datetime
+    about: About
+    event: Event
+    path: Path
+
+
+class _Dated(msgspec.Struct):
+    """What a line says beside its event; the teller only where many share a file (`flat`)."""
+
+    at: Annotated[datetime, msgspec.Meta(tz=True)]
+    run: str | None = None
+    member: str | None = None
+    member_tier: int | None = None
+    client: str | None = None
+
+    def about(self) -> About | None:
+        if self.run is None or self.member is None or self.member_tier is None or self.client is None:
+            return None
+        return About(self.run, self.member, self.member_tier, self.client)
+
+
+_date = msgspec.json.Decoder(_Dated)
+_event = msgspec.json.Decoder(MEMBER_EVENTS)
+
+
+def flat(told: Told) -> dict[str, object]:
+    """One object that says it all: what `events export` writes, and is read back as any file of events."""
+    about = told.about
+    teller = {"run": about.run_id, "member": about.wallet, "member_tier": about.tier, "client": about.version}
+    return {"at": told.at.isoformat(timespec="milliseconds"), **teller, **plain(told.event)}
+
+
+class EventFile:
+    """One file, read on from where it was left."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._offset = self._line = self._left = self._passed = self._first_passed = self._lost = 0
+        self._about: About | None = None
+        self._skipping = False
+        self._failure = ""
+
+    def read(self) -> Iterator[Told]:
+        """What was written since the last time, but for a line that has no end yet."""
+        room = _FIRST_READ
+        while True:
+            try:
+                chunk = self._chunk(room)
+            except OSError as error:
+                self._failure = error.strerror or str(error)
+                return
+            self._failure = ""
+            whole = chunk.rfind(b"\n") + 1
+            self._left = len(chunk) - whole
+            self._offset += whole
+            for line in chunk[:whole].split(b"\n")[:-1]:
+                self._line += 1
+                if self._skipping:  # the end of a line that is none
+                    self._skipping = False
+                elif (told := self._told(line)) is not None:
+                    yield told
+            if not whole and len(chunk) >= MOST_LINE:
+                self._offset, self._left = self._offset + len(chunk), 0
+                if not self._skipping:
+                    self._skipping = True
+                    self._pass_over(self._line + 1)
+            elif not whole and len(chunk) < room:
+                return
+            room = min(room * 2, MOST_LINE if not whole else _MOST_READ)
+
+    def notes(self) -> Iterator[str]:
+        """What was not read of it, as sentences."""
+        if self._failure:
+            yield f"{self.path} cannot be read: {self._failure}"
+        if self._passed:
+            which = f"line {self._first_passed}" + (" the first of them" if self._passed > 1 else "")
+            are = f"{counted(self._passed, 'line')} of {self.path}, {which},"
+            yield f"{are} cannot be read by this version and {'is' if self._passed == 1 else 'are'} passed over"
+        if self._left:
+            yield f"{self.path} ends in half a line, which is passed over"
+        if self._lost:
+            yield f"{counted(self._lost, 'event')} before {self.path} could not be written, and {self._is_missing()}"
+
+    def _is_missing(self) -> str:
+        return "is missing" if self._lost == 1 else "are missing"
+
+    def _chunk(self, room: int) -> bytes:
+        with self.path.open("rb") as file:
+            if file.seek(0, 2) < self._offset:  # another file has the name now
+                self._offset = self._line = 0
+            file.seek(self._offset)
+            return file.read(room)
+
+    def _told(self, line: bytes) -> Told | None:
+        try:
+            dated, event = _date.decode(line), _event.decode(line)
+        except (msgspec.MsgspecError, RecursionError):
+            self._pass_over(self._line)
+            return None
+        about = dated.about()
+        if isinstance(event, Started):
+            about = about or About(event.run_id, event.wallet, event.tier, event.version)
+            self._about = about
+            if event.part:  # the head of a file, and no event of its own
+                self._lost += event.lost
+                return None
+        about = about or self._about
+        if about is None:
+            self._pass_over(self._line)
+            return None
+        return Told(dated.at, about, event, self.path)
+
+    def _pass_over(self, line: int) -> None:
+        self._first_passed = self._first_passed or line
+        self._passed += 1
+
+
+class EventReader:
+    """The events in files and directories. Raises NoEvents if a place is neither."""
+
+    def __init__(self, places: Sequence[Path]) -> None:
+        for place in places:
+            if not place.exists():
+                raise NoEvents(f"there is no {place}", "name what train was given as --events-dir, or a file of events")
+        self._places = tuple(places)
+        self._files: dict[Path, EventFile] = {}
+
+    def read(self) -> Iterator[Told]:
+        """All that was not read yet, in the order of time; call it again for what has come since."""
+        processes: dict[tuple[Path, str], list[EventFile]] = defaultdict(list)
+        for path in self._found():
+            file = self._files.setdefault(path, EventFile(path))
+            processes[path.parent, process_of(path)].append(file)
+        return heapq.merge(*map(_in_turn, processes.values()), key=lambda told: told.at)
+
+    def notes(self) -> list[str]:
+        """What could not be read so far, as sentences."""
+        return [note for file in self._files.values() for note in file.notes()]
+
+    def _found(self) -> list[Path]:
+        """Each file once, those of a process in the order of its writing."""
+        found: dict[Path, Path] = {}
+        for place in self._places:
+            inside = [*place.glob(f"*{SUFFIX}"), *place.glob(f"*/*{SUFFIX}")] if place.is_dir() else [place]
+            found |= {path.resolve(): path for path in inside if path.is_file()}
+        return sorted(found.values())
+
+
+def _in_turn(files: Sequence[EventFile]) -> Iterator[Told]:
+    for file in files:
+        yield from file.read()

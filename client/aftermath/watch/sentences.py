@@ -1,0 +1,81 @@
+"""What each event says to a person, as one sentence in rich's markup; text of strangers is made printable."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+from rich.markup import escape
+
+from aftermath.base.counted import counted
+from aftermath.watch import kinds
+from aftermath.watch.events import plain
+from aftermath.watch.phase import state_words
+from aftermath.watch.printable import printable
+from aftermath.watch.progress import Progress
+
+_SENTENCES: dict[type[kinds.Event], str] = {
+    kinds.Started: "run {run_id}, tier {tier}, wallet {wallet}, aftermath {version}",
+    kinds.Compiling: "compiling kernels for this processor: half a minute or more, this once",
+    kinds.Kernels: "results are encoded and applied by {by}",
+    kinds.Measuring: "measuring how fast this machine trains tier {tier} ({parameters:,} parameters): some seconds, "
+    "{limit:.0f} at most",
+    kinds.Measured: "this machine trains about {sequences} a minute",
+    kinds.Joined: "joined as member {slot} with tier {tier}",
+    kinds.State: "epoch {epoch}: {state}; {progress}",
+    kinds.Model: "the model is here, from {source}; the run is at step {step}",
+    kinds.Remembered: "the optimizer goes on from what it knew when this member was stopped",
+    kinds.Trained: "step {step}  loss {loss:.4f}  {tokens_per_sec:,.0f} tokens/s",
+    kinds.Applied: "step {step}: applied {results}",
+    kinds.Sample: "step {step}  the model goes on: {prompt}[bold]{text}[/bold]",
+    kinds.Evaluated: "step {step}  {task}: {metric} {value:.4f} of {docs} questions",
+    kinds.Waiting: "waits for the next epoch",
+    kinds.Ejected: "member {slot} signed two results of round {height} and is ejected",
+    kinds.Dropped: "members {slots} did not deliver and are dropped",
+    kinds.Kicked: "member {slot}, wallet {wallet}, was {kicked} by an authority of the run",
+    kinds.Rewound: "the owner has taken the run from step {before} to step {step}",
+    kinds.Checkpoint: "checkpoint of step {step} at {path}",
+    kinds.Leaving: "stopping",
+    kinds.Left: "left the run",
+    kinds.Finished: "the run is finished: {steps}",
+    kinds.Warning: "[yellow]{message}[/yellow]",
+    kinds.Error: "[red]ends with an error: {message}[/red]",
+}
+
+
+class Sentences:
+    """The sentences of one member, which knows how far its run is."""
+
+    def __init__(self) -> None:
+        self._progress = Progress()
+
+    def of(self, event: kinds.Event) -> str | None:
+        """What a person wants to read of it; None for the many events of every round that are for later."""
+        self._progress.take(event)
+        sentence = _SENTENCES.get(type(event))
+        if sentence is None:
+            return None
+        said = msgspec.structs.asdict(event)
+        fields = {name: escape(printable(v, keep="\n")) if isinstance(v, str) else v for name, v in said.items()}
+        if isinstance(event, kinds.Trained) and event.loss is None:
+            fields["loss"] = math.nan
+        elif isinstance(event, kinds.State):
+            fields |= {"state": escape(state_words(printable(event.state))), "progress": self._progress.words()}
+        elif isinstance(event, kinds.Applied):
+            fields["results"] = counted(event.results, "result")
+        elif isinstance(event, kinds.Kernels):
+            fields["by"] = "compiled kernels" if event.missing is None else f"torch, since {fields['missing']}"
+        elif isinstance(event, kinds.Kicked):
+            fields["kicked"] = "barred" if event.barred else "removed"
+        elif isinstance(event, kinds.Measured):
+            fields["sequences"] = counted(event.weight, "sequence")
+        elif isinstance(event, kinds.Finished):
+            fields["steps"] = counted(event.step, "step")
+        return sentence.format_map(fields)
+
+
+def in_full(event: kinds.Event) -> str:
+    """An event of which there is no sentence: its kind, and all that it says."""
+    said = {name: value for name, value in plain(event).items() if name not in ("kind", "t")}
+    shown = ", ".join(f"{name} {value}" for name, value in said.items())
+    return escape(printable(f"{type(event).__struct_config__.tag}: {shown}"))

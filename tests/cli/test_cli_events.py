@@ -1,0 +1,181 @@
+"""`events` and `plot`: what members told, shown, followed, handed on and drawn."""
+
+from __future__ import annotations
+
+import csv
+import json
+import signal
+import subprocess
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from aftermath.watch.epoch_files import EpochFiles
+from aftermath.watch.events import Events
+from aftermath.watch.table import columns
+from cli.cli_runs import CONSOLE, invoke
+from watch.said import said
+
+NOON = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
+EVIL = "=1+1\x1b[2J"
+
+
+class Writer:
+    """A member that writes its events at dates of the test's choice."""
+
+    def __init__(self, directory: Path, tier: int) -> None:
+        self.at = NOON + timedelta(seconds=tier / 10)
+        self.events = Events(lambda: 1.0, [EpochFiles(directory, lambda: self.at)])
+        self.events.emit(said("started", run_id="demo", tier=tier, wallet=f"Wa11et{tier}" * 6, version="0.1.0"))
+
+    def train(self, first: int, last: int) -> None:
+        for step in range(first, last + 1):
+            self.at += timedelta(seconds=1)
+            if step % 5 == 1:
+                self.events.emit(said("state", epoch=step // 5, state="WARMUP", step=step - 1, total_steps=20))
+            self.events.emit(said("round", epoch=step // 5, step=step))
+            self.events.emit(said("trained", epoch=step // 5, step=step, loss=5.0 - step / 10, tokens=10))
+            self.events.emit(said("fetch_failed", height=step, slot=2, why=EVIL))
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    """The events of two members, a directory for each."""
+    for tier in (0, 1):
+        Writer(tmp_path / "events" / f"member-{tier}", tier).train(1, 7)
+    return tmp_path / "events"
+
+
+def test_a_replay_reads_from_the_first_event_to_the_last(kept: Path) -> None:
+    said_ = invoke("events", "replay", kept)
+    assert said_.code == 0
+    lines = said_.out.splitlines()
+    assert lines[0].startswith("2026-11-21 12:00:00  Wa11et0W tier 0  run demo, tier 0, wallet Wa11et0")
+    assert [line.split("  ")[1:3] for line in lines if "loss" in line] == [
+        [f"Wa11et{tier}W tier {tier}", f"step {step}"] for step in range(1, 8) for tier in (0, 1)
+    ]
+    assert "no way" not in said_.out
+
+
+def test_kinds_are_chosen_and_then_shown_whatever_they_are(kept: Path) -> None:
+    shown = invoke("events", "replay", kept, "--kind", "fetch_failed")
+    assert len(shown.out.splitlines()) == 14
+    assert "fetch_failed: height 1, slot 2, why =1+1�[2J" in shown.out
+    assert "\x1b" not in shown.out
+    refused = invoke("events", "replay", kept, "--kind", "trained,nonsense", "--json")
+    assert "--kind nonsense: there is no such kind" in refused.mistake["error"]
+    assert "trained" in refused.mistake["fix"]
+
+
+def test_a_replay_in_json_has_all_of_it(kept: Path) -> None:
+    lines = [json.loads(line) for line in invoke("events", "replay", kept, "--json").out.splitlines()]
+    assert len(lines) == 2 * (1 + 2 + 7 * 3)
+    assert [line["at"] for line in lines] == sorted(line["at"] for line in lines)
+    first = {"run": "demo", "member": "Wa11et0" * 6, "member_tier": 0, "client": "0.1.0", "kind": "started"}
+    assert first.items() <= lines[0].items()
+
+
+def test_a_replay_at_the_pace_of_what_happened(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("time.sleep", slept.append)
+    assert invoke("events", "replay", kept, "--speed", "2").code == 0
+    assert sum(slept) == pytest.approx(7.1 / 2)  # from the first event of the first to the last of the second
+
+
+def test_where_there_is_nothing_it_is_said(tmp_path: Path, kept: Path) -> None:
+    gone = invoke("events", "replay", tmp_path / "nowhere", "--json")
+    assert "there is no" in gone.error["error"]
+    (tmp_path / "empty").mkdir()
+    assert "there are no such events" in invoke("events", "replay", tmp_path / "empty", "--json").error["error"]
+    assert "there are no such events" in invoke("events", "replay", kept, "--kind", "ejected", "--json").error["error"]
+    assert "trained step" in invoke("plot", tmp_path / "empty", "--json").error["error"]
+
+
+def test_what_cannot_be_read_is_passed_over_and_said(kept: Path) -> None:
+    path = sorted(kept.rglob("*.jsonl"))[-1]
+    with path.open("a") as file:
+        file.write('not an event\n{"at":"2026')
+    shown = invoke("events", "replay", kept)
+    assert shown.code == 0
+    assert "ends in half a line, which is passed over" in shown.err
+    assert "cannot be read by this version and is passed over" in shown.err
+
+
+@pytest.mark.parametrize("way", ["file", "standard output"])
+def test_a_table_has_a_row_for_each_event_and_no_formula(kept: Path, tmp_path: Path, way: str) -> None:
+    if way == "file":
+        out = tmp_path / "events.csv"
+        assert invoke("events", "export", kept, "--csv", "--out", out, "--json").data["events"] == 48
+        text = out.read_text()
+    else:
+        text = invoke("events", "export", kept, "--csv").out
+    rows = list(csv.DictReader(text.splitlines()))
+    assert list(rows[0]) == columns()
+    assert len(rows) == 48
+    trained = [row for row in rows if row["kind"] == "trained"]
+    assert [(row["member_tier"], row["step"], row["loss"]) for row in trained[:2]] == [
+        ("0", "1", "4.9"),
+        ("1", "1", "4.9"),
+    ]
+    assert {row["why"] for row in rows if row["kind"] == "fetch_failed"} == {"'" + EVIL}
+
+
+def test_a_file_of_all_members_is_read_as_their_own_files_are(kept: Path, tmp_path: Path) -> None:
+    whole = tmp_path / "whole.jsonl"
+    assert invoke("events", "export", kept, "--out", whole).code == 0
+    assert invoke("events", "replay", whole).out == invoke("events", "replay", kept).out
+    assert invoke("events", "export", whole).out == whole.read_text()
+    first, again = (invoke("plot", place, "--out", tmp_path / "a.svg", "--json").data for place in (kept, whole))
+    assert first == again
+
+
+def test_an_export_that_cannot_be_written_leaves_what_was_there(kept: Path, tmp_path: Path) -> None:
+    assert invoke("events", "export", kept, "--out", tmp_path / "no" / "x.csv", "--json").error["error"]
+    assert not (tmp_path / "no").exists()
+
+
+def test_a_reader_that_goes_away_is_no_error(kept: Path) -> None:
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {CONSOLE} events replay {kept} | head -1"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("\n") == 1
+
+
+def test_tail_shows_the_last_and_then_what_comes(kept: Path) -> None:
+    """Members that begin later too; Ctrl-C is its end."""
+    command = [CONSOLE, "events", "tail", kept, "--kind", "trained", "--lines", "3", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        seen = [json.loads(process.stdout.readline()) for _ in range(3)]
+        assert [(line["member_tier"], line["step"]) for line in seen] == [(1, 6), (0, 7), (1, 7)]
+        Writer(kept / "member-2", 2).train(8, 9)
+        seen = [json.loads(process.stdout.readline()) for _ in range(2)]
+        assert [(line["member_tier"], line["step"]) for line in seen] == [(2, 8), (2, 9)]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+        assert process.stdout.read() == ""
+
+
+def test_a_plot_says_what_it_drew(kept: Path, tmp_path: Path) -> None:
+    out = tmp_path / "loss.svg"
+    drawn = invoke("plot", kept, "--out", out, "--json").data
+    assert drawn["loss_by_tier"] == {"0": 4.3, "1": 4.3}
+    assert (drawn["run_id"], drawn["steps"], drawn["epochs"]) == ("demo", 7, 2)
+    assert "<svg" in out.read_text()
+    shown = invoke("plot", kept, "--out", tmp_path / "loss.png")
+    assert "tier 1: 4.3000" in shown.out
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_plot_that_cannot_be_drawn_is_said(kept: Path, tmp_path: Path) -> None:
+    assert "no picture" in invoke("plot", kept, "--out", tmp_path / "loss.txt", "--json").mistake["error"]
+    assert "cannot be written" in invoke("plot", kept, "--out", tmp_path / "no" / "loss.png", "--json").error["error"]
+    other = Events(lambda: 1.0, [EpochFiles(kept / "other", lambda: NOON)])
+    other.emit(said("started", run_id="another", wallet="x"))
+    mixed = invoke("plot", kept, "--out", tmp_path / "loss.png", "--json").error
+    assert "of several runs: another, demo" in mixed["error"]

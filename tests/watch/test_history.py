@@ -1,0 +1,153 @@
+"""A run's history from events: losses by tier, bytes, epochs, and who went and came back; and how it is drawn."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from aftermath.watch.history import History
+from aftermath.watch.plot import run_plot
+from aftermath.watch.reader import About, Told
+from watch.said import said
+
+NOON = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
+
+
+class Run:
+    """Members tell, one after the other, what a test makes up."""
+
+    def __init__(self) -> None:
+        self.history = History(lambda told: told.about.wallet)
+        self.now = NOON
+
+    def say(self, wallet: str, kind: str, **fields: Any) -> None:
+        self.now += timedelta(seconds=1)
+        about = About("demo", wallet, int(wallet[-1]), "0.1.0")
+        self.history.take(Told(self.now, about, said(kind, **fields), Path("x")))
+
+    def start(self, *wallets: str) -> None:
+        for slot, wallet in enumerate(wallets):
+            self.say(wallet, "started")
+            self.say(wallet, "joined", slot=slot)
+
+    def step(self, step: int, **losses: float) -> None:
+        for wallet, loss in losses.items():
+            self.say(wallet, "round", epoch=step // 10, step=step)
+            self.say(wallet, "trained", epoch=step // 10, step=step, loss=loss, tokens=100)
+            self.say(wallet, "traffic", sent=1000 * step)
+
+
+def test_losses_are_weighed_by_tokens_and_told_by_tier() -> None:
+    run = Run()
+    run.start("a0", "b1", "c1")
+    run.step(1, a0=4.0, b1=5.0)
+    run.say("c1", "trained", step=1, loss=8.0, tokens=300)
+    run.say("c1", "trained", step=2, loss=None, tokens=300)
+    run.step(2, a0=3.0)
+    assert run.history.loss_curve() == [(1, (4.0 + 5.0 + 3 * 8.0) / 5), (2, 3.0)]
+    assert run.history.loss_by_tier() == {0: [(1, 4.0), (2, 3.0)], 1: [(1, (5.0 + 3 * 8.0) / 4)]}
+
+
+def test_epochs_begin_with_the_first_step_that_anybody_told_of() -> None:
+    run = Run()
+    run.start("a0", "b1")
+    for step in range(1, 25):
+        run.step(step, a0=1.0, b1=1.0)
+    assert run.history.epochs == {0: 1, 1: 10, 2: 20}
+
+
+def test_bytes_go_on_where_a_process_that_was_started_again_counts_from_nothing() -> None:
+    run = Run()
+    run.start("a0", "b1")
+    run.step(1, a0=1.0, b1=1.0)
+    run.step(2, a0=1.0, b1=1.0)
+    run.say("b1", "started")
+    run.say("b1", "trained", step=3, loss=1.0, tokens=1)
+    run.say("b1", "traffic", sent=500)
+    assert run.history.sent_by_tier() == {
+        0: [(1, 1000.0), (2, 2000.0)],
+        1: [(1, 1000.0), (2, 2000.0), (3, 2500.0)],
+    }
+
+
+@pytest.mark.parametrize("reported", [True, False])
+def test_a_member_that_died_and_came_back_is_marked(reported: bool) -> None:
+    run = Run()
+    run.start("a0", "b1")
+    run.step(1, a0=1.0, b1=1.0)
+    run.step(2, a0=1.0)
+    if reported:
+        run.say("a0", "dropped", slots=[1], height=1)
+        run.say("a0", "dropped", slots=[1], height=1)
+    run.say("b1", "started")
+    run.step(3, a0=1.0, b1=1.0)
+    run.step(4, a0=1.0, b1=1.0)
+    assert run.history.marks == [(1, "b1 dropped" if reported else "b1 gone"), (3, "b1 back")]
+
+
+def test_going_by_itself_is_no_death() -> None:
+    run = Run()
+    run.start("a0", "b1", "c2")
+    run.step(1, a0=1.0, b1=1.0, c2=1.0)
+    run.say("b1", "left", finished=False)
+    run.say("c2", "error", message="no memory")
+    for wallet in ("b1", "c2"):
+        run.say(wallet, "started")
+    run.step(2, a0=1.0, b1=1.0)
+    run.say("a0", "finished", step=2)
+    run.say("a0", "left", finished=True)
+    assert run.history.marks == [(1, "b1 left"), (1, "c2 failed"), (2, "b1 back")]
+
+
+def test_members_whose_events_are_not_here_are_called_by_their_places() -> None:
+    run = Run()
+    run.start("a0")
+    run.step(7, a0=1.0)
+    run.say("a0", "dropped", slots=[5, 9], height=1)
+    run.say("a0", "ejected", slot=3, height=1)
+    run.say("a0", "rewound", before=7, step=2)
+    assert run.history.marks == [
+        (7, "member 5 dropped"),
+        (7, "member 9 dropped"),
+        (7, "member 3 ejected"),
+        (2, "taken back from step 7"),
+    ]
+
+
+def _texts(path: Path) -> str:
+    """An SVG has every text as a comment beside its strokes."""
+    root = ElementTree.parse(path).getroot()
+    assert root.tag.endswith("svg")
+    return path.read_text()
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg"])
+def test_a_plot_has_tiers_epochs_bytes_and_what_happened(tmp_path: Path, suffix: str) -> None:
+    run = Run()
+    run.start("a0", "b1")
+    for step in range(1, 30):
+        run.step(step, a0=5 - step / 10, b1=6 - step / 10)
+    run.say("a0", "dropped", slots=[1, 8], height=1)
+    told = run.history
+    path = tmp_path / f"loss{suffix}"
+    run_plot(path, told.loss_by_tier(), told.sent_by_tier(), told.epochs, told.marks, "run $x^$ <b>\x1b[2J")
+    if suffix == ".png":
+        assert path.read_bytes().startswith(b"\x89PNG")
+        return
+    drawn = _texts(path)
+    for text in ("tier 0", "tier 1", "epoch 0", "epoch 2", "b1 dropped", "member 8 dropped", "sent to peers (MB)"):
+        assert f"<!-- {text}" in drawn or f"<!--  {text}" in drawn, text
+
+
+def test_a_long_run_s_plot_is_not_covered_with_words(tmp_path: Path) -> None:
+    epochs = {epoch: 10 * epoch + 1 for epoch in range(500)}
+    marks = [(step, f"member {step} dropped") for step in range(100)]
+    path = tmp_path / "loss.svg"
+    run_plot(path, {0: [(1, 5.0), (5000, 2.0)]}, {}, epochs, marks, "long")
+    drawn = _texts(path)
+    assert drawn.count("<!-- epoch ") == 12
+    assert "dropped" not in drawn
