@@ -51,5 +51,5 @@ async def _act(chain: SolanaMember, run: Run) -> None:
         before = run.round(now.height - 1)
         seen = before.roster if before is not None and before.batch else 0
         done = {0: bytes(31) + b"\1"}
-        fingerprints = pack_fingerprints(done, before.roster, now.seed) if before and seen else bytes(320)
+        fingerprints = pack_fingerprints(done, before.roster, now.salt) if before and seen else bytes(320)
         await chain.witness(0, run.place, seen, fingerprints, step=now.step, **TOLD)

@@ -185,7 +185,7 @@ class Members(RuleBasedStateMachine):
                 return arena.health_check(index, missing)
             case RunState.ROUND_TRAIN | RunState.ROUND_WITNESS if not bitmap.contains(us.lap.voters, slot):
                 return arena.witness(index, slot, arena.place, self.seen(index))
-            case RunState.COOLDOWN if (said := self.truth(slot)) and slot not in dict(us.statements):
+            case RunState.COOLDOWN if (said := self.truth(slot)) and not us.spoke(slot):
                 return arena.attest(index, slot, arena.place, said)
             case RunState.COOLDOWN if us.known.attested == us.every and us.durable.step < us.known.step:
                 return self.tiers[index] == 0 and arena.checkpoint(index, us.known.hashes)

@@ -1,8 +1,10 @@
 """When a run may be ticked, and who does it.
 
 Decided: a state that waits for a time ends one second after it began at the earliest, as in the program (two
-transitions never share a timestamp). Nobody special ticks: a seeded ranking says who goes first, and each next member
-steps in a little later, so that one transaction usually suffices and a silent member costs two seconds.
+transitions never share a timestamp). A tick also draws the next seed, if no other instruction has: long before the hash
+of its slot is forgotten (512 slots), or whoever came first then could choose between two. Nobody special ticks: a
+seeded ranking says who goes first, and each next member steps in a little later, so that one transaction usually
+suffices and a silent member costs two seconds.
 """
 
 from __future__ import annotations
@@ -13,6 +15,11 @@ from aftermath.rules.state import MemberState, ModelSource, RunState
 
 TICK_STEP = 2.0
 _TICK_RANKS = 15
+_DRAWS = (RunState.WARMUP, RunState.ROUND_TRAIN, RunState.ROUND_WITNESS)
+_WARMUP_DRAW = 2
+"""Seconds after which a tick draws the seed of a warm-up, which its witnesses wait for."""
+_ROUND_DRAW = 60
+"""The same of the next round: an attestation comes first as a rule, and does it."""
 
 
 def next_deadline(run: Run, members: Members | None = None, model: Model | None = None) -> int | None:
@@ -37,6 +44,8 @@ def next_deadline(run: Run, members: Members | None = None, model: Model | None 
             return None
         if model is not None and _holders_are_away(run, members, model):
             wait += config.warmup_time
+    if run.state in _DRAWS and not run.seed_is_drawn:
+        wait = min(wait, _WARMUP_DRAW if run.state is RunState.WARMUP else _ROUND_DRAW)
     return run.state_started_at + max(1, wait)
 
 

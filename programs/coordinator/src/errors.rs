@@ -199,8 +199,6 @@ pub enum CoordinatorError {
     // checkpoints
     #[msg("The mask must name at least one level and the hashes must be one per named level, ascending.")]
     HashesInvalid,
-    #[msg("All 32 cooldown attestations are taken.")]
-    CooldownFull,
     #[msg("A checkpoint must come from the main authority, or from a tier-0 member that finishes or has finished the last epoch.")]
     NotAllowedToCheckpoint,
     #[msg("A checkpoint needs every level attested and the same hashes: wait for the cooldown's attestations.")]
