@@ -42,6 +42,8 @@ async def _act(chain: SolanaMember, run: Run) -> None:
     """What the only member has to do in this state."""
     if run.state is RunState.WAITING_FOR_MEMBERS:
         await chain.tick()
+    elif run.state is RunState.WARMUP and not run.seed_is_drawn:
+        await chain.tick()  # as a member does: nobody is elected before
     elif run.state is RunState.WARMUP:
         await chain.warmup_witness(0, run.place)
     elif run.current.attested:

@@ -51,7 +51,7 @@ class LoneMember:
         """Go on until the first round of the epoch."""
         while not (run := await self.coordinator.run(RUN)).state.training:
             self._time.advance(2)
-            if run.state is RunState.WARMUP:
+            if run.state is RunState.WARMUP and run.seed_is_drawn:
                 await self.coordinator.transact(self.coordinator.ix.warmup_witness(RUN, 0, run.place))
             else:
                 await self.coordinator.tick(RUN)
