@@ -49,7 +49,7 @@ pub enum CoordinatorError {
     RoundTrainTimeZero,
     #[msg("max_round_train_time must be below epoch_time: shorten the round or lengthen the epoch.")]
     RoundTrainTimeTooLong,
-    #[msg("min_round_time must be between 1 second and max_round_train_time.")]
+    #[msg("min_round_time must be at most max_round_train_time; 0 sets no least time.")]
     MinRoundTimeInvalid,
     #[msg("round_witness_time must be above 0 seconds.")]
     RoundWitnessTimeZero,

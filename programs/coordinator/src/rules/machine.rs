@@ -103,7 +103,8 @@ impl Machine<'_> {
     }
 
     fn tick_train(&mut self, moment: &Moment) -> Result<bool> {
-        if self.seed_is_missing() || !self.elapsed(moment, self.run.config.min_round_time) {
+        let least = self.run.config.min_round_time;
+        if self.seed_is_missing() || (least > 0 && !self.elapsed(moment, least)) {
             return Ok(false);
         }
         let round = self.run.current();
