@@ -69,7 +69,7 @@ async def test_one_member_lives_through_an_epoch(place: Place) -> None:
         await join(member)
         slot = (await member.view()).members.find(member.wallet)
         assert slot == 0
-        run = await until(member, lambda r: r.state is RunState.WARMUP)
+        run = await until(member, lambda r: r.state is RunState.WARMUP and r.seed_is_drawn)
         assert (await member.view()).members.slots[0].state is MemberState.HEALTHY
         assert -5 < member.now() - run.state_started_at < 5 + time.monotonic() - began
         await member.warmup_witness(0, run.place)

@@ -42,6 +42,8 @@ async def _act(chain: SolanaMember, run: Run) -> None:
     """What the only member has to do in this state."""
     if run.state is RunState.WAITING_FOR_MEMBERS:
         await chain.tick()
+    elif run.state is RunState.WARMUP and not run.seed_is_drawn:
+        await chain.tick()  # as a member does: nobody is elected before
     elif run.state is RunState.WARMUP:
         await chain.warmup_witness(0, run.place)
     elif run.current.attested:
@@ -51,5 +53,5 @@ async def _act(chain: SolanaMember, run: Run) -> None:
         before = run.round(now.height - 1)
         seen = before.roster if before is not None and before.batch else 0
         done = {0: bytes(31) + b"\1"}
-        fingerprints = pack_fingerprints(done, before.roster, now.seed) if before and seen else bytes(320)
+        fingerprints = pack_fingerprints(done, before.roster, now.salt) if before and seen else bytes(320)
         await chain.witness(0, run.place, seen, fingerprints, step=now.step, **TOLD)

@@ -32,7 +32,6 @@ RULES = [
     ("CooldownTimeZero", r"^cooldown_time = 30", "cooldown_time = 0", 6),
     ("RoundTrainTimeZero", r"^max_round_train_time = 30", "max_round_train_time = 0", 15),
     ("RoundTrainTimeTooLong", r"^max_round_train_time = 30", "max_round_train_time = 31\nepoch_time = 31", 15),
-    ("MinRoundTimeInvalid", r"^round_witness_time = 1", "min_round_time = 0\nround_witness_time = 1", 18),
     ("MinRoundTimeInvalid", r"^round_witness_time = 1", "min_round_time = 31\nround_witness_time = 1", 18),
     ("RoundWitnessTimeZero", r"^round_witness_time = 1", "round_witness_time = 0", 18),
     ("ExtraTimeZero", r"^total_steps = 25000\n\n# M", "waiting_for_members_extra_time = 0\ntotal_steps = 1\n\n# M", 44),

@@ -72,6 +72,12 @@ def test_the_seeds_file_is_read_verbatim() -> None:
     assert optimizer["compression_topk_embeddings"] == 0  # what the seed's keys say, they say of every tensor
 
 
+@pytest.mark.parametrize("least", [0, 30])
+def test_rounds_may_have_no_least_time_and_one_as_long_as_they_may_last(least: int) -> None:
+    text = changed((r"^max_round_train_time = 30", f"max_round_train_time = 30\nmin_round_time = {least}"))
+    assert parse_config(text, "config.toml").to_chain()["config"]["min_round_time"] == least
+
+
 def test_every_config_in_the_repository_is_valid() -> None:
     paths = sorted((REPOSITORY / "config").glob("**/*.toml"))
     assert paths

@@ -51,7 +51,7 @@ class LoneMember:
         """Go on until the first round of the epoch."""
         while not (run := await self.coordinator.run(RUN)).state.training:
             self._time.advance(2)
-            if run.state is RunState.WARMUP:
+            if run.state is RunState.WARMUP and run.seed_is_drawn:
                 await self.coordinator.transact(self.coordinator.ix.warmup_witness(RUN, 0, run.place))
             else:
                 await self.coordinator.tick(RUN)
@@ -63,7 +63,7 @@ class LoneMember:
         now, judged = run.current, run.round(run.config.judged(run.current.height))
         seen = judged.roster if judged is not None and judged.batch else 0
         fingerprints = (
-            pack_fingerprints({0: bytes(31) + b"\1"}, judged.roster, now.seed) if judged and seen else bytes(320)
+            pack_fingerprints({0: bytes(31) + b"\1"}, judged.roster, now.salt) if judged and seen else bytes(320)
         )
         metadata = witness_metadata(now.step, 1.0, 1.0, 1.0)
         await self.coordinator.transact(self.coordinator.ix.witness(RUN, 0, run.place, seen, fingerprints, metadata))

@@ -95,6 +95,7 @@ class Arena:
         self.world.now, self.world.slot = START, 1
         self.world.advance(0)
         self.oracle = Oracle(self._config(), LEVELS, START, RATES)
+        self.oracle.slot = self.world.slot
         if gaps:
             self._leave_out(gaps)
         self.seeds: set[int] = set()
@@ -119,7 +120,7 @@ class Arena:
 
     def wait(self, seconds: int) -> None:
         self.world.advance(seconds)
-        self.oracle.now = self.world.now
+        self.oracle.now, self.oracle.slot = self.world.now, self.world.slot
 
     @property
     def place(self) -> Place:
@@ -231,6 +232,7 @@ class Arena:
         lap = us.laps[-1] if us.laps else None
         now: tuple[Any, ...] = (us.state, us.since, us.epoch, us.step, us.data_index, us.epoch_since, us.start_step)
         now += (us.pausing, us.cold, us.reason, us.draining, us.finishers, len(us.backlog), 0)
+        now += (us.seed_slot, us.began, us.next_roster)
         model = (known.source, known.hashes, known.attested, known.step, known.data_index, known.lost)
         if lap is None:
             return now, model
@@ -247,6 +249,7 @@ class Arena:
         now = tuple(int(run[name]) for name in times)
         now += tuple(int(run[name]) for name in ("pending_pause", "cold_start", "exit_reason", "draining"))
         now += (_mask(run["finishers"]), int(run["backlog"]), int(run["lost_sequences"]))
+        now += (int(run["seed_slot"]), _mask(run["began"]), _mask(run["next_roster"]))
         hashes = tuple(one.tobytes() for one in run["level_hashes"][:LEVELS])
         names = ("levels_attested", "attested_step", "attested_data_index", "levels_lost")
         model = (int(run["model_source"]), hashes, *(int(run[name]) for name in names))

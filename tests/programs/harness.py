@@ -4,6 +4,7 @@ Owns the encoding of instructions (Borsh, straight from the canonical IDL, so th
 is trusted here) and the translation of failures into names. What a run does is in `scenario.py`.
 """
 
+import hashlib
 import json
 import struct
 from collections.abc import Mapping, Sequence
@@ -40,9 +41,15 @@ from aftermath.programs import (
 PROGRAM = Pubkey.from_string(COORDINATOR_ID)
 AUTHORIZER = Pubkey.from_string(AUTHORIZER_ID)
 START = 1_700_000_000
+SLOTS, KEPT = 8, 512
 _INTEGERS = {"u8": "<B", "u16": "<H", "u32": "<I", "u64": "<Q", "i64": "<q", "bool": "<?"}
 # framework errors that the tests name (Anchor 2's own numbers)
 _FRAMEWORK = {2000: "ConstraintMut", 2002: "ConstraintSigner", 2006: "ConstraintSeeds", 2012: "ConstraintAddress"}
+
+
+def slot_hash(slot: int) -> Hash:
+    """The hash of a slot: nobody could have told it before."""
+    return Hash(hashlib.sha256(slot.to_bytes(8, "little")).digest())
 
 
 @cache
@@ -152,12 +159,13 @@ class World:
         self.slot = 1
         self.advance(0)
 
-    def advance(self, seconds: int) -> None:
-        """Moves the clock, and one slot with a new hash."""
+    def advance(self, seconds: int, slots: int = SLOTS) -> None:
+        """Moves the clock, and some slots, each with its own hash: more than a seed is drawn after."""
         self.now += seconds
-        self.slot += 1
+        self.slot += slots
         self.svm.set_clock(Clock(self.slot, START, 0, 0, self.now))
-        self.svm.set_slot_hashes([(self.slot, Hash(self.slot.to_bytes(32, "little")))])
+        passed = range(self.slot - 1, max(0, self.slot - 1 - KEPT), -1)
+        self.svm.set_slot_hashes([(slot, slot_hash(slot)) for slot in passed])
 
     def send(self, *instructions: Instruction, signers: Sequence[Keypair] = (), units: int = 1_400_000) -> Outcome:
         result = self.svm.send_transaction(self._transaction([set_compute_unit_limit(units), *instructions], signers))

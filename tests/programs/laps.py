@@ -56,6 +56,7 @@ class Lap:
 
     height: int
     step: int
+    began: int
     roster: int
     elected: int
     seed: int | None = None
@@ -80,10 +81,14 @@ class Lap:
         return self.ready | bitmap.from_slots(vote.slot for vote in self.votes)
 
     def ordered(self, purpose: bytes) -> list[int]:
-        """The slots in the seeded order of a purpose."""
-        members = self.members
+        """The slots of those who began the epoch, in the seeded order of a purpose."""
+        began = list(bitmap.slots(self.began))
         assert self.seed is not None
-        return [members[rank] for rank in order(self.seed, purpose, len(members))]
+        return [began[rank] for rank in order(self.seed, purpose, len(began))]
+
+    def of_round(self, purpose: bytes) -> list[int]:
+        """The same of the round's members."""
+        return [slot for slot in self.ordered(purpose) if bitmap.contains(self.roster, slot)]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from aftermath.rules import bitmap
-from aftermath.rules.accounts import MAX_VERDICTS, MAX_WITNESSES, STORED_ROUNDS, Place
+from aftermath.rules.accounts import MAX_VERDICTS, STORED_ROUNDS, Place
 from aftermath.rules.committee import quorum
 from aftermath.rules.state import MemberState, RunState
 from programs.laps import BARRED, REMOVED, UNATTESTED, UNKNOWN, WAITS, Named, No, Vote, need
@@ -64,7 +64,7 @@ class Oracle(Transitions):
 
     def warmup_witness(self, wallet: int, slot: int, at: Place) -> None:
         need(self.state is RunState.WARMUP, "WrongState")
-        need(self.named(at, 0), "StaleHeight")
+        need(not self.seed_slot and self.named(at, 0), "StaleHeight")
         self._own(slot, wallet)
         need(slot in self.witnesses() and bitmap.contains(self.lap.roster, slot), "NotElected")
         need(not bitmap.contains(self.lap.ready, slot), "DuplicateWitness")
@@ -120,14 +120,16 @@ class Oracle(Transitions):
         need(bool(hashes), "HashesInvalid")
         self._own(slot, wallet)
         asked = {level: self.electees(level) for level in range(self.levels)}
-        counted = {level for level in hashes if slot in asked.get(level, ())}
+        counted = []
+        for level in sorted(hashes):
+            need(hashes[level] not in (UNKNOWN, UNATTESTED), "HashesInvalid")
+            if slot in asked.get(level, ()):
+                need(slot not in self.statements[level], "DuplicateWitness")
+                counted.append(level)
         need(bool(counted), "NotElected")
-        need(slot not in [teller for teller, _ in self.statements], "DuplicateWitness")
-        need(len(self.statements) < MAX_WITNESSES, "CooldownFull")
-        need(not {UNKNOWN, UNATTESTED} & set(hashes.values()), "HashesInvalid")
-        self.statements.append((slot, {level: hashes[level] for level in counted}))
-        for level in sorted(counted):
-            agreeing = sum(told.get(level) == hashes[level] for _, told in self.statements)
+        for level in counted:
+            self.statements[level][slot] = hashes[level]
+            agreeing = sum(told == hashes[level] for told in self.statements[level].values())
             if not self.known.attested >> level & 1 and agreeing >= quorum(len(asked[level])):
                 self._record(level, hashes[level])
         self._follow()

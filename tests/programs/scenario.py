@@ -205,7 +205,7 @@ class Scenario:
         seen = roster if participation is None else participation
         fingerprints = bytes(320)
         if results is not None:
-            seen, fingerprints = bitmap.from_slots(results), pack_fingerprints(results, roster, current.seed)
+            seen, fingerprints = bitmap.from_slots(results), pack_fingerprints(results, roster, current.salt)
         slot, at = forged.get("slot", self.slot_of(index)), forged.get("at", run.place)
         metadata = {"step": current.step, "loss_milli": 1, "tokens_per_sec": 1, "bytes_per_sec": 1}
         return self.by(index, "witness", slot, at, seen.to_bytes(32, "little"), fingerprints, metadata)
@@ -225,18 +225,25 @@ class Scenario:
             self.witness(index, participation).ok()
 
     def warm_up(self, indices: Sequence[int], **join: Any) -> "Scenario":
-        """Members join and the epoch begins its warm-up."""
+        """Members join and the epoch begins its warm-up, whose seed is drawn."""
         for index in indices:
             self.join(index, **join).ok()
         self.world.advance(6)
-        self.tick(indices[0]).ok()
+        self.tick().ok()
+        return self.draw()
+
+    def draw(self) -> "Scenario":
+        """Slots pass, and anybody has the seed drawn that waits for one of them."""
+        self.world.advance(0)
+        self.tick().ok()
+        assert self.run.seed_is_drawn
         return self
 
     def train(self, indices: Sequence[int], **join: Any) -> "Scenario":
         """Members join, warm up, and round 0 begins."""
         self.warm_up(indices, **join)
         self.world.advance(31)
-        self.tick(indices[0]).ok()
+        self.tick().ok()
         return self
 
     def finish_rounds(self) -> "Scenario":

@@ -185,7 +185,7 @@ class Members(RuleBasedStateMachine):
                 return arena.health_check(index, missing)
             case RunState.ROUND_TRAIN | RunState.ROUND_WITNESS if not bitmap.contains(us.lap.voters, slot):
                 return arena.witness(index, slot, arena.place, self.seen(index))
-            case RunState.COOLDOWN if (said := self.truth(slot)) and slot not in dict(us.statements):
+            case RunState.COOLDOWN if (said := self.truth(slot)) and not us.spoke(slot):
                 return arena.attest(index, slot, arena.place, said)
             case RunState.COOLDOWN if us.known.attested == us.every and us.durable.step < us.known.step:
                 return self.tiers[index] == 0 and arena.checkpoint(index, us.known.hashes)
@@ -220,16 +220,17 @@ class AnyWallets(Members):
     @initialize(
         overlap=st.integers(0, 1), witnesses=st.sampled_from([0, 0, 2]), percent=st.sampled_from([0, 0, 40]),
         ends=st.sampled_from([(3, 0, 1000), (5, 0, 7), (0, 90, 1000)]), batch=st.sampled_from([7, 48]),
-        tiers=st.lists(st.integers(0, 2), min_size=ALL, max_size=ALL), gaps=GAPS,
+        tiers=st.lists(st.integers(0, 2), min_size=ALL, max_size=ALL), gaps=GAPS, least=st.integers(0, 1),
     )  # fmt: skip
     def open(
         self, overlap: int, witnesses: int, percent: int, ends: tuple[int, int, int], batch: int, tiers: list[int],
-        gaps: int,
+        gaps: int, least: int,
     ) -> None:  # fmt: skip
         rounds, seconds, steps = ends
         self.begin(
             gaps, overlap=overlap, witness_nodes=witnesses, verification_percent=percent, rounds_per_epoch=rounds,
             epoch_time=seconds, total_steps=steps, global_batch_size_start=batch, global_batch_size_end=batch,
+            min_round_time=least,
         )  # fmt: skip
         self.honest, self.tiers = range(0), tiers
 

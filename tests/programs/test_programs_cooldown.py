@@ -45,10 +45,6 @@ def test_the_refusals_of_an_attestation(cool: Scenario) -> None:
     cool.attest(0, HASHES).refused("DuplicateWitness")
     cool.by(1, "leave_run").ok()
     cool.attest(1, HASHES).refused("SlotMismatch")
-    record = cool.world.record("Witnesses", "test")
-    record["cooldown_count"], record["cooldown"]["slot"] = 32, 99
-    cool.world.store("Witnesses", "test", record)
-    cool.attest(2, HASHES).refused("CooldownFull")
     cool.world.advance(31)
     cool.tick(2).ok()
     cool.by(0, "attest", 0, 1, [HASHES[0]]).refused("WrongState")
@@ -304,20 +300,6 @@ def _next_epoch_of_two(run: Scenario) -> Any:
     run.world.advance(31)
     run.tick().ok()
     return run.run
-
-
-def test_levels_elect_as_many_as_fit_32_places(world: World) -> None:
-    run = Scenario(world).start(rounds_per_epoch=1, min_clients=1)
-    run.train(range(14)).finish_rounds()
-    elected = committee.cooldown_electees(run.run, run.members, 0)
-    assert len(elected) == 10
-    outsider = next(slot for slot in range(14) if slot not in elected)
-    run.attest(outsider, HASHES).refused("NotElected")
-    for slot in elected[:6]:
-        run.attest(slot, HASHES).ok()
-    assert run.run.levels_attested == 0
-    run.attest(elected[6], HASHES).ok()  # 7 of 10
-    assert run.run.levels_attested == 0b111
 
 
 def test_the_owner_may_not_replace_the_model_of_a_running_epoch(cool: Scenario) -> None:

@@ -39,7 +39,9 @@ def test_only_members_of_the_round_itself_can_be_attested(run: Scenario) -> None
     run.by(2, "leave_run").ok()
     run.everyone_witnesses([0, 1], participation=ALL)  # it had delivered before it left
     state = run.run
-    assert (state.rounds[0].attested, state.current.roster) == (ALL, 0b011)
+    assert (state.rounds[0].attested, state.current.roster) == (ALL, ALL)
+    run.everyone_witnesses([0, 1], participation=0b011)
+    assert run.run.current.roster == 0b011
     run.witness(0, participation=ALL).refused("BadParticipation")
     run.witness(0, participation=0b011).ok()
 
@@ -63,7 +65,7 @@ def test_a_health_check_judges_the_round_that_closed_last(run: Scenario) -> None
     slot = run.members.slots[2]
     assert (slot.state, slot.exited_height) == (MemberState.DROPPED, 1)
     run.everyone_witnesses([0, 1])
-    assert run.run.current.roster == 0b011
+    assert (run.run.current.roster, run.run.next_roster) == (0b111, 0b011)
     run.by(0, "health_check", run.names([1])).refused("NotUnhealthy")
 
 

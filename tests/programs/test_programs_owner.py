@@ -22,7 +22,7 @@ def test_a_run_is_created_in_one_transaction(world: World) -> None:
     assert run.join_authority == bytes(scenario.grantor.pubkey())
     assert model.client_version == "v1"
     assert not any(slot.used for slot in scenario.members.slots)
-    assert len(world.data(scenario.accounts["witnesses"])) == 55_960
+    assert len(world.data(scenario.accounts["witnesses"])) == 55_504
 
 
 @pytest.mark.parametrize("run_id", ["", "a\0b", "x" * 32])

@@ -132,7 +132,9 @@ def test_seeds_change_with_the_slot_hash_and_the_previous_seed(world: World) -> 
     assert other.run.current.seed == seeds[0]  # same history, same seed
     other.world.advance(0)
     other.everyone_witnesses()
-    assert other.run.current.seed != seeds[1]
+    assert other.run.current.seed == seeds[1]  # its slot was fixed before
+    other.everyone_witnesses()
+    assert other.run.current.seed != seeds[2]
 
 
 def test_untrained_data_is_trained_again(run: Scenario) -> None:
@@ -166,7 +168,7 @@ def test_a_health_check_drops_whom_nobody_saw(run: Scenario) -> None:
     run.by(0, "health_check", run.names([2])).refused("NotUnhealthy")
     run.by(2, "health_check", run.names([2])).refused("SlotMismatch")
     run.everyone_witnesses([0, 1])  # nobody else is left to attest: the round closes without a grace
-    assert run.run.current.roster == 0b011
+    assert (run.run.current.roster, run.run.next_roster) == (0b111, 0b011)
 
 
 def test_witnesses_that_are_too_few_are_no_evidence(run: Scenario) -> None:
@@ -261,7 +263,7 @@ def test_too_few_members_end_the_epoch(run: Scenario) -> None:
     run.world.advance(6)
     run.tick().ok()
     state = run.run
-    assert (state.exit_reason, state.draining, state.current.roster) == (ExitReason.TOO_FEW_CLIENTS, True, 0b100)
+    assert (state.exit_reason, state.draining, state.next_roster) == (ExitReason.TOO_FEW_CLIENTS, True, 0b100)
 
 
 def test_a_run_that_everybody_left_goes_through_an_empty_drain_round(run: Scenario) -> None:
@@ -269,7 +271,7 @@ def test_a_run_that_everybody_left_goes_through_an_empty_drain_round(run: Scenar
     run.everyone_witnesses([0, 1])
     for index in range(3):
         run.by(index, "leave_run").ok()
-    assert (run.run.current.clients, run.run.draining) == (0, True)
+    assert (run.run.current.elected, run.run.next_roster, run.run.draining) == (0, 0, True)
     run.world.advance(1)
     run.tick().ok()
     assert (run.run.state, [(one.start, one.len) for one in run.backlog]) == (RunState.COOLDOWN, [(0, 48)])

@@ -99,7 +99,7 @@ def test_who_is_dropped_or_leaves_counts_for_what_it_delivered(world: World) -> 
         run.by(index, "leave_run").ok()
     assert run.members.slots[0].state is MemberState.DROPPED
     epoch(run, silent={0: 0, 4: 0})
-    assert weights(run) == {0: 1, 1: 128, 2: 128, 3: 64, 4: 32}
+    assert weights(run) == {0: 1, 1: 128, 2: 128, 3: 80, 4: 32}
 
 
 def test_who_leaves_before_anything_is_due_counts_as_before(run: Scenario) -> None:

@@ -74,7 +74,7 @@ def test_a_minority_that_leaves_after_the_election_does_not_end_the_epoch(world:
     run.witness(4).ok()
     state = run.run
     assert (state.current.height, state.draining, state.exit_reason) == (1, False, ExitReason.NONE)
-    assert (state.current.clients, state.current.elected) == (3, 3)
+    assert (state.current.clients, state.current.elected) == (5, 3)
 
 
 def test_a_silent_witness_stays_in_the_number_that_a_quorum_is_of(world: World) -> None:

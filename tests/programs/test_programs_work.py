@@ -41,6 +41,49 @@ def test_idle_wallets_close_no_rounds_in_no_time_and_make_no_step(world: World, 
     assert {slot.points for slot in run.members.slots} == {0}
 
 
+def test_rounds_without_a_least_time_wait_for_slots_all_the_same(world: World) -> None:
+    """A run whose rounds are short may say so. Idle wallets still close none while the chain stands still, and one in
+    four slots at most when it goes on.
+    """
+    run = Scenario(world).start(min_round_time=0, rounds_per_epoch=50)
+    run.train(IDLE)
+    began = world.slot
+    for _ in range(20):
+        for index in IDLE:
+            _attest_nothing(run, index)
+        run.tick().refused("NothingToTick")
+    assert run.run.current.height == 0
+    while run.run.state.training:
+        height = run.run.current.height
+        for index in IDLE:
+            _attest_nothing(run, index)
+        run.tick()
+        assert run.run.current.height <= height + 1
+        assert 4 * (run.run.current.height - 1) <= world.slot - began
+        world.advance(0, 1)
+    assert (run.run.state, run.run.step) == (RunState.COOLDOWN, 1)
+
+
+def test_a_round_without_a_least_time_ends_when_all_have_attested_it(world: World) -> None:
+    """In the second in which it began, once the slot of the next one's seed is over."""
+    run = Scenario(world).start(min_round_time=0)
+    run.train(IDLE)
+    world.advance(0, run.run.seed_slot + 1 - world.slot)
+    for index in IDLE:
+        assert _attest_nothing(run, index) is None
+    assert (run.run.current.height, run.run.state_started_at) == (1, world.now)
+    for index in IDLE[:2]:
+        assert _attest_nothing(run, index) is None
+    assert next_deadline(run.run) == world.now  # it has a quorum, and no seed for the round that follows
+    run.tick().refused("NothingToTick")
+    world.advance(0, run.run.seed_slot + 1 - world.slot)
+    run.tick().ok()
+    assert run.run.state is RunState.ROUND_WITNESS
+    assert next_deadline(run.run) == world.now + run.run.config.round_witness_time
+    assert _attest_nothing(run, IDLE[2]) is None
+    assert run.run.current.height == 2
+
+
 def test_a_round_lasts_as_long_as_the_config_says(world: World) -> None:
     run = Scenario(world).start(min_round_time=7)
     run.train(IDLE)

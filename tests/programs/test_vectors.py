@@ -44,6 +44,8 @@ def write_round(run: Scenario, rng: random.Random) -> int:
     header["seed"][0] = rng.getrandbits(64)
     header["roster"][0] = bitmap.to_bytes(bitmap.from_slots(slots))
     header["clients"][0] = clients
+    gone = rng.sample(range(256), rng.choice([0, 0, 1, 20, rng.randint(0, 256)]))
+    state["began"][0] = bitmap.to_bytes(bitmap.from_slots({*slots, *gone}))
     header["batch"][0] = rng.choice([0, 1, clients, 65_535, rng.randint(0, 65_535)])
     state["config"]["verification_percent"] = percent
     scale = rng.choice([1, 60, 65_535])
@@ -64,15 +66,16 @@ def test_program_and_client_agree_on_every_round(run: Scenario, seed: int) -> No
     for _ in range(CASES // 4):
         percent = write_round(run, rng)
         header, members = run.run.rounds[0], views.parse_members(run.world.data(run.accounts["members"]))
-        clients = header.clients
+        began = header.began.bit_count()
         expected = program_rules.witness_positions(header)
-        assert padded(inspect(run, 0), clients) == bytes(expected)
-        expected = committee.positions(header.seed, committee.COMMITTEE, clients)
-        assert padded(inspect(run, 1), clients) == bytes(expected)
+        assert padded(inspect(run, 0), began) == bytes(expected)
+        expected = committee.positions(header.seed, committee.COMMITTEE, began)
+        assert padded(inspect(run, 1), began) == bytes(expected)
         shares = assignment.assign(header, members, percent)
-        rows = struct.iter_unpack("<HH", padded(inspect(run, 2), 4 * clients))
-        for slot, (start, length) in zip(header.members, rows, strict=True):
-            assert (start, length) == (shares[slot].start, shares[slot].len), (slot, header)
+        rows = struct.iter_unpack("<HH", padded(inspect(run, 2), 4 * began))
+        for slot, (start, length) in zip(bitmap.slots(header.began), rows, strict=True):
+            share = shares.get(slot)
+            assert (start, length) == (share.start, share.len) if share else not length, (slot, header)
 
 
 def test_every_share_is_fair_and_the_batch_is_whole(run: Scenario) -> None:
@@ -80,7 +83,7 @@ def test_every_share_is_fair_and_the_batch_is_whole(run: Scenario) -> None:
     for _ in range(100):
         write_round(run, rng)
         header = run.run.rounds[0]
-        rows = sorted(struct.iter_unpack("<HH", padded(inspect(run, 2), 4 * header.clients)))
+        rows = sorted(struct.iter_unpack("<HH", padded(inspect(run, 2), 4 * header.began.bit_count())))
         assert sum(length for _, length in rows) == header.batch
         position = 0
         for start, length in rows:

@@ -2,7 +2,8 @@
 
 Decided: it says the same as the program in other words (sequences are sets of numbers, votes are dicts, time is an int)
 and shares no code with it; only the shuffle, the cut into shares and the quorum are those of the client, which
-test_vectors.py compares with the program by themselves. Seeds are the one thing that it is told. It knows as many
+test_vectors.py compares with the program by themselves. Seeds are the one thing that it is told, and which slot it is:
+when a seed is drawn it must know. It knows as many
 members as never fill the slots, and none of the owner's changes of a run's config.
 """
 
@@ -45,7 +46,9 @@ class Transitions:
         self.trained: set[int] = set()
         self.members: list[Seat] = []
         self.laps: list[Lap] = []
-        self.judged = 0
+        self.judged = self.began = self.next_roster = self.proven = 0
+        self.slot, self.seed_slot = 0, 0
+        """The present slot; the one that the next seed waits for, 0 if none does."""
         self.pausing = self.draining = False
         self.cold = True
         self.reason = ExitReason.NONE
@@ -53,7 +56,8 @@ class Transitions:
         self.known = Knowledge((UNKNOWN,) * levels, 0, 0, 0, ModelSource.CHECKPOINT, 0)
         self.durable = Named((UNKNOWN,) * levels, 0, 0)
         self.kept: tuple[Knowledge, int] | None = None
-        self.statements: list[tuple[int, dict[int, bytes]]] = []
+        self.statements: dict[int, dict[int, bytes]] = {}
+        """What is said of each level, by whom."""
 
     # --- questions
 
@@ -120,7 +124,7 @@ class Transitions:
 
     def witnesses(self) -> set[int]:
         """Who may witness the running round: the first in the order who have, or still can."""
-        lap, seated = self.lap, self.lap.voters | self.healthy
+        lap, seated = self.lap, self.lap.roster & (self.lap.voters | self.healthy)
         if lap.elected >= len(lap.members):
             return set(lap.members)
         ordered = lap.ordered(committee.WITNESS)
@@ -130,24 +134,27 @@ class Transitions:
 
     def verifiers(self, lap: Lap) -> list[int]:
         count = committee.verifier_count(len(lap.members), self.config.verification_percent)
-        return lap.ordered(committee.COMMITTEE)[:count]
+        return lap.of_round(committee.COMMITTEE)[:count]
 
     def shares(self, lap: Lap) -> dict[int, range]:
         """The positions of the batch that each member trains."""
-        idle, ordered = set(self.verifiers(lap)), lap.ordered(committee.DATA)
+        idle, ordered = set(self.verifiers(lap)), lap.of_round(committee.DATA)
         weights = [0 if slot in idle else self.members[slot].weight for slot in ordered]
         cut = assignment.cut(lap.size, weights)
         return {slot: range(share.start, share.stop) for slot, share in zip(ordered, cut, strict=True)}
 
     def electees(self, level: int) -> list[int]:
-        """Who is asked for the hash of a level: holders that were healthy when cooldown began."""
+        """Who is asked for the hash of a level: holders that delivered in half of the rounds, gone or not."""
 
-        def held(seat: Seat) -> bool:
-            stood = seat.state is MemberState.HEALTHY or seat.exited > self.lap.height
-            return stood and seat.tier <= level
+        def counts(slot: int) -> bool:
+            seat = self.members[slot]
+            enough = seat.state is not MemberState.HEALTHY or 2 * seat.delivered >= self.judged
+            return enough and bitmap.contains(self.proven, slot) and seat.tier <= level
 
-        ordered = self.lap.ordered(committee.COOLDOWN)
-        return [slot for slot in ordered if held(self.members[slot])][: max(1, MAX_WITNESSES // self.levels)]
+        return [slot for slot in self.lap.ordered(committee.COOLDOWN) if counts(slot)][:MAX_WITNESSES]
+
+    def spoke(self, slot: int) -> bool:
+        return any(slot in told for told in self.statements.values())
 
     # --- members
 
@@ -163,6 +170,9 @@ class Transitions:
             self._exit(seat, MemberState.WITHDRAWN)
 
     def _exit(self, seat: Seat, state: MemberState) -> None:
+        if self.state is not RunState.COOLDOWN:
+            enough = state is not MemberState.EJECTED and 2 * seat.delivered >= self.judged
+            self.proven &= ~(0 if enough else 1 << self._claim(seat.wallet))
         seat.state = state
         seat.exited = (self.lap.height if self.laps else 0) + (self.state is RunState.COOLDOWN)
 
@@ -193,6 +203,23 @@ class Transitions:
             self._end_epoch()
 
     def _tick(self) -> bool:
+        drawn = self._draw()
+        return self._transition() or drawn
+
+    def _fix(self) -> None:
+        """The slot for the next seed: the first of the next four."""
+        self.seed_slot = self.slot // 4 * 4 + 4
+
+    def _draw(self) -> bool:
+        running = self.state is RunState.WARMUP or self.state.training
+        if not running or not 0 < self.seed_slot < self.slot:
+            return False
+        self.seed_slot = 0
+        if self.state is RunState.WARMUP:
+            self.lap.seed = None  # till now it had a name only
+        return True
+
+    def _transition(self) -> bool:
         match self.state:
             case RunState.WAITING_FOR_MEMBERS:
                 return self._tick_waiting()
@@ -219,7 +246,9 @@ class Transitions:
             seat.state, seat.delivered = MemberState.IDLE, 0
             if bitmap.contains(waiting, slot):
                 seat.state, seat.wish, seat.exited, seat.last_epoch = MemberState.HEALTHY, 0, 0, self.epoch
-        self.judged = 0
+        self.judged = self.proven = 0
+        self.began = self.next_roster = waiting
+        self._fix()
         self._weigh([self.members[slot] for slot in bitmap.slots(waiting)])
         if self.known.source is ModelSource.PEERS:
             held = self._held(self.finishers & waiting)
@@ -228,11 +257,11 @@ class Transitions:
                 self.kept = self.known, self.first_untrained
             self._go_back(lost, whole=not held)
         self.epoch_since, self.start_step, self.reason, self.draining = self.now, self.step, ExitReason.NONE, False
-        self.laps = [Lap(0, self.step, waiting, self._elected(waiting))]
+        self.laps = [Lap(0, self.step, waiting, waiting, self._elected(waiting))]
         self._enter(RunState.WARMUP)
 
     def _elected(self, roster: int) -> int:
-        clients = roster.bit_count()
+        clients = (roster & self.healthy).bit_count()
         return min(self.config.witness_nodes or clients, clients, MAX_WITNESSES)
 
     def _weigh(self, seats: list[Seat]) -> None:
@@ -267,14 +296,16 @@ class Transitions:
             self._restore()
             self._enter(RunState.WAITING_FOR_MEMBERS)
             return True
+        if self.seed_slot:
+            return False
         ready = self.lap.ready.bit_count() >= quorum(self.lap.elected)
         if not ready and not self._passed(self.since, self.config.warmup_time):
             return False
         self.laps = []
-        self._start_round(0, self.healthy, 0)
+        self._start_round(0, 0)
         return True
 
-    def _start_round(self, height: int, roster: int, unsettled: int) -> None:
+    def _start_round(self, height: int, unsettled: int) -> None:
         wanted = 0 if self.draining else assignment.batch_size(self.config, self.data_index)
         batch: list[Interval] = []
         for waits in self.intervals()[:REDO]:
@@ -288,7 +319,10 @@ class Transitions:
             data_index = self.data_index - fresh
         else:
             data_index = self.data_index
-        lap = Lap(height, self.step + unsettled, roster, self._elected(roster), batch=tuple(batch))
+        roster, self.next_roster = self.next_roster, self.healthy
+        lap = Lap(height, self.step + unsettled, self.began, roster, self._elected(roster), batch=tuple(batch))
+        if not self.draining:
+            self._fix()
         lap.data_index = data_index
         self.laps.append(lap)
         self._enter(RunState.ROUND_TRAIN)
@@ -298,8 +332,10 @@ class Transitions:
 
     def _tick_round(self) -> bool:
         lap, config = self.lap, self.config
+        if self.seed_slot:
+            return False
         if self.state is RunState.ROUND_TRAIN:
-            if not self._passed(self.since, config.min_round_time):
+            if config.min_round_time and not self._passed(self.since, config.min_round_time):
                 return False
             if len(lap.votes) < lap.elected:
                 enough = len(lap.votes) >= quorum(lap.elected)
@@ -315,10 +351,11 @@ class Transitions:
     def _close(self, lap: Lap) -> None:
         judged, lap.attested = self.judged_by(lap), 0
         if judged is not None:
-            lap.attested, worked = self._settle(lap, judged)
-            if worked:
+            lap.attested, delivered = self._settle(lap, judged)
+            if delivered:
                 self.step += 1
                 self.judged += 1
+                self.proven |= delivered
                 for slot in bitmap.slots(lap.attested):
                     self.members[slot].delivered += 1
                 if self.kept and lap.attested.bit_count() >= quorum(len(lap.members)):
@@ -335,7 +372,7 @@ class Transitions:
             self._cool_down()
             return
         self.draining = over
-        self._start_round(lap.height + 1, self.healthy, unsettled)
+        self._start_round(lap.height + 1, unsettled)
 
     def _exit_reason(self, lap: Lap, unsettled: int) -> ExitReason:
         config, votes = self.config, len(lap.votes)
@@ -350,8 +387,8 @@ class Transitions:
         ]
         return next((reason for reason, holds in reasons if holds), ExitReason.NONE)
 
-    def _settle(self, lap: Lap, judged: Lap) -> tuple[int, bool]:
-        """Who delivered, and whether that is a step. What is missing waits."""
+    def _settle(self, lap: Lap, judged: Lap) -> tuple[int, int]:
+        """Who delivered, and who of them owed anything: if anybody did, it is a step. What is missing waits."""
         found = Counter((slot, result) for vote in lap.votes for slot, result in vote.held.items())
         needed = quorum(lap.elected)
         agreed = bitmap.from_slots({slot for (slot, _), votes in found.items() if votes >= needed}) & judged.roster
@@ -366,7 +403,9 @@ class Transitions:
         done = numbers(judged.batch) - again
         assert not done & self.trained, "a sequence is trained twice"
         self.trained |= done
-        return agreed | idle, bool(agreed & ~idle)
+        if agreed == judged.roster:  # a quorum has something of everybody, also of those who owed nothing
+            return agreed, agreed if judged.batch else 0
+        return agreed | idle, agreed & ~idle
 
     def _put_back(self, intervals: Iterable[Interval]) -> None:
         more = numbers(intervals)
@@ -391,7 +430,7 @@ class Transitions:
             self.known = Knowledge(
                 tuple(hashes), known.attested & ~trained, known.step, known.data_index, known.source, known.lost
             )
-        self.statements = []
+        self.statements = {level: {} for level in range(self.levels)}
         self._enter(RunState.COOLDOWN)
 
     def _record(self, level: int, found: bytes) -> None:
@@ -410,7 +449,7 @@ class Transitions:
             if not self._passed(self.since, self.config.cooldown_time):
                 return False
             for level in range(self.levels):
-                told = [said[level] for _, said in self.statements if level in said]
+                told = list(self.statements[level].values())
                 undisputed = told and len(set(told)) == 1 and 2 * len(told) >= len(self.electees(level))
                 if undisputed and not self.known.attested >> level & 1:
                     self._record(level, told[0])

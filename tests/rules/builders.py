@@ -38,7 +38,12 @@ def config(**given: int) -> Config:
 def header(roster: int, **given: Any) -> Round:
     clients = roster.bit_count()
     values: dict[str, Any] = {field.name: 0 for field in fields(Round)} | {"redo": ()}
-    values |= {"roster": roster, "clients": clients, "elected": program_rules.elected_count(0, clients)}
+    values |= {
+        "roster": roster,
+        "began": roster,
+        "clients": clients,
+        "elected": program_rules.elected_count(0, clients),
+    }
     return Round(**(values | given))
 
 
@@ -48,8 +53,13 @@ def slot(index: int, **given: Any) -> Slot:
     return Slot(**(values | given))
 
 
-def members(slots: dict[int, Slot]) -> Members:
-    return Members(0, 0, tuple(slots.get(index, IDLE_SLOT) for index in range(bitmap.MAX_MEMBERS)))
+def members(slots: dict[int, Slot], **given: Any) -> Members:
+    """These members. All of them have delivered whatever was judged, unless the test says otherwise."""
+    healthy = bitmap.from_slots(index for index, one in slots.items() if one.state is MemberState.HEALTHY)
+    values: dict[str, Any] = {"epoch": 0, "retired_points": 0, "judged": 0, "delivered": (0,) * bitmap.MAX_MEMBERS}
+    values |= {"proven": bitmap.from_slots(slots), "healthy": healthy}
+    values |= {"slots": tuple(slots.get(index, IDLE_SLOT) for index in range(bitmap.MAX_MEMBERS))}
+    return Members(**(values | given))
 
 
 def run(state: RunState, *, rounds: tuple[Round, ...] = (), **given: Any) -> Run:

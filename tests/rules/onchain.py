@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from hashlib import sha256
 from typing import Any
 
 from solders.compute_budget import set_compute_unit_limit
+from solders.hash import Hash
 from solders.instruction import Instruction
 from solders.keypair import Keypair
 from solders.litesvm import LiteSVM
@@ -24,9 +26,10 @@ from aftermath.chain.programs import authorizer_program, coordinator_program
 from aftermath.config.document import parse_config
 from aftermath.programs import AUTHORIZER_SO, COORDINATOR_IDL, COORDINATOR_SO
 from aftermath.rules import bitmap
-from aftermath.rules.accounts import FINGERPRINT_BYTES, Attestation, Interval, LevelAttestation, Members, Model, Run
+from aftermath.rules.accounts import FINGERPRINT_BYTES, Attestation, Interval, Members, Model, Run
 from aftermath.rules.consensus import pack_fingerprints
 from aftermath.rules.deadlines import next_deadline
+from aftermath.rules.state import RunState
 
 START = 1_700_000_000
 RUN_ID = "fixture"
@@ -63,10 +66,13 @@ class Onchain:
         return keypair
 
     def at(self, unix_timestamp: int) -> None:
-        """Set the chain's clock."""
+        """Set the chain's clock; some slots pass, more than a seed is drawn after."""
         clock = self.svm.get_clock()
         clock.unix_timestamp = self.now = unix_timestamp
+        clock.slot += 8
         self.svm.set_clock(clock)
+        passed = range(clock.slot - 1, max(0, clock.slot - 513), -1)
+        self.svm.set_slot_hashes([(slot, Hash(sha256(slot.to_bytes(8, "little")).digest())) for slot in passed])
 
     def ix(self, signer: Keypair) -> CoordinatorInstructions:
         """Instruction builders for a wallet."""
@@ -120,15 +126,15 @@ class Onchain:
         """Let wallets join as {number: (tier, weight)} and go to the first round; slot i is the i-th of them."""
         for number, (tier, weight) in members.items():
             self.join(number, tier=tier, weight=weight)
-        self.tick_at_deadline()
-        self.tick_at_deadline()
+        while self.run.state is not RunState.ROUND_TRAIN:
+            self.tick_at_deadline()
 
     def witness(self, slot: int, results: Mapping[int, bytes]) -> None:
         """Let the member of a slot attest {slot: commitment} of the judged round; its wallet's number is slot + 1."""
         run, wallet = self.run, self.wallet(slot + 1)
         judged = run.round(run.config.judged(run.current.height))
         fingerprints = (
-            pack_fingerprints(results, judged.roster, run.current.seed) if judged else bytes(FINGERPRINT_BYTES)
+            pack_fingerprints(results, judged.roster, run.current.salt) if judged else bytes(FINGERPRINT_BYTES)
         )
         participation = bitmap.from_slots(results)
         metadata = {"step": run.step, "loss_milli": 2500, "tokens_per_sec": 100, "bytes_per_sec": 1000}
@@ -176,7 +182,7 @@ class Onchain:
         offset, length = views.witnesses_backlog_range()
         return views.parse_backlog(self.data(self.addresses.witnesses)[offset : offset + length])
 
-    def cooldown(self) -> tuple[LevelAttestation, ...]:
+    def cooldown(self) -> tuple[dict[int, bytes], ...]:
         offset, length = views.witnesses_cooldown_range()
         return views.parse_cooldown(self.data(self.addresses.witnesses)[offset : offset + length])
 

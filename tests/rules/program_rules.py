@@ -17,8 +17,8 @@ def elected_count(witness_nodes: int, clients: int) -> int:
 
 
 def witness_positions(header: Round) -> list[int]:
-    """The place of each rank in the order of the witnesses."""
-    return positions(header.seed, WITNESS, header.clients)
+    """The place in the order of the witnesses of each of those who began the epoch, by rank."""
+    return positions(header.seed, WITNESS, header.began.bit_count())
 
 
 def attested_mask(attesting: Round, attestations: Iterable[Attestation], judged: Round, idle: int) -> int:

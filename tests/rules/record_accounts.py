@@ -67,7 +67,7 @@ def witness_round(chain: Onchain, missing: int) -> None:
 def epoch(chain: Onchain) -> None:
     """Six rounds with failures, then the level hashes that the members report."""
     while chain.run.state is not RunState.COOLDOWN:
-        witness_round(chain, missing=chain.run.current.height % 5)
+        witness_round(chain, missing=(chain.run.current.height + 1) % 5)
     for slot in healthy(chain):
         wallet, tier = chain.wallet(slot + 1), chain.members.slots[slot].tier
         hashes = {level: bytes([level + 1, chain.run.epoch]) * 16 for level in range(tier, 3)}
@@ -95,8 +95,8 @@ def record() -> dict[str, bytes]:
         chain.join(number, tier=number % 3, weight=number)
     if chain.run.state is RunState.COOLDOWN:
         chain.tick_at_deadline()
-    chain.tick_at_deadline()
-    chain.tick_at_deadline()
+    while chain.run.state is not RunState.ROUND_TRAIN:
+        chain.tick_at_deadline()
     leaver = chain.wallet(2)
     chain.send(leaver, chain.ix(leaver).leave_run(RUN_ID, chain.run.place))
     epoch(chain)

@@ -87,7 +87,7 @@ def test_wrong_sizes_and_discriminators_are_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "field", "value", "said"),
     [
-        ("run", "version", b"\x01", "layout version 1, this client reads version 7"),
+        ("run", "version", b"\x01", "layout version 1, this client reads version 8"),
         ("model", "version", b"\x00", "layout version 0"),
         ("run", "state", b"\x08", "state that this client does not know"),
         ("run", "exit_reason", b"\xff", "exit_reason"),
@@ -96,7 +96,6 @@ def test_wrong_sizes_and_discriminators_are_refused(name: str) -> None:
         ("run", "run_id", b"\xff\xfe", "run_id"),
         ("model", "tiers", b"\x09", "tiers is 9"),
         ("model", "client_version", b"\xc3\x28", "client_version"),
-        ("witnesses", "cooldown_count", b"\x21", "cooldown_count is 33"),
     ],
 )
 def test_values_the_program_never_writes_are_refused(name: str, field: str, value: bytes, said: str) -> None:

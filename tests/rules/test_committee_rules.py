@@ -72,7 +72,7 @@ def test_witnesses_are_distinct_members_and_as_many_as_elected(seed: int, roster
     elected = committee.witnesses(round_, roster)
     assert len(set(elected)) == len(elected) == min(witness_nodes or 32, clients, 32)
     assert all(bitmap.contains(roster, slot) for slot in elected)
-    positions = dict(zip(round_.members, program_rules.witness_positions(round_), strict=True))
+    positions = {slot: place for place, slot in enumerate(committee.ordered(round_, committee.WITNESS))}
     assert [positions[slot] for slot in elected] == list(range(len(elected)))
 
 
@@ -95,6 +95,16 @@ def test_who_leaves_makes_room_for_the_next_and_a_vote_does_not(
             healthy &= ~(1 << data.draw(st.sampled_from(list(bitmap.slots(healthy)))))
 
 
+@given(U64, ROSTERS, ROSTERS, st.integers(0, 100))
+def test_who_has_gone_moves_nobody_else(seed: int, began: int, stayed: int, percent: int) -> None:
+    """Among those who stay, each order is the one of those who began."""
+    whole, left = header(began, seed=seed), header(began & stayed, began=began, seed=seed)
+    before = [slot for slot in committee.roles(whole, percent) if bitmap.contains(stayed, slot)]
+    assert list(committee.roles(left, percent)) == before
+    in_order = [slot for slot in committee.ordered(whole, committee.WITNESS) if bitmap.contains(stayed, slot)]
+    assert list(committee.witnesses(left, began)) == in_order[: left.elected]
+
+
 def test_somebody_outside_the_roster_is_no_witness() -> None:
     round_ = header(0b1011)
     assert set(committee.witnesses(round_, 2**256 - 1)) == {0, 1, 3}
@@ -110,23 +120,29 @@ def test_somebody_always_trains(seed: int, roster: int, percent: int) -> None:
 
 
 @given(U64, st.sets(st.integers(0, 255), min_size=1, max_size=60), st.integers(1, 8), st.data())
-def test_cooldown_reporters_hold_the_level_and_are_healthy(
+def test_a_committee_holds_its_level_and_has_delivered(
     seed: int, present: set[int], levels: int, data: st.DataObject
 ) -> None:
+    """In half of the rounds, or until it went; and somebody's going in cooldown changes nothing."""
     tiers = {index: data.draw(st.integers(0, levels - 1)) for index in present}
     gone = data.draw(st.sets(st.sampled_from(sorted(present))))
+    proven = data.draw(st.sets(st.sampled_from(sorted(present))))
+    delivered = data.draw(st.lists(st.integers(0, 5), min_size=256, max_size=256))
     table = members(
         {
             index: slot(index, tier=tiers[index], state=MemberState.DROPPED if index in gone else MemberState.HEALTHY)
             for index in present
-        }
+        },
+        judged=5,
+        delivered=tuple(delivered),
+        proven=bitmap.from_slots(proven),
     )
     cooldown = run(RunState.COOLDOWN, rounds=(header(bitmap.from_slots(present), seed=seed),), levels=levels)
     for level in range(levels):
-        holders = {index for index in present - gone if tiers[index] <= level}
+        holders = {index for index in proven if tiers[index] <= level and (index in gone or delivered[index] >= 3)}
         electees = committee.cooldown_electees(cooldown, table, level)
         assert set(electees) <= holders
-        assert len(electees) == min(len(holders), 32 // levels)
+        assert len(electees) == min(len(holders), 32)
     for index in present:
         owed = committee.levels_to_attest(cooldown, table, index)
         assert list(owed) == sorted(owed)

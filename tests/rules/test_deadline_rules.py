@@ -37,6 +37,25 @@ def test_each_state_waits_for_its_own_time(state: RunState, wait: int) -> None:
     assert deadlines.next_deadline(run(state, config=TIMES, state_started_at=1000)) == 1000 + wait
 
 
+@pytest.mark.parametrize(
+    ("state", "drawn_by"), [(RunState.WARMUP, 1), (RunState.ROUND_TRAIN, 30), (RunState.COOLDOWN, 20)]
+)
+def test_a_seed_that_nobody_has_drawn_is_due_before_what_it_holds_up(state: RunState, drawn_by: int) -> None:
+    """The warm-up's witnesses wait for theirs; a round's is mostly drawn by an attestation."""
+    waits = run(state, config=TIMES, state_started_at=1000, seed_slot=8)
+    assert deadlines.next_deadline(waits) == 1000 + drawn_by
+    long = replace(waits, config=replace(TIMES, max_round_train_time=3000, warmup_time=3000))
+    assert deadlines.next_deadline(long) == 1000 + (60 if state is RunState.ROUND_TRAIN else drawn_by)
+
+
+@pytest.mark.parametrize(("least", "attestations", "wait"), [(7, 1, 30), (7, 2, 7), (1, 2, 1), (0, 1, 30), (0, 2, 0)])
+def test_a_round_with_a_quorum_waits_for_its_least_time(least: int, attestations: int, wait: int) -> None:
+    times = replace(TIMES, min_round_time=least)
+    rounds = (header(0b111, attestations=attestations),)
+    trains = run(RunState.ROUND_TRAIN, config=times, rounds=rounds, state_started_at=1000)
+    assert deadlines.next_deadline(trains) == 1000 + wait
+
+
 @pytest.mark.parametrize("state", [RunState.UNINITIALIZED, RunState.PAUSED, RunState.FINISHED])
 def test_a_halted_run_has_no_deadline(state: RunState) -> None:
     assert deadlines.next_deadline(run(state, config=TIMES)) is None

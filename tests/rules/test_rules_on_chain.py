@@ -16,7 +16,7 @@ from aftermath.chain import views
 from aftermath.config.document import RunConfig
 from aftermath.rules import assignment, bitmap, committee, consensus
 from aftermath.rules.deadlines import next_deadline
-from aftermath.rules.state import MemberState, RunState
+from aftermath.rules.state import RunState
 from config.config_cases import RULES, SEED, changed
 from rules import backlog, program_rules
 from rules.backlog import Backlog
@@ -61,21 +61,24 @@ def test_shuffles_committees_and_shares_are_the_programs(chain: Onchain, seed: i
         clients = rng.choice([1, 2, 3, rng.randint(1, 256), 256])
         roster = bitmap.from_slots(rng.sample(range(256), clients))
         percent, batch = rng.choice([0, 10, 50, 100, rng.randint(0, 100)]), rng.choice([0, 1, clients, 65535])
-        round_ = header(roster, seed=rng.getrandbits(64), batch=batch)
+        began = roster | bitmap.from_slots(rng.sample(range(256), rng.choice([0, 1, 20])))
+        round_ = header(roster, began=began, seed=rng.getrandbits(64), batch=batch)
         rounds = np.zeros(4, run_layout.dtype["rounds"].base)
         rounds[2] = _round_record(rounds[2], round_)
         config = np.zeros(1, run_layout.dtype["config"])[0]
         config["verification_percent"] = percent
-        overwrite(chain, run_layout, chain.addresses.run, rounds=rounds, config=config)
+        written = {"rounds": rounds, "config": config, "began": bitmap.to_bytes(began)}
+        overwrite(chain, run_layout, chain.addresses.run, **written)
         slots = np.zeros(256, members_layout.dtype["slots"].base)
         slots["weight"] = [rng.choice([1, 7, 65535, rng.randint(1, 65535)]) for _ in range(256)]
         overwrite(chain, members_layout, chain.addresses.members, slots=slots)
         assert list(chain.inspect(0, 2)) == program_rules.witness_positions(round_)
         positions = list(chain.inspect(1, 2))
-        assert positions == committee.positions(round_.seed, committee.COMMITTEE, clients)
+        assert positions == committee.positions(round_.seed, committee.COMMITTEE, began.bit_count())
         shares = assignment.assign(round_, chain.members, percent)
-        returned = list(struct.iter_unpack("<HH", chain.inspect(2, 2)))
-        assert returned == [(shares[slot].start, shares[slot].len) for slot in round_.members]
+        rows = zip(bitmap.slots(began), struct.iter_unpack("<HH", chain.inspect(2, 2)), strict=True)
+        returned = {slot: row for slot, row in rows if bitmap.contains(roster, slot)}
+        assert returned == {slot: (share.start, share.len) for slot, share in shares.items()}
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -88,18 +91,18 @@ def test_witnesses_of_a_round_that_members_leave_are_the_programs(chain: Onchain
         slots_of_round = rng.sample(range(256), clients)
         elected = program_rules.elected_count(rng.choice([0, 1, 2, rng.randint(1, 32)]), clients)
         attested = bitmap.from_slots(rng.sample(slots_of_round, rng.randint(0, min(elected, clients))))
-        round_ = header(bitmap.from_slots(slots_of_round), seed=rng.getrandbits(64), elected=elected, attested=attested)
+        roster = bitmap.from_slots(slots_of_round)
+        began = roster | bitmap.from_slots(rng.sample(range(256), rng.choice([0, 1, 20])))
+        round_ = header(roster, began=began, seed=rng.getrandbits(64), elected=elected, attested=attested)
         rounds = np.zeros(4, run_layout.dtype["rounds"].base)
         rounds[1] = _round_record(rounds[1], round_)
         rounds[1]["attested"] = bitmap.to_bytes(attested)
-        overwrite(chain, run_layout, chain.addresses.run, rounds=rounds)
-        slots = np.zeros(256, members_layout.dtype["slots"].base)
-        slots["used"] = 1
-        slots["state"] = [rng.choice(list(MemberState) + [MemberState.HEALTHY] * 5) for _ in range(256)]
-        overwrite(chain, members_layout, chain.addresses.members, slots=slots)
-        expected = committee.witnesses(round_, chain.members.mask(MemberState.HEALTHY))
-        seated = chain.inspect(3, 1).ljust(clients, b"\0")
-        assert [slot for slot, one in zip(round_.members, seated, strict=True) if one] == sorted(expected)
+        overwrite(chain, run_layout, chain.addresses.run, rounds=rounds, began=bitmap.to_bytes(began))
+        healthy = bitmap.to_bytes(bitmap.from_slots(slot for slot in range(256) if rng.random() < 0.6))
+        overwrite(chain, members_layout, chain.addresses.members, healthy=healthy)
+        expected = committee.witnesses(round_, chain.members.healthy)
+        seated = chain.inspect(3, 1).ljust(began.bit_count(), b"\0")
+        assert [slot for slot, one in zip(bitmap.slots(began), seated, strict=True) if one] == sorted(expected)
 
 
 def _round_record(record: Any, round_: Any) -> Any:
@@ -162,9 +165,9 @@ def _attest(chain: Onchain, rng: random.Random, witness: int, roster: int) -> An
         for slot in bitmap.slots(roster)
         if rng.random() < 0.9
     }
-    seed = chain.run.current.seed
+    salt = chain.run.current.salt
     chain.witness(witness, results)
-    packed = consensus.pack_fingerprints(results, roster, seed) if roster else bytes(320)
+    packed = consensus.pack_fingerprints(results, roster, salt) if roster else bytes(320)
     return views.Attestation(witness, bitmap.from_slots(results), packed)
 
 
@@ -235,6 +238,9 @@ def test_a_tick_is_refused_before_the_deadline_and_works_at_it(chain: Onchain) -
     chain.configure(SEED, min_clients=1, init_min_clients=1)
     chain.join(1)
     for expected in (RunState.WARMUP, RunState.ROUND_TRAIN, RunState.ROUND_WITNESS, RunState.COOLDOWN):
+        if not chain.run.seed_is_drawn:  # whoever comes first draws it
+            chain.at(chain.now)
+            chain.tick()
         deadline = next_deadline(chain.run, chain.members)
         assert deadline is not None
         chain.at(deadline - 1)
@@ -247,28 +253,41 @@ def test_a_tick_is_refused_before_the_deadline_and_works_at_it(chain: Onchain) -
     assert chain.run.state is RunState.WAITING_FOR_MEMBERS
 
 
-def test_cooldown_reporters_are_the_programs(chain: Onchain) -> None:
-    """Everybody claims every level it holds; the program keeps exactly the levels each is elected for."""
-    chain.configure(SEED, min_clients=1, init_min_clients=24, witness_nodes=1, rounds_per_epoch=1)
-    chain.begin({number: (number % 3, 1) for number in range(1, 25)})
+def test_the_committees_of_levels_are_the_programs(chain: Onchain) -> None:
+    """Members deliver or not, as it comes, and some leave; everybody claims every level, and the program stores each
+    claim in the place that it has in the committee of the level, if it has one.
+    """
+    rng = random.Random(7)
+    chain.configure(SEED, min_clients=1, init_min_clients=40, witness_nodes=1, rounds_per_epoch=9)
+    chain.begin({number: (number % 3, 1) for number in range(1, 41)})
     while chain.run.state is not RunState.COOLDOWN:
-        chain.tick_at_deadline()
+        run = chain.run
+        judged = run.round(run.config.judged(run.current.height))
+        (witness,) = committee.witnesses(run.current, chain.members.healthy)
+        chain.at(chain.now + 1)
+        heard = [slot for slot in bitmap.slots(judged.roster if judged else 0) if rng.random() < (slot + 1) / 40]
+        chain.witness(witness, dict.fromkeys(heard, bytes(32)))
+        if rng.random() < 0.3 and run.current.height and chain.run.state.training:
+            wallet = chain.wallet(rng.choice(list(bitmap.slots(chain.members.healthy))) + 1)
+            chain.send(wallet, chain.ix(wallet).leave_run(RUN_ID, chain.run.place))
     run, members = chain.run, chain.members
-    for slot in range(24):
+    committees = [committee.cooldown_electees(run, members, level) for level in range(3)]
+    assert 0 < len(committees[0]) < len(committees[2]) < 40
+    expected: list[dict[int, bytes]] = [{} for _ in range(8)]
+    for slot in bitmap.slots(members.healthy):
         owed = committee.levels_to_attest(run, members, slot)
-        hashes = {level: bytes([level + 1]) * 32 for level in range(members.slots[slot].tier, 3)}
         wallet = chain.wallet(slot + 1)
-        instruction = chain.ix(wallet).attest(RUN_ID, slot, run.place, hashes)
+        instruction = chain.ix(wallet).attest(
+            RUN_ID, slot, run.place, {level: bytes([slot, 1]) * 16 for level in range(3)}
+        )
         if not owed:
             with pytest.raises(Refused, match="NotElected"):
                 chain.send(wallet, instruction)
             continue
         chain.send(wallet, instruction)
-        assert chain.cooldown()[-1].slot == slot
-        assert tuple(chain.cooldown()[-1].hashes) == owed
-    assert chain.run.levels_attested == 0b111
-    assert chain.run.level_hashes == tuple(bytes([level + 1]) * 32 for level in range(3))
-    assert members.mask(MemberState.HEALTHY) == (1 << 24) - 1
+        for level in owed:
+            expected[level][committees[level].index(slot)] = bytes([slot, 1]) * 16
+        assert chain.cooldown() == tuple(expected)
 
 
 @pytest.mark.parametrize(("name", "pattern", "replacement", "line"), RULES)

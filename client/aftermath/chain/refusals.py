@@ -112,7 +112,6 @@ _REASONS = {
     "StaleHeight": Refusal.TOO_LATE,
     "NothingToTick": Refusal.TOO_LATE,
     "NotElected": Refusal.NOT_ELECTED,
-    "CooldownFull": Refusal.NOT_ELECTED,
     "SlotMismatch": Refusal.NOT_ELECTED,
     "NotAMember": Refusal.NOT_A_MEMBER,
     "RunHalted": Refusal.HALTED,

@@ -26,7 +26,6 @@ from aftermath.rules.accounts import (
     Config,
     DataLocation,
     Interval,
-    LevelAttestation,
     LrSchedule,
     Members,
     Metadata,
@@ -38,7 +37,7 @@ from aftermath.rules.accounts import (
     Slot,
 )
 
-VERSION = 7
+VERSION = 8
 
 _Row = TypeVar("_Row")
 _Convert = Callable[[Any], Any]
@@ -70,11 +69,12 @@ def parse_run(data: bytes) -> Run:
     _check_version(int(record["version"][0]))
     levels = _at_most(int(record["levels"][0]), MAX_LEVELS, "levels")
     _at_most(int(record["head"][0]), STORED_ROUNDS - 1, "head")
+    began = [bitmap.from_bytes(record["began"][0].tobytes())] * STORED_ROUNDS
     return _one(
         Run,
         record,
         config=_one(Config, record["config"]),
-        rounds=tuple(_rows(Round, record["rounds"][0], redo=_redone(record["rounds"][0]))),
+        rounds=tuple(_rows(Round, record["rounds"][0], redo=_redone(record["rounds"][0]), began=began)),
         level_hashes=tuple(record["level_hashes"][0, :levels].tolist()),
     )
 
@@ -115,7 +115,13 @@ def parse_members(data: bytes) -> Members:
     _at_most(int(wish.max()), _BARRED, "pending")
     wishes = {"pending": _WAITS, "removed": _REMOVED, "barred": _BARRED}
     known = {name: (wish == value).tolist() for name, value in wishes.items()}
-    return _one(Members, record, slots=tuple(_rows(Slot, slots, **known)))
+    return _one(Members, record, delivered=_counts(record["delivered"][0]), slots=tuple(_rows(Slot, slots, **known)))
+
+
+def _counts(planes: np.ndarray[Any, Any]) -> tuple[int, ...]:
+    """What each slot counts: bit i of that is in bitmap i."""
+    bits = np.unpackbits(planes.view(np.uint8).reshape(len(planes), -1), axis=1, bitorder="little").astype(np.int64)
+    return tuple((bits << np.arange(len(planes))[:, None]).sum(axis=0).tolist())
 
 
 def _recorded(array: np.ndarray[Any, Any], tiers: int) -> list[Recorded]:
@@ -152,24 +158,20 @@ def parse_backlog(data: bytes) -> tuple[Interval, ...]:
 
 
 def witnesses_cooldown_range() -> tuple[int, int]:
-    """(offset, length) of the cooldown's level attestations and their count, for an RPC data slice."""
+    """(offset, length) of what the committees state at cooldown, for an RPC data slice."""
     account = witnesses_account()
-    start = account.offset("cooldown")
-    return start, account.offset("cooldown_count") + 1 - start
+    return account.offset("cooldown"), MAX_LEVELS * MAX_WITNESSES * _HASH_BYTES
 
 
-def parse_cooldown(data: bytes) -> tuple[LevelAttestation, ...]:
-    """The level attestations in a slice taken by `witnesses_cooldown_range`. Raises AccountError on another size."""
-    dtype = witnesses_account().field("cooldown")
+def parse_cooldown(data: bytes) -> tuple[dict[int, bytes], ...]:
+    """What the committee of each level has stated, by the place in it (`committee.cooldown_electees`), in a slice taken
+    by `witnesses_cooldown_range`. Raises AccountError on another size.
+    """
     if len(data) != witnesses_cooldown_range()[1]:
         raise AccountError("the RPC returned another slice of the Witnesses account than the one asked for")
-    rows = _slice(data, dtype, _at_most(data[-1], MAX_WITNESSES, "cooldown_count"))
-    return tuple(
-        LevelAttestation(slot, {level: digest for level, digest in enumerate(hashes) if mask >> level & 1})
-        for slot, mask, hashes in zip(
-            rows["slot"].tolist(), rows["mask"].tolist(), rows["hashes"].tolist(), strict=True
-        )
-    )
+    hashes = [data[start : start + _HASH_BYTES] for start in range(0, len(data), _HASH_BYTES)]
+    levels = [hashes[MAX_WITNESSES * level : MAX_WITNESSES * (level + 1)] for level in range(MAX_LEVELS)]
+    return tuple({place: digest for place, digest in enumerate(stated) if any(digest)} for stated in levels)
 
 
 def _slice(data: bytes, dtype: np.dtype[Any], count: int) -> np.ndarray[Any, Any]:
@@ -196,6 +198,7 @@ def _text(data: bytes) -> str:
     return data.rstrip(b"\0").decode("utf-8")
 
 
+_HASH_BYTES = 32
 _WAITS, _REMOVED, _BARRED = 1, 2, 3
 """What a slot's `pending` says besides 0."""
 _MEMBER_STATES = {member.value: member for member in state.MemberState}
@@ -209,6 +212,8 @@ _CONVERTERS: dict[type, dict[str, _Convert]] = {
         "cold_start": bool,
         "draining": bool,
         "finishers": bitmap.from_bytes,
+        "began": bitmap.from_bytes,
+        "next_roster": bitmap.from_bytes,
     },
     Round: {"roster": bitmap.from_bytes, "attested": bitmap.from_bytes},
     Metadata: {"name": _text, "description": _text},
@@ -222,6 +227,7 @@ _CONVERTERS: dict[type, dict[str, _Convert]] = {
         "inner_optimizer": state.InnerOptimizer,
         "divisor": state.Divisor,
     },
+    Members: {"proven": bitmap.from_bytes, "healthy": bitmap.from_bytes},
     Slot: {"state": _MEMBER_STATES.__getitem__, "used": bool},
     Attestation: {"participation": bitmap.from_bytes},
 }

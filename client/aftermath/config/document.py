@@ -36,7 +36,7 @@ _DATA_TYPES = {"Pretraining": DataType.PRETRAINING, "Finetuning": DataType.FINET
 
 
 class RunRules(Table):
-    """`[config]`: the clock, the quorum and the batch of a run. Times in seconds."""
+    """`[config]`: the clock, the quorum and the batch of a run. Times in seconds; a `min_round_time` of 0 is none."""
 
     warmup_time: U64
     cooldown_time: U64

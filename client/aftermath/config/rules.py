@@ -71,7 +71,7 @@ def _config(config: Mapping[str, Any]) -> _Broken:
         (
             "MinRoundTimeInvalid",
             "min_round_time",
-            config["min_round_time"] == 0 or 0 < config["max_round_train_time"] < config["min_round_time"],
+            0 < config["max_round_train_time"] < config["min_round_time"],
         ),
         ("RoundWitnessTimeZero", "round_witness_time", config["round_witness_time"] == 0),
         ("ExtraTimeZero", "waiting_for_members_extra_time", config["waiting_for_members_extra_time"] == 0),

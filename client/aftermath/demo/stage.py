@@ -13,6 +13,8 @@ from aftermath.demo.processes import Process, wait_for
 from aftermath.localnet.free_ports import free_ports
 
 REPOSITORY = Path(__file__).resolve().parents[3]
+SLOT_MS = 50
+"""An eighth of mainnet's: a round lasts until the slot of the next one's seed is over, which is four slots later."""
 
 
 def member_name(tier: int) -> str:
@@ -45,7 +47,7 @@ def start_chain(places: Places, engine: str) -> tuple[Process, Commands]:
     """The local network, ready to answer."""
     port = free_ports("127.0.0.1", 2)  # Solana's websocket is at the RPC's port plus one
     rpc = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "aftermath.cli.main", "localnet", "--engine", engine]
+    command = [sys.executable, "-m", "aftermath.cli.main", "localnet", "--engine", engine, "--slot-ms", str(SLOT_MS)]
     chain = Process("localnet", [*command, "--port", str(port), "--ledger", str(places.ledger)], places.log("localnet"))
     wait_for("the local network", lambda: healthy(rpc), 90, chain)
     return chain, Commands(places, rpc, f"ws://127.0.0.1:{port + 1}")

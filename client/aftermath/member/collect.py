@@ -40,17 +40,17 @@ class Collector:
         self._complaints = Complaints(_log)
 
     async def collect(
-        self, height: int, seed: int, accepted: Mapping[int, Fingerprint], vouched: Mapping[int, frozenset[int]]
+        self, height: int, salt: int, accepted: Mapping[int, Fingerprint], vouched: Mapping[int, frozenset[int]]
     ) -> list[Candidate]:
         """The accepted results in slot order; waits until all of them that concerns us is here: by level those vouched
         for.
 
-        `seed` is that of the attesting round. Raises Desync when the chain no longer stores the round and something is
+        `salt` is that of the attesting round. Raises Desync when the chain no longer stores the round and something is
         still missing.
         """
         asked, give_up = float("-inf"), float("inf")
         while True:
-            found = {slot: self._matching(height, seed, slot, seen) for slot, seen in sorted(accepted.items())}
+            found = {slot: self._matching(height, salt, slot, seen) for slot, seen in sorted(accepted.items())}
             here = [c for c in found.values() if c is not None and not _lacking(c, self._results, vouched)]
             if len(here) == len(accepted):
                 return here
@@ -61,7 +61,7 @@ class Collector:
             unheard = {slot: accepted[slot] for slot, candidate in found.items() if candidate is None}
             if unheard and now >= asked:
                 asked = now + ASK_EVERY
-                await self.ask(height, unheard, lambda said: matches(accepted[said.slot], said.digest, seed))
+                await self.ask(height, unheard, lambda said: matches(accepted[said.slot], said.digest, salt))
                 continue
             await first_of(
                 self._results.changed.wait(), self._ports.feed.after(run.seq), self._ports.clock.sleep(ASK_EVERY)
@@ -73,9 +73,9 @@ class Collector:
             return run.current.height > height + STORED_ROUNDS
         return run.epoch != self._epoch + 1 or run.active
 
-    def _matching(self, height: int, seed: int, slot: int, accepted: Fingerprint) -> Candidate | None:
+    def _matching(self, height: int, salt: int, slot: int, accepted: Fingerprint) -> Candidate | None:
         candidates = self._results.candidates(height, slot)
-        return next((c for c in candidates if matches(accepted, c.digest, seed)), None)
+        return next((c for c in candidates if matches(accepted, c.digest, salt)), None)
 
     def by_level(
         self, candidates: Collection[Candidate], vouched: Mapping[int, frozenset[int]]

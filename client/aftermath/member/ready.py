@@ -66,10 +66,10 @@ async def _witness(ports: Ports, readiness: Readiness, run: Run, slot: int) -> N
     patient_until = ports.clock.monotonic() + _PATIENCE
     while not duty.refused and not warmup_over(run, now := ports.feed.run):
         members = ports.feed.members
-        elected = slot in witnesses(now.current, members.mask(MemberState.HEALTHY))
+        elected = now.seed_is_drawn and slot in witnesses(now.current, members.mask(MemberState.HEALTHY))
         impatient = ports.clock.monotonic() >= patient_until
         if elected and duty.due and _all_ready(ports, readiness, run, members, impatient):
-            reported = await duty.fulfil(lambda: ports.coordinator.warmup_witness(slot, run.place))
+            reported = await duty.fulfil(lambda: ports.coordinator.warmup_witness(slot, now.place))
             if reported or bitmap.contains(ports.feed.run.current.attested, slot):
                 return
         await first_of(readiness.changed.wait(), ports.feed.after(now.seq), ports.clock.sleep(_LOOK_AGAIN))

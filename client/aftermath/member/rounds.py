@@ -239,7 +239,7 @@ class Rounds:
             self._start(self._collector.ask(done.height, others, lambda _: False))
         slots = (self._members or self._ports.feed.members).slots
         levels = vouched(accepted, attestations, done.roster, slots, self._role.levels)
-        results = await self._collect(done.height, attesting.seed, accepted, levels)
+        results = await self._collect(done.height, attesting.salt, accepted, levels)
         self._tell_what_is_left_out(done.height, results, levels)
         votes = self._collector.by_level(results, levels)
         waited = self._ports.clock.monotonic() - started
@@ -278,7 +278,7 @@ class Rounds:
                 self._ports.events.emit(kinds.Refused(height=height, slot=slot, why=why))
 
     async def _collect(
-        self, height: int, seed: int, accepted: Mapping[int, Fingerprint], vouched: Mapping[int, frozenset[int]]
+        self, height: int, salt: int, accepted: Mapping[int, Fingerprint], vouched: Mapping[int, frozenset[int]]
     ) -> list[Candidate]:
         """The accepted results of a round. Desync if they are not here a round's time after the epoch has ended.
 
@@ -290,7 +290,7 @@ class Rounds:
             await self._ports.clock.sleep(self._rules.max_round_train_time)
             raise Desync(f"the epoch is over and results of round {height} could not be had from any peer")
 
-        return await first_of(self._collector.collect(height, seed, accepted, vouched), give_up())
+        return await first_of(self._collector.collect(height, salt, accepted, vouched), give_up())
 
     # --- training -----------------------------------------------------------------------------------------------
 

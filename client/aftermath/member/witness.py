@@ -147,7 +147,7 @@ class WitnessDuty:
                 self._slot,
                 Place(self._plan.epoch, header.height, header.seed),
                 bitmap.from_slots(held),
-                pack_fingerprints(held, roster, header.seed),
+                pack_fingerprints(held, roster, header.salt),
                 step=header.step,
                 loss=self.loss,
                 tokens_per_sec=self.tokens_per_sec,

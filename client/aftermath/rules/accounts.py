@@ -99,10 +99,13 @@ class Place(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Round:
     """The header of a round. The positions of its batch are the sequences of `redo`, in order, then fresh ones from
-    `data_index` on.
+    `data_index` on. `began`: the members that began its epoch, of whom all its orders are; `roster`: those in the
+    round, fixed when the one before it began. `salt` is what the fingerprints are made with that are attested in it.
     """
 
     seed: int
+    salt: int
+    began: int
     data_index: int
     height: int
     step: int
@@ -134,7 +137,8 @@ class Round:
 @dataclass(frozen=True, slots=True)
 class Run:
     """The account that changes at every transition, and to subscribe to. Times are unix seconds of the chain;
-    `backlog` is how many sequences wait to be trained again.
+    `backlog` is how many sequences wait to be trained again. The next round's seed is drawn from the hash of the slot
+    `seed_slot`, which is 0 once that is done.
     """
 
     version: int
@@ -165,13 +169,22 @@ class Run:
     attested_step: int
     attested_data_index: int
     lost_sequences: int
+    seed_slot: int
+    next_seed: int
     earning_rate: int
     slashing_rate: int
     future_earning_rate: int
     future_slashing_rate: int
     rounds: tuple[Round, ...]
     finishers: int
+    began: int
+    next_roster: int
     level_hashes: tuple[bytes, ...]
+
+    @property
+    def seed_is_drawn(self) -> bool:
+        """Nothing waits for a slot; in warm-up, the witnesses are known."""
+        return self.seed_slot == 0
 
     @property
     def active(self) -> bool:
@@ -408,10 +421,17 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """All 256 slots, used or not."""
+    """All 256 slots, used or not. `judged` counts the rounds of the epoch that were steps, `delivered` for each slot in
+    how many of them it delivered all it owed; `proven` are those who owed something then, or had delivered in half of
+    the rounds when they left.
+    """
 
     epoch: int
     retired_points: int
+    judged: int
+    delivered: tuple[int, ...]
+    proven: int
+    healthy: int
     slots: tuple[Slot, ...]
 
     def find(self, signer: bytes) -> int | None:
@@ -440,11 +460,3 @@ class Attestation:
     slot: int
     participation: int
     fingerprints: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class LevelAttestation:
-    """The level hashes one member reported at cooldown."""
-
-    slot: int
-    hashes: dict[int, bytes]

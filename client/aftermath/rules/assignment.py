@@ -27,9 +27,8 @@ class PositionInterval(NamedTuple):
 
 def assign(header: Round, members: Members, verification_percent: int) -> dict[int, PositionInterval]:
     """The share of every slot of the roster, in shuffle order; verifiers and very small weights get an empty one."""
-    roster = header.members
     roles = committee.roles(header, verification_percent)
-    ordered = [roster[rank] for rank in committee.order(header.seed, committee.DATA, len(roster))]
+    ordered = [slot for slot in committee.ordered(header, committee.DATA) if slot in roles]
     weights = [members.slots[slot].weight if roles[slot] is Committee.TRAINER else 0 for slot in ordered]
     return dict(zip(ordered, cut(header.batch, weights), strict=True))
 

@@ -2,8 +2,8 @@
 
 Decided: Fisher-Yates over ranks driven by a 64-bit LCG (Knuth's MMIX constants), taking the *high* half of the state
 because the low bits of such a generator have short periods. Each purpose starts from its own hash of the round's
-seed, so knowing one order says nothing about another. `order[position] = rank`; a rank is the index of a slot within
-the round's roster.
+seed, so knowing one order says nothing about another. `order[position] = rank`; a rank is the index of a slot among
+those who began the epoch: whoever leaves moves nobody else, and can choose no order.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from itertools import islice
 
 from aftermath.base.bounded import U64_MAX
 from aftermath.rules import bitmap
-from aftermath.rules.accounts import MAX_VERDICTS, MAX_WITNESSES, Members, Round, Run, Slot
-from aftermath.rules.state import Committee, MemberState
+from aftermath.rules.accounts import MAX_VERDICTS, MAX_WITNESSES, Members, Round, Run
+from aftermath.rules.state import Committee
 
 WITNESS = b"witness"
 COMMITTEE = b"committee"
@@ -57,6 +57,12 @@ def positions(seed: int, purpose: bytes, n: int) -> list[int]:
     return result
 
 
+def ordered(header: Round, purpose: bytes) -> tuple[int, ...]:
+    """The slots of those who began the epoch in a round's order of one purpose, whoever has left since."""
+    began = tuple(bitmap.slots(header.began))
+    return tuple(began[rank] for rank in order(header.seed, purpose, len(began)))
+
+
 def quorum(elected: int) -> int:
     """How many of the elected must agree: two thirds, rounded up, and never none."""
     return max(1, -(-2 * elected // 3))
@@ -67,9 +73,9 @@ def witnesses(header: Round, healthy: int) -> tuple[int, ...]:
 
     They are the first of those that have attested or still can: who leaves makes room for the next in the order.
     """
-    members, seated = header.members, header.attested | healthy
-    ordered = (members[rank] for rank in order(header.seed, WITNESS, len(members)))
-    return tuple(islice((slot for slot in ordered if bitmap.contains(seated, slot)), header.elected))
+    seated = header.roster & (header.attested | healthy)
+    in_order = (slot for slot in ordered(header, WITNESS) if bitmap.contains(seated, slot))
+    return tuple(islice(in_order, header.elected))
 
 
 def verifier_count(clients: int, verification_percent: int) -> int:
@@ -79,29 +85,30 @@ def verifier_count(clients: int, verification_percent: int) -> int:
 
 def roles(header: Round, verification_percent: int) -> dict[int, Committee]:
     """What each slot of the roster does in this round."""
-    members = header.members
-    verifiers = verifier_count(len(members), verification_percent)
+    in_order = [slot for slot in ordered(header, COMMITTEE) if bitmap.contains(header.roster, slot)]
+    verifiers = verifier_count(len(in_order), verification_percent)
     return {
-        members[rank]: Committee.VERIFIER if position < verifiers else Committee.TRAINER
-        for position, rank in enumerate(order(header.seed, COMMITTEE, len(members)))
+        slot: Committee.VERIFIER if position < verifiers else Committee.TRAINER
+        for position, slot in enumerate(in_order)
     }
 
 
-def holders(run: Run, members: Members, level: int) -> tuple[int, ...]:
-    """Who held `level` (a tier not above it) when cooldown began, whoever left since, in cooldown order."""
-    last, roster = run.current, run.current.members
-
-    def held(member: Slot) -> bool:
-        stood = member.state is MemberState.HEALTHY or member.exited_height > last.height
-        return stood and member.tier <= level
-
-    ordered = (roster[rank] for rank in order(last.seed, COOLDOWN, len(roster)))
-    return tuple(slot for slot in ordered if held(members.slots[slot]))
+def proven(members: Members) -> int:
+    """Whose word counts about what the epoch has made of the model (a bitmap): who delivered in at least half of the
+    rounds that it was in, and not because it owed nothing; whoever has gone since is still one of them.
+    """
+    half = -(-members.judged // 2)
+    enough = bitmap.from_slots(slot for slot, count in enumerate(members.delivered) if count >= half)
+    return members.proven & (enough | ~members.healthy)
 
 
 def cooldown_electees(run: Run, members: Members, level: int) -> tuple[int, ...]:
-    """The slots whose hash of `level` the program counts at cooldown: the first holders, at most 32 over all levels."""
-    return holders(run, members, level)[: max(1, MAX_WITNESSES // max(run.levels, 1))]
+    """The committee of a level, by place: the first 32, in cooldown order, who hold it and whose word counts. Who they
+    are does not change in cooldown, whoever leaves.
+    """
+    counts = proven(members)
+    in_order = (slot for slot in ordered(run.current, COOLDOWN) if bitmap.contains(counts, slot))
+    return tuple(islice((slot for slot in in_order if members.slots[slot].tier <= level), MAX_WITNESSES))
 
 
 def levels_to_attest(run: Run, members: Members, slot: int) -> tuple[int, ...]:

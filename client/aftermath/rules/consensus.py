@@ -5,9 +5,10 @@ They are those of the next round, or with an overlap of 0 those of the round its
 Decided: a witness stores, per member of the attested roster, one participation bit and a fingerprint of the commitment
 it accepted, at an exact place (no bloom filter, so no false positive among honest members). 2,560 bits are shared by
 64, 128 or 256 slots, whichever hold the roster: 40, 20 or 10 bits each. They lie in bit planes, so that the program
-compares 64 slots at a time. A fingerprint is the low bits of sha256(commitment, seed of the attesting round): nobody
-who announced a result before that round began could have made two that look alike, because its seed was not known yet.
-Whoever knows the seed in time can: a late announcer, and with an overlap of 0 everybody. Then only the level hashes
+compares 64 slots at a time. A fingerprint is the low bits of sha256(commitment, salt of the attesting round): nobody
+who announced a result before that round began could have made two that look alike, because its salt was not known yet.
+(Its seed was: that is drawn a round ahead.)
+Whoever knows the salt in time can: a late announcer, and with an overlap of 0 everybody. Then only the level hashes
 tell.
 A result is applied when a quorum of the *elected* witnesses recorded the same fingerprint. The program counts the same
 when the round closes (`attested`), and what it does not count it has trained again, so nothing else is applied either;
@@ -55,25 +56,25 @@ def _places(slot: int, roster: int) -> range:
     return range(slot, slot + fingerprint_bits(roster) * columns * _WORD, columns * _WORD)
 
 
-def fingerprint(commitment: bytes, roster: int, seed: int) -> Fingerprint:
-    """The fingerprint of a 32-byte commitment of a member of `roster`, in the attesting round of that seed."""
+def fingerprint(commitment: bytes, roster: int, salt: int) -> Fingerprint:
+    """The fingerprint of a 32-byte commitment of a member of `roster`, in the attesting round of that salt."""
     bits = fingerprint_bits(roster)
-    return Fingerprint(_low_bits(commitment, seed, bits), bits)
+    return Fingerprint(_low_bits(commitment, salt, bits), bits)
 
 
-def matches(accepted: Fingerprint, commitment: bytes, seed: int) -> bool:
-    """Whether a commitment is the one (up to collisions) that the witnesses of the round of that seed accepted."""
-    return _low_bits(commitment, seed, accepted.bits) == accepted.value
+def matches(accepted: Fingerprint, commitment: bytes, salt: int) -> bool:
+    """Whether a commitment is the one (up to collisions) that the witnesses of the round of that salt accepted."""
+    return _low_bits(commitment, salt, accepted.bits) == accepted.value
 
 
-def _low_bits(commitment: bytes, seed: int, bits: int) -> int:
-    """The first eight bytes of sha256(commitment, seed as 8 LE bytes), read little-endian, cut to `bits`."""
-    digest = hashlib.sha256(commitment + seed.to_bytes(8, "little")).digest()
+def _low_bits(commitment: bytes, salt: int, bits: int) -> int:
+    """The first eight bytes of sha256(commitment, salt as 8 LE bytes), read little-endian, cut to `bits`."""
+    digest = hashlib.sha256(commitment + salt.to_bytes(8, "little")).digest()
     return int.from_bytes(digest[:8], "little") & ((1 << bits) - 1)
 
 
-def pack_fingerprints(commitments: Mapping[int, bytes], roster: int, seed: int) -> bytes:
-    """The 320 bytes that a witness of `roster` sends for its {slot: commitment} in the attesting round of that seed.
+def pack_fingerprints(commitments: Mapping[int, bytes], roster: int, salt: int) -> bytes:
+    """The 320 bytes that a witness of `roster` sends for its {slot: commitment} in the attesting round of that salt.
 
     Raises ValueError for a slot outside the roster.
     """
@@ -81,7 +82,7 @@ def pack_fingerprints(commitments: Mapping[int, bytes], roster: int, seed: int) 
     for slot, commitment in commitments.items():
         if not bitmap.contains(roster, slot):
             raise ValueError(f"member slot {slot} is not in the roster that is being attested")
-        value = fingerprint(commitment, roster, seed).value
+        value = fingerprint(commitment, roster, salt).value
         for bit, place in enumerate(_places(slot, roster)):
             field |= (value >> bit & 1) << place
     return field.to_bytes(FINGERPRINT_BYTES, "little")

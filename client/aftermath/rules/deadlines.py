@@ -1,8 +1,11 @@
 """When a run may be ticked, and who does it.
 
 Decided: a state that waits for a time ends one second after it began at the earliest, as in the program (two
-transitions never share a timestamp). Nobody special ticks: a seeded ranking says who goes first, and each next member
-steps in a little later, so that one transaction usually suffices and a silent member costs two seconds.
+transitions never share a timestamp). A tick also draws the next seed, if no other instruction has: long before the hash
+of its slot is forgotten (512 slots), or whoever came first then could choose between two. How long a slot lasts differs
+from network to network, so what waits for nothing but its slot is tried from the first second on, and a try too early
+costs nothing. Nobody special ticks: a seeded ranking says who goes first, and each next member steps in a little later,
+so that one transaction usually suffices and a silent member costs two seconds.
 """
 
 from __future__ import annotations
@@ -13,6 +16,11 @@ from aftermath.rules.state import MemberState, ModelSource, RunState
 
 TICK_STEP = 2.0
 _TICK_RANKS = 15
+_DRAWS = (RunState.WARMUP, RunState.ROUND_TRAIN, RunState.ROUND_WITNESS)
+_WARMUP_DRAW = 1
+"""Seconds after which a tick draws the seed of a warm-up, which its witnesses wait for."""
+_ROUND_DRAW = 60
+"""The same of the next round: an attestation comes first as a rule, and does it."""
 
 
 def next_deadline(run: Run, members: Members | None = None, model: Model | None = None) -> int | None:
@@ -22,10 +30,11 @@ def next_deadline(run: Run, members: Members | None = None, model: Model | None 
     `members` and `model` to know.
     """
     config = run.config
+    satisfied = run.state is RunState.ROUND_TRAIN and _has_quorum(run.current)
     waits = {
         RunState.WAITING_FOR_MEMBERS: config.waiting_for_members_extra_time,
         RunState.WARMUP: config.warmup_time,
-        RunState.ROUND_TRAIN: config.min_round_time if _has_quorum(run.current) else config.max_round_train_time,
+        RunState.ROUND_TRAIN: config.min_round_time if satisfied else config.max_round_train_time,
         RunState.ROUND_WITNESS: config.round_witness_time,
         RunState.COOLDOWN: config.cooldown_time,
     }
@@ -37,11 +46,14 @@ def next_deadline(run: Run, members: Members | None = None, model: Model | None 
             return None
         if model is not None and _holders_are_away(run, members, model):
             wait += config.warmup_time
-    return run.state_started_at + max(1, wait)
+    if run.state in _DRAWS and not run.seed_is_drawn:
+        wait = min(wait, _WARMUP_DRAW if run.state is RunState.WARMUP else _ROUND_DRAW)
+    least = 0 if satisfied else 1  # without a least time, such a round waits for its seed's slot alone
+    return run.state_started_at + max(least, wait)
 
 
 def _has_quorum(round: Round) -> bool:
-    """Whether a training round has all it needs and waits for its least time only."""
+    """Whether a training round has all it needs, and waits for its least time and the next one's seed only."""
     return round.attestations >= committee.quorum(round.elected)
 
 

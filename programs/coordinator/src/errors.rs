@@ -49,7 +49,7 @@ pub enum CoordinatorError {
     RoundTrainTimeZero,
     #[msg("max_round_train_time must be below epoch_time: shorten the round or lengthen the epoch.")]
     RoundTrainTimeTooLong,
-    #[msg("min_round_time must be between 1 second and max_round_train_time.")]
+    #[msg("min_round_time must be at most max_round_train_time; 0 sets no least time.")]
     MinRoundTimeInvalid,
     #[msg("round_witness_time must be above 0 seconds.")]
     RoundWitnessTimeZero,
@@ -199,8 +199,6 @@ pub enum CoordinatorError {
     // checkpoints
     #[msg("The mask must name at least one level and the hashes must be one per named level, ascending.")]
     HashesInvalid,
-    #[msg("All 32 cooldown attestations are taken.")]
-    CooldownFull,
     #[msg("A checkpoint must come from the main authority, or from a tier-0 member that finishes or has finished the last epoch.")]
     NotAllowedToCheckpoint,
     #[msg("A checkpoint needs every level attested and the same hashes: wait for the cooldown's attestations.")]

@@ -21,19 +21,14 @@ pub fn health_check(ctx: &mut Context<Permissionless>, dropped: &Bitmap) -> Resu
     let run: &Run = &accounts.run;
     let training = matches!(run.state, run_state::ROUND_TRAIN | run_state::ROUND_WITNESS);
     require!(training, CoordinatorError::WrongState);
-    let height = run.current().height;
     let judged = run.judged(LAST).ok_or(CoordinatorError::StaleHeight)?;
     let sender = members::find(&accounts.members, accounts.user.address()).ok_or(CoordinatorError::NotAMember)?;
     let healthy = accounts.members.slots[sender].state == member_state::HEALTHY;
     require!(healthy, CoordinatorError::SlotMismatch);
     let missing = missing(run, &accounts.members, &accounts.witnesses, judged);
     require!(bitmap::is_subset(dropped, &missing) && !bitmap::is_empty(dropped), CoordinatorError::NotUnhealthy);
-    for slot in bitmap::slots(dropped) {
-        let member = &mut accounts.members.slots[slot];
-        require!(member.state == member_state::HEALTHY, CoordinatorError::NotUnhealthy);
-        member.state = member_state::DROPPED;
-        member.exited_height = height;
-    }
+    require!(bitmap::is_subset(dropped, &accounts.members.healthy), CoordinatorError::NotUnhealthy);
+    members::exit(run, &mut accounts.members, dropped, member_state::DROPPED);
     committee::reelect(&mut accounts.run, &accounts.members);
     sequence::bump(&mut accounts.run.members_seq)?;
     accounts.finish()

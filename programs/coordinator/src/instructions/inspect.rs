@@ -17,17 +17,17 @@ pub struct Inspect {
     pub members: Grown<Members>,
 }
 
-/// Returns by rank: 0 the witness position, 1 the committee position (u8 each), 2 the data interval (u16 start, u16 len),
+/// Returns by rank among those who began the epoch: 0 the witness position, 1 the committee position (u8 each), 2 the data interval (u16 start, u16 len),
 /// 3 whether the member is now a witness of the round, if that is running (u8).
 pub fn inspect(ctx: &mut Context<Inspect>, which: u8, ring: u8) -> Result<()> {
     let run: &Run = &ctx.accounts.run;
     require!((ring as usize) < STORED_ROUNDS, CoordinatorError::UnknownInspection);
     let round = &run.rounds[ring as usize];
     let answer: Vec<u8> = match which {
-        0 => committee::positions(round, committee::WITNESS),
-        1 => committee::positions(round, committee::COMMITTEE),
+        0 => committee::positions(round, &run.began, committee::WITNESS),
+        1 => committee::positions(round, &run.began, committee::COMMITTEE),
         2 => intervals(run, &ctx.accounts.members, round),
-        3 => witnesses(&ctx.accounts.members, round),
+        3 => witnesses(run, &ctx.accounts.members, round),
         _ => return Err(CoordinatorError::UnknownInspection.into()),
     };
     set_return_data(&answer);
@@ -35,8 +35,8 @@ pub fn inspect(ctx: &mut Context<Inspect>, which: u8, ring: u8) -> Result<()> {
 }
 
 fn intervals(run: &Run, members: &Members, round: &Round) -> Vec<u8> {
-    let plan = assignment::Plan::new(round, members, run.config.verification_percent);
-    let mut by_rank = alloc::vec![[0u8; 4]; round.clients as usize];
+    let plan = assignment::Plan::new(round, &run.began, members, run.config.verification_percent);
+    let mut by_rank = alloc::vec![[0u8; 4]; bitmap::count(&run.began) as usize];
     for share in plan.shares() {
         let ([a, b], [c, d]) = (share.start.to_le_bytes(), share.len.to_le_bytes());
         by_rank[share.rank as usize] = [a, b, c, d];
@@ -44,9 +44,9 @@ fn intervals(run: &Run, members: &Members, round: &Round) -> Vec<u8> {
     by_rank.into_flattened()
 }
 
-fn witnesses(members: &Members, round: &Round) -> Vec<u8> {
-    let witnesses = committee::witnesses(round, members);
-    bitmap::slots(&round.roster).map(|slot| u8::from(bitmap::has(&witnesses, slot as u8))).collect()
+fn witnesses(run: &Run, members: &Members, round: &Round) -> Vec<u8> {
+    let witnesses = committee::witnesses(round, &run.began, members);
+    bitmap::slots(&run.began).map(|slot| u8::from(bitmap::has(&witnesses, slot as u8))).collect()
 }
 
 #[cfg(target_os = "solana")]

@@ -6,7 +6,7 @@ use super::Permissionless;
 use crate::{
     constants::STORED_ROUNDS,
     errors::CoordinatorError,
-    rules::{committee, members, sequence},
+    rules::{bitmap, committee, members, sequence},
     state::*,
 };
 use anchor_lang::prelude::*;
@@ -15,7 +15,6 @@ pub fn leave_run(ctx: &mut Context<Permissionless>, at: &Place) -> Result<()> {
     let accounts = &mut ctx.accounts;
     let stored = (0..STORED_ROUNDS).any(|back| accounts.run.is_at(at, back));
     require!(stored, CoordinatorError::StaleHeight);
-    let height = accounts.run.exit_height();
     let index = members::find(&accounts.members, accounts.user.address()).ok_or(CoordinatorError::NotAMember)?;
     let slot = &mut accounts.members.slots[index];
     let healthy = slot.state == member_state::HEALTHY;
@@ -25,8 +24,7 @@ pub fn leave_run(ctx: &mut Context<Permissionless>, at: &Place) -> Result<()> {
         slot.pending = wish::NONE;
     }
     if healthy {
-        slot.state = member_state::WITHDRAWN;
-        slot.exited_height = height;
+        members::exit(&accounts.run, &mut accounts.members, &bitmap::only(index as u8), member_state::WITHDRAWN);
         committee::reelect(&mut accounts.run, &accounts.members);
     }
     sequence::bump(&mut accounts.run.members_seq)?;

@@ -12,10 +12,12 @@ pub fn warmup_witness(ctx: &mut Context<Permissionless>, slot: u8, at: &Place) -
     let accounts = &mut ctx.accounts;
     let run: &mut Run = &mut accounts.run;
     require!(run.state == run_state::WARMUP, CoordinatorError::WrongState);
-    require!(run.is_at(at, 0), CoordinatorError::StaleHeight);
+    let drawn = run.seed_slot == 0; // or nobody is elected yet
+    require!(drawn && run.is_at(at, 0), CoordinatorError::StaleHeight);
     members::check_healthy(&accounts.members, slot, accounts.user.address())?;
+    let elected = committee::is_witness(&run.rounds[0], &run.began, &accounts.members, slot);
+    require!(elected, CoordinatorError::NotElected);
     let round = &mut run.rounds[0];
-    require!(committee::is_witness(round, &accounts.members, slot), CoordinatorError::NotElected);
     require!(!bitmap::has(&round.attested, slot), CoordinatorError::DuplicateWitness);
     bitmap::set(&mut round.attested, slot);
     round.attestations = round.attestations.saturating_add(1);

@@ -32,7 +32,10 @@ pub fn witness(
     let head = run.ring(0);
     require!(run.is_at(at, 0), CoordinatorError::StaleHeight);
     members::check_healthy(&accounts.members, slot, accounts.user.address())?;
-    require!(committee::is_witness(&run.rounds[head], &accounts.members, slot), CoordinatorError::NotElected);
+    require!(
+        committee::is_witness(&run.rounds[head], &run.began, &accounts.members, slot),
+        CoordinatorError::NotElected
+    );
     require!(!bitmap::has(&run.rounds[head].attested, slot), CoordinatorError::DuplicateWitness);
     let witnesses: &mut Witnesses = &mut accounts.witnesses;
     let count = (run.rounds[head].attestations as usize).min(MAX_WITNESSES - 1);

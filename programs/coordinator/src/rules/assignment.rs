@@ -2,7 +2,7 @@
 
 use super::{bitmap, committee, shuffle::Order};
 use crate::{
-    constants::MAX_MEMBERS,
+    constants::{Bitmap, MAX_MEMBERS},
     state::{Members, Round},
 };
 use alloc::boxed::Box;
@@ -33,34 +33,42 @@ pub struct Plan {
 
 impl Plan {
     #[inline(never)]
-    pub fn new(round: &Round, members: &Members, percent: u8) -> Self {
+    pub fn new(round: &Round, began: &Bitmap, members: &Members, percent: u8) -> Self {
         let (mut slots, mut weights) = (bitmap::bytes(), Box::new([0u16; MAX_MEMBERS]));
         let (mut total, mut rank) = (0u64, 0usize);
         for index in 0..bitmap::WORDS {
-            let (mut rest, mut slot) = (bitmap::word(&round.roster, index), 64 * index);
+            let (mut rest, mut slot) = (bitmap::word(began, index), 64 * index);
+            let mut members_of_round = bitmap::word(&round.roster, index);
             while rest != 0 {
-                // written always, kept only if the slot is a member: cheaper than a branch
-                let weight = members.slots[slot & LAST].weight;
+                // written always, kept only if the slot began the epoch: cheaper than a branch
+                let weight = u64::from(members.slots[slot & LAST].weight).wrapping_mul(members_of_round & 1);
                 slots[rank & LAST] = slot as u8;
-                weights[rank & LAST] = weight;
-                total = total.wrapping_add(u64::from(weight).wrapping_mul(rest & 1));
+                weights[rank & LAST] = weight as u16;
+                total = total.wrapping_add(weight);
                 rank = rank.wrapping_add((rest & 1) as usize);
                 rest >>= 1;
+                members_of_round >>= 1;
                 slot = slot.wrapping_add(1);
             }
         }
         let verifiers = committee::verifiers(round.clients, percent) as usize;
         if verifiers > 0 {
-            for rank in committee::first(round, committee::COMMITTEE, verifiers).ranks() {
-                total = total.wrapping_sub(u64::from(weights[*rank as usize]));
-                weights[*rank as usize] = 0;
+            let order = committee::first(round, began, committee::COMMITTEE, verifiers);
+            let mut left = verifiers;
+            for rank in order.ranks() {
+                let weight = &mut weights[*rank as usize];
+                if *weight > 0 && left > 0 {
+                    total = total.wrapping_sub(u64::from(*weight));
+                    *weight = 0;
+                    left -= 1;
+                }
             }
         }
-        let order = committee::order(round, committee::DATA);
+        let order = committee::order(round, began, committee::DATA);
         Self { order, slots, weights, total: total.max(1), batch: u64::from(round.batch) }
     }
 
-    /// The shares in ascending order of positions; every member has one, possibly empty.
+    /// The shares in ascending order of positions; everybody who began the epoch has one, possibly empty.
     ///
     /// Cumulative rounding: the share at position p ends at floor(batch * (w_0 + ... + w_p) / total).
     pub fn shares(&self) -> impl Iterator<Item = Share> + '_ {

@@ -134,11 +134,8 @@ impl Gaps {
                 }
                 let upto = end.min(*stop);
                 let place = u64::from(from.wrapping_sub(first));
-                found.push(Interval {
-                    start: piece.start.wrapping_add(place),
-                    len: u32::from(upto.wrapping_sub(from)),
-                    pad: 0,
-                });
+                found
+                    .push(Interval { start: piece.start.wrapping_add(place), len: u32::from(upto.wrapping_sub(from)) });
                 from = upto;
             }
         }
@@ -155,9 +152,9 @@ impl Default for Gaps {
 /// The intervals of a round's positions: those that are done again, then the fresh one.
 fn pieces(round: &Round) -> impl Iterator<Item = Interval> + '_ {
     let again = round.redo_index.iter().zip(round.redo).filter(|(_, len)| *len > 0);
-    let again = again.map(|(start, len)| Interval { start: *start, len: u32::from(len), pad: 0 });
+    let again = again.map(|(start, len)| Interval { start: *start, len: u32::from(len) });
     let fresh = round.fresh();
-    again.chain((fresh > 0).then_some(Interval { start: round.data_index, len: u32::from(fresh), pad: 0 }))
+    again.chain((fresh > 0).then_some(Interval { start: round.data_index, len: u32::from(fresh) }))
 }
 
 /// All of a round's sequences, in ascending order.

@@ -33,6 +33,13 @@ pub fn clear(set: &mut Bitmap, slot: u8) {
     set[slot as usize / 8] &= !(1 << (slot % 8));
 }
 
+/// The set of one slot.
+pub fn only(slot: u8) -> Bitmap {
+    let mut result = [0; 32];
+    set(&mut result, slot);
+    result
+}
+
 pub fn is_empty(set: &Bitmap) -> bool {
     (0..WORDS).all(|index| word(set, index) == 0)
 }

@@ -54,8 +54,8 @@ pub fn turn(run: &Run, slot: u8) -> u8 {
     if !over || !bitmap::has(&round.roster, slot) {
         return LAST_TURN;
     }
-    let rank = bitmap::rank(&round.roster, slot) as u8;
-    let order = committee::order(round, committee::CHECKPOINT);
+    let rank = bitmap::rank(&run.began, slot) as u8;
+    let order = committee::order(round, &run.began, committee::CHECKPOINT);
     order.ranks().iter().position(|one| *one == rank).map_or(LAST_TURN, |place| place as u8)
 }
 

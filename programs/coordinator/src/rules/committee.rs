@@ -1,6 +1,9 @@
 //! Who witnesses and who verifies in a round.
+//!
+//! Every order is of those who began the epoch. So whoever leaves, or is dropped, moves nobody else, and can choose no
+//! order: a seat that becomes free goes to the next in line.
 
-use super::{bitmap, members, seeds, shuffle::Order};
+use super::{bitmap, seeds, shuffle::Order};
 use crate::{
     constants::{Bitmap, MAX_VERDICTS},
     state::{run_state, Members, Round, Run},
@@ -13,14 +16,27 @@ pub const DATA: &[u8] = b"data";
 pub const COOLDOWN: &[u8] = b"cooldown";
 pub const CHECKPOINT: &[u8] = b"checkpoint";
 
-/// The order of a round's ranks for one purpose.
-pub fn order(round: &Round, purpose: &[u8]) -> Order {
-    Order::new(seeds::of_purpose(round.seed, purpose), round.clients as usize)
+/// The order of the ranks of those who `began` the epoch, for one purpose of a round.
+pub fn order(round: &Round, began: &Bitmap, purpose: &[u8]) -> Order {
+    Order::new(seeds::of_purpose(round.seed, purpose), bitmap::count(began) as usize)
 }
 
-/// The first `count` of that order.
-pub fn first(round: &Round, purpose: &[u8], count: usize) -> Order {
-    Order::first(seeds::of_purpose(round.seed, purpose), round.clients as usize, count)
+/// The ranks among which the first `count` members of a round are, in that order: so many if nobody has left, else all.
+pub fn first(round: &Round, began: &Bitmap, purpose: &[u8], count: usize) -> Order {
+    let len = bitmap::count(began) as usize;
+    let drawn = if round.roster == *began { count } else { len };
+    Order::first(seeds::of_purpose(round.seed, purpose), len, drawn)
+}
+
+/// The first `count` slots of a `set` in an order of those who `began`.
+fn take(order: &Order, began: &Bitmap, set: &Bitmap, count: usize) -> Bitmap {
+    let (slots, _) = bitmap::by_rank(began);
+    let mut result = [0; 32];
+    let ordered = order.ranks().iter().map(|rank| slots[*rank as usize]);
+    for slot in ordered.filter(|slot| bitmap::has(set, *slot)).take(count) {
+        bitmap::set(&mut result, slot);
+    }
+    result
 }
 
 /// Witnesses elected among `clients` members when the config asks for `nodes` (0 = all), at most 32.
@@ -32,7 +48,7 @@ pub fn elected(nodes: u8, clients: u16) -> u8 {
 /// Members of the running round that have attested or still can. Who leaves makes room for the next in the order of the
 /// witnesses; a vote that counts does not.
 fn seated(round: &Round, members: &Members) -> Bitmap {
-    bitmap::both(&round.roster, &bitmap::either(&round.attested, &members::healthy(members)))
+    bitmap::both(&round.roster, &bitmap::either(&round.attested, &members.healthy))
 }
 
 /// Elects anew among those who stayed, after a member has gone: where fewer are left than were elected, all of these are
@@ -50,34 +66,36 @@ pub fn reelect(run: &mut Run, members: &Members) {
 
 /// Whether a healthy member of the running round is one of its witnesses.
 #[inline(never)]
-pub fn is_witness(round: &Round, members: &Members, slot: u8) -> bool {
+pub fn is_witness(round: &Round, began: &Bitmap, members: &Members, slot: u8) -> bool {
     if !bitmap::has(&round.roster, slot) {
         return false;
     }
     if u16::from(round.elected) >= round.clients {
         return true;
     }
-    let rank = bitmap::rank(&round.roster, slot) as u8;
-    let among_first = first(round, WITNESS, round.elected as usize).ranks().contains(&rank);
-    among_first || bitmap::has(&witnesses(round, members), slot) // whoever leaves, those who were first stay witnesses
+    let state = seeds::of_purpose(round.seed, WITNESS);
+    let first = Order::first(state, bitmap::count(began) as usize, round.elected as usize);
+    let rank = bitmap::rank(began, slot) as u8;
+    // whoever leaves, those who were first stay witnesses
+    first.ranks().contains(&rank) || bitmap::has(&witnesses(round, began, members), slot)
 }
 
 /// The witnesses of the running round: the first `elected` of those seated, in the round's order.
 #[inline(never)]
-pub fn witnesses(round: &Round, members: &Members) -> Bitmap {
+pub fn witnesses(round: &Round, began: &Bitmap, members: &Members) -> Bitmap {
     let seated = seated(round, members);
     let elected = usize::from(round.elected);
     if elected >= bitmap::count(&seated) as usize {
         return seated;
     }
-    let (slots, _) = bitmap::by_rank(&round.roster);
-    let mut result = [0; 32];
-    let order = order(round, WITNESS);
-    let ordered = order.ranks().iter().map(|rank| slots[*rank as usize]);
-    for slot in ordered.filter(|slot| bitmap::has(&seated, *slot)).take(elected) {
-        bitmap::set(&mut result, slot);
-    }
-    result
+    take(&order(round, began, WITNESS), began, &seated, elected)
+}
+
+/// Whether a slot is one of the first `verifiers` members of a round in the order of the committee.
+#[inline(never)]
+pub fn is_verifier(round: &Round, began: &Bitmap, slot: u8, verifiers: u32) -> bool {
+    let order = first(round, began, COMMITTEE, verifiers as usize);
+    verifiers > 0 && bitmap::has(&take(&order, began, &round.roster, verifiers as usize), slot)
 }
 
 /// How many of `clients` members verify: the percentage rounded down, no more than verdicts that can be stored about one
@@ -89,8 +107,8 @@ pub fn verifiers(clients: u16, percent: u8) -> u32 {
 
 /// Position of every rank in the order of one purpose.
 #[inline(never)]
-pub fn positions(round: &Round, purpose: &[u8]) -> Vec<u8> {
-    let order = order(round, purpose);
+pub fn positions(round: &Round, began: &Bitmap, purpose: &[u8]) -> Vec<u8> {
+    let order = order(round, began, purpose);
     let mut positions = alloc::vec![0; order.ranks().len()];
     for (position, rank) in order.ranks().iter().enumerate() {
         positions[*rank as usize] = position as u8;

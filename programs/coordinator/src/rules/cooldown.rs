@@ -1,6 +1,6 @@
 //! The end of an epoch: members state what their levels contain until a quorum agrees on each.
 
-use super::{bitmap, checkpoints, committee, quorum, Machine, Moment};
+use super::{bitmap, checkpoints, committee, merit, quorum, sequence, Machine, Moment};
 use crate::{constants::*, errors::CoordinatorError, state::*};
 use anchor_lang::prelude::*;
 
@@ -11,96 +11,90 @@ pub struct Stated<'a> {
     pub hashes: &'a [Hash],
 }
 
-/// The members elected to attest each level.
-struct Election {
-    /// Members elected per level.
+/// Who attests the levels: up to 32 members for each.
+struct Committees {
+    /// Members of each.
     counts: [u8; MAX_LEVELS],
-    /// Levels that the asked member is elected for.
-    mask: u8,
+    /// The place of the asked member in each; `ABSENT` where it has none.
+    places: [u8; MAX_LEVELS],
 }
+
+const ABSENT: u8 = u8::MAX;
 
 /// Levels of which a healthy member of the last round holds a copy. A tier holds its own level and all higher ones.
 fn held(run: &Run, members: &Members) -> u8 {
-    let (by_rank, clients) = bitmap::by_rank(&run.current().roster);
-    let roster = by_rank.iter().take(clients).map(|slot| &members.slots[*slot as usize]);
-    let healthy = roster.filter(|member| member.state == member_state::HEALTHY);
-    let smallest = healthy.map(|member| member.tier).min().unwrap_or(MAX_LEVELS as u8);
-    super::levels::all(run.levels) & !super::levels::all(smallest)
+    super::levels::held_by(run, members, &members.healthy)
 }
 
-/// Elects for each level, in the cooldown order, the first `32 / levels` of those who held it when cooldown began.
+/// Elects for each level, in the cooldown order, the first 32 of those who hold it and whose word counts, whether or not
+/// they are still here: too few who are left say nothing that is new. Nothing in cooldown changes who that is.
 #[inline(never)]
-fn elect(run: &Run, members: &Members, slot: u8) -> Election {
-    let round = run.current();
-    let (by_rank, _) = bitmap::by_rank(&round.roster);
-    let levels = run.levels.clamp(1, MAX_LEVELS as u8);
-    let places = (MAX_WITNESSES as u8 / levels).max(1);
-    let mut election = Election { counts: [0; MAX_LEVELS], mask: 0 };
-    for rank in committee::order(round, committee::COOLDOWN).ranks() {
+fn elect(run: &Run, members: &Members, slot: u8) -> Committees {
+    let (by_rank, _) = bitmap::by_rank(&run.began);
+    let proven = merit::proven(members);
+    let levels = run.levels.min(MAX_LEVELS as u8) as usize;
+    let mut committees = Committees { counts: [0; MAX_LEVELS], places: [ABSENT; MAX_LEVELS] };
+    for rank in committee::order(run.current(), &run.began, committee::COOLDOWN).ranks() {
         let holder = by_rank[*rank as usize];
-        let member = &members.slots[holder as usize];
-        // whoever leaves in cooldown keeps its place: a vote that counts must not make room for another
-        let stood = member.state == member_state::HEALTHY || member.exited_height > round.height;
-        if !stood {
+        if !bitmap::has(&proven, holder) {
             continue;
         }
-        for level in member.tier..levels {
-            let count = &mut election.counts[level as usize];
-            if *count < places {
+        let first = members.slots[holder as usize].tier as usize;
+        for level in first..levels {
+            let count = &mut committees.counts[level];
+            if *count < MAX_WITNESSES as u8 {
+                if holder == slot {
+                    committees.places[level] = *count;
+                }
                 *count += 1;
-                election.mask |= u8::from(holder == slot) << level;
             }
         }
-        if election.counts[0] == places {
+        if committees.counts[0] == MAX_WITNESSES as u8 {
             // every level above has at least the holders of level 0
             break;
         }
     }
-    election
+    committees
 }
 
-/// Stores a member's statement and attests each level on whose hash a quorum of its elected members now agrees.
+/// Stores what a member states of the levels whose committees it is in, and attests each on whose hash a quorum of its
+/// committee now agrees.
 #[inline(never)]
 pub fn attest(run: &mut Run, members: &Members, witnesses: &mut Witnesses, stated: &Stated) -> Result<()> {
-    let election = elect(run, members, stated.slot);
-    let mask = stated.mask & election.mask;
-    require!(mask != 0, CoordinatorError::NotElected);
-    let count = (witnesses.cooldown_count as usize).min(MAX_WITNESSES);
-    let earlier = witnesses.cooldown[..count].iter().any(|entry| entry.slot == stated.slot);
-    require!(!earlier, CoordinatorError::DuplicateWitness);
-    require!(count < MAX_WITNESSES, CoordinatorError::CooldownFull);
-    let entry = &mut witnesses.cooldown[count];
-    entry.slot = stated.slot;
-    entry.mask = mask;
-    let levels = (0..MAX_LEVELS).filter(|level| stated.mask >> level & 1 == 1);
-    for (level, hash) in levels.zip(stated.hashes) {
+    let committees = elect(run, members, stated.slot);
+    let (mut elected, mut hashes) = (false, stated.hashes.iter());
+    for level in (0..MAX_LEVELS).filter(|level| stated.mask >> level & 1 == 1) {
+        let hash = *hashes.next().ok_or(CoordinatorError::HashesInvalid)?;
         // neither of the two that stand for no contents at all
-        let known = *hash != [0; 32] && *hash != super::levels::UNATTESTED;
+        let known = hash != UNSTATED && hash != super::levels::UNATTESTED;
         require!(known, CoordinatorError::HashesInvalid);
-        entry.hashes[level] = *hash;
+        let place = committees.places[level];
+        let Some(entry) = witnesses.cooldown[level].get_mut(place as usize) else { continue };
+        require!(*entry == UNSTATED, CoordinatorError::DuplicateWitness);
+        *entry = hash;
+        elected = true;
+        settle(run, witnesses, level, committees.counts[level], &hash);
     }
-    witnesses.cooldown_count = (count + 1) as u8;
-    for level in (0..MAX_LEVELS).filter(|level| mask >> level & 1 == 1) {
-        settle(run, witnesses, level, election.counts[level]);
-    }
+    require!(elected, CoordinatorError::NotElected);
     Ok(())
 }
 
-/// The statements made so far.
-fn stored(witnesses: &Witnesses) -> &[LevelAttestation] {
-    &witnesses.cooldown[..(witnesses.cooldown_count as usize).min(MAX_WITNESSES)]
+/// Stands in the place of a member of the committee that has not spoken.
+const UNSTATED: Hash = [0; 32];
+
+/// What the committee of a level, of so many members, has stated so far.
+fn stated(witnesses: &Witnesses, level: usize, elected: u8) -> impl Iterator<Item = &Hash> {
+    witnesses.cooldown[level].iter().take(elected as usize).filter(|hash| **hash != UNSTATED)
 }
 
-/// Attests `level` if a quorum agrees with the newest statement about it.
-fn settle(run: &mut Run, witnesses: &Witnesses, level: usize, elected: u8) {
-    let entries = stored(witnesses);
-    let Some(newest) = entries.last().map(|entry| entry.hashes[level]) else { return };
+/// Attests `level` if a quorum of its committee agrees with the newest statement about it.
+fn settle(run: &mut Run, witnesses: &Witnesses, level: usize, elected: u8, newest: &Hash) {
     if run.levels_attested >> level & 1 == 1 {
         return;
     }
-    let agreeing = entries.iter().filter(|entry| entry.mask >> level & 1 == 1 && entry.hashes[level] == newest);
+    let agreeing = witnesses.cooldown[level].iter().take(elected as usize).filter(|hash| *hash == newest);
     if agreeing.count() as u32 >= quorum::of(u32::from(elected)) {
-        record(run, &witnesses.backlog, level, newest);
+        record(run, &witnesses.backlog, level, *newest);
     }
 }
 
@@ -111,38 +105,39 @@ fn record(run: &mut Run, backlog: &Backlog, level: usize, hash: Hash) {
     run.attested_data_index = checkpoints::first_untrained(run, backlog);
 }
 
-/// The hash of `level` that every statement about it names, if at least half of those elected made one.
-fn undisputed(entries: &[LevelAttestation], level: usize, elected: u8) -> Option<Hash> {
-    let stated = || entries.iter().filter(|entry| entry.mask >> level & 1 == 1).map(|entry| entry.hashes[level]);
-    let first = stated().next()?;
-    (stated().all(|hash| hash == first) && 2 * stated().count() >= usize::from(elected)).then_some(first)
+/// The hash of `level` that every statement about it names, if at least half of its committee made one.
+fn undisputed(witnesses: &Witnesses, level: usize, elected: u8) -> Option<Hash> {
+    let first = *stated(witnesses, level, elected).next()?;
+    let same = stated(witnesses, level, elected).all(|hash| *hash == first);
+    (same && 2 * stated(witnesses, level, elected).count() >= usize::from(elected)).then_some(first)
 }
 
 impl Machine<'_> {
     /// Levels that may have changed must be attested anew, also those that nobody holds any more.
     #[inline(never)]
-    pub fn start_cooldown(&mut self, moment: &Moment) {
+    pub fn start_cooldown(&mut self, moment: &Moment) -> Result<()> {
         let trained = super::levels::trained(self.run, self.members);
         for level in (0..MAX_LEVELS).filter(|level| trained >> level & 1 == 1) {
             self.run.level_hashes[level] = super::levels::UNATTESTED;
         }
         self.run.levels_attested &= !trained;
-        self.witnesses.cooldown_count = 0;
+        self.witnesses.cooldown = [[UNSTATED; MAX_WITNESSES]; MAX_LEVELS];
+        sequence::bump(&mut self.run.members_seq)?; // it tells who is in the committees
         self.enter(run_state::COOLDOWN, moment);
+        Ok(())
     }
 
     /// The time is up: holders that are away do not cost the run a level on which the others agree. Whoever disagrees
     /// still makes it take a quorum.
     #[inline(never)]
     pub fn settle_undisputed(&mut self) {
-        let entries = stored(self.witnesses);
         let open = super::levels::all(self.run.levels) & !self.run.levels_attested;
-        if entries.is_empty() || open == 0 {
+        if open == 0 {
             return;
         }
         let counts = elect(self.run, self.members, 0).counts;
         for level in (0..MAX_LEVELS).filter(|level| open >> level & 1 == 1) {
-            if let Some(hash) = undisputed(entries, level, counts[level]) {
+            if let Some(hash) = undisputed(self.witnesses, level, counts[level]) {
                 record(self.run, &self.witnesses.backlog, level, hash);
             }
         }

@@ -42,10 +42,12 @@ impl Machine<'_> {
         run.slashing_rate = run.future_slashing_rate;
         run.exit_reason = exit_reason::NONE;
         run.draining = 0;
-        let seed = seeds::next(run.current().seed, moment, run.step);
+        let seed = seeds::name(run.current().seed, moment);
+        seeds::fix(run, moment);
         let clients = bitmap::count(pending) as u16;
         let elected = committee::elected(run.config.witness_nodes, clients);
         let (step, roster) = (run.step, *pending);
+        (run.began, run.next_roster, self.members.healthy) = (roster, roster, roster);
         run.head = 0;
         run.rounds = [Round::zeroed(); STORED_ROUNDS];
         run.rounds[0] = Round { seed, step, clients, elected, roster, ..Round::zeroed() };
@@ -57,9 +59,7 @@ impl Machine<'_> {
     /// died would then be counted on in every attempt, as the holder of a model that nobody has.
     #[inline(never)]
     pub fn abandon_warmup(&mut self, moment: &Moment) -> Result<()> {
-        for slot in self.members.slots.iter_mut().take_while(|slot| slot.used == 1) {
-            slot.state = member_state::IDLE;
-        }
+        members::rest(self.members);
         source::restore(self.run, self.members, &mut self.witnesses.backlog);
         sequence::bump(&mut self.run.members_seq)?;
         self.enter(run_state::WAITING_FOR_MEMBERS, moment);
@@ -69,12 +69,10 @@ impl Machine<'_> {
     /// Pays, remembers who holds the model, and returns everybody to idle.
     #[inline(never)]
     pub fn end_epoch(&mut self, moment: &Moment) -> Result<()> {
-        let healthy = bitmap::both(&members::healthy(self.members), &self.run.current().roster);
+        let healthy = self.members.healthy;
         self.pay(bitmap::count(&healthy));
         merit::end(self.members);
-        for slot in self.members.slots.iter_mut().take_while(|slot| slot.used == 1) {
-            slot.state = member_state::IDLE;
-        }
+        members::rest(self.members);
         let run = &mut *self.run;
         sequence::bump(&mut run.members_seq)?;
         if !source::restore(run, self.members, &mut self.witnesses.backlog) {
@@ -130,8 +128,8 @@ pub fn pause(run: &mut Run, members: &mut Members, backlog: &mut Backlog, now: u
         if slot.pending == wish::WAITS {
             slot.pending = wish::NONE;
         }
-        slot.state = member_state::IDLE;
     }
+    members::rest(members);
     sequence::bump(&mut run.members_seq)?;
     run.pending_pause = 0;
     run.cold_start = 1;

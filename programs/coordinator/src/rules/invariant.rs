@@ -59,11 +59,13 @@ pub fn check_all(run: &Run, members: &Members, witnesses: &Witnesses) -> Result<
         let handed_out = first.start <= last.start && end <= run.data_index && run.backlog <= run.data_index;
         require!(handed_out && first.len > 0 && last.len > 0, CoordinatorError::InvariantBroken);
     }
-    let votes = witnesses.cooldown_count as usize <= MAX_WITNESSES;
+    // nobody comes into a running epoch
+    let begun =
+        bitmap::is_subset(&members.healthy, &run.next_roster) && bitmap::is_subset(&run.next_roster, &run.began);
     // a round counts for its members if it makes a step
     let judged = !run.active() || members.judged == run.step.saturating_sub(run.start_step).min(merit::MOST);
     // what an epoch may have to give back is kept while it goes on, and not longer
     let kept = members.before.kept == 0 || run.active() || run.state == run_state::WARMUP;
-    require!(votes && judged && kept, CoordinatorError::InvariantBroken);
+    require!(begun && judged && kept, CoordinatorError::InvariantBroken);
     Ok(())
 }

@@ -2,7 +2,7 @@
 //!
 //! At most one transition happens per instruction, so that its cost is bounded.
 
-use super::{bitmap, levels, members, moment::elapsed, quorum, Moment};
+use super::{bitmap, levels, members, moment::elapsed, quorum, seeds, Moment};
 use crate::{constants::Bitmap, state::*};
 use anchor_lang::prelude::*;
 
@@ -15,9 +15,15 @@ pub struct Machine<'a> {
 }
 
 impl Machine<'_> {
-    /// Performs the transition that is due; returns whether there was one.
+    /// Draws the seed and performs the transition that are due; returns whether there was one of them.
     #[inline(never)]
     pub fn tick(&mut self, moment: &Moment) -> Result<bool> {
+        let drawn = seeds::draw(self.run, moment);
+        let moved = self.transition(moment)?;
+        Ok(drawn || moved)
+    }
+
+    fn transition(&mut self, moment: &Moment) -> Result<bool> {
         match self.run.state {
             run_state::WAITING_FOR_MEMBERS => self.tick_waiting(moment),
             run_state::WARMUP => self.tick_warmup(moment),
@@ -80,22 +86,25 @@ impl Machine<'_> {
     }
 
     fn tick_warmup(&mut self, moment: &Moment) -> Result<bool> {
-        let healthy = members::healthy(self.members);
-        if bitmap::count(&healthy) < u32::from(self.run.config.min_clients) {
+        if bitmap::count(&self.members.healthy) < u32::from(self.run.config.min_clients) {
             self.abandon_warmup(moment)?;
             return Ok(true);
+        }
+        if self.seed_is_missing() {
+            return Ok(false);
         }
         let round = &self.run.rounds[0];
         let ready = bitmap::count(&round.attested) >= quorum::of(u32::from(round.elected));
         if !ready && !self.elapsed(moment, self.run.config.warmup_time) {
             return Ok(false);
         }
-        self.start_round(&healthy, moment, (0, 0));
+        self.start_round(moment, (0, 0));
         Ok(true)
     }
 
     fn tick_train(&mut self, moment: &Moment) -> Result<bool> {
-        if !self.elapsed(moment, self.run.config.min_round_time) {
+        let least = self.run.config.min_round_time;
+        if self.seed_is_missing() || (least > 0 && !self.elapsed(moment, least)) {
             return Ok(false);
         }
         let round = self.run.current();
@@ -117,6 +126,11 @@ impl Machine<'_> {
         }
         self.close_round(moment)?;
         Ok(true)
+    }
+
+    /// The slot that the next seed is drawn from has not passed: the next round cannot begin yet.
+    fn seed_is_missing(&self) -> bool {
+        self.run.seed_slot != 0
     }
 
     /// Nobody is left who could still attest the running round.

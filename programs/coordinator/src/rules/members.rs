@@ -1,6 +1,6 @@
 //! The slots of members: finding, choosing, counting.
 
-use super::{bitmap, committee, moment::elapsed, Moment};
+use super::{bitmap, committee, merit, moment::elapsed, Moment};
 use crate::{constants::*, errors::CoordinatorError, instructions::JoinParams, state::*};
 use anchor_lang::{address_eq, prelude::*};
 
@@ -19,12 +19,35 @@ pub fn check_healthy(members: &Members, slot: u8, signer: &Address) -> Result<()
     Ok(())
 }
 
-pub fn healthy(members: &Members) -> Bitmap {
-    collect(members, |slot| slot.state == member_state::HEALTHY)
-}
-
 pub fn pending(members: &Members) -> Bitmap {
     collect(members, |slot| slot.pending == wish::WAITS)
+}
+
+/// Takes members out of the running epoch: those of `set` are `state` from now on. What they have shown stays, if it was
+/// enough, unless they are convicted; but in cooldown it is settled whose word counts.
+#[inline(never)]
+pub fn exit(run: &Run, members: &mut Members, set: &Bitmap, state: u8) {
+    let height = run.exit_height();
+    for index in bitmap::slots(set) {
+        let slot = &mut members.slots[index];
+        if slot.state == member_state::HEALTHY {
+            slot.exited_height = height;
+        }
+        slot.state = state;
+    }
+    if run.state != run_state::COOLDOWN {
+        let shown = if state == member_state::EJECTED { [0; 32] } else { merit::half_delivered(members) };
+        members.proven = bitmap::without(&members.proven, &bitmap::without(set, &shown));
+    }
+    members.healthy = bitmap::without(&members.healthy, set);
+}
+
+/// Returns everybody to idle.
+pub fn rest(members: &mut Members) {
+    for slot in members.slots.iter_mut().take_while(|slot| slot.used == 1) {
+        slot.state = member_state::IDLE;
+    }
+    members.healthy = [0; 32];
 }
 
 /// Those whom an authority has removed or barred.
@@ -68,11 +91,11 @@ pub fn join(
         slot.tier = params.tier;
         slot.declared = params.weight;
     }
-    if params.stateless {
-        forget_replica(run, slot, index as u8);
-    }
     let added = slot.pending != wish::WAITS;
     slot.pending = wish::WAITS;
+    if params.stateless {
+        forget_replica(run, members, index as u8);
+    }
     Ok(added)
 }
 
@@ -112,25 +135,19 @@ pub fn kick(run: &mut Run, members: &mut Members, whom: &(Address, bool), now: u
 /// was one, and was not ejected before.
 #[inline(never)]
 pub fn eject(run: &mut Run, members: &mut Members, slot: u8) -> bool {
-    let exited_height = run.exit_height();
-    let member = &mut members.slots[slot as usize];
-    if matches!(member.state, member_state::IDLE | member_state::EJECTED) {
+    if matches!(members.slots[slot as usize].state, member_state::IDLE | member_state::EJECTED) {
         return false;
     }
-    if member.state == member_state::HEALTHY {
-        member.exited_height = exited_height;
-    }
-    member.state = member_state::EJECTED;
+    exit(run, members, &bitmap::only(slot), member_state::EJECTED);
     committee::reelect(run, members);
     true
 }
 
 /// A member without a replica can neither give the model to joiners nor finish the running epoch.
-fn forget_replica(run: &mut Run, slot: &mut Slot, index: u8) {
+fn forget_replica(run: &mut Run, members: &mut Members, index: u8) {
     bitmap::clear(&mut run.finishers, index);
-    if slot.state == member_state::HEALTHY {
-        slot.state = member_state::WITHDRAWN;
-        slot.exited_height = run.exit_height();
+    if members.slots[index as usize].state == member_state::HEALTHY {
+        exit(run, members, &bitmap::only(index), member_state::WITHDRAWN);
     }
 }
 

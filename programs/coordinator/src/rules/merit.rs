@@ -11,9 +11,10 @@ use crate::{constants::*, state::*};
 const EIGHTHS: u32 = 8;
 pub const MOST: u32 = (1 << COUNT_BITS) - 1;
 
-/// Counts a round that made a step: `attested` delivered.
+/// Counts a round that made a step: `attested` delivered all that they owed, and `delivered` owed something.
 #[inline(never)]
-pub fn count(members: &mut Members, attested: &Bitmap) {
+pub fn count(members: &mut Members, attested: &Bitmap, delivered: &Bitmap) {
+    members.proven = bitmap::either(&members.proven, delivered);
     if members.judged == MOST {
         return;
     }
@@ -36,6 +37,7 @@ pub fn count(members: &mut Members, attested: &Bitmap) {
 pub fn begin(members: &mut Members) {
     members.judged = 0;
     members.delivered = [[0; 32]; COUNT_BITS];
+    members.proven = [0; 32];
     let newcomer = newcomers_most(members);
     for slot in members.slots.iter_mut().take_while(|slot| slot.used == 1) {
         if slot.state == member_state::HEALTHY {
@@ -105,6 +107,19 @@ pub fn end(members: &mut Members) {
     }
 }
 
+/// The slots that delivered all that they owed in at least half of the epoch's rounds so far.
+pub fn half_delivered(members: &Members) -> Bitmap {
+    at_least(&members.delivered, members.judged.div_ceil(2))
+}
+
+/// Whose word counts about what the epoch has made of the model: who delivered in at least half of the rounds that it was
+/// in, and not because it owed nothing. Whoever is gone by now is still one of them: see `members::exit`.
+#[inline(never)]
+pub fn proven(members: &Members) -> Bitmap {
+    let gone = bitmap::without(&members.proven, &members.healthy);
+    bitmap::either(&gone, &bitmap::both(&members.proven, &half_delivered(members)))
+}
+
 /// The slots whose count is at least `least`: compares from the lowest bit up.
 fn at_least(planes: &[Bitmap; COUNT_BITS], least: u32) -> Bitmap {
     let mut result = [0xff; 32];
@@ -146,7 +161,7 @@ mod tests {
                     counters[slot as usize] += 1;
                 }
             }
-            count(&mut members, &attested);
+            count(&mut members, &attested, &attested);
         }
         assert_eq!(members.judged, 300);
         for least in [1, 2, 100, 255, 256, 257, 300] {

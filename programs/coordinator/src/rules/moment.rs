@@ -1,4 +1,4 @@
-//! When an instruction runs: the chain's clock and its newest slot hash.
+//! When an instruction runs: the chain's clock and the hashes of its last slots.
 
 use super::slot_hashes;
 use anchor_lang::prelude::*;
@@ -8,13 +8,24 @@ pub struct Moment {
     /// Unix seconds.
     pub now: u64,
     pub slot: u64,
-    pub entropy: [u8; 32],
+    sysvar: AccountView,
 }
 
 impl Moment {
     pub fn read(sysvar: &UncheckedAccount) -> Result<Self> {
         let clock = Clock::get()?;
-        Ok(Self { now: seconds(&clock), slot: clock.slot, entropy: slot_hashes::newest(sysvar) })
+        Ok(Self { now: seconds(&clock), slot: clock.slot, sysvar: *sysvar.account() })
+    }
+
+    /// The SlotHashes sysvar.
+    pub fn slot_hashes(&self) -> &[u8] {
+        // SAFETY: a shared view of a sysvar, which no program can borrow mutably.
+        unsafe { self.sysvar.borrow_unchecked() }
+    }
+
+    /// The newest slot's hash: whoever sends an instruction knows it and can wait for another one.
+    pub fn entropy(&self) -> [u8; 32] {
+        slot_hashes::newest(self.slot_hashes())
     }
 }
 

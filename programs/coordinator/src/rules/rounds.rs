@@ -1,41 +1,46 @@
 //! Rounds: starting one, closing one, and what follows.
 
-use super::{agreement, agreement::Votes, assignment::Plan, backlog, backlog::Gaps, batch, bitmap, committee, members};
+use super::{agreement, agreement::Votes, assignment::Plan, backlog, backlog::Gaps, batch, bitmap, committee};
 use super::{merit, moment::elapsed, quorum, seeds, source, Machine, Moment};
 use crate::{constants::*, errors::CoordinatorError, state::*};
 use anchor_lang::prelude::*;
 use bytemuck::Zeroable;
 
 impl Machine<'_> {
-    /// Starts round `height` with the members of `roster`; the drain round, which a run with overlap needs, has no data.
-    /// `unsettled`: steps of the epoch that are not made yet and may be.
+    /// Starts round `height` with the seed that is drawn and the members that were there when it was not; the drain round,
+    /// which a run with overlap needs, has no data. `unsettled`: steps of the epoch that are not made yet and may be.
     #[inline(never)]
-    pub fn start_round(&mut self, roster: &Bitmap, moment: &Moment, (height, unsettled): (u32, u32)) {
+    pub fn start_round(&mut self, moment: &Moment, (height, unsettled): (u32, u32)) {
         let run = &mut *self.run;
-        let seed = seeds::next(run.current().seed, moment, run.step);
+        let (seed, roster) = (run.next_seed, run.next_roster);
         let wanted = if run.draining == 1 { 0 } else { batch::size(&run.config, run.data_index) };
         let backlog = &mut self.witnesses.backlog;
         let (redo_index, redo) = backlog.take(run, wanted);
         let again = redo.iter().fold(0, |sum: u16, len| sum.saturating_add(*len));
         let batch = if backlog.has_room(0) { wanted } else { again };
         run.head = if height == 0 { 0 } else { (run.head + 1) % STORED_ROUNDS as u8 };
-        let clients = bitmap::count(roster) as u16;
+        let seated = bitmap::count(&bitmap::both(&roster, &self.members.healthy)) as u16;
         run.rounds[run.head as usize] = Round {
             seed,
+            salt: seeds::salt(moment),
             data_index: run.data_index,
             redo_index,
             height,
             step: run.step.saturating_add(unsettled),
             batch,
             redo,
-            clients,
-            elected: committee::elected(run.config.witness_nodes, clients),
+            clients: bitmap::count(&roster) as u16,
+            elected: committee::elected(run.config.witness_nodes, seated),
             attestations: 0,
-            roster: *roster,
+            roster,
             attested: Bitmap::zeroed(),
             pad: [0; 2],
         };
         run.data_index = run.data_index.saturating_add(u64::from(batch - again));
+        run.next_roster = self.members.healthy;
+        if run.draining == 0 {
+            seeds::fix(run, moment);
+        }
         self.witnesses.rounds[run.head as usize].verdict_count = 0;
         self.enter(run_state::ROUND_TRAIN, moment);
     }
@@ -46,43 +51,40 @@ impl Machine<'_> {
         let head = self.run.ring(0);
         let round = self.run.rounds[head];
         if let Some(judged) = self.run.judged(0) {
-            let (attested, worked) = self.settle(&round, judged);
+            let (attested, delivered) = self.settle(&round, judged);
             self.run.rounds[head].attested = attested;
-            if worked {
+            if !bitmap::is_empty(&delivered) {
                 self.run.step = self.run.step.checked_add(1).ok_or(CoordinatorError::Overflow)?;
-                merit::count(self.members, &attested);
+                merit::count(self.members, &attested, &delivered);
                 source::settle(self.members, &attested, round.clients);
             }
         } else {
             self.run.rounds[head].attested = Bitmap::zeroed();
         }
         if self.run.draining == 1 {
-            self.start_cooldown(moment);
-            return Ok(());
+            return self.start_cooldown(moment);
         }
-        let healthy = members::healthy(self.members);
         let overlap = self.run.config.overlap == 1; // its own results wait for the next round's witnesses
         let unsettled = u32::from(overlap && round.batch > 0);
-        let reason = self.exit_reason(&round, &healthy, unsettled, moment);
+        let reason = self.exit_reason(&round, unsettled, moment);
         self.run.exit_reason = reason;
         if reason == exit_reason::NO_ATTESTATION && overlap {
             self.witnesses.backlog.put(self.run, &backlog::whole(&round));
         }
         if reason == exit_reason::NO_ATTESTATION || (reason != exit_reason::NONE && !overlap) {
-            self.start_cooldown(moment);
-            return Ok(());
+            return self.start_cooldown(moment);
         }
         self.run.draining = u8::from(reason != exit_reason::NONE);
         let height = round.height.checked_add(1).ok_or(CoordinatorError::Overflow)?;
-        self.start_round(&healthy, moment, (height, unsettled));
+        self.start_round(moment, (height, unsettled));
         Ok(())
     }
 
     /// Members of the `judged` round of whom a quorum of the witnesses of `round` holds the same result (or who owed
-    /// none), and whether it was a step: whether one of them owed a result. The rest of its data is untrained; if the
+    /// none), and those of them who owed one: if there are any, it was a step. The rest of its data is untrained; if the
     /// backlog has no room for that, then all of it is.
     #[inline(never)]
-    fn settle(&mut self, round: &Round, judged: usize) -> (Bitmap, bool) {
+    fn settle(&mut self, round: &Round, judged: usize) -> (Bitmap, Bitmap) {
         let judged = self.run.rounds[judged];
         let count = (round.attestations as usize).min(MAX_WITNESSES);
         let attestations = &self.witnesses.rounds[self.run.ring(0)].attestations[..count];
@@ -91,37 +93,35 @@ impl Machine<'_> {
         let agreed = agreement::agreed(&Votes { attestations, leading: &self.witnesses.leading, columns, quorum });
         let mut attested = bitmap::both(&agreed, &judged.roster);
         if attested == judged.roster {
-            return (attested, judged.batch > 0);
+            return (attested, if judged.batch > 0 { attested } else { Bitmap::zeroed() });
         }
         let (mut idle, mut gaps) = (Bitmap::zeroed(), Gaps::new());
-        let mut worked = false;
-        let plan = Plan::new(&judged, self.members, self.run.config.verification_percent);
+        let plan = Plan::new(&judged, &self.run.began, self.members, self.run.config.verification_percent);
         for share in plan.shares() {
             if share.len == 0 {
                 bitmap::set(&mut idle, share.slot);
-            } else if bitmap::has(&attested, share.slot) {
-                worked = true;
-            } else {
+            } else if !bitmap::has(&attested, share.slot) {
                 gaps.add(share.start, share.len);
             }
         }
         let mut untrained = gaps.intervals(&judged);
         if !untrained.is_empty() && !self.witnesses.backlog.has_room(untrained.len()) {
-            (attested, worked, untrained) = (Bitmap::zeroed(), false, backlog::whole(&judged));
+            (attested, untrained) = (Bitmap::zeroed(), backlog::whole(&judged));
         }
         self.witnesses.backlog.put(self.run, &untrained);
-        (bitmap::either(&attested, &idle), worked)
+        let idle = bitmap::both(&idle, &judged.roster); // who had gone before has no part in it
+        (bitmap::either(&attested, &idle), bitmap::without(&attested, &idle))
     }
 
     /// Why the epoch ends after this round, if it does.
-    fn exit_reason(&self, round: &Round, healthy: &Bitmap, unsettled: u32, moment: &Moment) -> u8 {
+    fn exit_reason(&self, round: &Round, unsettled: u32, moment: &Moment) -> u8 {
         let (run, config) = (&*self.run, &self.run.config);
         let rounds = round.height.saturating_add(1);
         if round.attestations == 0 {
             exit_reason::NO_ATTESTATION
         } else if u32::from(round.attestations) < quorum::of(u32::from(round.elected)) {
             exit_reason::QUORUM_MISSING
-        } else if bitmap::count(healthy) < u32::from(config.min_clients) {
+        } else if bitmap::count(&self.members.healthy) < u32::from(config.min_clients) {
             exit_reason::TOO_FEW_CLIENTS
         } else if run.step.saturating_add(unsettled) > config.total_steps {
             exit_reason::TOTAL_STEPS

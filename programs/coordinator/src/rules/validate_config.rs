@@ -27,7 +27,7 @@ fn check_times(config: &Config) -> Result<()> {
     require!(config.cooldown_time > 0, CoordinatorError::CooldownTimeZero);
     require!(round > 0, CoordinatorError::RoundTrainTimeZero);
     require!(epoch == 0 || round < epoch, CoordinatorError::RoundTrainTimeTooLong);
-    require!((1..=round).contains(&config.min_round_time), CoordinatorError::MinRoundTimeInvalid);
+    require!(config.min_round_time <= round, CoordinatorError::MinRoundTimeInvalid);
     require!(config.round_witness_time > 0, CoordinatorError::RoundWitnessTimeZero);
     require!(config.waiting_for_members_extra_time > 0, CoordinatorError::ExtraTimeZero);
     let times = [epoch, round, config.warmup_time, config.cooldown_time, config.round_witness_time];

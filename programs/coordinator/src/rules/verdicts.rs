@@ -14,7 +14,7 @@ const LEAST: u32 = 3;
 pub fn cast(run: &Run, members: &Members, votes: &mut WitnessRound, (ring, verdict): (usize, Verdict)) -> Result<bool> {
     let round = &run.rounds[ring];
     let verifiers = committee::verifiers(round.clients, run.config.verification_percent);
-    require!(is_verifier(round, verdict.verifier, verifiers), CoordinatorError::NotAVerifier);
+    require!(committee::is_verifier(round, &run.began, verdict.verifier, verifiers), CoordinatorError::NotAVerifier);
     require!(trained(run, members, round, verdict.target), CoordinatorError::NotATrainer);
     let count = (votes.verdict_count as usize).min(MAX_VERDICTS);
     let about = |vote: &&Verdict| vote.target == verdict.target;
@@ -29,16 +29,8 @@ pub fn cast(run: &Run, members: &Members, votes: &mut WitnessRound, (ring, verdi
     Ok(mismatches as u32 >= quorum::of(verifiers).max(LEAST))
 }
 
-fn is_verifier(round: &Round, slot: u8, verifiers: u32) -> bool {
-    if verifiers == 0 || !bitmap::has(&round.roster, slot) {
-        return false;
-    }
-    let rank = bitmap::rank(&round.roster, slot) as u8;
-    committee::first(round, committee::COMMITTEE, verifiers as usize).ranks().contains(&rank)
-}
-
 fn trained(run: &Run, members: &Members, round: &Round, slot: u8) -> bool {
-    let plan = Plan::new(round, members, run.config.verification_percent);
+    let plan = Plan::new(round, &run.began, members, run.config.verification_percent);
     let of_round = bitmap::has(&round.roster, slot);
     let found = of_round && plan.shares().any(|share| share.slot == slot && share.len > 0);
     found

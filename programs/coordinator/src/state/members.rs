@@ -80,6 +80,10 @@ pub struct Members {
     pub judged: u32,
     /// In how many of these a slot delivered all it owed: bit i of the count is in the bitmap i.
     pub delivered: [[u8; 32]; COUNT_BITS],
+    /// Slots that delivered anything that they owed; of those who have gone, the ones that did so in half of the rounds.
+    pub proven: [u8; 32],
+    /// Slots of healthy members.
+    pub healthy: [u8; 32],
     pub before: Source,
     pub slots: [Slot; MAX_MEMBERS],
 }

@@ -45,6 +45,8 @@ pub mod exit_reason {
 pub struct Round {
     /// Seed of every committee and assignment of the round.
     pub seed: u64,
+    /// What the fingerprints of the results are mixed with that are attested in this round: nobody knew it before.
+    pub salt: u64,
     /// First fresh sequence.
     pub data_index: u64,
     /// First sequences of the intervals that are trained again.
@@ -57,12 +59,13 @@ pub struct Round {
     pub redo: [u16; REDO],
     /// Sequences in total; 0 in the drain round.
     pub batch: u16,
-    /// Members of the round.
+    /// Members of the round: how many.
     pub clients: u16,
     /// Witnesses elected: how many.
     pub elected: u8,
     /// Attestations received.
     pub attestations: u8,
+    /// Members of the round, also those who have left since it was fixed: when the round before began.
     pub roster: [u8; 32],
     /// Warm-up: who reported ready. Running round: who attested. Closed round: members of the round that its witnesses
     /// judged whose results a quorum holds.
@@ -99,6 +102,10 @@ pub struct Run {
     pub lost_sequences: u64,
     /// The first sequence that what `level_hashes` describe was not trained on.
     pub attested_data_index: u64,
+    /// The slot whose hash the seed of the next round is drawn from (in warm-up, that of the warm-up); 0 once it is drawn.
+    pub seed_slot: u64,
+    /// Seed of the next round, as soon as it is drawn.
+    pub next_seed: u64,
     pub earning_rate: u64,
     pub slashing_rate: u64,
     pub future_earning_rate: u64,
@@ -116,6 +123,10 @@ pub struct Run {
     pub main_authority: Address,
     pub join_authority: Address,
     pub run_id: [u8; RUN_ID_BYTES],
+    /// Members that began the epoch: all orders are of these, so that who leaves moves nobody else.
+    pub began: [u8; 32],
+    /// Members of the next round.
+    pub next_roster: [u8; 32],
     /// Members that finished the last epoch and so hold the model.
     pub finishers: [u8; 32],
     pub level_hashes: [[u8; 32]; MAX_LEVELS],

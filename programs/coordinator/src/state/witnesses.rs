@@ -51,11 +51,10 @@ pub struct WitnessRound {
 
 /// Sequences that nobody trained and that later rounds take first.
 #[derive(Clone, Copy, Pod, Zeroable, IdlType)]
-#[repr(C)]
+#[repr(C, packed(4))]
 pub struct Interval {
     pub start: u64,
     pub len: u32,
-    pub pad: u32,
 }
 
 /// Ascending, none touches the next.
@@ -66,22 +65,11 @@ pub struct Backlog {
     pub count: u64,
 }
 
-/// Level hashes that one elected member states at cooldown.
-#[derive(Clone, Copy, Pod, Zeroable, IdlType)]
-#[repr(C)]
-pub struct LevelAttestation {
-    pub slot: u8,
-    /// Bit l: `hashes[l]` is stated.
-    pub mask: u8,
-    pub hashes: [[u8; 32]; MAX_LEVELS],
-}
-
 #[account]
 pub struct Witnesses {
     pub rounds: [WitnessRound; STORED_ROUNDS],
     pub leading: Leading,
     pub backlog: Backlog,
-    pub cooldown: [LevelAttestation; MAX_WITNESSES],
-    pub cooldown_count: u8,
-    pub pad: [u8; 7],
+    /// What the committee of each level states at cooldown, by the place in it; zero = nothing yet.
+    pub cooldown: [[[u8; 32]; MAX_WITNESSES]; MAX_LEVELS],
 }

@@ -1,0 +1,128 @@
+"""Who says what a level contains: up to 32 members that delivered it in half of the rounds, whoever of them is left."""
+
+from __future__ import annotations
+
+from aftermath.rules import bitmap, committee
+from aftermath.rules.state import RunState
+from programs.harness import World
+from programs.scenario import UNATTESTED, Scenario
+
+HASHES = {level: bytes([level + 1]) * 32 for level in range(3)}
+FALSE = dict.fromkeys(range(3), b"f" * 32)
+
+
+def _electees(run: Scenario, level: int = 0) -> set[int]:
+    return set(committee.cooldown_electees(run.run, run.members, level))
+
+
+def _rounds(run: Scenario, heard: int) -> None:
+    """All rounds of an epoch, in which these members deliver."""
+    while run.run.state.training:
+        judged = run.run.round(run.run.current.height - 1)
+        run.everyone_witnesses(participation=heard & (judged.roster if judged else 0))
+
+
+def test_a_declared_tier_proves_nothing(world: World) -> None:
+    """Four of seven say that they hold everything and deliver nothing: they were a majority of every committee."""
+    run = Scenario(world).start(init_min_clients=7, rounds_per_epoch=4)
+    run.train(range(7))
+    _rounds(run, heard=0b0000111)
+    assert run.run.state is RunState.COOLDOWN
+    assert _electees(run) == {0, 1, 2}
+    for index in range(3, 7):
+        run.attest(index, FALSE).refused("NotElected")
+    for index in (0, 1):
+        run.attest(index, HASHES).ok()
+    assert (run.run.levels_attested, run.run.level_hashes) == (0b111, tuple(HASHES.values()))
+
+
+def test_who_owed_nothing_has_shown_nothing(world: World) -> None:
+    """A member too slow to be given a sequence counts as one that delivered, but not for this."""
+    run = Scenario(world).start(rounds_per_epoch=3, global_batch_size_start=47, global_batch_size_end=47)
+    for index in range(2):
+        run.join(index, weight=10_000).ok()
+    run.join(2, weight=1).ok()
+    run.train(())
+    _rounds(run, heard=0b011)
+    assert (run.members.judged, run.members.delivered[2]) == (3, 2)  # half of the rounds
+    assert (run.members.proven, _electees(run)) == (0b011, {0, 1})
+    run.attest(2, FALSE).refused("NotElected")
+
+
+def test_half_of_the_rounds_are_enough(world: World) -> None:
+    run = Scenario(world).start(init_min_clients=4, rounds_per_epoch=5)
+    run.train(range(4))
+    heard = iter((0, 0b1111, 0b1111, 0b1101, 0b1001, 0b0001))
+    for seen in heard:
+        run.everyone_witnesses(participation=seen)
+    assert run.members.judged == 5
+    assert run.members.delivered[:4] == (5, 2, 3, 4)
+    assert _electees(run) == {0, 2, 3}
+
+
+def test_the_last_holder_does_not_speak_for_those_who_were_dropped(world: World) -> None:
+    """A member has the two other holders of level 0 dropped, and then says alone what it contains."""
+    run = Scenario(world).start(init_min_clients=5, min_clients=2, rounds_per_epoch=6)
+    for index in range(5):
+        run.join(index, tier=0 if index < 3 else 1).ok()
+    run.train(())
+    for _ in range(3):
+        run.everyone_witnesses()
+    run.everyone_witnesses(participation=0b11100)  # it withheld level 0 from them, so the others saw nothing of theirs
+    run.by(2, "health_check", run.names([0, 1])).ok()
+    _rounds(run, heard=0b11111)
+    assert run.run.state is RunState.COOLDOWN
+    assert _electees(run) == {0, 1, 2}
+    run.attest(2, FALSE).ok()
+    for index in (3, 4):
+        run.attest(index, {1: HASHES[1], 2: HASHES[2]}).ok()
+    assert run.run.level_hashes[0] == UNATTESTED
+    world.advance(31)
+    run.tick().ok()
+    assert (run.run.state, run.run.levels_attested) == (RunState.WAITING_FOR_MEMBERS, 0)
+    assert FALSE[0] not in run.run.level_hashes
+
+
+def test_who_left_early_is_not_waited_for(world: World) -> None:
+    """Before it had delivered in half of what it could: its silence costs nothing."""
+    run = Scenario(world).start(init_min_clients=4, rounds_per_epoch=6)
+    run.train(range(4))
+    run.everyone_witnesses()
+    run.everyone_witnesses(participation=0b0111)
+    run.everyone_witnesses(participation=0b0111)
+    run.by(3, "leave_run").ok()
+    _rounds(run, heard=0b0111)
+    assert _electees(run) == {0, 1, 2}
+
+
+def test_the_convicted_have_no_say(world: World) -> None:
+    run = Scenario(world).start(init_min_clients=10, rounds_per_epoch=4, verification_percent=30)
+    run.train(range(10))
+    for _ in range(3):
+        run.everyone_witnesses()
+    before = run.run.round(1)
+    assert before is not None
+    roles = committee.roles(before, 30)
+    verifiers = [slot for slot, role in roles.items() if role is committee.Committee.VERIFIER]
+    target = next(slot for slot in roles if slot not in verifiers)
+    assert bitmap.contains(run.members.proven, target)
+    for slot in verifiers:
+        run.by(slot, "verify", slot, 1, target, True).ok()
+    assert not bitmap.contains(run.members.proven, target)
+    _rounds(run, heard=bitmap.from_slots(set(range(10)) - {target}))
+    assert target not in _electees(run)
+
+
+def test_every_level_has_a_committee_of_its_own_of_32(world: World) -> None:
+    """It was 32 places for all levels together: with three levels, seven liars of forty could be a quorum of ten."""
+    run = Scenario(World(check_signatures=False)).start(init_min_clients=40, min_clients=1, rounds_per_epoch=1)
+    run.train(range(40)).finish_rounds()
+    electees = committee.cooldown_electees(run.run, run.members, 0)
+    assert len(electees) == 32
+    outsider = next(slot for slot in range(40) if slot not in electees)
+    run.attest(outsider, HASHES).refused("NotElected")
+    for slot in electees[:21]:
+        run.attest(slot, HASHES).ok()
+    assert run.run.levels_attested == 0
+    run.attest(electees[21], HASHES).ok()
+    assert run.run.levels_attested == 0b111
