@@ -3,14 +3,12 @@
 Usage: python benchmarks/memory.py [--json]
 
 A member of the recipe (its config's sequence length and optimizer, `--micro-batch-size 1`) trains on two sequences and
-applies a round, and every tensor that PyTorch makes and drops on the way is counted. It runs on the CPU: a GPU holds
-the same tensors, and some hundred MB of its own (its context, the libraries' workspaces, fragments) that are not
-counted here. `state` is 16 bytes for each parameter the tier holds; what the peak has beyond it are activations. One
-and two layers are measured, and the peak of all of them lies on the straight line through both, since every layer
-holds the same (`layer`). `recomputed` and `layer_recomputed` are the same with `--activation-checkpointing on`.
-
-`sent` is the light recipe's model with the demonstration's optimizer, where every number is sent: what its members hold
-most of are the results of eight that are applied together.
+applies a round, of eight members' results where every number is sent; every tensor that PyTorch makes and drops on the
+way is counted. It runs on the CPU: a GPU holds the same tensors, and some hundred MB of its own (its context, the
+libraries' workspaces, fragments) that are not counted here. `state` is 16 bytes for each parameter the tier holds, 24
+with SparseLoCo; what the peak has beyond it are activations and results. One and two layers are measured, and the peak
+of all of them lies on the straight line through both, since every layer holds the same (`layer`). `recomputed` and
+`layer_recomputed` are the same with `--activation-checkpointing on`.
 """
 
 from __future__ import annotations
@@ -35,14 +33,14 @@ from aftermath.replica.pass_size import Checkpointing, PassSize
 from aftermath.replica.replica import Replica
 
 ROOT = Path(__file__).parents[1]
-CONFIGS = {"light": "light-config.toml", "test": "config.toml", "sent": "light-config.toml"}
+CONFIGS = {"light": "light-config.toml", "test": "config.toml"}
 TIERS = 4
-STATE_BYTES = {"light": 16, "test": 16, "sent": 24}
-"""For each parameter, in fp32: weight, gradient, delta and the copy during the look-ahead; with inner steps the moments
-and the copy at their start in place of that.
+STATE_BYTES = {"light": 24, "test": 16}
+"""For each parameter, in fp32: weight, gradient, delta and the copy during the look-ahead; with Muon's inner steps the
+moment and its copy as well.
 """
-MEMBERS = {"light": 1, "test": 1, "sent": 8}
-TABLE = re.compile(r"^\[model\.LLM\.optimizer\.\w+\]\n(?:[^\[\n][^\n]*\n)*", re.MULTILINE)
+MEMBERS = {"light": 8, "test": 1}
+"""Whose results are applied together: with every number sent, two bytes of a number for each are most of it."""
 
 
 def shape_of_recipe(model: str) -> dict[str, int]:
@@ -51,13 +49,6 @@ def shape_of_recipe(model: str) -> dict[str, int]:
     found = re.search(rf'/{CONFIGS[model]}\n *shape="([^"]+)"', recipe)
     assert found, "scripts/setup-run.sh has another form"
     return {name: int(number) for name, number in re.findall(r"--([a-z-]+) (\d+)", found[1])}
-
-
-def optimizer_of_the_demo() -> str:
-    """The table of its config."""
-    found = TABLE.search((ROOT / "config" / "demo" / "config.toml").read_text())
-    assert found, "the demonstration's config has another form"
-    return found[0]
 
 
 def peak(model: str, tier: int, layers: int, checkpointing: Checkpointing = "off") -> tuple[int, int]:
@@ -75,10 +66,7 @@ def peak(model: str, tier: int, layers: int, checkpointing: Checkpointing = "off
     text = re.sub(r"\btiers = \d+", f"tiers = {TIERS}", text)
     with tempfile.TemporaryDirectory() as place:
         (Path(place) / "config.json").write_text(json.dumps(document))
-        if model == "sent":
-            text = TABLE.sub(optimizer_of_the_demo(), text)
-        recipe = "light" if model == "sent" else model
-        run = parse_config(text.replace(f'"runs/{recipe}/model"', json.dumps(place)), CONFIGS[model])
+        run = parse_config(text.replace(f'"runs/{model}/model"', json.dumps(place)), CONFIGS[model])
         schema = shape_of(run).schema
     config = config_of(document)
     tokens = torch.randint(VOCAB_SIZE, (2, run.llm.max_seq_len), generator=torch.Generator().manual_seed(0))

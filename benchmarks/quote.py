@@ -30,6 +30,8 @@ LIST = re.compile(r"\[\s+([^\]]*?)\s+\]")
 
 
 GOALS = 3
+WINNER = "outer-4-muon"
+"""Of eight members, as benchmarks/arms.toml has it."""
 UNKNOWN = "–"
 """Stands for a figure of a benchmark that has not been run."""
 
@@ -119,6 +121,26 @@ def pages_of_experiments() -> str:
         for question, those in asked.items():
             parts.append(f"### {size}: {question}\n\n{_table_of_arms(those)}\n")
     return "".join(parts)
+
+
+def table_of_worth() -> str:
+    """For every size what eight members are worth, what they could be at most, and from which step on."""
+    heads = (
+        "size",
+        "worth of eight, with the protocol",
+        "without its time",
+        "by their tokens at most",
+        *(f"from this step on {worth}" for worth in (2, 4, 6)),
+    )
+    lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
+    for size, found in figures("worth").items():
+        ends = found["arms"].get(WINNER, {"ends": []})["ends"]
+        if not ends or (against := ends[-1].get("against_adamw")) is None:
+            continue
+        reached = (against["worth"], against["worth_without_protocol"], 8 * against["token_efficiency"])
+        steps = ("never" if at is None else f"{at:.2f} s" for at in found["step_seconds_for"].values())
+        lines.append(f"| {' | '.join((size, *(f'{value:.2f}' for value in reached), *steps))} |")
+    return "\n".join(lines) + "\n"
 
 
 def table_of_bars() -> str:
@@ -393,6 +415,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "demo": report_of_demo,
     "units": table_of_units,
     "experiments": pages_of_experiments,
+    "worth": table_of_worth,
     "bars": table_of_bars,
     "unequal": tables_of_unequal,
     "ideas": tables_of_ideas,

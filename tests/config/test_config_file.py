@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import struct
+import tomllib
 from pathlib import Path
 from typing import Any, get_args
 
@@ -13,7 +14,7 @@ import pytest
 from aftermath.base.errors import ConfigError
 from aftermath.config.document import ARCHITECTURES, Llm, RunConfig, load_config, parse_config
 from aftermath.config.read import optimizer_of
-from aftermath.config.training import SPARSELOCO as SPARSELOCO_DEFAULTS
+from aftermath.config.training import DISTRO as DISTRO_DEFAULTS
 from aftermath.config.training import SparseLoCoSettings
 from aftermath.rules.accounts import LrSchedule
 from aftermath.rules.schedules import learning_rate
@@ -217,13 +218,31 @@ def test_sparseloco_is_understood_and_what_is_left_out_is_its_rooms_default() ->
     assert (read.compression_decay, read.weight_decay, read.beta1) == (0.95, 0.0, 0.0)
 
 
-def test_the_table_that_a_preset_names_as_the_other_choice_is_one_with_the_defaults() -> None:
+def test_the_tables_of_the_light_preset_name_every_key_and_either_can_be_taken() -> None:
     text = (REPOSITORY / "config/solana-test/light-config.toml").read_text()
-    before, _, table = text.partition("# [model.LLM.optimizer.SparseLoCo]\n")
-    keys = re.findall(r"^# (\w+ = \S+)", table, re.MULTILINE)
-    assert len(keys) == len(SparseLoCoSettings.model_fields)
-    said = parse_config(before + SPARSELOCO + "\n".join(keys), "c").to_chain()["model"]["optimizer"]
-    assert said | {"compression_topk_embeddings": 0} == SPARSELOCO_DEFAULTS.to_chain()
+    before, _, tables = text.partition(SPARSELOCO)
+    own, _, other = tables.partition("# [model.LLM.optimizer.Distro]\n")
+    assert set(re.findall(r"^(\w+) = ", own, re.MULTILINE)) == set(SparseLoCoSettings.model_fields)
+    keys = re.findall(r"^# (\w+ = \S+)", other, re.MULTILINE)
+    taken = parse_config(before + "[model.LLM.optimizer.Distro]\n" + "\n".join(keys), "c").llm.optimizer.Distro
+    assert taken == DISTRO_DEFAULTS.model_copy(update={"compression_topk_embeddings": 64})
+
+
+def test_the_light_preset_has_what_learnt_most() -> None:
+    """The winner of benchmarks/arms.toml, at the rate it had at its largest size, and as it without overlap."""
+    said = tomllib.loads((REPOSITORY / "benchmarks/arms.toml").read_text())
+    winner: dict[str, Any] = {}
+    for arm in said["arm"]:
+        winner |= arm if arm["name"] == said["winner"]["8"] else {}
+    config = load_config(REPOSITORY / "config/solana-test/light-config.toml")
+    has = config.llm.optimizer.SparseLoCo
+    assert has is not None
+    named = ("inner_steps", "inner_optimizer", "outer_lr", "orthogonal_lr")
+    assert {name: getattr(has, name) for name in named} == {name: winner[name] for name in named}
+    assert (has.divisor, has.compression_topk, has.value_bits) == (winner["mean"], winner["topk"], 2)
+    assert config.config.overlap == 0
+    assert config.llm.lr_schedule.WarmupStableDecay is not None
+    assert config.llm.lr_schedule.WarmupStableDecay.base_lr in winner["lr"]
 
 
 def test_tiers_are_chosen_in_the_matformer_table() -> None:

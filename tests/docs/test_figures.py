@@ -42,7 +42,7 @@ SET_BY_US = {
         "32,000",
         "4,096",  # coefficients of a block
         *("11.1", "11.9", "12.9", "37.4", "38.1", "42.1", "67.0", "67.8", "75.8"),  # bytes of one, as tested below
-        *("1,196", "820"),  # of one that keeps all, too
+        "1,196",  # of one that keeps all, too
         "33.4",  # bytes for 32 places of one
         "2",  # of a value
         "64",  # MiB of the largest table of them: optim/places.py
