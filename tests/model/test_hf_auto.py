@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from aftermath.model.architectures import architecture_of, config_of
@@ -218,6 +220,22 @@ def test_a_tiers_logits_are_those_of_its_exported_checkpoint_to_transformers(nam
     wrong = document(tmp_path / "m-tier1") | {"matformer_base_intermediate_size": 128, "intermediate_size": 64}
     with pytest.raises(ModelConfigError, match=r"is not matformer_base_intermediate_size 128 / 2\^1|disagree"):
         config_of(wrong | {"ffn_dim": 8, "n_inner": 8, "intermediate_size": 8})
+
+
+SIZES = ("matformer_tier", "matformer_base_intermediate_size", "intermediate_size", "n_inner", "n_embd")
+ANYTHING = st.none() | st.booleans() | st.integers() | st.sampled_from([8, 16, 32, 64, 1, 2]) | st.text(max_size=3)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.dictionaries(st.sampled_from(SIZES), ANYTHING | st.floats() | st.lists(st.integers(), max_size=2)))
+def test_whatever_a_file_says_of_its_sizes_it_is_read_or_refused(change: dict[str, Any]) -> None:
+    try:
+        config = config_of({"model_type": "gpt2"} | MODELS["gpt2"] | change)
+        shapes = [config.parameter_shapes(tier) for tier in range(config.possible_tiers())]
+    except ModelConfigError:
+        return
+    assert all(min(shape) > 0 for held in shapes for shape in held.values())
+    assert config_of(config.to_hf(len(shapes) - 1)) == config
 
 
 @pytest.mark.parametrize("saved", ["mixtral", "qwen3_moe"], indirect=True)

@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from aftermath.model.cache import Cache
 from aftermath.model.config import ModelConfig
+from aftermath.model.key_cache import Cache
 
 Through = Callable[..., Tensor]
 """`LanguageModel.through`."""

@@ -22,7 +22,7 @@ from aftermath.model.arch.deepseek_config import DeepseekConfig, DeepseekV2Confi
 from aftermath.model.arch.llama import FeedForward
 from aftermath.model.arch.rotary import Rotation, rotate, scaled_rotary
 from aftermath.model.arch.transformer import Transformer, linear
-from aftermath.model.cache import Cache, LayerCache, attention
+from aftermath.model.key_cache import Cache, LayerCache, attention
 from aftermath.model.network import Through
 
 _LATENT_EPSILON = 1e-6

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from aftermath.model.arch.llama_config import LlamaConfig
 from aftermath.model.arch.rotary import Rotation, rotate, scaled_rotary
 from aftermath.model.arch.transformer import Transformer, linear
-from aftermath.model.cache import Cache, LayerCache, attention
+from aftermath.model.key_cache import Cache, LayerCache, attention
 from aftermath.model.network import Through
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from aftermath.model.arch.nanogpt_config import NanoGPTConfig
 from aftermath.model.arch.rotary import Rotation, rotary, rotate
 from aftermath.model.arch.transformer import Transformer, linear
-from aftermath.model.cache import Cache, LayerCache, attention
+from aftermath.model.key_cache import Cache, LayerCache, attention
 from aftermath.model.network import Through
 
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aftermath.model.arch.transformer_config import TransformerConfig
-from aftermath.model.cache import Cache
+from aftermath.model.key_cache import Cache
 from aftermath.model.network import LanguageModel
 
 

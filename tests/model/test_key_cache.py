@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from aftermath.model.architectures import config_of
-from aftermath.model.cache import Cache
 from aftermath.model.generate import Draft, generate
+from aftermath.model.key_cache import Cache
 from aftermath.model.network import LanguageModel
 
 torch.set_num_threads(1)
