@@ -74,7 +74,15 @@ class Shell:
         return invoke(command, "--rpc", self.rpc, *signer, *arguments, "--json")
 
 
-UNSIGNED = {"list-runs", "json-dump-run", "json-dump-user", "can-join", "predownload", "join-authorization-read"}
+UNSIGNED = {
+    "list-runs",
+    "show-run",
+    "json-dump-run",
+    "json-dump-user",
+    "can-join",
+    "predownload",
+    "join-authorization-read",
+}
 
 
 def train(shell: Shell, *arguments: str | Path) -> subprocess.CompletedProcess[str]:

@@ -5,25 +5,15 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 
 from aftermath.cli.schema import shape_of
 from aftermath.config.document import load_config
 from aftermath.model.checkpoint import load
 from aftermath.model.segments import level_hash
-from cli.cli_lone_member import one_epoch
+from cli.cli_lone_member import one_epoch, quick_config
 from cli.cli_runs import Shell, invoke
 from cli.conftest import ROOT, SHAPE
-
-QUICK = {
-    "init_min_clients = 3": "init_min_clients = 1",
-    "min_clients = 2": "min_clients = 1",
-    "rounds_per_epoch = 16": "rounds_per_epoch = 2",
-    "waiting_for_members_extra_time = 2": "waiting_for_members_extra_time = 1",
-    "cooldown_time = 15": "cooldown_time = 120",
-}
 
 
 def test_checkpoint_of_the_attested_model(owner: Shell, run_id: str, material: Path, tmp_path: Path) -> None:
@@ -88,13 +78,3 @@ def test_a_finished_run_is_reopened_and_taken_back(owner: Shell, run_id: str, ma
         assert owner("json-dump-run", *named).data["run"]["step"] == step + 1
     opened = owner("reopen", *named, "--total-steps", 30).data
     assert (opened["state"], opened["total_steps"]) == ("waiting_for_members", 30)
-
-
-def quick_config(material: Path, tmp_path: Path, more: Mapping[str, str] = MappingProxyType({})) -> Path:
-    text = (material / "config.toml").read_text()
-    for usual, quick in {**QUICK, **more}.items():
-        assert usual in text
-        text = text.replace(usual, quick, 1)
-    path = tmp_path / "config.toml"
-    path.write_text(text)
-    return path

@@ -49,7 +49,7 @@ def printer(*, as_json: bool, everything: bool) -> Callable[[Told], None]:
     """Prints events, each in one line."""
     from aftermath.watch.lines import EventLines
 
-    return _print_json if as_json else EventLines(_Lines(soft_wrap=True), everything=everything)
+    return _print_json if as_json else EventLines(LineConsole(soft_wrap=True), everything=everything)
 
 
 def _print_json(told: Told) -> None:
@@ -72,7 +72,7 @@ def say_notes(reader: EventReader) -> None:
         note(sentence)
 
 
-class _Lines(Console):
+class LineConsole(Console):
     """A console that leaves it to the command what a closed pipe means."""
 
     def on_broken_pipe(self) -> None:

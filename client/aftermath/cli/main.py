@@ -46,6 +46,8 @@ INDEX = {
     "set-future-epoch-rates": Entry(OWN, "Set the points that members earn and lose from the next epoch on."),
     "close-run": Entry(OWN, "Close a halted run and take back its rent."),
     "list-runs": Entry(LOOK, "List the runs on a cluster."),
+    "show-run": Entry(LOOK, "Show where a run stands: how far it is, who is in it, what it waits for and until when."),
+    "watch": Entry(LOOK, "Follow where a run stands, until it is finished, or until Ctrl-C."),
     "plot": Entry(
         LOOK, "Draw a run's history from its members' events: loss by tier, bytes, epochs, who went and came back."
     ),

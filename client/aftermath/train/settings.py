@@ -117,6 +117,9 @@ class TrainSettings(BaseModel):
         description="Directory that receives this member's events as JSON lines, a file for every epoch; the commands "
         "events and plot read it.",
     )
+    metrics_port: int | None = Field(
+        None, ge=1, le=65535, description="TCP port of this machine at which Prometheus finds metrics (/metrics)."
+    )
     write_gradients_dir: Path | None = Field(
         None,
         description="Directory, one for each member, that receives every result this member applies, its own and its "

@@ -39,6 +39,8 @@ def events_of(settings: TrainSettings, stack: contextlib.ExitStack) -> Events:
         sinks.append(_kept("--write-log", settings.write_log, JsonLines))
     if settings.events_dir:
         sinks.append(_kept("--events-dir", settings.events_dir, EpochFiles))
+    if settings.metrics_port is not None:
+        sinks.append(_measured(settings.metrics_port, stack))
     return Events(elapsed, sinks)
 
 
@@ -49,6 +51,18 @@ def _kept(option: str, path: Path, writer: Callable[[Path, Wall], Sink]) -> Sink
     except OSError as error:
         sentence = f"{option}: {error.filename or path} cannot be written: {error.strerror}"
         raise Unsuitable(sentence, "name a place that you may write to") from None
+
+
+def _measured(port: int, stack: contextlib.ExitStack) -> Sink:
+    """What keeps the metrics that are served at this port. Raises Unsuitable if it cannot be had."""
+    from aftermath.watch.metrics import Metrics, served
+
+    metrics = Metrics(_date)
+    try:
+        stack.enter_context(served(metrics, port))
+    except OSError as error:
+        raise Unsuitable(f"--metrics-port: port {port} cannot be had: {error.strerror}", "choose another one") from None
+    return metrics
 
 
 def _date() -> datetime:

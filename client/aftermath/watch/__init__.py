@@ -1,4 +1,5 @@
-"""What a member and a run show of themselves: events, the console, the terminal view, plots.
+"""What a member and a run show of themselves: events, their files and reader, the console, the terminal view, plots.
 
-Owns no state of the run; everything it shows came through `watch.events`.
+Owns no state of the run: what a member shows came through `watch.events`, and where a run stands is read off its
+accounts (`watch.standing`).
 """

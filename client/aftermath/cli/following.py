@@ -1,0 +1,60 @@
+"""Reads where a run stands, once or after every change, without a wallet.
+
+Decided: Run is pushed; Model and Members are read again only when the run's counters say that they changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+from aftermath.chain.addresses import run_addresses
+from aftermath.chain.subscription import RunWatcher
+from aftermath.cli.connection import Cluster
+from aftermath.coordinator.view import View
+from aftermath.watch.standing import Standing, standing
+
+
+class RunFollower:
+    """One run on a cluster."""
+
+    def __init__(self, chain: Cluster, run_id: str) -> None:
+        self._coordinator, self._run_id = chain.coordinator, run_id
+        program = chain.coordinator.program_id
+        self._watcher = RunWatcher(chain.pool, run_addresses(program, run_id).run, program)
+        self._view: View | None = None
+
+    async def now(self) -> Standing:
+        """Where it stands, read now. Raises CoordinatorError when there is no such run."""
+        await self._read()
+        await self._watcher.refresh()  # which reads the chain's clock
+        return self.standing()
+
+    def standing(self) -> Standing:
+        """Where it stands by what was read last, at this moment of the chain's time."""
+        assert self._view is not None
+        return standing(self._view.run, self._view.model, self._view.members, self._watcher.clock.now())
+
+    @asynccontextmanager
+    async def following(self) -> AsyncIterator[AsyncIterator[Standing]]:
+        """Where it stands, now and after every change. Raises as `now`, and CoordinatorError when the run is closed."""
+        await self._read()
+        await self._watcher.start()
+        try:
+            yield self._standings()
+        finally:
+            await self._watcher.close()
+
+    async def _standings(self) -> AsyncIterator[Standing]:
+        async for run in self._watcher.updates():
+            known = self._view
+            if known is not None and (known.run.model_seq, known.run.members_seq) == (run.model_seq, run.members_seq):
+                self._view = replace(known, run=run)
+            else:
+                await self._read()
+            yield self.standing()
+
+    async def _read(self) -> None:
+        run, model, members = await self._coordinator.snapshot(self._run_id)
+        self._view = View(run, members, model)

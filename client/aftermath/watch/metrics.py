@@ -1,0 +1,127 @@
+"""A member's events as metrics for Prometheus; docs/operations.md has the names, and what they mean.
+
+Decided
+- Every series says of which run, wallet and tier it is, so that the members of a run can be put side by side.
+- They come from events alone, as all that is shown: what is not told is not there, and nothing is measured twice.
+- They are served on this machine's own address: whoever collects from elsewhere decides by what way that is reached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Summary, start_http_server
+
+from aftermath.rules.state import RunState
+from aftermath.watch import kinds
+from aftermath.watch.events import Wall
+
+ADDRESS = "127.0.0.1"
+_OWN = ("run", "wallet", "tier")
+
+
+class Metrics:
+    """A sink that keeps them up to date, in `registry`."""
+
+    def __init__(self, wall: Wall) -> None:
+        self.registry = CollectorRegistry()
+        self._wall = wall
+        self._of: tuple[str, str, str] | None = None
+        self._before = kinds.Traffic(sent=0, received=0, sent_by_kind={}, peers=0, costs={})
+        self._client = self._gauge("client_info", "1, with the client's version", "version")
+        self._epoch = self._gauge("epoch", "The run's epoch")
+        self._step = self._gauge("step", "Steps that the run has trained")
+        self._steps = self._gauge("steps", "Steps that the run will have trained in the end")
+        self._state = self._gauge("state", "1 for the state that the run is in, 0 for the others", "state")
+        self._loss = self._gauge("loss", "Of this member's newest share, in nats per token")
+        self._speed = self._gauge("tokens_per_second", "At which that share was trained")
+        self._tokens = self._counter("tokens", "Tokens that this member has trained")
+        self._told = self._gauge("last_trained_timestamp_seconds", "When that share was trained, in unix time")
+        self._seconds = self._summary("round_seconds", "What the parts of this member's rounds took", "part")
+        self._applied = self._counter("results_applied", "Results that are in the model, of all members")
+        self._failed = self._counter("fetch_failures", "Results that could not be had yet")
+        self._refused = self._counter("refused", "What peers said or sent that does not count")
+        self._dropped = self._counter("members_dropped", "Members that this one reported as gone")
+        self._warnings = self._counter("warnings", "What a person should know: see the log")
+        self._peers = self._gauge("peers", "Peers in reach")
+        self._sent = self._counter("sent_bytes", "Bytes sent to peers")
+        self._received = self._counter("received_bytes", "Bytes received from peers")
+        self._transactions = self._counter("transactions", "Transactions that this member has sent")
+        self._lamports = self._counter("lamports", "Lamports that these have cost")
+
+    def __call__(self, event: kinds.Event) -> None:
+        if isinstance(event, kinds.Started):
+            self._of = event.run_id, event.wallet, str(event.tier)
+            self._client.labels(*self._of, event.version).set(1)
+        elif self._of is not None:
+            self._take(event, self._of)
+
+    def _take(self, event: kinds.Event, own: tuple[str, str, str]) -> None:
+        match event:
+            case kinds.State():
+                self._epoch.labels(*own).set(event.epoch)
+                self._step.labels(*own).set(event.step)
+                self._steps.labels(*own).set(event.total_steps)
+                for state in RunState:
+                    self._state.labels(*own, state.name.lower()).set(state.name == event.state)
+            case kinds.Round():
+                self._epoch.labels(*own).set(event.epoch)
+                self._step.labels(*own).set(max(0, event.step - 1))
+            case kinds.Trained():
+                self._trained(event, own)
+            case kinds.Applied():
+                self._applied.labels(*own).inc(event.results)
+                self._seconds.labels(*own, "wait").observe(event.waited)
+                self._seconds.labels(*own, "apply").observe(event.seconds)
+            case kinds.FetchFailed():
+                self._failed.labels(*own).inc()
+            case kinds.Refused():
+                self._refused.labels(*own).inc()
+            case kinds.Dropped():
+                self._dropped.labels(*own).inc(len(event.slots))
+            case kinds.Warning():
+                self._warnings.labels(*own).inc()
+            case kinds.Traffic():
+                self._traffic(event, own)
+            case kinds.Finished():
+                self._step.labels(*own).set(event.step)
+
+    def _trained(self, event: kinds.Trained, own: tuple[str, str, str]) -> None:
+        if event.loss is not None:
+            self._loss.labels(*own).set(event.loss)
+        self._speed.labels(*own).set(event.tokens_per_sec)
+        self._tokens.labels(*own).inc(event.tokens)
+        self._told.labels(*own).set(self._wall().timestamp())
+        self._seconds.labels(*own, "train").observe(event.seconds)
+        self._seconds.labels(*own, "encode").observe(event.encode_seconds)
+        self._seconds.labels(*own, "announce").observe(event.announce_seconds)
+
+    def _traffic(self, event: kinds.Traffic, own: tuple[str, str, str]) -> None:
+        before, self._before = self._before, event
+        self._peers.labels(*own).set(event.peers)
+        self._sent.labels(*own).inc(max(0, event.sent - before.sent))
+        self._received.labels(*own).inc(max(0, event.received - before.received))
+        for name, counter in (("transactions", self._transactions), ("lamports", self._lamports)):
+            counter.labels(*own).inc(max(0, event.costs.get(name, 0) - before.costs.get(name, 0)))
+
+    def _gauge(self, name: str, meaning: str, *labels: str) -> Gauge:
+        return Gauge(f"aftermath_{name}", meaning, (*_OWN, *labels), registry=self.registry)
+
+    def _counter(self, name: str, meaning: str) -> Counter:
+        return Counter(f"aftermath_{name}", meaning, _OWN, registry=self.registry)
+
+    def _summary(self, name: str, meaning: str, *labels: str) -> Summary:
+        return Summary(f"aftermath_{name}", meaning, (*_OWN, *labels), registry=self.registry)
+
+
+@contextmanager
+def served(metrics: Metrics, port: int) -> Iterator[None]:
+    """Serve them under `/metrics` at this port. Raises OSError if that cannot be had."""
+    server, thread = start_http_server(port, ADDRESS, metrics.registry)
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

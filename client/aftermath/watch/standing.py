@@ -1,0 +1,200 @@
+"""Where a run stands, from its accounts alone: how far it is, who is in it, what it waits for and until when.
+
+Decided
+- It is the same for everybody who looks at the same moment: nothing but the accounts and the chain's time goes in.
+- A member was last seen in the newest round in which it attested, or in which a quorum has its result; if the chain
+  holds no such round any more, in the last epoch it was in.
+- The time that is left is that of the epoch's own pace, as soon as some of its steps are trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from aftermath.base.counted import counted
+from aftermath.rules import bitmap, committee
+from aftermath.rules.accounts import STORED_ROUNDS, Members, Model, Run, Slot, steps_before
+from aftermath.rules.deadlines import next_deadline
+from aftermath.rules.state import ExitReason, MemberState, RunState
+
+_LEAST = 3  # steps of an epoch before its pace says anything
+_OVERDUE = 15  # seconds after a deadline from which on nobody seems to tick
+_ENDINGS = {
+    ExitReason.QUORUM_MISSING: "no quorum of its witnesses answered",
+    ExitReason.TOO_FEW_CLIENTS: "too few members were left",
+    ExitReason.TOTAL_STEPS: "all steps were trained",
+    ExitReason.ROUNDS_PER_EPOCH: "it had all its rounds",
+    ExitReason.EPOCH_TIME: "its time was over",
+    ExitReason.PAUSE: "the owner paused the run",
+    ExitReason.NO_ATTESTATION: "no witness attested its rounds",
+}
+
+
+@dataclass(frozen=True)
+class MemberStanding:
+    """One member, as the chain knows it."""
+
+    seat: int
+    signer: bytes
+    tier: int
+    standing: str
+    weight: int
+    points: int
+    slashed: int
+    seen: str
+    witness: bool
+    """Elected to attest the running round, or that the model is there."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A run at one moment; times in seconds."""
+
+    run_id: str
+    name: str
+    description: str
+    state: RunState
+    since: int
+    """How long it is in that state."""
+    epoch: int
+    round: int | None
+    step: int
+    total_steps: int
+    left: int | None
+    """Until all steps are trained, at this epoch's pace; None if that cannot be told."""
+    deadline: int | None
+    """Until the run may be moved on, whoever is missing; negative once that is past, None if no time runs."""
+    waits: tuple[str, ...]
+    """What has to happen before it goes on."""
+    members: tuple[MemberStanding, ...]
+
+
+def standing(run: Run, model: Model, members: Members, now: int) -> Standing:
+    """The run as its accounts say, at the chain's time `now`."""
+    until = next_deadline(run, members, model)
+    deadline = None if until is None else until - now
+    return Standing(
+        run_id=run.run_id,
+        name=model.metadata.name,
+        description=model.metadata.description,
+        state=run.state,
+        since=max(0, now - run.state_started_at),
+        epoch=run.epoch,
+        round=run.current.height if run.state.active else None,
+        step=run.trained_steps,
+        total_steps=run.config.total_steps,
+        left=_left(run, now),
+        deadline=deadline,
+        waits=tuple(_waits(run, model, members, deadline)),
+        members=tuple(_members(run, members)),
+    )
+
+
+def _left(run: Run, now: int) -> int | None:
+    trained = run.trained_steps - steps_before(run.start_step)
+    if not run.state.training or trained < _LEAST:
+        return None
+    return max(0, (run.config.total_steps - run.trained_steps) * (now - run.epoch_started_at) // trained)
+
+
+# --- what it waits for ------------------------------------------------------------------------------------------------
+
+
+def _waits(run: Run, model: Model, members: Members, deadline: int | None) -> Iterator[str]:
+    match run.state:
+        case RunState.UNINITIALIZED:
+            yield "its owner has not configured it yet (update-config)"
+        case RunState.PAUSED:
+            yield "its owner has paused it (set-paused resume)"
+        case RunState.FINISHED:
+            yield f"nothing: {counted(run.config.total_steps, 'step')} are trained"
+        case RunState.WAITING_FOR_MEMBERS:
+            yield from _waits_for_members(run, members)
+        case RunState.WARMUP:
+            yield f"its members to have the model: {_votes(run)} have said so"
+        case RunState.ROUND_TRAIN:
+            yield from _waits_for_round(run)
+        case RunState.ROUND_WITNESS:
+            yield f"the witnesses that have not attested yet: {_votes(run)} have"
+        case RunState.COOLDOWN:
+            yield from _waits_for_the_model(run, model, members)
+    if run.pending_pause and not run.state.halted:
+        yield "its owner wants a pause, which begins when this epoch is over"
+    if deadline is not None and deadline <= -_OVERDUE:
+        yield f"somebody to move it on: aftermath-solana tick --run-id {run.run_id}"
+
+
+def _waits_for_members(run: Run, members: Members) -> Iterator[str]:
+    asked, least = members.pending.bit_count(), run.config.init_min_clients
+    here = f"{asked} of at least {counted(least, 'member')}"
+    if asked < least:
+        yield f"members: {here} {'has' if asked == 1 else 'have'} asked for a place"
+    else:
+        yield f"the time that others are given to come: {here} are here"
+    if why := _ENDINGS.get(run.exit_reason):
+        yield f"(the last epoch ended because {why})"
+
+
+def _waits_for_round(run: Run) -> Iterator[str]:
+    now = run.current
+    if now.attestations >= committee.quorum(now.elected):
+        yield f"the least time of a round: {_votes(run)} have attested it"
+    else:
+        yield f"the witnesses of round {now.height}: {_votes(run)} have attested it"
+
+
+def _waits_for_the_model(run: Run, model: Model, members: Members) -> Iterator[str]:
+    held = [level for level in range(run.levels) if committee.holders(run, members, level)]
+    known = [level for level in held if run.attested_step == run.step and run.levels_attested >> level & 1]
+    if len(known) < len(held):
+        yield f"the hashes of the model: {len(known)} of {counted(len(held), 'level')} are attested"
+    if model.checkpoint_step != run.step:
+        yield "a checkpoint of this epoch, which a member of tier 0 has to keep"
+
+
+def _votes(run: Run) -> str:
+    now = run.current
+    return f"{now.attestations} of {counted(now.elected, 'witness', 'witnesses')} ({committee.quorum(now.elected)} do)"
+
+
+# --- who is in it -----------------------------------------------------------------------------------------------------
+
+
+def _members(run: Run, members: Members) -> Iterator[MemberStanding]:
+    elected: tuple[int, ...] = ()
+    if run.state.training or run.state is RunState.WARMUP:
+        elected = committee.witnesses(run.current, members.mask(MemberState.HEALTHY))
+    for seat, slot in enumerate(members.slots):
+        if slot.used:
+            yield MemberStanding(
+                seat,
+                slot.signer,
+                slot.tier,
+                _words(run, slot),
+                slot.weight,
+                slot.points,
+                slot.slashed,
+                _seen(run, seat, slot),
+                seat in elected,
+            )
+
+
+def _words(run: Run, slot: Slot) -> str:
+    if slot.barred:
+        return "barred"
+    running = run.state is RunState.WARMUP or run.state.active
+    state = slot.state.name.lower() if running and slot.state is not MemberState.IDLE else ""
+    state = "takes part" if state == "healthy" else state
+    if slot.pending:
+        return f"{state}, joins the next epoch" if state else "joins the next epoch"
+    return state or ("removed" if slot.removed else "away")
+
+
+def _seen(run: Run, seat: int, slot: Slot) -> str:
+    if run.state.active:
+        newest = run.current.height
+        for height in range(newest, newest - STORED_ROUNDS, -1):
+            if (stored := run.round(height)) is not None and bitmap.contains(stored.attested, seat):
+                return f"epoch {run.epoch}, round {height}"
+    return f"epoch {slot.last_epoch}"

@@ -1,0 +1,163 @@
+"""Where a run stands: what it waits for in every state, until when, and how each member stands."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from aftermath.rules.accounts import Members, Model, Run
+from aftermath.rules.state import ExitReason, MemberState, RunState
+from aftermath.watch.standing import Standing, standing
+from rules import builders
+
+CONFIG = builders.config(
+    init_min_clients=3,
+    min_clients=2,
+    total_steps=100,
+    warmup_time=60,
+    min_round_time=2,
+    max_round_train_time=40,
+    round_witness_time=10,
+    cooldown_time=90,
+    waiting_for_members_extra_time=5,
+)
+BEGAN = 1_000
+
+
+def members(count: int, **given: Any) -> Members:
+    return builders.members({seat: builders.slot(seat, tier=seat % 3, **given) for seat in range(count)})
+
+
+def at(
+    state: RunState,
+    *,
+    now: int = BEGAN,
+    members_: Members | None = None,
+    model: Model | None = None,
+    round_: dict[str, Any] | None = None,
+    **given: Any,
+) -> Standing:
+    run = run_of(state, round_, **given)
+    return standing(run, model or builders.model(), members_ if members_ is not None else members(3), now)
+
+
+def run_of(state: RunState, round_: dict[str, Any] | None = None, **given: Any) -> Run:
+    rounds = (builders.header(0b111, **{"elected": 3} | (round_ or {})),)
+    return builders.run(state, rounds=rounds, **{"config": CONFIG, "state_started_at": BEGAN, "step": 1} | given)
+
+
+def test_a_halted_run_says_who_can_change_that_and_no_time_runs() -> None:
+    for state, word in ((RunState.UNINITIALIZED, "update-config"), (RunState.PAUSED, "set-paused resume")):
+        found = at(state)
+        assert word in found.waits[0]
+        assert found.deadline is None
+    finished = at(RunState.FINISHED, step=101)
+    assert finished.waits == ("nothing: 100 steps are trained",)
+    assert (finished.step, finished.deadline) == (100, None)
+
+
+def test_before_there_are_enough_it_says_how_many_are_missing() -> None:
+    few = at(RunState.WAITING_FOR_MEMBERS, members_=members(1, pending=True, state=MemberState.IDLE))
+    assert few.waits == ("members: 1 of at least 3 members has asked for a place",)
+    assert few.deadline is None
+    assert [member.standing for member in few.members] == ["joins the next epoch"]
+    enough = at(RunState.WAITING_FOR_MEMBERS, now=BEGAN + 2, members_=members(3, pending=True))
+    assert enough.waits == ("the time that others are given to come: 3 of at least 3 members are here",)
+    assert enough.deadline == 3
+
+
+def test_why_the_last_epoch_ended_is_said() -> None:
+    reasons = [reason for reason in ExitReason if reason is not ExitReason.NONE]
+    told = {at(RunState.WAITING_FOR_MEMBERS, exit_reason=reason).waits[-1] for reason in reasons}
+    assert len(told) == len(reasons)
+    assert all(sentence.startswith("(the last epoch ended because ") for sentence in told)
+
+
+@pytest.mark.parametrize(
+    ("state", "attestations", "words", "deadline"),
+    [
+        (RunState.WARMUP, 1, "its members to have the model: 1 of 3 witnesses (2 do) have said so", 60),
+        (RunState.ROUND_TRAIN, 1, "the witnesses of round 4: 1 of 3 witnesses (2 do) have attested it", 40),
+        (RunState.ROUND_TRAIN, 2, "the least time of a round: 2 of 3 witnesses (2 do) have attested it", 2),
+        (RunState.ROUND_WITNESS, 2, "the witnesses that have not attested yet: 2 of 3 witnesses (2 do) have", 10),
+    ],
+)
+def test_votes_are_counted(state: RunState, attestations: int, words: str, deadline: int) -> None:
+    found = at(state, round_={"attestations": attestations, "height": 4})
+    assert found.waits == (words,)
+    assert found.deadline == deadline
+
+
+def test_a_cooldown_waits_for_hashes_and_a_checkpoint() -> None:
+    given = {"step": 41, "levels": 3}
+    nothing = at(RunState.COOLDOWN, **given)
+    assert nothing.waits == (
+        "the hashes of the model: 0 of 3 levels are attested",
+        "a checkpoint of this epoch, which a member of tier 0 has to keep",
+    )
+    of_before = at(RunState.COOLDOWN, levels_attested=0b111, attested_step=21, **given)
+    assert of_before.waits[0] == nothing.waits[0], "hashes of the epoch before do not count"
+    some = at(RunState.COOLDOWN, levels_attested=0b101, attested_step=41, **given)
+    assert some.waits[0] == "the hashes of the model: 2 of 3 levels are attested"
+    kept = at(
+        RunState.COOLDOWN, levels_attested=0b111, attested_step=41, model=builders.model(checkpoint_step=41), **given
+    )
+    assert kept.waits == ()
+    small = builders.members({0: builders.slot(0, tier=2), 1: builders.slot(1, tier=2), 2: builders.slot(2, tier=1)})
+    assert "0 of 2 levels" in at(RunState.COOLDOWN, members_=small, **given).waits[0], "nobody holds level 0"
+
+
+def test_a_deadline_that_nobody_acts_upon_is_everybody_s_to_mend() -> None:
+    late = at(RunState.WARMUP, now=BEGAN + 60 + 14)
+    assert late.deadline == -14
+    assert not any("tick" in sentence for sentence in late.waits)
+    later = at(RunState.WARMUP, now=BEGAN + 60 + 15)
+    assert later.waits[-1] == "somebody to move it on: aftermath-solana tick --run-id test"
+
+
+def test_a_pause_to_come_is_said() -> None:
+    assert any("wants a pause" in sentence for sentence in at(RunState.ROUND_TRAIN, pending_pause=True).waits)
+    assert not any("wants a pause" in sentence for sentence in at(RunState.PAUSED, pending_pause=True).waits)
+
+
+def test_the_time_that_is_left_is_that_of_the_epoch_s_pace() -> None:
+    given = {"start_step": 11, "epoch_started_at": BEGAN - 40}
+    assert at(RunState.ROUND_TRAIN, step=13, **given).left is None, "two steps say nothing of a pace"
+    assert at(RunState.ROUND_TRAIN, step=21, **given).left == 80 * 40 // 10
+    assert at(RunState.COOLDOWN, step=21, **given).left is None
+
+
+def test_members_stand_as_the_chain_has_them() -> None:
+    slots = {
+        0: builders.slot(0, weight=7, points=1200, slashed=5, last_epoch=3),
+        1: builders.slot(1, state=MemberState.DROPPED, last_epoch=3),
+        2: builders.slot(2, state=MemberState.HEALTHY, pending=True, last_epoch=3),
+        5: builders.slot(5, state=MemberState.IDLE, pending=True),
+        6: builders.slot(6, state=MemberState.IDLE, removed=True, last_epoch=1),
+        7: builders.slot(7, state=MemberState.IDLE, barred=True),
+        9: builders.slot(9, state=MemberState.IDLE, last_epoch=2),
+    }
+    before = builders.header(0b111, height=3, elected=2, attested=0b101, seed=1)
+    now = builders.header(0b111, height=4, elected=2, attested=0b100, attestations=1, seed=2)
+    run = replace(
+        run_of(RunState.ROUND_TRAIN, epoch=3), rounds=(before, now, *run_of(RunState.PAUSED).rounds[2:]), head=1
+    )
+    found = standing(run, builders.model(), builders.members(slots), BEGAN)
+    assert found.round == 4
+    assert [(member.seat, member.standing, member.seen) for member in found.members] == [
+        (0, "takes part", "epoch 3, round 3"),
+        (1, "dropped", "epoch 3"),
+        (2, "takes part, joins the next epoch", "epoch 3, round 4"),
+        (5, "joins the next epoch", "epoch 0"),
+        (6, "removed", "epoch 1"),
+        (7, "barred", "epoch 0"),
+        (9, "away", "epoch 2"),
+    ]
+    first = found.members[0]
+    assert (first.weight, first.points, first.slashed) == (7, 1200, 5)
+    assert sum(member.witness for member in found.members) == 2
+    halted = standing(replace(run, state=RunState.PAUSED), builders.model(), builders.members(slots), BEGAN)
+    assert not any(member.witness or "takes part" in member.standing for member in halted.members)
+    assert [member.seen for member in halted.members][:1] == ["epoch 3"]
