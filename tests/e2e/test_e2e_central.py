@@ -1,10 +1,11 @@
 """A run without a chain: a server and three members as real processes, and kill -9 of the one and of the others.
 
-The members share nothing but the server's address: that tells them where their peers are.
+The members share nothing but the server's address: it tells them where their peers are, and serves their tokens.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import pytest
 from solders.keypair import Keypair
 from xprocess import XProcess
 
+from aftermath.localnet.free_ports import free_ports
 from e2e.diary import Diary, applied_sequences, compare_replicas
 from e2e.material import Material
 from e2e.processes import PATIENCE, Running, until
@@ -43,6 +45,7 @@ class Central:
     def start_server(self) -> None:
         words = ["server", "run", "--state", str(self._state), "-s", self.port, "--host", "127.0.0.1"]
         kept = ["--save-state-dir", str(self._place / "kept"), "--tui", "false"]
+        kept += ["--data-config", str(self._place / "data.toml")]
         self.server = Running(self._xprocess, "server", [*SCRIPT, *words, *kept], ready="server ready")
 
     def start(self, tier: int) -> str:
@@ -89,8 +92,13 @@ class Central:
 def central(xprocess: XProcess, material: Material, tmp_path: Path) -> Central:
     rules = {"rounds_per_epoch": STEPS // 3, "total_steps": STEPS, "min_round_time": 1}
     config = material.config(tmp_path, **rules)
+    local = f"data_location = {{ Local = {json.dumps(str(material.tokens))} }}"
+    served = f'data_location = {{ Server = "127.0.0.1:{free_ports("127.0.0.1", 1)}" }}'
+    text = config.read_text()
+    assert local in text
     state = tmp_path / "state.toml"
-    state.write_text(f'run_id = "{RUN}"\n{config.read_text()}')
+    state.write_text(f'run_id = "{RUN}"\n{text.replace(local, served)}')
+    (tmp_path / "data.toml").write_text(f"dir = {json.dumps(str(material.tokens))}\nseq_len = 32\n")
     return Central(xprocess, tmp_path, state)
 
 

@@ -72,17 +72,20 @@ async def establish(chain: SignedCluster, run_id: str, file: RunConfig) -> list[
 
     Raises what the owner's commands raise.
     """
+    steps = await missing(chain, run_id, {}, chain.wallet.pubkey, "")
+    if not steps:
+        run, _, _ = await chain.coordinator.snapshot(run_id)
+        rules = Config(**file.to_chain()["config"])
+        if run.state is RunState.FINISHED and rules.total_steps <= run.trained_steps:
+            return [f"the run has trained all its {run.trained_steps} steps: more total_steps in the file let it go on"]
+        if not run.halted:
+            return [] if rules == run.config else ["the run goes by the rules that it began with, not by the file's"]
     shape = await asyncio.to_thread(shape_of, file)
     config, trouble = await asyncio.to_thread(with_agreed_data, file, shape.vocab_size)
-    if steps := await missing(chain, run_id, {}, chain.wallet.pubkey, ""):
+    if steps:
         await chain.sender.afford(steps, chain.coordinator.sizes(run_id), later=LATER)
         await chain.sender.send_packed(steps)
     run, model, _ = await chain.coordinator.snapshot(run_id)
-    rules = Config(**config.to_chain()["config"])
-    if run.state is RunState.FINISHED and rules.total_steps <= run.trained_steps:
-        return [f"the run has trained all its {run.trained_steps} steps: total_steps in the file lets it go on"]
-    if not run.halted:
-        return [] if rules == run.config else ["the run goes on by the rules that it began with, not by the file's"]
     change = Change(
         metadata={}, config=config, shape=shape, restart_from_step=None, switch_to_hub=False, client_version=None
     )

@@ -42,6 +42,8 @@ _WILL_UNITS = 400_000
 class CentralPool(RpcPool):
     """The one server, as an RPC service."""
 
+    called = "the server"
+
     def __init__(self, link: Link, *, patience: float, seed: int) -> None:
         super().__init__([endpoint(f"http://{link.address}")], patience=patience, seed=seed, wire=link)
         self._address = link.address
