@@ -62,6 +62,7 @@ lint: $(STAMP)  ## ruff, mypy, and clippy where cargo is
 # The pages that are made from something else: commands from their help, figures from benchmarks/measured.
 docs: $(STAMP)  ## write commands.md and the figures in all pages anew
 	$(RUN) -m aftermath.cli.docs docs/commands.md
+	$(RUN) -m aftermath.central.docs docs/commands-centralized.md
 	$(RUN) benchmarks/plots.py docs
 	$(RUN) benchmarks/quote.py README.md docs/*.md
 

@@ -35,6 +35,7 @@ COMMANDS = {
     "chain": "python benchmarks/chain.py --json",
     "distro": "python benchmarks/distro.py --json",
     "localnet": "python benchmarks/localnet.py --transactions 5000 --json",
+    "central": "python benchmarks/central.py --json",
     "p2p": "python benchmarks/p2p.py --json",
     "round": "python benchmarks/round.py --members 3 8 --json",
     "hostile": "python -m pytest -m slow tests/hostile",

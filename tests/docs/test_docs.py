@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from aftermath.central.__main__ import CENTRALIZED
 from aftermath.chain.views import members_account, model_account, run_account, witnesses_account
-from aftermath.cli.main import INDEX, about, called, load
+from aftermath.cli.main import SOLANA
 from aftermath.localnet.runtime import minimum_balance
 from aftermath.programs import AUTHORIZER_IDL, COORDINATOR_IDL
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(ROOT.glob("*.md")) + [ROOT / "keys/README.md", *sorted((ROOT / "docs").glob("*.md"))]
-PROGRAM = "aftermath-solana"
+SCRIPTS = {script.name: script for script in (SOLANA, CENTRALIZED)}
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -71,20 +72,21 @@ def test_command_lines_parse(page: Path) -> None:
     """Whole command lines, in shell blocks, are parsed by the command itself, which is not run."""
     for line in fenced_lines(page):
         words = shlex.split(line, comments=True)
-        if words[:1] == [PROGRAM]:
-            name = called(words[1:])
+        if words and (script := SCRIPTS.get(words[0])):
+            name = script.called(words[1:])
             assert name, line
-            load(name).make_context(name, words[1 + len(name.split()) :])
+            script.load(name).make_context(name, words[1 + len(name.split()) :])
 
 
 def test_mentioned_commands_and_options_exist(page: Path) -> None:
     for span in SPAN.findall(prose(page)):
         words = [word.rstrip(",;") for word in span.split()]
-        if words and words[0] == PROGRAM:
+        script = SCRIPTS.get(words[0], SOLANA) if words else SOLANA
+        if words and words[0] in SCRIPTS:
             words = words[1:]
-            assert not words or called(words) or about(words[0]) or words[0].startswith("-"), span
-        if (command := called(words)) and any(word.startswith("-") for word in words):
-            known = {name for option in load(command).params for name in (*option.opts, *option.secondary_opts)}
+            assert not words or script.called(words) or script.begun(words[0]) or words[0].startswith("-"), span
+        if (command := script.called(words)) and any(word.startswith("-") for word in words):
+            known = {name for option in script.load(command).params for name in (*option.opts, *option.secondary_opts)}
             given = {word for word in words[1:] if word.startswith("-")}
             assert given <= known | {"--json", "--help"}, span
 
@@ -92,7 +94,11 @@ def test_mentioned_commands_and_options_exist(page: Path) -> None:
 def test_lone_options_belong_to_a_command(page: Path) -> None:
     """An option that stands alone between backquotes is one of some command, script, tool or benchmark."""
     known = {
-        name for command in INDEX for option in load(command).params for name in (*option.opts, *option.secondary_opts)
+        name
+        for script in SCRIPTS.values()
+        for command in script.entries
+        for option in script.load(command).params
+        for name in (*option.opts, *option.secondary_opts)
     }
     simulator = ROOT / "client" / "aftermath" / "sim" / "__main__.py"
     sources = [*(ROOT / "scripts").iterdir(), *(ROOT / "benchmarks").glob("*.py"), simulator]

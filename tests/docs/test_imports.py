@@ -17,10 +17,12 @@ NEVER = {
     "rules": {"torch", "aiohttp", "httpx", "asyncio", "socket", "time", "random"},
     "config": {"torch", "aiohttp", "httpx", "asyncio"},
     "coordinator": {"torch", "aftermath.chain", "aftermath.localnet", "solders"},
-    "member": {"time", "random", "socket", "solders", "aftermath.chain", "aftermath.localnet", "aftermath.train"},
+    "member": {"time", "random", "socket", "solders", "aftermath.chain", "aftermath.localnet", "aftermath.train"}
+    | {"aftermath.central"},
     "replica": {"solders", "aftermath.chain", "aftermath.member"},
     "ranks": {"solders", "aftermath.chain", "aftermath.p2p", "aftermath.member"},
     "chain": {"torch", "aftermath.p2p"},
+    "central": {"torch", "iroh", "aftermath.member", "aftermath.model", "aftermath.optim"},
     "lab": {"aiohttp", "httpx", "aftermath.chain", "aftermath.p2p", "aftermath.coordinator"},
     "localnet": {"torch", "aftermath.chain", "aftermath.p2p", "aftermath.programs"},
     "p2p": {"torch", "aftermath.chain"},

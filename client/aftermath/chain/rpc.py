@@ -93,6 +93,9 @@ class RpcPool:
     every process: it draws when the next try begins.
     """
 
+    called = "RPC endpoint"
+    """What a node is to a person who reads a log."""
+
     def __init__(
         self,
         endpoints: Sequence[Endpoint],
@@ -141,7 +144,7 @@ class RpcPool:
             except WrongCluster:
                 raise
             except Exception as error:
-                log.warning("RPC endpoint %s does not answer (%s)", node.endpoint.shown, describe(error))
+                log.warning("%s %s does not answer (%s)", self.called, node.endpoint.shown, describe(error))
 
     async def genesis(self) -> str:
         """The cluster's genesis hash (base58)."""
@@ -217,7 +220,7 @@ class RpcPool:
                 await self._verify(node, timeout)
         result = _understood(await node.http.ask(request, timeout), read)
         if node.failures >= FAILURES_BEFORE_LEAVING:
-            log.warning("RPC endpoint %s answers again", node.endpoint.shown)
+            log.warning("%s %s answers again", self.called, node.endpoint.shown)
         node.failures, node.leave = 0, _Leave()
         return result
 
@@ -256,11 +259,11 @@ class RpcPool:
         now = asyncio.get_running_loop().time()
         node.failures += 1
         node.last_error = describe(error)
-        log.debug("RPC endpoint %s: %s", node.endpoint.shown, node.last_error)
+        log.debug("%s %s: %s", self.called, node.endpoint.shown, node.last_error)
         if node.failures < FAILURES_BEFORE_LEAVING:
             return
         if node.failures == FAILURES_BEFORE_LEAVING:
-            log.warning("RPC endpoint %s does not answer (%s)", node.endpoint.shown, node.last_error)
+            log.warning("%s %s does not answer (%s)", self.called, node.endpoint.shown, node.last_error)
         if node.leave.until <= now:
             node.verified = False
             node.leave.until = now + node.leave.seconds
@@ -271,7 +274,7 @@ class RpcPool:
             return
         node.left[kind] = _Leave(asyncio.get_running_loop().time() + LEAVE_SECONDS)
         if node.failures < FAILURES_BEFORE_LEAVING and len(self._nodes) > 1:
-            log.warning("RPC endpoint %s answers, but not to %s (%s)", node.endpoint.shown, kind, node.last_error)
+            log.warning("%s %s answers, but not to %s (%s)", self.called, node.endpoint.shown, kind, node.last_error)
 
     def _unavailable(self, patience: float) -> Unavailable:
         tried = ", ".join(f"{n.endpoint.shown} ({n.last_error})" for n in self._nodes)

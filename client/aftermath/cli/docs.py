@@ -12,7 +12,8 @@ from typing import Any
 
 from aftermath.cli.describe import meaning, names
 from aftermath.cli.help import example
-from aftermath.cli.main import INDEX, find, load
+from aftermath.cli.index import Index
+from aftermath.cli.main import SOLANA
 
 PREFACE = """# Commands
 
@@ -35,20 +36,20 @@ as one object `{"error", "fix"}` in the last line of stderr. Notes in plain word
 Options with a name in brackets also read that environment variable."""
 
 
-def page() -> str:
-    """The whole page as markdown."""
-    parts = [PREFACE]
-    for panel, entries in groupby(INDEX.items(), key=lambda item: item[1].panel):
+def page(index: Index = SOLANA, preface: str = PREFACE) -> str:
+    """The whole page of a script's commands as markdown."""
+    parts = [preface]
+    for panel, entries in groupby(index.entries.items(), key=lambda item: item[1].panel):
         parts.append(f"## {panel}")
-        parts += [section(name) for name, _ in entries]
+        parts += [section(index, name) for name, _ in entries]
     return "\n\n".join(parts) + "\n"
 
 
-def section(name: str) -> str:
+def section(index: Index, name: str) -> str:
     """One command: what it does, an example, its options."""
-    loaded = load(name)
+    loaded = index.load(name)
     text = "\n".join(line.strip() for line in (loaded.help or "").strip().splitlines())
-    kinds = find(name).entry.__annotations__
+    kinds = index.find(name).entry.__annotations__
     shown = [parameter for parameter in loaded.params if parameter.name not in ("help", "json_output")]
     rows = [row(parameter, kinds[parameter.name]) for parameter in shown]
     table = "\n".join(["| option | meaning |", "|---|---|", *rows])
@@ -60,9 +61,9 @@ def row(parameter: Any, kind: Any) -> str:
     return f"| {', '.join(f'`{name}`' for name in names(parameter))} | {meaning(parameter, kind, '`')} |"
 
 
-def main() -> None:
+def main(index: Index = SOLANA, preface: str = PREFACE) -> None:
     """Write the page to the path given, or to stdout."""
-    text = page()
+    text = page(index, preface)
     if len(sys.argv) > 1:
         Path(sys.argv[1]).write_text(text, encoding="utf-8")
     else:

@@ -1,0 +1,282 @@
+"""Rounds per second of a run on the centralized server, with light members: all of the protocol, and no training.
+
+    python benchmarks/central.py [--members 64] [--rounds 30] [--processes 2] [--json]
+
+The server is `aftermath-centralized server run`, a process of its own that keeps its state on the disk. Each light
+member has its own identity, its two signed connections, the real client of the run and the real ticker; it joins, and
+where it is elected it attests, as fast as it can, that everybody delivered. Nobody trains, nobody has a model, and no
+result goes from peer to peer: so this is the pace that the server and the program allow, not that of a training run.
+The program's shortest round is one second of the chain's clock, which is whole seconds; `attested_seconds` says how
+long after a round began the quorum of its attestations was there, of which the rest is room for training. The members
+share the machine with the server.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import multiprocessing
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil
+from solders.keypair import Keypair
+
+from aftermath.central.link import Link
+from aftermath.central.reach import CentralPool
+from aftermath.chain.member import SolanaMember
+from aftermath.chain.wallet import Wallet
+from aftermath.coordinator.errors import Refused, Unavailable
+from aftermath.member.attention import Attention
+from aftermath.member.feed import RunFeed
+from aftermath.member.ticker import Ticker
+from aftermath.rules.accounts import Run
+from aftermath.rules.committee import quorum, witnesses
+from aftermath.rules.consensus import pack_fingerprints
+from aftermath.rules.state import MemberState, RunState
+
+RUN = "bench"
+FINGERPRINT = bytes(31) + b"\1"
+SIZES = ["--hidden", "16", "--layers", "1", "--heads", "2", "--kv-heads", "2", "--intermediate", "16"]
+LIMIT = 900.0  # seconds after which something is broken
+
+
+def state_file(place: Path, members: int, rounds: int) -> Path:
+    """A run for so many members whose first epoch has so many rounds; the model gives the shape only."""
+    model = place / "model"
+    command = [sys.executable, "-m", "aftermath", "model", "init", "--out", str(model), *SIZES]
+    subprocess.run(command, check=True, capture_output=True)
+    path = place / "state.toml"
+    path.write_text(
+        f"""
+run_id = "{RUN}"
+
+[config]
+warmup_time = 600
+cooldown_time = 60
+rounds_per_epoch = {rounds + 10}
+min_round_time = 1
+max_round_train_time = 60
+round_witness_time = 10
+init_min_clients = {members}
+min_clients = {members}
+global_batch_size_start = {4 * members}
+global_batch_size_end = {4 * members}
+total_steps = 100000
+waiting_for_members_extra_time = 1
+
+[model.LLM]
+architecture = "HfLlama"
+data_type = "Pretraining"
+max_seq_len = 32
+checkpoint = {{ Dummy = {{ repo_id = {json.dumps(str(model))} }} }}
+data_location = "Dummy"
+
+[model.LLM.lr_schedule.Constant]
+base_lr = 1.0e-3
+
+[model.LLM.optimizer.Distro]
+clip_grad_norm = 1.0
+compression_decay = 0.999
+compression_topk = 4
+compression_chunk = 16
+quantize_1bit = true
+"""
+    )
+    return path
+
+
+@contextlib.contextmanager
+def server(place: Path, members: int, rounds: int) -> Iterator[tuple[psutil.Process, int]]:
+    """The server's process, and its port."""
+    state = state_file(place, members, rounds)
+    command = [sys.executable, "-m", "aftermath.central", "server", "run", "--state", str(state)]
+    with (place / "server.log").open("w") as log:
+        child = subprocess.Popen(
+            [*command, "--host", "127.0.0.1", "--save-state-dir", str(place / "kept"), "--tui", "false"],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        ends = time.monotonic() + LIMIT
+        while not (found := re.search(r"ready run=\w+ port=(\d+)", (place / "server.log").read_text())):
+            if child.poll() is not None or time.monotonic() > ends:
+                raise SystemExit((place / "server.log").read_text())
+            time.sleep(0.1)
+        yield psutil.Process(child.pid), int(found[1])
+    finally:
+        child.terminate()
+        child.wait()
+
+
+class _Clock:
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+@contextlib.asynccontextmanager
+async def connected(port: int) -> Any:
+    """(client of the run, its peer key) of a new identity."""
+    wallet, peer = Wallet(Keypair()), Keypair()
+    link = Link(f"127.0.0.1:{port}", None, RUN, wallet, peer)
+    seed = int.from_bytes(wallet.public[:4])
+    async with (
+        CentralPool(link, patience=60.0, seed=seed) as pool,
+        SolanaMember(pool, wallet, RUN, client_version="") as chain,
+    ):
+        yield chain, peer
+
+
+async def light_member(port: int, rounds: int) -> None:
+    """One member, until the rounds are over."""
+    async with connected(port) as (chain, peer):
+        view = await chain.view()
+        schema = view.model.schema_hash
+        while True:
+            try:
+                await chain.join(p2p=bytes(peer.pubkey()), tier=0, weight=1, schema_hash=schema, stateless=True)
+                break
+            except Unavailable:  # all of them join at once, on the cores of the server
+                continue
+        clock, feed = _Clock(), RunFeed(await chain.view())
+        ticker = asyncio.create_task(Ticker(chain, feed, clock, Attention(clock)).run())
+        try:
+            async for view in chain.views():
+                await feed.put(view)
+                if over(view.run, rounds):
+                    return
+                with contextlib.suppress(Refused, Unavailable):  # too late, or done by the quorum
+                    await duty(chain, feed)
+        finally:
+            ticker.cancel()
+
+
+def over(run: Run, rounds: int) -> bool:
+    """Whether the rounds that are measured are done."""
+    return run.epoch > 0 or run.state is RunState.COOLDOWN or (run.state.training and run.current.height > rounds)
+
+
+async def duty(chain: SolanaMember, feed: RunFeed) -> None:
+    """What an elected witness owes in the state there is, once."""
+    run, members = feed.run, feed.members
+    slot = members.find(chain.wallet)
+    current = run.current
+    if slot is None or current.attested >> slot & 1:
+        return
+    if slot not in witnesses(current, members.mask(MemberState.HEALTHY)):
+        return
+    if run.state is RunState.WARMUP:
+        await chain.warmup_witness(slot, run.place)
+    elif run.state.training:
+        judged = run.round(run.config.judged(current.height))
+        seen = judged.roster if judged is not None and judged.batch else 0
+        said = {place: FINGERPRINT for place in range(256) if seen >> place & 1}
+        prints = pack_fingerprints(said, judged.roster, current.seed) if judged and seen else bytes(320)
+        await chain.witness(
+            slot, run.place, seen, prints, step=current.step, loss=1.0, tokens_per_sec=1.0, bytes_per_sec=1.0
+        )
+
+
+def company(port: int, count: int, rounds: int) -> None:
+    """So many members in one process."""
+
+    async def live() -> None:
+        await asyncio.gather(*(light_member(port, rounds) for _ in range(count)))
+
+    asyncio.run(live())
+
+
+async def observe(process: psutil.Process, port: int, rounds: int) -> tuple[list[float], list[float], int, float]:
+    """When each round began, how long after that its quorum was there (where it was seen), how many witnesses, and the
+    cores that the server used meanwhile.
+    """
+    began: list[float] = []
+    attested: list[float] = []
+    used = 0.0
+    elected, height = 0, -1
+    async with asyncio.timeout(LIMIT), connected(port) as (chain, _):
+        async for view in chain.views():
+            run, now = view.run, time.monotonic()
+            if run.state.training and run.current.height != height:
+                height = run.current.height
+                used = used or cpu(process)
+                began.append(now)
+                chosen = witnesses(run.current, view.members.mask(MemberState.HEALTHY))
+                elected, quorum_seen = len(chosen), False
+            if run.state.training and not quorum_seen and run.current.attestations >= quorum(elected):
+                quorum_seen = True
+                attested.append(now - began[-1])
+            if over(run, rounds):
+                return began, attested, elected, (cpu(process) - used) / (now - began[0])
+    raise AssertionError
+
+
+def cpu(process: psutil.Process) -> float:
+    """Seconds that it has computed."""
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+async def watched(process: psutil.Process, port: int, rounds: int, children: list[Any]) -> Any:
+    """What is observed, unless members end before it."""
+    observing = asyncio.create_task(observe(process, port, rounds))
+    while not observing.done():
+        if any(child.exitcode for child in children):
+            observing.cancel()
+            raise SystemExit("a member ended with an error")
+        await asyncio.wait([observing], timeout=1)
+    return observing.result()
+
+
+def measure(members: int, rounds: int, processes: int) -> dict[str, Any]:
+    """The figures."""
+    with tempfile.TemporaryDirectory() as directory, server(Path(directory), members, rounds) as (process, port):
+        spawn = multiprocessing.get_context("spawn")
+        counts = [members // processes + (index < members % processes) for index in range(processes)]
+        children = [spawn.Process(target=company, args=(port, count, rounds), daemon=True) for count in counts]
+        for child in children:
+            child.start()
+        try:
+            began, attested, elected, cores = asyncio.run(watched(process, port, rounds, children))
+        finally:
+            for child in children:
+                child.terminate()
+        span = began[-1] - began[0]
+        return {
+            "members": members,
+            "witnesses": elected,
+            "rounds": len(began) - 1,
+            "rounds_per_second": round((len(began) - 1) / span, 3),
+            "shortest_round_seconds": 1,
+            "attested_seconds_median": round(median(attested), 3) if attested else None,
+            "server_cores": round(cores, 3),
+        }
+
+
+def main() -> int:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--members", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--processes", type=int, default=2, help="among which the members are spread")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    given = parser.parse_args()
+    found = measure(given.members, given.rounds, given.processes)
+    print(json.dumps(found, indent=1) if given.json else "\n".join(f"{name}: {value}" for name, value in found.items()))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,25 @@
+"""The console script `aftermath-centralized`: the index of its commands."""
+
+from __future__ import annotations
+
+from aftermath.cli.index import Entry, Index
+
+SERVER, CLIENT = "Keep a run", "Take part in a run"
+
+CENTRALIZED = Index(
+    name="aftermath-centralized",
+    package="aftermath.central.commands",
+    entries={
+        "server run": Entry(SERVER, "Keep a run, and serve it to its members."),
+        "server validate-config": Entry(SERVER, "Check the files of a server without starting it."),
+        "client train": Entry(CLIENT, "Join the run of a server and train until it ends."),
+        "client show-identity": Entry(CLIENT, "Show the public key by which a server knows a member."),
+    },
+    about="Train one language model together, through one server instead of a chain.",
+    epilog="Options that name a run, a server or a key also read an environment variable: --run-id reads RUN_ID.",
+)
+main = CENTRALIZED.main
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The commands of `aftermath-centralized`, one thin file each."""

@@ -1,0 +1,126 @@
+"""Who is connected: their connections, where their peers find them, and what is to be done when they are gone.
+
+Decided: an identity is gone when it has had no connection for `GRACE` seconds, so that a connection that breaks and is
+made anew changes nothing. Then its whereabouts are forgotten, and its last will, a transaction that it has signed for
+this, is sent if the server withdraws members: the server signs nothing for anybody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+from solders.pubkey import Pubkey
+
+from aftermath.base.wait import cancel
+from aftermath.central.gate import shown
+from aftermath.p2p.discovery import Whereabouts
+
+log = logging.getLogger(__name__)
+
+GRACE = 5.0
+"""Seconds without a connection after which an identity is gone."""
+MOST_OF_ONE = 4
+"""Connections of one identity: two of a member, and as many of the one before it that have not ended yet."""
+
+
+class Outlet(Protocol):
+    """A connection, as far as somebody is told something over it."""
+
+    def put(self, text: str) -> None: ...
+
+
+@dataclass(eq=False)
+class Guest:
+    """One identity."""
+
+    identity: Pubkey
+    peer: bytes
+    outlets: set[Outlet] = field(default_factory=set)
+    at: Whereabouts | None = None
+    told: Outlet | None = None
+    """The connection that said so, which hears where the others are."""
+    will: bytes | None = None
+    leaving: asyncio.Task[None] | None = None
+
+
+class Presence:
+    """All identities that are here. `send`: delivers a last will; None if members are not withdrawn."""
+
+    def __init__(self, send: Callable[[Pubkey, bytes], Awaitable[None]] | None) -> None:
+        self._send = send
+        self._guests: dict[Pubkey, Guest] = {}
+
+    def here(self, identity: Pubkey) -> bool:
+        """Whether an identity has a connection now."""
+        guest = self._guests.get(identity)
+        return guest is not None and bool(guest.outlets)
+
+    @property
+    def count(self) -> int:
+        """Identities with a connection."""
+        return sum(bool(guest.outlets) for guest in self._guests.values())
+
+    def room(self, identity: Pubkey) -> bool:
+        """Whether an identity may have one more connection."""
+        guest = self._guests.get(identity)
+        return guest is None or len(guest.outlets) < MOST_OF_ONE
+
+    def came(self, identity: Pubkey, peer: bytes, outlet: Outlet) -> Guest:
+        """A connection of an identity that proved itself."""
+        guest = self._guests.setdefault(identity, Guest(identity, peer))
+        if guest.leaving is not None:
+            guest.leaving.cancel()
+            guest.leaving = None
+        if guest.peer != peer:
+            self._moved(guest, None)
+            guest.peer = peer
+        if not guest.outlets:
+            log.info("%s is here", identity)
+        guest.outlets.add(outlet)
+        return guest
+
+    def went(self, guest: Guest, outlet: Outlet) -> None:
+        """A connection has ended."""
+        guest.outlets.discard(outlet)
+        if guest.told is outlet:
+            guest.told = None
+        if not guest.outlets:
+            guest.leaving = asyncio.create_task(self._bury(guest))
+
+    def announce(self, guest: Guest, at: Whereabouts, outlet: Outlet) -> list[Mapping[str, Any]]:
+        """Where a guest is, which the others are told; where these are, and from now on over this connection."""
+        guest.told = outlet
+        if guest.at != at:
+            self._moved(guest, at)
+        return [shown(one.peer, one.at) for one in self._guests.values() if one is not guest and one.at is not None]
+
+    def keep(self, guest: Guest, will: bytes) -> None:
+        """What to send once the guest is gone, instead of what it left before."""
+        guest.will = will
+
+    async def close(self) -> None:
+        """Nobody is withdrawn because the server ends."""
+        await cancel([guest.leaving for guest in self._guests.values() if guest.leaving is not None])
+
+    def _moved(self, guest: Guest, at: Whereabouts | None) -> None:
+        guest.at = at
+        said = {"jsonrpc": "2.0", "method": "whereaboutsNotification", "params": shown(guest.peer, at)}
+        text = msgspec.json.encode(said).decode()
+        for one in self._guests.values():
+            if one is not guest and one.told is not None:
+                one.told.put(text)
+
+    async def _bury(self, guest: Guest) -> None:
+        await asyncio.sleep(GRACE)
+        guest.leaving = None
+        log.info("%s is gone", guest.identity)
+        if guest.at is not None:
+            self._moved(guest, None)
+        self._guests.pop(guest.identity, None)
+        if self._send is not None and guest.will is not None:
+            await self._send(guest.identity, guest.will)

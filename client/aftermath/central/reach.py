@@ -1,0 +1,135 @@
+"""How a member reaches the run of a server (`train.reach`): its identity, its link, and what goes on beside it.
+
+Decided: an identity is 32 secret bytes, the seed of the key that signs; the key that peers see is derived from it and
+the run, as that of a wallet is. A member without one is given a new one for as long as its process lives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import os
+import re
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+
+from solders.keypair import Keypair
+from websockets.exceptions import WebSocketException
+
+from aftermath.base.bounded import Malformed
+from aftermath.base.errors import UsageError
+from aftermath.base.wait import first_of
+from aftermath.central.link import Link
+from aftermath.chain.client import CoordinatorClient
+from aftermath.chain.endpoints import endpoint
+from aftermath.chain.member import SolanaMember
+from aftermath.chain.rpc import RpcPool
+from aftermath.chain.wallet import IDENTITY_VARIABLE, Wallet, identity_secret
+from aftermath.coordinator.errors import CoordinatorError, Unavailable
+from aftermath.p2p.discovery import Whereabouts
+from aftermath.rules.accounts import Place
+from aftermath.train.reach import START_PATIENCE, Reach
+from aftermath.train.settings import TrainSettings
+
+_ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]/@\s]+):(\d{1,5})")
+RENEW = 20.0
+"""Seconds after which a last will is signed anew; a transaction is good for a minute."""
+_WILL_UNITS = 400_000
+
+
+class CentralPool(RpcPool):
+    """The one server, as an RPC service."""
+
+    called = "the server"
+
+    def __init__(self, link: Link, *, patience: float, seed: int) -> None:
+        super().__init__([endpoint(f"http://{link.address}")], patience=patience, seed=seed, wire=link)
+        self._address = link.address
+
+    def _unavailable(self, patience: float) -> Unavailable:
+        return Unavailable(
+            f"the server {self._address} has not answered for {patience:.0f} s",
+            "check --server-addr, and that the server runs: aftermath-centralized server run; one with a certificate "
+            "is reached with --tls or --tls-ca",
+        )
+
+
+class Broker:
+    """The server as what tells where peers are (`p2p.discovery.Directory`)."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._said: Whereabouts | None = None
+        self._telling: asyncio.Task[None] | None = None
+
+    def prepare(self) -> None:
+        pass
+
+    def write(self, whereabouts: Whereabouts) -> None:
+        self._said = whereabouts
+        self._telling = asyncio.create_task(self._tell(whereabouts))
+
+    def refresh(self, whereabouts: Whereabouts) -> None:
+        if whereabouts != self._said:
+            self.write(whereabouts)
+
+    def remove(self) -> None:
+        """The server forgets it with the connection."""
+
+    def read(self, node_id: bytes) -> Whereabouts | None:
+        return self._link.peers.get(node_id)
+
+    async def _tell(self, whereabouts: Whereabouts) -> None:
+        try:
+            await self._link.announce(whereabouts)
+        except (OSError, WebSocketException, Malformed, CoordinatorError):
+            self._said = None  # `refresh` tries again
+
+
+def identity_of(path: Path | None) -> Wallet:
+    """The identity in this file, else in RAW_IDENTITY_SECRET_KEY, else a new one. Raises WalletError."""
+    if path is None and not os.environ.get(IDENTITY_VARIABLE):
+        return Wallet(Keypair(), "made for this process")
+    secret = identity_secret("", Wallet(Keypair()), path)
+    return Wallet(Keypair.from_seed(secret), str(path or IDENTITY_VARIABLE))
+
+
+def reaching(address: str, tls: ssl.SSLContext | None, identity: Path | None) -> Callable[[TrainSettings], Reach]:
+    """What makes the way to the server at HOST:PORT. Raises UsageError, and WalletError when it is called."""
+    found = _ADDRESS.fullmatch(address)
+    if found is None or not 0 < int(found[2]) < 65536:
+        raise UsageError(f"--server-addr {address!r} is no address", "write HOST:PORT")
+
+    def reach(settings: TrainSettings) -> Reach:
+        wallet = identity_of(identity)
+        secret = identity_secret(settings.run_id, wallet, env={})
+        link = Link(address, tls, settings.run_id, wallet, Keypair.from_seed(secret))
+        pool = CentralPool(link, patience=START_PATIENCE, seed=int.from_bytes(os.urandom(4)))
+
+        async def beside(chain: SolanaMember) -> None:
+            await leave_wills(chain, link, CoordinatorClient(pool, wallet), settings.run_id)
+
+        return Reach(pool, None, None, wallet, secret, Broker(link), beside)
+
+    return reach
+
+
+async def leave_wills(chain: SolanaMember, link: Link, client: CoordinatorClient, run_id: str) -> None:
+    """Keep at the server, for ever, a signed transaction by which this member leaves the run as it is now."""
+    while True:
+        place = (await chain.view()).run.place
+        with contextlib.suppress(OSError, WebSocketException, Malformed, CoordinatorError):
+            blockhash, _ = await client.sender.blockhash()
+            leave = client.ix.leave_run(run_id, place)
+            will = client.sender.transaction([leave], (), _WILL_UNITS, 0, blockhash)
+            await link.keep_will(base64.b64encode(bytes(will)))
+        await first_of(_elsewhere(chain, place), asyncio.sleep(RENEW))
+
+
+async def _elsewhere(chain: SolanaMember, place: Place) -> None:
+    """Until the run is in another round."""
+    async for view in chain.views():
+        if view.run.place != place:
+            return

@@ -1,0 +1,128 @@
+"""The server: one run on an embedded chain behind one port, for members that prove who they are.
+
+Decided: websockets only, with TLS where a certificate is given; strangers, connections and messages are bounded. State
+is in the chain's ledger before anything is acknowledged, so that a server that is killed and started again on it goes
+on where it was, and members that connect again find the run as they left it.
+"""
+
+from __future__ import annotations
+
+import base64
+import errno
+import logging
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiohttp import web
+from solders.pubkey import Pubkey
+from solders.transaction import VersionedTransaction
+
+from aftermath.central.files import ServerError
+from aftermath.central.gate import Gate
+from aftermath.central.presence import Presence
+from aftermath.central.session import House, Session
+from aftermath.chain.addresses import run_addresses
+from aftermath.localnet.config import LocalnetConfig
+from aftermath.localnet.errors import RpcError
+from aftermath.localnet.node import Node
+from aftermath.programs import AUTHORIZER_ID, AUTHORIZER_SO, COORDINATOR_ID, COORDINATOR_SO
+
+log = logging.getLogger(__name__)
+
+MOST_CONNECTIONS = 1200
+"""Two for each of as many members as a run has places, those of members that wait, and those that are ending."""
+MOST_STRANGERS = 64
+PROGRAM = Pubkey.from_string(COORDINATOR_ID)
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """`state` is the directory that keeps everything, None for nothing; `allowed`: who may come in, None for all."""
+
+    run_id: str
+    host: str
+    port: int
+    state: Path | None
+    tls: ssl.SSLContext | None
+    allowed: frozenset[Pubkey] | None
+    withdraw: bool
+
+
+class CentralServer:
+    """A running server."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        programs = ((COORDINATOR_ID, COORDINATOR_SO), (AUTHORIZER_ID, AUTHORIZER_SO))
+        ledger = config.state / "ledger" if config.state is not None else None
+        given = [(Pubkey.from_string(name), path) for name, path in programs]
+        self.config = config
+        self.node = Node(LocalnetConfig(ledger=ledger, programs=given))
+        self.presence = Presence(self._withdraw if config.withdraw else None)
+        gate = Gate(self.node, PROGRAM, run_addresses(PROGRAM, config.run_id).run)
+        self._house = House(self.node, gate, self.presence, config.run_id, config.allowed)
+        self._sessions: set[Session] = set()
+        self._runner = web.ServerRunner(web.Server(self._handle, access_log=None), handle_signals=False)
+        self.port = 0
+
+    async def listen(self) -> None:
+        """Let members in. Raises ServerError."""
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, self.config.host, self.config.port, ssl_context=self.config.tls)
+        try:
+            await site.start()
+        except OSError as error:
+            why = "it is in use" if error.errno == errno.EADDRINUSE else error.strerror
+            raise ServerError(
+                f"cannot listen at {self.config.host}:{self.config.port}: {why}",
+                "choose another port with --server-port, or another address with --host",
+            ) from None
+        self.port = self._runner.addresses[0][1]
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        if request.headers.get("Upgrade", "").lower() != "websocket":
+            return web.Response(status=426, text="this is the server of a training run: aftermath-centralized client\n")
+        if len(self._sessions) >= MOST_CONNECTIONS or self._house.strangers >= MOST_STRANGERS:
+            return web.Response(status=503, text="there are too many connections\n")
+        session = Session(self._house)
+        self._sessions.add(session)
+        try:
+            return await session.serve(request)
+        except ConnectionError:  # it has left, and no answer reaches it
+            return web.Response()
+        finally:
+            self._sessions.discard(session)
+
+    async def _withdraw(self, identity: Pubkey, will: bytes) -> None:
+        """Send what somebody who is gone has left for this."""
+        options = {"encoding": "base64", "skipPreflight": True}
+        try:
+            await self.node.methods["sendTransaction"]([base64.b64encode(will).decode(), options])
+        except RpcError as error:
+            log.warning("%s could not be withdrawn: %s", identity, error.message)
+            return
+        landed = self.node.bank.history.get(VersionedTransaction.from_bytes(will).signatures[0])
+        if landed is not None and landed.error is None:
+            log.info("%s is withdrawn from the run", identity)
+
+    async def close(self) -> None:
+        """Stop serving; everything acknowledged is on the disk already."""
+        await self.presence.close()
+        for session in list(self._sessions):
+            await session.close()
+        await self._runner.cleanup()
+        await self.presence.close()
+        await self.node.close()
+
+
+@asynccontextmanager
+async def opened(config: ServerConfig) -> AsyncIterator[CentralServer]:
+    """A server whose chain runs; it lets nobody in before `listen`. Raises LocalnetError for a state that is unfit."""
+    server = CentralServer(config)
+    try:
+        server.node.start()
+        yield server
+    finally:
+        await server.close()

@@ -1,0 +1,112 @@
+"""One connection of a member at the server: the greeting, then its calls, one after the other.
+
+Decided: nothing is read of a stranger but one short answer within seconds; of a member, messages of bounded length,
+each answered before the next is read, so that nobody can pile up work. Whatever breaks the form costs the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import msgspec
+from aiohttp import WSMsgType
+from solders.pubkey import Pubkey
+
+from aftermath.base.bounded import Malformed
+from aftermath.central.gate import Gate
+from aftermath.central.greeting import NONCE_BYTES, Challenge, Refusal, Welcome, proven
+from aftermath.central.presence import MOST_OF_ONE, Guest, Presence
+from aftermath.localnet.node import Node
+from aftermath.localnet.pubsub import Connection
+
+GREETING_SECONDS = 10.0
+PING_SECONDS = 5.0
+
+
+class House:
+    """What all connections share: the run, who may come, who is here."""
+
+    def __init__(
+        self, node: Node, gate: Gate, presence: Presence, run_id: str, allowed: frozenset[Pubkey] | None
+    ) -> None:
+        self.node, self.gate, self.presence = node, gate, presence
+        self.run_id, self.allowed = run_id, allowed
+        self.strangers = 0
+        """Connections that have not proven an identity yet."""
+
+    def objection(self, identity: Pubkey) -> Refusal | None:
+        """Why an identity may not come in, if so."""
+        if self.allowed is not None and identity not in self.allowed:
+            return Refusal(
+                f"identity {identity} is not on this server's list of those who may join",
+                "ask whoever runs the server to put it into the file of --allow",
+            )
+        if not self.presence.room(identity):
+            return Refusal(
+                f"identity {identity} has {MOST_OF_ONE} connections already", "use another identity for another member"
+            )
+        return None
+
+
+class Session(Connection):
+    """Serves one member until it goes, lags or breaks the form."""
+
+    def __init__(self, house: House) -> None:
+        super().__init__(house.node.subscriptions, ping=PING_SECONDS)
+        self._house = house
+
+    async def _read(self) -> None:
+        self._house.strangers += 1
+        try:
+            guest = await self._greeted()
+        except (Malformed, TimeoutError):
+            return
+        finally:
+            self._house.strangers -= 1
+        if guest is None:
+            return
+        try:
+            await self._answer(guest)
+        finally:
+            self._house.presence.went(guest, self)
+
+    async def _greeted(self) -> Guest | None:
+        """Who is there, None for somebody who was sent away. Raises Malformed, TimeoutError."""
+        genesis = str(self._house.node.bank.slots.genesis)
+        challenge = Challenge(self._house.run_id, genesis, os.urandom(NONCE_BYTES).hex())
+        await self._say(challenge)
+        message = await self._socket.receive(GREETING_SECONDS)
+        if message.type not in (WSMsgType.TEXT, WSMsgType.BINARY):
+            return None
+        key, peer = proven(challenge, message.data)
+        identity = Pubkey(key)
+        if refusal := self._house.objection(identity):
+            await self._say(refusal)
+            return None
+        await self._house.gate.provide(identity)
+        await self._say(Welcome())
+        return self._house.presence.came(identity, peer, self)
+
+    async def _answer(self, guest: Guest) -> None:
+        presence = self._house.presence
+        methods = self._house.gate.methods(
+            guest.identity,
+            self,
+            lambda at: presence.announce(guest, at, self),
+            lambda will: presence.keep(guest, will),
+        )
+        rpc = self._house.node.rpc(methods)
+        async for message in self._socket:
+            if message.type not in (WSMsgType.TEXT, WSMsgType.BINARY):
+                return
+            data = message.data.encode() if isinstance(message.data, str) else message.data
+            if data.lstrip()[:1] != b"{":  # batches would be one message of much work
+                return
+            reply = await rpc.answer(data)
+            if reply:
+                self.put(reply.decode())
+            await asyncio.sleep(0)  # a member whose messages never pause must not keep the others waiting
+
+    async def _say(self, message: msgspec.Struct) -> None:
+        await self._socket.send_str(msgspec.json.encode(message).decode())

@@ -1,0 +1,290 @@
+"""The server and its members over real sockets: who is let in, what they may send, and what survives."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import ssl
+import subprocess
+from pathlib import Path
+
+import pytest
+from aiohttp import ClientSession, WSMsgType
+from solders.hash import Hash
+from solders.keypair import Keypair
+from solders.message import Message
+from solders.pubkey import Pubkey
+from solders.rpc.config import RpcSendTransactionConfig
+from solders.rpc.requests import SendRawTransaction
+from solders.system_program import TransferParams, transfer
+from solders.transaction import VersionedTransaction
+
+from aftermath.central import presence
+from aftermath.central.greeting import Challenge, answer, challenged
+from aftermath.central.link import ServerRefused
+from aftermath.central.reach import Broker, leave_wills
+from aftermath.central.server import CentralServer
+from aftermath.chain.client import CoordinatorClient
+from aftermath.chain.failures import RpcRejected
+from aftermath.coordinator.errors import Refused, Unavailable
+from aftermath.p2p.discovery import Whereabouts
+from aftermath.rules.state import RunState
+from central.central_stage import RUN, Visitor, serving, until
+
+
+async def test_a_member_needs_neither_money_nor_a_cluster_and_all_see_one_run() -> None:
+    async with serving(init_min_clients=2, min_clients=2) as server, Visitor(server) as one, Visitor(server) as two:
+        await one.join()
+        await two.join(tier=1)
+        seen = (await two.chain.view(fresh=True)).members
+        assert seen.find(one.wallet.public) is not None
+        async with asyncio.timeout(30):
+            while (await one.chain.view()).run.state is not RunState.WARMUP:  # as it was pushed
+                with contextlib.suppress(Refused):  # NothingToTick
+                    await two.chain.tick()
+                await asyncio.sleep(0.05)
+
+
+async def test_only_those_on_the_list_come_in() -> None:
+    invited = Keypair()
+    async with serving(allowed=frozenset({invited.pubkey()})) as server:
+        async with Visitor(server, invited) as guest:
+            await guest.join()
+        with pytest.raises(ServerRefused, match="not on this server's list"):
+            await Visitor(server).__aenter__()
+
+
+async def test_the_server_of_another_run_is_told_apart() -> None:
+    async with serving() as server:
+        visitor = Visitor(server)
+        visitor.link._run_id = "other"
+        with pytest.raises(ServerRefused, match="keeps the run 'demo', not 'other'"):
+            await visitor.__aenter__()
+
+
+def forged(challenge: Challenge) -> list[bytes]:
+    """Answers that prove nothing."""
+    me, other, peer = Keypair(), Keypair(), Keypair()
+    honest = json.loads(answer(challenge, me, peer))
+    elsewhere = Challenge(challenge.run_id, challenge.genesis, "00" * 32)
+    return [
+        json.dumps({**honest, "identity": bytes(other.pubkey()).hex()}).encode(),
+        json.dumps({**honest, "peer": bytes(other.pubkey()).hex()}).encode(),
+        json.dumps({**honest, "identity_signature": "00" * 64}).encode(),
+        answer(elsewhere, me, peer),
+        answer(Challenge("other", challenge.genesis, challenge.nonce), me, peer),
+        b"{}",
+        b"[" * 1000,
+        b"\x00\xff",
+        honest["identity"].encode(),
+        json.dumps({**honest, "more": 1}).encode(),
+        answer(challenge, me, peer) + b" " * 3000,
+    ]
+
+
+async def converse(server: CentralServer, *messages: bytes, key: Keypair | None = None) -> list[str]:
+    """What the server says to messages of a stranger, or of a member, until it ends the connection."""
+    async with ClientSession() as http, http.ws_connect(f"ws://127.0.0.1:{server.port}") as socket:
+        challenge = challenged(await socket.receive_str(timeout=10))
+        if key is not None:
+            await socket.send_str(answer(challenge, key, Keypair()).decode())
+            assert json.loads(await socket.receive_str(timeout=10)) == {"type": "welcome"}
+        for message in messages:
+            await socket.send_bytes(message)
+        said = []
+        while (came := await socket.receive(timeout=10)).type is WSMsgType.TEXT:
+            said.append(came.data)
+        return said
+
+
+@pytest.mark.parametrize("index", range(11))
+async def test_a_forged_or_broken_answer_costs_the_connection(index: int) -> None:
+    async with serving() as server, ClientSession() as http:
+        async with http.ws_connect(f"ws://127.0.0.1:{server.port}") as socket:
+            challenge = challenged(await socket.receive_str(timeout=10))
+            await socket.send_bytes(forged(challenge)[index])
+            assert (await socket.receive(timeout=10)).type is not WSMsgType.TEXT
+        assert server.presence.count == 0
+        async with Visitor(server) as visitor:
+            await visitor.join()
+
+
+async def test_an_answer_is_good_for_its_own_connection_only() -> None:
+    async with serving() as server, ClientSession() as http:
+        url = f"ws://127.0.0.1:{server.port}"
+        async with http.ws_connect(url) as first, http.ws_connect(url) as second:
+            seen = answer(challenged(await first.receive_str()), Keypair(), Keypair())
+            await second.receive_str()
+            await second.send_bytes(seen)
+            assert (await second.receive(timeout=10)).type is not WSMsgType.TEXT
+            await first.send_bytes(seen)
+            assert json.loads(await first.receive_str(timeout=10)) == {"type": "welcome"}
+
+
+async def test_what_is_no_call_is_answered_or_ends_the_connection() -> None:
+    async with serving() as server:
+        call = b'{"jsonrpc":"2.0","id":1,"method":"%s","params":[]}'
+        for method in (b"requestAirdrop", b"getProgramAccounts", b"logsSubscribe", b"slotSubscribe", b"nothing"):
+            (said,) = await converse(server, call % method, b"[]", key=Keypair())
+            assert json.loads(said)["error"]["message"] == "Method not found"
+        assert await converse(server, b"[" + call % b"getGenesisHash" + b"]", key=Keypair()) == []
+        assert await converse(server, b"\x00\x01", key=Keypair()) == []
+        assert await converse(server, b"{" + b" " * 70_000 + b"}", key=Keypair()) == []
+        async with ClientSession() as http, http.get(f"http://127.0.0.1:{server.port}/") as reply:
+            assert reply.status == 426
+
+
+async def refusal_of(visitor: Visitor, sent: VersionedTransaction) -> str:
+    with pytest.raises(RpcRejected) as caught:
+        await visitor.pool.call(SendRawTransaction(bytes(sent), RpcSendTransactionConfig(skip_preflight=True)), str)
+    return str(caught.value)
+
+
+async def test_a_member_sends_its_own_transactions_about_this_run_and_no_others() -> None:
+    async with serving() as server, Visitor(server) as visitor, Visitor(server) as other:
+        client = CoordinatorClient(visitor.pool, visitor.wallet)
+        blockhash, _ = await client.sender.blockhash()
+        me = visitor.wallet.keypair
+
+        def signed(*instructions: object, by: Keypair = me) -> VersionedTransaction:
+            message = Message.new_with_blockhash(instructions, by.pubkey(), blockhash)  # type: ignore[arg-type]
+            return VersionedTransaction(message, [by])
+
+        money = transfer(TransferParams(from_pubkey=me.pubkey(), to_pubkey=Pubkey.default(), lamports=1))
+        foreign = CoordinatorClient(other.pool, other.wallet).ix
+        assert "signed by the identity" in await refusal_of(visitor, signed(foreign.tick(RUN), by=other.wallet.keypair))
+        assert "about this run" in await refusal_of(visitor, signed(money))
+        another = client.ix.init_run("another", main_authority=None, join_authority=None, client_version="")
+        assert "about this run" in await refusal_of(visitor, signed(another))
+        owner = client.ix.set_paused(RUN, True)
+        with pytest.raises(Refused):  # the program's own rule
+            await client.sender.send([owner])
+        await visitor.join()
+
+
+async def test_a_dropped_connection_withdraws_by_what_the_member_itself_had_signed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(presence, "GRACE", 0.2)
+    async with serving() as server, Visitor(server) as stays:
+        async with Visitor(server) as goes:
+            await goes.join()
+            keeping = asyncio.create_task(
+                leave_wills(goes.chain, goes.link, CoordinatorClient(goes.pool, goes.wallet), RUN)
+            )
+            await until(lambda: _guest(server, goes).will, "the will is kept")
+            keeping.cancel()
+        async with asyncio.timeout(30):
+            while (await stays.chain.view(fresh=True)).members.pending:
+                await asyncio.sleep(0.05)
+
+
+async def test_without_the_option_nobody_is_withdrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(presence, "GRACE", 0.1)
+    async with serving(withdraw=False) as server, Visitor(server) as stays:
+        async with Visitor(server) as goes:
+            await goes.join()
+            keeping = asyncio.create_task(
+                leave_wills(goes.chain, goes.link, CoordinatorClient(goes.pool, goes.wallet), RUN)
+            )
+            await until(lambda: _guest(server, goes).will, "the will is kept")
+            keeping.cancel()
+        await until(lambda: goes.wallet.pubkey not in server.presence._guests, "it is gone")
+        assert (await stays.chain.view(fresh=True)).members.pending
+
+
+async def test_nobody_can_leave_the_will_of_another() -> None:
+    async with serving() as server, Visitor(server) as one, Visitor(server) as two:
+        await two.join()
+        client = CoordinatorClient(two.pool, two.wallet)
+        run = (await two.chain.view()).run
+        message = Message.new_with_blockhash([client.ix.leave_run(RUN, run.place)], two.wallet.pubkey, Hash.default())
+        for tx in (
+            VersionedTransaction(message, [two.wallet.keypair]),  # of another identity
+            VersionedTransaction.populate(message, [Keypair().sign_message(b"x")]),
+        ):
+            await one.link.keep_will(base64.b64encode(bytes(tx)))
+        assert _guest(server, one).will is None
+
+
+def _guest(server: CentralServer, visitor: Visitor) -> presence.Guest:
+    return server.presence._guests[visitor.wallet.pubkey]
+
+
+async def test_the_server_tells_members_where_their_peers_are_and_are_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(presence, "GRACE", 0.1)
+    here, there = (
+        Whereabouts(("192.0.2.1:7",)),
+        Whereabouts(("[2001:db8::1]:8", "192.0.2.2:9"), "https://relay.example"),
+    )
+    async with serving() as server, Visitor(server) as one:
+        Broker(one.link).write(here)
+        await until(lambda: _guest(server, one).at == here, "it is announced")
+        async with Visitor(server) as two:
+            broker = Broker(two.link)
+            broker.write(there)
+            assert await until(lambda: broker.read(bytes(one.peer.pubkey())), "it hears of the other") == here
+            assert await until(lambda: one.link.peers.get(bytes(two.peer.pubkey())), "so does the other") == there
+        await until(lambda: not one.link.peers, "who is gone is nowhere")
+
+
+async def test_a_state_that_was_acknowledged_outlives_the_server_and_members_come_back(tmp_path: Path) -> None:
+    here = Whereabouts(("192.0.2.1:7",))
+    async with serving(tmp_path, init_min_clients=2, min_clients=2) as server:
+        visitor = Visitor(server)
+        await visitor.__aenter__()
+        await visitor.link.announce(here)
+        await visitor.join()
+        before = (await visitor.chain.view(fresh=True)).run
+        port = server.port
+    try:
+        async with serving(tmp_path, port=port) as again:
+            after = (await visitor.chain.view(fresh=True)).run
+            assert after.seq == before.seq
+            assert await visitor.slot() is not None
+            await visitor.chain.leave()
+            await until(lambda: _guest(again, visitor).at == here, "it is announced again")
+        async with serving(port=port):
+            with pytest.raises(ServerRefused, match="begun anew"):
+                await visitor.chain.view(fresh=True)
+    finally:
+        await visitor.__aexit__()
+
+
+def certificate_of_ones_own(place: Path) -> tuple[Path, Path]:
+    """A certificate for localhost and its key."""
+    certificate, key = place / "cert.pem", place / "key.pem"
+    line = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"
+    names = ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run([*line.split(), *names], check=True, capture_output=True)
+    return certificate, key
+
+
+async def test_tls_with_a_certificate_of_ones_own(tmp_path: Path) -> None:
+    certificate, key = certificate_of_ones_own(tmp_path)
+    server_side = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    server_side.load_cert_chain(certificate, key)
+    async with serving(tls=server_side) as server:
+        async with Visitor(server, tls=ssl.create_default_context(cafile=certificate)) as visitor:
+            await visitor.join()
+        with pytest.raises(ServerRefused, match="is not to be trusted"):
+            await Visitor(server, tls=ssl.create_default_context()).__aenter__()
+        plain = Visitor(server)
+        plain.pool.patience = 0.5
+        with pytest.raises(Unavailable, match="has not answered"):
+            await plain.__aenter__()
+
+
+async def test_a_member_that_is_gone_for_a_moment_is_not_withdrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving() as server, Visitor(server) as visitor:
+        await visitor.join()
+        connection = visitor.link._connection
+        assert connection is not None
+        await connection.close()
+        assert await visitor.slot() is not None
+        assert visitor.link._connection is not connection
+        assert server.presence.here(visitor.wallet.pubkey)

@@ -1,0 +1,114 @@
+"""A run of a centralized server as real processes: the server, which can be killed, and its members."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from solders.keypair import Keypair
+from xprocess import XProcess
+
+from aftermath.localnet.free_ports import free_ports
+from e2e.diary import Diary
+from e2e.material import Material
+from e2e.processes import PATIENCE, Running, until
+
+SCRIPT = [sys.executable, "-m", "aftermath.central"]
+RUN = "central"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where the server listens and what its and its members' commands say more; `on`: the words before a member's."""
+
+    host: str = "127.0.0.1"
+    server: Sequence[str] = ()
+    member: Sequence[str] = ("--bind-p2p-interface", "127.0.0.1")
+    on: Sequence[Sequence[str]] = field(default_factory=lambda: [[], [], []])
+
+
+class Central:
+    """A server on one state, and its members of tiers 0, 1 and 2, who share no directory for finding each other."""
+
+    def __init__(self, xprocess: XProcess, place: Path, material: Material, setting: Setting, **rules: int) -> None:
+        self._xprocess, self._place, self._setting = xprocess, place, setting
+        self._state = self._files(material, **rules)
+        self.members: dict[str, Running] = {}
+        self.diaries: dict[str, Diary] = {}
+        self.identities: dict[str, str] = {}
+        self.port = "0"
+        self.start_server()
+        found = re.search(r"server ready run=(\w+) port=(\d+)", self.server.output)
+        assert found is not None
+        assert found[1] == RUN
+        self.port = found[2]
+
+    def _files(self, material: Material, **rules: int) -> Path:
+        """state.toml and data.toml: the run's tokens come from the data server beside the run's."""
+        text = material.config(self._place, one_bit=True, **rules).read_text()
+        local = f"data_location = {{ Local = {json.dumps(str(material.tokens))} }}"
+        host = self._setting.host
+        assert local in text
+        served = f'data_location = {{ Server = "{host}:{free_ports(host, 1)}" }}'
+        state = self._place / "state.toml"
+        state.write_text(f'run_id = "{RUN}"\n{text.replace(local, served)}')
+        (self._place / "data.toml").write_text(f"dir = {json.dumps(str(material.tokens))}\nseq_len = 32\n")
+        return state
+
+    def start_server(self) -> None:
+        words = ["server", "run", "--state", str(self._state), "-s", self.port, "--host", self._setting.host]
+        words += ["--save-state-dir", str(self._place / "kept"), "--tui", "false"]
+        words += ["--data-config", str(self._place / "data.toml"), *self._setting.server]
+        self.server = Running(self._xprocess, "server", [*SCRIPT, *words], ready="server ready")
+
+    def start(self, tier: int) -> str:
+        """Start the member of this tier; its name."""
+        name = f"member-{tier}"
+        key = self._place / f"{name}.key"
+        if not key.exists():
+            secret = bytes([tier + 1]) * 32
+            key.write_bytes(secret)
+            key.chmod(0o600)
+            self.identities[name] = str(Keypair.from_seed(secret).pubkey())
+            self.diaries[name] = Diary(self._place / "events" / name)
+        keeps = ["--checkpoint-dir", str(self._place / "checkpoints")] if tier == 0 else []
+        address = f"{self._setting.host}:{self.port}"
+        line = [
+            *(*self._setting.on[tier], *SCRIPT, "client", "train", "--run-id", RUN, "--server-addr", address),
+            *("-i", str(key), "--matformer-tier", str(tier), "--micro-batch-size", "4", "--threads", "1"),
+            *("--device", "cpu", "--logs", "json", "--events-dir", str(self._place / "events" / name)),
+            *(*keeps, *self._setting.member),
+        ]
+        own = {"OMP_NUM_THREADS": "1", "HOME": str(self._made(f"home-{tier}")), "TMPDIR": str(self._made(f"t{tier}"))}
+        self.members[name] = Running(self._xprocess, f"central-{name}", line, own)
+        return name
+
+    def _made(self, name: str) -> Path:
+        made = self._place / name
+        made.mkdir(exist_ok=True)
+        return made
+
+    def check(self) -> None:
+        for process in (self.server, *self.members.values()):
+            process.check()
+
+    def until(self, wanted: Callable[[], bool], what: str) -> None:
+        """Wait for a condition; who ends with an error meanwhile fails the test."""
+        try:
+            until(wanted, what, PATIENCE, self.check)
+        except AssertionError as error:
+            error.add_note("\n".join(process.last_words for process in (self.server, *self.members.values())))
+            raise
+
+    def applied(self, name: str) -> int:
+        """How many rounds a member has applied."""
+        return len(self.diaries[name].saw("applied"))
+
+    def disband(self) -> None:
+        """kill -9 of everybody."""
+        for process in (self.server, *self.members.values()):
+            process.kill()

@@ -1,0 +1,47 @@
+"""A network of machines that share no network of their own: Linux namespaces on one bridge. It needs root."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+NETWORK = "10.83.7"
+HERE = f"{NETWORK}.1"
+"""This machine's address there."""
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
+def possible() -> bool:
+    """Whether this process may make one."""
+    return (
+        os.geteuid() == 0 and subprocess.run(["ip", "netns", "list"], capture_output=True, check=False).returncode == 0
+    )
+
+
+@contextmanager
+def lan(count: int) -> Iterator[list[list[str]]]:
+    """So many machines, each as the words before a command that is to run on it."""
+    bridge, spaces = f"am{os.getpid()}", [f"am{os.getpid()}n{index}" for index in range(count)]
+    try:
+        _ip("link", "add", bridge, "type", "bridge")
+        _ip("addr", "add", f"{HERE}/24", "dev", bridge)
+        _ip("link", "set", bridge, "up")
+        for index, space in enumerate(spaces):
+            outside, inside = f"{bridge}v{index}", f"{bridge}w{index}"
+            _ip("netns", "add", space)
+            _ip("link", "add", outside, "type", "veth", "peer", "name", inside)
+            _ip("link", "set", inside, "netns", space)
+            _ip("link", "set", outside, "master", bridge, "up")
+            _ip("-n", space, "addr", "add", f"{NETWORK}.{10 + index}/24", "dev", inside)
+            _ip("-n", space, "link", "set", inside, "up")
+            _ip("-n", space, "link", "set", "lo", "up")
+        yield [["ip", "netns", "exec", space] for space in spaces]
+    finally:
+        for space in spaces:
+            subprocess.run(["ip", "netns", "del", space], capture_output=True, check=False)
+        subprocess.run(["ip", "link", "del", bridge], capture_output=True, check=False)

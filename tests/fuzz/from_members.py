@@ -1,0 +1,157 @@
+"""What members and strangers send a centralized server, what it sends them, and what its user's files say."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections import Counter
+from typing import Any
+
+import msgspec
+from solders.hash import Hash
+from solders.keypair import Keypair
+from solders.message import Message
+from solders.pubkey import Pubkey
+from solders.transaction import VersionedTransaction
+
+from aftermath.base.bounded import Malformed
+from aftermath.base.errors import ConfigError
+from aftermath.central.files import ServerError, allowed_of
+from aftermath.central.gate import Gate, whereabouts_of
+from aftermath.central.greeting import Challenge, Refusal, Welcome, admitted, answer, challenged, proven
+from aftermath.central.link import Link
+from aftermath.central.presence import Presence
+from aftermath.central.server import PROGRAM
+from aftermath.central.state import State
+from aftermath.chain.addresses import run_addresses
+from aftermath.chain.instructions import CoordinatorInstructions
+from aftermath.chain.programs import coordinator_program
+from aftermath.chain.wallet import Wallet
+from aftermath.config.document import parse_as
+from aftermath.localnet.config import LocalnetConfig
+from aftermath.localnet.errors import RpcError
+from aftermath.localnet.node import Node
+from aftermath.p2p.discovery import Whereabouts
+from aftermath.rules.accounts import Place
+from config.config_cases import SEED
+from fuzz.decoder import Decode, Decoder, now, through_file
+
+ME, PEER = Keypair.from_seed(bytes([1]) * 32), Keypair.from_seed(bytes([2]) * 32)
+CHALLENGE = Challenge("demo", str(Hash.default()), "ab" * 32)
+HERE = Whereabouts(("192.0.2.1:7", "[2001:db8::1]:8"), "https://relay.example")
+RUN = run_addresses(PROGRAM, "demo").run
+
+
+def answers() -> tuple[list[bytes], Decode]:
+    """As many real ones as unreal ones: a signature that was changed is never accepted for a key."""
+    real = answer(CHALLENGE, ME, PEER)
+
+    def decode(data: bytes) -> object:
+        keys = proven(CHALLENGE, data)
+        assert keys == (bytes(ME.pubkey()), bytes(PEER.pubkey()))
+        return keys
+
+    return [real], decode
+
+
+def greetings() -> tuple[list[bytes], Decode]:
+    return [msgspec.json.encode(CHALLENGE)], challenged
+
+
+def verdicts() -> tuple[list[bytes], Decode]:
+    return [msgspec.json.encode(one) for one in (Welcome(), Refusal("no", "go"))], admitted
+
+
+def transactions() -> tuple[list[bytes], Decode]:
+    """The bytes of transactions, as the gate is asked to let them through."""
+    gate = Gate(Node(LocalnetConfig()), PROGRAM, RUN)
+    ix = CoordinatorInstructions(coordinator_program(), ME.pubkey())
+    steps = [ix.leave_run("demo", Place(1, 2, 3))], [ix.tick("demo"), ix.tick("demo")]
+    made = [VersionedTransaction(Message.new_with_blockhash(s, ME.pubkey(), Hash.default()), [ME]) for s in steps]
+
+    def decode(data: bytes) -> object:
+        tx = gate.admit([base64.b64encode(data).decode(), {"encoding": "base64"}], ME.pubkey())
+        keys = tx.message.account_keys
+        assert keys[0] == ME.pubkey()
+        assert all(keys[one.program_id_index] != Pubkey.default() for one in tx.message.instructions)
+        return tx
+
+    return [bytes(one) for one in made], decode
+
+
+def calls() -> tuple[list[bytes], Decode]:
+    """Whole messages of a member that was let in. Every one is answered: nothing may leave."""
+    node = Node(LocalnetConfig())
+    presence = Presence(None)
+    outlet = _Outlet()
+    guest = presence.came(ME.pubkey(), bytes(PEER.pubkey()), outlet)
+    gate = Gate(node, PROGRAM, RUN)
+    methods = gate.methods(
+        ME.pubkey(), outlet, lambda at: presence.announce(guest, at, outlet), lambda will: presence.keep(guest, will)
+    )
+    del methods["sendTransaction"]  # waits for a turn of the loop; what it reads is read by the one below
+    rpc = node.rpc(methods)
+    wanted: list[tuple[str, list[Any]]] = [
+        ("getLatestBlockhash", [{"commitment": "confirmed"}]),
+        ("getMultipleAccounts", [[str(RUN), str(PROGRAM)], {"encoding": "base64"}]),
+        ("accountSubscribe", [str(RUN), {"encoding": "base64+zstd"}]),
+        ("accountUnsubscribe", [1]),
+        ("announceWhereabouts", [msgspec.to_builtins(HERE)]),
+        ("simulateTransaction", [base64.b64encode(transactions()[0][0]).decode(), {"encoding": "base64"}]),
+        ("keepLastWill", [base64.b64encode(transactions()[0][0]).decode(), {"encoding": "base64"}]),
+    ]
+    seeds = [{"jsonrpc": "2.0", "id": 1, "method": name, "params": params} for name, params in wanted]
+    return [json.dumps(seed).encode() for seed in seeds], lambda data: now(rpc.answer(data))
+
+
+class _Outlet:
+    def __init__(self) -> None:
+        self.said: Counter[int] = Counter()
+
+    def put(self, text: str) -> None:
+        self.said[len(text)] += 1
+
+
+def pushes() -> tuple[list[bytes], Decode]:
+    """What a server sends a member over the connection of its calls."""
+    link = Link("localhost:1", None, "demo", Wallet(ME), PEER)
+    told = {"peer": "ab" * 32, "at": msgspec.to_builtins(HERE)}
+    seeds = [
+        {"jsonrpc": "2.0", "method": "whereaboutsNotification", "params": told},
+        {"jsonrpc": "2.0", "method": "whereaboutsNotification", "params": {**told, "at": None}},
+        {"jsonrpc": "2.0", "id": 5, "result": 1},
+    ]
+    return [json.dumps(seed).encode() for seed in seeds], link._take
+
+
+def whereabouts() -> tuple[list[bytes], Decode]:
+    return [json.dumps([msgspec.to_builtins(HERE)]).encode()], lambda data: whereabouts_of(_json(data))
+
+
+def _json(data: bytes) -> Any:
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return None
+
+
+def state_files() -> tuple[list[bytes], Decode]:
+    text = f'run_id = "demo"\nrun_state = "WaitingForMembers"\n{SEED}\n[progress]\nepoch = 0\nstep = 1\n'
+    return [text.encode()], lambda data: parse_as(data.decode(errors="replace"), "state.toml", State)
+
+
+def lists() -> tuple[list[bytes], Decode]:
+    return [f"# ours\n{ME.pubkey()}  # me\n\n{PEER.pubkey()}\n".encode()], through_file("allow", allowed_of)
+
+
+MEMBERS = [
+    Decoder("answer to a challenge", answers, (Malformed,), 20_000),
+    Decoder("challenge", greetings, (Malformed,)),
+    Decoder("verdict", verdicts, (Malformed,)),
+    Decoder("transaction at the gate", transactions, (RpcError,), 50_000),
+    Decoder("call of a member", calls, (), 20_000),
+    Decoder("message of the server", pushes, (Malformed,)),
+    Decoder("whereabouts", whereabouts, (RpcError,)),
+    Decoder("state file", state_files, (ConfigError,), 5_000),
+    Decoder("list of identities", lists, (ServerError,), 20_000),
+]
