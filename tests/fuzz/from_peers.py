@@ -13,14 +13,16 @@ from aftermath.model.initial import init_weights
 from aftermath.model.outline import Outline
 from aftermath.model.segments import SegmentError, segment_bytes, write_segment
 from aftermath.optim.codec import BadPayload, decode_level, encode_level
+from aftermath.optim.private_blocks import block_of, tree_of
 from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.p2p import discovery, wire
 from aftermath.p2p.transport import RequestRefused
-from aftermath.replica import modelshare, outlineshare
+from aftermath.replica import modelshare, outlineshare, stateshare
 from aftermath.rules import commitment
 from aftermath.sim.tiny import CONFIG
 from fuzz.decoder import Decode, Decoder, now, through_file
 from member.desk import SCHEMA, SECRETS, Desk, commitment_of, empty_payload, p2p_of
+from optim.private_states import OPTIMIZERS, trained
 
 READY = commitment.Ready(sender=p2p_of(0), signer=b"w" * 32, run_id="test", epoch=2, slot=0)
 WEIGHTS = init_weights(CONFIG, 3)
@@ -88,6 +90,26 @@ def model_parts() -> tuple[list[bytes], Decode]:
     return [segment_bytes(WEIGHTS, segment)], lambda data: write_segment(params, segment, data)
 
 
+def private_questions() -> tuple[list[bytes], Decode]:
+    desk = Desk()
+    kept, share = private_state(), stateshare.StateShare(desk.transports[0])
+    share.offer(kept)
+    question = stateshare.question(kept.tree.root, 1)
+    return [question], lambda data: now(share.answer(p2p_of(1), data))
+
+
+def private_answers() -> tuple[list[bytes], Decode]:
+    kept = private_state()
+    place, proof = kept.outline.place(1), kept.tree.proof(1)
+    said = b"".join([*proof, block_of(kept.tensors, place)])
+    return [said], lambda data: stateshare.proven(data, kept.tree.root, kept.outline, 1)
+
+
+def private_state() -> stateshare.Kept:
+    _, engine = trained(OPTIMIZERS["sparseloco"], 2)
+    return stateshare.kept_of(engine, tree_of(engine.remembered()))
+
+
 def whereabouts() -> tuple[list[bytes], Decode]:
     places = [
         discovery.Whereabouts(("127.0.0.1:4000", "[::1]:4000")),
@@ -117,5 +139,7 @@ PEERS = [
     Decoder("result on the lattice", lattice_payloads, (BadPayload,), many=50_000),
     Decoder("result in digits", digit_payloads, (BadPayload,), many=50_000),
     Decoder("model part", model_parts, (SegmentError,)),
+    Decoder("question for a private state", private_questions, (RequestRefused,)),
+    Decoder("block of a private state", private_answers, (stateshare.FalseBlock,)),
     Decoder("whereabouts", whereabouts),
 ]

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from aftermath.member.results import TOPIC as COMMITMENTS
 from aftermath.p2p.transport import Handler
-from aftermath.rules.commitment import Announcement, Commitment, LevelPayload, SequenceInterval
+from aftermath.rules.commitment import NOTHING, Announcement, Commitment, LevelPayload, SequenceInterval
 from hostile.member import Behaviour, Hostile, Said, garbage
 
 _encode = msgspec.msgpack.encode
@@ -177,8 +177,9 @@ class Replays(Lies):
         if self._first is not None:
             yield self._first
         self._first = self._first or said
-        yield replace(said, epoch=said.epoch - 1)
-        yield replace(said, height=max(0, said.height - 1))
+        empty = said.private._replace(before=NOTHING, since=None)  # which no earlier place contradicts
+        yield replace(said, epoch=said.epoch - 1, private=empty)
+        yield replace(said, height=max(0, said.height - 1), private=empty)
         yield from list(me.said)[-8:]
         yield replace(said, run_id="another")
 

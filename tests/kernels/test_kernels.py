@@ -123,8 +123,8 @@ def test_results_and_residuals_are_those_of_torch(name: str, tier: int, threads:
             moved = {key: torch.stack([tensor, tensor], -1)[..., 0] for key, tensor in moved.items()}
         made = PseudoGradient(moved, 1.0, 0.0)
         assert ours.compress(made) == torchs.compress(made)
-        assert bits(ours.state()) == bits(torchs.state())
-    ours.restore(torchs.state())
+        assert bits(ours.remembered()) == bits(torchs.remembered())
+    ours.restore(torchs.remembered())
     assert ours.sent() == torchs.sent()
 
 
@@ -141,8 +141,8 @@ def test_transformed_residuals_are_those_of_torch_but_for_rounding(sizes: dict[s
             first, second = (decode_level(data[level], schema.results, level) for data in (one, other))
             assert torch.equal(first.positions, second.positions)
             assert torch.allclose(first.values.float(), second.values.float(), rtol=1e-3, atol=1e-5)
-        for name, tensor in torchs.state().items():
-            assert torch.allclose(ours.state()[name], tensor, rtol=1e-3, atol=1e-5), name
+        for name, tensor in torchs.remembered().items():
+            assert torch.allclose(ours.remembered()[name], tensor, rtol=1e-3, atol=1e-5), name
 
 
 def test_a_number_of_threads_changes_no_bit_of_a_transformed_result() -> None:
@@ -152,7 +152,7 @@ def test_a_number_of_threads_changes_no_bit_of_a_transformed_result() -> None:
         ours, _ = pair(schema, 0)
         torch.set_num_threads(threads)
         sent = [ours.compress(PseudoGradient(gradients(schema, 0, step), 0.1, 0.0)) for step in range(3)]
-        states.append((sent, bits(ours.state())))
+        states.append((sent, bits(ours.remembered())))
     assert states[1:] == states[:1] * 2
 
 
@@ -252,8 +252,8 @@ def test_a_stack_is_one_matrix_after_another(settings: Settings) -> None:
     for step in range(3):
         made = PseudoGradient(gradients(schema, 0, step), 0.01, 0.0)
         assert ours.compress(made) == torchs.compress(made)
-        for name, tensor in torchs.state().items():
-            assert torch.allclose(ours.state()[name], tensor, rtol=1e-3, atol=1e-5), name
+        for name, tensor in torchs.remembered().items():
+            assert torch.allclose(ours.remembered()[name], tensor, rtol=1e-3, atol=1e-5), name
 
 
 # --- where they cannot be used ----------------------------------------------------------------------------------------

@@ -17,7 +17,14 @@ from aftermath.optim.codec import encode_level
 from aftermath.optim.distro import Distro
 from aftermath.optim.schema import Schema, build_schema
 from aftermath.rules.accounts import Members, Round, Run
-from aftermath.rules.commitment import Commitment, LevelPayload, SequenceInterval, encode_announcement
+from aftermath.rules.commitment import (
+    NOTHING,
+    Commitment,
+    LevelPayload,
+    PrivateRoots,
+    SequenceInterval,
+    encode_announcement,
+)
 from aftermath.rules.state import RunState
 from aftermath.sim.clock import InlineWorker, VirtualClock
 from aftermath.sim.simulation import Said
@@ -73,6 +80,7 @@ def commitment_of(transport: SimTransport | None, slot: int, height: int = 4, **
         intervals=tuple(SequenceInterval(r.start, r.stop) for r in plan_of(height).ranges(slot)),
         schema_hash=SCHEMA.hash(),
         levels=levels,
+        private=PrivateRoots(NOTHING, b"a" * 32, None),
         loss=1.0,
         tokens_per_sec=1.0,
     )
@@ -99,7 +107,7 @@ class Desk:
             events=Events(lambda: 0.0, [lambda event: self.events.append(plain(event))]),
         )
         self.role = Role("test", SCHEMA, 0, SECRETS[0])
-        self.workers = Workers(*(InlineWorker() for _ in range(5)))
+        self.workers = Workers(*(InlineWorker() for _ in range(6)))
         self.results = Results(self.ports, self.role, self.workers.decode)
         self.results.begin(epoch)
 

@@ -11,8 +11,10 @@ from aftermath.chain.instructions import CoordinatorInstructions
 from aftermath.chain.programs import coordinator_program
 from aftermath.rules.accounts import Place
 from aftermath.rules.commitment import (
+    NOTHING,
     Commitment,
     LevelPayload,
+    PrivateRoots,
     Ready,
     SequenceInterval,
     Signed,
@@ -39,7 +41,8 @@ def commitment(run_id: str, place: Place, slot: int, index: int = LIAR, result: 
     return Commitment(
         sender=p2p(index), signer=bytes(member(index).pubkey()), run_id=run_id, **place._asdict(), step=1, slot=slot,
         tier=0, intervals=(SequenceInterval(0, 1),), schema_hash=b"s" * 32,
-        levels={0: LevelPayload(bytes([result]) * 32, 9)}, loss=1.0, tokens_per_sec=1.0,
+        levels={0: LevelPayload(bytes([result]) * 32, 9)},
+        private=PrivateRoots(NOTHING, b"a" * 32, None), loss=1.0, tokens_per_sec=1.0,
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ import threading
 import pytest
 import torch
 
+from aftermath.optim.private_blocks import tree_of
 from aftermath.optim.schema import Settings
 from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.ranks.group import Ranks
@@ -48,6 +49,8 @@ def test_rounds_give_the_payloads_and_the_replica_of_one_rank(ranks: Ranks, sett
         for replica in (alone, led):
             apply(replica, results[0].payloads)
         assert alone.hashes() == led.hashes()
+        roots = [tree_of(replica.optimizer.remembered()).root for replica in (alone, led)]
+        assert roots[0] == roots[1], "so what a member knows has one root on however many devices it trains"
 
 
 def test_labels_that_are_not_learnt_count_as_on_one_rank(ranks: Ranks) -> None:

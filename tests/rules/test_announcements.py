@@ -16,6 +16,7 @@ from aftermath.rules.commitment import (
     Announcement,
     Commitment,
     LevelPayload,
+    PrivateRoots,
     Ready,
     SequenceInterval,
     decode_announcement,
@@ -37,6 +38,7 @@ GOOD: dict[str, Any] = {
     "intervals": (SequenceInterval(40, 42), SequenceInterval(1000, 1003)),
     "schema_hash": b"s" * 32,
     "levels": {1: LevelPayload(b"1" * 32, 1234), 2: LevelPayload(b"2" * 32, 99)},
+    "private": PrivateRoots(b"b" * 32, b"a" * 32, (2, 6)),
     "loss": 3.25,
     "tokens_per_sec": 800.0,
 }
@@ -96,6 +98,11 @@ def test_the_order_in_which_levels_were_added_does_not_matter() -> None:
         {"schema_hash": b"t" * 32},
         {"levels": GOOD["levels"] | {2: LevelPayload(b"2" * 32, 98)}},
         {"levels": GOOD["levels"] | {2: LevelPayload(b"3" * 32, 99)}},
+        {"private": PrivateRoots(b"c" * 32, b"a" * 32, (2, 6))},
+        {"private": PrivateRoots(b"b" * 32, b"c" * 32, (2, 6))},
+        {"private": PrivateRoots(b"b" * 32, b"a" * 32, (2, 5))},
+        {"private": PrivateRoots(b"b" * 32, b"a" * 32, (1, 6))},
+        {"private": PrivateRoots(commitment.NOTHING, b"a" * 32, None)},
     ],
 )
 def test_the_commitment_binds_every_committed_field(changed: dict[str, Any]) -> None:
@@ -108,7 +115,7 @@ def test_the_commitment_does_not_bind_hearsay() -> None:
 
 def test_the_commitment_keeps_its_value() -> None:
     """Members of different versions must agree on it; a change here needs a new domain prefix."""
-    assert Commitment(**GOOD).digest.hex() == "9b375fdab33075f96af0eaed2c6b3f073c4d5e32b896c6a90729b1b0b9ba1b76"
+    assert Commitment(**GOOD).digest.hex() == "c38e70c65c744799f967c09180a5b5013b0182d5fec2f29b081ac5d2532f98a3"
 
 
 @pytest.mark.parametrize(
@@ -123,6 +130,14 @@ def test_the_commitment_keeps_its_value() -> None:
         {"step": "27"},
         {"tier": 8},
         {"tier": 0},
+        {"private": [b"b" * 32, b"a" * 32]},
+        {"private": [b"b" * 32, b"a" * 31, [2, 6]]},
+        {"private": [b"b" * 32, b"a" * 32, [2, 7]]},
+        {"private": [b"b" * 32, b"a" * 32, [3, 0]]},
+        {"private": [b"b" * 32, b"a" * 32, [2, -1]]},
+        {"private": [b"b" * 32, b"a" * 32, None]},
+        {"private": [bytes(32), b"a" * 32, [2, 6]]},
+        {"private": [b"b" * 32, bytes(32), [2, 6]]},
         {"intervals": []},
         {"intervals": [[1, 2]] * 6},
         {"intervals": [[5, 5]]},

@@ -1,6 +1,6 @@
 """A console script as an index of its commands, each loaded only when it is called.
 
-Decided here: `--help` prints the index without importing a single command, because a help page should not wait for
+Decided: `--help` prints the index without importing a single command, because a help page should not wait for
 libraries it does not show; a test holds the summaries and the commands' own docstrings together. Commands about one
 thing have two words (`model init`); the first alone lists them. The commands are modules of one package, of the name
 of the command.

@@ -22,6 +22,7 @@ from aftermath.member.collect import LINGER
 from aftermath.member.cooldown import Cooldown
 from aftermath.member.enrolment import Enrolment
 from aftermath.member.gradients import GradientFiles
+from aftermath.member.own_state import OwnState
 from aftermath.member.ports import Desync, Ports, Role, Workers
 from aftermath.member.private import PrivateState
 from aftermath.member.ready import Readiness, announce_ready
@@ -71,7 +72,8 @@ class Member:
         self._data, self._wishes, self._origin, self._parallel = data, wishes, origin, parallel
         self._keeper = Keeper(ports, role, workers, archive)
         self._gradients = GradientFiles(ports.events, workers.write, role.schema, wishes.gradients_dir)
-        self._private = PrivateState(ports, role, workers, wishes.optimizer_state_dir)
+        self._own = OwnState(ports.transport, workers.state)
+        self._private = PrivateState(ports, role, workers, self._own, wishes.optimizer_state_dir)
         self._weight = weight
         self._share = ModelShare(ports.transport)
         self._results = Results(ports, role, workers.decode)
@@ -102,6 +104,7 @@ class Member:
             await self._keeper.close()
             await self._gradients.close()
             await self._private.close()
+            self._own.withdraw()
             self._results.close()
             self._share.withdraw()
 
@@ -163,8 +166,11 @@ class Member:
         self._readiness.forget_before(run.epoch)
         self._tell_what_is_lost(run, model)
         warm = WarmUp(self._ports, self._role, self._workers, self._origin, self._share, run, self.slot, self._parallel)
+        self._own.withdraw()  # a replica that is of no use is to be gone before there is another
         self._replica = replica = await warm.obtain(self._take_replica())
         self._said_stateless = False
+        if run.cold_start or not warm.kept:
+            self._own.begin(None)
         if run.cold_start:
             await self._workers.compute(replica.optimizer.reset)
         elif not warm.kept:
@@ -172,7 +178,7 @@ class Member:
         await announce_ready(self._ports, self._role, self._readiness, run, self.slot)
         kept = self._results, self._share, self._gradients
         given = self._ports, self._role, self._workers, self._data, self._wishes
-        rounds = Rounds(*given, *kept, replica, run, model, self.slot, self._weight)
+        rounds = Rounds(*given, *kept, self._own, replica, run, model, self.slot, self._weight)
         try:
             ended = await rounds.live()
         finally:
@@ -251,6 +257,7 @@ class Member:
 
     def _forget_replica(self) -> None:
         self._replica = None
+        self._own.begin(None)
         self._share.withdraw()
 
     # --- joining ------------------------------------------------------------------------------------------------

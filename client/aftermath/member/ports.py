@@ -62,3 +62,5 @@ class Workers:
     """Writes the files of results."""
     read: Worker
     """Reads the sequences of a share."""
+    state: Worker
+    """Hashes and copies what the optimizer knows, while no share is trained."""

@@ -6,7 +6,9 @@ Choices:
   nothing, since what it had not sent then is of other weights, and so do all in a run's cold start;
 - it is written by a thread of its own and read when the model is here; whatever goes wrong is a warning, and the member
   begins with nothing;
-- it is never given to others nor taken from them.
+- the commitment of which it is the state after is kept with it, so that the next one can name it; a state with another
+  root than that says is damaged;
+- the file is never given to others nor taken from them.
 """
 
 from __future__ import annotations
@@ -24,14 +26,16 @@ from torch import Tensor
 from aftermath.base.bounded import Malformed, json_as
 from aftermath.base.files import standing_in
 from aftermath.base.wait import cancel
+from aftermath.member.own_state import OwnState, Told
 from aftermath.member.ports import Ports, Role, Workers
 from aftermath.model.documents import CheckpointError
 from aftermath.model.store import writing
 from aftermath.optim.parts import BadState
+from aftermath.optim.private_blocks import tree_of
 from aftermath.replica.replica import Replica
 from aftermath.watch import kinds
 
-_BOUND = "bound"
+_BOUND, _TOLD = "bound", "told"
 
 
 class _Bound(msgspec.Struct, frozen=True):
@@ -47,11 +51,19 @@ class _Bound(msgspec.Struct, frozen=True):
     """SHA-256 of every level held."""
 
 
+class _Told(msgspec.Struct, frozen=True):
+    """The root of a state in hex, and the epoch and height of the commitment that has it."""
+
+    root: str
+    epoch: int
+    height: int
+
+
 class PrivateState:
     """Keeps one member's, if it was asked to."""
 
-    def __init__(self, ports: Ports, role: Role, workers: Workers, directory: Path | None) -> None:
-        self._ports, self._role, self._workers = ports, role, workers
+    def __init__(self, ports: Ports, role: Role, workers: Workers, own: OwnState, directory: Path | None) -> None:
+        self._ports, self._role, self._workers, self._own = ports, role, workers, own
         self._writing: asyncio.Task[None] | None = None
         self._file = _file_in(directory, ports.coordinator.wallet, role.run_id) if directory else None
 
@@ -60,11 +72,9 @@ class PrivateState:
         if (file := self._file) is None:
             return
         await self.settle()
-        bound = self._bound(epoch + 1, hashes)
-        state = await self._workers.compute(
-            lambda: {name: own.clone() for name, own in replica.optimizer.state().items()}
-        )
-        self._writing = asyncio.ensure_future(self._write(file, state, bound))
+        bound, told = self._bound(epoch + 1, hashes), self._own.told
+        state = await self._workers.compute(replica.optimizer.state)
+        self._writing = asyncio.ensure_future(self._write(file, state, bound, told))
 
     async def restore(self, replica: Replica, epoch: int) -> None:
         """Take what is kept over into a new replica, that begins this epoch, if it is the one it belongs to."""
@@ -73,11 +83,13 @@ class PrivateState:
         hashes = await self._workers.compute(replica.hashes)
         bound = self._bound(epoch, hashes)
         try:
-            state = await self._workers.compute(lambda: _read(file, bound))
-            if state is None:
+            found = await self._workers.compute(lambda: _read(file, bound))
+            if found is None:
                 why = f"{file} is of another epoch or other weights"
             else:
+                state, told = found
                 await self._workers.compute(lambda: replica.optimizer.restore(state))
+                self._own.begin(told)
                 self._ports.events.emit(kinds.Remembered(epoch=epoch))
                 return
         except (BadState, CheckpointError) as error:
@@ -104,9 +116,9 @@ class PrivateState:
             levels={str(level): digest.hex() for level, digest in sorted(hashes.items())},
         )
 
-    async def _write(self, file: Path, state: Mapping[str, Tensor], bound: _Bound) -> None:
+    async def _write(self, file: Path, state: Mapping[str, Tensor], bound: _Bound, told: Told | None) -> None:
         try:
-            await self._workers.write(lambda: _save(file, state, bound))
+            await self._workers.write(lambda: _save(file, state, bound, told))
         except Exception as error:  # nobody awaits this task, so it has to be told here
             self._ports.events.emit(kinds.Warning(message=f"what the optimizer knows is not kept: {error}"))
 
@@ -117,19 +129,34 @@ def _file_in(directory: Path, wallet: bytes, run_id: str) -> Path:
     return directory / f"{name[:16]}.safetensors"
 
 
-def _save(file: Path, state: Mapping[str, Tensor], bound: _Bound) -> None:
+def _save(file: Path, state: Mapping[str, Tensor], bound: _Bound, told: Told | None) -> None:
     """Raises CheckpointError; the last one is then untouched."""
+    about = {_BOUND: msgspec.json.encode(bound).decode()}
+    if told is not None:
+        about[_TOLD] = msgspec.json.encode(_Told(told.root.hex(), told.epoch, told.height)).decode()
     with writing(file.parent):
         file.parent.mkdir(parents=True, exist_ok=True)
         with standing_in(file) as partial:
-            save_file(dict(state), partial, metadata={_BOUND: msgspec.json.encode(bound).decode()})
+            save_file(dict(state), partial, metadata=about)
 
 
-def _read(file: Path, bound: _Bound) -> dict[str, Tensor] | None:
-    """The state in a file, None if it is bound to something else. Raises CheckpointError if it is damaged."""
+def _read(file: Path, bound: _Bound) -> tuple[dict[str, Tensor], Told | None] | None:
+    """The state in a file and what was told of it; None if it is bound to something else.
+
+    Raises CheckpointError if it is damaged.
+    """
     try:
         with safe_open(file, framework="pt") as opened:
-            found: _Bound = json_as((opened.metadata() or {}).get(_BOUND, ""), _Bound)
-            return {name: opened.get_tensor(name) for name in opened.keys()} if found == bound else None  # noqa: SIM118
+            about = opened.metadata() or {}
+            found: _Bound = json_as(about.get(_BOUND, ""), _Bound)
+            if found != bound:
+                return None
+            state = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        if _TOLD not in about:
+            return state, None
+        said: _Told = json_as(about[_TOLD], _Told)
     except (SafetensorError, OSError, Malformed) as error:
         raise CheckpointError(f"{file} is damaged: {error}") from None
+    if not state or tree_of(state).root.hex() != said.root:
+        raise CheckpointError(f"{file} is damaged: it is not the state that this member told others of")
+    return state, Told(bytes.fromhex(said.root), said.epoch, said.height)

@@ -4,6 +4,8 @@ Choices:
 - an announcement counts only if it is what the chain's accounts say its sender had to do (`RoundPlan.admits`);
 - a member that signs two different results of one round has delivered none, as far as a witness is concerned;
 - sizes come from the schema before the first byte, the hash is checked before decoding, decoding checks the rest;
+- whose private state does not go on from its last result (`member.lineage`) has delivered none either, to a witness
+  that knows it; what a quorum accepted all the same is applied;
 - a bad payload costs its sender the round and nobody else anything: everybody who holds its level finds the same
   fault in the same bytes, so it can be left out even if witnesses that do not hold the level accepted the rest;
 - a missing payload is asked for again and again from everyone who may hold it, as long as the chain still stores its
@@ -24,6 +26,7 @@ from aftermath.base.bounded import Malformed, msgpack_as
 from aftermath.base.wait import Pulse
 from aftermath.base.worker import Worker
 from aftermath.member.evidence import Evidence
+from aftermath.member.lineage import Lineage
 from aftermath.member.plan import RoundPlan
 from aftermath.member.ports import Ports, Role
 from aftermath.optim.codec import BadPayload, Votes, decode_level
@@ -55,6 +58,8 @@ class Candidate:
     """Digests of the payloads that our transport serves."""
     bad: set[int] = field(default_factory=set)
     """Levels whose payload is what was committed to and yet no valid encoding."""
+    broken: bool = False
+    """Whether its private state is known not to go on from the result before."""
     fetching: asyncio.Task[None] | None = None
 
 
@@ -69,6 +74,7 @@ class Results:
         self._found: dict[int, dict[int, list[Candidate]]] = defaultdict(dict)
         self._early: dict[int, dict[bytes, dict[bytes, Commitment]]] = {}
         self._refused: dict[int, dict[int | None, set[bytes]]] = defaultdict(dict)
+        self._lineage = Lineage()
         self.changed = Pulse()
         self.evidence = Evidence(ports.events)
         ports.transport.handle(TOPIC, self._answer)
@@ -80,6 +86,7 @@ class Results:
         for height in list(self._plans):
             self._forget(height)
         self._early.clear()
+        self._lineage.begin(epoch)
         self._epoch = epoch
 
     def open(self, plan: RoundPlan) -> None:
@@ -162,9 +169,18 @@ class Results:
             self.evidence.add(said, candidates[0].raw, raw)
         candidate = Candidate(said, raw, digest)
         candidates.append(candidate)
+        self._lineage.hear(said)
+        self._follow(said.signer)
         candidate.fetching = asyncio.ensure_future(self._fetch(candidate))
         candidate.fetching.add_done_callback(self._fetched)
         self.changed.fire()
+
+    def _follow(self, signer: bytes) -> None:
+        """Look whether a member's private states go on from each other; they may be heard in any order."""
+        for candidate in (c for found in self._found.values() for c in _all(found) if c.said.signer == signer):
+            if not candidate.broken and (why := self._lineage.broken(candidate.said)) is not None:
+                candidate.broken = True
+                self._ports.events.emit(kinds.Refused(height=candidate.said.height, slot=candidate.said.slot, why=why))
 
     def _refuse(self, said: Commitment, raw: bytes, plan: RoundPlan) -> None:
         """Say whose announcement is not what it was assigned, once a round; who goes on with such is kept out.
@@ -272,14 +288,17 @@ class Results:
         return frozenset(self._found.get(height, {}))
 
     def held(self, height: int) -> dict[int, bytes]:
-        """The commitment of every slot whose one result is held whole and valid: {slot: 32-byte digest}."""
+        """The commitment of every slot whose one result can be attested: {slot: 32-byte digest}.
+
+        That is held whole and valid, and its private state goes on from the one before, as far as that is known.
+        """
         found = sorted(self._found.get(height, {}).items())
-        return {slot: c[0].digest for slot, c in found if len(c) == 1 and self.whole(c[0])}
+        return {slot: c[0].digest for slot, c in found if len(c) == 1 and not c[0].broken and self.whole(c[0])}
 
     def settled(self, height: int) -> frozenset[int]:
         """The slots whose result is held, or is known to be worthless: nothing is left to wait for."""
         found = self._found.get(height, {}).items()
-        return frozenset(slot for slot, c in found if len(c) > 1 or c[0].bad or self.whole(c[0]))
+        return frozenset(slot for slot, c in found if len(c) > 1 or c[0].bad or c[0].broken or self.whole(c[0]))
 
     # --- what others may ask ------------------------------------------------------------------------------------
 

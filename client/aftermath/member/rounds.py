@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import asdict, replace
@@ -27,6 +26,7 @@ from aftermath.member.collect import Collector
 from aftermath.member.evidence import Pair, disputed, show_equivocation
 from aftermath.member.gradients import GradientFiles
 from aftermath.member.health import Excuses, report_undelivered
+from aftermath.member.own_state import OwnState
 from aftermath.member.plan import RoundPlan, plan_round
 from aftermath.member.ports import Desync, Ports, Role, Workers
 from aftermath.member.prompt import Continuations
@@ -66,6 +66,7 @@ class Rounds:
         results: Results,
         share: ModelShare,
         gradients: GradientFiles,
+        own: OwnState,
         replica: Replica,
         began: Run,
         model: Model,
@@ -74,7 +75,7 @@ class Rounds:
     ) -> None:
         self._ports, self._role, self._workers, self._wishes = ports, role, workers, wishes
         self._reading = Reading(ports, workers.read, data)
-        self._results, self._share, self._gradients = results, share, gradients
+        self._results, self._share, self._gradients, self._own = results, share, gradients, own
         self._replica, self._began, self._model, self._slot = replica, began, model, slot
         self._epoch = began.epoch
         self._members: Members | None = None
@@ -332,12 +333,7 @@ class Rounds:
         for message in self._replica.news():
             self._ports.events.emit(kinds.Warning(message=message))
         self._took(len(indices), started, done=True)
-        if math.isfinite(trained.loss):
-            return trained
-        self._ports.events.emit(
-            kinds.Warning(message=f"step {plan.header.step} is left out: its loss is {trained.loss}")
-        )
-        return None
+        return trained
 
     def _took(self, sequences: int, started: float, *, done: bool) -> None:
         """Tell how long a share took, unless that shows nothing: with a weight of next to nothing this member would get
@@ -363,7 +359,14 @@ class Rounds:
         cancelled.set()
 
     async def _announce(self, plan: RoundPlan, trained: Trained) -> None:
-        """Publish the payloads and tell everybody, under our signature."""
+        """Publish the payloads and tell everybody, under our signature. Then others may ask for the private state."""
+        started, results = self._ports.clock.monotonic(), self._role.schema.results
+        votes, private = await asyncio.gather(
+            self._workers.decode(
+                lambda: {level: decode_level(data, results, level) for level, data in trained.payloads.items()}
+            ),
+            self._own.trained(self._replica, plan.epoch, plan.header.height),
+        )
         speed = trained.tokens / max(trained.seconds, 1e-6)
         said = Commitment(
             sender=self._ports.transport.node_id,
@@ -381,15 +384,11 @@ class Rounds:
                 level: LevelPayload(self._ports.transport.publish(data), len(data))
                 for level, data in sorted(trained.payloads.items())
             },
+            private=private,
             loss=trained.loss,
             tokens_per_sec=speed,
         )
-        started = self._ports.clock.monotonic()
         raw = encode_announcement(said, self._role.p2p_secret)
-        results = self._role.schema.results
-        votes = await self._workers.decode(
-            lambda: {level: decode_level(data, results, level) for level, data in trained.payloads.items()}
-        )
         self._results.keep_own(said, raw, votes, trained.payloads)
         await self._ports.transport.announce(raw)
         self._ports.events.emit(
@@ -406,6 +405,7 @@ class Rounds:
                 bytes=sum(map(len, trained.payloads.values())),
             )
         )
+        await self._own.offer(self._replica)
         if trained.measured is not None:
             self._ports.events.emit(
                 kinds.Optimizer(

@@ -21,7 +21,7 @@ _SHRINK = 2.0**-100
 
 
 class NonFiniteGradient(AftermathError):
-    """A gradient is NaN, infinite or too large to add up; nothing was learnt from it."""
+    """A gradient or a loss is NaN, infinite or too large to add up; nothing was learnt from it."""
 
 
 def clip_gradients(grads: Mapping[str, Tensor], max_norm: float) -> float:

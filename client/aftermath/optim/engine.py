@@ -7,11 +7,14 @@ Decided
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from torch import Tensor
 
+from aftermath.optim.clip import NonFiniteGradient
 from aftermath.optim.codec import Votes, decode_level
 from aftermath.optim.distro import Distro
 from aftermath.optim.feedback import ErrorFeedback
@@ -23,6 +26,7 @@ from aftermath.optim.parts import Apply, Backward, BadState, Measured, PrivateSt
 from aftermath.optim.schema import Schema
 from aftermath.optim.sign import SignApply
 
+T = TypeVar("T")
 _PRIVATE, _RESULT = "private.", "result."
 
 
@@ -64,15 +68,15 @@ class Engine:
         """Train on sequences int64 [n, seq_len] and encode the result; the parameters stay as they were.
 
         `ahead_lr` is the learning rate of the step before, and `travelling` says that this replica's result of it is
-        still to be applied; `measured` asks for figures, which change nothing. Raises
-        NonFiniteGradient, SegmentError for a parameter without a gradient, and what `backward` does to give up; nothing
-        is learnt then.
+        still to be applied; `measured` asks for figures, which change nothing. Raises NonFiniteGradient, also for a
+        loss, SegmentError for a parameter without a gradient, and what `backward` does to give up; nothing is learnt
+        then.
         """
         started = self._stopwatch()
         self._forget_gradients()
         self._training = True
         try:
-            made = self._step.make(sequences, backward, lr, ahead_lr, travelling)
+            made = self._step.make(sequences, lambda part: _finite(backward(part)), lr, ahead_lr, travelling)
             encoding = self._stopwatch()
             payloads = self._result.compress(made)
             encoded = self._stopwatch()
@@ -104,12 +108,19 @@ class Engine:
         self._result.reset()
 
     def state(self) -> dict[str, Tensor]:
-        """What this replica alone knows, as named tensors on the CPU.
+        """What this replica alone knows, as named tensors on the CPU, which are copies.
 
         With equal parameters `restore` continues from them bit by bit.
         """
-        private = {f"{_PRIVATE}{name}": tensor for name, tensor in self._step.state().items()}
-        return private | {f"{_RESULT}{name}": tensor for name, tensor in self._result.state().items()}
+        return {name: tensor.to("cpu", copy=True) for name, tensor in self.remembered().items()}
+
+    def remembered(self) -> dict[str, Tensor]:
+        """The same tensors where they are: the next share that is trained changes them, and nothing else does."""
+        return _joined(self._step.remembered(), self._result.remembered())
+
+    def sizes(self) -> dict[str, int]:
+        """How many bytes each of them has, once a share was trained."""
+        return _joined(self._step.sizes(), self._result.sizes())
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Take over what `state` gave. Raises BadState, leaving all as it was, unless it fits this replica exactly."""
@@ -119,7 +130,7 @@ class Engine:
             if part + dot not in parts:
                 raise BadState(f"an optimizer's state has too much of {name}")
             parts[part + dot][rest] = tensor
-        before = self._step.state()
+        before = self._step.remembered()
         self._step.restore(parts[_PRIVATE])
         try:
             self._result.restore(parts[_RESULT])
@@ -130,6 +141,19 @@ class Engine:
     def _forget_gradients(self) -> None:
         for tensor in self._params.values():
             tensor.grad = None
+
+
+def _finite(loss: float) -> float:
+    """Raises NonFiniteGradient: what is announced says its loss, and what is not announced must not be learnt from."""
+    if math.isfinite(loss):
+        return loss
+    raise NonFiniteGradient(f"its loss is {loss}", "lower the learning rate if it happens again")
+
+
+def _joined(private: Mapping[str, T], result: Mapping[str, T]) -> dict[str, T]:
+    return {f"{_PRIVATE}{name}": of for name, of in private.items()} | {
+        f"{_RESULT}{name}": of for name, of in result.items()
+    }
 
 
 def _parts(schema: Schema, tier: int, params: Mapping[str, Tensor]) -> tuple[PrivateStep, Result, Apply]:

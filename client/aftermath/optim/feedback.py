@@ -178,7 +178,7 @@ class ErrorFeedback:
             residual.zero_()
         self._previous = {}
 
-    def state(self) -> dict[str, Tensor]:
+    def remembered(self) -> dict[str, Tensor]:
         """The residual, and what was sent last."""
         found = {}
         for level, residuals in self._residuals.items():
@@ -186,7 +186,17 @@ class ErrorFeedback:
                 found[f"residual.{level}.{group}"] = residual
             for group, (indices, values) in enumerate(self._previous.get(level, ())):
                 found |= {f"indices.{level}.{group}": indices, f"values.{level}.{group}": values}
-        return {name: tensor.to("cpu", copy=True) for name, tensor in found.items()}
+        return found
+
+    def sizes(self) -> dict[str, int]:
+        """Of these."""
+        found = {}
+        for level, layout in self._layouts.items():
+            for group, of in enumerate(layout.groups):
+                found[f"residual.{level}.{group}"] = of.blocks * of.block * torch.float32.itemsize
+                found[f"indices.{level}.{group}"] = of.blocks * of.topk * torch.int64.itemsize
+                found[f"values.{level}.{group}"] = of.blocks * of.topk * torch.float32.itemsize
+        return found
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Take over what `state` gave. Raises BadState, leaving all as it was, unless it fits this replica exactly."""

@@ -57,8 +57,12 @@ class GradientStep:
                 for name, tensor in saved.items():
                     self._params[name].detach().copy_(tensor)
 
-    def state(self) -> dict[str, Tensor]:
-        """Nothing is remembered."""
+    def remembered(self) -> dict[str, Tensor]:
+        """Nothing."""
+        return {}
+
+    def sizes(self) -> dict[str, int]:
+        """Of nothing."""
         return {}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:

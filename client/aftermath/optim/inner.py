@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from aftermath.optim.clip import clip_gradients, refuse_beyond
-from aftermath.optim.moments import may_fuse, moments, take_moments
+from aftermath.optim.moments import may_fuse, moment_sizes, moments, take_moments
 from aftermath.optim.muon import Muon, MuonSettings
 from aftermath.optim.parts import Backward, PseudoGradient
 from aftermath.optim.sparseloco import SparseLoCo
@@ -39,7 +39,8 @@ class InnerSteps:
         self, sequences: Tensor, backward: Backward, lr: float, ahead_lr: float, travelling: bool
     ) -> PseudoGradient:
         """Train on the share, part by part."""
-        before, shared = moments(self._optimizer, self._params), self._copies()
+        before = {name: tensor.clone() for name, tensor in self.remembered().items()}
+        shared = self._copies()
         try:
             if travelling:
                 self._ahead(ahead_lr)
@@ -75,9 +76,13 @@ class InnerSteps:
             self._optimizer.step()
         return total / len(sequences)
 
-    def state(self) -> dict[str, Tensor]:
+    def remembered(self) -> dict[str, Tensor]:
         """The moments."""
-        return {name: tensor.cpu() for name, tensor in moments(self._optimizer, self._params).items()}
+        return moments(self._optimizer, self._params)
+
+    def sizes(self) -> dict[str, int]:
+        """Of the moments."""
+        return moment_sizes(self._optimizer, self._params)
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Take over the moments. Raises BadState, leaving all as it was, unless they are of this optimizer."""

@@ -22,11 +22,21 @@ def may_fuse(params: Iterable[Tensor]) -> bool:
 
 
 def moments(optimizer: torch.optim.Optimizer, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies where they are, `what/parameter`; nothing before the first step."""
+    """The optimizer's own tensors, `what/parameter`, and its counts as such; nothing before the first step."""
     return {
-        f"{key}/{name}": torch.as_tensor(value).detach().clone()
+        f"{key}/{name}": torch.as_tensor(value).detach()
         for name, parameter in params.items()
         for key, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def moment_sizes(optimizer: torch.optim.Optimizer, params: Mapping[str, Tensor]) -> dict[str, int]:
+    """Bytes of each of them after the first step."""
+    counts = {"step": torch.float32.itemsize, "count": torch.int64.itemsize}
+    return {
+        f"{key}/{name}": counts.get(key, parameter.nbytes)
+        for name, parameter in params.items()
+        for key in _keys(optimizer, parameter)
     }
 
 

@@ -53,11 +53,20 @@ class Measured:
 class Remembering(Protocol):
     """What a replica alone knows and needs in order to go on."""
 
-    def state(self) -> dict[str, Tensor]:
-        """As named tensors on the CPU. With equal parameters `restore` continues from them bit by bit."""
+    def remembered(self) -> dict[str, Tensor]:
+        """As named tensors, where they are: not copies. With equal parameters `restore` continues from them bit by bit.
+
+        What may change in the next round is these themselves.
+        """
+
+    def sizes(self) -> dict[str, int]:
+        """How many bytes each of these has, once a round was trained."""
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Take over what `state` gave. Raises BadState, leaving all as it was, unless it fits this replica exactly."""
+        """Take over copies of what `remembered` gave.
+
+        Raises BadState, leaving all as it was, unless it fits this replica exactly.
+        """
 
     def reset(self) -> None:
         """Forget everything learnt from past rounds."""

@@ -4,10 +4,11 @@ Decided: an announcement is the sender's p2p key, its signature, a head and the 
 before anything is parsed. The body is msgpack of a tagged msgspec struct, an array of its fields whose encoding is
 unique (a decoded body must encode to the same bytes, so nobody can re-spell a signed one). The *commitment*, whose
 fingerprint witnesses put on chain, is the sha256 of a domain prefix and the committed fields alone: run, place in the
-run, signer, data, schema and the BLAKE3 and size of each level's payload. Loss and speed are signed but not committed:
-they are hearsay for people. What is signed is the *statement*: a domain prefix, the head and the sha256 of the body.
-The head of a commitment says at fixed places what it is about and its digest: so the program can read two of them that
-contradict each other, and two fit into a transaction (`programs/coordinator/src/rules/equivocation.rs`).
+run, signer, data, schema, the BLAKE3 and size of each level's payload, and the roots of what the member's optimizer
+knew before and after. Loss and speed are signed but not committed: they are hearsay for people. What is signed is the
+*statement*: a domain prefix, the head and the sha256 of the body. The head of a commitment says at fixed places what it
+is about and its digest: so the program can read two of them that contradict each other, and two fit into a transaction
+(`programs/coordinator/src/rules/equivocation.rs`).
 """
 
 from __future__ import annotations
@@ -30,8 +31,10 @@ from aftermath.rules.accounts import MAX_LEVELS, REDO
 from aftermath.rules.limits import RUN_ID_BYTES
 
 MAX_ANNOUNCEMENT_BYTES = 4096
-_COMMIT_DOMAIN = b"aftermath commitment 1\x00"
+_COMMIT_DOMAIN = b"aftermath commitment 2\x00"
 _SIGN_DOMAIN = b"aftermath announcement 3"
+NOTHING = bytes(32)
+"""The root of a private state that a member has not: it begins with nothing."""
 _KEY, _SIGNED = 32, 32 + 64  # where the signature begins, and the head
 _RESULT, _READY = b"\x01", b"\x02"  # what the heads begin with
 _PLACE = struct.Struct(f"<{RUN_ID_BYTES}sIIQB32s")  # of a commitment: run id, epoch, height, seed, slot, digest
@@ -62,6 +65,15 @@ class SequenceInterval(NamedTuple):
     stop: SequenceIndex
 
 
+class PrivateRoots(NamedTuple):
+    """What a member's optimizer alone knew before it trained its share and after, as roots (`base.merkle`)."""
+
+    before: Bytes32
+    after: Bytes32
+    since: tuple[U32, U32] | None
+    """Epoch and height of the member's own commitment whose `after` the `before` is; None if that is NOTHING."""
+
+
 class Commitment(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=1, forbid_unknown_fields=True):
     """`signer` (a wallet) trained these sequences in round `height` of `epoch`, which has that seed, and serves the
     result from `sender` (its p2p key).
@@ -79,6 +91,7 @@ class Commitment(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag
     intervals: Annotated[tuple[SequenceInterval, ...], Meta(min_length=1, max_length=REDO + 1)]
     schema_hash: Bytes32
     levels: Annotated[dict[Level, LevelPayload], Meta(min_length=1, max_length=MAX_LEVELS)]
+    private: PrivateRoots
     loss: float
     tokens_per_sec: NonNegative
 
@@ -100,6 +113,7 @@ class Commitment(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag
             intervals=self.intervals,
             schema_hash=self.schema_hash,
             levels=self.levels,
+            private=self.private,
         )
 
 
@@ -127,6 +141,7 @@ class _Committed(msgspec.Struct, frozen=True, array_like=True):
     intervals: tuple[tuple[int, int], ...]
     schema_hash: bytes
     levels: tuple[tuple[int, bytes, int], ...]
+    private: tuple[bytes, bytes, tuple[int, int] | None]
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -144,10 +159,11 @@ def commitment(
     intervals: Sequence[tuple[int, int]],
     schema_hash: bytes,
     levels: Mapping[int, tuple[bytes, int]],
+    private: tuple[bytes, bytes, tuple[int, int] | None],
 ) -> bytes:
     """The 32-byte digest that binds a member to a result.
 
-    `intervals` are (start, stop) sequences, `levels` {level: (BLAKE3, bytes)}.
+    `intervals` are (start, stop) sequences, `levels` {level: (BLAKE3, bytes)}, `private` the fields of `PrivateRoots`.
     """
     committed = _Committed(
         run_id=run_id,
@@ -160,6 +176,7 @@ def commitment(
         intervals=tuple((start, stop) for start, stop in intervals),
         schema_hash=schema_hash,
         levels=tuple((level, *levels[level]) for level in sorted(levels)),
+        private=private,
     )
     return hashlib.sha256(_COMMIT_DOMAIN + _encoder.encode(committed)).digest()
 
@@ -252,5 +269,12 @@ def _check_commitment(announcement: Commitment) -> None:
         )
     if any(start >= stop for start, stop in announcement.intervals):
         raise BadAnnouncement("an interval of sequences must not be empty")
+    before, after, since = announcement.private
+    if (before == NOTHING) != (since is None) or after == NOTHING:
+        raise BadAnnouncement(
+            "a root of a private state must be one, and say since when, unless it begins with nothing"
+        )
+    if since is not None and since >= (announcement.epoch, announcement.height):
+        raise BadAnnouncement("a private state must be of an earlier round")
     if not math.isfinite(announcement.loss) or not math.isfinite(announcement.tokens_per_sec):
         raise BadAnnouncement("loss and tokens per second must be finite numbers")

@@ -249,7 +249,7 @@ class Simulation:
         )
         role = Role(RUN_ID, self.schema, player.tier, player.identity.secret())
         upload, quick = InlineWorker(self.upload_seconds), InlineWorker(0.01)
-        workers = Workers(player.compute, InlineWorker(0.01), upload, quick, InlineWorker(0.01))
+        workers = Workers(player.compute, InlineWorker(0.01), upload, quick, InlineWorker(0.01), InlineWorker(0.01))
         data = open_tokens(self.place / "data", 2, self.model.max_seq_len, vocab_size=self.config.vocab_size)
         wishes = Wishes(
             hash_replicas=True,

@@ -273,7 +273,8 @@ async def _member(
     ports = Ports(chain, RunFeed(view), transport, clock, Attention(clock), events)
     role = Role(settings.run_id, schema, settings.matformer_tier, named.reach.secret)
     read = ThreadWorker("data")
-    workers = Workers(compute, ThreadWorker("decode"), ThreadWorker("upload"), ThreadWorker("write"), read)
+    decode, upload, write, state = (ThreadWorker(name) for name in ("decode", "upload", "write", "state"))
+    workers = Workers(compute, decode, upload, write, read, state)
     wishes = Wishes(
         hash_replicas=settings.events_dir is not None,
         gradients_dir=settings.write_gradients_dir,

@@ -1,0 +1,80 @@
+"""One hash of many blocks of bytes, and proofs that a block is one of them.
+
+Decided
+- A binary tree of BLAKE3 hashes: neighbours are hashed together, and one without a neighbour goes up as it is. Blocks,
+  nodes and the root are hashed in contexts of their own, so that none can be taken for another.
+- The root also has the number of blocks in it. From that number and a block's index follows how many hashes its proof
+  has: a proof has no length of its own, and is refused by its size before anything is read of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from blake3 import blake3
+
+DIGEST = 32
+"""Bytes of a hash."""
+_BLOCK, _NODE, _ROOT = (f"aftermath {what} of a tree of blocks 1" for what in ("block", "node", "root"))
+
+
+def block_digest(block: bytes | memoryview) -> bytes:
+    """The hash of a block, as it stands in a tree."""
+    return blake3(block, derive_key_context=_BLOCK).digest()
+
+
+class Tree:
+    """All hashes over the digests of some blocks, of which there is at least one."""
+
+    def __init__(self, digests: Sequence[bytes]) -> None:
+        self._rows = [list(digests)]
+        while len(row := self._rows[-1]) > 1:
+            pairs = [_node(row[at], row[at + 1]) for at in range(0, len(row) - 1, 2)]
+            self._rows.append(pairs + row[len(row) & ~1 :])
+        self.root = _root(len(digests), self._rows[-1][0])
+
+    def __len__(self) -> int:
+        """How many blocks there are."""
+        return len(self._rows[0])
+
+    def digest(self, index: int) -> bytes:
+        """The digest of a block."""
+        return self._rows[0][index]
+
+    def proof(self, index: int) -> list[bytes]:
+        """The hashes that lead from a block to the root, from below."""
+        found = zip(self._rows, _neighbours(index, len(self)), strict=False)
+        return [row[at] for row, at in found if at is not None]
+
+
+def proof_length(index: int, count: int) -> int:
+    """How many hashes the proof of a block has, of so many blocks."""
+    return sum(at is not None for at in _neighbours(index, count))
+
+
+def proves(block: bytes | memoryview, index: int, count: int, proof: Sequence[bytes], root: bytes) -> bool:
+    """Whether this is block `index` of the `count` blocks with that root."""
+    if not 0 <= index < count or len(proof) != proof_length(index, count):
+        return False
+    found, hashes = block_digest(block), iter(proof)
+    for at in _neighbours(index, count):
+        if at is not None:
+            other = next(hashes)
+            found = _node(found, other) if at % 2 else _node(other, found)
+    return _root(count, found) == root
+
+
+def _neighbours(index: int, count: int) -> Iterator[int | None]:
+    """Row by row whose hash is hashed together with the block's; None where there is none."""
+    while count > 1:
+        at = index ^ 1
+        yield at if at < count else None
+        index, count = index // 2, (count + 1) // 2
+
+
+def _node(left: bytes, right: bytes) -> bytes:
+    return blake3(left + right, derive_key_context=_NODE).digest()
+
+
+def _root(count: int, top: bytes) -> bytes:
+    return blake3(count.to_bytes(8, "little") + top, derive_key_context=_ROOT).digest()

@@ -1,0 +1,68 @@
+"""A proof holds for one block at one place under one root, and for nothing else."""
+
+from __future__ import annotations
+
+import pytest
+from blake3 import blake3
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aftermath.base.merkle import DIGEST, Tree, block_digest, proof_length, proves
+
+
+def blocks(count: int) -> list[bytes]:
+    return [b"block %d" % index for index in range(count)]
+
+
+def tree(count: int) -> Tree:
+    return Tree([block_digest(block) for block in blocks(count)])
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 6, 7, 8, 9, 31, 32, 33, 100])
+def test_every_block_is_proven_and_no_other_at_its_place(count: int) -> None:
+    found = tree(count)
+    assert len(found) == count
+    for index, block in enumerate(blocks(count)):
+        proof = found.proof(index)
+        assert len(proof) == proof_length(index, count) <= count.bit_length()
+        assert proves(block, index, count, proof, found.root)
+        assert not proves(block + b" ", index, count, proof, found.root)
+        for other in {(index + 1) % count, index ^ 1, -1, count} - {index}:
+            assert not proves(block, other, count, proof, found.root)
+        for wrong in (count - 1, count + 1):
+            assert not proves(block, index, wrong, proof, found.root)
+
+
+@given(st.integers(1, 40), st.data())
+def test_a_changed_proof_or_root_proves_nothing(count: int, data: st.DataObject) -> None:
+    found, index = tree(count), data.draw(st.integers(0, count - 1))
+    proof, block = found.proof(index), blocks(count)[index]
+    parts = [*proof, found.root]
+    at, bit = data.draw(st.integers(0, len(parts) - 1)), data.draw(st.integers(0, 8 * DIGEST - 1))
+    changed = bytearray(parts[at])
+    changed[bit // 8] ^= 1 << bit % 8
+    parts[at] = bytes(changed)
+    assert not proves(block, index, count, parts[:-1], parts[-1])
+    assert not proves(block, index, count, [*proof, bytes(DIGEST)], found.root)
+    if proof:
+        assert not proves(block, index, count, proof[:-1], found.root)
+
+
+def test_blocks_nodes_and_roots_cannot_be_taken_for_each_other() -> None:
+    """The classic trick: the two digests below a node, as one block of a smaller tree."""
+    found = tree(2)
+    below = b"".join(block_digest(block) for block in blocks(2))
+    assert block_digest(below) != found._rows[1][0]
+    assert not proves(below, 0, 1, [], found.root)
+    assert block_digest(b"x") != blake3(b"x").digest(), "nor for a payload's hash"
+
+
+def test_the_root_keeps_its_value() -> None:
+    """Members of different versions must agree on it, and recompute it from this page: contexts, order, count."""
+
+    def derived(what: str, data: bytes) -> bytes:
+        return blake3(data, derive_key_context=f"aftermath {what} of a tree of blocks 1").digest()
+
+    a, b, c = (derived("block", block) for block in blocks(3))
+    top = derived("node", derived("node", a + b) + c)
+    assert tree(3).root == derived("root", (3).to_bytes(8, "little") + top)

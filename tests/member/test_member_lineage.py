@@ -1,0 +1,310 @@
+"""The chain of roots: what each member's optimizer knew before a result is what it knew after the one before."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aftermath.member.lineage import Lineage
+from aftermath.optim.private_blocks import outline_of, tree_of
+from aftermath.p2p.transport import RequestRefused
+from aftermath.replica.stateshare import ask_block
+from aftermath.rules.commitment import NOTHING, Commitment, PrivateRoots, decode_announcement
+from aftermath.rules.state import RunState
+from aftermath.sim.clock import run_virtual
+from aftermath.sim.simulation import Player, Simulation, play
+from aftermath.sim.transport import SimTransport
+from member.desk import Desk, commitment_of, plan_of
+from member.saboteurs import Lie, sabotage, sign, tell_all
+from member.test_member_private import ALL, SPARSELOCO, restart
+
+BROKEN = "its private state "
+
+
+def root(number: int) -> bytes:
+    return bytes([number]) * 32
+
+
+def said(height: int, before: int, after: int, since: tuple[int, int] | None, epoch: int = 2) -> Commitment:
+    roots = PrivateRoots(root(before) if since else NOTHING, root(after), since)
+    return commitment_of(None, 0, height, epoch=epoch, private=roots)
+
+
+def heard(*commitments: Commitment) -> Lineage:
+    lineage = Lineage()
+    for one in commitments:
+        lineage.hear(one)
+    return lineage
+
+
+# --- the rule ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_goes_on_from_the_last_result_is_whole() -> None:
+    chain = [said(0, 0, 1, None), said(1, 1, 2, (2, 0)), said(3, 2, 3, (2, 1))]
+    assert [heard(*chain).broken(one) for one in chain] == [None] * 3
+    assert [heard(*reversed(chain)).broken(one) for one in chain] == [None] * 3, "in whatever order it was heard"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [said(1, 9, 2, (2, 0)), said(3, 9, 3, (2, 1)), said(3, 1, 3, (2, 0)), said(3, 0, 3, None), said(3, 1, 3, (1, 7))],
+    ids=["another root", "another root later", "its last result left out", "nothing", "another epoch"],
+)
+def test_what_does_not_is_broken(wrong: Commitment) -> None:
+    chain = [said(0, 0, 1, None), said(1, 1, 2, (2, 0))]
+    assert (heard(*chain).broken(wrong) or "").startswith(BROKEN)
+    assert heard().broken(wrong) is None, "who heard nothing of it cannot tell"
+
+
+def test_what_was_not_heard_is_no_fault() -> None:
+    """Its own announcement of round 1 was lost, or came to others only."""
+    assert heard(said(0, 0, 1, None)).broken(said(2, 7, 8, (2, 1))) is None
+
+
+def test_an_epoch_goes_on_from_the_last_one_or_begins_with_nothing() -> None:
+    lineage = heard(said(6, 0, 5, None), said(7, 5, 6, (2, 6)))
+    lineage.begin(3)
+    assert lineage.broken(said(0, 6, 7, (2, 7), epoch=3)) is None
+    assert lineage.broken(said(0, 0, 7, None, epoch=3)) is None
+    assert lineage.broken(said(0, 9, 7, (2, 7), epoch=3)) is not None
+    assert lineage.broken(said(0, 5, 7, (2, 6), epoch=3)) is not None
+    lineage.begin(4)
+    assert lineage._told == {}
+
+
+def test_another_attempt_at_an_epoch_knows_nothing_of_the_first() -> None:
+    lineage = heard(said(0, 0, 1, None))
+    lineage.begin(2)
+    assert lineage.broken(said(1, 9, 2, (2, 0))) is None
+
+
+def test_of_two_results_of_one_round_either_may_be_the_one_that_it_goes_on_from() -> None:
+    lineage = heard(said(0, 0, 1, None), said(0, 0, 2, None))
+    assert [lineage.broken(said(1, before, 3, (2, 0))) is None for before in (1, 2, 3)] == [True, True, False]
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 5)), max_size=60))
+def test_what_is_remembered_is_bounded(told: list[tuple[int, int]]) -> None:
+    lineage = Lineage()
+    for height, signer in told:
+        lineage.hear(commitment_of(None, 0, height, signer=root(signer)))
+    assert all(len(places) <= 8 for places in lineage._told.values())
+
+
+# --- what a witness makes of it ---------------------------------------------------------------------------------------
+
+
+def test_a_result_whose_state_does_not_go_on_is_not_attested_and_not_waited_for() -> None:
+    async def story() -> None:
+        desk = Desk()
+        desk.results.open(plan_of(4))
+        desk.hear(1, private=PrivateRoots(NOTHING, root(1), None))
+        desk.results.open(plan_of(5))
+        broken = desk.hear(1, 5, private=PrivateRoots(root(9), root(2), (2, 4)))
+        whole = desk.hear(2, 5, private=PrivateRoots(root(8), root(3), (2, 4)))
+        await asyncio.sleep(1)
+        assert desk.results.held(5) == {2: whole.digest}
+        assert desk.results.settled(5) == {1, 2}
+        (candidate,) = desk.results.candidates(5, 1)
+        assert desk.results.whole(candidate), "it is there all the same, should a quorum accept it"
+        assert broken.digest == candidate.digest
+        (refused,) = (event for event in desk.events if event["kind"] == "refused")
+        assert (refused["height"], refused["slot"]) == (5, 1)
+        assert refused["why"].startswith(BROKEN)
+        desk.results.close()
+
+    run_virtual(story())
+
+
+def test_an_earlier_result_that_comes_later_is_compared_too() -> None:
+    async def story() -> None:
+        desk = Desk()
+        for height in (4, 5):
+            desk.results.open(plan_of(height))
+        desk.hear(1, 5, private=PrivateRoots(root(9), root(2), (2, 4)))
+        await asyncio.sleep(1)
+        assert set(desk.results.held(5)) == {1}
+        desk.hear(1, 4, private=PrivateRoots(NOTHING, root(1), None))
+        await asyncio.sleep(1)
+        assert desk.results.held(5) == {}
+        assert set(desk.results.held(4)) == {1}
+        desk.results.close()
+
+    run_virtual(story())
+
+
+# --- members ----------------------------------------------------------------------------------------------------------
+
+
+def told(sim: Simulation) -> dict[str, list[Commitment]]:
+    """Every commitment of every member, in order, of all its lives."""
+    found: dict[str, list[Commitment]] = {player.name: [] for player in sim.players}
+    for player in sim.players:
+        _listen(player, found[player.name])
+    return found
+
+
+def _listen(player: Player, found: list[Commitment]) -> None:
+    transport = player.transport
+    assert transport is not None
+    honest = transport.announce
+
+    async def announce(data: bytes) -> None:
+        if isinstance(one := decode_announcement(data), Commitment):
+            found.append(one)
+        await honest(data)
+
+    transport.announce = announce  # type: ignore[method-assign]
+
+
+def breaks(chain: list[Commitment]) -> Iterator[Commitment]:
+    """Where a member begins with nothing; fails where it does not go on from its last result otherwise."""
+    last: Commitment | None = None
+    for one in chain:
+        if one.private.since is None:
+            yield one
+        else:
+            assert last is not None
+            assert one.private.since == (last.epoch, last.height)
+            assert one.private.before == last.private.after
+        last = one
+
+
+@pytest.mark.parametrize("optimizer", [None, SPARSELOCO], ids=["distro", "sparseloco"])
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_every_members_roots_are_a_chain_over_epochs(
+    tmp_path: Path, optimizer: Mapping[str, Any] | None, overlap: int
+) -> None:
+    chains: dict[str, list[Commitment]] = {}
+
+    async def story(sim: Simulation) -> None:
+        for tier in (0, 1, 2):
+            sim.add(tier)
+        chains.update(told(sim))
+        await sim.until_finished()
+
+    sim = play(tmp_path, story, optimizer=optimizer, overlap=overlap)
+    assert sim.check() > 0
+    assert sim.run.epoch > 1
+    for chain in chains.values():
+        assert len({one.epoch for one in chain}) > 1
+        assert [one.height for one in breaks(chain)] == [0]
+        assert len({one.private.after for one in chain}) == len(chain)
+    assert not any(str(e.get("why")).startswith(BROKEN) for player in sim.players for e in player.saw("refused"))
+
+
+def test_a_restarted_member_goes_on_from_what_it_kept_and_else_begins_with_nothing(tmp_path: Path) -> None:
+    for remembers in (True, False):
+        chains: dict[str, list[Commitment]] = {}
+
+        async def story(sim: Simulation, remembers: bool = remembers, chains: Any = chains) -> None:
+            sim.remembers = remembers
+            for tier in (0, 1, 2):
+                sim.add(tier)
+            chains.update(told(sim))
+            await sim.until(lambda run: run.epoch == 1 and run.state is RunState.WAITING_FOR_MEMBERS)
+            await asyncio.sleep(3)
+            for player in sim.players[1:]:
+                await sim.stop(player)
+                sim.start(player)
+                _listen(player, chains[player.name])
+            await sim.until_finished()
+
+        sim = play(tmp_path / str(remembers), story, **ALL)
+        assert sim.check() > 0
+        first, *others = (list(breaks(chain)) for chain in chains.values())
+        assert [one.epoch for one in first] == [0]
+        for other in others:
+            assert [one.epoch for one in other] == ([0] if remembers else [0, 1])
+        assert not any(str(e.get("why")).startswith(BROKEN) for player in sim.players for e in player.saw("refused"))
+
+
+def test_a_kept_state_that_is_not_the_one_that_was_told_is_damaged(tmp_path: Path) -> None:
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    async def story(sim: Simulation) -> None:
+        sim.remembers = True
+        await restart(sim)
+        for file in (tmp_path / "private").iterdir():
+            with safe_open(file, framework="pt") as opened:
+                about, state = opened.metadata(), {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+            name = min(name for name in state if "residual" in name)
+            state[name].view(-1)[0] += 1
+            save_file(state, file, metadata=about)
+        await sim.until_finished()
+
+    sim = play(tmp_path, story, **ALL)
+    assert sim.check() > 0
+    for player in sim.players[1:]:
+        (warned,) = (event["message"] for event in player.saw("warning") if "the optimizer" in event["message"])
+        assert "it is not the state that this member told others of" in warned
+
+
+def test_a_member_that_exchanges_its_state_has_delivered_nothing(tmp_path: Path) -> None:
+    """Its roots are of another state than it told before: nobody attests that, and its share is trained again."""
+
+    async def story(sim: Simulation) -> None:
+        for tier in (0, 1, 2, 2):
+            sim.add(tier)
+        await sim.until_round(2)
+        liar = sim.players[-1]
+        sabotage(liar, exchanges(liar))
+        await sim.until_finished()
+
+    sim = play(tmp_path, story)
+    liar = sim.players[-1]
+    assert sim.check(hostile=[liar]) > 0
+    assert sim.run.lost_sequences == 0
+    slot = next(event["slot"] for event in liar.saw("joined") if event["slot"] is not None)
+    refused = [e for p in sim.players[:-1] for e in p.saw("refused") if str(e.get("why")).startswith(BROKEN)]
+    assert {event["slot"] for event in refused} == {slot}
+    assert sim.record.dropped, "it is dropped, as who delivers nothing is"
+
+
+def exchanges(player: Player) -> Lie:
+    async def lie(one: Commitment, transport: SimTransport) -> None:
+        if one.private.since is not None:
+            one = msgspec.structs.replace(one, private=one.private._replace(before=root(7)))
+        tell_all(transport, sign(player, one))
+
+    return lie
+
+
+def test_a_checker_gets_the_states_before_and_after_a_round_that_is_judged(tmp_path: Path) -> None:
+    """While the next round trains, of every member; the state after is the one that its optimizer then has."""
+    compared = 0
+
+    async def story(sim: Simulation) -> None:
+        nonlocal compared
+        for tier in (0, 1, 2):
+            sim.add(tier)
+        chains = told(sim)
+        await sim.until_round(3)
+        checker = sim.players[0].transport
+        assert checker is not None
+        for player in sim.players[1:]:
+            parts = outline_of(sim.schema, player.tier)
+            judged = next(one for one in chains[player.name] if one.height == 2)
+            for wanted in (judged.private.before, judged.private.after):
+                for index in range(parts.count):
+                    block = await ask_block(checker, player.id, wanted, parts, index, 5)
+                    assert len(block) == parts.place(index).size
+                    compared += 1
+            with pytest.raises(RequestRefused):
+                await ask_block(checker, player.id, NOTHING, parts, 0, 5)
+            assert player.member is not None
+            assert player.member._replica is not None
+            assert tree_of(player.member._replica.optimizer.remembered()).root == chains[player.name][-1].private.after
+        await sim.until_finished()
+
+    assert play(tmp_path, story).check() > 0
+    assert compared > 0

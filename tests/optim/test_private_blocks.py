@@ -1,0 +1,102 @@
+"""The blocks of a private state: where they lie follows from the schema, and the root changes with every bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from aftermath.base.merkle import block_digest
+from aftermath.optim import private_blocks
+from aftermath.optim.feedback import ErrorFeedback
+from aftermath.optim.private_blocks import Outline, block_of, outline, outline_of, tree_of
+from optim.private_states import OPTIMIZERS, trained
+
+
+@pytest.mark.parametrize("tier", range(3))
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_checker_knows_from_the_schema_which_blocks_there_are(name: str, tier: int) -> None:
+    schema, engine = trained(OPTIMIZERS[name], tier)
+    state = engine.remembered()
+    assert outline_of(schema, tier) == outline({name: tensor.nbytes for name, tensor in state.items()})
+    assert outline_of(schema, tier).count == len(tree_of(state))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_root_is_of_the_blocks_in_their_order_however_many_threads(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(private_blocks, "BLOCK", 256)
+    monkeypatch.setattr(private_blocks, "_PIECE", 1024)
+    _, engine = trained(OPTIMIZERS[name], 0)
+    state = engine.remembered()
+    parts, roots = outline({name: tensor.nbytes for name, tensor in state.items()}), set()
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        roots.add(tree_of(state).root)
+    tree = tree_of(engine.state())
+    assert roots == {tree.root}, "copies have the root of what they are copies of"
+    assert parts.count == len(tree) > len(state)
+    for index in range(parts.count):
+        block = block_of(state, parts.place(index))
+        assert len(block) == parts.place(index).size <= 256
+        assert block_digest(block) == tree.digest(index)
+    whole = b"".join(block_of(state, parts.place(index)) for index in range(parts.count))
+    assert whole == b"".join(tensor.numpy().tobytes() for _, tensor in sorted(state.items()))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_root_changes_with_every_tensor_and_every_round(name: str) -> None:
+    _, engine = trained(OPTIMIZERS[name], 1)
+    state = engine.state()
+    root = tree_of(state).root
+    for key, tensor in state.items():
+        changed: dict[str, Any] = {**state, key: tensor.clone()}
+        changed[key].view(-1)[-1] += 1
+        assert tree_of(changed).root != root, key
+    assert tree_of(trained(OPTIMIZERS[name], 1)[1].remembered()).root == root, "the same training has the same"
+    assert tree_of(trained(OPTIMIZERS[name], 1, rounds=2)[1].remembered()).root != root
+
+
+def test_a_share_that_is_given_up_leaves_the_root() -> None:
+    for settings in OPTIMIZERS.values():
+        _, engine = trained(settings, 1)
+        root = tree_of(engine.remembered()).root
+
+        def fails(part: Tensor) -> float:
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            engine.train(torch.zeros(2, 16, dtype=torch.int64), fails, 1e-3, 1e-3)
+        assert tree_of(engine.remembered()).root == root
+
+
+def test_no_block_has_bytes_of_two_tensors() -> None:
+    parts = Outline((("a", private_blocks.BLOCK + 4), ("b", 8), ("c", private_blocks.BLOCK)))
+    places = [parts.place(index) for index in range(parts.count)]
+    assert [(place.name, place.size) for place in places] == [
+        ("a", private_blocks.BLOCK),
+        ("a", 4),
+        ("b", 8),
+        ("c", private_blocks.BLOCK),
+    ]
+    assert parts.size == sum(place.size for place in places)
+    for index in (-1, 4):
+        with pytest.raises(IndexError):
+            parts.place(index)
+    assert outline({"x": 0}).count == 0
+
+
+def test_what_was_sent_is_not_held_twice() -> None:
+    """`remembered` are the tensors themselves: a state of any size is hashed without a copy."""
+    _, engine = trained(OPTIMIZERS["distro"], 0)
+    result = engine._result
+    assert isinstance(result, ErrorFeedback)
+    for name, tensor in engine.remembered().items():
+        kind, level, group = name.removeprefix("result.").split(".")
+        own = result._residuals[int(level)][int(group)]
+        if kind == "residual":
+            assert tensor.data_ptr() == own.data_ptr()
+    assert all(engine.state()[name].data_ptr() != t.data_ptr() for name, t in engine.remembered().items())

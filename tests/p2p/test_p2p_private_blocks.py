@@ -1,0 +1,176 @@
+"""Blocks of a member's private state over real endpoints: each proves itself, and what does not is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from aftermath.base.merkle import DIGEST
+from aftermath.optim import private_blocks
+from aftermath.optim.engine import Engine
+from aftermath.optim.private_blocks import Outline, outline_of, tree_of
+from aftermath.p2p.iroh import IrohTransport
+from aftermath.p2p.transport import PeerUnreachable, RequestFailed, RequestRefused
+from aftermath.replica import stateshare
+from aftermath.replica.stateshare import TOPIC, FalseBlock, Kept, StateShare, ask_block, kept_of, proven, question
+from aftermath.rules.commitment import NOTHING
+from optim.private_states import OPTIMIZERS, trained
+from p2p.nodes import until
+
+Mesh = Callable[..., Awaitable[list[IrohTransport]]]
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a tiny model has many."""
+    monkeypatch.setattr(private_blocks, "BLOCK", 512)
+    monkeypatch.setattr(private_blocks, "_PIECE", 4 * 512)
+
+
+def state_of(name: str = "distro", tier: int = 0, rounds: int = 1) -> tuple[Outline, Engine, Kept]:
+    schema, engine = trained(OPTIMIZERS[name], tier, rounds)
+    return outline_of(schema, tier), engine, kept_of(engine, tree_of(engine.remembered()))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+async def test_whoever_has_a_commitment_gets_all_blocks_of_its_state(mesh: Mesh, name: str) -> None:
+    member, checker = await mesh(1, 2)
+    parts, engine, kept = state_of(name)
+    StateShare(member).offer(kept)
+    root = kept.tree.root
+    blocks = [await ask_block(checker, member.node_id, root, parts, index, 10) for index in range(parts.count)]
+    assert parts.count > 20
+    whole, found = b"".join(blocks), {}
+    for key, size in parts.sizes:
+        found[key], whole = whole[:size], whole[size:]
+    assert found == {key: tensor.numpy().tobytes() for key, tensor in engine.state().items()}
+
+
+@pytest.mark.parametrize("at", [0, DIGEST, -1], ids=["first hash", "second hash", "block"])
+async def test_a_false_block_or_proof_is_refused_and_its_sender_kept_out(mesh: Mesh, at: int) -> None:
+    member, checker = await mesh(1, 2)
+    parts, _, kept = state_of()
+    share, index = StateShare(member), parts.count // 2
+    share.offer(kept)
+    right = await share.answer(b"", question(kept.tree.root, index))
+    assert proven(right, kept.tree.root, parts, index) == right[-parts.place(index).size :]
+    wrong = bytearray(right)
+    wrong[at] ^= 1
+
+    async def lie(peer: bytes, body: bytes) -> bytes:
+        return bytes(wrong)
+
+    member.handle(TOPIC, lie)
+    with pytest.raises(FalseBlock, match=f"not block {index} of the private state"):
+        await ask_block(checker, member.node_id, kept.tree.root, parts, index, 10)
+    await until(lambda: member.node_id not in checker.reachable())
+    assert checker.stats().violations == 1
+
+
+@pytest.mark.parametrize("change", [-1, 1, 1 << 20])
+async def test_an_answer_of_another_size_is_none(mesh: Mesh, change: int) -> None:
+    member, checker = await mesh(1, 2)
+    parts, _, kept = state_of()
+    share = StateShare(member)
+    share.offer(kept)
+    right = await share.answer(b"", question(kept.tree.root, 0))
+
+    async def other(peer: bytes, body: bytes) -> bytes:
+        return right[:change] if change < 0 else right + bytes(change)
+
+    member.handle(TOPIC, other)
+    with pytest.raises(FalseBlock if change < 0 else RequestFailed):
+        await ask_block(checker, member.node_id, kept.tree.root, parts, 0, 10)
+
+
+async def test_states_of_other_rounds_are_refused(mesh: Mesh) -> None:
+    """The last three can be had, before them nothing, and what a member begins with has no blocks."""
+    member, checker = await mesh(1, 2)
+    share = StateShare(member)
+    states = [state_of(rounds=rounds) for rounds in range(1, 5)]
+    for _, _, kept in states:
+        share.offer(kept)
+    for number, (parts, _, kept) in enumerate(states):
+        asked = ask_block(checker, member.node_id, kept.tree.root, parts, 0, 10)
+        if number == 0:
+            with pytest.raises(RequestRefused):
+                await asked
+        else:
+            assert len(await asked) == parts.place(0).size
+    for root in (NOTHING, b"x" * 32):
+        with pytest.raises(RequestRefused):
+            await ask_block(checker, member.node_id, root, states[-1][0], 0, 10)
+    share.withdraw()
+    with pytest.raises(RequestRefused):
+        await ask_block(checker, member.node_id, states[-1][2].tree.root, states[-1][0], 0, 10)
+
+
+async def test_a_member_that_is_gone_or_keeps_nothing_is_told_apart(mesh: Mesh) -> None:
+    member, checker = await mesh(1, 2)
+    parts, _, kept = state_of()
+    with pytest.raises(RequestFailed, match="answers no requests on this topic"):
+        await ask_block(checker, member.node_id, kept.tree.root, parts, 0, 10)
+    StateShare(member)
+    with pytest.raises(RequestRefused):
+        await ask_block(checker, member.node_id, kept.tree.root, parts, 0, 10)
+    await member.close()
+    with pytest.raises(PeerUnreachable):
+        await ask_block(checker, member.node_id, kept.tree.root, parts, 0, 3)
+
+
+async def test_a_state_that_is_too_large_to_copy_is_served_until_it_changes(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stateshare, "COPIES", 1000)
+    member, checker = await mesh(1, 2)
+    parts, engine, kept = state_of()
+    own = engine.remembered()
+    assert all(tensor.data_ptr() == own[name].data_ptr() for name, tensor in kept.tensors.items()), "no copies"
+    StateShare(member).offer(kept)
+    root, first = kept.tree.root, engine.state()
+    asked = (ask_block(checker, member.node_id, root, parts, index, 10) for index in range(parts.count))
+    assert b"".join(await asyncio.gather(*asked)) == b"".join(first[n].numpy().tobytes() for n, _ in parts.sizes)
+    changed = parts.count - 1
+    tensor: Tensor = own[parts.place(changed).name]
+    with torch.no_grad():
+        tensor.view(-1)[-1] += 1
+    with pytest.raises(RequestRefused):
+        await ask_block(checker, member.node_id, root, parts, changed, 10)
+    assert await ask_block(checker, member.node_id, root, parts, 0, 10), "of what has not changed"
+
+
+async def test_all_copies_together_are_bounded(opened: Callable[..., Awaitable[IrohTransport]]) -> None:
+    node = await opened(1)
+    share = StateShare(node)
+    states = [state_of(rounds=rounds)[2] for rounds in range(1, 5)]
+    size = states[0].outline.size
+    for room, kept in ((size, 1), (2 * size + 1, 2), (100 * size, 3), (0, 1)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(stateshare, "COPIES", room)
+            for state in states:
+                share.offer(state)
+            assert [state.tree.root for state in states[-kept:]] == list(share._kept)
+            share.withdraw()
+
+
+@pytest.mark.parametrize("body", [b"", bytes(35), bytes(37), bytes(1 << 16)])
+async def test_questions_of_another_form_are_refused(mesh: Mesh, body: bytes) -> None:
+    member, checker = await mesh(1, 2)
+    StateShare(member).offer(state_of()[2])
+    with pytest.raises(RequestRefused):
+        await checker.request(member.node_id, TOPIC, body, 1 << 20, 10)
+
+
+async def test_an_index_beyond_the_last_block_is_refused(mesh: Mesh) -> None:
+    member, checker = await mesh(1, 2)
+    parts, _, kept = state_of()
+    StateShare(member).offer(kept)
+    for index in (parts.count, (1 << 32) - 1):
+        with pytest.raises(RequestRefused):
+            await checker.request(member.node_id, TOPIC, question(kept.tree.root, index), 1 << 20, 10)
+    with pytest.raises(IndexError):
+        await ask_block(checker, member.node_id, kept.tree.root, parts, parts.count, 10)
