@@ -216,7 +216,7 @@ class SolanaMember:
 
     async def join(self, *, p2p: bytes, tier: int, weight: int, schema_hash: bytes, stateless: bool) -> None:
         """Ask for a place in the next epoch. Raises Refused, `NotAuthorized` when nobody admitted this wallet."""
-        view = await self.view(fresh=True)
+        view = self._view or await self.view(fresh=True)  # if it is old, whoever takes a slot is told, and asks again
         steps = [] if self._enrolled else await self._enrolment(view)
         join = self._coordinator.ix.join_run(
             self._run_id,
