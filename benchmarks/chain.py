@@ -85,13 +85,14 @@ class Recorder(World):
 def prepare(world: Recorder, clients: int) -> Scenario:
     """A run with `clients` members in its first warm-up, created one instruction per transaction."""
     run = Scenario(world)
+    world.fund(run.authority.pubkey())
     for instruction in run.creation():
         world.send(instruction)
     world.watched = run.accounts["run"]
     verifiers = 34 if clients < 10 else 10
     run.configure(
         init_min_clients=clients, min_clients=1, rounds_per_epoch=3, verification_percent=verifiers,
-        global_batch_size_start=16 * clients, global_batch_size_end=16 * clients,
+        global_batch_size_start=16 * clients, global_batch_size_end=16 * clients, join_bond=1_000_000,
     )  # fmt: skip
     run.update(metadata={"name": "n" * 64, "description": "d" * 280, "num_parameters": 1, "vocab_size": 1})
     authorizations(run)
@@ -203,6 +204,13 @@ def finish(run: Scenario, world: Recorder) -> None:
     last = run.run.finishers.bit_length() - 1
     run.join(last)
     run.by(last, "leave_run")
+    world.advance(40)  # those who hold the model are not waited for any longer
+    run.join(8_000)  # in a full house somebody loses its slot
+    run.by(8_000, "leave_run")
+    run.settle(8_000)
+    run.by(8_000, "withdraw")
+    for slot in bitmap.slots(run.members.forfeited):
+        run.settle(run.index_of(run.members.slots[slot].signer))
     for which, name in ((0, "witnesses"), (1, "committee"), (2, "data")):
         world.label = f"inspect ({name})"
         world.send(run.instruction("inspect", which, 0))
@@ -219,6 +227,7 @@ def measure(clients: int) -> dict[str, Any]:
     world = Recorder()
     run = prepare(world, clients)
     accounts = {name: len(world.data(run.accounts[name])) for name in ("run", "model", "members", "witnesses")}
+    membership = len(world.data(run.membership_key(member(0).pubkey())))
     train(run, world)
     finish(run, world)
     attestations = min(clients, 32)
@@ -227,6 +236,7 @@ def measure(clients: int) -> dict[str, Any]:
         "push": {encoding: dict(sizes) for encoding, sizes in world.push.items()},
         "accounts": accounts,
         "rent_lamports": {name: (size + 128) * 6_960 for name, size in accounts.items()},
+        "membership": {"bytes": membership, "rent_lamports": (membership + 128) * 6_960},
         "lamports_per_1000_rounds": 1_000 * attestations * FEE,
     }
 
@@ -250,6 +260,7 @@ def report(sizes: Sequence[int]) -> dict[str, Any]:
         "push_bytes": last["push"],
         "account_bytes": last["accounts"],
         "rent_lamports": last["rent_lamports"],
+        "membership": last["membership"],
         "rent_lamports_total": sum(last["rent_lamports"].values()),
         "lamports_per_1000_rounds": {size: results[size]["lamports_per_1000_rounds"] for size in sizes},
         "all_positions_units": last["units"]["inspect (witnesses)"],

@@ -47,6 +47,7 @@ def config_table(**changes: Any) -> dict[str, Any]:
         "global_batch_size_start": 8,
         "global_batch_size_end": 8,
         "verification_percent": 0,
+        "join_bond": 0,
         "waiting_for_members_extra_time": 1,
     }
     return {**table, **changes}

@@ -126,7 +126,8 @@ def test_enums_and_options_of_structs_survive_the_conversion() -> None:
 
 
 @pytest.mark.parametrize(
-    ("program", "names"), [("coordinator", {"Run", "Model", "Members", "Witnesses"}), ("authorizer", {"Authorization"})]
+    ("program", "names"),
+    [("coordinator", {"Run", "Model", "Members", "Witnesses", "Membership"}), ("authorizer", {"Authorization"})],
 )
 def test_other_clients_can_read_every_account_that_an_idl_lists(program: str, names: set[str]) -> None:
     """Those that the program owns, each with the discriminator that its bytes begin with, and a layout."""

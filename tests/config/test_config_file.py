@@ -53,6 +53,7 @@ def test_the_seeds_file_is_read_verbatim() -> None:
         "global_batch_size_start": 8,
         "global_batch_size_end": 8,
         "verification_percent": 0,
+        "join_bond": 0,
         "waiting_for_members_extra_time": 0,
     }
     model = chain["model"]

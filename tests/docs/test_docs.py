@@ -11,7 +11,13 @@ from pathlib import Path
 import pytest
 
 from aftermath.central.__main__ import CENTRALIZED
-from aftermath.chain.views import members_account, model_account, run_account, witnesses_account
+from aftermath.chain.views import (
+    members_account,
+    membership_account,
+    model_account,
+    run_account,
+    witnesses_account,
+)
 from aftermath.cli.main import SOLANA
 from aftermath.localnet.runtime import minimum_balance
 from aftermath.programs import AUTHORIZER_IDL, COORDINATOR_IDL
@@ -136,7 +142,7 @@ def test_named_files_exist(page: Path) -> None:
 def test_account_sizes_and_rent_are_the_programs() -> None:
     text = (ROOT / "docs/program.md").read_text()
     accounts = [account() for account in (run_account, model_account, members_account, witnesses_account)]
-    for account in accounts:
+    for account in (*accounts, membership_account()):
         row = next(line for line in text.splitlines() if line.startswith(f"| `{account.name}` |"))
         assert f"| {account.size:,} | {minimum_balance(account.size) / 1e9:.8f} |" in row
     rent = sum(minimum_balance(account.size) for account in accounts)

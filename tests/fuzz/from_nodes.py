@@ -155,6 +155,7 @@ NODES = [
     Decoder("push", pushes, (BadReply,)),
     Decoder("run account", lambda: ([recorded("run")], views.parse_run), ACCOUNT),
     Decoder("model account", lambda: ([recorded("model")], views.parse_model), ACCOUNT),
+    Decoder("membership account", lambda: ([recorded("membership")], views.parse_membership), ACCOUNT),
     Decoder("members account", lambda: ([recorded("members")], views.parse_members), ACCOUNT, LONG),
     Decoder("attestations", attestations, ACCOUNT),
     Decoder("cooldown", cooldown, ACCOUNT),

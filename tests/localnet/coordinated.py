@@ -34,9 +34,12 @@ class LoneMember:
         """A run of epochs of `rounds` rounds that this wallet has joined."""
         await self._place.open_run(RUN, rounds_per_epoch=rounds, total_steps=10_000)
         own = self._place.wallet.pubkey
+        run = await self.coordinator.run(RUN)
         await self.coordinator.transact(
+            self.coordinator.ix.enroll(RUN, run.created, 0),
             self.coordinator.ix.join_run(
                 RUN,
+                run.created,
                 authorization=authorization_address(Pubkey.from_string(AUTHORIZER_ID), own, EVERYONE),
                 p2p=bytes(Keypair().pubkey()),
                 tier=0,
@@ -44,7 +47,7 @@ class LoneMember:
                 schema_hash=SCHEMA_HASH,
                 client_version="",
                 stateless=True,
-            )
+            ),
         )
 
     async def reach_rounds(self) -> Run:

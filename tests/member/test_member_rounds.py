@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +164,9 @@ def test_all_of_a_rounds_own_work_counts(tmp_path: Path, seconds: float, told: b
     assert slow.saw("trained")
     said = [e["message"] for player in sim.players for e in player.saw("warning") if "too slow" in e["message"]]
     assert bool(said) is told
-    assert not told or "3 sequences took 14 s and applying a round's results 14 s; a round leaves 15 s" in said[0]
+    # a share that is given up has taken more than was measured
+    sentence = r"3 sequences took (more than )?14 s and applying a round's results 14 s; a round leaves 15 s"
+    assert not told or re.search(sentence, said[0])
     assert sim.check(dropped=[slow] if told else []) > 0
 
 

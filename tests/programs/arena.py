@@ -20,11 +20,12 @@ from aftermath.rules import bitmap
 from aftermath.rules.accounts import FINGERPRINT_BYTES, Config, Place
 from programs import evidence
 from programs.harness import PROGRAM, START, World, encode, instruction_of
-from programs.laps import No
+from programs.laps import NOBODY, Held, No
 from programs.oracle import Oracle
 from programs.scenario import SCHEMA, Scenario, member
 
 LEVELS, RATES = 3, (1_000, 40)
+WALLETS = 9
 CHECKPOINT = {"kind": 1, "repo": "team/model", "revision": ""}
 METADATA = {"step": 1, "loss_milli": 1, "tokens_per_sec": 1, "bytes_per_sec": 1}
 _PLACE = struct.Struct("<IIQ")
@@ -51,20 +52,34 @@ def _opened(config: tuple[tuple[str, int], ...]) -> tuple[Scenario, dict[Pubkey,
     world = _world()
     world.now, world.slot = START, 1
     world.advance(0)
+    for index in range(WALLETS):
+        world.fund(wallet(index))
     run = Scenario(world, f"run {next(_opening)}", tiers=LEVELS)
     run.create().ok()
     run.configure(**dict(config)).ok()
     run.owner("set_future_epoch_rates", *RATES).ok()
     run.owner("set_paused", False).ok()
-    names = ("run", "model", "members", "witnesses")
-    found = {run.accounts[name]: world.svm.get_account(run.accounts[name]) for name in names}
+    for index in range(WALLETS):
+        run.enroll(index).ok()
+    keys = [run.accounts[name] for name in ("run", "model", "members", "witnesses")]
+    keys += [_membership(run, index) for index in range(WALLETS)]
+    found = {key: world.svm.get_account(key) for key in keys}
     return run, {key: account for key, account in found.items() if account is not None}
+
+
+@cache
+def _membership(run: Scenario, index: int) -> Pubkey:
+    return run.membership_key(wallet(index))
 
 
 @cache
 def _fixed(run: Scenario, name: str, index: int | None) -> tuple[bytes, list[AccountMeta]]:
     """Discriminator and accounts of an instruction, by a member or (None) by the owner."""
     spec, keys = instruction_of(PROGRAM, name), run.accounts | ({} if index is None else {"user": wallet(index)})
+    if name == "kick":
+        keys |= {"membership": keys["run"], "sponsor": keys["authority"]}  # each time another one
+    if index is not None:
+        keys |= {"membership": _membership(run, index), "evicted": _membership(run, index), "sponsor": wallet(index)}
     metas = []
     for entry in spec["accounts"]:
         key = keys.get(entry["name"]) or Pubkey.from_string(entry["address"])
@@ -92,10 +107,14 @@ class Arena:
         self.scenario, accounts = _opened(tuple(sorted(config.items())))
         for key, account in accounts.items():
             self.world.svm.set_account(key, account)
+        for index in range(WALLETS):
+            self.world.fund(wallet(index))
         self.world.now, self.world.slot = START, 1
         self.world.advance(0)
         self.oracle = Oracle(self._config(), LEVELS, START, RATES)
         self.oracle.slot = self.world.slot
+        bond = self.oracle.config.join_bond
+        self.oracle.memberships = {index: Held(bond, enrolled=True) for index in range(WALLETS)}
         if gaps:
             self._leave_out(gaps)
         self.seeds: set[int] = set()
@@ -178,8 +197,24 @@ class Arena:
     def set_paused(self, paused: bool) -> bool:
         return self._send("set_paused", None, bytes([paused]), (paused,))
 
+    def enroll(self, index: int, most: int) -> bool:
+        return self._send("enroll", index, most.to_bytes(8, "little"), (most,))
+
+    def settle(self, index: int) -> bool:
+        """By anybody, of that wallet."""
+        return self._send("settle", index, b"", ())
+
+    def withdraw(self, index: int) -> bool:
+        return self._send("withdraw", index, b"", ())
+
     def kick(self, index: int, barred: bool) -> bool:
-        return self._send("kick", None, bytes(wallet(index)) + bytes([barred]), (index, barred))
+        held = self.oracle.memberships.get(index)
+        sponsor = wallet(index) if held and held.own else self.scenario.accounts["authority"]
+        keys = {"membership": _membership(self.scenario, index), "sponsor": sponsor}
+        order = [entry["name"] for entry in instruction_of(PROGRAM, "kick")["accounts"]]
+        data = bytes(wallet(index)) + bytes([barred])
+        replaced = {order.index(name): key for name, key in keys.items()}
+        return self._send("kick", None, data, (index, barred), replaced=replaced)
 
     def _encoded(self, name: str, params: Mapping[str, Any]) -> bytes:
         return encode(instruction_of(PROGRAM, name)["args"][0]["type"], params, PROGRAM)
@@ -191,8 +226,11 @@ class Arena:
         data: bytes,
         arguments: tuple[Any, ...],
         before: Sequence[Instruction] = (),
+        replaced: Mapping[int, Pubkey] | None = None,
     ) -> bool:
         discriminator, metas = _fixed(self.scenario, name, index)
+        if replaced:
+            metas = [AccountMeta(replaced[i], False, True) if i in replaced else meta for i, meta in enumerate(metas)]
         outcome = self.world.send(*before, Instruction(PROGRAM, discriminator + data, metas))
         Arena.sent += 1
         refusal = None
@@ -216,6 +254,7 @@ class Arena:
             ("members", self._members(), self._members_of()),
             ("model", self._model(), self._model_of()),
             ("backlog", self.oracle.intervals(), list(self.scenario.backlog)),
+            ("memberships", self.oracle.memberships, self._memberships_of()),
         ):
             assert ours == theirs, f"after {after} the oracle's {what} is not the chain's:\n{ours}\n{theirs}"
 
@@ -271,7 +310,19 @@ class Arena:
         return now, model, (*header, _mask(lap["attested"])), before
 
     def _members(self) -> list[tuple[int, ...]]:
-        names = ("tier", "declared", "weight", "state", "wish", "exited", "last_epoch", "points", "slashed")
+        names = [
+            "tier",
+            "declared",
+            "weight",
+            "state",
+            "wish",
+            "exited",
+            "last_epoch",
+            "points",
+            "slashed",
+            "forfeited",
+            "wallet",
+        ]
         return [tuple(getattr(seat, name) for name in names) for seat in self.oracle.members]
 
     def _members_of(self) -> list[tuple[int, ...]]:
@@ -279,7 +330,29 @@ class Arena:
         members = layout.coordinator_account("Members").read(self.world.data(self.scenario.accounts["members"]))[0]
         slots = members["slots"][: len(self.oracle.members) + 1]
         assert not slots[-1]["used"]
-        return list(zip(*(slots[name][:-1].tolist() for name in names), strict=True))
+        forfeited = bitmap.from_bytes(members["forfeited"].tobytes())
+        marked = [bitmap.contains(forfeited, slot) for slot in range(len(slots) - 1)]
+        owners = [_WALLETS.get(signer, NOBODY) for signer in slots["signer"][:-1].tolist()]
+        return list(zip(*(slots[name][:-1].tolist() for name in names), marked, owners, strict=True))
+
+    def _memberships_of(self) -> dict[int, Held]:
+        """What is written down of each wallet, and that the lamports of it are there."""
+        found, rent = {}, _rent()
+        for index in range(WALLETS):
+            account = self.world.svm.get_account(_membership(self.scenario, index))
+            if account is None or not account.data:
+                continue
+            one = layout.coordinator_account("Membership").read(bytes(account.data))[0]
+            bond, forfeited = int(one["bond"]), int(one["forfeited"])
+            assert account.lamports == rent + bond + forfeited, f"wallet {index}: {account.lamports}"
+            counted = int(one["epoch"]), int(one["epoch_delivered"]), int(one["epoch_due"])
+            points, slashed, delivered, due = (int(one[name]) for name in ("points", "slashed", "delivered", "due"))
+            own = one["sponsor"].tobytes() == bytes(wallet(index))
+            found[index] = Held(
+                bond, forfeited, points, slashed, delivered, due, counted, int(one["ejections"]), own,
+                bool(one["enrolled"]), bool(one["barred"]),
+            )  # fmt: skip
+        return found
 
     def _model(self) -> tuple[Any, ...]:
         named = self.oracle.durable
@@ -290,6 +363,14 @@ class Arena:
         hashes = tuple(one.tobytes() for one in model["checkpoint_hashes"][:LEVELS])
         rest = ("checkpoint_step", "checkpoint_data_index", "checkpoint_turn")
         return hashes, *(int(model[name]) for name in rest)
+
+
+@cache
+def _rent() -> int:
+    return _world().svm.minimum_balance_for_rent_exemption(layout.coordinator_account("Membership").size)
+
+
+_WALLETS = {bytes(wallet(index)): index for index in range(WALLETS)}
 
 
 def _mask(field: Any) -> int:

@@ -42,6 +42,7 @@ PROGRAM = Pubkey.from_string(COORDINATOR_ID)
 AUTHORIZER = Pubkey.from_string(AUTHORIZER_ID)
 START = 1_700_000_000
 SLOTS, KEPT = 8, 512
+RICH = 10**11  # lamports
 _INTEGERS = {"u8": "<B", "u16": "<H", "u32": "<I", "u64": "<Q", "i64": "<q", "bool": "<?"}
 # framework errors that the tests name (Anchor 2's own numbers)
 _FRAMEWORK = {2000: "ConstraintMut", 2002: "ConstraintSigner", 2006: "ConstraintSeeds", 2012: "ConstraintAddress"}
@@ -92,6 +93,12 @@ def encode(kind: Any, value: Any, program: Pubkey) -> bytes:
 def address(seed: str, run_id: str) -> Pubkey:
     """One of the four accounts of a run."""
     return Pubkey.find_program_address([seed.encode(), run_id.encode()], PROGRAM)[0]
+
+
+def membership_address(run: Pubkey, created: int, wallet: Pubkey) -> Pubkey:
+    """What a run that was created in that slot keeps of a wallet."""
+    seeds = [b"membership", bytes(run), created.to_bytes(8, "little"), bytes(wallet)]
+    return Pubkey.find_program_address(seeds, PROGRAM)[0]
 
 
 def authorization_address(grantor: Pubkey, grantee: Pubkey, scope: bytes = b"CoordinatorJoinRun") -> Pubkey:
@@ -193,6 +200,14 @@ class World:
     def data(self, key: Pubkey) -> bytes:
         account = self.svm.get_account(key)
         return bytes(account.data) if account else b""
+
+    def lamports(self, key: Pubkey) -> int:
+        return self.svm.get_balance(key) or 0
+
+    def fund(self, key: Pubkey) -> None:
+        """Gives a wallet what any number of bonds cost."""
+        if self.lamports(key) < RICH // 2:
+            self.svm.airdrop(key, RICH)
 
     def record(self, name: str, run_id: str) -> np.ndarray[Any, Any]:
         """The account `name` of a run as a writable one-element record."""

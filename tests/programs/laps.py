@@ -12,6 +12,7 @@ from aftermath.rules.state import MemberState, ModelSource
 
 UNATTESTED, UNKNOWN = b"\xff" * 32, bytes(32)
 WAITS, REMOVED, BARRED = 1, 2, 3
+NOBODY = -1  # the wallet of a seat whose owner has withdrawn
 ROOM = 2 * (REDO + 1)
 order = lru_cache(maxsize=4096)(committee.order)
 
@@ -40,6 +41,27 @@ class Seat:
     points: int = 0
     slashed: int = 0
     delivered: int = 0
+    forfeited: bool = False
+    """It was ejected, and its membership does not say so yet."""
+
+
+@dataclass
+class Held:
+    """A wallet's membership. Whoever has a seat has one."""
+
+    bond: int = 0
+    forfeited: int = 0
+    points: int = 0
+    slashed: int = 0
+    delivered: int = 0
+    due: int = 0
+    epoch: tuple[int, int, int] = (0, 0, 0)
+    """The one counted last, and what is counted of it above."""
+    ejections: int = 0
+    own: bool = True
+    """The wallet has paid for it, and not an authority that bars it."""
+    enrolled: bool = False
+    barred: bool = False
 
 
 @dataclass

@@ -11,7 +11,20 @@ from aftermath.rules import bitmap
 from aftermath.rules.accounts import MAX_VERDICTS, STORED_ROUNDS, Place
 from aftermath.rules.committee import quorum
 from aftermath.rules.state import MemberState, RunState
-from programs.laps import BARRED, REMOVED, UNATTESTED, UNKNOWN, WAITS, Named, No, Vote, need
+from programs.laps import (
+    BARRED,
+    NOBODY,
+    REMOVED,
+    UNATTESTED,
+    UNKNOWN,
+    WAITS,
+    Held,
+    Named,
+    No,
+    Seat,
+    Vote,
+    need,
+)
 from programs.transitions import Transitions
 
 _NO_TURN = 255
@@ -26,9 +39,18 @@ class Oracle(Transitions):
         need(not self.halted, "RunHalted")
         need(tier < self.levels, "TierOutOfRange")
         need(weight >= 1, "WeightZero")
+        held = self.memberships.get(wallet)
+        if held is None:
+            raise No("NotEnrolled")
+        slot = self.find(wallet)
+        lost = slot is not None and self.members[slot].forfeited
+        need(not held.barred, "Barred")
+        need(held.enrolled, "NotEnrolled")
+        need((0 if lost else held.bond) >= self.config.join_bond, "BondTooLow")
+        if slot is not None:
+            self._settle_seat(self.members[slot], held)
         slot = self._claim(wallet)
         seat = self.members[slot]
-        need(seat.wish != BARRED, "Barred")
         if seat.state is MemberState.IDLE:
             if seat.tier != tier:
                 self.finishers &= ~(1 << slot)
@@ -43,6 +65,46 @@ class Oracle(Transitions):
         if added and enough and self.state is RunState.WAITING_FOR_MEMBERS:
             self.since = self.now
         self._follow()
+
+    def may_join(self, wallet: int) -> bool:
+        """The wallet is enrolled with the bond that the run asks for, or is barred, which no money changes."""
+        held, slot = self.memberships.get(wallet), self.find(wallet)
+        lost = slot is not None and self.members[slot].forfeited
+        paid = held is not None and held.enrolled and (0 if lost else held.bond) >= self.config.join_bond
+        return paid or (held is not None and held.barred)
+
+    def enroll(self, wallet: int, most: int) -> None:
+        need(self.config.join_bond <= most, "BondAboveLimit")
+        held = self.memberships.get(wallet, Held())
+        need(not held.barred, "Barred")
+        self.memberships[wallet] = held
+        held.enrolled, held.bond = True, max(held.bond, self.config.join_bond)
+
+    def settle(self, wallet: int) -> None:
+        """By anybody, of this wallet."""
+        if wallet not in self.memberships:
+            raise No("AccountDataTooSmall")
+        slot = self.find(wallet)
+        if slot is None:
+            raise No("NotAMember")
+        self._settle_seat(self.members[slot], self.memberships[wallet])
+        self.memberships[wallet].forfeited = 0
+
+    def withdraw(self, wallet: int) -> None:
+        held = self.memberships.get(wallet)
+        if held is None:
+            raise No("AccountDataTooSmall")
+        need(held.enrolled, "Barred" if held.own else "NotOwnMembership")
+        slot = self.find(wallet)
+        if slot is not None:
+            seat = self.members[slot]
+            need(seat.state is MemberState.IDLE and seat.wish != WAITS, "StillBound")
+            self._settle_seat(seat, held)
+            self.members[slot] = Seat(NOBODY)
+            self.finishers &= ~(1 << slot)
+        held.bond, held.forfeited, held.enrolled = 0, 0, False
+        if not held.barred:
+            del self.memberships[wallet]
 
     def leave_run(self, wallet: int, at: Place) -> None:
         need(any(self.named(at, back) for back in range(STORED_ROUNDS)), "StaleHeight")
@@ -109,7 +171,6 @@ class Oracle(Transitions):
         need(not same, "NoEquivocation")
         need(slot < len(self.members) and self.members[slot].wallet == wallet, "SlotMismatch")
         seat = self.members[slot]
-        need(seat.declared > 0, "SlotMismatch")  # who was barred before it ever joined has named no key
         need(seat.state not in (MemberState.IDLE, MemberState.EJECTED), "AlreadyEjected")
         self._eject(seat)
         self._follow()
@@ -201,9 +262,14 @@ class Oracle(Transitions):
         self._enter(RunState.FINISHED if over else RunState.WAITING_FOR_MEMBERS)
 
     def kick(self, wallet: int, barred: bool) -> None:
-        known = self.find(wallet)
-        need(barred or known is not None, "NotAMember")
-        slot = self._claim(wallet)
+        slot, held = self.find(wallet), self.memberships.get(wallet)
+        need(barred or slot is not None or (held is not None and held.barred), "NotAMember")
+        held = self.memberships.setdefault(wallet, Held(own=False))
+        held.barred = barred
+        if not held.enrolled and not barred:
+            del self.memberships[wallet]
+        if slot is None:
+            return
         self.members[slot].wish = BARRED if barred else REMOVED
         if self.halted or self.state is RunState.WAITING_FOR_MEMBERS:
             self.finishers &= ~(1 << slot)

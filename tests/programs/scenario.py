@@ -11,10 +11,21 @@ from solders.pubkey import Pubkey
 
 from aftermath.chain import views
 from aftermath.rules import bitmap, committee
-from aftermath.rules.accounts import Interval, Members, Model, Place, Run
+from aftermath.rules.accounts import Interval, Members, Membership, Model, Place, Run
 from aftermath.rules.consensus import pack_fingerprints
+from aftermath.rules.eviction import evicted
 from aftermath.rules.state import MemberState, RunState
-from programs.harness import AUTHORIZER, PROGRAM, Outcome, World, address, authorization_address, build, instruction_of
+from programs.harness import (
+    AUTHORIZER,
+    PROGRAM,
+    Outcome,
+    World,
+    address,
+    authorization_address,
+    build,
+    instruction_of,
+    membership_address,
+)
 
 SCHEMA = bytes(range(1, 33))
 EVERYONE = Pubkey.default()
@@ -27,6 +38,7 @@ CONFIG: Mapping[str, int] = {
     "round_witness_time": 5,
     "epoch_time": 0,
     "global_batch_size_warmup_tokens": 0,
+    "join_bond": 0,
     "rounds_per_epoch": 5,
     "total_steps": 1000,
     "max_seq_len": 0,
@@ -123,7 +135,29 @@ class Scenario:
         accounts: Mapping[str, Pubkey] | None = None,
         flags: Mapping[str, tuple[bool, bool]] | None = None,
     ) -> Instruction:
-        return build(PROGRAM, name, self.accounts | dict(accounts or {}), self._placed(name, args), flags)
+        return build(PROGRAM, name, self._keys(name, args, accounts or {}), self._placed(name, args), flags)
+
+    def _keys(self, name: str, args: Sequence[Any], given: Mapping[str, Pubkey]) -> dict[str, Pubkey]:
+        """All accounts that an instruction may name; memberships are the sender's, or of whom it kicks."""
+        keys = self.accounts | dict(given)
+        wallet = args[0] if name == "kick" else keys.get("user")
+        takes = any(entry["name"] == "membership" for entry in instruction_of(PROGRAM, name)["accounts"])
+        if "membership" in given:
+            return {"evicted": given["membership"], "sponsor": keys["authority"]} | keys
+        if not takes or wallet is None:
+            return keys
+        own = self.membership_key(wallet)
+        held = self.world.data(own)
+        sponsor = Pubkey(views.parse_membership(held).sponsor) if held else keys["authority"]
+        return {"membership": own, "evicted": own, "sponsor": sponsor} | keys
+
+    def membership_key(self, wallet: Pubkey) -> Pubkey:
+        return membership_address(self.accounts["run"], self.run.created, wallet)
+
+    def membership(self, index: int) -> Membership | None:
+        """What the run keeps of a member."""
+        held = self.world.data(self.membership_key(member(index).pubkey()))
+        return views.parse_membership(held) if held else None
 
     def _placed(self, name: str, args: Sequence[Any]) -> list[Any]:
         """The arguments with the round that a vote names: the current one if none is given, or that of a height."""
@@ -158,6 +192,8 @@ class Scenario:
         return [init, *[self.instruction("grow", which) for which in (0, 0, 1, 1, 1, 1, 1)]]
 
     def create(self, client_version: str = "") -> Outcome:
+        self.world.fund(self.authority.pubkey())
+        self.world.fund(self.grantor.pubkey())
         return self.world.send(*self.creation(client_version))
 
     def update(self, **parts: Any) -> Outcome:
@@ -187,7 +223,41 @@ class Scenario:
     def join(self, index: int, tier: int = 0, weight: int = 60, **changes: Any) -> Outcome:
         params = {"p2p": bytes(member(index).pubkey())[::-1], "tier": tier, "weight": weight}
         params |= {"schema_hash": SCHEMA, "client_version": "", "stateless": False} | changes
-        return self.by(index, "join_run", params)
+        if self.membership(index) is None:
+            self.enroll(index).ok()
+        loser = evicted(self.run, self.members, bytes(member(index).pubkey()), self.world.now)
+        return self.by(index, "join_run", params, accounts=self.losing(loser))
+
+    def losing(self, wallet: bytes | None) -> dict[str, Pubkey]:
+        """The account that a join needs besides if it takes the slot of this wallet."""
+        return {} if wallet is None else {"evicted": self.membership_key(Pubkey(wallet))}
+
+    def enroll(self, index: int, most: int | None = None) -> Outcome:
+        """Pays for a membership what the run asks for, unless that is above `most`."""
+        self.world.fund(member(index).pubkey())
+        return self.by(index, "enroll", self.run.config.join_bond if most is None else most)
+
+    def put_membership(self, index: int) -> None:
+        """As if this member had enrolled, without a bond."""
+        layout = views.membership_account()
+        record = np.zeros(1, layout.dtype)
+        key, bump = Pubkey.find_program_address(
+            [
+                b"membership",
+                bytes(self.accounts["run"]),
+                self.run.created.to_bytes(8, "little"),
+                bytes(member(index).pubkey()),
+            ],
+            PROGRAM,
+        )
+        record["run"], record["wallet"] = bytes(self.accounts["run"]), bytes(member(index).pubkey())
+        record["sponsor"], record["created"], record["bump"] = record["wallet"], self.run.created, bump
+        record["enrolled"], record["version"] = 1, views.VERSION
+        self.world.put(key, layout.discriminator + record.tobytes())
+
+    def settle(self, index: int) -> Outcome:
+        key = self.membership_key(member(index).pubkey())
+        return self.world.send(self.instruction("settle", accounts={"membership": key}))
 
     def tick(self, index: int = 0) -> Outcome:
         return self.by(index, "tick")

@@ -23,14 +23,16 @@ from aftermath.rules import bitmap
 from aftermath.rules.accounts import Place
 from aftermath.rules.committee import quorum
 from aftermath.rules.state import ExitReason, MemberState, ModelSource, RunState
-from programs.arena import Arena
+from programs.arena import WALLETS, Arena
 from programs.laps import UNATTESTED, UNKNOWN, WAITS, Lap
 from programs.scenario import CONFIG
 
-ALL = 9
+ALL = WALLETS
 TIERS = (0, 0, 0, 0, 0, 1, 2, 0, 1)
 SECONDS = st.sampled_from([0, 1, 5, 6, 20, 21, 31, 70])
 GAPS = st.sampled_from([0, 0, 80, 86])
+BOND = 3_000_000
+BONDS = st.sampled_from([0, BOND])
 FALSE = (b"false" * 7)[:32]
 
 # What one wallet may send. Slots and rounds are its own and the present one, or any.
@@ -53,6 +55,9 @@ moves = st.one_of(
     st.tuples(st.just("show"), results),
     st.tuples(st.just("accuse"), st.integers(0, ALL)),
     st.tuples(st.just("prove"), slots, st.booleans()),
+    st.tuples(st.just("enroll"), st.sampled_from([0, BOND])),
+    st.tuples(st.just("withdraw")),
+    st.tuples(st.just("settle"), st.integers(0, ALL - 1)),
 )
 Thought = tuple[int, int, tuple[Any, ...]]
 
@@ -100,6 +105,12 @@ def move(arena: Arena, index: int, verb: str, *more: Any) -> None:
                 arena.verify(us.members[verifier].wallet, verifier, at(1), target, True)
         case "prove", slot, same:  # against itself, since it has no other key
             arena.prove(index, mine(slot), same=same)
+        case "enroll", most:
+            arena.enroll(index, most)
+        case "withdraw", *_:
+            arena.withdraw(index)
+        case "settle", target:
+            arena.settle(target)
         case "health_check", mask:
             arena.health_check(index, unseen(arena) if mask is None else mask)
         case "checkpoint", right:
@@ -175,6 +186,8 @@ class Members(RuleBasedStateMachine):
         slot = us.find(index)
         if us.state is RunState.WAITING_FOR_MEMBERS:
             waits = slot is not None and us.members[slot].wish == WAITS
+            if not us.may_join(index):
+                return arena.enroll(index, BOND) and arena.join(index, self.tiers[index])
             return not waits and arena.join(index, self.tiers[index])
         if slot is None or us.halted:
             return False
@@ -220,17 +233,18 @@ class AnyWallets(Members):
     @initialize(
         overlap=st.integers(0, 1), witnesses=st.sampled_from([0, 0, 2]), percent=st.sampled_from([0, 0, 40]),
         ends=st.sampled_from([(3, 0, 1000), (5, 0, 7), (0, 90, 1000)]), batch=st.sampled_from([7, 48]),
-        tiers=st.lists(st.integers(0, 2), min_size=ALL, max_size=ALL), gaps=GAPS, least=st.integers(0, 1),
+        tiers=st.lists(st.integers(0, 2), min_size=ALL, max_size=ALL), gaps=GAPS, bond=BONDS,
+        least=st.integers(0, 1),
     )  # fmt: skip
     def open(
         self, overlap: int, witnesses: int, percent: int, ends: tuple[int, int, int], batch: int, tiers: list[int],
-        gaps: int, least: int,
+        gaps: int, bond: int, least: int,
     ) -> None:  # fmt: skip
         rounds, seconds, steps = ends
         self.begin(
             gaps, overlap=overlap, witness_nodes=witnesses, verification_percent=percent, rounds_per_epoch=rounds,
             epoch_time=seconds, total_steps=steps, global_batch_size_start=batch, global_batch_size_end=batch,
-            min_round_time=least,
+            min_round_time=least, join_bond=bond,
         )  # fmt: skip
         self.honest, self.tiers = range(0), tiers
 
@@ -265,7 +279,7 @@ class Coalition(Members):
     def open(self, overlap: int, rounds: int, steps: int, least: tuple[int, int], batch: int, gaps: int) -> None:
         self.begin(
             gaps, overlap=overlap, rounds_per_epoch=rounds, total_steps=steps, init_min_clients=least[0],
-            min_clients=least[1], global_batch_size_start=batch, global_batch_size_end=batch,
+            min_clients=least[1], global_batch_size_start=batch, global_batch_size_end=batch, join_bond=BOND,
         )  # fmt: skip
 
     @rule(
@@ -293,6 +307,9 @@ class Coalition(Members):
         for slot in bitmap.slots(honest):
             state = us.members[slot].state
             assert state in (MemberState.IDLE, MemberState.HEALTHY), f"an honest member is {state.name}"
+        for index in self.honest:
+            bond = us.memberships[index].bond
+            assert bond == BOND, "an honest member's bond is gone"
         assert set(us.known.hashes) <= self.truths, "something else than the truth is attested"
         assert set(us.durable.hashes) <= self.truths, "the checkpoint has other hashes than the truth"
         assert us.state is not RunState.PAUSED

@@ -78,6 +78,8 @@ def test_permission_comes_from_the_join_authority_only(world: World) -> None:
     other_user = _authorize(run, member(1), scope, active=True)
     other_run = _authorize(run, member(0), bytes(address("run", "other")), active=True)
     params = {"p2p": b"p" * 32, "tier": 0, "weight": 1, "schema_hash": SCHEMA, "client_version": "", "stateless": False}
+    for index in (0, 1):
+        run.enroll(index).ok()
     for key in (inactive, foreign, other_scope, other_user, other_run):
         run.by(0, "join_run", params, accounts={"authorization": key}).refused("NotAuthorized")
     run.by(1, "join_run", params, accounts={"authorization": other_user}).ok()
@@ -92,6 +94,8 @@ def test_an_authorization_for_one_run_admits_to_no_other_of_the_same_authority(w
         run.create().ok()
         run.configure().ok()
         run.owner("set_paused", False).ok()
+    for run in (one, two):
+        run.enroll(0).ok()
     key = _authorize(one, member(0), bytes(one.accounts["run"]), active=True)
     params = {"p2p": b"p" * 32, "tier": 0, "weight": 1, "schema_hash": SCHEMA, "client_version": "", "stateless": False}
     two.by(0, "join_run", params, accounts={"authorization": key}).refused("NotAuthorized")
@@ -103,6 +107,7 @@ def test_a_delegate_joins_in_the_grantees_place(world: World) -> None:
     run.create().ok()
     run.configure().ok()
     run.owner("set_paused", False).ok()
+    run.enroll(0).ok()
     key = _authorize(run, member(7), b"CoordinatorJoinRun", active=True)
     keys = {"payer": world.payer.pubkey(), "grantee": member(7).pubkey(), "authorization": key}
     keys |= {"delegates_sponsor": world.payer.pubkey()}
@@ -120,10 +125,12 @@ def _fill(run: Scenario, **fields: Any) -> Any:
     for index in range(256):
         slots[index]["signer"] = bytes(member(1000 + index).pubkey())
         slots[index]["p2p"] = bytes(member(1000 + index).pubkey())
-    slots["used"], slots["weight"] = 1, 1
+    slots["used"], slots["weight"], slots["declared"] = 1, 1, 1
     for name, value in fields.items():
         slots[name] = value
     run.world.store("Members", "test", record)
+    for index in range(256):
+        run.put_membership(1000 + index)
     return record
 
 
@@ -133,7 +140,6 @@ def test_slots_without_points_are_reused_first(run: Scenario) -> None:
     run.world.store("Members", "test", record)
     run.join(0).ok()
     assert run.slot_of(0) == 9
-    assert run.members.retired_points == 0
 
 
 def test_the_member_away_longest_loses_its_slot_and_place(run: Scenario) -> None:
@@ -145,7 +151,9 @@ def test_the_member_away_longest_loses_its_slot_and_place(run: Scenario) -> None
     run.world.store("Run", "test", state)
     run.join(0).ok()
     assert run.slot_of(0) == 77
-    assert (run.members.retired_points, run.members.slots[77].points) == (5, 0)
+    evicted = run.membership(1077)
+    assert evicted is not None
+    assert (evicted.points, run.members.slots[77].points) == (5, 0)
     assert run.run.finishers == 2**256 - 1 - (1 << 77)
 
 

@@ -155,6 +155,7 @@ def full(run: Scenario, **fields: int) -> None:
         slots[name] = value
     for index in range(256):
         slots["signer"][index] = bytes(member(1000 + index).pubkey())
+        run.put_membership(1000 + index)
     run.world.store("Members", "test", record)
 
 

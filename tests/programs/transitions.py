@@ -17,11 +17,13 @@ from aftermath.rules.accounts import BACKLOG, MAX_WITNESSES, REDO, STORED_ROUNDS
 from aftermath.rules.committee import quorum
 from aftermath.rules.state import ExitReason, MemberState, ModelSource, RunState
 from programs.laps import (
+    NOBODY,
     REMOVED,
     ROOM,
     UNATTESTED,
     UNKNOWN,
     WAITS,
+    Held,
     Knowledge,
     Lap,
     Named,
@@ -45,6 +47,9 @@ class Transitions:
         self.backlog: set[int] = set()
         self.trained: set[int] = set()
         self.members: list[Seat] = []
+        self.memberships: dict[int, Held] = {}
+        self.rostered = 0
+        """The epoch of the last roster."""
         self.laps: list[Lap] = []
         self.judged = self.began = self.next_roster = self.proven = 0
         self.slot, self.seed_slot = 0, 0
@@ -161,9 +166,28 @@ class Transitions:
     def _claim(self, wallet: int) -> int:
         slot = self.find(wallet)
         if slot is None:
-            slot = len(self.members)
-            self.members.append(Seat(wallet))
+            slot = self.find(NOBODY)
+            held = self.memberships[wallet]
+            seat = Seat(wallet, points=held.points, slashed=held.slashed)
+            if slot is None:
+                slot = len(self.members)
+                self.members.append(seat)
+            self.members[slot] = seat
+            self.finishers &= ~(1 << slot)
         return slot
+
+    def _settle_seat(self, seat: Seat, held: Held) -> None:
+        """Its membership says what the seat does; a bond that was lost is counted as that."""
+        held.points, held.slashed = seat.points, seat.slashed
+        if seat.weight and seat.last_epoch == self.rostered:
+            _, delivered, due = held.epoch if held.epoch[0] == self.rostered else (0, 0, 0)
+            held.delivered += max(0, seat.delivered - delivered)
+            held.due += max(0, self.judged - due)
+            held.epoch = self.rostered, seat.delivered, self.judged
+        if seat.forfeited:
+            seat.forfeited = False
+            held.forfeited, held.bond = held.forfeited + held.bond, 0
+            held.ejections += 1
 
     def _withdraw(self, seat: Seat) -> None:
         if seat.state is MemberState.HEALTHY:
@@ -184,6 +208,9 @@ class Transitions:
         self._exit(seat, MemberState.EJECTED)
         if not was_healthy:
             seat.exited = exited
+        seat.forfeited = True
+        if seat.wish == WAITS:
+            seat.wish = 0
         self._reelect()
 
     def _reelect(self) -> None:
@@ -247,6 +274,7 @@ class Transitions:
             if bitmap.contains(waiting, slot):
                 seat.state, seat.wish, seat.exited, seat.last_epoch = MemberState.HEALTHY, 0, 0, self.epoch
         self.judged = self.proven = 0
+        self.rostered = self.epoch
         self.began = self.next_roster = waiting
         self._fix()
         self._weigh([self.members[slot] for slot in bitmap.slots(waiting)])

@@ -144,8 +144,12 @@ class Onchain:
         """Let a wallet ask for the next epoch."""
         wallet = self.wallet(number)
         authorization = authorization_address(self.authorizer.id, self.owner.pubkey(), EVERYONE)
+        created, first = self.run.created, []
+        if not self.svm.get_account(self.ix(wallet).membership(RUN_ID, created, wallet.pubkey())):
+            first = [self.ix(wallet).enroll(RUN_ID, created, 0)]
         instruction = self.ix(wallet).join_run(
             RUN_ID,
+            created,
             authorization=authorization,
             p2p=bytes(Keypair.from_seed((1000 + number).to_bytes(32, "big")).pubkey()),
             tier=tier,
@@ -154,7 +158,7 @@ class Onchain:
             client_version=self.model.client_version,
             stateless=False,
         )
-        self.send(wallet, instruction)
+        self.send(wallet, *first, instruction)
 
     def data(self, address: Pubkey) -> bytes:
         """The bytes of an account."""

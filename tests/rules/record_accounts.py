@@ -75,7 +75,7 @@ def epoch(chain: Onchain) -> None:
 
 
 def record() -> dict[str, bytes]:
-    """The four accounts of the recorded run."""
+    """The accounts of the recorded run, and that of the member that left."""
     chain = Onchain()
     chain.create()
     text = changed((DISTRO, SPARSELOCO + OPTIMIZER))
@@ -100,7 +100,10 @@ def record() -> dict[str, bytes]:
     leaver = chain.wallet(2)
     chain.send(leaver, chain.ix(leaver).leave_run(RUN_ID, chain.run.place))
     epoch(chain)
-    return {name: chain.data(getattr(chain.addresses, name)) for name in ("run", "model", "members", "witnesses")}
+    kept = chain.ix(leaver).membership(RUN_ID, chain.run.created, leaver.pubkey())
+    chain.send(chain.owner, chain.ix(chain.owner).settle(RUN_ID, chain.run.created, leaver.pubkey()))
+    four = {name: chain.data(getattr(chain.addresses, name)) for name in ("run", "model", "members", "witnesses")}
+    return {**four, "membership": chain.data(kept)}
 
 
 def expected(data: dict[str, bytes]) -> dict[str, Any]:
@@ -112,6 +115,7 @@ def expected(data: dict[str, bytes]) -> dict[str, Any]:
         "run": plain(run),
         "model": plain(views.parse_model(data["model"])),
         "members": plain(dataclasses.replace(members, slots=tuple(slot for slot in members.slots if slot.used))),
+        "membership": plain(views.parse_membership(data["membership"])),
         "attestations": [
             plain(views.parse_witness_round(cut(data["witnesses"], views.witness_round_range(ring, count)), count))
             for ring, count in enumerate(counts)

@@ -24,18 +24,20 @@ from rules.record_accounts import cut, expected, plain
 
 FIXTURES = Path(__file__).with_name("accounts")
 NAMES = ("run", "model", "members", "witnesses")
-DATA = {name: (FIXTURES / f"{name}.bin").read_bytes() for name in NAMES}
+DATA = {name: (FIXTURES / f"{name}.bin").read_bytes() for name in (*NAMES, "membership")}
 EXPECTED = json.loads((FIXTURES / "expected.json").read_text())
 ACCOUNTS = {
     "run": views.run_account,
     "model": views.model_account,
     "members": views.members_account,
     "witnesses": views.witnesses_account,
+    "membership": views.membership_account,
 }
 PARSERS: dict[str, Callable[[bytes], Any]] = {
     "run": views.parse_run,
     "model": views.parse_model,
     "members": views.parse_members,
+    "membership": views.parse_membership,
     "witnesses": lambda data: views.parse_cooldown(cut(data, views.witnesses_cooldown_range())),
 }
 
@@ -48,7 +50,7 @@ def patched(name: str, field: str, value: bytes) -> bytes:
     return bytes(data)
 
 
-@pytest.mark.parametrize("part", ["run", "model", "members", "attestations", "cooldown"])
+@pytest.mark.parametrize("part", ["run", "model", "members", "membership", "attestations", "cooldown"])
 def test_recorded_accounts_read_as_recorded(part: str) -> None:
     assert json.loads(json.dumps(expected(DATA)[part])) == EXPECTED[part]
 
@@ -60,6 +62,9 @@ def test_the_recording_holds_something_in_every_part() -> None:
     assert all(round_.clients and round_.attestations for round_ in run.rounds)
     assert run.levels_attested == 0b111
     assert any(slot.points for slot in views.parse_members(DATA["members"]).slots)
+    kept = views.parse_membership(DATA["membership"])
+    assert kept.enrolled
+    assert 0 < kept.delivered < kept.due
     assert views.parse_model(DATA["model"]).metadata.name == "fixture é"
 
 
@@ -74,7 +79,7 @@ def test_the_run_account_is_small_enough_to_push() -> None:
     assert views.run_account().size <= 1400
 
 
-@pytest.mark.parametrize("name", ["run", "model", "members"])
+@pytest.mark.parametrize("name", ["run", "model", "members", "membership"])
 def test_wrong_sizes_and_discriminators_are_refused(name: str) -> None:
     data = DATA[name]
     for wrong in (b"", data[:7], data[:-1], data + b"\x00"):
@@ -87,7 +92,7 @@ def test_wrong_sizes_and_discriminators_are_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "field", "value", "said"),
     [
-        ("run", "version", b"\x01", "layout version 1, this client reads version 8"),
+        ("run", "version", b"\x01", "layout version 1, this client reads version 9"),
         ("model", "version", b"\x00", "layout version 0"),
         ("run", "state", b"\x08", "state that this client does not know"),
         ("run", "exit_reason", b"\xff", "exit_reason"),

@@ -14,6 +14,7 @@ from aftermath.rules.limits import RUN_ID_BYTES
 CLOCK = Pubkey.from_string("SysvarC1ock11111111111111111111111111111111")
 ED25519 = Pubkey.from_string("Ed25519SigVerify111111111111111111111111111")
 INSTRUCTIONS = Pubkey.from_string("Sysvar1nstructions1111111111111111111111111")
+INCINERATOR = Pubkey.from_string("1nc1nerator11111111111111111111111111111111")
 SLOT_HASHES = Pubkey.from_string("SysvarS1otHashes111111111111111111111111111")
 JOIN_SCOPE = b"CoordinatorJoinRun"
 """Of an authorization to join all runs of a join authority; one for a single run has that run's address instead."""
@@ -58,6 +59,13 @@ def run_seed(run_id: str) -> bytes:
 def run_id_among(accounts: Iterable[Pubkey]) -> str | None:
     """The id of the run whose account is one of these, if this process has asked for that run."""
     return next((_RUN_IDS[account] for account in accounts if account in _RUN_IDS), None)
+
+
+@cache
+def membership_address(program: Pubkey, run: Pubkey, created: int, wallet: Pubkey) -> Pubkey:
+    """What the run at this address, created in that slot, keeps of `wallet`."""
+    seeds = [b"membership", bytes(run), created.to_bytes(8, "little"), bytes(wallet)]
+    return Pubkey.find_program_address(seeds, program)[0]
 
 
 @cache

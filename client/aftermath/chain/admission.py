@@ -1,4 +1,5 @@
-"""What a member needs besides an authorization: the client version that the run asks for, and money for its fees.
+"""What a member needs besides an authorization: the client version that the run asks for, and money for its membership,
+the run's bond and its fees.
 
 Decided: `train` checks these before it spends minutes on anything else, and `can-join` answers from the same checks.
 """
@@ -13,7 +14,7 @@ from aftermath.coordinator.errors import Refused
 
 VERSION_MISMATCH = "ClientVersionMismatch"
 FEES_IN_HAND = 5_000_000
-"""Lamports a member shall start with: a thousand transactions."""
+"""Lamports a member shall start with besides the bond: the rent of its membership and some 500 transactions."""
 
 
 def check_version(run_id: str, wanted: str, client_version: str) -> None:
@@ -28,8 +29,8 @@ def check_version(run_id: str, wanted: str, client_version: str) -> None:
     )
 
 
-async def check_funds(pool: RpcPool, wallet: Pubkey) -> None:
-    """Raises Refused `InsufficientFunds` for a wallet that cannot pay the fees of a start; on a network of this
-    machine it is given what it lacks first, since nothing else tells whether the faucet there gives any.
+async def check_funds(pool: RpcPool, wallet: Pubkey, bond: int = 0) -> None:
+    """Raises Refused `InsufficientFunds` for a wallet that cannot pay what a start takes, `bond` lamports among it; on
+    a network of this machine it is given what it lacks first, since nothing else tells whether the faucet gives any.
     """
-    await ensure_funds(pool, wallet, FEES_IN_HAND)
+    await ensure_funds(pool, wallet, FEES_IN_HAND + bond)

@@ -17,11 +17,13 @@ from aftermath.base.errors import AccountError
 from aftermath.chain.accounts import AccountData, fetch, fetch_many, fetch_program
 from aftermath.chain.addresses import run_addresses
 from aftermath.chain.instructions import GROWTH, MEMBERS, WITNESSES, CoordinatorInstructions, Table
+from aftermath.chain.memberships import membership_of
 from aftermath.chain.programs import authorizer_program, coordinator_program, error_tables
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.sender import Sender
 from aftermath.chain.views import (
     members_account,
+    membership_account,
     model_account,
     parse_members,
     parse_model,
@@ -31,7 +33,8 @@ from aftermath.chain.views import (
 )
 from aftermath.chain.wallet import Wallet
 from aftermath.coordinator.errors import CoordinatorError
-from aftermath.rules.accounts import Members, Model, Run
+from aftermath.rules.accounts import Members, Membership, Model, Run
+from aftermath.rules.bitmap import slots
 
 TRANSITION_UNITS = 150_000
 """Compute units that closing a round or an epoch may add to an instruction (the program's own ceiling)."""
@@ -176,7 +179,22 @@ class CoordinatorClient:
 
     async def kick(self, run_id: str, wallet: Pubkey, *, barred: bool) -> Signature:
         """Take a wallet out of the next epoch, bar it, or let it ask again."""
-        return await self.sender.send([self.ix.kick(run_id, wallet, barred=barred)])
+        run = await self.run(run_id)
+        held = await membership_of(self.pool, self.program_id, run, wallet)
+        step = self.ix.kick(run_id, run.created, wallet, barred=barred, sponsor=Pubkey(held.sponsor) if held else None)
+        if barred and held is None:
+            place = self.ix.membership(run_id, run.created, wallet)
+            await self.sender.afford([step], {place: membership_account().size})
+        return await self.sender.send([step])
+
+    async def withdraw(self, run_id: str, held: Membership) -> Signature:
+        """End a membership of this wallet; its bond and rent come back."""
+        return await self.sender.send([self.ix.withdraw(run_id, held)])
+
+    async def settle(self, run_id: str, wallet: Pubkey) -> Signature:
+        """Have written down what a member's slot says of it."""
+        run = await self.run(run_id)
+        return await self.sender.send([self.ix.settle(run_id, run.created, wallet)])
 
     async def update_client_version(self, run_id: str, client_version: str) -> Signature:
         """Name the only client version that may join."""
@@ -187,7 +205,10 @@ class CoordinatorClient:
         return await self.sender.send([self.ix.set_future_epoch_rates(run_id, earning=earning, slashing=slashing)])
 
     async def close_run(self, run_id: str, *, spill: Pubkey | None = None) -> Signature:
-        """Delete a halted run; its rent goes to `spill` or to this wallet."""
+        """Delete a halted run; its rent goes to `spill` or to this wallet. Bonds of the ejected are settled before."""
+        members = await self.members(run_id)
+        for slot in slots(members.forfeited):
+            await self.settle(run_id, Pubkey(members.slots[slot].signer))
         return await self.sender.send([self.ix.close_run(run_id, spill=spill)])
 
     async def tick(self, run_id: str) -> Signature:

@@ -12,9 +12,16 @@ from solders.pubkey import Pubkey
 from solders.system_program import ID as SYSTEM_PROGRAM
 
 from aftermath.base.bounded import U32_MAX
-from aftermath.chain.addresses import ED25519, INSTRUCTIONS, SLOT_HASHES, run_addresses
+from aftermath.chain.addresses import (
+    ED25519,
+    INCINERATOR,
+    INSTRUCTIONS,
+    SLOT_HASHES,
+    membership_address,
+    run_addresses,
+)
 from aftermath.chain.programs import AnchorProgram
-from aftermath.rules.accounts import Place
+from aftermath.rules.accounts import Membership, Place
 from aftermath.rules.commitment import Signed
 
 _ED25519_ENTRY, _ITSELF = struct.Struct("<7H"), 0xFFFF
@@ -82,9 +89,21 @@ class CoordinatorInstructions:
         """Take a halted run back to a recorded checkpoint (`Model.recorded`): its place there and its step."""
         return self._owner("rewind", run_id, place=place, step=step)
 
-    def kick(self, run_id: str, wallet: Pubkey, *, barred: bool) -> Instruction:
-        """As main or join authority, take a wallet out of the next epoch; `barred` says whether it may ask again."""
-        return self._owner("kick", run_id, wallet=wallet, barred=barred)
+    def kick(
+        self, run_id: str, created: int, wallet: Pubkey, *, barred: bool, sponsor: Pubkey | None = None
+    ) -> Instruction:
+        """As main or join authority, take a wallet out of the next epoch; `barred` says whether it may ask again.
+
+        `created` is the run's; `sponsor` who has paid for the wallet's membership, if there is one.
+        """
+        accounts = self._four(
+            run_id,
+            authority=self.user,
+            membership=self.membership(run_id, created, wallet),
+            sponsor=sponsor or self.user,
+            system_program=SYSTEM_PROGRAM,
+        )
+        return self._program.instruction("kick", accounts, wallet=wallet, barred=barred)
 
     def update_client_version(self, run_id: str, client_version: str) -> Instruction:
         """Name the only client version that may join; empty for any."""
@@ -99,9 +118,40 @@ class CoordinatorInstructions:
         accounts = self._four(run_id, authority=self.user, spill=spill or self.user)
         return self._program.instruction("close_run", accounts)
 
+    def membership(self, run_id: str, created: int, wallet: Pubkey) -> Pubkey:
+        """Where the membership of a wallet is in the run that was created then."""
+        return membership_address(self._program.id, run_addresses(self._program.id, run_id).run, created, wallet)
+
+    def enroll(self, run_id: str, created: int, most: int) -> Instruction:
+        """Pay the rent of this wallet's membership and the run's bond, which must not be above `most` lamports."""
+        accounts = self._four(
+            run_id,
+            user=self.user,
+            membership=self.membership(run_id, created, self.user),
+            system_program=SYSTEM_PROGRAM,
+        )
+        return self._program.instruction("enroll", accounts, most=most)
+
+    def settle(self, run_id: str, created: int, wallet: Pubkey) -> Instruction:
+        """Write what a member's slot says of it into its membership; a forfeited bond is destroyed."""
+        membership = self.membership(run_id, created, wallet)
+        return self._program.instruction("settle", self._four(run_id, membership=membership, incinerator=INCINERATOR))
+
+    def withdraw(self, run_id: str, held: Membership) -> Instruction:
+        """End this wallet's membership; its bond and rent come back."""
+        accounts = self._four(
+            run_id,
+            user=self.user,
+            membership=self.membership(run_id, held.created, Pubkey(held.wallet)),
+            sponsor=Pubkey(held.sponsor),
+            incinerator=INCINERATOR,
+        )
+        return self._program.instruction("withdraw", accounts)
+
     def join_run(
         self,
         run_id: str,
+        created: int,
         *,
         authorization: Pubkey,
         p2p: bytes,
@@ -110,8 +160,11 @@ class CoordinatorInstructions:
         schema_hash: bytes,
         client_version: str,
         stateless: bool,
+        evicted: Pubkey | None = None,
     ) -> Instruction:
-        """Ask for a place in the next epoch. `stateless`: this member does not hold the model of the last one."""
+        """Ask for a place in the next epoch. `stateless`: this member does not hold the model of the last one;
+        `evicted`: the wallet whose slot it takes (`rules.eviction`).
+        """
         params = {
             "p2p": p2p,
             "tier": tier,
@@ -120,7 +173,12 @@ class CoordinatorInstructions:
             "client_version": client_version,
             "stateless": stateless,
         }
-        return self._permissionless("join_run", run_id, {"authorization": authorization}, params=params)
+        accounts = {
+            "authorization": authorization,
+            "membership": self.membership(run_id, created, self.user),
+            "evicted": self.membership(run_id, created, evicted or self.user),
+        }
+        return self._permissionless("join_run", run_id, accounts, params=params)
 
     def leave_run(self, run_id: str, at: Place) -> Instruction:
         """Give up the place in the running and in the next epoch. `at` is any round that the run stores."""

@@ -25,14 +25,17 @@ from aftermath.chain.authorizer import Authorizer
 from aftermath.chain.client import CoordinatorClient
 from aftermath.chain.failures import BadReply
 from aftermath.chain.instructions import witness_metadata
+from aftermath.chain.memberships import check_bond, lacking, membership_of
 from aftermath.chain.rpc import FAILURES_BEFORE_LEAVING, MAX_ENDPOINTS, RpcPool
 from aftermath.chain.subscription import GIVE_UP_SECONDS, RunWatcher
 from aftermath.chain.views import parse_members, parse_model, parse_run, parse_witness_round, witness_round_range
 from aftermath.chain.wallet import Wallet
 from aftermath.coordinator.errors import CoordinatorError, Refusal, Refused, Unavailable
 from aftermath.coordinator.view import View
-from aftermath.rules.accounts import Attestation, Place, Round, Run
+from aftermath.rules.accounts import Attestation, Membership, Place, Round, Run
+from aftermath.rules.bitmap import contains
 from aftermath.rules.commitment import signed_part
+from aftermath.rules.eviction import evicted
 
 T = TypeVar("T")
 
@@ -48,7 +51,8 @@ class SolanaMember:
     """The chain of one member; use it as an async context manager (it follows the run in the background).
 
     `authorizer` is the grantee through whom this wallet may join (`--authorizer`); without it the permissionless
-    authorization and then the wallet's own are looked for.
+    authorization and then the wallet's own are looked for. `max_bond`: lamports that a run may lock as long as this
+    wallet is its member.
     """
 
     def __init__(
@@ -61,6 +65,7 @@ class SolanaMember:
         authorizer: Pubkey | None = None,
         program_id: Pubkey | None = None,
         max_priority_fee: int = 0,
+        max_bond: int = 0,
     ) -> None:
         self._pool = pool
         self._run_id = run_id
@@ -73,6 +78,8 @@ class SolanaMember:
         self._watcher = RunWatcher(pool, self._addresses.run, self._coordinator.program_id)
         self._view: View | None = None
         self._wallet = wallet
+        self._max_bond = max_bond
+        self._enrolled = False
 
     async def start(self) -> None:
         """Check the endpoints, find the run, and follow it. Raises Unavailable, or CoordinatorError when there is no
@@ -209,8 +216,11 @@ class SolanaMember:
 
     async def join(self, *, p2p: bytes, tier: int, weight: int, schema_hash: bytes, stateless: bool) -> None:
         """Ask for a place in the next epoch. Raises Refused, `NotAuthorized` when nobody admitted this wallet."""
-        step = self._coordinator.ix.join_run(
+        view = self._view or await self.view(fresh=True)  # if it is old, whoever takes a slot is told, and asks again
+        steps = [] if self._enrolled else await self._enrolment(view)
+        join = self._coordinator.ix.join_run(
             self._run_id,
+            view.run.created,
             authorization=await self.authorization(),
             p2p=p2p,
             tier=tier,
@@ -218,14 +228,50 @@ class SolanaMember:
             schema_hash=schema_hash,
             client_version=self._client_version,
             stateless=stateless,
+            evicted=self._evicted(view),
         )
         try:
-            await self._send(step)
+            await self._send(*steps, join)
+            self._enrolled = True
         except Refused as refusal:
             if refusal.name == VERSION_MISMATCH:
                 model = await self._coordinator.model(self._run_id)
                 check_version(self._run_id, model.client_version, self._client_version)
             raise
+
+    async def bond_due(self) -> int:
+        """Lamports of the run's bond that this wallet has yet to pay. Raises Refused if the bond is above what its user
+        allows.
+        """
+        view = await self.view()
+        return lacking(view.run, await self._membership(view))
+
+    async def _membership(self, view: View) -> Membership | None:
+        """What the run keeps of this wallet. Raises Refused if it asks for more than is allowed."""
+        pool, program = self._coordinator.pool, self._coordinator.program_id
+        held = await membership_of(pool, program, view.run, self._wallet.pubkey)
+        if held is not None and self._forfeited(view):
+            held = replace(held, bond=0)
+        check_bond(view.run, held, self._max_bond)
+        return held
+
+    def _forfeited(self, view: View) -> bool:
+        """This wallet was ejected, and its membership does not say so yet."""
+        slot = view.members.find(self.wallet)
+        return slot is not None and contains(view.members.forfeited, slot)
+
+    async def _enrolment(self, view: View) -> list[Instruction]:
+        """What this wallet has to do before its first join, if anything."""
+        held, run, ix = await self._membership(view), view.run, self._coordinator.ix
+        if held is not None and held.enrolled and not lacking(run, held):
+            return []
+        settled = [ix.settle(self._run_id, run.created, self._wallet.pubkey)] if self._forfeited(view) else []
+        return [*settled, ix.enroll(self._run_id, run.created, run.config.join_bond)]
+
+    def _evicted(self, view: View) -> Pubkey | None:
+        """Whose slot a join of this wallet takes."""
+        wallet = evicted(view.run, view.members, self.wallet, self.now())
+        return Pubkey(wallet) if wallet else None
 
     async def leave(self) -> None:
         """Give up the place in the run."""

@@ -69,6 +69,18 @@ _TOLD = {
         "this wallet is barred from {run}",
         "ask its owner, who can lift that: aftermath-solana kick {flag} --wallet WALLET",
     ),
+    "NotEnrolled": (
+        "this wallet is no member of {run} any more: its membership was withdrawn",
+        "start aftermath-solana train {flag} again, which makes another one",
+    ),
+    "BondTooLow": (
+        "the bond of this wallet in {run} is below what the run asks for: the wallet was ejected, or the bond raised",
+        "if you agree to pay it, start aftermath-solana train {flag} again, with --max-bond",
+    ),
+    "StillBound": (
+        "this wallet is in the running epoch of {run}, or waits for the next one",
+        "stop its train, and try again when the epoch has ended: till then others may find its results false",
+    ),
     "NotAllowedToKick": (
         "only the owner of {run} and its join authority may remove or bar a wallet",
         "sign with the key of one of these: -w FILE",
@@ -116,6 +128,7 @@ _REASONS = {
     "NotAMember": Refusal.NOT_A_MEMBER,
     "RunHalted": Refusal.HALTED,
     "MembersFull": Refusal.FULL,
+    "WrongEvicted": Refusal.FULL,
     # The wallet may be filled; the run may have moved between the simulation, by which units are limited, and landing.
     INSUFFICIENT_FUNDS: Refusal.MAY_PASS,
     "ComputationalBudgetExceeded": Refusal.MAY_PASS,

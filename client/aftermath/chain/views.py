@@ -28,6 +28,7 @@ from aftermath.rules.accounts import (
     Interval,
     LrSchedule,
     Members,
+    Membership,
     Metadata,
     Model,
     Optimizer,
@@ -37,7 +38,7 @@ from aftermath.rules.accounts import (
     Slot,
 )
 
-VERSION = 8
+VERSION = 9
 
 _Row = TypeVar("_Row")
 _Convert = Callable[[Any], Any]
@@ -61,6 +62,11 @@ def members_account() -> layout.Account:
 def witnesses_account() -> layout.Account:
     """The layout of the Witnesses account."""
     return layout.coordinator_account("Witnesses")
+
+
+def membership_account() -> layout.Account:
+    """The layout of a Membership account."""
+    return layout.coordinator_account("Membership")
 
 
 def parse_run(data: bytes) -> Run:
@@ -115,7 +121,15 @@ def parse_members(data: bytes) -> Members:
     _at_most(int(wish.max()), _BARRED, "pending")
     wishes = {"pending": _WAITS, "removed": _REMOVED, "barred": _BARRED}
     known = {name: (wish == value).tolist() for name, value in wishes.items()}
+    known["used"] = ((slots["used"] == 1) & (slots["declared"] > 0)).tolist()  # or its owner has withdrawn
     return _one(Members, record, delivered=_counts(record["delivered"][0]), slots=tuple(_rows(Slot, slots, **known)))
+
+
+def parse_membership(data: bytes) -> Membership:
+    """Read a Membership account (discriminator included). Raises AccountError."""
+    record = membership_account().read(data)
+    _check_version(int(record["version"][0]))
+    return _one(Membership, record)
 
 
 def _counts(planes: np.ndarray[Any, Any]) -> tuple[int, ...]:
@@ -227,8 +241,9 @@ _CONVERTERS: dict[type, dict[str, _Convert]] = {
         "inner_optimizer": state.InnerOptimizer,
         "divisor": state.Divisor,
     },
-    Members: {"proven": bitmap.from_bytes, "healthy": bitmap.from_bytes},
-    Slot: {"state": _MEMBER_STATES.__getitem__, "used": bool},
+    Members: {"proven": bitmap.from_bytes, "healthy": bitmap.from_bytes, "forfeited": bitmap.from_bytes},
+    Membership: {"enrolled": bool, "barred": bool},
+    Slot: {"state": _MEMBER_STATES.__getitem__},
     Attestation: {"participation": bitmap.from_bytes},
 }
 

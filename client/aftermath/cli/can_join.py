@@ -13,10 +13,10 @@ import typer
 
 from aftermath.base.errors import Unsuitable
 from aftermath.cli.command import command
-from aftermath.cli.options import Authorizer, ClusterOptions, RunId
+from aftermath.cli.options import Authorizer, ClusterOptions, MaxBond, RunId
 from aftermath.cli.present import EXIT_KNOWN, Result
 from aftermath.coordinator.errors import Refused
-from aftermath.rules.accounts import Members, Run
+from aftermath.rules.accounts import Members, Membership, Run
 from aftermath.rules.state import MemberState, RunState
 from aftermath.watch.phase import state_words
 
@@ -26,7 +26,7 @@ _OWNER_CAN = {
 }
 
 
-def obstacles(run: Run, members: Members, address: bytes, *, authorized: bool) -> list[str]:
+def obstacles(run: Run, members: Members, address: bytes, held: Membership | None, *, authorized: bool) -> list[str]:
     """Why the program would refuse a join of this wallet now; empty when it would not."""
     reasons = []
     if not authorized:
@@ -34,11 +34,9 @@ def obstacles(run: Run, members: Members, address: bytes, *, authorized: bool) -
     if run.halted:
         reasons.append(f"the run is {state_words(run.state.name)}{_OWNER_CAN.get(run.state, '')}")
     place = members.find(address)
-    if place is not None and members.slots[place].barred:
+    if held is not None and held.barred:
         reasons.append("the wallet is barred from the run (its owner or its join authority can lift that with kick)")
-    full = all(
-        slot.used and (slot.pending or slot.barred or slot.state is not MemberState.IDLE) for slot in members.slots
-    )
+    full = all(slot.used and (slot.pending or slot.state is not MemberState.IDLE) for slot in members.slots)
     if full and place is None:
         reasons.append(f"all {len(members.slots)} places are taken")
     return reasons
@@ -61,6 +59,7 @@ async def can_join(
         str, typer.Option("--address", help="The wallet that wants to join: a public key, or a key file that holds it.")
     ],
     authorizer: Authorizer = None,
+    max_bond: MaxBond = 0,
 ) -> Result:
     """Say whether a wallet may join a run, and why not.
 
@@ -72,6 +71,7 @@ async def can_join(
     from aftermath import __version__
     from aftermath.chain.addresses import run_addresses
     from aftermath.chain.admission import check_funds, check_version
+    from aftermath.chain.memberships import check_bond, lacking, membership_of
     from aftermath.chain.options import public_key
     from aftermath.cli.connection import connect
     from aftermath.train.outfit import check_model
@@ -84,14 +84,17 @@ async def can_join(
         found = await chain.authorizer.admitting(
             grantor, user, run_addresses(chain.coordinator.program_id, run_id).run, delegate_of
         )
-        reasons = obstacles(run, members, bytes(user), authorized=found is not None)
+        held = await membership_of(chain.pool, chain.coordinator.program_id, run, user)
+        reasons = obstacles(run, members, bytes(user), held, authorized=found is not None)
         with noting(reasons):
             check_version(run_id, model.client_version, __version__)
         if run.state is not RunState.UNINITIALIZED:
             with noting(reasons):
                 check_model(model, run_id)
         with noting(reasons):
-            await check_funds(chain.pool, user)
+            check_bond(run, held, max_bond)
+        with noting(reasons):
+            await check_funds(chain.pool, user, lacking(run, held))
     data = {
         "run_id": run_id,
         "address": str(user),
@@ -100,6 +103,8 @@ async def can_join(
         "authorized_as": str(found.grantee) if found else None,
         "client_version": model.client_version,
         "this_version": __version__,
+        "bond": run.config.join_bond,
+        "bond_paid": held.bond if held else 0,
     }
     text = f"no: {'; '.join(reasons)}" if reasons else f"yes: {user} may join run {run_id}"
     return Result(data, text, EXIT_KNOWN if reasons else 0)

@@ -19,7 +19,7 @@ from aftermath.rules.bitmap import slots
 from aftermath.rules.state import RunState
 from aftermath.watch.phase import state_words
 
-KEYS = {"main_authority", "join_authority", "signer", "grantor", "grantee"}
+KEYS = {"main_authority", "join_authority", "signer", "grantor", "grantee", "run", "wallet", "sponsor"}
 BITMAPS = {"roster", "attested", "finishers"}
 MASKS = {"levels_attested", "levels_lost"}
 
@@ -61,7 +61,6 @@ def whole_run(run: Run, model: Model, members: Members) -> dict[str, Any]:
         "model": plain(model),
         "members": {
             "epoch": members.epoch,
-            "retired_points": members.retired_points,
             "slots": [member(index, slot) for index, slot in enumerate(members.slots) if slot.used],
         },
     }

@@ -20,17 +20,23 @@ async def json_dump_user(
     address: Annotated[str, typer.Option("--address", help="The wallet: a public key, or a key file that holds it.")],
 ) -> Result:
     """Print everything a run knows of one wallet, as JSON."""
+    from aftermath.chain.memberships import membership_of
     from aftermath.chain.options import public_key
     from aftermath.cli.connection import connect
-    from aftermath.cli.dump import member
+    from aftermath.cli.dump import member, plain
 
     key = public_key(address)
     async with connect(options) as chain:
-        members = await chain.coordinator.members(run_id)
+        run, _, members = await chain.coordinator.snapshot(run_id)
+        held = await membership_of(chain.pool, chain.coordinator.program_id, run, key)
     index = members.find(bytes(key))
-    if index is None:
+    if index is None and held is None:
         raise CommandError(
             f"{key} is not a member of run {run_id}", f"see who is: aftermath-solana json-dump-run --run-id {run_id}"
         )
-    data = {"run_id": run_id, "member": member(index, members.slots[index])}
+    data = {
+        "run_id": run_id,
+        "member": member(index, members.slots[index]) if index is not None else None,
+        "membership": plain(held),
+    }
     return Result(data, Text(json.dumps(data, indent=2)))

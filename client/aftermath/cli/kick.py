@@ -23,21 +23,20 @@ async def kick(
     The wallet that signs is the run's owner or its join authority. A running epoch goes on as it is. Without --bar the
     wallet may ask for a place again; that also lifts a bar.
     """
+    from aftermath.chain.memberships import membership_of
     from aftermath.chain.options import public_key
     from aftermath.cli.connection import sign_in
 
     whom = public_key(wallet)
     async with sign_in(options) as chain:
-        await chain.coordinator.run(run_id)  # says so if there is no such run
         signature = await chain.coordinator.kick(run_id, whom, barred=bar)
-        members = await chain.coordinator.members(run_id)
-    index = members.find(bytes(whom))
-    slot = members.slots[index] if index is not None else None
+        run, _, members = await chain.coordinator.snapshot(run_id)
+        held = await membership_of(chain.pool, chain.coordinator.program_id, run, whom)
     data = {
         "run_id": run_id,
         "wallet": str(whom),
-        "slot": index,
-        "barred": slot is not None and slot.barred,
+        "slot": members.find(bytes(whom)),
+        "barred": held is not None and held.barred,
         "signature": str(signature),
     }
     return Result(data, facts(data))

@@ -19,6 +19,7 @@ OWN, MEMBER, LAB, MODEL, DATA, LOOK, JOIN, NETWORK = (
 INDEX = {
     "train": Entry(MEMBER, "Join a run and train until it ends."),
     "predownload": Entry(MEMBER, "Fetch a run's model and check its data before joining."),
+    "withdraw": Entry(MEMBER, "End a wallet's membership of a run and take back its bond and rent."),
     "show-identity": Entry(MEMBER, "Show the wallet's public key and the identity peers see."),
     "can-join": Entry(MEMBER, "Say whether a wallet may join a run, and why not."),
     "train-local": Entry(LAB, "Train on this machine alone, without chain or network."),

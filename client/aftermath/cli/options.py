@@ -67,6 +67,16 @@ Authorizer = Annotated[
     str | None, shared("--authorizer", text="Key (grantee) whose authorization admits the wallet as a delegate.")
 ]
 
+MaxBond = Annotated[
+    int,
+    shared(
+        "--max-bond",
+        text="Highest bond, in lamports, that the run may lock as long as the wallet is its member.",
+        panel=WALLET,
+        least=0,
+    ),
+]
+
 
 @dataclass(frozen=True)
 class ClusterOptions:

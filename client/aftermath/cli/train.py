@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 
 from aftermath.cli.command import OptionGroup, command, field_option, keyword
 from aftermath.cli.interrupt import on_interrupt
-from aftermath.cli.options import Authorizer, RunId, SigningOptions
+from aftermath.cli.options import Authorizer, MaxBond, RunId, SigningOptions
 from aftermath.cli.present import EXIT_INTERRUPTED, note, reporting
 from aftermath.replica.pass_size import AUTO
 from aftermath.train.settings import TrainSettings
@@ -39,7 +39,11 @@ def _sequences(given: object) -> int:
 PARSERS = {"micro_batch_size": _sequences}
 """What reads an option that is a number or a word, and says in its docstring what that may be."""
 
-SHARED = get_type_hints(SigningOptions, include_extras=True) | {"run_id": RunId, "authorizer": Authorizer}
+SHARED = get_type_hints(SigningOptions, include_extras=True) | {
+    "run_id": RunId,
+    "authorizer": Authorizer,
+    "max_bond": MaxBond,
+}
 """Settings that other commands have as options too: they are described there."""
 
 SHORT_FLAGS = {"identity_secret_key_path": "-i"}

@@ -36,7 +36,9 @@ _DATA_TYPES = {"Pretraining": DataType.PRETRAINING, "Finetuning": DataType.FINET
 
 
 class RunRules(Table):
-    """`[config]`: the clock, the quorum and the batch of a run. Times in seconds; a `min_round_time` of 0 is none."""
+    """`[config]`: the clock, the quorum and the batch of a run. Times in seconds (a `min_round_time` of 0 is none), the bond
+    in lamports.
+    """
 
     warmup_time: U64
     cooldown_time: U64
@@ -54,6 +56,7 @@ class RunRules(Table):
     global_batch_size_end: U16
     global_batch_size_warmup_tokens: U64 = 0
     verification_percent: U8 = 0
+    join_bond: U64 = 0
     waiting_for_members_extra_time: U8 = 10
 
 

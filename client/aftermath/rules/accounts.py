@@ -54,7 +54,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The rules of a run. Times in seconds; `epoch_time` and `rounds_per_epoch` are 0 when unset.
+    """The rules of a run. Times in seconds, the bond in lamports; `epoch_time` and `rounds_per_epoch` are 0 when unset.
 
     With an `overlap` of 1 the results of a round travel while the next one trains, whose witnesses attest them; with 0
     its own witnesses do. Whatever depends on it asks `judged` and `judges`.
@@ -67,6 +67,7 @@ class Config:
     round_witness_time: int
     epoch_time: int
     global_batch_size_warmup_tokens: int
+    join_bond: int
     rounds_per_epoch: int
     total_steps: int
     max_seq_len: int
@@ -138,7 +139,7 @@ class Round:
 class Run:
     """The account that changes at every transition, and to subscribe to. Times are unix seconds of the chain;
     `backlog` is how many sequences wait to be trained again. The next round's seed is drawn from the hash of the slot
-    `seed_slot`, which is 0 once that is done.
+    `seed_slot`, which is 0 once that is done. `created` is the slot in which the run was created.
     """
 
     version: int
@@ -171,6 +172,7 @@ class Run:
     lost_sequences: int
     seed_slot: int
     next_seed: int
+    created: int
     earning_rate: int
     slashing_rate: int
     future_earning_rate: int
@@ -423,15 +425,15 @@ class Slot:
 class Members:
     """All 256 slots, used or not. `judged` counts the rounds of the epoch that were steps, `delivered` for each slot in
     how many of them it delivered all it owed; `proven` are those who owed something then, or had delivered in half of
-    the rounds when they left.
+    the rounds when they left; `forfeited` those who were ejected and whose memberships do not say so yet.
     """
 
     epoch: int
-    retired_points: int
     judged: int
     delivered: tuple[int, ...]
     proven: int
     healthy: int
+    forfeited: int
     slots: tuple[Slot, ...]
 
     def find(self, signer: bytes) -> int | None:
@@ -451,6 +453,29 @@ class Members:
     def pending(self) -> int:
         """The bitmap of the slots that want the next epoch."""
         return sum(1 << index for index, slot in enumerate(self.slots) if slot.used and slot.pending)
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """What a run keeps of one wallet, with or without a slot. Amounts in lamports: the `bond` that comes back, and what
+    is `forfeited`. `delivered` of the `due` rounds of the epochs that it began; while it has a slot, its points there
+    are newer. `enrolled` is false where only a bar is kept.
+    """
+
+    run: bytes
+    wallet: bytes
+    sponsor: bytes
+    created: int
+    bond: int
+    forfeited: int
+    points: int
+    slashed: int
+    delivered: int
+    due: int
+    ejections: int
+    enrolled: bool
+    barred: bool
+    version: int
 
 
 @dataclass(frozen=True, slots=True)

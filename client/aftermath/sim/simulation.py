@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from solders.instruction import Instruction
 from solders.keypair import Keypair
+from solders.pubkey import Pubkey
 
 from aftermath.chain.addresses import EVERYONE, run_addresses
 from aftermath.chain.authorizer import AuthorizerInstructions
@@ -23,6 +24,7 @@ from aftermath.chain.views import (
     members_account,
     parse_backlog,
     parse_members,
+    parse_membership,
     parse_model,
     parse_run,
     witnesses_account,
@@ -216,7 +218,9 @@ class Simulation:
         self._send(self.ix.set_paused(RUN_ID, paused))
 
     def kick(self, player: Player, *, barred: bool) -> None:
-        self._send(self.ix.kick(RUN_ID, player.key.pubkey(), barred=barred))
+        wallet, created = player.key.pubkey(), self.run.created
+        held = parse_membership(self.chain.data(self.ix.membership(RUN_ID, created, wallet)))
+        self._send(self.ix.kick(RUN_ID, created, wallet, barred=barred, sponsor=Pubkey(held.sponsor)))
 
     def rewind(self, place: int) -> None:
         self._send(self.ix.rewind(RUN_ID, place, self.model.recorded[place].step))

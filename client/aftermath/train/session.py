@@ -177,6 +177,7 @@ async def _ports(
         authorizer=reach.authorizer,
         program_id=reach.program_id,
         max_priority_fee=settings.max_priority_fee,
+        max_bond=settings.max_bond,
     )
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(gradients_place(settings))
@@ -244,7 +245,7 @@ async def _member(
     # who will not be let in should not wait for what follows
     await chain.authorization()
     check_version(settings.run_id, model.client_version, __version__)
-    await check_funds(named.reach.pool, Pubkey(chain.wallet))
+    await check_funds(named.reach.pool, Pubkey(chain.wallet), await chain.bond_due())
     compute = ThreadWorker("replica")
     clock = RealClock()
     newcomer = Newcomer(settings.run_id, settings.matformer_tier, chain, transport, clock, events)

@@ -38,6 +38,7 @@ class TrainSettings(BaseModel):
     wallet_private_key_path: Path | None = None
     authorizer: str | None = None
     max_priority_fee: int = Field(defaults.PRIORITY_FEE, ge=0)
+    max_bond: int = Field(0, ge=0)
 
     identity_secret_key_path: Path | None = Field(
         None, description="32-byte p2p secret key file; by default the key is derived from the wallet and the run."

@@ -32,8 +32,8 @@ pub const REVISION_BYTES: usize = 64;
 pub const LOCATION_BYTES: usize = 192;
 pub const CLIENT_VERSION_BYTES: usize = 96;
 
-/// Layout version written into every run account.
-pub const VERSION: u8 = 8;
+/// Layout version written into every account.
+pub const VERSION: u8 = 9;
 /// Most bytes an account may gain in one instruction, and the most a program may create by itself.
 pub const GROWTH: usize = 10_240;
 
@@ -41,6 +41,7 @@ pub const RUN_SEED: &[u8] = b"run";
 pub const MODEL_SEED: &[u8] = b"model";
 pub const MEMBERS_SEED: &[u8] = b"members";
 pub const WITNESSES_SEED: &[u8] = b"witnesses";
+pub const MEMBERSHIP_SEED: &[u8] = b"membership";
 
 /// Scope of an authorization to join all runs of a join authority. One for a single run has that run's address as scope.
 pub const JOIN_SCOPE: &[u8] = b"CoordinatorJoinRun";

@@ -169,6 +169,26 @@ pub enum CoordinatorError {
     Barred,
     #[msg("Only the run's main or join authority may do this: sign with one of these wallets.")]
     NotAllowedToKick,
+    #[msg("This wallet has no membership of this run: `enroll` first.")]
+    NotEnrolled,
+    #[msg("This is the membership of another wallet or run: pass the one that belongs to both.")]
+    WrongMembership,
+    #[msg("The run asks for a bond above what this wallet agrees to: allow more, or do not join.")]
+    BondAboveLimit,
+    #[msg("The bond of this wallet is below what the run asks for now: pay the rest with `enroll`.")]
+    BondTooLow,
+    #[msg("The slot that this wallet gets is another one's: pass as `evicted` the membership of its owner.")]
+    WrongEvicted,
+    #[msg("The wallet is in the running epoch or wants the next one: leave, and withdraw once the epoch has ended.")]
+    StillBound,
+    #[msg("Only the wallet whose membership this is may withdraw it; a bar that a closed run left, who paid for it.")]
+    NotOwnMembership,
+    #[msg("The rent goes back to the wallet that paid it: pass the sponsor that the membership names.")]
+    WrongSponsor,
+    #[msg("Pass the address of the incinerator (1nc1nerator11111111111111111111111111111111).")]
+    WrongIncinerator,
+    #[msg("Bonds of ejected members are not settled yet: call `settle` for each of `Members::forfeited`.")]
+    BondsUnsettled,
     // rounds
     #[msg("This slot belongs to another wallet, or its member is not healthy: look up the own slot again.")]
     SlotMismatch,

@@ -80,6 +80,21 @@ pub mod coordinator {
         instructions::close_run(ctx)
     }
 
+    /// Pays the rent of a membership and the bond, which must not be above `most`.
+    pub fn enroll(ctx: &mut Context<Enroll>, most: u64) -> Result<()> {
+        instructions::enroll(ctx, most)
+    }
+
+    /// Ends a membership: its bond and rent come back, unless the bond is forfeited.
+    pub fn withdraw(ctx: &mut Context<Withdraw>) -> Result<()> {
+        instructions::withdraw(ctx)
+    }
+
+    /// Writes what a member's slot says of it into its membership, and destroys a forfeited bond.
+    pub fn settle(ctx: &mut Context<Settle>) -> Result<()> {
+        instructions::settle(ctx)
+    }
+
     /// Asks for a place in the next epoch.
     pub fn join_run(ctx: &mut Context<JoinRun>, params: JoinParams) -> Result<()> {
         instructions::join_run(ctx, &params)

@@ -1,6 +1,7 @@
-//! Closes a halted run: all four accounts disappear and their rent goes to `spill`.
+//! Closes a halted run: all four accounts disappear and their rent goes to `spill`. Memberships stay: what is in them
+//! is the members', who withdraw it when they like.
 
-use crate::{constants::*, errors::CoordinatorError, state::*};
+use crate::{constants::*, errors::CoordinatorError, rules::bitmap, state::*};
 use anchor_lang::prelude::*;
 
 #[derive(Accounts)]
@@ -23,6 +24,8 @@ pub struct CloseRun {
 pub fn close_run(ctx: &mut Context<CloseRun>) -> Result<()> {
     let accounts = &ctx.accounts;
     require!(accounts.run.halted(), CoordinatorError::NotHalted);
+    // or the ejected would get back what they have lost
+    require!(bitmap::is_empty(&accounts.members.forfeited), CoordinatorError::BondsUnsettled);
     let closed =
         [accounts.run.address(), accounts.model.address(), accounts.members.address(), accounts.witnesses.address()];
     require!(!closed.contains(&accounts.spill.address()), CoordinatorError::SpillCloses);

@@ -1,7 +1,7 @@
 //! Creates a run: four program-derived accounts, two of them at the most a program may create at once.
 
 use crate::{constants::*, errors::CoordinatorError, rules::text, state::*};
-use anchor_lang::{find_and_verify_program_address, prelude::*};
+use anchor_lang::prelude::*;
 
 #[derive(Accounts)]
 pub struct InitRun {
@@ -18,9 +18,6 @@ pub struct InitRun {
     pub system_program: Program<System>,
 }
 
-/// An account to create: its seed, size and discriminator.
-struct Blank(AccountView, &'static [u8], usize, &'static [u8]);
-
 pub fn init_run(
     ctx: &mut Context<InitRun>,
     run_id: &str,
@@ -32,16 +29,17 @@ pub fn init_run(
     let accounts = &ctx.accounts;
     let (run, model) = (*accounts.run.account(), *accounts.model.account());
     let (members, witnesses) = (*accounts.members.account(), *accounts.witnesses.account());
-    let blanks = [
-        Blank(run, RUN_SEED, 8 + core::mem::size_of::<Run>(), Run::DISCRIMINATOR),
-        Blank(model, MODEL_SEED, 8 + core::mem::size_of::<Model>(), Model::DISCRIMINATOR),
-        Blank(members, MEMBERS_SEED, GROWTH, Members::DISCRIMINATOR),
-        Blank(witnesses, WITNESSES_SEED, GROWTH, Witnesses::DISCRIMINATOR),
+    let of = |seed: &'static [u8]| [seed, run_id.as_bytes()];
+    let seeds = [of(RUN_SEED), of(MODEL_SEED), of(MEMBERS_SEED), of(WITNESSES_SEED)];
+    let kinds = [
+        (run, 8 + core::mem::size_of::<Run>(), Run::DISCRIMINATOR),
+        (model, 8 + core::mem::size_of::<Model>(), Model::DISCRIMINATOR),
+        (members, GROWTH, Members::DISCRIMINATOR),
+        (witnesses, GROWTH, Witnesses::DISCRIMINATOR),
     ];
     let mut bumps = [0; 4];
-    // one loop, one call: the creation takes more arguments than a call on sBPF may, so it must be inlined, once
-    for (bump, blank) in bumps.iter_mut().zip(blanks) {
-        *bump = create(accounts.payer.account(), blank, run_id)?;
+    for ((bump, seeds), (view, space, discriminator)) in bumps.iter_mut().zip(&seeds).zip(kinds) {
+        *bump = Blank { view, seeds, space, discriminator }.create(accounts.payer.account())?;
     }
     // SAFETY: this instruction created the two accounts, and nothing else borrows their bytes.
     let (mut run, mut model) = unsafe { (Account::<Run>::load_mut(run)?, Account::<Model>::load_mut(model)?) };
@@ -53,17 +51,6 @@ pub fn init_run(
     run.main_authority = main_authority;
     run.join_authority = join_authority;
     run.seq = 1;
+    run.created = Clock::get()?.slot;
     Ok(())
-}
-
-/// Creates an account at its canonical address, writes its discriminator and returns its bump.
-fn create(payer: &AccountView, blank: Blank, run_id: &str) -> Result<u8> {
-    let Blank(mut view, seed, space, discriminator) = blank;
-    let id = run_id.as_bytes();
-    let bump = find_and_verify_program_address(&[seed, id], &crate::ID, view.address())?;
-    create_account_signed(payer, &view, space, &crate::ID, &[seed, id, &[bump]])?;
-    // SAFETY: this instruction created the account, and nothing else borrows its bytes.
-    let data = unsafe { view.borrow_unchecked_mut() };
-    data[..discriminator.len()].copy_from_slice(discriminator);
-    Ok(bump)
 }

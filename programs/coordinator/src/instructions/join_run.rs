@@ -3,7 +3,10 @@
 use crate::{
     constants::*,
     errors::CoordinatorError,
-    rules::{bitmap, committee, members, sequence, slot_hashes, text, Machine, Moment},
+    rules::{
+        bitmap, committee, members, members::Papers, membership, membership::Whose, sequence, slot_hashes, text,
+        Machine, Moment,
+    },
     state::*,
 };
 use alloc::string::String;
@@ -25,6 +28,12 @@ pub struct JoinRun {
     pub slot_hashes: UncheckedAccount,
     /// Granted by the join authority to this wallet, to a delegator of it, or to everyone; for this run or for all.
     pub authorization: BorshAccount<Authorization>,
+    /// Of the user. May be passed as `evicted` too, where it is not opened a second time.
+    #[account(mut, unsafe(dup))]
+    pub membership: UncheckedAccount,
+    /// The membership of the wallet whose slot this one takes; the own one again if it takes nobody's.
+    #[account(mut, unsafe(dup))]
+    pub evicted: UncheckedAccount,
 }
 
 #[derive(AnchorSerialize, AnchorDeserialize, IdlType)]
@@ -49,7 +58,11 @@ pub fn join_run(ctx: &mut Context<JoinRun>, params: &JoinParams) -> Result<()> {
     require!(!run.halted(), CoordinatorError::RunHalted);
     check(&accounts.model, params)?;
     let moment = Moment::read(&accounts.slot_hashes)?;
-    let added = members::join(run, &mut accounts.members, (&user, params), &moment)?;
+    let whose = Whose { run: &this_run, created: run.created, wallet: &user };
+    let mut own = whose.open(accounts.membership.account())?;
+    let mut evicted = open_evicted(&accounts.evicted, &own)?;
+    let mut papers = Papers { own: &mut own, evicted: evicted.as_deref_mut() };
+    let added = members::join(run, &mut accounts.members, (&mut papers, params), &moment)?;
     if params.stateless {
         committee::reelect(run, &accounts.members);
     }
@@ -64,6 +77,20 @@ pub fn join_run(ctx: &mut Context<JoinRun>, params: &JoinParams) -> Result<()> {
     let (members, witnesses) = (&mut accounts.members, &mut accounts.witnesses);
     Machine { run, model: &accounts.model, members, witnesses }.follow(&moment)?;
     sequence::seal(&mut accounts.run, &accounts.members, &accounts.witnesses)
+}
+
+/// The other membership of the same run, if it is not the own one again.
+fn open_evicted(evicted: &UncheckedAccount, own: &Account<Membership>) -> Result<Option<Account<Membership>>> {
+    if evicted.address() == own.address() {
+        return Ok(None);
+    }
+    require!(evicted.account().owned_by(&crate::ID), CoordinatorError::WrongEvicted);
+    // SAFETY: it is another account than the own one, and loaded once.
+    let other = unsafe { Account::<Membership>::load_mut(*evicted.account())? };
+    let same = other.run == own.run && other.created == own.created;
+    require!(same, CoordinatorError::WrongEvicted);
+    membership::check_address(&other, evicted.address())?;
+    Ok(Some(other))
 }
 
 fn check(model: &Model, params: &JoinParams) -> Result<()> {

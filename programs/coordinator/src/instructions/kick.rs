@@ -1,30 +1,58 @@
 //! An authority takes a wallet out of the next epoch, bars it, or lifts that. The running epoch stays as it is.
+//!
+//! A bar is in the wallet's membership, which the authority pays for if there is none: so it takes no slot, and outlasts
+//! the one that the wallet has. What an authority paid comes back to it when it lifts the bar.
 
 use crate::{
     constants::*,
     errors::CoordinatorError,
-    rules::{members, now, sequence},
+    rules::{members, membership, membership::Whose, sequence},
     state::*,
 };
 use anchor_lang::prelude::*;
 
 #[derive(Accounts)]
 pub struct Kick {
-    /// The run's main or join authority.
+    /// The run's main or join authority; may be the sponsor.
+    #[account(mut, unsafe(dup))]
     pub authority: Signer,
     #[account(mut, seeds = [RUN_SEED, run.seed()], bump = run.bumps[0])]
     pub run: Account<Run>,
     #[account(mut, seeds = [MEMBERS_SEED, run.seed()], bump = run.bumps[2])]
     pub members: Grown<Members>,
+    /// Of the wallet.
+    #[account(mut)]
+    pub membership: UncheckedAccount,
+    /// Paid for the membership; the authority, where there is none yet.
+    #[account(mut, unsafe(dup))]
+    pub sponsor: UncheckedAccount,
+    pub system_program: Program<System>,
 }
 
 pub fn kick(ctx: &mut Context<Kick>, wallet: &Address, barred: bool) -> Result<()> {
     let accounts = &mut ctx.accounts;
+    let this_run = *accounts.run.address();
     let run: &mut Run = &mut accounts.run;
     let sender = accounts.authority.address();
     let allowed = *sender == run.main_authority || *sender == run.join_authority;
     require!(allowed, CoordinatorError::NotAllowedToKick);
-    members::kick(run, &mut accounts.members, &(*wallet, barred), now()?)?;
-    sequence::bump(&mut run.members_seq)?;
+    let slot = members::find(&accounts.members, wallet);
+    let view = *accounts.membership.account();
+    let whose = Whose { run: &this_run, created: run.created, wallet };
+    if !membership::exists(&view) {
+        require!(barred, CoordinatorError::NotAMember);
+        whose.create(&view, accounts.authority.account())?;
+    }
+    let mut membership = whose.open(&view)?;
+    require!(barred || slot.is_some() || membership.barred == 1, CoordinatorError::NotAMember);
+    membership.barred = u8::from(barred);
+    if let Some(index) = slot {
+        members::kick(run, &mut accounts.members, index, barred);
+        sequence::bump(&mut run.members_seq)?;
+    }
+    if membership.enrolled == 0 && !barred {
+        require!(*accounts.sponsor.address() == membership.sponsor, CoordinatorError::WrongSponsor);
+        membership.close(*accounts.sponsor.account())?;
+    }
     sequence::seal_run(run)
 }

@@ -66,6 +66,8 @@ pub fn check_all(run: &Run, members: &Members, witnesses: &Witnesses) -> Result<
     let judged = !run.active() || members.judged == run.step.saturating_sub(run.start_step).min(merit::MOST);
     // what an epoch may have to give back is kept while it goes on, and not longer
     let kept = members.before.kept == 0 || run.active() || run.state == run_state::WARMUP;
-    require!(begun && judged && kept, CoordinatorError::InvariantBroken);
+    // whoever was ejected comes back only with another bond
+    let paid = bitmap::is_empty(&bitmap::both(&members.forfeited, &members.healthy));
+    require!(begun && judged && kept && paid, CoordinatorError::InvariantBroken);
     Ok(())
 }

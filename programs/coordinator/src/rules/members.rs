@@ -1,6 +1,6 @@
 //! The slots of members: finding, choosing, counting.
 
-use super::{bitmap, committee, merit, moment::elapsed, Moment};
+use super::{bitmap, committee, membership, merit, moment::elapsed, Moment};
 use crate::{constants::*, errors::CoordinatorError, instructions::JoinParams, state::*};
 use anchor_lang::{address_eq, prelude::*};
 
@@ -69,6 +69,12 @@ fn collect(members: &Members, wanted: impl Fn(&Slot) -> bool) -> Bitmap {
     result
 }
 
+/// The memberships that a join needs: the wallet's own, and that of whoever loses the slot to it.
+pub struct Papers<'a> {
+    pub own: &'a mut Membership,
+    pub evicted: Option<&'a mut Membership>,
+}
+
 /// Gives the signer a place in the next epoch; returns whether it had none.
 ///
 /// Key, tier and weight of a member that belongs to the running epoch stay until that ends: past assignments of its
@@ -77,12 +83,12 @@ fn collect(members: &Members, wanted: impl Fn(&Slot) -> bool) -> Bitmap {
 pub fn join(
     run: &mut Run,
     members: &mut Members,
-    (signer, params): (&Address, &JoinParams),
+    (papers, params): (&mut Papers, &JoinParams),
     moment: &Moment,
 ) -> Result<bool> {
-    let index = claim(run, members, signer, moment.now)?;
+    let index = claim(run, members, papers, moment.now)?;
+    membership::check_bond(papers.own, run.config.join_bond)?;
     let slot = &mut members.slots[index];
-    require!(slot.pending != wish::BARRED, CoordinatorError::Barred);
     if slot.state == member_state::IDLE {
         if slot.tier != params.tier {
             bitmap::clear(&mut run.finishers, index as u8); // what it held is not what it holds now
@@ -99,46 +105,50 @@ pub fn join(
     Ok(added)
 }
 
-/// The slot of a wallet, which gets one if it has none.
+/// The slot of a wallet, which gets one if it has none. What slot and membership know of the wallet is the same then; what
+/// the slot knew of another wallet is in that one's membership.
 #[inline(never)]
-fn claim(run: &mut Run, members: &mut Members, signer: &Address, now: u64) -> Result<usize> {
-    let index = choose(run, members, signer, awaits_finishers(run, now))?;
-    let slot = &mut members.slots[index];
-    if slot.used == 0 || !address_eq(&slot.signer, signer) {
-        members.retired_points = members.retired_points.saturating_add(slot.points);
-        bitmap::clear(&mut run.finishers, index as u8);
-        *slot = bytemuck::Zeroable::zeroed();
-        slot.signer = *signer;
-        slot.used = 1;
+fn claim(run: &mut Run, members: &mut Members, papers: &mut Papers, now: u64) -> Result<usize> {
+    let Papers { own, evicted } = papers;
+    let index = choose(run, members, &own.wallet, awaits_finishers(run, now))?;
+    let slot = &members.slots[index];
+    if slot.used == 1 && address_eq(&slot.signer, &own.wallet) {
+        membership::settle(members, index, own);
+        return Ok(index);
     }
+    if slot.declared > 0 {
+        let evicted = evicted.as_mut().filter(|evicted| address_eq(&evicted.wallet, &slot.signer));
+        let evicted = evicted.ok_or(CoordinatorError::WrongEvicted)?;
+        membership::settle(members, index, evicted);
+    }
+    bitmap::clear(&mut run.finishers, index as u8);
+    let (signer, points, slashed) = (own.wallet, own.points, own.slashed);
+    members.slots[index] = Slot { signer, points, slashed, used: 1, ..bytemuck::Zeroable::zeroed() };
     Ok(index)
 }
 
-/// Takes a wallet out of the line and off the sources of the model, and bars it or not. The running epoch goes on with it.
-#[inline(never)]
-pub fn kick(run: &mut Run, members: &mut Members, whom: &(Address, bool), now: u64) -> Result<()> {
-    let (wallet, barred) = whom;
-    let known = find(members, wallet);
-    require!(*barred || known.is_some(), CoordinatorError::NotAMember);
-    let index = match known {
-        Some(index) => index,
-        None => claim(run, members, wallet, now)?,
-    };
-    members.slots[index].pending = if *barred { wish::BARRED } else { wish::REMOVED };
+/// Takes the member of a slot out of the line and off the sources of the model; `barred` tells others why. The running
+/// epoch goes on with it.
+pub fn kick(run: &mut Run, members: &mut Members, index: usize, barred: bool) {
+    members.slots[index].pending = if barred { wish::BARRED } else { wish::REMOVED };
     if run.halted() || run.state == run_state::WAITING_FOR_MEMBERS {
         bitmap::clear(&mut run.finishers, index as u8);
     }
-    Ok(())
 }
 
 /// Ejects a member of the running epoch, also one that left or was dropped before it was found out; returns whether it
-/// was one, and was not ejected before.
+/// was one, and was not ejected before. Its bond is forfeited.
 #[inline(never)]
 pub fn eject(run: &mut Run, members: &mut Members, slot: u8) -> bool {
     if matches!(members.slots[slot as usize].state, member_state::IDLE | member_state::EJECTED) {
         return false;
     }
     exit(run, members, &bitmap::only(slot), member_state::EJECTED);
+    bitmap::set(&mut members.forfeited, slot);
+    let pending = &mut members.slots[slot as usize].pending;
+    if *pending == wish::WAITS {
+        *pending = wish::NONE; // the bond that it asked with is lost
+    }
     committee::reelect(run, members);
     true
 }
@@ -158,7 +168,7 @@ fn awaits_finishers(run: &Run, now: u64) -> bool {
     waiting && run.model_source == model_source::PEERS
 }
 
-/// Own slot; else a never used one; else an idle one: of a member that did not finish the last epoch, then one without
+/// Own slot; else one that is nobody's; else an idle one: of a member that did not finish the last epoch, then one without
 /// points, then one that never delivered, then one that was in neither this epoch nor the last, then the one that was
 /// away longest. The slots of `finishers` are not given away while they are `awaited`: the run would forget who holds its
 /// model.
@@ -167,19 +177,23 @@ fn choose(run: &Run, members: &Members, signer: &Address, awaited: bool) -> Resu
     let mut least = (u32::MAX, u32::MAX);
     for (index, slot) in members.slots.iter().enumerate() {
         if slot.used == 0 {
-            fresh = Some(index);
+            fresh = fresh.or(Some(index));
             break;
         }
         if address_eq(&slot.signer, signer) {
             own = Some(index);
             break;
         }
-        let live = matches!(slot.pending, wish::WAITS | wish::BARRED) || slot.state != member_state::IDLE;
+        if slot.declared == 0 {
+            fresh = fresh.or(Some(index)); // its owner has withdrawn
+            continue;
+        }
+        let live = slot.pending == wish::WAITS || slot.state != member_state::IDLE;
         let finisher = bitmap::has(&run.finishers, index as u8);
         if live || finisher && awaited {
             continue;
         }
-        let recent = slot.last_epoch.saturating_add(1) >= run.epoch && slot.declared > 0;
+        let recent = slot.last_epoch.saturating_add(1) >= run.epoch;
         let marks = [recent, slot.weight > 1, slot.points > 0, finisher];
         let rank = marks.iter().rev().fold(0, |rank, mark| 2 * rank + u32::from(*mark));
         let worth = (rank, slot.last_epoch);

@@ -107,6 +107,12 @@ pub fn end(members: &mut Members) {
     }
 }
 
+/// In how many of the epoch's rounds a slot delivered all that it owed.
+pub fn delivered(members: &Members, slot: u8) -> u32 {
+    let bits = members.delivered.iter().enumerate();
+    bits.fold(0, |count, (bit, plane)| count | u32::from(bitmap::has(plane, slot)) << bit)
+}
+
 /// The slots that delivered all that they owed in at least half of the epoch's rounds so far.
 pub fn half_delivered(members: &Members) -> Bitmap {
     at_least(&members.delivered, members.judged.div_ceil(2))
@@ -168,6 +174,7 @@ mod tests {
             let found = at_least(&members.delivered, least);
             for slot in 0..=255u8 {
                 assert_eq!(bitmap::has(&found, slot), counters[slot as usize] >= least);
+                assert_eq!(delivered(&members, slot), counters[slot as usize]);
             }
         }
     }

@@ -14,6 +14,7 @@ pub mod invariant;
 pub mod levels;
 pub mod machine;
 pub mod members;
+pub mod membership;
 pub mod merit;
 pub mod moment;
 pub mod quorum;

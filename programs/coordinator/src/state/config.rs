@@ -20,6 +20,8 @@ pub struct Config {
     pub epoch_time: u64,
     /// Tokens over which the global batch grows from start to end.
     pub global_batch_size_warmup_tokens: u64,
+    /// Lamports that a wallet locks as long as it is a member, and loses if it is ejected.
+    pub join_bond: u64,
     /// Rounds after which an epoch ends; 0 = unset.
     pub rounds_per_epoch: u32,
     /// Steps after which the run is finished.

@@ -11,7 +11,7 @@ pub mod wish {
     pub const WAITS: u8 = 1;
     /// Was taken out of the line by an authority; may ask again.
     pub const REMOVED: u8 = 2;
-    /// May not ask.
+    /// May not ask: the membership says so, and this is what others see of it.
     pub const BARRED: u8 = 3;
 }
 
@@ -44,13 +44,13 @@ pub struct Slot {
     /// What its share is measured by in the running epoch; between epochs, the most that it may be in the next one. 0 of
     /// a newcomer.
     pub weight: u16,
-    /// Declared throughput in sequences per minute, at least 1.
+    /// Declared throughput in sequences per minute, at least 1; 0 where the owner has withdrawn.
     pub declared: u16,
     pub tier: u8,
     pub state: u8,
     /// See `wish`.
     pub pending: u8,
-    /// 1 = the slot has an owner.
+    /// 1 = the slot has an owner, or had one that has withdrawn: used slots come first.
     pub used: u8,
 }
 
@@ -72,8 +72,6 @@ pub struct Source {
 
 #[account]
 pub struct Members {
-    /// Points of members whose slots went to others.
-    pub retired_points: u64,
     /// Epoch of the last roster.
     pub epoch: u32,
     /// Rounds of the running epoch that made a step, up to 4,095.
@@ -84,6 +82,8 @@ pub struct Members {
     pub proven: [u8; 32],
     /// Slots of healthy members.
     pub healthy: [u8; 32],
+    /// Slots of ejected members whose bonds are not yet marked as forfeited in their memberships.
+    pub forfeited: [u8; 32],
     pub before: Source,
     pub slots: [Slot; MAX_MEMBERS],
 }

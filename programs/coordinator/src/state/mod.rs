@@ -1,15 +1,19 @@
-//! The four accounts of a run. All are plain old data: `repr(C)` without padding, little-endian, integers only.
+//! The four accounts of a run, and that of each member. All are plain old data: `repr(C)` without padding, little-endian, integers only.
 
+pub mod blank;
 pub mod config;
 pub mod grown;
 pub mod members;
+pub mod membership;
 pub mod model;
 pub mod run;
 pub mod witnesses;
 
+pub use blank::*;
 pub use config::*;
 pub use grown::*;
 pub use members::*;
+pub use membership::*;
 pub use model::*;
 pub use run::*;
 pub use witnesses::*;

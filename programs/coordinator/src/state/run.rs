@@ -106,6 +106,8 @@ pub struct Run {
     pub seed_slot: u64,
     /// Seed of the next round, as soon as it is drawn.
     pub next_seed: u64,
+    /// The slot in which the run was created: tells it from an earlier run of the same name.
+    pub created: u64,
     pub earning_rate: u64,
     pub slashing_rate: u64,
     pub future_earning_rate: u64,

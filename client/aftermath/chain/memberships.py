@@ -1,0 +1,56 @@
+"""What runs keep of a wallet: reading memberships, and what it takes to have one.
+
+Decided: a member pays a bond only up to what its user allows (`--max-bond`), and only when it starts: one that was
+ejected, or whose run asks for more meanwhile, is not charged again while nobody looks.
+"""
+
+from __future__ import annotations
+
+from solders.pubkey import Pubkey
+
+from aftermath.chain.accounts import fetch, fetch_program
+from aftermath.chain.addresses import membership_address, run_addresses
+from aftermath.chain.refusals import refusal, sol
+from aftermath.chain.rpc import RpcPool
+from aftermath.chain.views import membership_account, parse_membership
+from aftermath.rules.accounts import Membership, Run
+
+BOND_ABOVE_LIMIT = "BondAboveLimit"
+
+
+async def membership_of(
+    pool: RpcPool, program: Pubkey, run: Run, wallet: Pubkey, *, patience: float | None = None
+) -> Membership | None:
+    """What this run keeps of a wallet, None if nothing."""
+    address = membership_address(program, run_addresses(program, run.run_id).run, run.created, wallet)
+    _, account = await fetch(pool, address, patience=patience)
+    if account is None or account.owner != program:
+        return None
+    return parse_membership(account.data)
+
+
+async def memberships_of(pool: RpcPool, program: Pubkey, run_id: str, wallet: Pubkey) -> list[Membership]:
+    """What the runs of this id keep of a wallet, those that are closed included, oldest first."""
+    layout = membership_account()
+    prefix = layout.discriminator + bytes(run_addresses(program, run_id).run) + bytes(wallet)
+    found = await fetch_program(pool, program, prefix=prefix, size=layout.size)
+    return sorted((parse_membership(account.data) for _, account in found), key=lambda one: one.created)
+
+
+def lacking(run: Run, held: Membership | None) -> int:
+    """Lamports of the run's bond that a wallet has not paid yet."""
+    return max(run.config.join_bond - (held.bond if held else 0), 0)
+
+
+def check_bond(run: Run, held: Membership | None, most: int) -> None:
+    """Raises Refused `BondAboveLimit` if the run asks for more than `most` lamports and for more than is paid."""
+    bond = run.config.join_bond
+    if bond <= most or not lacking(run, held):
+        return
+    raise refusal(
+        BOND_ABOVE_LIMIT,
+        f"run {run.run_id} asks for a bond of {sol(bond)} as long as a wallet is its member, and --max-bond allows "
+        f"{sol(most)}",
+        f"if you agree, say --max-bond {bond} (lamports); it comes back with aftermath-solana withdraw, but not to a "
+        "member that was ejected",
+    )

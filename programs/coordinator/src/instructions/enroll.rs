@@ -1,0 +1,41 @@
+//! A wallet pays what a run asks for before it may join: the rent of its membership, and the bond. Both come back.
+
+use crate::{constants::*, errors::CoordinatorError, rules::membership, rules::membership::Whose, state::*};
+use anchor_lang::prelude::*;
+use pinocchio_system::instructions::Transfer;
+
+#[derive(Accounts)]
+pub struct Enroll {
+    #[account(mut)]
+    pub user: Signer,
+    #[account(seeds = [RUN_SEED, run.seed()], bump = run.bumps[0])]
+    pub run: Account<Run>,
+    /// Created by the first call; a later one pays what is missing of the bond.
+    #[account(mut)]
+    pub membership: UncheckedAccount,
+    pub system_program: Program<System>,
+}
+
+/// `most`: what the wallet agrees to have locked; the run's owner may have raised the bond since it looked.
+pub fn enroll(ctx: &mut Context<Enroll>, most: u64) -> Result<()> {
+    let accounts = &mut ctx.accounts;
+    let bond = accounts.run.config.join_bond;
+    require!(bond <= most, CoordinatorError::BondAboveLimit);
+    let view = *accounts.membership.account();
+    let whose = Whose { run: accounts.run.address(), created: accounts.run.created, wallet: accounts.user.address() };
+    if !membership::exists(&view) {
+        whose.create(&view, accounts.user.account())?;
+    }
+    let missing = {
+        let mut membership = whose.open(&view)?;
+        require!(membership.barred == 0, CoordinatorError::Barred);
+        membership.enrolled = 1;
+        let missing = bond.saturating_sub(membership.bond);
+        membership.bond = membership.bond.max(bond);
+        missing
+    };
+    if missing > 0 {
+        Transfer { from: accounts.user.account(), to: &view, lamports: missing }.invoke()?;
+    }
+    Ok(())
+}

@@ -1,0 +1,91 @@
+"""A run that asks for a bond: who is told of it, who pays it, and how it comes back."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from aftermath.chain.endpoints import endpoint
+from aftermath.chain.member import SolanaMember
+from aftermath.chain.memberships import BOND_ABOVE_LIMIT
+from aftermath.chain.rpc import RpcPool
+from aftermath.chain.wallet import load_wallet
+from aftermath.coordinator.errors import Refused
+from aftermath.localnet.runtime import minimum_balance
+from cli.cli_runs import Shell
+from cli.test_cli_admission import train
+from cli.test_cli_authorizations import verdict
+
+BOND = 20_000_000
+FEE = 5_000
+
+
+@pytest.fixture
+def bonded(owner: Shell, run_id: str, material: Path, tmp_path: Path) -> Shell:
+    """The owner of a run that asks for a bond and waits for two members."""
+    text = (material / "config.toml").read_text().replace("init_min_clients = 1", "init_min_clients = 2")
+    (tmp_path / "config.toml").write_text(text.replace("[config]", f"[config]\njoin_bond = {BOND}", 1))
+    assert owner("create-run", "--run-id", run_id).code == 0
+    assert owner("update-config", "--run-id", run_id, "--config-path", tmp_path / "config.toml").code == 0
+    assert owner("set-paused", "--run-id", run_id, "resume").code == 0
+    return owner
+
+
+async def join(shell: Shell, run_id: str, max_bond: int) -> None:
+    wallet = load_wallet(shell.wallet)
+    async with (
+        RpcPool([endpoint(shell.rpc)]) as pool,
+        SolanaMember(pool, wallet, run_id, client_version="", max_bond=max_bond) as chain,
+    ):
+        schema_hash = (await chain.view()).model.schema_hash
+        await chain.join(p2p=wallet.public, tier=0, weight=1, schema_hash=schema_hash, stateless=True)
+
+
+async def leave(shell: Shell, run_id: str) -> None:
+    async with (
+        RpcPool([endpoint(shell.rpc)]) as pool,
+        SolanaMember(pool, load_wallet(shell.wallet), run_id, client_version="") as chain,
+    ):
+        await chain.leave()
+
+
+def test_nobody_pays_a_bond_that_its_user_has_not_agreed_to(bonded: Shell, run_id: str) -> None:
+    (reason,) = verdict(bonded, run_id, bonded.wallet)
+    assert f"run {run_id} asks for a bond of 0.02 SOL" in reason
+    assert "--max-bond allows 0 SOL" in reason
+    refused = train(bonded, "--run-id", run_id)
+    assert refused.returncode == 1
+    assert f"error: {reason}\n" in refused.stderr
+    assert f"--max-bond {BOND}" in refused.stderr
+    assert "measuring" not in refused.stdout  # it is said before the minutes that this takes
+    assert len(verdict(bonded, run_id, bonded.wallet, "--max-bond", str(BOND - 1))) == 1
+    assert verdict(bonded, run_id, bonded.wallet, "--max-bond", str(BOND)) == []
+    with pytest.raises(Refused) as caught:
+        asyncio.run(join(bonded, run_id, BOND - 1))
+    assert caught.value.name == BOND_ABOVE_LIMIT
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_bond_and_rent_come_back(bonded: Shell, run_id: str, closed: bool) -> None:
+    user = ("json-dump-user", "--run-id", run_id, "--address", bonded.wallet)
+    ask = ("withdraw", "--run-id", run_id)
+    assert "has no membership of run" in bonded(*ask).error["error"]
+    asyncio.run(join(bonded, run_id, BOND))
+    found = bonded(*user).data
+    assert found["member"]["pending"] is True
+    assert (found["membership"]["bond"], found["membership"]["enrolled"]) == (BOND, True)
+    assert found["membership"]["wallet"] == str(load_wallet(bonded.wallet).pubkey)
+    early = bonded(*ask).error
+    assert "waits for the next one" in early["error"]
+    assert verdict(bonded, run_id, bonded.wallet) == []  # it has paid
+    asyncio.run(leave(bonded, run_id))
+    if closed:
+        assert bonded("set-paused", "--run-id", run_id, "pause").code == 0
+        assert bonded("close-run", "--run-id", run_id).code == 0
+    back = bonded(*ask).data
+    assert back["lamports_returned"] == BOND + minimum_balance(168) - FEE
+    assert "has no membership of run" in bonded(*ask).error["error"]
+    if not closed:
+        assert bonded(*user).code == 1
