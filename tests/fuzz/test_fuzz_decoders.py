@@ -17,13 +17,14 @@ from hypothesis import strategies as st
 
 from fuzz.decoder import Decode, Decoder
 from fuzz.from_data import DATA
+from fuzz.from_events import EVENTS
 from fuzz.from_files import FILES
 from fuzz.from_members import MEMBERS
 from fuzz.from_nodes import NODES
 from fuzz.from_peers import PEERS
 from fuzz.mutations import mutations, nested
 
-DECODERS = [*PEERS, *NODES, *MEMBERS, *DATA, *FILES]
+DECODERS = [*PEERS, *NODES, *MEMBERS, *DATA, *FILES, *EVENTS]
 FEW, THINK = 2_000, 100
 LONGEST = 20_000  # a config file may make many mistakes
 every = pytest.mark.parametrize("decoder", DECODERS, ids=lambda one: one.name)

@@ -146,7 +146,7 @@ class EventFile:
     def _told(self, line: bytes) -> Told | None:
         try:
             dated, event = _date.decode(line), _event.decode(line)
-        except (msgspec.MsgspecError, RecursionError):
+        except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError):
             self._pass_over(self._line)
             return None
         about = dated.about()

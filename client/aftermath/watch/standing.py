@@ -112,7 +112,10 @@ def _waits(run: Run, model: Model, members: Members, deadline: int | None) -> It
         case RunState.WAITING_FOR_MEMBERS:
             yield from _waits_for_members(run, members)
         case RunState.WARMUP:
-            yield f"its members to have the model: {_votes(run)} have said so"
+            if run.seed_is_drawn:
+                yield f"its members to have the model: {_votes(run)} have said so"
+            else:
+                yield "the slot that the seed of its warm-up is drawn from"
         case RunState.ROUND_TRAIN:
             yield from _waits_for_round(run)
         case RunState.ROUND_WITNESS:
@@ -138,6 +141,8 @@ def _waits_for_members(run: Run, members: Members) -> Iterator[str]:
 
 def _waits_for_round(run: Run) -> Iterator[str]:
     now = run.current
+    if not run.seed_is_drawn:
+        yield "the slot that the next round's seed is drawn from"
     if now.attestations >= committee.quorum(now.elected):
         yield f"the least time of a round: {_votes(run)} have attested it"
     else:
@@ -145,7 +150,7 @@ def _waits_for_round(run: Run) -> Iterator[str]:
 
 
 def _waits_for_the_model(run: Run, model: Model, members: Members) -> Iterator[str]:
-    held = [level for level in range(run.levels) if committee.holders(run, members, level)]
+    held = [level for level in range(run.levels) if committee.cooldown_electees(run, members, level)]
     known = [level for level in held if run.attested_step == run.step and run.levels_attested >> level & 1]
     if len(known) < len(held):
         yield f"the hashes of the model: {len(known)} of {counted(len(held), 'level')} are attested"

@@ -1,0 +1,51 @@
+"""Files of events, which somebody else may have handed on; and all that is made of what they say."""
+
+from __future__ import annotations
+
+import io
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from rich.console import Console
+
+from aftermath.watch.events import plain
+from aftermath.watch.history import History
+from aftermath.watch.lines import EventLines
+from aftermath.watch.reader import EventReader
+from aftermath.watch.table import CsvTable
+from fuzz.decoder import Decode, Decoder, through_file
+from watch.said import KINDS, said
+
+NOON = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
+TELLER = {"run": "demo", "member": "Wal1et", "member_tier": 1, "client": "0.1.0"}
+
+
+def event_files() -> tuple[list[bytes], Decode]:
+    """A file of each kind of event after the first, and one of all; with and without who told them."""
+    lines = [
+        {"at": (NOON + timedelta(seconds=number)).isoformat(), **plain(said(kind))} for number, kind in enumerate(KINDS)
+    ]
+    files = [[lines[0], line] for line in lines[1:]] + [lines, [{**line, **TELLER} for line in lines]]
+    seeds = ["".join(json.dumps(line) + "\n" for line in file).encode() for file in files]
+    return seeds, through_file("events.jsonl", everything_of)
+
+
+def everything_of(path: Path) -> None:
+    """Read it, and put it through every view."""
+    reader, history = EventReader([path]), History()
+    views = (
+        EventLines(Console(file=io.StringIO()), everything=True),
+        CsvTable(io.StringIO()),
+        history.take,
+    )
+    for told in reader.read():
+        for view in views:
+            view(told)
+    reader.notes()
+    history.loss_curve()
+    history.loss_by_tier()
+    history.sent_by_tier()
+
+
+EVENTS = [Decoder("events", event_files, many=5_000)]
