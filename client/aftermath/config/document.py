@@ -36,8 +36,8 @@ _DATA_TYPES = {"Pretraining": DataType.PRETRAINING, "Finetuning": DataType.FINET
 
 
 class RunRules(Table):
-    """`[config]`: the clock, the quorum and the batch of a run. Times in seconds (a `min_round_time` of 0 is none), the bond
-    in lamports.
+    """`[config]`: the clock, the quorum and the batch of a run. Times in seconds (a `min_round_time` of 0 is none), the
+    bond in lamports.
     """
 
     warmup_time: U64
