@@ -20,6 +20,10 @@ ROOT = Path(__file__).parents[2]
     [
         (("localnet.py", "--transactions", "200"), ("http_per_second", "ratio", "ratio_ledger")),
         (("p2p.py",), ("blob_mb_per_s", "ratio_to_tcp", "announcement_round_trip_ms")),
+        (
+            ("roots.py", "--threads", "1", "--optimizers", "distro", "--sequences", "1", "--repetitions", "1"),
+            ("cpu_of_round", "copy_cpu_of_round", "distro.1.blocks", "distro.1.hash_ms", "distro.1.proof_bytes"),
+        ),
         (("round.py", "--members", "3"), ("3.rounds", "3.overhead_ms", "3.cpu_ms", "3.cores_busy")),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else None,

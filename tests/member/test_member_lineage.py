@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aftermath.member import own_state
 from aftermath.member.lineage import Lineage
 from aftermath.optim.private_blocks import outline_of, tree_of
 from aftermath.p2p.transport import RequestRefused
@@ -308,3 +309,23 @@ def test_a_checker_gets_the_states_before_and_after_a_round_that_is_judged(tmp_p
 
     assert play(tmp_path, story).check() > 0
     assert compared > 0
+
+
+def test_without_memory_for_a_copy_a_member_goes_on_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(own_state, "kept_of", full)
+
+    async def story(sim: Simulation) -> None:
+        for tier in (0, 1, 2):
+            sim.add(tier)
+        await sim.until(lambda run: run.epoch == 1)
+
+    sim = play(tmp_path, story)
+    assert sim.check() > 0
+    for player in sim.players:
+        (warned,) = (e["message"] for e in player.saw("warning"))
+        assert "no memory for a copy of what the optimizer knows" in warned

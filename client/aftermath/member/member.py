@@ -72,7 +72,7 @@ class Member:
         self._data, self._wishes, self._origin, self._parallel = data, wishes, origin, parallel
         self._keeper = Keeper(ports, role, workers, archive)
         self._gradients = GradientFiles(ports.events, workers.write, role.schema, wishes.gradients_dir)
-        self._own = OwnState(ports.transport, workers.state)
+        self._own = OwnState(ports, workers.state)
         self._private = PrivateState(ports, role, workers, self._own, wishes.optimizer_state_dir)
         self._weight = weight
         self._share = ModelShare(ports.transport)

@@ -3,6 +3,7 @@
 Choices:
 - it is hashed after a share was trained, on a thread of its own, while the result is checked and published; and copied
   for others once the result is announced. Both are done before the next share, which changes it;
+- where there is no memory for a copy, a warning says so, and others cannot ask for that state;
 - the root before is the one that was told last. A share that is given up leaves the state as it was, so what was told
   stays true.
 """
@@ -13,11 +14,13 @@ from typing import NamedTuple
 
 from aftermath.base.merkle import Tree
 from aftermath.base.worker import Worker
+from aftermath.member.ports import Ports
 from aftermath.optim.private_blocks import tree_of
-from aftermath.p2p.transport import Transport
+from aftermath.replica.memory import is_out_of_memory
 from aftermath.replica.replica import Replica
 from aftermath.replica.stateshare import StateShare, kept_of
 from aftermath.rules.commitment import NOTHING, PrivateRoots
+from aftermath.watch import kinds
 
 
 class Told(NamedTuple):
@@ -31,8 +34,9 @@ class Told(NamedTuple):
 class OwnState:
     """Of one member; its replica may change."""
 
-    def __init__(self, transport: Transport, worker: Worker) -> None:
-        self._share, self._worker = StateShare(transport), worker
+    def __init__(self, ports: Ports, worker: Worker) -> None:
+        self._share, self._events, self._worker = StateShare(ports.transport), ports.events, worker
+        self._warned = False
         self._tree: Tree | None = None
         self.told: Told | None = None
         """What was told last of the state that the replica has; None while that is nothing."""
@@ -51,8 +55,19 @@ class OwnState:
 
     async def offer(self, replica: Replica) -> None:
         """Let others ask for the state whose roots were made last."""
-        if (tree := self._tree) is not None:
+        if (tree := self._tree) is None:
+            return
+        try:
             self._share.offer(await self._worker(lambda: kept_of(replica.optimizer, tree)))
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            if not self._warned:
+                message = (
+                    "there is no memory for a copy of what the optimizer knows: nobody can check this member's work"
+                )
+                self._events.emit(kinds.Warning(message=message))
+            self._warned = True
 
     def withdraw(self) -> None:
         """Answer no more for any state, and free the memory of all."""

@@ -69,10 +69,11 @@ class PrivateState:
 
     async def keep(self, replica: Replica, epoch: int, hashes: Mapping[int, bytes]) -> None:
         """Have the state of a replica written in the background, which has ended that epoch with these hashes."""
-        if (file := self._file) is None:
+        file, told = self._file, self._own.told
+        if file is None or told is None:  # there is nothing to keep of an optimizer that has learnt nothing
             return
         await self.settle()
-        bound, told = self._bound(epoch + 1, hashes), self._own.told
+        bound = self._bound(epoch + 1, hashes)
         state = await self._workers.compute(replica.optimizer.state)
         self._writing = asyncio.ensure_future(self._write(file, state, bound, told))
 
@@ -116,7 +117,7 @@ class PrivateState:
             levels={str(level): digest.hex() for level, digest in sorted(hashes.items())},
         )
 
-    async def _write(self, file: Path, state: Mapping[str, Tensor], bound: _Bound, told: Told | None) -> None:
+    async def _write(self, file: Path, state: Mapping[str, Tensor], bound: _Bound, told: Told) -> None:
         try:
             await self._workers.write(lambda: _save(file, state, bound, told))
         except Exception as error:  # nobody awaits this task, so it has to be told here
@@ -129,18 +130,17 @@ def _file_in(directory: Path, wallet: bytes, run_id: str) -> Path:
     return directory / f"{name[:16]}.safetensors"
 
 
-def _save(file: Path, state: Mapping[str, Tensor], bound: _Bound, told: Told | None) -> None:
+def _save(file: Path, state: Mapping[str, Tensor], bound: _Bound, told: Told) -> None:
     """Raises CheckpointError; the last one is then untouched."""
-    about = {_BOUND: msgspec.json.encode(bound).decode()}
-    if told is not None:
-        about[_TOLD] = msgspec.json.encode(_Told(told.root.hex(), told.epoch, told.height)).decode()
+    said = _Told(told.root.hex(), told.epoch, told.height)
+    about = {_BOUND: msgspec.json.encode(bound).decode(), _TOLD: msgspec.json.encode(said).decode()}
     with writing(file.parent):
         file.parent.mkdir(parents=True, exist_ok=True)
         with standing_in(file) as partial:
             save_file(dict(state), partial, metadata=about)
 
 
-def _read(file: Path, bound: _Bound) -> tuple[dict[str, Tensor], Told | None] | None:
+def _read(file: Path, bound: _Bound) -> tuple[dict[str, Tensor], Told] | None:
     """The state in a file and what was told of it; None if it is bound to something else.
 
     Raises CheckpointError if it is damaged.
@@ -151,10 +151,8 @@ def _read(file: Path, bound: _Bound) -> tuple[dict[str, Tensor], Told | None] | 
             found: _Bound = json_as(about.get(_BOUND, ""), _Bound)
             if found != bound:
                 return None
+            said: _Told = json_as(about.get(_TOLD, ""), _Told)
             state = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-        if _TOLD not in about:
-            return state, None
-        said: _Told = json_as(about[_TOLD], _Told)
     except (SafetensorError, OSError, Malformed) as error:
         raise CheckpointError(f"{file} is damaged: {error}") from None
     if not state or tree_of(state).root.hex() != said.root:

@@ -170,17 +170,17 @@ class Results:
         candidate = Candidate(said, raw, digest)
         candidates.append(candidate)
         self._lineage.hear(said)
-        self._follow(said.signer)
+        self._follow(said.slot)
         candidate.fetching = asyncio.ensure_future(self._fetch(candidate))
         candidate.fetching.add_done_callback(self._fetched)
         self.changed.fire()
 
-    def _follow(self, signer: bytes) -> None:
+    def _follow(self, slot: int) -> None:
         """Look whether a member's private states go on from each other; they may be heard in any order."""
-        for candidate in (c for found in self._found.values() for c in _all(found) if c.said.signer == signer):
+        for candidate in (c for found in self._found.values() for c in found.get(slot, ())):
             if not candidate.broken and (why := self._lineage.broken(candidate.said)) is not None:
                 candidate.broken = True
-                self._ports.events.emit(kinds.Refused(height=candidate.said.height, slot=candidate.said.slot, why=why))
+                self._ports.events.emit(kinds.Refused(height=candidate.said.height, slot=slot, why=why))
 
     def _refuse(self, said: Commitment, raw: bytes, plan: RoundPlan) -> None:
         """Say whose announcement is not what it was assigned, once a round; who goes on with such is kept out.
