@@ -47,6 +47,10 @@ SET_BY_US = {
         "64",  # MiB of the largest table of them: optim/places.py
         "65,025",  # the places of the largest block
     },
+    "security.md": {
+        "256",  # KiB of a block of a private state: optim/private_blocks.py
+        "512",  # MiB of copies: replica/stateshare.py
+    },
     "operations.md": {
         "2,088,000",  # lamports of rent by Solana's rule, here and in the next four
         "0.0021",
