@@ -50,8 +50,6 @@ SET_BY_US = {
     },
     "security.md": {
         "256",  # KiB of a block of a private state: optim/private_blocks.py
-        "4",  # bytes of a number, and here and in the next of three and of what is sent
-        "12",
         "512",  # MiB of copies: replica/stateshare.py
     },
     "operations.md": {
