@@ -32,6 +32,7 @@ COMMANDS = {
     "rolling": "python benchmarks/rolling.py --json",
     "ideas": "python benchmarks/ideas.py --json",
     "codec": "python benchmarks/codec.py --json",
+    "draft": "python benchmarks/draft.py --json",
     "chain": "python benchmarks/chain.py --json",
     "distro": "python benchmarks/distro.py --json",
     "localnet": "python benchmarks/localnet.py --transactions 5000 --json",
