@@ -33,6 +33,7 @@ COMMANDS = {
     "ideas": "python benchmarks/ideas.py --json",
     "codec": "python benchmarks/codec.py --json",
     "roots": "python benchmarks/roots.py --json",
+    "draft": "python benchmarks/draft.py --json",
     "chain": "python benchmarks/chain.py --json",
     "distro": "python benchmarks/distro.py --json",
     "localnet": "python benchmarks/localnet.py --transactions 5000 --json",

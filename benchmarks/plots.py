@@ -9,90 +9,164 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quote import figures, has_curve
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 BYTES_BAR = 0.0009
 """Bytes for each parameter and step that issue and field aim at: Covenant-72B (arXiv 2603.08163) has 0.00091."""
+COMPANIES = {
+    "alone": "(a) tier 0 alone",
+    "mixed": "(b) tiers 0, 1, 2",
+    "three-large": "(c) tier 0,\nthree times",
+    "small-only": "(d) tiers 1, 2,\nas many tokens",
+    "smallest": "(e) tier 2,\nthree times",
+}
+"""Arms of unequal members, and who trains in each."""
+TRAINED = {
+    "static": "few numbers, the mean (static)",
+    "static-muon": "all numbers, Muon within and at the apply (static-muon)",
+}
+KINDS, KIND = "kinds", "0.2M-"
+"""The arms whose tiers are cut in different ways, and what their sizes begin with."""
+STRIPS = {"every_40": "width, drawn anew\nevery 40 rounds", "every_10": "width, drawn anew\nevery 10 rounds"}
+TIERS = {"0": "o", "1": "s", "2": "^"}
+"""A mark for each."""
 
 
-def digest(found: Mapping[str, Any]) -> str:
-    """Of the figures of a size."""
+def digest(found: Any) -> str:
+    """Of the figures of a picture."""
     return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
 
 
-def draw(size: str, found: Mapping[str, Any], path: Path) -> None:
-    """Held-out loss by the steps of a machine: curves alone, and a mark for every arm of several members."""
+@contextmanager
+def picture(path: Path, found: Any, panels: int = 1) -> Iterator[Sequence[Axes]]:
+    """Panels beside each other, written when they are drawn, with the figures' digest."""
     import matplotlib
 
     matplotlib.use("Agg")
     matplotlib.rcParams["svg.hashsalt"] = "aftermath"  # the same figures give the same file
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(9, 5.5))
-    for name, arm in found["arms"].items():
-        points = [(end["steps"], end["held_out"]) for end in arm["ends"]]
-        alone, marker = arm["members"] == 1, "o" if arm["members"] == 1 else "x"
-        label = name if alone else f"{name}, {arm['members']} members"
-        axes.plot(*zip(*points, strict=True), marker=marker, linestyle="-" if alone else ":", label=label)
-    axes.set(
-        xscale="log", xlabel="steps of a machine", ylabel="held-out loss (nats per byte)", title=f"{size} parameters"
-    )
-    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
-    axes.grid(alpha=0.3)
+    figure, axes = pyplot.subplots(1, panels, figsize=(9 if panels == 1 else 6.5 * panels, 5.5), squeeze=False)
+    yield axes[0]
+    for each in axes[0]:
+        each.grid(alpha=0.3)
     figure.tight_layout()
     figure.savefig(path, format="svg", metadata={"Date": None, "Description": digest(found)})
     pyplot.close(figure)
+
+
+def draw(size: str, found: Mapping[str, Any], path: Path) -> None:
+    """Held-out loss by the steps of a machine: curves alone, and a mark for every arm of several members."""
+    with picture(path, found) as (axes,):
+        for name, arm in found["arms"].items():
+            points = [(end["steps"], end["held_out"]) for end in arm["ends"]]
+            alone, marker = arm["members"] == 1, "o" if arm["members"] == 1 else "x"
+            label = name if alone else f"{name}, {arm['members']} members"
+            axes.plot(*zip(*points, strict=True), marker=marker, linestyle="-" if alone else ":", label=label)
+        axes.set(
+            xscale="log",
+            xlabel="steps of a machine",
+            ylabel="held-out loss (nats per byte)",
+            title=f"{size} parameters",
+        )
+        axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
 
 
 def draw_bytes(size: str, found: Mapping[str, Any], path: Path) -> None:
     """Held-out loss by the bytes that eight members send, for every length of a run, with the bars they are held to."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    matplotlib.rcParams["svg.hashsalt"] = "aftermath"
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(9, 5.5))
-    for steps, own in found["bytes_at_loss"].items():
-        points, curve = own["points"], [point for point in own["points"] if point["on_curve"]]
-        (line,) = axes.plot(*_of(curve), marker="o", label=f"{int(steps):,} steps: the least loss for so many bytes")
-        axes.plot(*_of(points), marker="x", linestyle="", color=line.get_color(), alpha=0.5)
-        axes.axhline(own["bar"], linestyle=":", color=line.get_color(), label=f"{int(steps):,} steps: adamw-8x and 1 %")
-        for point in curve:
-            axes.annotate(
-                point["arm"], (point["bytes"], point["held_out"]), fontsize=7, xytext=(4, 4), textcoords="offset points"
+    with picture(path, found) as (axes,):
+        for steps, own in found["bytes_at_loss"].items():
+            points, curve = own["points"], [point for point in own["points"] if point["on_curve"]]
+            (line,) = axes.plot(
+                *_of(curve), marker="o", label=f"{int(steps):,} steps: the least loss for so many bytes"
             )
-    axes.axvline(BYTES_BAR, linestyle="--", color="grey", label="as few as Covenant-72B")
-    axes.set(
-        xscale="log",
-        xlabel="bytes for each parameter and step",
-        ylabel="held-out loss (nats per byte)",
-        title=f"{size} parameters, eight members",
-    )
-    axes.legend(fontsize=7)
-    axes.grid(alpha=0.3)
-    figure.tight_layout()
-    figure.savefig(path, format="svg", metadata={"Date": None, "Description": digest(found)})
-    pyplot.close(figure)
+            axes.plot(*_of(points), marker="x", linestyle="", color=line.get_color(), alpha=0.5)
+            axes.axhline(
+                own["bar"], linestyle=":", color=line.get_color(), label=f"{int(steps):,} steps: adamw-8x and 1 %"
+            )
+            for point in curve:
+                axes.annotate(
+                    point["arm"],
+                    (point["bytes"], point["held_out"]),
+                    fontsize=7,
+                    xytext=(4, 4),
+                    textcoords="offset points",
+                )
+        axes.axvline(BYTES_BAR, linestyle="--", color="grey", label="as few as Covenant-72B")
+        axes.set(
+            xscale="log",
+            xlabel="bytes for each parameter and step",
+            ylabel="held-out loss (nats per byte)",
+            title=f"{size} parameters, eight members",
+        )
+        axes.legend(fontsize=7)
 
 
 def _of(points: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[float]]:
     return [point["bytes"] for point in points], [point["held_out"] for point in points]
 
 
+def draw_unequal(found: Mapping[str, Any], path: Path) -> None:
+    """Held-out loss of every tier, by who trains beside it: a panel for each way of training."""
+    with picture(path, found, len(TRAINED)) as panels:
+        for axes, (kind, title) in zip(panels, TRAINED.items(), strict=True):
+            arms = found[kind]["0.2M"]["arms"]
+            _by_tier(axes, {label: arms[name]["held_out"] for name, label in COMPANIES.items()})
+            axes.set(title=title)
+
+
+def draw_kinds(found: Mapping[str, Any], rolling: Mapping[str, Any], path: Path) -> None:
+    """Held-out loss of every tier of the mixed company, by how tiers are cut, and by strips that are drawn anew.
+
+    Of the latter only means are kept, so they have no interval.
+    """
+    with picture(path, [found, rolling]) as (axes,):
+        ways = {size.removeprefix(KIND): sizes["arms"]["mixed"]["held_out"] for size, sizes in found[KINDS].items()} | {
+            label: {tier: {"mean": loss, "interval": math.nan} for tier, loss in rolling[name].items()}
+            for name, label in STRIPS.items()
+        }
+        _by_tier(axes, ways)
+        axes.set(title="tiers 0, 1 and 2 together, by how tiers are cut")
+
+
+def _by_tier(axes: Axes, columns: Mapping[str, Mapping[str, Mapping[str, float]]]) -> None:
+    """A column for each label, with the tiers' means beside each other and their 95 % intervals."""
+    for place, (tier, marker) in enumerate(TIERS.items()):
+        shown = [(column, held[tier]) for column, held in enumerate(columns.values()) if tier in held]
+        axes.errorbar(
+            [column + 0.15 * (place - 1) for column, _ in shown],
+            [one["mean"] for _, one in shown],
+            yerr=[one["interval"] for _, one in shown],
+            fmt=marker,
+            capsize=3,
+            label=f"tier {tier}",
+        )
+    axes.set_xticks(range(len(columns)), list(columns), fontsize=8)
+    axes.set(ylabel="held-out loss (nats per byte), 95 % intervals")
+    axes.legend(fontsize=8)
+
+
 def main() -> None:
-    """Draw every size into a folder."""
+    """Draw every size into a folder, and the unequal members."""
     if len(sys.argv) != 2:
         sys.exit(__doc__)
+    folder, unequal = Path(sys.argv[1]), figures("heterogeneity")
     for size, found in figures("worth").items():
-        draw(size, found, Path(sys.argv[1]) / f"experiments-{size}.svg")
+        draw(size, found, folder / f"experiments-{size}.svg")
         if has_curve(found):
-            draw_bytes(size, found, Path(sys.argv[1]) / f"experiments-{size}-bytes.svg")
+            draw_bytes(size, found, folder / f"experiments-{size}-bytes.svg")
+    draw_unequal(unequal, folder / "experiments-unequal.svg")
+    draw_kinds(unequal, figures("rolling"), folder / "experiments-unequal-kinds.svg")
 
 
 if __name__ == "__main__":

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Callable
 from functools import partial
 from itertools import combinations
 
 import pytest
+import torch
 
 from aftermath.model.levels import Segment
 from aftermath.optim.blocks import Blocks
@@ -60,6 +63,30 @@ def test_the_bound_is_the_count_of_all_that_a_block_can_say() -> None:
     sets = [some for size in (1, 2) for some in combinations(range(5), size)]
     messages = 1 + sum(3 * 2 ** len(some) for some in sets)  # nothing, or one of 3 exponents and a sign for each
     assert codec.log2_messages(5, 2, 2, 3) == math.log2(messages)
+
+
+@pytest.mark.parametrize(("threads", "clock"), [(1, time.process_time), (2, time.perf_counter)])
+def test_figures_of_two_threads_are_of_two_threads(
+    monkeypatch: pytest.MonkeyPatch, threads: int, clock: Callable[[], float]
+) -> None:
+    """Also of their clock: seconds of the CPU would count both threads, and not what one waits for the other."""
+    seen = set[tuple[int, object]]()
+
+    def best(*actions: Callable[[], object], **named: object) -> list[float]:
+        seen.add((torch.get_num_threads(), named["clock"]))
+        return list(distro.best(*actions, repeats=1))
+
+    before = torch.get_num_threads()
+    monkeypatch.setattr(codec, "best", best)
+    monkeypatch.setattr(codec, "MODEL", SMALL)
+    monkeypatch.setattr(codec, "the_schema", lambda: codec.signs(SMALL, 8))
+    try:
+        found = codec.speeds(threads, codec.loco(SMALL, 32))
+    finally:
+        torch.set_num_threads(before)
+    assert seen == {(threads, clock)}
+    assert {"distro", "sparseloco", "aggregate32_seconds"} == found.keys()
+    assert found["distro"].keys() == found["sparseloco"].keys() >= {"encode_over_demo", "apply16_over_demo"}
 
 
 @pytest.mark.parametrize("values", [Values.SIGN, Values.ONE_BIT, Values.TWO_BIT])

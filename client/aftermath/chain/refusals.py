@@ -71,11 +71,11 @@ _TOLD = {
     ),
     "NotEnrolled": (
         "this wallet is no member of {run} any more: its membership was withdrawn",
-        "start aftermath-solana train {flag} again, which makes another one",
+        "train again, which makes another one: aftermath-solana train {flag}",
     ),
     "BondTooLow": (
-        "the bond of this wallet in {run} is below what the run asks for: the wallet was ejected, or the bond raised",
-        "if you agree to pay it, start aftermath-solana train {flag} again, with --max-bond",
+        "the bond of this wallet in {run} is below what is asked for: the wallet was ejected, or the bond raised",
+        "if you agree to pay it, allow it with --max-bond: aftermath-solana train {flag}",
     ),
     "StillBound": (
         "this wallet is in the running epoch of {run}, or waits for the next one",

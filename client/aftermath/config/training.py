@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticKnownError
 
 from aftermath.config.tables import U8, U16, U32, Choice, Table, Variant, bits
+from aftermath.rules import sparseloco
 from aftermath.rules.state import Divisor, InnerOptimizer, OptimizerKind, ScheduleKind
 
 MOST_RATE = 1000.0
@@ -165,18 +166,18 @@ class SparseLoCoSettings(Variant):
     With `orthogonal_lr` hidden matrices go that many learning rates along the polar factor of the mean (Muon's step).
     """
 
-    inner_steps: U16 = 4
-    inner_optimizer: Literal["adamw", "muon"] = "adamw"
-    outer_lr: float = 1.0
-    divisor: Literal["keepers", "all", "root"] = "keepers"
-    orthogonal_lr: float = 0.0
-    value_bits: U8 = 2
-    compression_decay: float = 0.95
-    compression_chunk: U16 = 64
-    compression_topk: U16 = 32
+    inner_steps: U16 = sparseloco.INNER_STEPS
+    inner_optimizer: Literal["adamw", "muon"] = sparseloco.INNER_OPTIMIZER
+    outer_lr: float = sparseloco.OUTER_LR
+    divisor: Literal["keepers", "all", "root"] = sparseloco.DIVISOR
+    orthogonal_lr: float = sparseloco.ORTHOGONAL_LR
+    value_bits: U8 = sparseloco.VALUE_BITS
+    compression_decay: float = sparseloco.DECAY
+    compression_chunk: U16 = sparseloco.CHUNK
+    compression_topk: U16 = sparseloco.TOPK
     compression_topk_embeddings: Annotated[U16, Field(ge=1)] | None = None
-    weight_decay: float = 0.0
-    clip_grad_norm: float = 1.0
+    weight_decay: float = sparseloco.WEIGHT_DECAY
+    clip_grad_norm: float = sparseloco.CLIP
 
     def to_chain(self) -> dict[str, Any]:
         named = {

@@ -19,6 +19,7 @@ from aftermath.model.schema import StateSchema
 from aftermath.optim.blocks import cut
 from aftermath.optim.format import ResultFormat, Transform, Values
 from aftermath.optim.ranges import at_least_zero, within_u16
+from aftermath.rules import sparseloco
 from aftermath.rules.limits import MAX_INNER_STEPS, MAX_OUTER_RATE
 
 KIND = "sparseloco"
@@ -47,29 +48,32 @@ class Divisor(StrEnum):
     """The square root of both numbers' product."""
 
 
+_DIVISOR = Divisor(sparseloco.DIVISOR)
+
+
 @dataclass(frozen=True)
 class SparseLoCo:
     """The settings of SparseLoCo. Raises SchemaError for what they cannot be."""
 
-    inner_steps: int = 4
+    inner_steps: int = sparseloco.INNER_STEPS
     """Parts that a share is cut into, with a step of the inner optimizer on each."""
-    inner_optimizer: InnerOptimizer = "adamw"
-    topk: int = 32
-    topk_embeddings: int = 32
+    inner_optimizer: InnerOptimizer = sparseloco.INNER_OPTIMIZER
+    topk: int = sparseloco.TOPK
+    topk_embeddings: int = sparseloco.TOPK
     """`topk` of the token embedding and the output head."""
-    chunk: int = 64
-    bits: int = 2
+    chunk: int = sparseloco.CHUNK
+    bits: int = sparseloco.VALUE_BITS
     """Of a value: 1 or 2."""
-    decay: float = 0.95
+    decay: float = sparseloco.DECAY
     """Of what was not sent, per round."""
-    outer_lr: float = 1.0
+    outer_lr: float = sparseloco.OUTER_LR
     """How much of the mean is applied."""
-    divisor: Divisor = Divisor.KEEPERS
-    orthogonal_lr: float = 0.0
+    divisor: Divisor = _DIVISOR
+    orthogonal_lr: float = sparseloco.ORTHOGONAL_LR
     """How far a step along the polar factor of the mean goes in a hidden matrix, in learning rates; 0: by the mean."""
-    weight_decay: float = 0.0
+    weight_decay: float = sparseloco.WEIGHT_DECAY
     """Of the inner optimizer."""
-    clip: float | None = 1.0
+    clip: float | None = sparseloco.CLIP
     """The largest norm of a gradient; None and 0 leave it as it is."""
 
     def __post_init__(self) -> None:
