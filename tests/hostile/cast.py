@@ -120,7 +120,9 @@ async def _session(settings: TrainSettings) -> None:
     with contextlib.ExitStack() as stack:
         events = sinks.events_of(settings, stack)
         try:
-            await session._session(settings, session._named(settings), events)
+            named = session._named(settings)
+            session._introduce(settings, named.reach.wallet, events)
+            await session._session(settings, named, events)
         except Exception:  # an honest member's end is of no account here
             traceback.print_exc()
 

