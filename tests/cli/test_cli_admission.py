@@ -24,11 +24,11 @@ from aftermath.coordinator.errors import Refused
 from aftermath.localnet.runtime import minimum_balance
 from aftermath.rules.state import RunState
 from chain.faults import answer_error, meddling
+from cli.cli_lone_member import QUICK
 from cli.cli_runs import Shell
 from cli.conftest import ROOT
 from cli.test_cli_authorizations import verdict
 from cli.test_cli_bad_input import ELSEWHERE
-from cli.test_cli_checkpoint import QUICK
 from cli.test_cli_train import train
 from localnet.conftest import start
 

@@ -159,9 +159,9 @@ def test_a_run_with_inner_steps_is_configured_and_shown(
     head = head.replace("[config]\n", "[config]\noverlap = 0\n")
     config.write_text(head + '[model.LLM.optimizer.SparseLoCo]\ninner_steps = 3\ndivisor = "root"\nvalue_bits = 1\n')
     found = created("update-config", "--run-id", run_id, "--config-path", config)
-    # 29, 6 and 12 blocks on levels 2, 1 and 0, of one byte for the exponent and 4 for signs. Places take 10 * 257 +
+    # 29, 6 and 12 blocks on levels 2, 1 and 0, of 6 bits for the exponent and 32 for signs. Places take 10 * 257 +
     # 10 * 267 + 4 * 235 + 5 * 64 bits on level 2 (half of 64 places are a bit each) and 267 for every other block.
-    assert found.data["bytes_per_round"] == [813 + 201 + 401 + 47 * 5, 813 + 201 + 35 * 5, 813 + 29 * 5]
+    assert found.data["bytes_per_round"] == [813 + 201 + 401 + 138 + 29 + 57, 813 + 201 + 138 + 29, 813 + 138]
     dump = created("json-dump-run", "--run-id", run_id).data["model"]
     assert dump["schema_hash"] == found.data["schema_hash"]
     assert dump["optimizer"] == {
