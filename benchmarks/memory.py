@@ -6,9 +6,9 @@ A member of the recipe (its config's sequence length and optimizer, `--micro-bat
 applies a round, of eight members' results where every number is sent; every tensor that PyTorch makes and drops on the
 way is counted. It runs on the CPU: a GPU holds the same tensors, and some hundred MB of its own (its context, the
 libraries' workspaces, fragments) that are not counted here. `state` is 16 bytes for each parameter the tier holds, 24
-with SparseLoCo; what the peak has beyond it are activations and results. One and two layers are measured, and the peak
-of all of them lies on the straight line through both, since every layer holds the same (`layer`). `recomputed` and
-`layer_recomputed` are the same with `--activation-checkpointing on`.
+with SparseLoCo; what the peak has beyond it are activations and results. `recomputed` is the peak with
+`--activation-checkpointing on`. The light recipe's model is measured whole. Of the other one and two layers are, and
+the peak of all of them lies on the straight line through both, since every layer holds the same.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ from aftermath.replica.replica import Replica
 ROOT = Path(__file__).parents[1]
 CONFIGS = {"light": "light-config.toml", "test": "config.toml"}
 TIERS = 4
+WHOLE = ("light",)
+"""Measured with all layers: what results of several members hold does not grow evenly with them."""
 STATE_BYTES = {"light": 24, "test": 16}
 """For each parameter, in fp32: weight, gradient, delta and the copy during the look-ahead; with Muon's inner steps the
 moment and its copy as well.
@@ -94,18 +96,16 @@ def peak(model: str, tier: int, layers: int, checkpointing: Checkpointing = "off
 
 def of_tier(model: str, tier: int) -> dict[str, int]:
     """The figures of one tier."""
-    (parameters, most), (more, higher) = peak(model, tier, 1), peak(model, tier, 2)
-    (_, least), (_, twice) = peak(model, tier, 2, "on"), peak(model, tier, 3, "on")
-    further = shape_of_recipe(model)["layers"] - 1
-    parameters += further * (more - parameters)
-    return {
-        "parameters": parameters,
-        "state": STATE_BYTES[model] * parameters,
-        "peak": most + further * (higher - most),
-        "layer": higher - most,
-        "recomputed": least + (further - 1) * (twice - least),
-        "layer_recomputed": twice - least,
-    }
+    layers = shape_of_recipe(model)["layers"]
+    if model in WHOLE:
+        (parameters, most), (_, least) = peak(model, tier, layers), peak(model, tier, layers, "on")
+    else:
+        (parameters, most), (more, higher) = peak(model, tier, 1), peak(model, tier, 2)
+        (_, least), (_, twice) = peak(model, tier, 2, "on"), peak(model, tier, 3, "on")
+        parameters += (layers - 1) * (more - parameters)
+        most += (layers - 1) * (higher - most)
+        least += (layers - 2) * (twice - least)
+    return {"parameters": parameters, "state": STATE_BYTES[model] * parameters, "peak": most, "recomputed": least}
 
 
 def measure() -> dict[str, dict[str, list[int]]]:
@@ -128,9 +128,9 @@ def main() -> None:
         return
     for model, figures in found.items():
         for tier in range(TIERS):
-            state, most, layer, least = (figures[name][tier] / 1e9 for name in ("state", "peak", "layer", "recomputed"))
+            state, most, least = (figures[name][tier] / 1e9 for name in ("state", "peak", "recomputed"))
             print(
-                f"{model:6} tier {tier}: state {state:6.2f} GB, at most {most:6.2f} GB, {layer:.3f} GB of it a layer; "
+                f"{model:6} tier {tier}: state {state:6.2f} GB, at most {most:6.2f} GB; "
                 f"with layers computed twice {least:6.2f} GB"
             )
 
