@@ -146,7 +146,7 @@ def test_results_and_residuals_are_those_of_torch(device: torch.device, name: st
         assert choose.call_count >= schema.results.levels - 1
         with mock.patch.object(on_gpu, "_works_on", return_value=False):
             assert torchs.compress(PseudoGradient(moved, 1.0, 0.0)) == sent
-        assert bits(ours.state()) == bits(torchs.state())
+        assert bits(ours.remembered()) == bits(torchs.remembered())
 
 
 def received(schema: Schema, members: int) -> dict[int, list[Votes]]:
