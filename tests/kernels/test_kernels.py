@@ -58,7 +58,7 @@ def test_a_cosine_transform_of_whole_numbers_is_the_product_with_the_basis(edge:
 def blocks(draw: st.DrawFn) -> tuple[np.ndarray, int, float]:
     """Numbers with few or many equals and zeros, how many to keep, and what counts as zero."""
     size = draw(st.sampled_from([1, 2, 5, 64, 100, 255, 256, 257, 1000, 1024, 4096]))
-    topk = min(size, draw(st.sampled_from([1, 2, 8, 15, 16, 17, 32, 64, 200, 256, 1024, 4096])))
+    topk = min(size, draw(st.sampled_from([1, 2, 8, 15, 16, 17, 32, 64, 128, 200, 256, 1024, 4096])))
     random = np.random.default_rng(draw(st.integers(0, 2**32)))
     values = random.normal(size=size) * 2.0 ** draw(st.sampled_from([-130, -40, 0, 60]))
     kind = draw(st.sampled_from(["plain", "coarse", "sparse", "equal"]))
@@ -108,6 +108,17 @@ def pair(schema: Schema, tier: int) -> tuple[ErrorFeedback, ErrorFeedback]:
     assert found[0]._compiled
     found[1]._compiled = False
     return found[0], found[1]
+
+
+@pytest.mark.parametrize("topk", [16, 64, 65, 128, 256])
+def test_as_many_strong_numbers_as_are_kept_and_no_other_is(topk: int) -> None:
+    """Every other number is weak and none is zero, so that the candidates are just those that are kept."""
+    values = np.full(4096, 1e-3, np.float32)
+    strong = np.arange(4096 - topk, 4096)  # in columns of their own, behind all that is weak
+    values[strong] = np.linspace(1, 2, topk, dtype=np.float32)
+    indices, found = chosen(values, topk, SMALLEST)
+    assert (indices == strong).all()
+    assert (found == values[strong]).all()
 
 
 @pytest.mark.parametrize("threads", THREADS)

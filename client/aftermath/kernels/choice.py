@@ -51,7 +51,7 @@ def strongest(
         else:
             some[:n] = magnitudes
         many = n if count < 0 else count
-        if many > topk:
+        if many >= topk:  # also if just so many are candidates: what is below them is none
             border = _largest(some, many, topk)
             if border >= least:
                 least, spare = border, topk
