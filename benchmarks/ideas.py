@@ -40,14 +40,14 @@ from aftermath.optim.blocks import Blocks
 from aftermath.optim.codec import Votes, decode_level
 from aftermath.optim.feedback import ErrorFeedback
 from aftermath.optim.gradient import GradientStep
-from aftermath.optim.lattice import SMALLEST, quantise
+from aftermath.optim.lattice import LARGEST, SMALLEST, quantise
 from aftermath.optim.layout import Group, LevelLayout, Part, level_layout
 from aftermath.optim.mean import MeanApply
 from aftermath.optim.outer_muon import OuterMuon
 from aftermath.optim.parts import PseudoGradient
 from aftermath.optim.schema import build_schema
 from aftermath.optim.sparseloco import SparseLoCo
-from aftermath.optim.transform import cells
+from aftermath.optim.transform import cells, inverse
 from aftermath.replica.passes import Passes
 from aftermath.replica.replica import Replica
 from arms import Training, arms, keep, kept, missing, model_of, settings_of, train
@@ -246,6 +246,28 @@ def rms(wanted: bool, settings: Mapping[str, Any]) -> list[Place]:
     return [(GradientStep, "make", make)]
 
 
+def dct(wanted: bool, settings: Mapping[str, Any]) -> list[Place]:
+    """SparseLoCo's results are the strongest DCT coefficients of a block, as DisTrO's are, in place of numbers."""
+    del wanted
+    owner = _apply_of(settings)
+    begin, plain = vars(ErrorFeedback)["__init__"], owner._move
+
+    def transformed(self: ErrorFeedback, *given: Any) -> None:
+        begin(self, *given)
+        self._transformed = True
+
+    def move(self: MeanApply, tensor: Tensor, part: Part, blocks: Tensor, lr: float) -> None:
+        plain(self, tensor, part, inverse(blocks), lr)
+
+    return [(ErrorFeedback, "__init__", transformed), (owner, "_move", move)]
+
+
+def uncut(wanted: bool, settings: Mapping[str, Any]) -> list[Place]:
+    """Values count as they are, however large: coefficients of a DCT are larger than numbers."""
+    del wanted, settings
+    return [(mean, "most_of", lambda *_: int(LARGEST))]
+
+
 # --- results of low rank --------------------------------------------------------------------------------------------
 
 
@@ -330,6 +352,8 @@ IDEAS: dict[str, Callable[[Any, Mapping[str, Any]], list[Place]]] = {
     "whole_forward": whole_forward,
     "as_smaller": as_smaller,
     "rms": rms,
+    "dct": dct,
+    "uncut": uncut,
     "low_rank": low_rank,
 }
 """By the name in an arm's table, from its value and what else is said to the laboratory."""

@@ -15,15 +15,18 @@ from aftermath.lab.together import Together
 from aftermath.model.initial import init_weights
 from aftermath.model.levels import prefix
 from aftermath.optim import mean
+from aftermath.optim.codec import decode_level
 from aftermath.optim.engine import Engine
+from aftermath.optim.feedback import ErrorFeedback
 from aftermath.optim.mean import MeanApply, changes, most_of
 from aftermath.optim.outer_muon import OuterMuon
+from aftermath.optim.parts import PseudoGradient
 from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.sim.tiny import CONFIG
 from benchmarks.test_benchmarks_worth import BENCHMARKS, arms, module
 from lab.lab_place import INNER, course, prepare
 from optim.optim_oracle import toy_inner
-from optim.optim_replica import tensors
+from optim.optim_replica import gradients, tensors
 from optim.test_optim_mean import random_votes
 
 module("worth"), module("heterogeneity")
@@ -78,6 +81,8 @@ SOMETHING = {
     "whole_forward": True,
     "as_smaller": [0, 2],
     "low_rank": 2,
+    "dct": True,
+    "uncut": True,
 }
 
 
@@ -96,6 +101,21 @@ def test_an_idea_changes_what_is_learnt_and_is_gone_afterwards(place: Path, name
 def test_gradients_of_one_size_change_what_distro_learns(place: Path) -> None:
     said = {"optimizer": "distro", "members": 3, "tiers": "0", "total_batch": 6}
     assert not _equal(_trained(place, {"rms": True}, **said), _trained(place, {}, **said))
+
+
+@pytest.mark.parametrize("idea", [{"uncut": True}, {"uncut": True, "dct": True}])
+def test_what_is_sent_arrives_with_a_dct_and_without(idea: dict[str, Any]) -> None:
+    """All numbers in two bits are the change itself, but for the rounding to the lattice."""
+    schema = toy_inner(divisor="all", topk=64, topk_embeddings=64)
+    params, made = tensors(schema, 0, 0), gradients(schema, 0, 1)
+    before = {name: tensor.clone() for name, tensor in params.items()}
+    with ideas.with_idea(idea, {}):
+        sent = ErrorFeedback(schema.results, 0, params, 1.0).compress(PseudoGradient(made, 1.0, 0.0))
+        votes = {level: [decode_level(own, schema.results, level)] for level, own in sent.items()}
+        Engine(schema, 0, params).apply(votes, 1.0)
+    for name, tensor in params.items():
+        left = before[name] - tensor - made[name]
+        assert left.norm() < 0.6 * made[name].norm(), name
 
 
 def test_an_idea_that_nobody_wrote_down_is_refused() -> None:
