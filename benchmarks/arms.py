@@ -16,8 +16,8 @@ import math
 import shutil
 import time
 import tomllib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,8 @@ class Arm:
 
     name: str
     question: str
-    expected: str
+    expected: Mapping[str, str]
+    """By size, as it was named first."""
     trainings: tuple[Training, ...]
 
 
@@ -108,8 +109,9 @@ def arms(source: Path = ARMS) -> tuple[Arm, ...]:
             for lr in table["lr"]
             for seed in table.get("seeds", [0])
         )
-        before = found[table["name"]].trainings if table["name"] in found else ()
-        found[table["name"]] = Arm(table["name"], table["question"], table["expected"], before + trainings)
+        before = found.get(table["name"], Arm(table["name"], table["question"], {}, ()))
+        expected = dict.fromkeys(table["sizes"], table["expected"]) | dict(before.expected)
+        found[table["name"]] = replace(before, expected=expected, trainings=before.trainings + trainings)
     return tuple(found.values())
 
 

@@ -158,7 +158,7 @@ def of_size(size: str, kind: str) -> dict[str, Any]:
         lr = best(rates)
         losses[arm.name] = rates[lr]
         shown[arm.name] = {
-            "expected": arm.expected,
+            "expected": arm.expected[size],
             "lr": lr,
             "by_rate": {f"{rate:g}": round(fmean(of[min(of)].values()), 4) for rate, of in rates.items()},
             "held_out": {

@@ -40,6 +40,7 @@ from aftermath.optim.blocks import Blocks
 from aftermath.optim.codec import Votes, decode_level
 from aftermath.optim.feedback import ErrorFeedback
 from aftermath.optim.gradient import GradientStep
+from aftermath.optim.inner import InnerSteps
 from aftermath.optim.lattice import LARGEST, SMALLEST, quantise
 from aftermath.optim.layout import Group, LevelLayout, Part, level_layout
 from aftermath.optim.mean import MeanApply
@@ -268,6 +269,47 @@ def uncut(wanted: bool, settings: Mapping[str, Any]) -> list[Place]:
     return [(mean, "most_of", lambda *_: int(LARGEST))]
 
 
+def step_of(batch: int, settings: Mapping[str, Any]) -> list[Place]:
+    """Inner steps of so many sequences each, and so fewer of them in a smaller share."""
+    del settings
+    plain = vars(InnerSteps)["_train"]
+
+    def train_on(self: InnerSteps, sequences: Tensor, *given: Any) -> float:
+        agreed = self._settings
+        self._settings = replace(agreed, inner_steps=max(1, len(sequences) // batch))
+        try:
+            return float(plain(self, sequences, *given))
+        finally:
+            self._settings = agreed
+
+    return [(InnerSteps, "_train", train_on)]
+
+
+def forget(rounds: int, settings: Mapping[str, Any]) -> list[Place]:
+    """Every so many rounds members begin without moments and residuals."""
+    del settings
+    plain, made = vars(InnerSteps)["make"], vars(ErrorFeedback)["compress"]
+
+    def due(self: InnerSteps | ErrorFeedback) -> bool:
+        done = self.__dict__.setdefault("_idea_rounds", 0)
+        self.__dict__["_idea_rounds"] = done + 1
+        return bool(done and done % rounds == 0)
+
+    def make(self: InnerSteps, *given: Any) -> PseudoGradient:
+        if due(self):
+            self.reset()
+        found: PseudoGradient = plain(self, *given)
+        return found
+
+    def compress(self: ErrorFeedback, pseudo: PseudoGradient) -> dict[int, bytes]:
+        if due(self):
+            self.reset()
+        found: dict[int, bytes] = made(self, pseudo)
+        return found
+
+    return [(InnerSteps, "make", make), (ErrorFeedback, "compress", compress)]
+
+
 # --- results of low rank --------------------------------------------------------------------------------------------
 
 
@@ -354,6 +396,8 @@ IDEAS: dict[str, Callable[[Any, Mapping[str, Any]], list[Place]]] = {
     "rms": rms,
     "dct": dct,
     "uncut": uncut,
+    "step_of": step_of,
+    "forget": forget,
     "low_rank": low_rank,
 }
 """By the name in an arm's table, from its value and what else is said to the laboratory."""
@@ -432,7 +476,7 @@ def report() -> dict[str, Any]:
         one, names = arm.trainings[0], against.get(arm.name, [])
         shown[arm.name] = {
             "question": arm.question,
-            "expected": arm.expected,
+            "expected": arm.expected[SIZE],
             "members": one.members,
             "steps": one.steps,
             "held_out": {str(tier): round(fmean(seeds.values()), 4) for tier, seeds in sorted(found.items())},

@@ -144,7 +144,7 @@ def of_size(size: str) -> dict[str, Any]:
                     end[f"against_{name}"] = compared(end, first, sent, measured[name]["ends"])
         measured[arm.name] = {
             "question": arm.question,
-            "expected": arm.expected,
+            "expected": arm.expected[size],
             "members": first.members,
             "bytes_per_parameter_step": round(sent / parameters / first.inner_steps, 6),
             "ends": ends,

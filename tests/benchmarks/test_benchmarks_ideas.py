@@ -65,6 +65,7 @@ NOTHING = {
     "level_rates": [1.0, 1.0, 1.0],
     "weights": [1, 1, 1],
     "topk_by_level": [32, 32, 32],
+    "forget": 100,
 }
 
 
@@ -83,6 +84,8 @@ SOMETHING = {
     "low_rank": 2,
     "dct": True,
     "uncut": True,
+    "step_of": 2,
+    "forget": 3,
 }
 
 
