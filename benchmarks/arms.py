@@ -16,9 +16,10 @@ import math
 import shutil
 import time
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 import torch
@@ -43,6 +44,8 @@ CORPUS_BYTES, HELD_OUT_PERCENT = 16_000_000, 20
 SEQ_LEN, MICRO_BATCH, HELD_OUT = 128, 8, 256
 SAVES = 16
 """How often a training is saved on its way."""
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+"""The 97.5 % point of Student's t with 1, 2, ... degrees of freedom."""
 _OWN = ("name", "question", "expected", "sizes", "steps", "lr", "seeds", "times", "against")
 
 
@@ -236,3 +239,10 @@ def missing(size: str, names: set[str] | None = None, source: Path = ARMS) -> It
     for arm in arms(source):
         if names is None or arm.name in names:
             yield from (one for one in arm.trainings if one.size == size and one.key not in done)
+
+
+def interval(numbers: Sequence[float]) -> tuple[float, float]:
+    """The mean, and how far from it the 95 % interval goes; infinite for a single number."""
+    if len(numbers) < 2:
+        return fmean(numbers), math.inf
+    return fmean(numbers), STUDENT[len(numbers) - 2] * stdev(numbers) / math.sqrt(len(numbers))

@@ -19,13 +19,13 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 import torch
 
 from aftermath.model.architectures import config_of
-from arms import Arm, Training, arms, kept, missing, model_of, runs_of
+from arms import Arm, Training, arms, interval, kept, missing, model_of, runs_of
 from worth import SIZES as PLAIN
 from worth import run
 
@@ -42,8 +42,6 @@ KINDS = {
     )
 }
 """The arms of each."""
-STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-"""The 97.5 % point of Student's t with 1, 2, ... degrees of freedom."""
 
 SMALL, ENOUGH = "small-only", 0.8
 """The arm without a large member, and the part of a large member's gain that small ones are to give."""
@@ -61,13 +59,6 @@ QUESTIONS = (
 
 Losses = Mapping[int, Mapping[int, float]]
 """Held-out loss by tier and seed."""
-
-
-def interval(numbers: Sequence[float]) -> tuple[float, float]:
-    """The mean, and how far from it the 95 % interval goes; infinite for a single number."""
-    if len(numbers) < 2:
-        return fmean(numbers), math.inf
-    return fmean(numbers), STUDENT[len(numbers) - 2] * stdev(numbers) / math.sqrt(len(numbers))
 
 
 def losses_of(lines: Sequence[Mapping[str, Any]]) -> Losses:

@@ -51,8 +51,8 @@ from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.optim.transform import cells, inverse
 from aftermath.replica.passes import Passes
 from aftermath.replica.replica import Replica
-from arms import Training, arms, keep, kept, missing, model_of, settings_of, train
-from heterogeneity import Losses, best, ended, interval
+from arms import Training, arms, interval, keep, kept, missing, model_of, settings_of, train
+from heterogeneity import Losses, best, ended
 
 FILE, SIZE, IDEA = Path(__file__).with_name("ideas.toml"), "0.2M", "idea"
 _ALTERNATIONS = 3

@@ -170,6 +170,8 @@ def _against_bar(found: Mapping[str, Any], what: str, key: str, bar: float, _: s
     if value is None:
         return UNKNOWN
     shown = f"{value:+.1%}" if what.startswith("loss") else f"{value:.2f}" if bar < 0 else f"{value:.4f}"
+    if found.get(f"{key}_interval") is not None:
+        shown += f" ± {found[f'{key}_interval']:.1%}"
     return shown if (value <= bar if bar > 0 else value >= -bar) else f"**{shown}**"
 
 
@@ -327,7 +329,7 @@ def _table_of_arms(those: list[tuple[str, Any]]) -> str:
             words = [
                 f"`{name}`",
                 f"{end['steps']:,}",
-                f"{end['held_out']:.3f}" + (f" ± {end['spread'] / 2:.3f}" if end["seeds"] > 1 else ""),
+                f"{end['held_out']:.3f}" + (f" ± {end['interval']:.3f}" if end["interval"] is not None else ""),
                 f"{end['lr']:g}",
                 _by_rate(end),
                 f"{sent:.5f}" if sent else "",

@@ -2,6 +2,7 @@
 
     python benchmarks/worth.py [--json]            the figures, from what is kept in measured/runs
     python benchmarks/worth.py --run SIZE          train what arms.toml names and nobody measured; it can be stopped
+    python benchmarks/worth.py --run SIZE --anew   train all of it once more, beside what is kept
     python benchmarks/worth.py --quick             train a few arms of 0.2M anew, beside what is kept: ten minutes
 
     worth(N) = N * token efficiency * compute share
@@ -31,7 +32,7 @@ from typing import Any
 
 import torch
 
-from arms import ARMS, RUNS, Training, arms, keep, kept, missing, result_bytes, train, winner
+from arms import ARMS, RUNS, Training, arms, interval, keep, kept, missing, result_bytes, train, winner
 
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / "runs" / "worth"
@@ -39,7 +40,7 @@ SIZES = ("0.2M", "0.2M-16", "1M", "1M-16", "10M")
 MEMBERS = (4, 8, 16)
 WORTHS = (2, 4, 6)
 ALONE = ("adamw", "muon", "outer-alone")
-QUICK = ("adamw", "sparseloco-8")
+QUICK = ("adamw", "sparseloco-8", "outer-4-muon")
 BARRED, MORE_LOSS = 8, 0.01
 """Members that are held against bars, and how much of AdamW's loss they may have beyond it."""
 
@@ -79,15 +80,16 @@ def best(trainings: Sequence[tuple[Training, Mapping[str, Any]]]) -> list[dict[s
 def _end(steps: int, rates: Mapping[float, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
     means = {lr: fmean(line["held_out"] for line in lines) for lr, lines in sorted(rates.items())}
     lr = min(means, key=lambda rate: means[rate])
-    losses = [line["held_out"] for line in rates[lr]]
+    losses = {str(line["seed"]): line["held_out"] for line in rates[lr]}
+    reach = interval(list(losses.values()))[1]
     return {
         "steps": steps,
         "tokens": rates[lr][0]["tokens"],
         "held_out": round(means[lr], 4),
         "lr": lr,
         "by_rate": {f"{rate:g}": round(mean, 4) for rate, mean in means.items()},
-        "seeds": len(losses),
-        "spread": round(max(losses) - min(losses), 4),
+        "by_seed": losses,
+        "interval": round(reach, 4) if math.isfinite(reach) else None,
         "cpu_seconds_per_step": round(fmean(line["cpu_seconds_per_step"] for line in rates[lr]), 5),
     }
 
@@ -206,8 +208,8 @@ def headline(measured: Mapping[str, Any]) -> dict[str, Any]:
             str(n): end.get(f"against_{name}", {}).get("worth") if end else None for n, end in ends.items()
         }
         bound = measured.get(f"{name}-8x", {"ends": []})["ends"]
-        at = [point["held_out"] for point in bound if ends[8] and point["steps"] == ends[8]["steps"]]
-        found[f"loss_over_{name}"] = round(ends[8]["held_out"] / at[0] - 1, 4) if ends[8] and at else None
+        at = [point for point in bound if ends[8] and point["steps"] == ends[8]["steps"]]
+        found |= over(ends[8], at[0] if at else None, f"loss_over_{name}")
     eight = measured.get(winner(8) or "", {})
     against = ends[8].get("against_adamw", {}) if ends[8] else {}
     return found | {
@@ -216,6 +218,19 @@ def headline(measured: Mapping[str, Any]) -> dict[str, Any]:
         "compute_share": against.get("compute_share"),
         "step_seconds_for": eight.get("step_seconds_for"),
     }
+
+
+def over(end: Mapping[str, Any] | None, bound: Mapping[str, Any] | None, name: str) -> dict[str, float | None]:
+    """How much more loss an end has than a bound, as a part of it, and how far the 95 % interval of that goes.
+
+    The interval is of the seeds that both have, each against itself; None where that is one or none.
+    """
+    if end is None or bound is None:
+        return {name: None, f"{name}_interval": None}
+    pairs = [own / bound["by_seed"][seed] for seed, own in end["by_seed"].items() if seed in bound["by_seed"]]
+    reach = interval(pairs)[1] if pairs else math.inf
+    more = end["held_out"] / bound["held_out"] - 1
+    return {name: round(more, 4), f"{name}_interval": round(reach, 4) if math.isfinite(reach) else None}
 
 
 def run(
@@ -235,18 +250,43 @@ def run(
     return ended
 
 
-def repeated() -> dict[str, Any]:
+def repeated() -> list[dict[str, Any]]:
     """A few trainings of the smallest size once more, each beside what is kept of it."""
     done = kept("0.2M")
-    chosen = [
-        min((one for one in arm.trainings if one.key in done), key=lambda one: (one.steps, done[one.key]["held_out"]))
+    return anew(
+        [
+            min(
+                (one for one in arm.trainings if one.size == "0.2M" and one.key in done),
+                key=lambda one: (one.steps, done[one.key]["held_out"]),
+            )
+            for arm in arms()
+            if arm.name in QUICK
+        ]
+    )
+
+
+def trained(size: str, names: set[str] | None) -> list[Training]:
+    """What is kept of a size, in the order of the file."""
+    done = kept(size)
+    return [
+        one
         for arm in arms()
-        if arm.name in QUICK
+        if names is None or arm.name in names
+        for one in arm.trainings
+        if one.size == size and one.key in done
     ]
-    return {
-        one.arm: {"steps": one.steps, "held_out": line["held_out"], "kept": done[one.key]["held_out"]}
+
+
+def anew(chosen: Sequence[Training]) -> list[dict[str, Any]]:
+    """Trainings of one size that were kept once more, and the loss of then."""
+    return [
+        {
+            **{name: getattr(one, name) for name in ("arm", "steps", "lr", "seed")},
+            "held_out": line["held_out"],
+            "kept": kept(one.size)[one.key]["held_out"],
+        }
         for one, line in run(chosen, anew=True)
-    }
+    ]
 
 
 def table(report: Mapping[str, Any]) -> str:
@@ -268,14 +308,16 @@ def main() -> None:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--run", choices=SIZES, help="train what is named and not measured yet, and keep it")
     what.add_argument("--quick", action="store_true", help="train a few arms anew, beside what is kept")
+    parser.add_argument("--anew", action="store_true", help="with --run: what is kept, once more")
     parser.add_argument("--only", nargs="+", metavar="ARM", help="with --run: only these arms")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    if given.run:
-        run(list(missing(given.run, set(given.only) if given.only else None)))
-    if given.quick:
-        print(json.dumps(repeated(), indent=1))
+    only = set(given.only) if given.only else None
+    if given.run and not given.anew:
+        run(list(missing(given.run, only)))
+    if given.quick or (given.run and given.anew):
+        print(json.dumps(repeated() if given.quick else anew(trained(given.run, only)), indent=1))
         return
     report = {size: of_size(size) for size in SIZES if (RUNS / f"{size}.jsonl").exists()}
     print(json.dumps(report, indent=1) if given.json else table(report))

@@ -88,14 +88,24 @@ def test_the_best_rate_is_that_of_the_least_mean_over_seeds() -> None:
     tried = [
         (
             arms.Training("a", "0.2M", steps, lr, seed, said),
-            {"held_out": loss, "cpu_seconds_per_step": 1.0, "tokens": 7, "steps": steps, "lr": lr},
+            {"held_out": loss, "cpu_seconds_per_step": 1.0, "tokens": 7, "steps": steps, "lr": lr, "seed": seed},
         )
         for steps, lr, seed, loss in [(10, 0.1, 0, 2.0), (10, 0.1, 1, 4.0), (10, 0.2, 0, 2.5), (5, 0.2, 0, 3.0)]
     ]
     five, ten = worth.best(tried)
-    assert (five["steps"], five["lr"], five["seeds"]) == (5, 0.2, 1)
-    assert (ten["lr"], ten["held_out"], ten["spread"]) == (0.2, 2.5, 0.0)
+    assert (five["steps"], five["lr"], five["by_seed"], five["interval"]) == (5, 0.2, {"0": 3.0}, None)
+    assert (ten["lr"], ten["held_out"]) == (0.2, 2.5)
     assert ten["by_rate"] == {"0.1": 3.0, "0.2": 2.5}
+
+
+def test_loss_over_a_bound_is_told_with_the_interval_of_pairs_of_seeds() -> None:
+    one = {"held_out": 1.1, "by_seed": {"0": 1.0, "1": 1.2}}
+    bound = {"held_out": 1.05, "by_seed": {"0": 1.0, "1": 1.1, "2": 7.0}}
+    found = worth.over(one, bound, "more")
+    assert found["more"] == round(1.1 / 1.05 - 1, 4)
+    assert found["more_interval"] == pytest.approx(12.706 * (1.2 / 1.1 - 1) / 2, abs=1e-4)
+    assert worth.over(one, one | {"by_seed": {"1": 1.2}}, "more")["more_interval"] is None
+    assert worth.over(one, None, "more") == {"more": None, "more_interval": None}
 
 
 def test_bytes_for_a_loss_lie_on_the_curve_of_those_that_send_least() -> None:
