@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from aftermath.config.document import load_config
+from aftermath.data.bytelevel import VOCAB_SIZE, byte_tokenizer
 from aftermath.data.local import open_tokens
 from aftermath.demo.commands import DemoFailed, Places
-from aftermath.demo.outcome import HELD_OUT_SEQUENCES, held_out
+from aftermath.demo.outcome import HELD_OUT_SEQUENCES, OFTEN, data_of, held_out, words_in, words_of
 from aftermath.demo.stage import REPOSITORY, write_config
 
 
@@ -38,3 +39,12 @@ def test_held_out_text_is_never_trained_on(tmp_path: Path) -> None:
 def test_too_little_text_is_said(tmp_path: Path) -> None:
     with pytest.raises(DemoFailed, match="2000 sequences are too few"):
         held_out(stage(tmp_path, 2000), 65_536)
+
+
+def test_words_of_a_text_are_those_that_the_data_has_often(tmp_path: Path) -> None:
+    places = stage(tmp_path, 1)
+    text = "self.value = None\n" * 2 * OFTEN + "rarely so " * (OFTEN - 1)
+    np.array(byte_tokenizer().encode(text.ljust(1024)).ids, "<u2").tofile(places.data / "tokens.bin")
+    known = words_of(data_of(places, VOCAB_SIZE), byte_tokenizer())
+    assert known == {"self", "value", "none"}
+    assert words_in("def Selfvalue(self): # is Rarely") == ["def", "selfvalue", "self", "rarely"]

@@ -148,6 +148,13 @@ def test_it_ends_with_what_happened_in_plain_sentences() -> None:
     ]
 
 
+def test_it_says_how_many_words_of_the_samples_are_words() -> None:
+    story = story_of(TOTAL)
+    report = findings(story, Costs(1, 1), HELD_OUT, 54, 1.0) | {"words_of_samples": {"0": [12, 20], "1": [9, 11]}}
+    said = closing(report, Places(Path("/x")), story.members[KILLED])
+    assert any("Of the 31 words of three letters or more" in one and " 21 are words of the text" in one for one in said)
+
+
 def test_what_differs_is_not_called_identical() -> None:
     story = story_of(TOTAL)
     say(story, story.members[2], "applied", step=7, hashes={2: "another"})

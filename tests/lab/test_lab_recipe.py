@@ -53,7 +53,7 @@ def test_a_run_s_config_says_everything() -> None:
     assert found.model == str(Path("demo/model").absolute())
     assert found.data == str(Path("demo/tokens").absolute())
     assert found.shuffle_seed == bytes(range(1, 33)).hex()
-    assert (found.seq_len, found.steps, found.batch.start, found.batch.end) == (128, 54, 48, 48)
+    assert (found.seq_len, found.steps, found.batch.start, found.batch.end) == (128, 72, 48, 48)
     assert found.schedule == schedule_of(config.llm.lr_schedule)
     assert found.numbers == optimizer_of(config.llm.optimizer)
     assert (found.optimizer, found.levels, found.tiers, found.overlap) == ("sparseloco", 3, (0, 1, 2), 0)
@@ -70,7 +70,7 @@ def test_options_beside_the_config_count() -> None:
     twice = recipe(config_path=DEMO, lr=2 * there.schedule.base_lr)
     assert [twice.rate(step) for step in range(1, 61)] == pytest.approx([2 * there.rate(s) for s in range(1, 61)])
     assert recipe(config_path=DEMO, warmup_steps=10).schedule == replace(there.schedule, warmup_steps=10)
-    assert recipe(config_path=DEMO, lr_schedule="constant").rate(54) == there.schedule.base_lr
+    assert recipe(config_path=DEMO, lr_schedule="constant").rate(72) == there.schedule.base_lr
     longer = recipe(config_path=DEMO, steps=400, lr_schedule="stable")
     assert all(longer.rate(step) for step in range(1, 401))
     adamw = recipe(config_path=DEMO, optimizer="adamw", lr=2e-3)
@@ -218,8 +218,8 @@ def test_it_goes_into_json_and_members_take_turns() -> None:
         ({"held_out_path": Path("tokens/a.bin")}, "holds what is trained on", "--held-out DIR"),
         ({"config_path": DEMO, "optimizer": "adamw"}, "--optimizer adamw: the learning rate", "--lr 0.002"),
         ({"config_path": DEMO, "tiers": "3"}, "tiers 0 to 2", "matformer"),
-        ({"config_path": DEMO, "steps": 56}, "is 0 before step 56", "--lr-schedule"),
-        ({"config_path": DEMO, "warmup_steps": 1}, "is 0 before step 54", "--lr-schedule"),
+        ({"config_path": DEMO, "steps": 74}, "is 0 before step 74", "--lr-schedule"),
+        ({"config_path": DEMO, "warmup_steps": 1}, "is 0 before step 72", "--lr-schedule"),
         ({"config_path": DEMO, "steps": 3}, "a warm-up of 3 steps leaves nothing of the 3 steps", "--warmup-steps"),
     ],
     ids=str,

@@ -20,6 +20,12 @@ def closing(report: Mapping[str, Any], places: Places, killed: MemberStory) -> l
         f"Each tier's own loss over its last rounds, and on text that nobody trained on, of the checkpoint "
         f"of step {report['held_out_step']}: {tiers}.",
     ]
+    if words := report.get("words_of_samples"):
+        real, every = (sum(counts) for counts in zip(*words.values(), strict=True))
+        sentences.append(
+            f"Of the {every} words of three letters or more that the tiers wrote above, {real} are words of the text "
+            "they learnt from; what they mean is nothing yet, after so short a training."
+        )
     if report["replicas_identical"]:
         sentences.append(
             f"The replicas are identical: {report['checks_of_replicas']} times two members held the same level of the "

@@ -1,19 +1,25 @@
 """What the trained model can do: every tier's loss on text that nobody trained on, and a text of its own.
 
-Decided: held out are the last sequences in the run's own order of its data. That order is fixed by the run's seed and
-the run ends long before them.
+Decided
+- Held out are the last sequences in the run's own order of its data. That order is fixed by the run's seed and the run
+  ends long before them.
+- How legible a text is, is told by its words: how many of those with three letters or more the data has too, and often.
 """
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from tokenizers import Tokenizer
 
 from aftermath.config.document import load_config
 from aftermath.data.local import open_tokens
+from aftermath.data.tokens import TokenFiles
 from aftermath.demo.commands import RUN_ID, TIERS, DemoFailed, Places
 from aftermath.lab.held_out import loss_on
 from aftermath.model.checkpoint import load
@@ -26,6 +32,9 @@ PROMPT = "def "
 SAMPLE_TOKENS = 120
 TEMPERATURE = 0.5
 HELD_OUT_SEQUENCES = 128
+OFTEN = 10
+"""How many times the data has what counts as a word of it."""
+_WORD = re.compile(r"[a-z]{3,}")
 
 
 @dataclass(frozen=True)
@@ -38,6 +47,8 @@ class Outcome:
     held_out: float
     """Nats per token."""
     text: str
+    words: tuple[int, int]
+    """How many words of the text the data has too, and how many it has in all."""
 
 
 def outcomes(places: Places) -> Iterator[Outcome]:
@@ -48,7 +59,7 @@ def outcomes(places: Places) -> Iterator[Outcome]:
         raise DemoFailed(f"no checkpoint was written to {places.checkpoints}")
     newest = kept[-1]
     config, tokenizer = load_model_config(newest), load_tokenizer(newest)
-    sequences = held_out(places, config.vocab_size)
+    sequences, known = held_out(places, config.vocab_size), words_of(data_of(places, config.vocab_size), tokenizer)
     for tier in TIERS:
         model = config.build(tier, load(newest, tier, "universal"))
         said = generate(
@@ -57,21 +68,40 @@ def outcomes(places: Places) -> Iterator[Outcome]:
             new_tokens=SAMPLE_TOKENS,
             temperature=TEMPERATURE,
         )
-        yield Outcome(step_of(newest), tier, loss_on(model, sequences), tokenizer.decode(said.ids))
+        text = tokenizer.decode(said.ids)
+        words = words_in(text)
+        real = sum(word in known for word in words)
+        yield Outcome(step_of(newest), tier, loss_on(model, sequences), text, (real, len(words)))
+
+
+def words_in(text: str) -> list[str]:
+    """Runs of three letters or more, in small letters."""
+    return _WORD.findall(text.lower())
+
+
+def words_of(data: TokenFiles, tokenizer: Tokenizer) -> set[str]:
+    """The words that these data have often."""
+    tokens = data.read(range(data.sequences)).reshape(-1).tolist()
+    return {word for word, count in Counter(words_in(tokenizer.decode(tokens))).items() if count >= OFTEN}
 
 
 def held_out(places: Places, vocab_size: int) -> torch.Tensor:
     """Sequences int64 [n, seq_len] that the run does not reach."""
+    run, data = load_config(places.config).to_chain(), data_of(places, vocab_size)
+    first = data.sequences - HELD_OUT_SEQUENCES
+    if first < 2 * run["config"]["global_batch_size_end"] * run["config"]["total_steps"]:  # lost results: trained again
+        raise DemoFailed(f"{data.sequences} sequences are too few to hold {HELD_OUT_SEQUENCES} out")
+    return torch.from_numpy(data.read(range(first, data.sequences)))
+
+
+def data_of(places: Places, vocab_size: int) -> TokenFiles:
+    """The run's data, in its order."""
     run = load_config(places.config).to_chain()
-    location, batch = run["model"]["data_location"], run["config"]["global_batch_size_end"]
-    data = open_tokens(
+    location = run["model"]["data_location"]
+    return open_tokens(
         Path(location["primary"]),
         location["token_bytes"],
         run["model"]["max_seq_len"],
         vocab_size=vocab_size,
         shuffle_seed=location["shuffle_seed"],
     )
-    first = data.sequences - HELD_OUT_SEQUENCES
-    if first < 2 * batch * run["config"]["total_steps"]:  # sequences of lost results are trained again
-        raise DemoFailed(f"{data.sequences} sequences are too few to hold {HELD_OUT_SEQUENCES} out")
-    return torch.from_numpy(data.read(range(first, data.sequences)))

@@ -33,6 +33,7 @@ def write_report(story: Story, commands: Commands, engine: str, seconds: float, 
     reached = list(outcomes(places))
     held_out = {outcome.tier: outcome.held_out for outcome in reached}
     report = findings(story, costs, held_out, reached[0].step, seconds)
+    report["words_of_samples"] = {str(outcome.tier): list(outcome.words) for outcome in reached}
     (places.root / "demo-report.json").write_text(json.dumps(report, indent=1) + "\n")
     title = f"tiers {', '.join(map(str, TIERS))} on {engine}"
     told = story.history
