@@ -17,6 +17,8 @@ Decided
 - `bound` is log2 of how many different results there are: places, values and, with a power of two, its exponent.
 - Where numba is installed, encoding and applying are compiled kernels' (`kernels`); DeMo's are torch's.
 - `aggregate32_seconds` is the exact apply of 32 members' results to a model of 124 M parameters.
+- `all_numbers` is SparseLoCo as docs/experiments.md says to choose it, which sends 512 times as many numbers as DeMo;
+  `all_numbers_muon` has Muon at the apply too, whose exact polar factors DeMo has nothing like.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ from aftermath.optim.format import ResultFormat
 from aftermath.optim.lattice import LEAST, MOST
 from aftermath.optim.parts import PseudoGradient
 from aftermath.optim.schema import Schema, build_schema
-from aftermath.optim.sparseloco import SparseLoCo
+from aftermath.optim.sparseloco import Divisor, SparseLoCo
 from distro import DECAY, LR, MODEL, best, dct_rows, decode_all, encoded, noise, the_schema
 
 PEERS, MANY = 16, 32
@@ -122,6 +124,13 @@ def loco(model: Mapping[str, Any], topk: int, bits: int = 2) -> Schema:
     return build_schema(model, 1, SparseLoCo(topk=topk, topk_embeddings=topk, bits=bits))
 
 
+def everything(orthogonal_lr: float) -> Schema:
+    """A run of SparseLoCo that sends all numbers in two bits."""
+    size = EDGE * EDGE
+    agreed = SparseLoCo(topk=size, topk_embeddings=size, bits=2, divisor=Divisor.ALL, orthogonal_lr=orthogonal_lr)
+    return build_schema(MODEL, 1, agreed)
+
+
 def signs(model: Mapping[str, Any], topk: int) -> Schema:
     """A run of DisTrO with one bit."""
     return build_schema(model, 1, Distro(topk, topk, 64, True, DECAY, 0.0, None))
@@ -165,19 +174,19 @@ def seconds(*actions: Callable[[], object], repeats: int = 5) -> list[float]:
     return best(*actions, repeats=repeats, clock=clock)
 
 
-def against_demo(schema: Schema) -> dict[str, float]:
+def against_demo(schema: Schema, repeats: int = 5) -> dict[str, float]:
     """DeMo's seconds over ours, for a result and for applying those of 16 members."""
     params = noise(schema, 0)
     ours, feedback = Engine(schema, 0, params), ErrorFeedback(schema.results, 0, params, DECAY)
     demo, grads = Demo({name: tensor.clone() for name, tensor in params.items()}), noise(schema, 100)
     step = PseudoGradient(grads, LR, 0.0)
-    encode, demos = seconds(partial(feedback.compress, step), partial(demo.encode, grads))
+    encode, demos = seconds(partial(feedback.compress, step), partial(demo.encode, grads), repeats=repeats)
     peers = [noise(schema, 1 + peer) for peer in range(PEERS)]
     fresh = (ErrorFeedback(schema.results, 0, params, DECAY) for _ in peers)
     votes = [decode_all(schema, encoded(sender, each)) for sender, each in zip(fresh, peers, strict=True)]
     results = {level: [each[level] for each in votes] for level in votes[0]}
     sent = [Demo(params).encode(each) for each in peers]
-    apply, demo_apply = seconds(partial(ours.apply, results, LR), partial(demo.apply, sent))
+    apply, demo_apply = seconds(partial(ours.apply, results, LR), partial(demo.apply, sent), repeats=repeats)
     return {
         "encode_over_demo": demos / encode,
         f"apply{PEERS}_over_demo": demo_apply / apply,
@@ -220,6 +229,8 @@ def speeds(threads: int, big: Schema) -> dict[str, Any]:
     return {
         "distro": against_demo(the_schema()),
         "sparseloco": against_demo(loco(MODEL, TOPK)),
+        "all_numbers": against_demo(everything(0.0), 2),
+        "all_numbers_muon": against_demo(everything(1.5), 1),
         f"aggregate{MANY}_seconds": aggregate(big),
     }
 
