@@ -163,6 +163,14 @@ class ModelConfig(BaseModel, ABC):
                 return dim
         return None
 
+    def balances(self, name: str) -> bool:
+        """Whether a vector evens out how often experts are chosen (`optim.balance`).
+
+        Its `grad` is then how often each was, since gradients were forgotten.
+        """
+        del name
+        return False
+
     @classmethod
     def known(cls, hf_config: Mapping[str, Any]) -> dict[str, Any]:
         """What a `config.json` says of these fields, with the full width. Null is absent but for tokens, and "no" where
