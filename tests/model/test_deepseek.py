@@ -13,7 +13,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save_file
 from torch import Tensor
 
 from aftermath.model.arch.deepseek import Gate, _highest
@@ -21,7 +20,6 @@ from aftermath.model.arch.deepseek_config import DeepseekConfig
 from aftermath.model.architectures import config_of
 from aftermath.model.checkpoint import load
 from aftermath.model.config import ModelConfigError, WidthNotDivisible
-from aftermath.model.documents import CheckpointError
 from aftermath.model.generate import generate
 from aftermath.model.initial import init_weights
 from aftermath.model.schema import state_schema
@@ -325,7 +323,10 @@ def test_a_training_moves_the_bias_at_its_rate_in_equal_replicas(optimizer: dict
         (V3 | {"qk_rope_head_dim": 3}, "qk_rope_head_dim 3 is odd"),
         (V3 | {"attention_bias": True}, "attention_bias True is not supported"),
         (V3 | {"rope_scaling": {"type": "linear", "factor": 40}}, "positions of type 'linear' are not supported"),
-        (V3 | {"quantization_config": {"quant_method": "fp8"}}, "quantization_config is not supported"),
+        (
+            V3 | {"quantization_config": {"quant_method": "fp8"}},
+            r"quantization_config \{'quant_method': 'fp8'\} is not supported",
+        ),
         ({key: V3[key] for key in V3 if key != "q_lora_rank"}, "q_lora_rank is missing"),
     ],
 )
@@ -422,17 +423,6 @@ def test_a_published_config_is_read_and_cut_into_tiers() -> None:
     assert sizes[0] == pytest.approx(15.7e9, rel=0.01)
     assert sizes == sorted(sizes, reverse=True)
     assert config_of(shape.to_hf()) == shape
-
-
-@BOTH
-def test_layers_that_predict_further_tokens_are_refused_by_name(file: dict[str, Any], tmp_path: Path) -> None:
-    shape = config(file)
-    write_checkpoint(tmp_path / "m", weights(shape), shape, tier=0, companions={})
-    further = weights(shape) | {"model.layers.3.eh_proj.weight": torch.zeros(32, 64)}
-    save_file(further, tmp_path / "m" / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"model\.layers\.3\.eh_proj\.weight.*not part of this model") as caught:
-        load(tmp_path / "m", 0)
-    assert "predict further tokens" in caught.value.fix
 
 
 @pytest.mark.parametrize("key", ["norm_topk_prob", "rope_interleave"])

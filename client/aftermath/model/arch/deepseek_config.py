@@ -8,7 +8,7 @@ Decided
 - V3's `e_score_correction_bias` only chooses experts. It moves by how often each is chosen, as published, and by
   nothing else (`optim.balance`). No auxiliary loss is computed.
 - Where transformers and the published model differ (V2 with `norm_topk_prob`, V3 with it and one expert a token,
-  `moe_layer_freq`), the key is refused. Layers that predict further tokens are refused by their tensors' names.
+  `moe_layer_freq`), the key is refused. What published files have beside plain weights is `model/published.py`'s.
 
 Sources: DeepSeek-V2 (arXiv 2405.04434), DeepSeek-V3 (arXiv 2412.19437).
 """
