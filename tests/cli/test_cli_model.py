@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from aftermath.model.architectures import config_of
+from aftermath.model.checkpoint import load
 from aftermath.model.presets import PRESETS
 from cli.cli_runs import invoke
 
@@ -34,6 +35,18 @@ def test_a_preset_is_named_by_its_true_size(name: str) -> None:
     unit = {"m": 1e6, "b": 1e9}[said[-1]]
     assert f"{count / unit:.{1 if '.' in said else 0}f}{said[-1]}" == said
     assert config_of(PRESETS[name]).width(3)
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if name.startswith("deepseek")])
+def test_a_deepseek_of_a_preset_is_written_for_all_its_tiers_and_predicts_in_each(name: str, tmp_path: Path) -> None:
+    small = ("--layers", "2", "--vocab", "257", "--tiers", "4")
+    done = invoke("model", "init", "--preset", name, *small, "--out", str(tmp_path / "m"), "--json")
+    assert done.code == 0
+    assert list(json.loads(done.out)["tiers"]) == ["0", "1", "2", "3"]
+    config = config_of(json.loads((tmp_path / "m" / "config.json").read_text()))
+    for tier in (0, 3):
+        net = config.build(tier, load(tmp_path / "m", tier))
+        assert net.loss(torch.arange(24)[None]).item() == pytest.approx(math.log(257), rel=0.1)
 
 
 def test_a_preset_takes_the_options_of_its_shape(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ SET_BY_US = {
     "research.md": {
         "16",  # bytes of four fp32 numbers
         "4",  # bytes of one
+        *("0.001", "0.00022"),  # DeepSeek's rates, as published
         "32,003",  # an example of a vocabulary with an awkward size, and of one without
         "32,000",
         "4,096",  # coefficients of a block

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from safetensors.torch import save
 from solders.keypair import Keypair
 
 from aftermath.base.bounded import Malformed, json_value, msgpack_as, toml_value
@@ -34,6 +36,7 @@ from aftermath.model.config import ModelConfigError
 from aftermath.model.documents import CheckpointError, hf_config, read_index
 from aftermath.model.initial import init_weights
 from aftermath.model.levels import SchemaError
+from aftermath.model.published import SCALES, Form
 from aftermath.model.store import write_checkpoint
 from aftermath.model.weights import read_weights
 from aftermath.optim.codec import BadPayload
@@ -110,6 +113,22 @@ def weights() -> tuple[list[bytes], Decode]:
     made = folder() / "weights"
     write_checkpoint(made, init_weights(tiny, 1), tiny, tier=0, companions={})
     return [(made / "model.safetensors").read_bytes()], decode
+
+
+def weights_in_fp8() -> tuple[list[bytes], Decode]:
+    tiny = LlamaConfig.from_hf({**CONFIG.to_hf(), "vocab_size": 2, "hidden_size": 4, "head_dim": 2})
+
+    def read(path: Path) -> object:
+        return read_weights([path], tiny, stored=0, tier=0, form=Form((3, 2)))
+
+    filed = {}
+    for name, tensor in init_weights(tiny, 1).items():
+        rows, columns = (*tensor.shape, 1)[:2]
+        matrix = "proj" in name
+        filed[name] = tensor.to(torch.float8_e4m3fn) if matrix else tensor
+        if matrix:
+            filed[name + SCALES] = torch.ones(-(-rows // 3), -(-columns // 2))
+    return [save(filed)], through_file("model.safetensors", read)
 
 
 def indexes() -> tuple[list[bytes], Decode]:
@@ -249,6 +268,7 @@ FILES = [
     Decoder("config.json", model_configs, CHECKPOINT, LONG),
     Decoder("config.json's values", config_values, CHECKPOINT, 8_000),
     Decoder("safetensors", weights, CHECKPOINT, LONG),
+    Decoder("safetensors in fp8", weights_in_fp8, CHECKPOINT, LONG),
     Decoder("safetensors index", indexes, CHECKPOINT),
     Decoder("tier manifest", tier_manifests, CHECKPOINT),
     Decoder("schema", schemas, (SchemaError, ModelConfigError), LONG),

@@ -12,7 +12,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save_file
 from torch import Tensor
 
 from aftermath.model.arch.deepseek import _highest
@@ -20,7 +19,6 @@ from aftermath.model.arch.deepseek_config import DeepseekConfig
 from aftermath.model.architectures import config_of
 from aftermath.model.checkpoint import load
 from aftermath.model.config import ModelConfigError, WidthNotDivisible
-from aftermath.model.documents import CheckpointError
 from aftermath.model.generate import generate
 from aftermath.model.initial import init_weights
 from aftermath.model.schema import state_schema
@@ -116,6 +114,15 @@ def theirs(place: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32, experts_implementation="eager")
 
 
+def theirs_choices(other: Any) -> dict[int, Tensor]:
+    """By layer, the experts that transformers' V3 chooses in the next pass, filled in then."""
+    found: dict[int, Tensor] = {}
+    for number, layer in enumerate(other.model.layers):
+        if hasattr(layer.mlp, "gate"):
+            layer.mlp.gate.register_forward_hook(lambda _, given, out, number=number: found.update({number: out[2]}))
+    return found
+
+
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("version", [2, 3])
 def test_logits_gradients_and_checkpoints_are_those_of_transformers(version: int, seed: int, tmp_path: Path) -> None:
@@ -127,6 +134,7 @@ def test_logits_gradients_and_checkpoints_are_those_of_transformers(version: int
     torch.testing.assert_close(net(ids), other(ids).logits, rtol=1e-4, atol=1e-4)
 
     net.loss(ids).backward()
+    chosen = theirs_choices(other)
     logits = other(ids[:, :-1]).logits
     torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()).backward()
     with torch.no_grad():  # their file of gradients has the Hub's names: experts are stacked in their memory alone
@@ -137,7 +145,8 @@ def test_logits_gradients_and_checkpoints_are_those_of_transformers(version: int
     for name, tensor in net.named_parameters():
         assert tensor.grad is not None, name
         if name.endswith("bias"):
-            assert not tensor.grad.any()
+            layer = int(name.split(".")[2])
+            assert torch.equal(tensor.grad, chosen[layer].flatten().bincount(minlength=len(tensor)).float())
         else:
             torch.testing.assert_close(tensor.grad, found[name], rtol=1e-4, atol=1e-4, msg=name)
 
@@ -225,7 +234,7 @@ def test_schemas_go_through_their_documents_and_count_what_tiers_hold(file: dict
 
 
 @BOTH
-def test_a_round_moves_experts_and_leaves_the_bias_of_the_choice(file: dict[str, Any]) -> None:
+def test_a_round_moves_every_tensor(file: dict[str, Any]) -> None:
     from aftermath.optim.codec import decode_level
 
     shape, schema = config(file), build_schema(file, 3, _distro())
@@ -241,7 +250,7 @@ def test_a_round_moves_experts_and_leaves_the_bias_of_the_choice(file: dict[str,
     made = engine.train(tokens(), backward, 1e-2, 0.0)
     engine.apply({k: [decode_level(sent, schema.results, k)] for k, sent in made.payloads.items()}, 1e-2)
     for name, tensor in net.named_parameters():
-        assert torch.equal(tensor, before[name]) == name.endswith("bias"), name
+        assert not torch.equal(tensor, before[name]), name
 
 
 @pytest.mark.parametrize(
@@ -261,7 +270,10 @@ def test_a_round_moves_experts_and_leaves_the_bias_of_the_choice(file: dict[str,
         (V3 | {"qk_rope_head_dim": 3}, "qk_rope_head_dim 3 is odd"),
         (V3 | {"attention_bias": True}, "attention_bias True is not supported"),
         (V3 | {"rope_scaling": {"type": "linear", "factor": 40}}, "positions of type 'linear' are not supported"),
-        (V3 | {"quantization_config": {"quant_method": "fp8"}}, "quantization_config is not supported"),
+        (
+            V3 | {"quantization_config": {"quant_method": "fp8"}},
+            r"quantization_config \{'quant_method': 'fp8'\} is not supported",
+        ),
         ({key: V3[key] for key in V3 if key != "q_lora_rank"}, "q_lora_rank is missing"),
     ],
 )
@@ -358,17 +370,6 @@ def test_a_published_config_is_read_and_cut_into_tiers() -> None:
     assert sizes[0] == pytest.approx(15.7e9, rel=0.01)
     assert sizes == sorted(sizes, reverse=True)
     assert config_of(shape.to_hf()) == shape
-
-
-@BOTH
-def test_layers_that_predict_further_tokens_are_refused_by_name(file: dict[str, Any], tmp_path: Path) -> None:
-    shape = config(file)
-    write_checkpoint(tmp_path / "m", weights(shape), shape, tier=0, companions={})
-    further = weights(shape) | {"model.layers.3.eh_proj.weight": torch.zeros(32, 64)}
-    save_file(further, tmp_path / "m" / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"model\.layers\.3\.eh_proj\.weight.*not part of this model") as caught:
-        load(tmp_path / "m", 0)
-    assert "predict further tokens" in caught.value.fix
 
 
 @pytest.mark.parametrize("key", ["norm_topk_prob", "rope_interleave"])

@@ -1,7 +1,8 @@
 """One machine alone with AdamW or Muon: what joined machines are held against.
 
 Decided: the gradient is made and clipped as a member makes and clips it, so that optimizers alone differ. A gradient or
-a loss that is not finite changes nothing, as a member's would not.
+a loss that is not finite changes nothing, as a member's would not. Vectors that even out experts move by their own rule
+(`optim.balance`).
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from torch import Tensor
 from aftermath.lab.recipe import Recipe
 from aftermath.lab.trainer import Stepped, below, on_cpu, take_weights
 from aftermath.model.network import LanguageModel
+from aftermath.optim.balance import balance, learnt
 from aftermath.optim.clip import NonFiniteGradient, clip_gradients, refuse_beyond
 from aftermath.optim.moments import may_fuse, moments, take_moments
-from aftermath.optim.muon import Muon, MuonSettings
+from aftermath.optim.muon import Muon, MuonSettings, vector_rate
 from aftermath.replica.arithmetic import PLAIN, Arithmetic
 from aftermath.replica.passes import Passes
 from aftermath.replica.replica import accumulate
@@ -40,6 +42,8 @@ class Alone:
         self._rate: Callable[[int], float] = recipe.rate
         self._micro, self._clip = recipe.micro_batch, recipe.clip
         self._params = dict(model.named_parameters())
+        self._balances = model.config.balances
+        self._learnt = learnt(self._params, self._balances)
         self._passes = Passes(model, arithmetic)
 
     def step(self, step: int, shares: Sequence[Tensor], accepted: Sequence[bool]) -> Stepped:
@@ -48,7 +52,7 @@ class Alone:
         self._model.zero_grad(set_to_none=True)
         try:
             loss = accumulate(self._passes, sequences, self._micro, threading.Event())
-            grads = {name: p.grad for name, p in self._params.items() if p.grad is not None}
+            grads = {name: p.grad for name, p in self._learnt.items() if p.grad is not None}
             if self._clip is not None:
                 clip_gradients(grads, self._clip)
             refuse_beyond(grads, torch.finfo(torch.float32).max)
@@ -59,6 +63,7 @@ class Alone:
         for group in self._optimizer.param_groups:
             group["lr"] = self._rate(step)
         self._optimizer.step()
+        balance(self._params, self._balances, vector_rate(self._optimizer))
         self._model.zero_grad(set_to_none=True)
         return Stepped([loss])
 
@@ -74,17 +79,17 @@ class Alone:
 
     def state(self) -> dict[str, Tensor]:
         """Weights, and what the optimizer remembers of each."""
-        return on_cpu(self._params, _WEIGHTS) | on_cpu(moments(self._optimizer, self._params), _OPTIMIZER)
+        return on_cpu(self._params, _WEIGHTS) | on_cpu(moments(self._optimizer, self._learnt), _OPTIMIZER)
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Go on from there. Raises CheckpointError or BadState if it does not fit."""
         take_weights(self._params, below(state, _WEIGHTS))
-        take_moments(self._optimizer, self._params, below(state, _OPTIMIZER))
+        take_moments(self._optimizer, self._learnt, below(state, _OPTIMIZER))
 
 
 def optimizer_for(model: LanguageModel, recipe: Recipe) -> torch.optim.Optimizer:
     """AdamW or Muon, as the recipe says."""
-    params, numbers = dict(model.named_parameters()), recipe.numbers
+    params, numbers = learnt(dict(model.named_parameters()), model.config.balances), recipe.numbers
     if recipe.optimizer == "muon":
         return Muon(params, recipe.schedule.base_lr, MuonSettings())
     return torch.optim.AdamW(

@@ -26,6 +26,7 @@ from aftermath.model.manifest import (
     parse_manifest,
     verify,
 )
+from aftermath.model.published import PLAIN, Form, form_of
 from aftermath.model.weights import read_weights, spared, weight_files
 
 log = logging.getLogger(__name__)
@@ -38,6 +39,7 @@ class Source:
     config: ModelConfig  # of the full model
     stored: int
     weights: tuple[Path, ...]
+    form: Form = PLAIN
 
 
 def load_config(directory: Path) -> ModelConfig:
@@ -48,7 +50,7 @@ def load_config(directory: Path) -> ModelConfig:
 def load(directory: Path, tier: int, strategy: Strategy = "auto") -> dict[str, Tensor]:
     """The fp32 tensors of a tier from a checkpoint directory. Raises CheckpointError or ModelConfigError."""
     source = find(Path(directory), tier, strategy)
-    return read_weights(source.weights, source.config, stored=source.stored, tier=tier)
+    return read_weights(source.weights, source.config, stored=source.stored, tier=tier, form=source.form)
 
 
 def find(directory: Path, tier: int, strategy: Strategy = "auto") -> Source:
@@ -63,9 +65,9 @@ def find(directory: Path, tier: int, strategy: Strategy = "auto") -> Source:
     config.width(tier)  # WidthNotDivisible says which widths would do
     if stored > 0:
         _guard_slice(directory, stored, tier, strategy)
-        return Source(config, stored, weight_files(directory))
+        return Source(config, stored, weight_files(directory), form_of(document))
     if not may_slice:
-        return Source(config, 0, weight_files(directory, spared(config, tier)))
+        return Source(config, 0, weight_files(directory, spared(config, tier)), form_of(document))
     own = _own_files(directory, sibling, tier, strategy)
     if own is not None:
         if own.config != config:
@@ -79,7 +81,7 @@ def find(directory: Path, tier: int, strategy: Strategy = "auto") -> Source:
             f"{directory} has no files of tier {tier}, which the strategy `sliced` demands",
             f"aftermath-solana model export --src {directory} --tiers {tier}, or use the strategy auto",
         )
-    return Source(config, 0, weight_files(directory, spared(config, tier)))
+    return Source(config, 0, weight_files(directory, spared(config, tier)), form_of(document))
 
 
 def _own_files(directory: Path, sibling: Path, tier: int, strategy: Strategy) -> Source | None:
@@ -125,7 +127,7 @@ def _tier_source(config: Path, tier: int, weights: tuple[Path, ...]) -> Source:
     stored, _ = stored_tier(document)
     if stored != tier:
         raise CheckpointError(f"{config} is of tier {stored}, not of tier {tier}", "export the tiers again")
-    return Source(config_of(document), stored, weights)
+    return Source(config_of(document), stored, weights, form_of(document))
 
 
 def _guard_slice(directory: Path, stored: int, tier: int, strategy: Strategy) -> None:

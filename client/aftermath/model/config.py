@@ -6,8 +6,7 @@ Decided
 - Tier k holds, and computes with, the first 1/2^k of the hidden units of every feed-forward, unless the file says what
   its tiers keep (`model/tiers.py`). Which dimension of which tensor these are is the architecture's to say.
 - Token ids (one or several that end a text, the one that pads) change no function: they are kept and written back.
-- An architecture is a subclass in `model/arch/`, named in `model/architectures.py`; docs/development.md says how to add
-  one.
+- An architecture is a subclass in `model/arch/`, named in `model/architectures.py`; docs/models.md says how to add one.
 
 No torch here: a network is imported when it is built.
 """
@@ -162,6 +161,14 @@ class ModelConfig(BaseModel, ABC):
             if name.endswith("." + suffix):
                 return dim
         return None
+
+    def balances(self, name: str) -> bool:
+        """Whether a vector evens out how often experts are chosen (`optim.balance`).
+
+        Its `grad` is then how often each was, since gradients were forgotten.
+        """
+        del name
+        return False
 
     @classmethod
     def known(cls, hf_config: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 Decided
 - What the files say is hostile until it matches the config: names, shapes and types are compared before a value is
-  read, and every value must be finite. All arithmetic is fp32, so half-precision files are widened here.
+  read, and every value must be finite. All arithmetic is fp32, so half-precision files are widened here, and fp8 in
+  blocks is multiplied by its scales (`model/fp8.py`).
 - Files are mapped, and a tier touches what it holds: of a matrix cut by rows those rows, of one cut by columns every
   page of it, of a layer that it skips nothing. Files of an index that hold only such layers need not be there.
 - Where `model.safetensors` and an index lie together the single file counts, as in transformers.
@@ -12,7 +13,8 @@ Decided
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+import logging
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +23,21 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from aftermath.base.counted import counted
+from aftermath.model import fp8
 from aftermath.model.config import ModelConfig
 from aftermath.model.documents import INDEX_FILE, WEIGHTS_FILE, CheckpointError, read_index
 from aftermath.model.levels import prefix
+from aftermath.model.published import PLAIN, SCALES, Form
 
+log = logging.getLogger(__name__)
 _FLOATS = {"F32", "F16", "BF16", "F64"}
 
 
 def spared(config: ModelConfig, tier: int) -> set[str]:
     """What the full model's files call the tensors of which a tier holds nothing."""
     held = config.parameter_shapes(tier)
-    return {config.stored_name(name, 0) for name in config.parameter_shapes() if name not in held}
+    names = {config.stored_name(name, 0) for name in config.parameter_shapes() if name not in held}
+    return names | {name + SCALES for name in names}
 
 
 def weight_files(directory: Path, without: Collection[str] = ()) -> tuple[Path, ...]:
@@ -60,8 +66,12 @@ def weight_files(directory: Path, without: Collection[str] = ()) -> tuple[Path, 
     return files
 
 
-def read_weights(files: Sequence[Path], config: ModelConfig, *, stored: int, tier: int) -> dict[str, Tensor]:
+def read_weights(
+    files: Sequence[Path], config: ModelConfig, *, stored: int, tier: int, form: Form = PLAIN
+) -> dict[str, Tensor]:
     """fp32 tensors of `tier` from files that hold tier `stored` (the same tier, or 0), reading only what is needed.
+
+    `form` is what `config.json` says of the files.
 
     Raises CheckpointError when a tensor is missing, unknown, of another shape or type, or not finite everywhere.
     """
@@ -75,25 +85,34 @@ def read_weights(files: Sequence[Path], config: ModelConfig, *, stored: int, tie
     apart = {piece.name: torch.empty(there[piece.name]) for piece in pieces.values()}
     found: set[str] = set()  # of the pieces
     passed: set[str] = set()  # what the files have and the tier does not hold
+    shapes = {listed: there[name] for listed, name in names.items()}
+    scales = fp8.read_scales(files, shapes, form.block) if form.block else {}
+    parts = _Parts(form, scales)
     for path in files:
         try:
             with safe_open(path, framework="pt") as file:
-                for listed in _known(file.keys(), names.keys() | pieces.keys(), path):
+                for listed in parts.known(file.keys(), names.keys() | pieces.keys(), path):
                     if (piece := pieces.get(listed)) is not None:
                         if listed in found:
                             raise CheckpointError(f"{path}: {listed} is also in another shard")
                         found.add(listed)
-                        piece.of(apart[piece.name]).copy_(_read(file, listed, piece.shape, piece.shape, path))
+                        piece.of(apart[piece.name]).copy_(parts.read(file, listed, piece.shape, piece.shape, path))
                         continue
                     name = names[listed]
                     if name in params or name in passed:
                         raise CheckpointError(f"{path}: {listed} is also in another shard")
                     if name in wanted:
-                        params[name] = _read(file, listed, there[name], wanted[name], path)
+                        params[name] = parts.read(file, listed, there[name], wanted[name], path)
                     else:
                         passed.add(name)
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{path} is damaged: {error}", "copy or download the checkpoint again") from None
+    if parts.beside:
+        log.warning(
+            "%s: %s of layers that predict further tokens are left out",
+            files[0].parent,
+            counted(parts.beside, "tensor"),
+        )
     lacking = {piece.name for listed, piece in pieces.items() if listed not in found}
     if double := sorted(params.keys() & {pieces[listed].name for listed in found}):
         raise CheckpointError(f"{files[0].parent} holds {double[0]} whole and in pieces", "keep one of the two")
@@ -110,35 +129,53 @@ def read_weights(files: Sequence[Path], config: ModelConfig, *, stored: int, tie
     return params
 
 
-def _known(names: Iterable[str], there: Collection[str], path: Path) -> list[str]:
-    """The names that are parameters; redundant ones some exporters write are passed over, strange ones refused."""
-    known = []
-    for name in names:
-        if name in there:
-            known.append(name)
-        elif not name.endswith("rotary_emb.inv_freq"):
+class _Parts:
+    """Tensors out of files of a form, one by one."""
+
+    def __init__(self, form: Form, scales: Mapping[str, Tensor]) -> None:
+        self._form, self._scales = form, scales
+        self.beside = 0  # tensors that are no part of the model
+
+    def known(self, names: Iterable[str], there: Collection[str], path: Path) -> list[str]:
+        """The names that are parameters; redundant ones some exporters write are passed over, and what the form has
+        beside them; strange ones are refused.
+        """
+        known = []
+        for name in names:
+            if name in there:
+                known.append(name)
+            elif name.startswith(self._form.beside):
+                self.beside += 1
+            elif not (name.endswith("rotary_emb.inv_freq") or name.removesuffix(SCALES) in self._scales):
+                raise CheckpointError(
+                    f"{path} holds {name!r}, which is not part of this model",
+                    "use a checkpoint of plain weights, of the model that config.json describes",
+                )
+        return known
+
+    def read(self, file: Any, name: str, there: tuple[int, ...], wanted: tuple[int, ...], path: Path) -> Tensor:
+        """fp32 [wanted], the first part of what must be of shape [there]. Raises CheckpointError."""
+        part = file.get_slice(name)
+        shape, kind = tuple(part.get_shape()), part.get_dtype()
+        scales = self._scales.get(name)
+        if kind not in _FLOATS and not (kind == fp8.KIND and scales is not None):
             raise CheckpointError(
-                f"{path} holds {name!r}, which is not part of this model",
-                "use a checkpoint of plain weights, without layers that predict further tokens",
+                f"{path}: {name} is of type {kind}, which is not read"
+                + (f" without {name}{SCALES}" if kind == fp8.KIND else ""),
+                f"use a checkpoint of {', '.join(sorted(_FLOATS))}",
             )
-    return known
-
-
-def _read(file: Any, name: str, there: tuple[int, ...], wanted: tuple[int, ...], path: Path) -> Tensor:
-    part = file.get_slice(name)
-    shape, kind = tuple(part.get_shape()), part.get_dtype()
-    if kind not in _FLOATS:
-        raise CheckpointError(
-            f"{path}: {name} is of type {kind}, which is not read", f"use a checkpoint of {', '.join(sorted(_FLOATS))}"
-        )
-    if shape != there:
-        raise CheckpointError(
-            f"{path}: {name} is {kind} {shape}, config.json says {there}",
-            "take weights and config.json from the same checkpoint",
-        )
-    tensor: Tensor = (
-        part[prefix(wanted)].to(torch.float32, copy=True).contiguous()
-    )  # the slice is a view of the mapped file
-    if not torch.isfinite(tensor).all():
-        raise CheckpointError(f"{path}: {name} holds a value that is not finite", "use another checkpoint")
-    return tensor
+        if shape != there:
+            raise CheckpointError(
+                f"{path}: {name} is {kind} {shape}, config.json says {there}",
+                "take weights and config.json from the same checkpoint",
+            )
+        if kind != fp8.KIND and scales is not None:
+            raise CheckpointError(f"{path}: {name} is {kind} and has scales of fp8", "download the checkpoint again")
+        tensor: Tensor = (
+            part[prefix(wanted)].to(torch.float32, copy=True).contiguous()
+        )  # the slice is a view of the mapped file
+        if scales is not None and self._form.block is not None:
+            fp8.scaled(tensor, scales, self._form.block)
+        if not torch.isfinite(tensor).all():
+            raise CheckpointError(f"{path}: {name} holds a value that is not finite", "use another checkpoint")
+        return tensor

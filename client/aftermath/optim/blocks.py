@@ -5,6 +5,7 @@ Decided
   as they can be; the last one may reach over the end, where it is padded with zeros that are nobody's parameters. So
   the size of a result depends on the size of a tensor and not on its divisors.
 - A tensor of more than two dimensions is a stack of matrices, as of experts: no block has numbers of two of them.
+- A vector that evens out experts (`optim.balance`) has blocks of one number.
 - The token embedding and the output head may keep more coefficients per block than the rest: each of their rows learns
   only from the few tokens that name it, and most runs can afford it (`docs/research.md`).
 """
@@ -12,11 +13,11 @@ Decided
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
 from aftermath.model.levels import SchemaError, Segment, is_table
+from aftermath.model.schema import StateSchema
 
 MAX_BLOCK = 65535  # indices are u16, and one marks an unused slot
 UNUSED = 0xFFFF  # index of an entry slot without a coefficient
@@ -54,9 +55,12 @@ class Blocks:
         return self.count * self.topk
 
 
-def cut(segments: Iterable[Segment], *, chunk: int, topk: int, topk_embeddings: int) -> tuple[Blocks, ...]:
+def cut(state: StateSchema, *, chunk: int, topk: int, topk_embeddings: int) -> tuple[Blocks, ...]:
     """The blocks of every segment, in their order. Raises SchemaError if `chunk` makes them too large."""
-    return tuple(_blocks(s, chunk, topk_embeddings if is_table(s.name) else topk) for s in segments)
+    return tuple(
+        _blocks(s, 1 if state.config.balances(s.name) else chunk, topk_embeddings if is_table(s.name) else topk)
+        for s in state.segments
+    )
 
 
 def _blocks(segment: Segment, chunk: int, topk: int) -> Blocks:

@@ -126,29 +126,31 @@ class Counted:
         kernel: Any = aggregate.mean
         counted = (self._addresses, self._whole, self._starts, self._stops)
         by = np.array(divisors, np.float64)
-        for place in self._places(params):
+        for _, place in self._places(params):
             yield partial(kernel, *place, *counted, most, by, rate)
 
-    def sign(self, params: Mapping[str, Tensor], keep: float, rate: float, mean_bits: int) -> Iterator[Task]:
-        """The tasks that change a level's parameters as `optim.sign` does."""
+    def sign(
+        self, params: Mapping[str, Tensor], keep: Callable[[Part], float], rate: float, mean_bits: int
+    ) -> Iterator[Task]:
+        """The tasks that change a level's parameters as `optim.sign` does; `keep` is what stays of a segment's."""
         from aftermath.kernels import aggregate
 
         kernel: Any = aggregate.sign
         counted = (self._addresses, self._starts, self._stops)
-        rates = (mean_bits, COLUMN_SUM_BITS, np.float32(keep), np.float32(rate))
-        for place in self._places(params):
+        for part, place in self._places(params):
             height, width = place[4:6]
+            rates = (mean_bits, COLUMN_SUM_BITS, np.float32(keep(part)), np.float32(rate))
             yield partial(kernel, *place, *counted, *_bases(height, width), *rates)
 
-    def _places(self, params: Mapping[str, Tensor]) -> Iterator[tuple[Any, ...]]:
-        """What a kernel is to know of the segments' memory and blocks, task by task."""
+    def _places(self, params: Mapping[str, Tensor]) -> Iterator[tuple[Part, tuple[Any, ...]]]:
+        """Segments, and what a kernel is to know of their memory and blocks, task by task."""
         for part in self._layout.parts:
             group = self._layout.groups[part.group]
             for number, count, memory in _matrices(view(params, part.segment), part):
                 first = part.first + number
                 low, block = group.base + first * group.block, int(self._first_block[part.group]) + first
                 for cut in _cuts(count, group.block):
-                    yield *memory, group.height, group.width, part.blocks.grid[-1], *cut, low, block
+                    yield part, (*memory, group.height, group.width, part.blocks.grid[-1], *cut, low, block)
 
 
 def _bases(height: int, width: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

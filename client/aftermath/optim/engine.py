@@ -159,13 +159,14 @@ def _joined(private: Mapping[str, T], result: Mapping[str, T]) -> dict[str, T]:
 def _parts(schema: Schema, tier: int, params: Mapping[str, Tensor]) -> tuple[PrivateStep, Result, Apply]:
     """What an optimizer of that kind is made of."""
     settings, results = schema.optimizer, schema.results
-    feedback = ErrorFeedback(results, tier, params, settings.decay)
+    balances = schema.state.config.balances
+    feedback = ErrorFeedback(results, tier, params, settings.decay, balances)
     if isinstance(settings, Distro):
-        step = GradientStep(params, feedback.residual, settings.clip)
-        return step, feedback, SignApply(results, tier, params, settings.weight_decay)
+        step = GradientStep(params, feedback.residual, settings.clip, balances)
+        return step, feedback, SignApply(results, tier, params, settings.weight_decay, balances)
     apply = (OuterMuon if settings.orthogonal_lr else MeanApply)(results, tier, params, settings)
 
     def ahead(lr: float) -> None:
         apply.apply({level: [decode_level(sent, results, level)] for level, sent in feedback.sent().items()}, lr)
 
-    return InnerSteps(params, settings, ahead), feedback, apply
+    return InnerSteps(params, settings, ahead, balances), feedback, apply

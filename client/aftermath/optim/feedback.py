@@ -25,6 +25,7 @@ from torch import Tensor
 from aftermath.kernels.use import run
 from aftermath.model.segments import view
 from aftermath.optim import compiled, on_gpu
+from aftermath.optim.balance import Balances, nothing_balances
 from aftermath.optim.blocks import UNUSED
 from aftermath.optim.clip import refuse_beyond
 from aftermath.optim.codec import encode_level
@@ -41,9 +42,16 @@ _BATCH = 1 << 18  # coefficients transformed at once
 class ErrorFeedback:
     """The results of one replica, and what they left of its pseudo-gradients."""
 
-    def __init__(self, results: ResultFormat, tier: int, params: Mapping[str, Tensor], decay: float) -> None:
+    def __init__(
+        self,
+        results: ResultFormat,
+        tier: int,
+        params: Mapping[str, Tensor],
+        decay: float,
+        balances: Balances = nothing_balances,
+    ) -> None:
         """Raises SchemaError or SegmentError if these are not the tensors of a tier-`tier` replica."""
-        self._format, self._decay_factor, self._names = results, decay, params.keys()
+        self._format, self._decay_factor, self._names, self._balances = results, decay, params.keys(), balances
         self._transformed = results.transform is Transform.DCT
         self._compiled = compiled.usable(params)
         self._layouts: dict[int, LevelLayout] = {}
@@ -151,14 +159,16 @@ class ErrorFeedback:
     def measure(self, made: PseudoGradient) -> dict[int, Measured]:
         """Of every held level, the norms of the pseudo-gradient and of what its result leaves behind.
 
-        What a result puts into the padding of blocks counts as carried.
+        What a result puts into the padding of blocks counts as carried; vectors that even out experts are left out.
         """
         return {level: self._measured(level, made) for level in self._layouts}
 
     def _measured(self, level: int, made: PseudoGradient) -> Measured:
-        given = sum(_energy(view(made.tensors, part.segment)) for part in self._layouts[level].parts)
+        parts = [part for part in self._layouts[level].parts if not self._balances(part.segment.name)]
+        given = sum(_energy(view(made.tensors, part.segment)) for part in parts)
         whole = carried = 0.0
-        for residual, (indices, values) in zip(self._residuals[level], self._previous[level], strict=True):
+        for group in sorted({part.group for part in parts}):
+            residual, (indices, values) = self._residuals[level][group], self._previous[level][group]
             step = max(1, _BATCH // residual[0].numel())
             places = indices.masked_fill(indices == UNUSED, 0)  # unused slots carry 0
             for first in range(0, len(residual), step):

@@ -2,7 +2,8 @@
 
 Decided, as upstream
 - Look ahead (x - lr sign(residual)), gradient, look back. The look-ahead returns to saved bits, also on an error.
-- The gradient is clipped to its own global norm, and counts times the learning rate.
+- The gradient is clipped to its own global norm, and counts times the learning rate. Beside it, vectors that even out
+  experts get their loads' errors (`optim.balance`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from aftermath.model.segments import view
+from aftermath.optim.balance import Balances, learnt, load_error, nothing_balances
 from aftermath.optim.clip import clip_gradients
 from aftermath.optim.layout import Part
 from aftermath.optim.parts import Backward, BadState, PseudoGradient
@@ -27,8 +29,14 @@ Residual = Callable[[], Iterator[tuple[Part, Tensor]]]
 class GradientStep:
     """Makes pseudo-gradients of a replica's own fp32 `params`; `clip` is the largest norm, or None."""
 
-    def __init__(self, params: Mapping[str, Tensor], residual: Residual, clip: float | None) -> None:
-        self._params, self._residual, self._clip = params, residual, clip
+    def __init__(
+        self,
+        params: Mapping[str, Tensor],
+        residual: Residual,
+        clip: float | None,
+        balances: Balances = nothing_balances,
+    ) -> None:
+        self._params, self._residual, self._clip, self._balances = params, residual, clip, balances
 
     def make(
         self, sequences: Tensor, backward: Backward, lr: float, ahead_lr: float, travelling: bool
@@ -39,8 +47,9 @@ class GradientStep:
             loss = backward(sequences)
         grads = {name: p.grad for name, p in self._params.items() if p.grad is not None}
         if self._clip is not None:
-            clip_gradients(grads, self._clip)
-        return PseudoGradient(grads, to_fp32(lr), loss)
+            clip_gradients(learnt(grads, self._balances), self._clip)
+        errors = {name: load_error(counts) for name, counts in grads.items() if self._balances(name)}
+        return PseudoGradient(grads | errors, to_fp32(lr), loss)
 
     @contextmanager
     def lookahead(self, lr: float) -> Iterator[None]:

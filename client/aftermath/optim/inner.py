@@ -5,7 +5,8 @@ Decided
   of AdamW or Muon at the round's learning rate. The pseudo-gradient is start - end.
 - Moments stay from round to round; they are the member's own, and nobody else has to know them. They are kept with the
   replica, and a share that was given up or refused leaves them as they were before it.
-- Gradients are clipped and refused as everywhere, each step's own.
+- Gradients are clipped and refused as everywhere, each step's own. Vectors that even out experts go by their own rule
+  (`optim.balance`).
 - While the member's last result travels, the steps begin where its apply alone would lead: else they would go the same
   way once more. Afterwards the parameters are exactly what they were (docs/experiments.md has what this is worth).
 """
@@ -17,9 +18,10 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from aftermath.optim.balance import Balances, balance, learnt, nothing_balances
 from aftermath.optim.clip import clip_gradients, refuse_beyond
 from aftermath.optim.moments import may_fuse, moment_sizes, moments, take_moments
-from aftermath.optim.muon import Muon, MuonSettings
+from aftermath.optim.muon import Muon, MuonSettings, vector_rate
 from aftermath.optim.parts import Backward, PseudoGradient
 from aftermath.optim.sparseloco import SparseLoCo
 
@@ -31,9 +33,16 @@ _LARGEST_GRADIENT = 1e19  # the square of a larger one is beyond fp32: the momen
 class InnerSteps:
     """Makes pseudo-gradients of a replica's own fp32 `params`; `ahead` applies its last result at a rate."""
 
-    def __init__(self, params: Mapping[str, Tensor], settings: SparseLoCo, ahead: Callable[[float], None]) -> None:
+    def __init__(
+        self,
+        params: Mapping[str, Tensor],
+        settings: SparseLoCo,
+        ahead: Callable[[float], None],
+        balances: Balances = nothing_balances,
+    ) -> None:
         self._params, self._settings, self._ahead = dict(params), settings, ahead
-        self._optimizer = _optimizer(self._params, settings)
+        self._learnt, self._balances = learnt(params, balances), balances
+        self._optimizer = _optimizer(self._learnt, settings)
 
     def make(
         self, sequences: Tensor, backward: Backward, lr: float, ahead_lr: float, travelling: bool
@@ -50,7 +59,7 @@ class InnerSteps:
                 moved = {name: start[name] - tensor.detach() for name, tensor in self._params.items()}
             refuse_beyond(moved, _LARGEST)
         except BaseException:
-            take_moments(self._optimizer, self._params, before)
+            take_moments(self._optimizer, self._learnt, before)
             raise
         finally:
             with torch.no_grad():
@@ -67,26 +76,28 @@ class InnerSteps:
             group["lr"] = lr
         total = 0.0
         for part in sequences.tensor_split(min(self._settings.inner_steps, len(sequences))):
-            self._optimizer.zero_grad(set_to_none=True)
+            for tensor in self._params.values():
+                tensor.grad = None
             total += backward(part) * len(part)
-            grads = {name: tensor.grad for name, tensor in self._params.items() if tensor.grad is not None}
+            grads = {name: tensor.grad for name, tensor in self._learnt.items() if tensor.grad is not None}
             if self._settings.clip is not None:
                 clip_gradients(grads, self._settings.clip)
             refuse_beyond(grads, _LARGEST_GRADIENT)
             self._optimizer.step()
+            balance(self._params, self._balances, vector_rate(self._optimizer))
         return total / len(sequences)
 
     def remembered(self) -> dict[str, Tensor]:
         """The moments."""
-        return moments(self._optimizer, self._params)
+        return moments(self._optimizer, self._learnt)
 
     def sizes(self) -> dict[str, int]:
         """Of the moments."""
-        return moment_sizes(self._optimizer, self._params)
+        return moment_sizes(self._optimizer, self._learnt)
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Take over the moments. Raises BadState, leaving all as it was, unless they are of this optimizer."""
-        take_moments(self._optimizer, self._params, state)
+        take_moments(self._optimizer, self._learnt, state)
 
     def reset(self) -> None:
         """Begin without moments."""

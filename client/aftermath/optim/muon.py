@@ -43,6 +43,12 @@ def hidden_matrices(params: Mapping[str, Tensor]) -> list[str]:
     return sorted(name for name, tensor in params.items() if is_hidden_matrix(name, tensor.shape))
 
 
+def vector_rate(optimizer: torch.optim.Optimizer) -> float:
+    """The learning rate that an optimizer's vectors have now."""
+    rate: float = optimizer.param_groups[0]["lr"]
+    return rate * optimizer.settings.rest_rate if isinstance(optimizer, Muon) else rate
+
+
 class Muon(torch.optim.Optimizer):
     """Muon for hidden matrices, AdamW for the rest, as one optimizer with one learning rate.
 

@@ -2,7 +2,7 @@
 
 Decided
 - Weight decay happens exactly once in every applied round on every replica, whoever trained and even if a level got
-  no result: so it depends on nothing that members could see differently.
+  no result: so it depends on nothing that members could see differently. Vectors that even out experts have none.
 - lr and 1 - lr wd are computed in float64 and rounded to fp32 once; each parameter gets one IEEE multiplication (only
   with weight decay) and one subtraction of exactly 0 or +-lr. Separate operations, so nothing can be contracted.
 - All signs are decided before the first parameter changes.
@@ -17,11 +17,12 @@ from torch import Tensor
 
 from aftermath.kernels.use import run
 from aftermath.model.segments import view
+from aftermath.optim.balance import Balances, nothing_balances
 from aftermath.optim.codec import Votes
 from aftermath.optim.compiled import Counted, usable
 from aftermath.optim.exact import MEAN_BITS, signs
 from aftermath.optim.format import ResultFormat, Values
-from aftermath.optim.layout import level_layout
+from aftermath.optim.layout import Part, level_layout
 from aftermath.optim.rounding import to_fp32
 from aftermath.optim.tally import check_votes
 from aftermath.optim.transform import subtract
@@ -30,9 +31,16 @@ from aftermath.optim.transform import subtract
 class SignApply:
     """Changes a replica's own fp32 `params`, of tier `tier`, in place."""
 
-    def __init__(self, results: ResultFormat, tier: int, params: Mapping[str, Tensor], weight_decay: float) -> None:
+    def __init__(
+        self,
+        results: ResultFormat,
+        tier: int,
+        params: Mapping[str, Tensor],
+        weight_decay: float,
+        balances: Balances = nothing_balances,
+    ) -> None:
         self._format, self._params, self._weight_decay = results, params, weight_decay
-        self._compiled = usable(params)
+        self._compiled, self._balances = usable(params), balances
         self._layouts = {level: level_layout(results, level) for level in range(tier, results.levels)}
 
     @torch.no_grad()
@@ -48,8 +56,7 @@ class SignApply:
         for level, layout in self._layouts.items():
             for index, part in enumerate(layout.parts):
                 tensor = view(self._params, part.segment)
-                if keep != 1.0:
-                    tensor.mul_(keep)
+                self._decay(tensor, part, keep)
                 if level in directions:
                     subtract(tensor, directions[level][index].float().mul_(rate), part.blocks)
 
@@ -57,11 +64,22 @@ class SignApply:
         for level, votes in results.items():
             check_votes(votes, level, torch.int8)
         counted = {level: Counted(votes, self._layouts[level]) for level, votes in results.items()}
-        run(task for each in counted.values() for task in each.sign(self._params, keep, rate, MEAN_BITS))
+        run(
+            task
+            for each in counted.values()
+            for task in each.sign(self._params, lambda part: self._kept(part, keep), rate, MEAN_BITS)
+        )
         for level in self._layouts.keys() - results.keys():
             for part in self._layouts[level].parts:
-                if keep != 1.0:
-                    view(self._params, part.segment).mul_(keep)
+                self._decay(view(self._params, part.segment), part, keep)
+
+    def _decay(self, tensor: Tensor, part: Part, keep: float) -> None:
+        """Of a segment's own `tensor`."""
+        if (factor := self._kept(part, keep)) != 1.0:
+            tensor.mul_(factor)
+
+    def _kept(self, part: Part, keep: float) -> float:
+        return 1.0 if self._balances(part.segment.name) else keep
 
     def _device(self, level: int) -> torch.device:
         return view(self._params, self._layouts[level].parts[0].segment).device

@@ -4,6 +4,8 @@ Decided
 - Equal scores go to the expert with the lower number, by a stable sort. Experts add to their tokens in the order of
   their numbers, each token once an expert: no sum depends on the order in which a device writes.
 - Every expert takes part in the graph, also with no token: its gradient is then zero, not absent.
+- Choices are counted where the backward pass comes by, which is once for every token that is learnt from, however
+  often layers are computed.
 - The norms of the latent vectors have epsilon 1e-6 whatever `rms_norm_eps` says, as in the published model.
 
 Shapes in comments: B sequences, T tokens, N = B T, D hidden size, H heads, P and R head dimensions without and with
@@ -13,6 +15,7 @@ positions, K value head dimension, C the rank of keys and values, E routed exper
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -144,9 +147,9 @@ class Gate(nn.Module):
             return chosen, scores.gather(1, chosen) * config.routed_scaling_factor
         assert isinstance(config, DeepseekV3Config)
         bias = self.e_score_correction_bias
-        scores = logits.sigmoid() + 0.0 * bias  # the bias only chooses: its gradient is zero, but is there
+        scores = logits.sigmoid()
         chosen = self._choose((scores + bias).detach(), 2, float("-inf"))
-        weights = scores.gather(1, chosen)
+        weights = _counted(scores.gather(1, chosen), bias, chosen)  # the bias only chooses
         if config.norm_topk_prob:
             weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
         return chosen, weights * config.routed_scaling_factor
@@ -187,3 +190,24 @@ class Experts(nn.Module):
 def _highest(scores: Tensor, count: int) -> Tensor:
     """Indices [N, count] of the highest scores of each row; equal ones by the lower index."""
     return scores.sort(dim=-1, descending=True, stable=True).indices[:, :count]
+
+
+class _Counted(torch.autograd.Function):
+    """Weights as they are; on the way back the bias gets, in place of a gradient, how often each expert was chosen."""
+
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, bias: Tensor, chosen: Tensor) -> Tensor:
+        taken = torch.zeros(len(chosen), len(bias), dtype=torch.bool, device=chosen.device).scatter(1, chosen, True)
+        ctx.save_for_backward(taken.sum(0).to(bias.dtype))
+        return weights.view_as(weights)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
+        (gradient,), (counts,) = gradients, ctx.saved_tensors
+        return gradient, counts, None
+
+
+def _counted(weights: Tensor, bias: Tensor, chosen: Tensor) -> Tensor:
+    """The weights [N, S] of the chosen experts [N, S], of which the bias [E] learns."""
+    counted: Tensor = _Counted.apply(weights, bias, chosen)
+    return counted

@@ -5,11 +5,10 @@ Decided
   strip of an expert is a matrix like any other, for blocks and for Muon.
 - Tier k holds the first 1/2^k of the hidden units of every dense layer, of every routed expert, and of the shared
   experts, which are one feed-forward. Attention and gates are whole.
-- V3's `e_score_correction_bias` only chooses experts and has no gradient. Members have no exact way to count together
-  which experts are chosen, so no rule of balance moves it; like every tensor it is hashed, shared, and subject to a
-  run's weight decay. No auxiliary loss is computed.
+- V3's `e_score_correction_bias` only chooses experts. It moves by how often each is chosen, as published, and by
+  nothing else (`optim.balance`). No auxiliary loss is computed.
 - Where transformers and the published model differ (V2 with `norm_topk_prob`, V3 with it and one expert a token,
-  `moe_layer_freq`), the key is refused. Layers that predict further tokens are refused by their tensors' names.
+  `moe_layer_freq`), the key is refused. What published files have beside plain weights is `model/published.py`'s.
 
 Sources: DeepSeek-V2 (arXiv 2405.04434), DeepSeek-V3 (arXiv 2412.19437).
 """
@@ -264,6 +263,10 @@ class DeepseekV3Config(DeepseekConfig):
     routed_scaling_factor: float = Field(2.5, gt=0, le=1e4)
     norm_topk_prob: bool = True
     rope_interleave: bool = True
+
+    def balances(self, name: str) -> bool:
+        """The bias of the choice."""
+        return name.endswith(".e_score_correction_bias")
 
     @property
     def groups(self) -> tuple[int, int]:

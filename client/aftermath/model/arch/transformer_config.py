@@ -12,11 +12,11 @@ from pydantic import Field, model_validator
 from aftermath.base.errors import shown
 from aftermath.model.arch.rope_config import rope_table
 from aftermath.model.config import ModelConfig, ModelConfigError, stored_tier
+from aftermath.model.published import form_of
 from aftermath.model.tiers import KEY, TierShape, tier_shapes
 
 # Keys that transformers reads as well, and that make it another function whatever they say.
 _OTHER_FUNCTIONS = (
-    "quantization_config",
     "compression_config",
     "per_layer_config",
     "attention_chunk_size",
@@ -219,6 +219,7 @@ def _refuse_other_functions(hf_config: Mapping[str, Any], activations: tuple[str
     kinds = hf_config.get("layer_types") or []
     if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
         raise _unsupported("layer_types", kinds, "full_attention")
+    form_of(hf_config)
     for key in _OTHER_FUNCTIONS:
         if hf_config.get(key):
             raise ModelConfigError(

@@ -1,0 +1,74 @@
+"""In which form a checkpoint's files have a model, where that is another than plain weights of its tensors alone.
+
+Decided
+- Weights in fp8 (e4m3) with a scale for every block are made fp32 while they are read; whoever computes products in
+  fp8 with them rounds where this client does not. No other quantisation is read.
+- Layers behind the last that predict further tokens are no part of a model here: as many as `config.json` says are
+  passed over by their names. Layers that it does not speak of are strange, as any other tensor is.
+- What is written is plain, so nothing of this is left in a `config.json` of our own.
+
+No torch here: a config asks this too.
+
+Source: DeepSeek-V3 (arXiv 2412.19437), and the README_WEIGHTS.md beside its weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from aftermath.base.errors import shown
+from aftermath.model.config import ModelConfigError
+
+SCALES = "_scale_inv"
+"""What a tensor's scales are called, behind the name of the tensor."""
+_LARGEST_BLOCK = 1 << 16
+_MOST_FURTHER = 16
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a reader has to know of files beside the model's shapes."""
+
+    block: tuple[int, int] | None = None
+    """Rows and columns that share a scale, of tensors in fp8; None where there are none."""
+    beside: tuple[str, ...] = ()
+    """How the names begin of tensors that are no part of the model."""
+
+
+PLAIN = Form()
+
+
+def form_of(hf_config: Mapping[str, Any]) -> Form:
+    """What a `config.json` says of the files beside it. Raises ModelConfigError."""
+    return Form(_block(hf_config.get("quantization_config")), _beside(hf_config))
+
+
+def _block(said: object) -> tuple[int, int] | None:
+    if not said:
+        return None
+    if isinstance(said, dict) and said.get("quant_method") == "fp8" and said.get("fmt", "e4m3") == "e4m3":
+        match said.get("weight_block_size"):
+            case [int(rows), int(columns)] if all(
+                1 <= edge <= _LARGEST_BLOCK and not isinstance(edge, bool) for edge in (rows, columns)
+            ):
+                return rows, columns
+    raise ModelConfigError(
+        f"config.json: quantization_config {shown(said)} is not supported",
+        "use a checkpoint of plain weights, or of fp8 (e4m3) with a weight_block_size",
+    )
+
+
+def _beside(hf_config: Mapping[str, Any]) -> tuple[str, ...]:
+    layers, further = hf_config.get("num_hidden_layers"), hf_config.get("num_nextn_predict_layers")
+    if further is None:
+        return ()
+    if not isinstance(further, int) or isinstance(further, bool) or not 0 <= further <= _MOST_FURTHER:
+        raise ModelConfigError(
+            f"config.json: num_nextn_predict_layers must be an integer from 0 to {_MOST_FURTHER}, not {shown(further)}",
+            "take the file as published",
+        )
+    if not isinstance(layers, int):
+        return ()
+    return tuple(f"model.layers.{layers + number}." for number in range(further))

@@ -1,0 +1,40 @@
+"""The table of comparisons in docs/models.md: each names a test that there is, and as many models as that compares."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from aftermath.model.architectures import _BY_TYPE
+from aftermath.model.presets import PRESETS
+
+PAGE = Path(__file__).parents[2] / "docs/models.md"
+ROW = re.compile(r"^\| ([^|]+) \| [^|]+ \| (\d+) \| ([^|]+) \| `tests/model/(\w+)\.py::(\w+)` \|$", re.MULTILINE)
+ROWS = ROW.findall(PAGE.read_text())
+
+
+def test_the_table_has_every_architecture() -> None:
+    assert len(ROWS) == 5
+    listed = re.search(r"^## What there is$(.*?)^## ", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    assert listed is not None
+    assert {name for name in _BY_TYPE if f"`{name}`" not in listed[1]} == {"hf_auto"}
+    assert {name.partition("-")[0] for name in PRESETS} == {"llama", "nanogpt", "deepseek"}
+
+
+@pytest.mark.parametrize(("what", "models", "within", "module", "test"), ROWS)
+def test_it_says_what_a_test_compares(what: str, models: str, within: str, module: str, test: str) -> None:
+    pytest.importorskip("transformers")
+    held = importlib.import_module(f"model.{module}")
+    function = getattr(held, test)
+    assert math.prod(len(list(mark.args[1])) for mark in function.pytestmark) == int(models)
+    source = inspect.getsource(function) + inspect.getsource(getattr(held, "_same_as_restated", function))
+    said = re.findall(r"\d+e-\d+", within)
+    assert said
+    assert all(f"rtol={number}" in source for number in said)
+    if families := re.search(r"(\d+) families", what):
+        assert len(held.FAMILIES) == int(families[1])

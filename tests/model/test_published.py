@@ -1,0 +1,210 @@
+"""Checkpoints as DeepSeek publishes them: weights in fp8 by blocks, and layers that are no part of the model."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from aftermath.model.architectures import config_of
+from aftermath.model.checkpoint import load
+from aftermath.model.config import ModelConfigError
+from aftermath.model.documents import CheckpointError
+from aftermath.model.export import export_tiers
+from aftermath.model.initial import init_weights
+from aftermath.model.store import write_checkpoint
+
+V3: dict[str, Any] = {
+    "model_type": "deepseek_v3",
+    "vocab_size": 48,
+    "hidden_size": 36,
+    "intermediate_size": 64,
+    "moe_intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "q_lora_rank": 12,
+    "kv_lora_rank": 8,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 10,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "initializer_range": 0.5,
+}
+ROWS, COLUMNS = BLOCK = 16, 8
+QUANTIZED = {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [16, 8]}
+CONFIG = config_of(V3)
+GATE = "model.layers.1.mlp.experts.3.gate_proj.weight"
+
+
+def in_fp8(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights and scales, such that a block's largest number is the largest there is, block by block."""
+    rows, columns = tensor.shape
+    weights = torch.empty(tensor.shape, dtype=torch.float8_e4m3fn)
+    scales = torch.empty(-(-rows // ROWS), -(-columns // COLUMNS))
+    for i in range(scales.shape[0]):
+        for j in range(scales.shape[1]):
+            own = slice(i * ROWS, (i + 1) * ROWS), slice(j * COLUMNS, (j + 1) * COLUMNS)
+            scales[i, j] = tensor[own].abs().max() / 448
+            weights[own] = (tensor[own] / scales[i, j]).to(torch.float8_e4m3fn)
+    return weights, scales
+
+
+def meant(weights: Tensor, scales: Tensor) -> Tensor:
+    """Number by number."""
+    out = weights.float()
+    for i in range(out.shape[0]):
+        for j in range(out.shape[1]):
+            out[i, j] *= scales[i // ROWS, j // COLUMNS]
+    return out
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> tuple[Path, dict[str, Tensor], dict[str, Tensor]]:
+    """A directory, its file's tensors, and the numbers that they mean. As published, tables and gates are plain."""
+    params = init_weights(CONFIG, 1)
+    write_checkpoint(tmp_path / "m", params, CONFIG, tier=0, companions={})
+    said = json.loads((tmp_path / "m" / "config.json").read_text())
+    (tmp_path / "m" / "config.json").write_text(json.dumps(said | {"quantization_config": QUANTIZED}))
+    filed, wanted = dict(params), dict(params)
+    for name, tensor in params.items():
+        if tensor.dim() == 2 and "_proj" in name:
+            filed[name], filed[name + "_scale_inv"] = in_fp8(tensor)
+            wanted[name] = meant(filed[name], filed[name + "_scale_inv"])
+            torch.testing.assert_close(wanted[name], tensor, rtol=0.07, atol=0.01)
+    save_file(filed, tmp_path / "m" / "model.safetensors")
+    return tmp_path / "m", filed, wanted
+
+
+def same(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> bool:
+    return found.keys() == wanted.keys() and all(
+        found[name].dtype == torch.float32 and torch.equal(found[name], tensor) for name, tensor in wanted.items()
+    )
+
+
+def test_fp8_means_its_numbers_times_the_scale_of_their_block(
+    published: tuple[Path, dict[str, Tensor], dict[str, Tensor]],
+) -> None:
+    place, _, wanted = published
+    assert config_of(json.loads((place / "config.json").read_text())) == CONFIG
+    assert same(load(place, 0), wanted)
+    for tier in (1, 2, 3):
+        cut = {name: wanted[name][tuple(map(slice, shape))] for name, shape in CONFIG.parameter_shapes(tier).items()}
+        assert same(load(place, tier), cut)
+    export_tiers(place, [1])
+    tier = place.with_name("m-tier1")
+    assert "quantization_config" not in json.loads((tier / "config.json").read_text())
+    assert same(load(tier, 1), load(place, 1, "universal"))
+
+
+def test_scales_may_be_in_another_file_than_their_weights(
+    published: tuple[Path, dict[str, Tensor], dict[str, Tensor]],
+) -> None:
+    place, filed, wanted = published
+    (place / "model.safetensors").unlink()
+    parts = {"a.safetensors": {}, "b.safetensors": {}}
+    for name, tensor in filed.items():
+        parts["a.safetensors" if name.endswith("_scale_inv") else "b.safetensors"][name] = tensor
+    for name, tensors in parts.items():
+        save_file(tensors, place / name)
+    index = {"weight_map": {key: name for name, tensors in parts.items() for key in tensors}}
+    (place / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert same(load(place, 0), wanted)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({GATE + "_scale_inv": None}, f"{GATE} is of type F8_E4M3, which is not read without {GATE}_scale_inv"),
+        ({GATE + "_scale_inv": torch.ones(2, 4)}, r"_scale_inv is F32 \(2, 4\), config.json says F32 \(2, 5\)"),
+        ({GATE + "_scale_inv": torch.ones(2, 5, dtype=torch.int32)}, r"_scale_inv is I32 \(2, 5\)"),
+        ({GATE + "_scale_inv": torch.full((2, 5), torch.nan)}, f"{GATE} holds a value that is not finite"),
+        ({GATE: torch.zeros(24, 36)}, f"{GATE} is F32 and has scales of fp8"),
+        ({GATE: torch.zeros(24, 35).to(torch.float8_e4m3fn)}, r"is F8_E4M3 \(24, 35\), config.json says \(24, 36\)"),
+        ({GATE: torch.zeros(24, 36).to(torch.float8_e5m2)}, f"{GATE} is of type F8_E5M2, which is not read"),
+        ({"model.norm.weight_scale_inv": torch.tensor(1.0)}, "model.norm.weight_scale_inv is F32 .*that it is none"),
+        ({"model.norm.weight_scale_inv": torch.ones(3)}, "model.norm.weight_scale_inv is F32 .*that it is none"),
+        ({"model.more.weight_scale_inv": torch.ones(3)}, "holds 'model.more.weight_scale_inv'"),
+    ],
+)
+def test_scales_that_do_not_fit_are_a_sentence(
+    published: tuple[Path, dict[str, Tensor], dict[str, Tensor]], change: dict[str, Tensor | None], says: str
+) -> None:
+    place, filed, _ = published
+    tensors = {name: tensor for name, tensor in (filed | change).items() if tensor is not None}
+    save_file(tensors, place / "model.safetensors")
+    with pytest.raises(CheckpointError, match=says):
+        load(place, 0)
+
+
+def test_fp8_that_config_json_does_not_speak_of_is_refused(
+    published: tuple[Path, dict[str, Tensor], dict[str, Tensor]],
+) -> None:
+    place = published[0]
+    (place / "config.json").write_text(json.dumps(CONFIG.to_hf()))
+    with pytest.raises(CheckpointError, match=r"is of type F8_E4M3|not part of this model"):
+        load(place, 0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"quant_method": "gptq"},
+        {"fmt": "e5m2"},
+        {"weight_block_size": None},
+        {"weight_block_size": [128]},
+        {"weight_block_size": [128, 0]},
+        {"weight_block_size": [128, 1 << 40]},
+        {"weight_block_size": [True, 128]},
+        {"weight_block_size": 128},
+    ],
+    ids=str,
+)
+def test_another_quantisation_is_refused_by_name(change: dict[str, Any]) -> None:
+    with pytest.raises(ModelConfigError, match=r"quantization_config .* is not supported"):
+        config_of(V3 | {"quantization_config": QUANTIZED | change})
+
+
+def further() -> dict[str, Tensor]:
+    """Of one layer that predicts a second token, as published: a layer, and what lies around it."""
+    names = ("eh_proj.weight", "enorm.weight", "embed_tokens.weight", "shared_head.head.weight", "mlp.gate.weight")
+    tensors = {f"model.layers.2.{name}": torch.ones(2, 2) for name in names}
+    return tensors | {"model.layers.2.self_attn.o_proj.weight_scale_inv": torch.ones(1, 1)}
+
+
+@pytest.mark.parametrize("tier", [0, 1])
+def test_layers_that_predict_further_tokens_are_passed_over_with_one_warning(
+    tier: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_checkpoint(tmp_path / "m", init_weights(CONFIG, 1), CONFIG, tier=0, companions={})
+    file = tmp_path / "m" / "model.safetensors"
+    save_file(load_file(file) | further(), file)
+    with pytest.raises(CheckpointError, match=r"holds 'model\.layers\.2\.\S+', which is not part of this model"):
+        load(tmp_path / "m", tier)
+    said = CONFIG.to_hf() | {"num_nextn_predict_layers": 1}
+    (tmp_path / "m" / "config.json").write_text(json.dumps(said))
+    assert config_of(said) == CONFIG
+    with caplog.at_level(logging.WARNING):
+        assert same(load(tmp_path / "m", tier), init_weights(CONFIG, 1, tier))
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{tmp_path / 'm'}: 6 tensors of layers that predict further tokens are left out"
+    ]
+    save_file(load_file(file) | {"model.layers.3.enorm.weight": torch.ones(2)}, file)
+    with pytest.raises(CheckpointError, match=r"holds 'model\.layers\.3\.enorm"):
+        load(tmp_path / "m", tier)
+
+
+@pytest.mark.parametrize("count", [-1, 17, 1 << 40, "1", True, 1.0])
+def test_a_number_of_further_layers_that_cannot_be_is_refused(count: object) -> None:
+    with pytest.raises(ModelConfigError, match="num_nextn_predict_layers must be an integer from 0 to 16"):
+        config_of(V3 | {"num_nextn_predict_layers": count})

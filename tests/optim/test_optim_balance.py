@@ -1,0 +1,203 @@
+"""Vectors that even out experts: what members count is voted on exactly, applied alike, and nothing else moves them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from aftermath.model.architectures import config_of
+from aftermath.model.initial import init_weights
+from aftermath.model.network import LanguageModel
+from aftermath.optim import compiled, mean, sign
+from aftermath.optim.balance import load_error
+from aftermath.optim.codec import Votes, decode_level
+from aftermath.optim.distro import Distro
+from aftermath.optim.engine import Engine
+from aftermath.optim.schema import Schema, Settings, build_schema
+from aftermath.optim.sparseloco import SparseLoCo
+
+torch.set_num_threads(1)
+
+V3: dict[str, Any] = {
+    "model_type": "deepseek_v3",
+    "vocab_size": 48,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "moe_intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "q_lora_rank": None,
+    "kv_lora_rank": 8,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
+BIAS = "model.layers.1.mlp.gate.e_score_correction_bias"
+CONFIG = config_of(V3)
+DISTRO = Distro(topk=3, topk_embeddings=3, chunk=7, quantize_1bit=True, decay=0.999, weight_decay=0.1, clip=1.0)
+FLOAT = Distro(topk=3, topk_embeddings=3, chunk=7, quantize_1bit=False, decay=0.999, weight_decay=0.1, clip=1.0)
+INNER = SparseLoCo(inner_steps=1, topk=3, topk_embeddings=3, chunk=7, weight_decay=0.1, clip=1.0)
+MUON = SparseLoCo(inner_steps=2, inner_optimizer="muon", topk=3, topk_embeddings=3, chunk=7, weight_decay=0.1)
+OUTER = SparseLoCo(inner_steps=2, topk=3, topk_embeddings=3, chunk=7, weight_decay=0.1, orthogonal_lr=15.0)
+ALL = {"distro": DISTRO, "values": FLOAT, "inner": INNER, "muon": MUON, "outer": OUTER}
+COUNTS = ([9, 1, 0, 6, 4, 4, 4, 4], [12, 0, 4, 0, 4, 4, 4, 4], [0, 12, 4, 0, 8, 4, 0, 4])
+RATE = 2.0**-7
+
+
+@pytest.fixture(params=["kernels", "torch"])
+def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With compiled kernels, and without."""
+    if request.param == "torch":
+        for module in (compiled, mean, sign):
+            monkeypatch.setattr(module, "usable", lambda params: False)
+
+
+def member(schema: Schema, tier: int = 0) -> tuple[dict[str, Tensor], Engine]:
+    params = init_weights(CONFIG, 1, tier)
+    params[BIAS] = torch.linspace(-1, 1, 8)
+    return params, Engine(schema, tier, params)
+
+
+def trained(engine: Engine, counts: list[int], size: float = 1e-3, **asked: Any) -> Any:
+    """A share in which experts were chosen so often; other gradients are of that size."""
+
+    def backward(_: Tensor) -> float:
+        for tensor in engine._params.values():
+            tensor.grad = torch.full_like(tensor, size)
+        engine._params[BIAS].grad = torch.tensor(counts, dtype=torch.float32)
+        return 0.0
+
+    return engine.train(torch.zeros(2, 3, dtype=torch.int64), backward, RATE, 0.0, **asked)
+
+
+def votes(schema: Schema, results: list[Mapping[int, bytes]]) -> dict[int, list[Votes]]:
+    levels = sorted({level for result in results for level in result})
+    return {
+        level: [decode_level(result[level], schema.results, level) for result in results if level in result]
+        for level in levels
+    }
+
+
+def test_an_error_is_exact_in_its_sign() -> None:
+    counts = torch.tensor([2.0**23 + 1, 2.0**23, 2.0**23, 2.0**23 - 1])
+    assert load_error(counts).sign().tolist() == [1, 0, 0, -1]
+    assert load_error(torch.tensor([3.0, 1.0, 0.0, 0.0])).tolist() == [0.5, 0, -0.25, -0.25]
+    assert not load_error(torch.zeros(4)).any()
+
+
+@pytest.mark.usefixtures("by")
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_distro_moves_it_by_the_majority_of_its_members(rounds: int) -> None:
+    """Whatever the rounds before: nothing of a vote is left over. All other parameters decay, and this does not."""
+    schema = build_schema(V3, 3, DISTRO)
+    everyone = [member(schema, tier) for tier in range(3)]
+    signs = torch.tensor([[(8 * c > sum(own)) - (8 * c < sum(own)) for c in own] for own in COUNTS]).sum(0).sign()
+    assert sorted(set(signs.tolist())) == [-1, 0, 1]
+    expected = everyone[0][0][BIAS].clone()
+    for _ in range(rounds):
+        made = [trained(engine, counts).payloads for (_, engine), counts in zip(everyone, COUNTS, strict=True)]
+        for tier, (_, engine) in enumerate(everyone):
+            engine.apply(votes(schema, [{k: v for k, v in own.items() if k >= tier} for own in made]), RATE)
+        expected -= RATE * signs
+    for params, _ in everyone:
+        assert torch.equal(params[BIAS], expected)
+
+
+@pytest.mark.usefixtures("by")
+def test_sparseloco_moves_it_by_the_mean_of_its_members_steps() -> None:
+    schema = build_schema(V3, 1, INNER)
+    everyone = [member(schema) for _ in COUNTS]
+    signs = torch.tensor([[(8 * c > sum(own)) - (8 * c < sum(own)) for c in own] for own in COUNTS])
+    made = [trained(engine, counts).payloads for (_, engine), counts in zip(everyone, COUNTS, strict=True)]
+    before = everyone[0][0][BIAS].clone()
+    for _, engine in everyone:
+        engine.apply(votes(schema, made), RATE)
+    kept = signs.ne(0).sum(0).clamp(min=1)  # what nobody moved is not sent, and counts in no mean
+    torch.testing.assert_close(everyone[0][0][BIAS], before - RATE * signs.sum(0) / kept)
+    assert all(torch.equal(params[BIAS], everyone[0][0][BIAS]) for params, _ in everyone)
+
+
+def test_muons_inner_steps_go_at_the_rate_of_vectors() -> None:
+    schema = build_schema(V3, 1, MUON)
+    params, engine = member(schema)
+    before = params[BIAS].clone()
+    engine.apply(votes(schema, [trained(engine, COUNTS[0]).payloads]), RATE)
+    moved = 2 * 0.1 * RATE  # inner steps, each at a tenth of the rate of matrices
+    torch.testing.assert_close((before - params[BIAS]).abs(), torch.tensor([moved] * 4 + [0.0] * 4), rtol=0.5, atol=0)
+
+
+@pytest.mark.usefixtures("by")
+@pytest.mark.parametrize("kind", ALL)
+def test_without_an_error_it_stays_as_it_is_whatever_decays(kind: str) -> None:
+    schema = build_schema(V3, 2, ALL[kind])
+    params, engine = member(schema)
+    before = {name: tensor.clone() for name, tensor in params.items()}
+    for counts in ([5] * 8, [0] * 8):
+        engine.apply(votes(schema, [trained(engine, counts).payloads]), RATE)
+        engine.apply({}, RATE)
+    assert {name for name, tensor in params.items() if torch.equal(tensor, before[name])} == {BIAS}
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_counts_change_nothing_that_is_clipped_measured_or_remembered(kind: str) -> None:
+    schema = build_schema(V3, 2, ALL[kind])
+    ends, figures, kept = [], [], []
+    for counts in (COUNTS[0], [1_000_000, *COUNTS[1][1:]]):
+        params, engine = member(schema)
+        made = trained(engine, counts, size=1.0, measured=True)
+        kept.append(engine.remembered())
+        engine.apply(votes(schema, [made.payloads]), RATE)
+        ends.append({name: tensor for name, tensor in params.items() if name != BIAS})
+        figures.append(made.measured)
+    assert all(torch.equal(tensor, ends[1][name]) for name, tensor in ends[0].items())
+    assert figures[0] == figures[1]
+    assert not any(name.endswith(BIAS) for name in kept[0])
+    assert kept[0].keys() == engine.sizes().keys()
+
+
+@pytest.mark.parametrize("settings", [DISTRO, INNER], ids=["distro", "inner"])
+def test_experts_that_begin_uneven_even_out_and_do_not_without(settings: Settings) -> None:
+    """Two members of two tiers; the bias begins in favour of two experts."""
+    schema, rate, uneven = build_schema(V3, 2, settings), 0.002, []
+    for even in (True, False):
+        nets = []
+        for tier in (0, 1):
+            params = init_weights(CONFIG, 1, tier)
+            params[BIAS] = torch.tensor([0.06, 0.06] + [0.0] * 6)
+            nets.append(CONFIG.build(tier, params))
+        engines = [Engine(schema, tier, dict(net.named_parameters())) for tier, net in enumerate(nets)]
+        most = []
+        for number in range(20):
+            loads, made = torch.zeros(8), []
+            for who, (net, engine) in enumerate(zip(nets, engines, strict=True)):
+
+                def backward(part: Tensor, net: LanguageModel = net, loads: Tensor = loads) -> float:
+                    loss = net.loss(part)
+                    loss.backward()
+                    counts = net.get_parameter(BIAS).grad
+                    assert counts is not None
+                    loads.add_(counts)
+                    return loss.item()
+
+                draws = torch.Generator().manual_seed(100 * number + who)
+                made.append(engine.train(torch.randint(48, (8, 17), generator=draws), backward, rate, 0.0).payloads)
+            most.append(float(loads.max() / loads.mean()))
+            for tier, (net, engine) in enumerate(zip(nets, engines, strict=True)):
+                bias = net.get_parameter(BIAS).detach()
+                before = bias.clone()
+                engine.apply(votes(schema, [{k: v for k, v in own.items() if k >= tier} for own in made]), rate)
+                if not even:
+                    bias.copy_(before)
+        assert torch.equal(nets[0].get_parameter(BIAS), nets[1].get_parameter(BIAS))
+        uneven.append(sum(most[10:]) / 10)
+    assert uneven[0] < 1.6 < 2.5 < uneven[1]
