@@ -33,21 +33,24 @@ LLAMA: dict[str, Any] = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 16,
 }
+NANOGPT: dict[str, Any] = {
+    "model_type": "nanogpt",
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 16,
+}
 MODELS: dict[str, dict[str, Any]] = {
     "llama": LLAMA,
     "qwen3": LLAMA | {"model_type": "qwen3", "head_dim": 8, "tie_word_embeddings": True},
     "qwen2": LLAMA | {"model_type": "qwen2"},
     "named": LLAMA | {"matformer_tiers": [{"layers": [0, 2]}, {"layers": [2], "intermediate_size": 24}]},
     "uneven": LLAMA | {"matformer_tiers": [{"intermediate_size": [64, 31, 8]}, {"num_key_value_heads": 1}]},
-    "nanogpt": {
-        "model_type": "nanogpt",
-        "vocab_size": 64,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "max_position_embeddings": 16,
-    },
+    "nanogpt": NANOGPT,
+    "whole nanogpt": NANOGPT
+    | {"relu_squared": False, "value_embeddings": 2, "x0_residual": True, "unet_skips": True, "head_dim": 6},
     "deepseek": {
         "model_type": "deepseek_v3",
         "vocab_size": 64,

@@ -18,7 +18,7 @@ def shape(request: pytest.FixtureRequest) -> tuple[int, int]:
     return data, tensor
 
 
-@pytest.mark.parametrize("model", ["llama", "qwen2", "qwen3", "named"])
+@pytest.mark.parametrize("model", ["llama", "qwen2", "qwen3", "named", "nanogpt", "whole nanogpt"])
 @pytest.mark.parametrize("tier", range(3))
 def test_layers_that_are_cut_give_the_same_gradient_but_for_rounding(ranks: Ranks, model: str, tier: int) -> None:
     alone, led = two(ranks, model, tier, 2)
@@ -43,7 +43,8 @@ def test_a_rank_holds_its_part_of_the_matrices(ranks: Ranks) -> None:
 @pytest.mark.parametrize(
     ("model", "tier", "count", "says"),
     [
-        ("nanogpt", 0, 2, "only a Llama or one of its kin"),
+        ("deepseek", 0, 2, "a model of type deepseek_v3 cannot be cut: nothing here cuts its heads"),
+        ("nanogpt", 1, 8, "does not divide the 4 key/value heads of a layer of tier 1"),
         ("llama", 0, 4, "does not divide the 2 key/value heads of a layer of tier 0"),
         ("qwen3", 2, 3, "does not divide the 2 key/value heads of a layer of tier 2"),
         ("uneven", 1, 2, "does not divide the 31 hidden units of a layer of tier 1"),
@@ -53,3 +54,10 @@ def test_a_rank_holds_its_part_of_the_matrices(ranks: Ranks) -> None:
 def test_what_cannot_be_cut_is_refused_by_name(model: str, tier: int, count: int, says: str) -> None:
     with pytest.raises(Unsuitable, match=says):
         check_tensor_parallelism(config_of(MODELS[model]), tier, count)
+
+
+def test_a_model_of_transformers_is_refused_with_the_reason() -> None:
+    pytest.importorskip("transformers")
+    config = config_of({"model_type": "gpt2", "vocab_size": 64, "n_embd": 16, "n_layer": 1, "n_head": 2})
+    with pytest.raises(Unsuitable, match="of type hf_auto cannot be cut: its layers are transformers' own"):
+        check_tensor_parallelism(config, 0, 2)

@@ -75,7 +75,7 @@ class TrainSettings(BaseModel):
         ge=1,
         le=MOST_RANKS,
         description="Ranks that compute one micro-batch together, each with its part of every layer (DTensor); for "
-        "Llamas and their kin. The member has as many ranks as the product of the two.",
+        "Llamas, their kin and NanoGPTs. The member has as many ranks as the product of the two.",
     )
     threads: int = Field(0, ge=0, description="CPU threads for training; 0 leaves torch's own choice.")
     precision: Precision = Field("auto", description=PRECISION)

@@ -27,6 +27,7 @@ from aftermath.model.arch.rope_config import rope_table
 from aftermath.model.arch.scaled_config import POSITIONS, ScaledConfig, fields_of_positions
 from aftermath.model.arch.transformer_config import IDEAS
 from aftermath.model.config import ModelConfigError, check_divisible, stored_tier
+from aftermath.model.tensor_plan import TensorPlan
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -163,6 +164,11 @@ class DeepseekConfig(ScaledConfig):
         """Hidden units of a dense layer. Raises WidthNotDivisible also where an expert has no whole width."""
         check_divisible(self.moe_intermediate_size, tier, "moe_intermediate_size")
         return super().width(tier)
+
+    def tensor_plan(self, tier: int) -> TensorPlan | str:
+        """Not yet."""
+        del tier
+        return "nothing here cuts its heads, which share a latent vector, and its experts"
 
     def build(self, tier: int, params: Mapping[str, Tensor]) -> Deepseek:
         """A DeepSeek."""

@@ -32,6 +32,10 @@ class NanoGPT(Transformer):
         logits = super().head(hidden)  # [B, T, V]
         return torch.tanh(logits / self._cap) * self._cap if self._cap else logits
 
+    def take_part(self, rank: int, ranks: int) -> None:
+        for layer in self.model.layers.values():
+            layer.self_attn.first = rank * (layer.self_attn.inner // ranks)
+
 
 class Decoder(nn.Module):
     """Tables, layers and the ways around them: token ids [B, T] -> hidden states [B, T, D]."""
@@ -100,7 +104,8 @@ class Attention(nn.Module):
     def __init__(self, config: NanoGPTConfig, heads: int, adds: bool) -> None:
         super().__init__()
         self.config = config
-        inner = heads * config.head_dim
+        inner = self.inner = heads * config.head_dim
+        self.first = 0  # of the columns of the table that are added to these heads
         self.q_proj = linear(config.hidden_size, inner)  # [H K, D]
         self.k_proj = linear(config.hidden_size, inner)  # [H K, D]
         self.v_proj = linear(config.hidden_size, inner)  # [H K, D]
@@ -116,6 +121,9 @@ class Attention(nn.Module):
             query, key = _norm(query, self.config), _norm(key, self.config)
         value = self.v_proj(hidden)  # [B, T, H K]
         if added is not None:
+            own = value.shape[-1]
+            if own < added.shape[-1]:
+                added = added.narrow(-1, self.first, own)
             value = value + self.value_lambda * added
         query, key, value = rotate(query, rotation), rotate(key, rotation), self._heads(value)
         if cache is not None:

@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from aftermath.base.errors import shown
 from aftermath.model.arch.rope_config import rope_table
 from aftermath.model.config import ModelConfig, ModelConfigError, stored_tier
+from aftermath.model.tensor_plan import TensorPlan, plan_of
 from aftermath.model.tiers import KEY, TierShape, tier_shapes
 
 # Keys that transformers reads as well, and that make it another function whatever they say.
@@ -46,6 +47,8 @@ class TransformerConfig(ModelConfig):
         "self_attn.v_proj.bias": 0,
     }
     """As `ELASTIC_DIMS`, of what has a part for each head, where tiers differ in heads."""
+    PARTIAL: ClassVar[tuple[str, ...]] = ()
+    """`TensorPlan.partial`."""
     LATER: ClassVar[frozenset[str]] = frozenset({KEY})
 
     ACTIVATIONS: ClassVar[tuple[str, ...]] = ()
@@ -142,6 +145,12 @@ class TransformerConfig(ModelConfig):
                 if name.endswith("." + suffix):
                     return dim
         return super().elastic_dim(name)
+
+    def tensor_plan(self, tier: int) -> TensorPlan | str:
+        """Whole heads, and hidden units."""
+        held = self.shape(tier)  # query heads are a multiple of the key heads
+        divided = {"key/value heads": held.num_key_value_heads, "hidden units": held.intermediate_size}
+        return plan_of({**self.HEAD_DIMS, **self.ELASTIC_DIMS}, divided, self.PARTIAL)
 
     def stored_name(self, name: str, tier: int) -> str:
         """A tier's files number the layers that it keeps from 0 on, as every client expects."""
