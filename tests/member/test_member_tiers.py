@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,10 +25,28 @@ KINDS = {
 }
 
 
+HEADS = {"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 4}
+NANOGPT = HEADS | {
+    "model_type": "nanogpt",
+    "hidden_act": None,
+    "value_embeddings": 1,
+    "unet_skips": True,
+    "x0_residual": True,
+}
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_replicas_stay_equal(kind: str, tmp_path: Path) -> None:
-    heads = {"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 4}
-    config = config_of(CONFIG.to_hf() | heads | {"matformer_tiers": KINDS[kind]})
+    _play(HEADS | {"matformer_tiers": KINDS[kind]}, tmp_path)
+
+
+def test_so_do_those_of_a_nanogpt_whose_layers_are_bound_to_each_other(tmp_path: Path) -> None:
+    heads = {"layers": [1, 2], "num_key_value_heads": [3, 2], "intermediate_size": [20, 9]}
+    _play(NANOGPT | {"matformer_tiers": [heads, {"layers": [1]}]}, tmp_path)
+
+
+def _play(keys: dict[str, Any], tmp_path: Path) -> None:
+    config = config_of(CONFIG.to_hf() | keys)
 
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2, 2)]

@@ -42,6 +42,7 @@ NANOGPT: dict[str, Any] = {
     "num_attention_heads": 4,
     "max_position_embeddings": 16,
 }
+WHOLE = NANOGPT | {"relu_squared": False, "value_embeddings": 2, "x0_residual": True, "unet_skips": True, "head_dim": 6}
 MODELS: dict[str, dict[str, Any]] = {
     "llama": LLAMA,
     "qwen3": LLAMA | {"model_type": "qwen3", "head_dim": 8, "tie_word_embeddings": True},
@@ -49,8 +50,14 @@ MODELS: dict[str, dict[str, Any]] = {
     "named": LLAMA | {"matformer_tiers": [{"layers": [0, 2]}, {"layers": [2], "intermediate_size": 24}]},
     "uneven": LLAMA | {"matformer_tiers": [{"intermediate_size": [64, 31, 8]}, {"num_key_value_heads": 1}]},
     "nanogpt": NANOGPT,
-    "whole nanogpt": NANOGPT
-    | {"relu_squared": False, "value_embeddings": 2, "x0_residual": True, "unet_skips": True, "head_dim": 6},
+    "whole nanogpt": WHOLE,
+    "named nanogpt": WHOLE
+    | {
+        "matformer_tiers": [
+            {"layers": [1, 2, 3], "num_key_value_heads": [4, 2, 2]},
+            {"layers": [1], "num_key_value_heads": 2},
+        ]
+    },
     "deepseek": {
         "model_type": "deepseek_v3",
         "vocab_size": 64,

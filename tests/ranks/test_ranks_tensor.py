@@ -18,7 +18,7 @@ def shape(request: pytest.FixtureRequest) -> tuple[int, int]:
     return data, tensor
 
 
-@pytest.mark.parametrize("model", ["llama", "qwen2", "qwen3", "named", "nanogpt", "whole nanogpt"])
+@pytest.mark.parametrize("model", ["llama", "qwen2", "qwen3", "named", "nanogpt", "whole nanogpt", "named nanogpt"])
 @pytest.mark.parametrize("tier", range(3))
 def test_layers_that_are_cut_give_the_same_gradient_but_for_rounding(ranks: Ranks, model: str, tier: int) -> None:
     alone, led = two(ranks, model, tier, 2)

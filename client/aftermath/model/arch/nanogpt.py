@@ -43,11 +43,12 @@ class Decoder(nn.Module):
     def __init__(self, config: NanoGPTConfig, tier: int) -> None:
         super().__init__()
         self.config, kept = config, config.shape(tier)
-        values = config.num_attention_heads * config.head_dim
         self.embed_tokens = _table(config.vocab_size, config.hidden_size)
-        if config.value_embeddings:
-            self.value_embeds = nn.ModuleList(_table(config.vocab_size, values) for _ in range(config.value_embeddings))
-        if config.skips:
+        if tables := config.value_tables(tier):
+            self.value_embeds = nn.ModuleDict(
+                {str(table): _table(config.vocab_size, heads * config.head_dim) for table, heads in tables.items()}
+            )
+        if config.has_skips(tier):
             self.skip_lambdas = nn.Parameter(torch.empty(config.skips))
         self.layers = nn.ModuleDict(
             {str(number): Layer(config, *kept.of_layer(number), number) for number in kept.layers}
@@ -59,13 +60,14 @@ class Decoder(nn.Module):
         config = self.config
         hidden = start = _norm(self.embed_tokens(input_ids), config)  # [B, T, D]
         rotation = self._rotation.after(cache.length if cache else 0, input_ids.shape[1], hidden.device)
-        skips: list[Tensor] = []
+        layers, skips = config.num_hidden_layers, list[Tensor]()  # what the first layers ended with
         for name, layer in self.layers.items():
             number = int(name)
-            if number >= config.num_hidden_layers - config.skips:
-                hidden = hidden + self.skip_lambdas[config.skips - len(skips)] * skips.pop()
+            skips += [hidden] * (min(number, config.skips) - len(skips))  # of layers that are left out, between
+            if number >= layers - config.skips:
+                hidden = hidden + self.skip_lambdas[number - layers] * skips[layers - 1 - number]
             table = config.value_table(number)
-            added = None if table is None else self.value_embeds[table](input_ids)  # [B, T, H K]
+            added = None if table is None else self.value_embeds[str(table)](input_ids)  # [B, T, H K] or wider
             hidden = through(layer, hidden, start, added, rotation, cache and cache.of_layer(name))
             if number < config.skips:
                 skips.append(hidden)

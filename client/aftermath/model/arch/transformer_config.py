@@ -137,10 +137,14 @@ class TransformerConfig(ModelConfig):
         )
         return "; ".join(f"{what} {which}" for what, which in said)
 
+    @property
+    def heads_differ(self) -> bool:
+        """Whether a tier has fewer heads than the full model in a layer that it keeps."""
+        return any(set(tier.num_key_value_heads) != {self.key_heads} for tier in self.matformer_tiers)
+
     def elastic_dim(self, name: str) -> Literal[0, 1] | None:
         """That of hidden units, or of heads where tiers differ in them."""
-        whole = (self.key_heads,)
-        if any(set(tier.num_key_value_heads) != set(whole) for tier in self.matformer_tiers):
+        if self.heads_differ:
             for suffix, dim in self.HEAD_DIMS.items():
                 if name.endswith("." + suffix):
                     return dim
