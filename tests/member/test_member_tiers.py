@@ -34,6 +34,22 @@ NANOGPT = HEADS | {
     "x0_residual": True,
 }
 
+DEEPSEEK = HEADS | {
+    "model_type": "deepseek_v3",
+    "moe_intermediate_size": 8,
+    "q_lora_rank": 6,
+    "kv_lora_rank": 4,
+    "qk_nope_head_dim": 4,
+    "qk_rope_head_dim": 2,
+    "v_head_dim": 4,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
+
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_replicas_stay_equal(kind: str, tmp_path: Path) -> None:
@@ -43,6 +59,11 @@ def test_replicas_stay_equal(kind: str, tmp_path: Path) -> None:
 def test_so_do_those_of_a_nanogpt_whose_layers_are_bound_to_each_other(tmp_path: Path) -> None:
     heads = {"layers": [1, 2], "num_key_value_heads": [3, 2], "intermediate_size": [20, 9]}
     _play(NANOGPT | {"matformer_tiers": [heads, {"layers": [1]}]}, tmp_path)
+
+
+def test_so_do_those_of_a_deepseek_with_experts_of_several_widths(tmp_path: Path) -> None:
+    first = {"intermediate_size": 20, "moe_intermediate_size": [8, 5]}
+    _play(DEEPSEEK | {"matformer_tiers": [first, {"layers": [0, 2], "moe_intermediate_size": 3}]}, tmp_path)
 
 
 def _play(keys: dict[str, Any], tmp_path: Path) -> None:

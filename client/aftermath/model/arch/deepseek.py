@@ -43,14 +43,16 @@ class Decoder(nn.Module):
         self.config = config
         blank = torch.empty(config.vocab_size, config.hidden_size)  # [V, D]
         self.embed_tokens = nn.Embedding.from_pretrained(blank, freeze=False)
-        self.layers = nn.ModuleList(Layer(config, tier, number) for number in range(config.num_hidden_layers))
+        kept = config.shape(tier)
+        widths = {layer: kept.of_layer(layer)[0] for layer in kept.layers}
+        self.layers = nn.ModuleDict({str(layer): Layer(config, width, layer) for layer, width in widths.items()})
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self._rotation = Rotation(partial(scaled_rotary, config, config.qk_rope_head_dim))
 
     def forward(self, input_ids: Tensor, through: Through, cache: Cache | None = None) -> Tensor:
         hidden: Tensor = self.embed_tokens(input_ids)  # [B, T, D]
         rotation = self._rotation.after(cache.length if cache else 0, input_ids.shape[1], hidden.device)
-        for name, layer in self.layers.named_children():
+        for name, layer in self.layers.items():
             hidden = through(layer, hidden, rotation, cache and cache.of_layer(name))
         out: Tensor = self.norm(hidden)
         return out
@@ -59,13 +61,13 @@ class Decoder(nn.Module):
 class Layer(nn.Module):
     """Pre-norm attention and feed-forward or experts, each added to the residual stream [B, T, D]."""
 
-    def __init__(self, config: DeepseekConfig, tier: int, number: int) -> None:
+    def __init__(self, config: DeepseekConfig, width: int, number: int) -> None:
         super().__init__()
         self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.self_attn = LatentAttention(config)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         dense = number < config.dense_layers
-        self.mlp = FeedForward(config.hidden_size, config.width(tier)) if dense else Experts(config, tier)
+        self.mlp = FeedForward(config.hidden_size, width) if dense else Experts(config, width)
 
     def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], cache: LayerCache | None = None) -> Tensor:
         hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotation, cache)
@@ -165,12 +167,12 @@ class Gate(nn.Module):
 class Experts(nn.Module):
     """The shared experts, as one feed-forward, and for each token its routed ones."""
 
-    def __init__(self, config: DeepseekConfig, tier: int) -> None:
+    def __init__(self, config: DeepseekConfig, width: int) -> None:
         super().__init__()
-        hidden, width = config.hidden_size, config.moe_intermediate_size
+        hidden = config.hidden_size
         self.gate = Gate(config)
-        self.shared_experts = FeedForward(hidden, width * config.n_shared_experts >> tier)
-        self.experts = nn.ModuleList(FeedForward(hidden, width >> tier) for _ in range(config.n_routed_experts))
+        self.shared_experts = FeedForward(hidden, width * config.n_shared_experts)
+        self.experts = nn.ModuleList(FeedForward(hidden, width) for _ in range(config.n_routed_experts))
 
     def forward(self, hidden: Tensor) -> Tensor:
         tokens = hidden.flatten(0, 1)  # [N, D]

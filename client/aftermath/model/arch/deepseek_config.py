@@ -4,7 +4,8 @@ Decided
 - Tensors have the names they have in checkpoints on the Hub: every expert's matrices are tensors of their own. So a
   strip of an expert is a matrix like any other, for blocks and for Muon.
 - Tier k holds the first 1/2^k of the hidden units of every dense layer, of every routed expert, and of the shared
-  experts, which are one feed-forward. Attention and gates are whole.
+  experts, which are one feed-forward. Attention and gates are whole. So it is with the widths that tiers name
+  (`model/tiers.py`): those of dense layers, and those of experts, of each of which shared experts have as much.
 - V3's `e_score_correction_bias` only chooses experts and has no gradient. Members have no exact way to count together
   which experts are chosen, so no rule of balance moves it; like every tensor it is hashed, shared, and subject to a
   run's weight decay. No auxiliary loss is computed.
@@ -26,8 +27,9 @@ from aftermath.base.errors import shown
 from aftermath.model.arch.rope_config import rope_table
 from aftermath.model.arch.scaled_config import POSITIONS, ScaledConfig, fields_of_positions
 from aftermath.model.arch.transformer_config import IDEAS
-from aftermath.model.config import ModelConfigError, check_divisible, stored_tier
+from aftermath.model.config import ModelConfig, ModelConfigError, check_divisible, stored_tier
 from aftermath.model.tensor_plan import TensorPlan
+from aftermath.model.tiers import KEY, TierShape
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,6 +49,8 @@ class DeepseekConfig(ScaledConfig):
         "up_proj.weight": 0,
         "down_proj.weight": 1,
     }
+    CUTS: ClassVar[tuple[str, ...]] = ("layers", "intermediate_size", "moe_intermediate_size")
+    BASE: ClassVar[tuple[str, ...]] = ("num_hidden_layers", "first_k_dense_replace", "moe_intermediate_size")
     ONLY: ClassVar[Mapping[str, Any]]
     """Keys of which this client computes one value, which is also what their absence means."""
 
@@ -122,7 +126,7 @@ class DeepseekConfig(ScaledConfig):
             )
         known = cls.known(dict(hf_config) | {"head_dim": hf_config.get("qk_rope_head_dim") or 2})
         tier, size = stored_tier(hf_config)[0], known.get("moe_intermediate_size")
-        if isinstance(size, int) and not isinstance(size, bool):
+        if isinstance(size, int) and not isinstance(size, bool) and not hf_config.get(KEY):
             known["moe_intermediate_size"] = size << tier
         if "q_lora_rank" not in hf_config:
             raise ModelConfigError(
@@ -155,15 +159,35 @@ class DeepseekConfig(ScaledConfig):
                 "hidden_act": "silu",
                 "attention_bias": False,
                 "num_key_value_heads": self.num_attention_heads,
-                "moe_intermediate_size": self.moe_intermediate_size >> tier,
+                "moe_intermediate_size": self.expert_width(tier),
                 "moe_layer_freq": 1,
             }
         )
 
-    def width(self, tier: int) -> int:
-        """Hidden units of a dense layer. Raises WidthNotDivisible also where an expert has no whole width."""
+    def halved(self, tier: int) -> TierShape:
+        """Dense layers, then those of experts. Raises WidthNotDivisible also where an expert has no whole width."""
         check_divisible(self.moe_intermediate_size, tier, "moe_intermediate_size")
-        return super().width(tier)
+        dense = min(self.dense_layers, self.num_hidden_layers)
+        experts = [(0, 0, self.moe_intermediate_size >> tier)] * (self.num_hidden_layers - dense)
+        return TierShape.of([(ModelConfig.width(self, tier), 0, 0)] * dense + experts)
+
+    def width(self, tier: int) -> int:
+        """Hidden units of the widest dense layer; where there is none, what its file says of them."""
+        held = max(self.shape(tier).intermediate_size)
+        return held or (self.intermediate_size if self.matformer_tiers else ModelConfig.width(self, tier))
+
+    def expert_width(self, tier: int) -> int:
+        """The same of an expert."""
+        held = max(self.shape(tier).moe_intermediate_size)
+        return held or self.moe_intermediate_size >> (0 if self.matformer_tiers else tier)
+
+    def _sizes(self, tier: int) -> dict[str, int]:
+        shape = self.shape(tier)
+        return {
+            "num_hidden_layers": len(shape.layers),
+            "first_k_dense_replace": sum(size > 0 for size in shape.intermediate_size) if tier else self.dense_layers,
+            "moe_intermediate_size": self.expert_width(tier),
+        }
 
     def tensor_plan(self, tier: int) -> TensorPlan | str:
         """Not yet."""
@@ -189,25 +213,25 @@ class DeepseekConfig(ScaledConfig):
 
     def parameter_shapes(self, tier: int = 0) -> dict[str, tuple[int, ...]]:
         """Name -> shape of every tensor a tier-k replica holds. A tied output head is not a tensor of its own."""
-        hidden, ffn, expert = self.hidden_size, self.width(tier), self.moe_intermediate_size >> tier
+        hidden, kept = self.hidden_size, self.shape(tier)
         shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.vocab_size, hidden)}
-        for layer in range(self.num_hidden_layers):
+        for layer in kept.layers:
             prefix = f"model.layers.{layer}."
+            width, _ = kept.of_layer(layer)
             shapes |= {
                 prefix + "input_layernorm.weight": (hidden,),
                 prefix + "post_attention_layernorm.weight": (hidden,),
             }
             shapes.update(self._attention(prefix + "self_attn."))
             if layer < self.dense_layers:
-                shapes.update(self._feed_forward(prefix + "mlp.", ffn))
+                shapes.update(self._feed_forward(prefix + "mlp.", width))
                 continue
             shapes[prefix + "mlp.gate.weight"] = (self.n_routed_experts, hidden)
             if self.MODEL_TYPE == DeepseekV3Config.MODEL_TYPE:
                 shapes[prefix + "mlp.gate.e_score_correction_bias"] = (self.n_routed_experts,)
-            shared = self.moe_intermediate_size * self.n_shared_experts >> tier
-            shapes.update(self._feed_forward(prefix + "mlp.shared_experts.", shared))
+            shapes.update(self._feed_forward(prefix + "mlp.shared_experts.", width * self.n_shared_experts))
             for number in range(self.n_routed_experts):
-                shapes.update(self._feed_forward(f"{prefix}mlp.experts.{number}.", expert))
+                shapes.update(self._feed_forward(f"{prefix}mlp.experts.{number}.", width))
         shapes["model.norm.weight"] = (hidden,)
         if not self.tie_word_embeddings:
             shapes["lm_head.weight"] = (self.vocab_size, hidden)

@@ -26,7 +26,6 @@ from aftermath.base.errors import shown
 from aftermath.model.arch.rope_config import rope_table
 from aftermath.model.arch.transformer_config import IDEAS, TransformerConfig
 from aftermath.model.config import ModelConfigError
-from aftermath.model.tiers import PARTS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -97,10 +96,6 @@ class NanoGPTConfig(TransformerConfig):
     def to_hf(self, tier: int = 0) -> dict[str, Any]:
         """Named as no architecture of transformers."""
         return self.common_hf(tier) | {"architectures": ["NanoGPT"]}
-
-    def cuts(self) -> tuple[str, ...]:
-        """All there is."""
-        return PARTS
 
     @property
     def skips(self) -> int:
