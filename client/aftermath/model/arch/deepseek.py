@@ -34,6 +34,11 @@ class Deepseek(Transformer):
     def __init__(self, config: DeepseekConfig, tier: int = 0) -> None:
         super().__init__(config, tier, Decoder(config, tier))
 
+    def take_part(self, rank: int, ranks: int) -> None:
+        del rank
+        for layer in self.model.layers.values():
+            layer.self_attn.heads //= ranks
+
 
 class Decoder(nn.Module):
     """Embedding, layers and final norm: token ids [B, T] -> hidden states [B, T, D]."""
@@ -81,7 +86,9 @@ class LatentAttention(nn.Module):
     def __init__(self, config: DeepseekConfig) -> None:
         super().__init__()
         self.config = config
-        hidden, heads, rank = config.hidden_size, config.num_attention_heads, config.q_lora_rank
+        hidden, rank = config.hidden_size, config.q_lora_rank
+        heads = self.heads = config.num_attention_heads
+        self.shared_key = nn.Identity()  # a place for ranks
         queries = heads * (config.qk_nope_head_dim + config.qk_rope_head_dim)
         if rank is None:
             self.q_proj = linear(hidden, queries)  # [H (P + R), D]
@@ -96,7 +103,7 @@ class LatentAttention(nn.Module):
         self._pairs = not isinstance(config, DeepseekV3Config) or config.rope_interleave
 
     def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], cache: LayerCache | None) -> Tensor:
-        config, heads = self.config, self.config.num_attention_heads
+        config = self.config
         queries = (
             self.q_proj(hidden)
             if config.q_lora_rank is None
@@ -107,7 +114,8 @@ class LatentAttention(nn.Module):
         latent, shared = self.kv_a_proj_with_mqa(hidden).split((config.kv_lora_rank, config.qk_rope_head_dim), -1)
         both = self._heads(self.kv_b_proj(self.kv_a_layernorm(latent.float())))  # [B, H, T, P + K]
         plain, value = both.split((config.qk_nope_head_dim, config.v_head_dim), -1)
-        turned = self._rotate(shared.unsqueeze(1), rotation).expand(-1, heads, -1, -1)  # [B, H, T, R]
+        shared = self.shared_key(shared).unsqueeze(1)  # [B, 1, T, R]
+        turned = self._rotate(shared, rotation).expand(-1, self.heads, -1, -1)  # [B, H, T, R]
         key = torch.cat((plain, turned), -1)  # [B, H, T, P + R]
         if cache is not None:
             key, value = cache.joined(key, value)
@@ -117,7 +125,7 @@ class LatentAttention(nn.Module):
 
     def _heads(self, projected: Tensor) -> Tensor:
         batch, length, _ = projected.shape
-        return projected.view(batch, length, self.config.num_attention_heads, -1).transpose(1, 2)  # [B, H, T, n]
+        return projected.view(batch, length, self.heads, -1).transpose(1, 2)  # [B, H, T, n]
 
     def _rotate(self, heads: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
         """Dimension 2i pairs with 2i + 1: they are moved to i and i + R/2, for queries and keys alike."""
@@ -170,6 +178,7 @@ class Experts(nn.Module):
     def __init__(self, config: DeepseekConfig, width: int) -> None:
         super().__init__()
         hidden = config.hidden_size
+        self.given, self.made = nn.Identity(), nn.Identity()  # places for ranks
         self.gate = Gate(config)
         self.shared_experts = FeedForward(hidden, width * config.n_shared_experts)
         self.experts = nn.ModuleList(FeedForward(hidden, width) for _ in range(config.n_routed_experts))
@@ -177,13 +186,14 @@ class Experts(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         tokens = hidden.flatten(0, 1)  # [N, D]
         chosen, weights = self.gate(tokens)  # [N, S]
+        tokens, weights = self.given(tokens), self.given(weights)
         out = torch.zeros_like(tokens)
         for number, expert in enumerate(self.experts):
             rows, places = (chosen == number).nonzero(as_tuple=True)  # a token takes an expert once: rows differ
             found = expert(tokens[rows]) * weights[rows, places].unsqueeze(-1)
             out = out.index_add(0, rows, found.to(out.dtype))
-        routed: Tensor = out.view_as(hidden) + self.shared_experts(hidden)
-        return routed
+        both: Tensor = self.made(out.view_as(hidden) + self.shared_experts(self.given(hidden)))
+        return both
 
 
 def _highest(scores: Tensor, count: int) -> Tensor:

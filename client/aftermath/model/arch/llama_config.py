@@ -56,7 +56,7 @@ class LlamaConfig(ScaledConfig):
     MODEL_TYPES: ClassVar[tuple[str, ...]] = tuple(_FAMILIES)
     ACTIVATIONS: ClassVar[tuple[str, ...]] = ("silu", "swish")
     LATER: ClassVar[frozenset[str]] = ScaledConfig.LATER | _OWN
-    PARTIAL: ClassVar[tuple[str, ...]] = ("*.q_norm.weight", "*.k_norm.weight")
+    PARTIAL: ClassVar[tuple[str, ...]] = ("q_norm.weight", "k_norm.weight")
     num_key_value_heads: int = Field(ge=1, le=1 << 10)
     family: Literal["llama", "mistral", "qwen2", "qwen3"] = "llama"
     attention_bias: bool = False

@@ -40,7 +40,7 @@ class NanoGPTConfig(TransformerConfig):
     """Hyper-parameters, under the names that Llamas have for them where these have any."""
 
     MODEL_TYPE: ClassVar[str] = "nanogpt"
-    PARTIAL: ClassVar[tuple[str, ...]] = ("*.value_embeds.*.weight", "*.value_lambda")
+    PARTIAL: ClassVar[tuple[str, ...]] = ("value_embeds.*.weight", "value_lambda")
     relu_squared: bool = True
     """The FFN is down(relu(up(x))^2); else SwiGLU, with a gate."""
     qk_norm: bool = True

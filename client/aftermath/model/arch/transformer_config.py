@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from aftermath.base.errors import shown
 from aftermath.model.arch.rope_config import rope_table
 from aftermath.model.config import ModelConfig, ModelConfigError, stored_tier
-from aftermath.model.tensor_plan import TensorPlan, plan_of
+from aftermath.model.tensor_plan import TensorPlan
 from aftermath.model.tiers import KEY, TierShape, tier_shapes
 
 # Keys that transformers reads as well, and that make it another function whatever they say.
@@ -159,7 +159,7 @@ class TransformerConfig(ModelConfig):
         """Whole heads, and hidden units."""
         held = self.shape(tier)  # query heads are a multiple of the key heads
         divided = {"key/value heads": held.num_key_value_heads, "hidden units": held.intermediate_size}
-        return plan_of({**self.HEAD_DIMS, **self.ELASTIC_DIMS}, divided, self.PARTIAL)
+        return TensorPlan({**self.HEAD_DIMS, **self.ELASTIC_DIMS}, divided, self.PARTIAL)
 
     def stored_name(self, name: str, tier: int) -> str:
         """A tier's files number the layers that it keeps from 0 on, as every client expects."""
