@@ -44,6 +44,15 @@ def test_layers_that_are_cut_give_the_same_gradient_but_for_rounding(ranks: Rank
         assert bool(found[name].any()) or name.endswith("bias")
 
 
+@pytest.mark.parametrize("model", ["llama", "whole nanogpt", "deepseek"])
+def test_layers_that_are_computed_twice_give_the_same_bits(ranks: Ranks, model: str) -> None:
+    (loss, expected), (found_loss, found) = (
+        gradients(two(ranks, model, 0, 2, recompute=recompute)[1], share(5)) for recompute in (False, True)
+    )
+    assert found_loss == loss
+    assert all(torch.equal(found[name], gradient) for name, gradient in expected.items())
+
+
 @pytest.mark.parametrize("model", ["llama", "nanogpt", "deepseek"])
 def test_a_rank_holds_its_part_of_the_matrices(ranks: Ranks, model: str) -> None:
     """And every rank of a pair tables, head, norms, gates, and what heads share."""
