@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,10 +25,49 @@ KINDS = {
 }
 
 
+HEADS = {"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 4}
+NANOGPT = HEADS | {
+    "model_type": "nanogpt",
+    "hidden_act": None,
+    "value_embeddings": 1,
+    "unet_skips": True,
+    "x0_residual": True,
+}
+
+DEEPSEEK = HEADS | {
+    "model_type": "deepseek_v3",
+    "moe_intermediate_size": 8,
+    "q_lora_rank": 6,
+    "kv_lora_rank": 4,
+    "qk_nope_head_dim": 4,
+    "qk_rope_head_dim": 2,
+    "v_head_dim": 4,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_replicas_stay_equal(kind: str, tmp_path: Path) -> None:
-    heads = {"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 4}
-    config = config_of(CONFIG.to_hf() | heads | {"matformer_tiers": KINDS[kind]})
+    _play(HEADS | {"matformer_tiers": KINDS[kind]}, tmp_path)
+
+
+def test_so_do_those_of_a_nanogpt_whose_layers_are_bound_to_each_other(tmp_path: Path) -> None:
+    heads = {"layers": [1, 2], "num_key_value_heads": [3, 2], "intermediate_size": [20, 9]}
+    _play(NANOGPT | {"matformer_tiers": [heads, {"layers": [1]}]}, tmp_path)
+
+
+def test_so_do_those_of_a_deepseek_with_experts_of_several_widths(tmp_path: Path) -> None:
+    first = {"intermediate_size": 20, "moe_intermediate_size": [8, 5]}
+    _play(DEEPSEEK | {"matformer_tiers": [first, {"layers": [0, 2], "moe_intermediate_size": 3}]}, tmp_path)
+
+
+def _play(keys: dict[str, Any], tmp_path: Path) -> None:
+    config = config_of(CONFIG.to_hf() | keys)
 
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2, 2)]

@@ -176,10 +176,44 @@ def test_a_tier_is_a_prefix_that_computes_what_the_full_model_does_without_the_r
     assert config_of(json.loads((tmp_path / "tier" / "config.json").read_text())) == shape
 
 
+TIERS: dict[str, list[dict[str, Any]]] = {
+    "widths": [{"moe_intermediate_size": [9, 16]}, {"moe_intermediate_size": [9, 3], "intermediate_size": 31}],
+    "layers": [{"layers": [0, 2]}, {"layers": [2], "moe_intermediate_size": 5}],
+}
+
+
+@pytest.mark.parametrize("named", TIERS)
 @BOTH
-def test_no_position_sees_a_later_token(file: dict[str, Any]) -> None:
-    shape = config(file)
-    net, ids = shape.build(0, weights(shape)), tokens()
+def test_so_does_a_tier_that_keeps_what_it_names(file: dict[str, Any], named: str) -> None:
+    """A layer that is left out adds nothing to what passes by."""
+    shape, ids = config(file, matformer_tiers=TIERS[named]), tokens()
+    for tier in (1, 2):
+        full = weights(shape)
+        held = {
+            name: full[name][tuple(map(slice, size))].clone() for name, size in shape.parameter_shapes(tier).items()
+        }
+        for name, tensor in full.items():
+            if name.endswith(("down_proj.weight", "o_proj.weight")):
+                tensor[:, held[name].shape[1] if name in held else 0 :] = 0
+        nets = shape.build(tier, held), shape.build(0, full)
+        torch.testing.assert_close(nets[0](ids), nets[1](ids), rtol=1e-5, atol=1e-5)
+        for net in nets:
+            net(ids).square().sum().backward()
+        wanted = {name: tensor.grad for name, tensor in nets[1].named_parameters()}
+        for name, tensor in nets[0].named_parameters():
+            theirs = wanted[name]
+            assert tensor.grad is not None
+            assert theirs is not None
+            assert tensor.grad.any() or ".experts." in name or name.endswith("bias"), f"{name} learns nothing"
+            part = theirs[tuple(map(slice, tensor.shape))]
+            torch.testing.assert_close(tensor.grad, part, rtol=1e-3, atol=1e-3, msg=name)
+
+
+@pytest.mark.parametrize("tier", range(3))
+@BOTH
+def test_no_position_sees_a_later_token(file: dict[str, Any], tier: int) -> None:
+    shape = config(file, matformer_tiers=TIERS["layers"])
+    net, ids = shape.build(tier, weights(shape, tier)), tokens()
     for place in range(1, ids.shape[1]):
         changed = ids.clone()
         changed[:, place:] = (changed[:, place:] + 1) % 48

@@ -22,6 +22,7 @@ from aftermath.model.merge import merged
 from aftermath.model.schema import StateInputs, state_of_inputs, state_schema
 from aftermath.model.segments import level_hash, view
 from aftermath.model.store import write_checkpoint
+from aftermath.model.tiers import PARTS
 from aftermath.model.verify import verified
 
 torch.set_num_threads(1)
@@ -38,6 +39,30 @@ LLAMA = {
     "max_position_embeddings": 64,
 }
 NANOGPT = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"} | {"model_type": "nanogpt"}
+BOUND = NANOGPT | {"value_embeddings": 2, "unet_skips": True, "x0_residual": True, "num_hidden_layers": 5}
+"""A NanoGPT whose layers are bound to each other, and to tables of the tokens."""
+DEEPSEEK = {
+    "model_type": "deepseek_v3",
+    "vocab_size": 33,
+    "hidden_size": 24,
+    "intermediate_size": 12,
+    "moe_intermediate_size": 10,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 2,
+    "q_lora_rank": None,
+    "kv_lora_rank": 8,
+    "qk_nope_head_dim": 4,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 6,
+    "n_routed_experts": 4,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "first_k_dense_replace": 2,
+    "max_position_embeddings": 64,
+}
+V2 = {"model_type": "deepseek_v2", "topk_method": "group_limited_greedy"}
 KINDS: dict[str, list[dict[str, Any]]] = {
     "widths": [{"intermediate_size": 7}, {"intermediate_size": 3}],
     "a width for every layer": [{"intermediate_size": [12, 9, 5, 5]}, {"intermediate_size": [8, 4, 4, 1]}],
@@ -66,6 +91,23 @@ def random_tiers(chance: random.Random, config: dict[str, Any]) -> list[dict[str
     return entries
 
 
+def random_tiers_of_experts(chance: random.Random, config: dict[str, Any]) -> list[dict[str, Any]]:
+    """The same of a model whose first layers are dense, and which keeps layers of either kind, or of one."""
+    dense = config["first_k_dense_replace"]
+    whole = (config["intermediate_size"], config["moe_intermediate_size"])
+    held = {n: whole[n >= dense] for n in range(config["num_hidden_layers"])}
+    entries = []
+    for _ in range(2):
+        kept = sorted(chance.sample(sorted(held), chance.randint(max(1, len(held) - 1), len(held))))
+        held = {n: chance.randint(held[n] // 2, held[n] - 1) for n in kept}
+        sizes = {
+            "intermediate_size": [w for n, w in held.items() if n < dense],
+            "moe_intermediate_size": [w for n, w in held.items() if n >= dense],
+        }
+        entries.append({"layers": kept} | {part: said for part, said in sizes.items() if said})
+    return entries
+
+
 def random_weights(config: ModelConfig, seed: int) -> dict[str, torch.Tensor]:
     source = torch.Generator().manual_seed(seed)
     return {name: torch.randn(shape, generator=source) * 0.3 for name, shape in config.parameter_shapes().items()}
@@ -73,12 +115,23 @@ def random_weights(config: ModelConfig, seed: int) -> dict[str, torch.Tensor]:
 
 def files_of(number: int) -> dict[str, Any]:
     chance = random.Random(number)
-    base = [LLAMA, LLAMA | {"model_type": "qwen2"}, LLAMA | {"model_type": "qwen3"}, NANOGPT][number % 4]
+    bases = [
+        LLAMA,
+        LLAMA | {"model_type": "qwen2"},
+        LLAMA | {"model_type": "qwen3"},
+        NANOGPT,
+        BOUND,
+        BOUND,
+        DEEPSEEK,
+        DEEPSEEK | V2,
+    ]
+    base = bases[number % len(bases)]
     base = base | {"intermediate_size": 60, "tie_word_embeddings": number % 3 == 0}
-    return base | {"matformer_tiers": random_tiers(chance, base)}
+    drawn = random_tiers_of_experts if "moe_intermediate_size" in base else random_tiers
+    return base | {"matformer_tiers": drawn(chance, base)}
 
 
-@pytest.mark.parametrize("number", range(12))
+@pytest.mark.parametrize("number", range(24))
 def test_a_tier_computes_what_its_exported_checkpoint_does_and_merges_back(number: int, tmp_path: Path) -> None:
     config = config_of(files_of(number))
     weights = random_weights(config, number)
@@ -113,7 +166,32 @@ def test_transformers_computes_the_same_of_a_tier_whose_layers_are_alike(
         torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("number", range(12))
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [{"moe_intermediate_size": 7}, {"moe_intermediate_size": 2, "intermediate_size": 5}],
+        [{"layers": [0, 1, 3]}, {"layers": [1, 3]}],
+        [{"layers": [2, 3], "moe_intermediate_size": 9}, {"layers": [3]}],
+        [{"layers": [0, 1], "intermediate_size": 9}, {"layers": [0]}],
+    ],
+    ids=["widths", "layers", "experts alone", "dense layers alone"],
+)
+@pytest.mark.parametrize("file", [DEEPSEEK, DEEPSEEK | V2], ids=["v3", "v2"])
+def test_it_does_of_a_deepseeks_tier(file: dict[str, Any], entries: list[dict[str, Any]], tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = config_of(file | {"matformer_tiers": entries})
+    write_checkpoint(tmp_path / "m", random_weights(config, 5), config, tier=0, companions={})
+    export_tiers(tmp_path / "m", [1, 2])
+    tokens = torch.randint(0, config.vocab_size, (2, 12), generator=torch.Generator().manual_seed(1))
+    for tier in (1, 2):
+        place = tmp_path / f"m-tier{tier}"
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(place, experts_implementation="eager").eval()
+        torch.testing.assert_close(
+            config.build(tier, load(place, tier))(tokens), theirs(tokens).logits, rtol=1e-4, atol=1e-4
+        )
+
+
+@pytest.mark.parametrize("number", range(24))
 def test_levels_hold_every_number_once_and_are_equal_at_every_tier(number: int) -> None:
     config = config_of(files_of(number))
     schema = state_schema(config.to_hf(), 3)
@@ -186,10 +264,13 @@ def test_a_wrong_entry_is_named(entries: object, says: str | None) -> None:
 @pytest.mark.parametrize(
     ("file", "says"),
     [
-        (NANOGPT | {"unet_skips": True, "matformer_tiers": [{"layers": [0]}]}, "cuts layers"),
+        (LLAMA | {"matformer_tiers": [{"moe_intermediate_size": 1}]}, "cuts moe_intermediate_size"),
+        (DEEPSEEK | {"matformer_tiers": [{"num_key_value_heads": 1}]}, "cuts num_key_value_heads"),
+        (DEEPSEEK | {"matformer_tiers": [{"moe_intermediate_size": 11}]}, "says 11; a layer has 1 to 10"),
+        (DEEPSEEK | {"matformer_tiers": [{"moe_intermediate_size": [9, 9, 9]}]}, "a list of 2, one for .* and has it"),
         (
-            NANOGPT | {"value_embeddings": 1, "matformer_tiers": [{"num_key_value_heads": 1}]},
-            "cuts num_key_value_heads",
+            DEEPSEEK | {"matformer_tiers": [{"layers": [2, 3], "intermediate_size": 3}]},
+            r"intermediate_size is of no layer that is kept",
         ),
     ],
 )
@@ -229,19 +310,16 @@ def test_a_tiers_file_that_contradicts_itself_is_refused(change: dict[str, Any],
 
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers(-2, 14) | st.floats() | st.text(max_size=3),
-    lambda inner: (
-        st.lists(inner, max_size=4)
-        | st.dictionaries(st.sampled_from(["layers", "intermediate_size", "num_key_value_heads"]), inner, max_size=3)
-    ),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(PARTS), inner, max_size=3),
     max_leaves=8,
 )
 
 
 @settings(deadline=None)
-@given(ANYTHING | st.lists(ANYTHING, max_size=3))
-def test_whatever_the_entries_say_only_a_config_error_leaves(entries: object) -> None:
+@given(st.sampled_from([LLAMA, DEEPSEEK]), ANYTHING | st.lists(ANYTHING, max_size=3))
+def test_whatever_the_entries_say_only_a_config_error_leaves(file: dict[str, Any], entries: object) -> None:
     try:
-        config = config_of(LLAMA | {"matformer_tiers": entries})
+        config = config_of(file | {"matformer_tiers": entries})
     except ModelConfigError:
         return
     tiers = config.possible_tiers()

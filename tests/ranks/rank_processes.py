@@ -33,42 +33,58 @@ LLAMA: dict[str, Any] = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 16,
 }
+NANOGPT: dict[str, Any] = {
+    "model_type": "nanogpt",
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 16,
+}
+WHOLE = NANOGPT | {"relu_squared": False, "value_embeddings": 2, "x0_residual": True, "unet_skips": True, "head_dim": 6}
+DEEPSEEK: dict[str, Any] = {
+    "model_type": "deepseek_v3",
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "moe_intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "q_lora_rank": 12,
+    "kv_lora_rank": 8,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 10,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "max_position_embeddings": 16,
+}
 MODELS: dict[str, dict[str, Any]] = {
     "llama": LLAMA,
     "qwen3": LLAMA | {"model_type": "qwen3", "head_dim": 8, "tie_word_embeddings": True},
     "qwen2": LLAMA | {"model_type": "qwen2"},
     "named": LLAMA | {"matformer_tiers": [{"layers": [0, 2]}, {"layers": [2], "intermediate_size": 24}]},
     "uneven": LLAMA | {"matformer_tiers": [{"intermediate_size": [64, 31, 8]}, {"num_key_value_heads": 1}]},
-    "nanogpt": {
-        "model_type": "nanogpt",
-        "vocab_size": 64,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "max_position_embeddings": 16,
+    "nanogpt": NANOGPT,
+    "whole nanogpt": WHOLE,
+    "named nanogpt": WHOLE
+    | {
+        "matformer_tiers": [
+            {"layers": [1, 2, 3], "num_key_value_heads": [4, 2, 2]},
+            {"layers": [1], "num_key_value_heads": 2},
+        ]
     },
-    "deepseek": {
-        "model_type": "deepseek_v3",
-        "vocab_size": 64,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "moe_intermediate_size": 16,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "q_lora_rank": 12,
-        "kv_lora_rank": 8,
-        "qk_nope_head_dim": 6,
-        "qk_rope_head_dim": 4,
-        "v_head_dim": 10,
-        "n_routed_experts": 4,
-        "n_shared_experts": 1,
-        "num_experts_per_tok": 2,
-        "n_group": 2,
-        "topk_group": 1,
-        "first_k_dense_replace": 1,
-        "max_position_embeddings": 16,
-    },
+    "deepseek": DEEPSEEK,
+    "deepseek v2": DEEPSEEK
+    | {"model_type": "deepseek_v2", "q_lora_rank": None, "topk_method": "group_limited_greedy", "n_shared_experts": 3},
+    "narrow deepseek": DEEPSEEK | {"matformer_tiers": [{"moe_intermediate_size": 9}, {"layers": [0]}]},
+    "named deepseek": DEEPSEEK
+    | {"matformer_tiers": [{"moe_intermediate_size": 10, "intermediate_size": 20}, {"layers": [1]}]},
 }
 DISTRO = Distro(topk=8, topk_embeddings=8, chunk=16, quantize_1bit=False, decay=0.99, weight_decay=0.1, clip=1.0)
 RATE = 1e-2

@@ -18,7 +18,21 @@ def shape(request: pytest.FixtureRequest) -> tuple[int, int]:
     return data, tensor
 
 
-@pytest.mark.parametrize("model", ["llama", "qwen2", "qwen3", "named"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        "llama",
+        "qwen2",
+        "qwen3",
+        "named",
+        "nanogpt",
+        "whole nanogpt",
+        "named nanogpt",
+        "deepseek",
+        "deepseek v2",
+        "named deepseek",
+    ],
+)
 @pytest.mark.parametrize("tier", range(3))
 def test_layers_that_are_cut_give_the_same_gradient_but_for_rounding(ranks: Ranks, model: str, tier: int) -> None:
     alone, led = two(ranks, model, tier, 2)
@@ -30,20 +44,31 @@ def test_layers_that_are_cut_give_the_same_gradient_but_for_rounding(ranks: Rank
         assert bool(found[name].any()) or name.endswith("bias")
 
 
-def test_a_rank_holds_its_part_of_the_matrices(ranks: Ranks) -> None:
-    """And every rank of a pair the embedding, the head and the norms."""
-    whole, held = parts(ranks, "llama", 0)
-    config = config_of(MODELS["llama"])
-    cut = sum(
-        torch.Size(shape).numel() for name, shape in config.parameter_shapes(0).items() if name.endswith("proj.weight")
+@pytest.mark.parametrize("model", ["llama", "whole nanogpt", "deepseek"])
+def test_layers_that_are_computed_twice_give_the_same_bits(ranks: Ranks, model: str) -> None:
+    (loss, expected), (found_loss, found) = (
+        gradients(two(ranks, model, 0, 2, recompute=recompute)[1], share(5)) for recompute in (False, True)
     )
+    assert found_loss == loss
+    assert all(torch.equal(found[name], gradient) for name, gradient in expected.items())
+
+
+@pytest.mark.parametrize("model", ["llama", "nanogpt", "deepseek"])
+def test_a_rank_holds_its_part_of_the_matrices(ranks: Ranks, model: str) -> None:
+    """And every rank of a pair tables, head, norms, gates, and what heads share."""
+    whole, held = parts(ranks, model, 0)
+    shapes = config_of(MODELS[model]).parameter_shapes(0)
+    matrices = [name for name in shapes if name.endswith("proj.weight") and not name.endswith("q_a_proj.weight")]
+    cut = sum(torch.Size(shapes[name]).numel() for name in matrices)
     assert held * (ranks.size // ranks.tensor) == whole - cut + cut // ranks.tensor
 
 
 @pytest.mark.parametrize(
     ("model", "tier", "count", "says"),
     [
-        ("nanogpt", 0, 2, "only a Llama or one of its kin"),
+        ("deepseek", 0, 4, "does not divide the 2 heads of a layer of tier 0"),
+        ("narrow deepseek", 1, 2, "does not divide the 9 hidden units of an expert of a layer of tier 1"),
+        ("nanogpt", 1, 8, "does not divide the 4 key/value heads of a layer of tier 1"),
         ("llama", 0, 4, "does not divide the 2 key/value heads of a layer of tier 0"),
         ("qwen3", 2, 3, "does not divide the 2 key/value heads of a layer of tier 2"),
         ("uneven", 1, 2, "does not divide the 31 hidden units of a layer of tier 1"),
@@ -53,3 +78,10 @@ def test_a_rank_holds_its_part_of_the_matrices(ranks: Ranks) -> None:
 def test_what_cannot_be_cut_is_refused_by_name(model: str, tier: int, count: int, says: str) -> None:
     with pytest.raises(Unsuitable, match=says):
         check_tensor_parallelism(config_of(MODELS[model]), tier, count)
+
+
+def test_a_model_of_transformers_is_refused_with_the_reason() -> None:
+    pytest.importorskip("transformers")
+    config = config_of({"model_type": "gpt2", "vocab_size": 64, "n_embd": 16, "n_layer": 1, "n_head": 2})
+    with pytest.raises(Unsuitable, match="of type hf_auto cannot be cut: its layers are transformers' own"):
+        check_tensor_parallelism(config, 0, 2)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from aftermath.base.errors import AftermathError, shown
+from aftermath.model.tensor_plan import TensorPlan
 from aftermath.rules.accounts import MAX_LEVELS
 
 if TYPE_CHECKING:
@@ -142,6 +143,11 @@ class ModelConfig(BaseModel, ABC):
             except ModelConfigError:
                 return tier
         return MAX_TIERS
+
+    def tensor_plan(self, tier: int) -> TensorPlan | str:
+        """How ranks that compute together cut the matrices of a tier, or why they cannot. Raises ModelConfigError."""
+        del tier
+        return "it does not say how its matrices are cut"
 
     def stored_name(self, name: str, tier: int) -> str:
         """What a tensor that a tier holds is called in that tier's own files."""

@@ -44,6 +44,12 @@ class LanguageModel(nn.Module, ABC):
     """Whether layers are computed twice."""
     can_recompute: bool = True
 
+    def take_part(self, rank: int, ranks: int) -> None:
+        """Compute with this rank's part of what its config's `tensor_plan` cuts, the matrices being cut already.
+
+        Nothing to do for what works by the sizes of its matrices.
+        """
+
     def forward(self, input_ids: Tensor) -> Tensor:
         """Next-token logits [B, T, V] of token ids [B, T]."""
         return self.head(self.body(input_ids))

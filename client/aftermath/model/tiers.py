@@ -3,11 +3,12 @@
 Decided
 - `matformer_tiers` has an entry for tier 1, tier 2 and so on. An entry names what its tier keeps: `layers` by their
   numbers in the full model, and of each of them `intermediate_size` hidden units and `num_key_value_heads` heads (one
-  number for all, or one for each). With a key's head go the query heads that share it. What an entry does not name is
-  as in the tier before.
+  number for all, or one for each). With a key's head go the query heads that share it. Of layers of experts it names
+  `moe_intermediate_size`, the hidden units of every expert. What an entry does not name is as in the tier before.
 - A tier holds a part of the tier before it, and less than that: what it lacks is a level. Units and heads are kept from
   the first on; a layer that is not kept is skipped.
-- However it was written, it is kept whole: a number for every layer. So equal tiers are equal documents.
+- However it was written, it is kept whole: a number for every layer that has such a part. So equal tiers are equal
+  documents.
 
 Sources: MatFormer (arXiv 2310.07707) for widths, and its Mix'n'Match for a width of every layer; LayerDrop (arXiv
 1909.11556) for leaving out layers.
@@ -19,42 +20,47 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import TypeGuard
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_serializer
 
 from aftermath.model.config import MAX_TIERS, ModelConfigError
 
 KEY = "matformer_tiers"
-PARTS = ("layers", "intermediate_size", "num_key_value_heads")
+SIZES = ("intermediate_size", "num_key_value_heads", "moe_intermediate_size")
+PARTS = ("layers", *SIZES)
 """What an entry may name."""
 
 
 class TierShape(BaseModel):
-    """What a tier keeps: so many hidden units and heads of each of these layers."""
+    """What a tier keeps: so many hidden units and heads of each of these layers; 0 where a layer has no such part."""
 
     model_config = ConfigDict(frozen=True)
 
     layers: tuple[int, ...]
     intermediate_size: tuple[int, ...]
     num_key_value_heads: tuple[int, ...]
+    moe_intermediate_size: tuple[int, ...]
+    """Of every expert."""
 
     @classmethod
-    def uniform(cls, layers: int, width: int, heads: int) -> TierShape:
-        """The first layers, all alike."""
-        return cls(
-            layers=tuple(range(layers)), intermediate_size=(width,) * layers, num_key_value_heads=(heads,) * layers
-        )
+    def of(cls, layers: Sequence[tuple[int, int, int]]) -> TierShape:
+        """The first layers, with these sizes in the order of `SIZES`."""
+        return cls(layers=tuple(range(len(layers))), **dict(zip(SIZES, zip(*layers, strict=True), strict=True)))
+
+    @model_serializer
+    def document(self) -> dict[str, tuple[int, ...]]:
+        """As a file says it."""
+        parts = {part: tuple(size for size in getattr(self, part) if size) for part in SIZES}
+        return {"layers": self.layers} | {part: sizes for part, sizes in parts.items() if sizes}
 
     @property
     def units(self) -> int:
         """Layers, heads and hidden units together: less of any of these is less of them."""
-        return len(self.layers) + sum(self.num_key_value_heads) + sum(self.intermediate_size)
+        return len(self.layers) + sum(sum(getattr(self, part)) for part in SIZES)
 
     def of_layer(self, layer: int) -> tuple[int, int]:
-        """(hidden units, heads) of a layer; nothing of one that is not kept."""
-        if layer not in self.layers:
-            return 0, 0
+        """(hidden units, heads) of a layer; of one of experts the units of each."""
         place = self.layers.index(layer)
-        return self.intermediate_size[place], self.num_key_value_heads[place]
+        return self.intermediate_size[place] or self.moe_intermediate_size[place], self.num_key_value_heads[place]
 
 
 def tier_shapes(entries: object, whole: TierShape, allowed: Sequence[str]) -> tuple[TierShape, ...]:
@@ -66,29 +72,28 @@ def tier_shapes(entries: object, whole: TierShape, allowed: Sequence[str]) -> tu
         raise _wrong(KEY, f"must be a list of 1 to {MAX_TIERS - 1} entries, one for each tier after 0")
     shapes = [whole]
     for number, entry in enumerate(entries, 1):
-        shapes.append(_shape(f"{KEY}[{number - 1}]", entry, shapes[-1]))
-    for part in PARTS:
-        cut = any(getattr(shape, part) != getattr(before, part) for before, shape in itertools.pairwise(shapes))
-        if cut and part not in allowed and not (part == "intermediate_size" and "layers" in allowed):
-            raise ModelConfigError(
-                f"config.json: {KEY} cuts {part}, which this model's tiers cannot",
-                f"name only {', '.join(allowed)}" if allowed else f"leave {KEY} out: tiers then halve the width",
-            )
+        shapes.append(_shape(f"{KEY}[{number - 1}]", entry, shapes[-1], allowed))
     return tuple(shapes[1:])
 
 
-def _shape(where: str, entry: object, before: TierShape) -> TierShape:
+def _shape(where: str, entry: object, before: TierShape, allowed: Sequence[str]) -> TierShape:
     if isinstance(entry, TierShape):
         entry = entry.model_dump()
     if not isinstance(entry, Mapping) or not entry:
-        raise _wrong(where, f"must name what the tier keeps, one or more of {', '.join(PARTS)}")
+        raise _wrong(where, f"must name what the tier keeps, one or more of {', '.join(allowed)}")
     if strange := sorted(str(key) for key in entry if key not in PARTS):
-        raise _wrong(f"{where}.{strange[0]}", f"says nothing here; an entry names {', '.join(PARTS)}")
+        raise _wrong(f"{where}.{strange[0]}", f"says nothing here; an entry names {', '.join(allowed)}")
+    if other := next((part for part in PARTS if part in entry and part not in allowed), None):
+        raise ModelConfigError(
+            f"config.json: {where} cuts {other}, which this model's tiers cannot", f"name only {', '.join(allowed)}"
+        )
     layers = _layers(f"{where}.layers", entry.get("layers", before.layers), before)
-    held = [before.of_layer(layer) for layer in layers]
-    widths = _sizes(f"{where}.intermediate_size", entry.get("intermediate_size"), [width for width, _ in held])
-    heads = _sizes(f"{where}.num_key_value_heads", entry.get("num_key_value_heads"), [heads for _, heads in held])
-    shape = TierShape(layers=layers, intermediate_size=widths, num_key_value_heads=heads)
+    places = [before.layers.index(layer) for layer in layers]
+    sizes = {
+        part: _sizes(f"{where}.{part}", entry.get(part), [getattr(before, part)[place] for place in places])
+        for part in SIZES
+    }
+    shape = TierShape(layers=layers, **sizes)
     if shape == before:
         raise _wrong(where, "keeps all that the tier before it has; a tier holds less than that")
     return shape
@@ -106,17 +111,22 @@ def _layers(where: str, said: object, before: TierShape) -> tuple[int, ...]:
 
 
 def _sizes(where: str, said: object, most: Sequence[int]) -> tuple[int, ...]:
-    """One number for every layer that is kept, none above what the tier before has of it."""
+    """One number for every layer that is kept, none above what the tier before has of it; 0 where that has none."""
     if said is None:
         return tuple(most)
-    listed = said if isinstance(said, list | tuple) else [said] * len(most)
+    having = [limit for limit in most if limit]
+    if not having:
+        raise _wrong(where, "is of no layer that is kept")
+    listed = said if isinstance(said, list | tuple) else [said] * len(having)
     sizes = [size for size in listed if _is_number(size)]
-    if len(listed) != len(most) or len(sizes) != len(most):
-        raise _wrong(where, f"must be a whole number, or a list of {len(most)}, one for each layer that is kept")
-    for size, limit in zip(sizes, most, strict=True):
+    if len(listed) != len(having) or len(sizes) != len(having):
+        which = "one for each layer that is kept" + (" and has it" if len(having) < len(most) else "")
+        raise _wrong(where, f"must be a whole number, or a list of {len(having)}, {which}")
+    for size, limit in zip(sizes, having, strict=True):
         if not 1 <= size <= limit:
             raise _wrong(where, f"says {size}; a layer has 1 to {limit} in the tier before it")
-    return tuple(sizes)
+    left = iter(sizes)
+    return tuple(next(left) if limit else 0 for limit in most)
 
 
 def _is_number(value: object) -> TypeGuard[int]:

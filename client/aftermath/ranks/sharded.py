@@ -21,8 +21,9 @@ from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forwar
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from aftermath.model.config import ModelConfig
+from aftermath.model.tensor_plan import TensorPlan
 from aftermath.ranks.fold import OrderedSum
-from aftermath.ranks.tensor import PARTIAL, cut
+from aftermath.ranks.tensor import cut, is_partial
 from aftermath.replica.arithmetic import Arithmetic
 from aftermath.replica.passes import Passes
 from aftermath.replica.replica import share_loss
@@ -40,9 +41,10 @@ class ShardedModel:
         self._model.recompute = recompute
         del blank
         self._folds: list[OrderedSum] = []
+        self._plan: TensorPlan | None = None
         layers = _layers(self._model)
         if self._tensor.size() > 1:
-            cut(layers, self._tensor)
+            self._plan = cut(self._model, self._tensor)
         self._model.to(mesh.device_type)
         if self._data.size() > 1:
             for module in [*layers, self._model]:
@@ -104,15 +106,16 @@ class ShardedModel:
                 continue
             gradient = parameter.grad
             whole = gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
-            if self._tensor.size() > 1 and name.endswith(PARTIAL):
+            if self._plan is not None and is_partial(self._plan, name):
                 dist.all_reduce(whole, group=self._tensor.get_group())
             yield name, whole
             parameter.grad = None
 
 
 def _layers(model: nn.Module) -> list[nn.Module]:
-    """The model's layers: the longest list of modules in it that is in no other."""
+    """The model's layers: the longest list of modules in it that is in no other, and is none of tables."""
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList | nn.ModuleDict)]
+    lists = [found for found in lists if not any(isinstance(part, nn.Embedding) for part in found.children())]
     inner = {part for outer in lists for part in outer.modules() if part is not outer}
     return list(max((found for found in lists if found not in inner), key=len, default=nn.ModuleList()).children())
 

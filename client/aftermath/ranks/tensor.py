@@ -1,42 +1,37 @@
 """How a network's layers are cut over ranks that compute one micro-batch together (tensor parallelism, DTensor).
 
 Source: Shoeybi et al., "Megatron-LM" (arXiv 1909.08053): columns of what comes into a block, rows of what leaves it, so
-that a layer has one sum over the ranks after attention and one after the feed-forward.
+that a layer has one sum over the ranks after attention and one after the feed-forward, or after all of its experts.
 
 Decided
+- Which matrices these are is the architecture's to say (`ModelConfig.tensor_plan`).
 - A tier is a narrower model, so it is cut as the full one is: its own hidden units, in equal parts.
-- Heads stay whole. Embeddings, norms and the output head are on every rank.
+- Heads stay whole. Tables, norms, gates and the output head are on every rank.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from functools import partial
 
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from aftermath.base.errors import Unsuitable
-from aftermath.model.arch.llama_config import LlamaConfig
 from aftermath.model.config import ModelConfig
-
-_COLUMNS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
-_ROWS = ("self_attn.o_proj", "mlp.down_proj")
-PARTIAL = ("q_norm.weight", "k_norm.weight")
-"""Parameters that are on every rank and see only that rank's heads: their gradients add up over the ranks."""
+from aftermath.model.network import LanguageModel
+from aftermath.model.tensor_plan import TensorPlan
 
 
 def check_tensor_parallelism(config: ModelConfig, tier: int, ranks: int) -> None:
     """Raises Unsuitable if a tier of this model cannot be cut over so many ranks."""
     if ranks == 1:
         return
-    if not isinstance(config, LlamaConfig):
-        raise Unsuitable(
-            f"--tensor-parallelism {ranks}: only a Llama or one of its kin can be cut, not {config.MODEL_TYPE}",
-            "leave it out, and use --data-parallelism",
-        )
-    held = config.shape(tier)  # query heads are a multiple of the key heads
-    for what, counts in (("key/value heads", held.num_key_value_heads), ("hidden units", held.intermediate_size)):
+    for what, counts in _plan(config, tier).divided.items():
         for count in counts:
             if count % ranks:
                 raise Unsuitable(
@@ -45,10 +40,70 @@ def check_tensor_parallelism(config: ModelConfig, tier: int, ranks: int) -> None
                 )
 
 
-def cut(layers: Iterable[nn.Module], mesh: DeviceMesh) -> None:
-    """Cut a Llama's layers over the ranks of a mesh of one dimension; every rank keeps its part of what is there."""
-    plan: dict[str, ParallelStyle] = {name: ColwiseParallel() for name in _COLUMNS} | {
-        name: RowwiseParallel() for name in _ROWS
-    }
-    for layer in layers:
-        parallelize_module(layer, mesh, plan, src_data_rank=None)
+def cut(model: LanguageModel, mesh: DeviceMesh) -> TensorPlan:
+    """Cut a network over the ranks of a mesh of one dimension, as it says; every rank keeps its part of what is there.
+
+    Returns what it said. Raises Unsuitable if it cannot be cut.
+    """
+    plan = _plan(model.config, model.tier)
+    for name, module in list(model.named_modules()):
+        if isinstance(module, nn.Linear):
+            for ending, dim in plan.dims.items():
+                if _is(f"{name}.weight", (ending,)):
+                    style = RowwiseParallel() if dim else ColwiseParallel()
+                    parallelize_module(module, mesh, style, src_data_rank=None)
+            for ending, dim in plan.inner.items():
+                if _is(f"{name}.weight", (ending,)):
+                    _alone(module, mesh, dim)
+        elif _is(name, plan.spread):
+            module.register_forward_hook(partial(_spread, mesh))
+        elif _is(name, plan.summed):
+            module.register_forward_hook(partial(_summed, mesh))
+    model.take_part(mesh.get_local_rank(), mesh.size())
+    return plan
+
+
+def is_partial(plan: TensorPlan, name: str) -> bool:
+    """Whether the ranks' gradients of a parameter are parts of it, to be added up."""
+    return _is(name, plan.partial)
+
+
+def _alone(module: nn.Linear, mesh: DeviceMesh, dim: int) -> None:
+    """Cut a matrix that takes and gives what its own rank has."""
+    part = distribute_tensor(module.weight, mesh, [Shard(dim)], src_data_rank=None)
+    module.register_parameter("weight", nn.Parameter(part))
+
+    def forward(input: Tensor) -> Tensor:
+        weight = module.weight
+        assert isinstance(weight, DTensor)
+        return F.linear(input, weight.to_local())
+
+    module.forward = forward  # type: ignore[method-assign]
+
+
+def _spread(mesh: DeviceMesh, module: nn.Module, given: object, whole: Tensor) -> Tensor:
+    """The same forward; backward, the sum of the ranks' gradients."""
+    del module, given
+    here: Tensor = DTensor.from_local(whole, mesh, [Replicate()]).to_local(grad_placements=[Partial()])
+    return here
+
+
+def _summed(mesh: DeviceMesh, module: nn.Module, given: object, part: Tensor) -> Tensor:
+    """Forward the sum of the ranks' parts; backward, the same for each."""
+    del module, given
+    whole: Tensor = DTensor.from_local(part, mesh, [Partial()]).redistribute(placements=[Replicate()]).to_local()
+    return whole
+
+
+def _is(name: str, endings: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, f"*.{ending}") for ending in endings)
+
+
+def _plan(config: ModelConfig, tier: int) -> TensorPlan:
+    plan = config.tensor_plan(tier)
+    if isinstance(plan, str):
+        raise Unsuitable(
+            f"--tensor-parallelism: a model of type {config.MODEL_TYPE} cannot be cut: {plan}",
+            "leave it out, and use --data-parallelism",
+        )
+    return plan

@@ -74,8 +74,8 @@ class TrainSettings(BaseModel):
         1,
         ge=1,
         le=MOST_RANKS,
-        description="Ranks that compute one micro-batch together, each with its part of every layer (DTensor); for "
-        "Llamas and their kin. The member has as many ranks as the product of the two.",
+        description="Ranks that compute one micro-batch together, each with its part of every layer (DTensor); not "
+        "for models of transformers (HfAuto). The member has as many ranks as the product of the two.",
     )
     threads: int = Field(0, ge=0, description="CPU threads for training; 0 leaves torch's own choice.")
     precision: Precision = Field("auto", description=PRECISION)

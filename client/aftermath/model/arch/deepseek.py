@@ -37,6 +37,11 @@ class Deepseek(Transformer):
     def __init__(self, config: DeepseekConfig, tier: int = 0) -> None:
         super().__init__(config, tier, Decoder(config, tier))
 
+    def take_part(self, rank: int, ranks: int) -> None:
+        del rank
+        for layer in self.model.layers.values():
+            layer.self_attn.heads //= ranks
+
 
 class Decoder(nn.Module):
     """Embedding, layers and final norm: token ids [B, T] -> hidden states [B, T, D]."""
@@ -46,14 +51,16 @@ class Decoder(nn.Module):
         self.config = config
         blank = torch.empty(config.vocab_size, config.hidden_size)  # [V, D]
         self.embed_tokens = nn.Embedding.from_pretrained(blank, freeze=False)
-        self.layers = nn.ModuleList(Layer(config, tier, number) for number in range(config.num_hidden_layers))
+        kept = config.shape(tier)
+        widths = {layer: kept.of_layer(layer)[0] for layer in kept.layers}
+        self.layers = nn.ModuleDict({str(layer): Layer(config, width, layer) for layer, width in widths.items()})
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self._rotation = Rotation(partial(scaled_rotary, config, config.qk_rope_head_dim))
 
     def forward(self, input_ids: Tensor, through: Through, cache: Cache | None = None) -> Tensor:
         hidden: Tensor = self.embed_tokens(input_ids)  # [B, T, D]
         rotation = self._rotation.after(cache.length if cache else 0, input_ids.shape[1], hidden.device)
-        for name, layer in self.layers.named_children():
+        for name, layer in self.layers.items():
             hidden = through(layer, hidden, rotation, cache and cache.of_layer(name))
         out: Tensor = self.norm(hidden)
         return out
@@ -62,13 +69,13 @@ class Decoder(nn.Module):
 class Layer(nn.Module):
     """Pre-norm attention and feed-forward or experts, each added to the residual stream [B, T, D]."""
 
-    def __init__(self, config: DeepseekConfig, tier: int, number: int) -> None:
+    def __init__(self, config: DeepseekConfig, width: int, number: int) -> None:
         super().__init__()
         self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.self_attn = LatentAttention(config)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         dense = number < config.dense_layers
-        self.mlp = FeedForward(config.hidden_size, config.width(tier)) if dense else Experts(config, tier)
+        self.mlp = FeedForward(config.hidden_size, width) if dense else Experts(config, width)
 
     def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], cache: LayerCache | None = None) -> Tensor:
         hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotation, cache)
@@ -82,7 +89,9 @@ class LatentAttention(nn.Module):
     def __init__(self, config: DeepseekConfig) -> None:
         super().__init__()
         self.config = config
-        hidden, heads, rank = config.hidden_size, config.num_attention_heads, config.q_lora_rank
+        hidden, rank = config.hidden_size, config.q_lora_rank
+        heads = self.heads = config.num_attention_heads
+        self.shared_key = nn.Identity()  # a place for ranks
         queries = heads * (config.qk_nope_head_dim + config.qk_rope_head_dim)
         if rank is None:
             self.q_proj = linear(hidden, queries)  # [H (P + R), D]
@@ -97,7 +106,7 @@ class LatentAttention(nn.Module):
         self._pairs = not isinstance(config, DeepseekV3Config) or config.rope_interleave
 
     def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], cache: LayerCache | None) -> Tensor:
-        config, heads = self.config, self.config.num_attention_heads
+        config = self.config
         queries = (
             self.q_proj(hidden)
             if config.q_lora_rank is None
@@ -108,7 +117,8 @@ class LatentAttention(nn.Module):
         latent, shared = self.kv_a_proj_with_mqa(hidden).split((config.kv_lora_rank, config.qk_rope_head_dim), -1)
         both = self._heads(self.kv_b_proj(self.kv_a_layernorm(latent.float())))  # [B, H, T, P + K]
         plain, value = both.split((config.qk_nope_head_dim, config.v_head_dim), -1)
-        turned = self._rotate(shared.unsqueeze(1), rotation).expand(-1, heads, -1, -1)  # [B, H, T, R]
+        shared = self.shared_key(shared).unsqueeze(1)  # [B, 1, T, R]
+        turned = self._rotate(shared, rotation).expand(-1, self.heads, -1, -1)  # [B, H, T, R]
         key = torch.cat((plain, turned), -1)  # [B, H, T, P + R]
         if cache is not None:
             key, value = cache.joined(key, value)
@@ -118,7 +128,7 @@ class LatentAttention(nn.Module):
 
     def _heads(self, projected: Tensor) -> Tensor:
         batch, length, _ = projected.shape
-        return projected.view(batch, length, self.config.num_attention_heads, -1).transpose(1, 2)  # [B, H, T, n]
+        return projected.view(batch, length, self.heads, -1).transpose(1, 2)  # [B, H, T, n]
 
     def _rotate(self, heads: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
         """Dimension 2i pairs with 2i + 1: they are moved to i and i + R/2, for queries and keys alike."""
@@ -168,23 +178,25 @@ class Gate(nn.Module):
 class Experts(nn.Module):
     """The shared experts, as one feed-forward, and for each token its routed ones."""
 
-    def __init__(self, config: DeepseekConfig, tier: int) -> None:
+    def __init__(self, config: DeepseekConfig, width: int) -> None:
         super().__init__()
-        hidden, width = config.hidden_size, config.moe_intermediate_size
+        hidden = config.hidden_size
+        self.given, self.made = nn.Identity(), nn.Identity()  # places for ranks
         self.gate = Gate(config)
-        self.shared_experts = FeedForward(hidden, width * config.n_shared_experts >> tier)
-        self.experts = nn.ModuleList(FeedForward(hidden, width >> tier) for _ in range(config.n_routed_experts))
+        self.shared_experts = FeedForward(hidden, width * config.n_shared_experts)
+        self.experts = nn.ModuleList(FeedForward(hidden, width) for _ in range(config.n_routed_experts))
 
     def forward(self, hidden: Tensor) -> Tensor:
         tokens = hidden.flatten(0, 1)  # [N, D]
         chosen, weights = self.gate(tokens)  # [N, S]
+        tokens, weights = self.given(tokens), self.given(weights)
         out = torch.zeros_like(tokens)
         for number, expert in enumerate(self.experts):
             rows, places = (chosen == number).nonzero(as_tuple=True)  # a token takes an expert once: rows differ
             found = expert(tokens[rows]) * weights[rows, places].unsqueeze(-1)
             out = out.index_add(0, rows, found.to(out.dtype))
-        routed: Tensor = out.view_as(hidden) + self.shared_experts(hidden)
-        return routed
+        both: Tensor = self.made(out.view_as(hidden) + self.shared_experts(self.given(hidden)))
+        return both
 
 
 def _highest(scores: Tensor, count: int) -> Tensor:

@@ -1,10 +1,6 @@
-"""The shape of a DeepSeek V2 or V3 with MatFormer feed-forwards: what its `config.json` may say, and its tensors.
+"""The shape of a DeepSeek V2 or V3 with MatFormer feed-forwards: what its `config.json` may say.
 
 Decided
-- Tensors have the names they have in checkpoints on the Hub: every expert's matrices are tensors of their own. So a
-  strip of an expert is a matrix like any other, for blocks and for Muon.
-- Tier k holds the first 1/2^k of the hidden units of every dense layer, of every routed expert, and of the shared
-  experts, which are one feed-forward. Attention and gates are whole.
 - V3's `e_score_correction_bias` only chooses experts. It moves by how often each is chosen, as published, and by
   nothing else (`optim.balance`). No auxiliary loss is computed.
 - Where transformers and the published model differ (V2 with `norm_topk_prob`, V3 with it and one expert a token,
@@ -22,10 +18,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from aftermath.base.errors import shown
+from aftermath.model.arch.deepseek_shape import DeepseekShape
 from aftermath.model.arch.rope_config import rope_table
-from aftermath.model.arch.scaled_config import POSITIONS, ScaledConfig, fields_of_positions
+from aftermath.model.arch.scaled_config import POSITIONS, fields_of_positions
 from aftermath.model.arch.transformer_config import IDEAS
-from aftermath.model.config import ModelConfigError, check_divisible, stored_tier
+from aftermath.model.config import ModelConfigError, stored_tier
+from aftermath.model.tiers import KEY
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,36 +34,12 @@ if TYPE_CHECKING:
 _BIASES = ("attention_bias", "mlp_bias", "sliding_window")
 
 
-class DeepseekConfig(ScaledConfig):
-    """What V2 and V3 have in common, under Hugging Face's names. `head_dim` is `qk_rope_head_dim`, as there."""
+class DeepseekConfig(DeepseekShape):
+    """What V2 and V3 have in common."""
 
     ACTIVATIONS: ClassVar[tuple[str, ...]] = ("silu", "swish")
-    ELASTIC_DIMS: ClassVar[Mapping[str, Literal[0, 1]]] = {
-        "gate_proj.weight": 0,
-        "up_proj.weight": 0,
-        "down_proj.weight": 1,
-    }
     ONLY: ClassVar[Mapping[str, Any]]
     """Keys of which this client computes one value, which is also what their absence means."""
-
-    moe_intermediate_size: int = Field(ge=1, le=1 << 20)
-    n_routed_experts: int = Field(ge=1, le=512)
-    n_shared_experts: int = Field(ge=1, le=64)
-    num_experts_per_tok: int = Field(ge=1, le=512)
-    routed_scaling_factor: float = Field(1.0, gt=0, le=1e4)
-    q_lora_rank: int | None = Field(None, ge=1, le=1 << 16)
-    kv_lora_rank: int = Field(ge=1, le=1 << 16)
-    qk_nope_head_dim: int = Field(ge=1, le=1 << 12)
-    qk_rope_head_dim: int = Field(ge=2, le=1 << 12)
-    v_head_dim: int = Field(ge=1, le=1 << 12)
-
-    @model_validator(mode="after")
-    def _head_is_even(self) -> Self:
-        if self.qk_rope_head_dim % 2:
-            raise ValueError(f"qk_rope_head_dim {self.qk_rope_head_dim} is odd; rotary embeddings need an even one")
-        if self.hidden_size % self.num_attention_heads:  # transformers refuses it too
-            raise ValueError(f"hidden_size {self.hidden_size} is not a multiple of {self.num_attention_heads} heads")
-        return self
 
     @model_validator(mode="after")
     def _positions_are_known(self) -> Self:
@@ -76,11 +50,6 @@ class DeepseekConfig(ScaledConfig):
     @property
     def groups(self) -> tuple[int, int]:
         """Into how many groups experts are cut, and of how many groups a token may choose."""
-        raise NotImplementedError
-
-    @property
-    def dense_layers(self) -> int:
-        """So many first layers have one feed-forward and no experts."""
         raise NotImplementedError
 
     @model_validator(mode="after")
@@ -120,7 +89,7 @@ class DeepseekConfig(ScaledConfig):
             )
         known = cls.known(dict(hf_config) | {"head_dim": hf_config.get("qk_rope_head_dim") or 2})
         tier, size = stored_tier(hf_config)[0], known.get("moe_intermediate_size")
-        if isinstance(size, int) and not isinstance(size, bool):
+        if isinstance(size, int) and not isinstance(size, bool) and not hf_config.get(KEY):
             known["moe_intermediate_size"] = size << tier
         if "q_lora_rank" not in hf_config:
             raise ModelConfigError(
@@ -153,82 +122,16 @@ class DeepseekConfig(ScaledConfig):
                 "hidden_act": "silu",
                 "attention_bias": False,
                 "num_key_value_heads": self.num_attention_heads,
-                "moe_intermediate_size": self.moe_intermediate_size >> tier,
+                "moe_intermediate_size": self.expert_width(tier),
                 "moe_layer_freq": 1,
             }
         )
-
-    def width(self, tier: int) -> int:
-        """Hidden units of a dense layer. Raises WidthNotDivisible also where an expert has no whole width."""
-        check_divisible(self.moe_intermediate_size, tier, "moe_intermediate_size")
-        return super().width(tier)
 
     def build(self, tier: int, params: Mapping[str, Tensor]) -> Deepseek:
         """A DeepSeek."""
         from aftermath.model.arch.deepseek import Deepseek
 
         return Deepseek.of(self, tier, params)
-
-    def deviation(self, name: str) -> float | None:
-        """Norms are ones and the bias of the choice is zero; what writes to the residual stream begins smaller."""
-        if "norm" in name or name.endswith("bias"):
-            return None
-        residual = name.endswith(("o_proj.weight", "down_proj.weight"))
-        return self.initializer_range / math.sqrt(2 * self.num_hidden_layers if residual else 1)
-
-    def constant(self, name: str) -> float:
-        """Norms, and the bias of the choice."""
-        return 0.0 if name.endswith("bias") else 1.0
-
-    def parameter_shapes(self, tier: int = 0) -> dict[str, tuple[int, ...]]:
-        """Name -> shape of every tensor a tier-k replica holds. A tied output head is not a tensor of its own."""
-        hidden, ffn, expert = self.hidden_size, self.width(tier), self.moe_intermediate_size >> tier
-        shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.vocab_size, hidden)}
-        for layer in range(self.num_hidden_layers):
-            prefix = f"model.layers.{layer}."
-            shapes |= {
-                prefix + "input_layernorm.weight": (hidden,),
-                prefix + "post_attention_layernorm.weight": (hidden,),
-            }
-            shapes.update(self._attention(prefix + "self_attn."))
-            if layer < self.dense_layers:
-                shapes.update(self._feed_forward(prefix + "mlp.", ffn))
-                continue
-            shapes[prefix + "mlp.gate.weight"] = (self.n_routed_experts, hidden)
-            if self.MODEL_TYPE == DeepseekV3Config.MODEL_TYPE:
-                shapes[prefix + "mlp.gate.e_score_correction_bias"] = (self.n_routed_experts,)
-            shared = self.moe_intermediate_size * self.n_shared_experts >> tier
-            shapes.update(self._feed_forward(prefix + "mlp.shared_experts.", shared))
-            for number in range(self.n_routed_experts):
-                shapes.update(self._feed_forward(f"{prefix}mlp.experts.{number}.", expert))
-        shapes["model.norm.weight"] = (hidden,)
-        if not self.tie_word_embeddings:
-            shapes["lm_head.weight"] = (self.vocab_size, hidden)
-        return shapes
-
-    def _attention(self, prefix: str) -> dict[str, tuple[int, ...]]:
-        hidden, heads, rank = self.hidden_size, self.num_attention_heads, self.q_lora_rank
-        queries = heads * (self.qk_nope_head_dim + self.qk_rope_head_dim)
-        shapes: dict[str, tuple[int, ...]] = {prefix + "q_proj.weight": (queries, hidden)}
-        if rank is not None:
-            shapes = {
-                prefix + "q_a_proj.weight": (rank, hidden),
-                prefix + "q_a_layernorm.weight": (rank,),
-                prefix + "q_b_proj.weight": (queries, rank),
-            }
-        return shapes | {
-            prefix + "kv_a_proj_with_mqa.weight": (self.kv_lora_rank + self.qk_rope_head_dim, hidden),
-            prefix + "kv_a_layernorm.weight": (self.kv_lora_rank,),
-            prefix + "kv_b_proj.weight": (heads * (self.qk_nope_head_dim + self.v_head_dim), self.kv_lora_rank),
-            prefix + "o_proj.weight": (hidden, heads * self.v_head_dim),
-        }
-
-    def _feed_forward(self, prefix: str, width: int) -> dict[str, tuple[int, ...]]:
-        return {
-            prefix + "gate_proj.weight": (width, self.hidden_size),
-            prefix + "up_proj.weight": (width, self.hidden_size),
-            prefix + "down_proj.weight": (self.hidden_size, width),
-        }
 
 
 class DeepseekV2Config(DeepseekConfig):
@@ -257,6 +160,7 @@ class DeepseekV3Config(DeepseekConfig):
 
     MODEL_TYPE: ClassVar[str] = "deepseek_v3"
     ONLY: ClassVar[Mapping[str, Any]] = {"scoring_func": "sigmoid", "topk_method": "noaux_tc"}
+    CHOICE_BIAS: ClassVar[bool] = True
     n_group: int = Field(8, ge=1, le=512)
     topk_group: int = Field(4, ge=1, le=512)
     first_k_dense_replace: int = Field(3, ge=0, le=512)

@@ -35,6 +35,7 @@ from aftermath.model.arch.hf_auto_document import (
     with_width,
 )
 from aftermath.model.config import ModelConfig, ModelConfigError, Piece, stored_tier
+from aftermath.model.tensor_plan import TensorPlan
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -119,6 +120,11 @@ class HfAutoConfig(ModelConfig):
         """Of the feed-forwards' tensors, where they can be cut."""
         cuts = cuts_of(self.document)
         return None if isinstance(cuts, str) else cuts.get(name)
+
+    def tensor_plan(self, tier: int) -> TensorPlan | str:
+        """Not here."""
+        del tier
+        return "its layers are transformers' own, and each of its models computes them in another way"
 
     def parameter_shapes(self, tier: int = 0) -> dict[str, tuple[int, ...]]:
         """As transformers names them."""

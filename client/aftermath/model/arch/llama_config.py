@@ -19,7 +19,6 @@ from aftermath.base.errors import shown
 from aftermath.model.arch.scaled_config import POSITIONS, ScaledConfig, fields_of_positions
 from aftermath.model.arch.transformer_config import IDEAS
 from aftermath.model.config import ModelConfigError
-from aftermath.model.tiers import PARTS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,6 +56,7 @@ class LlamaConfig(ScaledConfig):
     MODEL_TYPES: ClassVar[tuple[str, ...]] = tuple(_FAMILIES)
     ACTIVATIONS: ClassVar[tuple[str, ...]] = ("silu", "swish")
     LATER: ClassVar[frozenset[str]] = ScaledConfig.LATER | _OWN
+    PARTIAL: ClassVar[tuple[str, ...]] = ("q_norm.weight", "k_norm.weight")
     num_key_value_heads: int = Field(ge=1, le=1 << 10)
     family: Literal["llama", "mistral", "qwen2", "qwen3"] = "llama"
     attention_bias: bool = False
@@ -104,10 +104,6 @@ class LlamaConfig(ScaledConfig):
             window = _FAMILIES[self.family].window
             said[window] = None if window == "sliding_window" else False
         return said | self.positions()
-
-    def cuts(self) -> tuple[str, ...]:
-        """All there is."""
-        return PARTS
 
     @property
     def key_heads(self) -> int:

@@ -32,6 +32,10 @@ class NanoGPT(Transformer):
         logits = super().head(hidden)  # [B, T, V]
         return torch.tanh(logits / self._cap) * self._cap if self._cap else logits
 
+    def take_part(self, rank: int, ranks: int) -> None:
+        for layer in self.model.layers.values():
+            layer.self_attn.first = rank * (layer.self_attn.inner // ranks)
+
 
 class Decoder(nn.Module):
     """Tables, layers and the ways around them: token ids [B, T] -> hidden states [B, T, D]."""
@@ -39,11 +43,12 @@ class Decoder(nn.Module):
     def __init__(self, config: NanoGPTConfig, tier: int) -> None:
         super().__init__()
         self.config, kept = config, config.shape(tier)
-        values = config.num_attention_heads * config.head_dim
         self.embed_tokens = _table(config.vocab_size, config.hidden_size)
-        if config.value_embeddings:
-            self.value_embeds = nn.ModuleList(_table(config.vocab_size, values) for _ in range(config.value_embeddings))
-        if config.skips:
+        if tables := config.value_tables(tier):
+            self.value_embeds = nn.ModuleDict(
+                {str(table): _table(config.vocab_size, heads * config.head_dim) for table, heads in tables.items()}
+            )
+        if config.has_skips(tier):
             self.skip_lambdas = nn.Parameter(torch.empty(config.skips))
         self.layers = nn.ModuleDict(
             {str(number): Layer(config, *kept.of_layer(number), number) for number in kept.layers}
@@ -55,13 +60,14 @@ class Decoder(nn.Module):
         config = self.config
         hidden = start = _norm(self.embed_tokens(input_ids), config)  # [B, T, D]
         rotation = self._rotation.after(cache.length if cache else 0, input_ids.shape[1], hidden.device)
-        skips: list[Tensor] = []
+        layers, skips = config.num_hidden_layers, list[Tensor]()  # what the first layers ended with
         for name, layer in self.layers.items():
             number = int(name)
-            if number >= config.num_hidden_layers - config.skips:
-                hidden = hidden + self.skip_lambdas[config.skips - len(skips)] * skips.pop()
+            skips += [hidden] * (min(number, config.skips) - len(skips))  # of layers that are left out, between
+            if number >= layers - config.skips:
+                hidden = hidden + self.skip_lambdas[number - layers] * skips[layers - 1 - number]
             table = config.value_table(number)
-            added = None if table is None else self.value_embeds[table](input_ids)  # [B, T, H K]
+            added = None if table is None else self.value_embeds[str(table)](input_ids)  # [B, T, H K] or wider
             hidden = through(layer, hidden, start, added, rotation, cache and cache.of_layer(name))
             if number < config.skips:
                 skips.append(hidden)
@@ -100,7 +106,8 @@ class Attention(nn.Module):
     def __init__(self, config: NanoGPTConfig, heads: int, adds: bool) -> None:
         super().__init__()
         self.config = config
-        inner = heads * config.head_dim
+        inner = self.inner = heads * config.head_dim
+        self.first = 0  # of the columns of the table that are added to these heads
         self.q_proj = linear(config.hidden_size, inner)  # [H K, D]
         self.k_proj = linear(config.hidden_size, inner)  # [H K, D]
         self.v_proj = linear(config.hidden_size, inner)  # [H K, D]
@@ -116,6 +123,9 @@ class Attention(nn.Module):
             query, key = _norm(query, self.config), _norm(key, self.config)
         value = self.v_proj(hidden)  # [B, T, H K]
         if added is not None:
+            own = value.shape[-1]
+            if own < added.shape[-1]:
+                added = added.narrow(-1, self.first, own)
             value = value + self.value_lambda * added
         query, key, value = rotate(query, rotation), rotate(key, rotation), self._heads(value)
         if cache is not None:

@@ -4,6 +4,10 @@ Decided
 - Each idea is an option of its own in `config.json`; the first three are on unless it says otherwise, as they are in
   every record since they were found. What an option adds begins without effect or nearly so, but for the shapes.
 - Norms have no weights, as in modded-nanogpt; queries and keys have as many heads.
+- Where tiers leave out layers, a layer that is not there passes on what it got, to its mirror image too: so every layer
+  of the second half that is kept has its skip, and a skip into a layer that is not kept is none. Where tiers differ in
+  heads, a value embedding is cut by columns; a tier has the columns of its widest layer that takes them.
+- `skip_lambdas` is one vector, whole in every tier that has a skip: of one that it lacks, the gradient is zero.
 - `use_...` keys are those of another NanoGPT, whose functions of these names differ: they are refused.
 
 Source: Jordan et al., modded-nanogpt (github.com/KellerJordan/modded-nanogpt); relu^2: So et al. (arXiv 2109.08668);
@@ -14,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -22,7 +26,6 @@ from aftermath.base.errors import shown
 from aftermath.model.arch.rope_config import rope_table
 from aftermath.model.arch.transformer_config import IDEAS, TransformerConfig
 from aftermath.model.config import ModelConfigError
-from aftermath.model.tiers import PARTS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,6 +40,7 @@ class NanoGPTConfig(TransformerConfig):
     """Hyper-parameters, under the names that Llamas have for them where these have any."""
 
     MODEL_TYPE: ClassVar[str] = "nanogpt"
+    PARTIAL: ClassVar[tuple[str, ...]] = ("value_embeds.*.weight", "value_lambda")
     relu_squared: bool = True
     """The FFN is down(relu(up(x))^2); else SwiGLU, with a gate."""
     qk_norm: bool = True
@@ -93,10 +97,6 @@ class NanoGPTConfig(TransformerConfig):
         """Named as no architecture of transformers."""
         return self.common_hf(tier) | {"architectures": ["NanoGPT"]}
 
-    def cuts(self) -> tuple[str, ...]:
-        """All there is, unless layers are bound to each other, or heads to a table."""
-        return ("intermediate_size",) if self.unet_skips or self.value_embeddings else PARTS
-
     @property
     def skips(self) -> int:
         """Layers that end, and layers that begin, with a skip."""
@@ -107,13 +107,31 @@ class NanoGPTConfig(TransformerConfig):
         last = layer - (self.num_hidden_layers - self.value_embeddings)
         return layer if layer < self.value_embeddings else last if last >= 0 else None
 
+    def value_tables(self, tier: int) -> dict[int, int]:
+        """The tables that a tier holds, by their numbers, with the heads for which it has their columns."""
+        kept, tables = self.shape(tier), dict[int, int]()
+        for layer in kept.layers:
+            if (table := self.value_table(layer)) is not None:
+                tables[table] = max(tables.get(table, 0), kept.of_layer(layer)[1])
+        return dict(sorted(tables.items()))
+
+    def has_skips(self, tier: int) -> bool:
+        """Whether a tier has a layer that begins with a skip."""
+        return self.skips > 0 and self.shape(tier).layers[-1] >= self.num_hidden_layers - self.skips
+
+    def elastic_dim(self, name: str) -> Literal[0, 1] | None:
+        """A value embedding has columns for each head."""
+        if name.startswith("model.value_embeds."):
+            return 1 if self.heads_differ else None
+        return super().elastic_dim(name)
+
     def parameter_shapes(self, tier: int = 0) -> dict[str, tuple[int, ...]]:
         """By the options."""
         hidden, kept = self.hidden_size, self.shape(tier)
         shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.vocab_size, hidden)}
-        for table in range(self.value_embeddings):
-            shapes[f"model.value_embeds.{table}.weight"] = (self.vocab_size, self.key_heads * self.head_dim)
-        if self.skips:
+        for table, heads in self.value_tables(tier).items():
+            shapes[f"model.value_embeds.{table}.weight"] = (self.vocab_size, heads * self.head_dim)
+        if self.has_skips(tier):
             shapes["model.skip_lambdas"] = (self.skips,)
         for layer in kept.layers:
             prefix = f"model.layers.{layer}."

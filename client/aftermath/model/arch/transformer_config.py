@@ -13,6 +13,7 @@ from aftermath.base.errors import shown
 from aftermath.model.arch.rope_config import rope_table
 from aftermath.model.config import ModelConfig, ModelConfigError, stored_tier
 from aftermath.model.published import form_of
+from aftermath.model.tensor_plan import TensorPlan
 from aftermath.model.tiers import KEY, TierShape, tier_shapes
 
 # Keys that transformers reads as well, and that make it another function whatever they say.
@@ -46,10 +47,16 @@ class TransformerConfig(ModelConfig):
         "self_attn.v_proj.bias": 0,
     }
     """As `ELASTIC_DIMS`, of what has a part for each head, where tiers differ in heads."""
+    CUTS: ClassVar[tuple[str, ...]] = ("layers", "intermediate_size", "num_key_value_heads")
+    """What an entry of `matformer_tiers` may name."""
+    PARTIAL: ClassVar[tuple[str, ...]] = ()
+    """`TensorPlan.partial`."""
     LATER: ClassVar[frozenset[str]] = frozenset({KEY})
 
     ACTIVATIONS: ClassVar[tuple[str, ...]] = ()
     """What `hidden_act` may say."""
+    BASE: ClassVar[tuple[str, ...]] = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+    """Keys that a tier's file has for the tier; what they say of the full model, `matformer_base` does."""
 
     hidden_size: int = Field(ge=2, le=1 << 16)
     num_hidden_layers: int = Field(ge=1, le=512)
@@ -73,7 +80,7 @@ class TransformerConfig(ModelConfig):
         by which transformers would compute another function of this file than the networks here.
         """
         _refuse_other_functions(hf_config, cls.ACTIVATIONS)
-        known = super().known(hf_config) | _base(hf_config)
+        known = super().known(hf_config) | _base(hf_config, cls.BASE)
         if (theta := rope_table(hf_config).get("rope_theta")) is not None:
             known["rope_theta"] = theta
         heads, hidden = known.get("num_attention_heads"), known.get("hidden_size")
@@ -92,11 +99,7 @@ class TransformerConfig(ModelConfig):
         whole = super().checked({key: value for key, value in known.items() if key != KEY})
         if not known.get(KEY):
             return whole
-        return whole.model_copy(update={KEY: tier_shapes(known[KEY], whole.shape(0), whole.cuts())})
-
-    def cuts(self) -> tuple[str, ...]:
-        """What an entry of `matformer_tiers` may name of this model."""
-        return ()
+        return whole.model_copy(update={KEY: tier_shapes(known[KEY], whole.shape(0), cls.CUTS)})
 
     @property
     def key_heads(self) -> int:
@@ -106,13 +109,17 @@ class TransformerConfig(ModelConfig):
     def shape(self, tier: int) -> TierShape:
         """The layers that a tier keeps, and the width and heads of each. Raises ModelConfigError."""
         if not tier or not self.matformer_tiers:
-            return TierShape.uniform(self.num_hidden_layers, super().width(tier), self.key_heads)
+            return self.halved(tier)
         if tier > len(self.matformer_tiers):
             raise ModelConfigError(
                 f"config.json: {KEY} has no entry for tier {tier}",
                 f"give the run at most {1 + len(self.matformer_tiers)} tiers, or name what tier {tier} keeps",
             )
         return self.matformer_tiers[tier - 1]
+
+    def halved(self, tier: int) -> TierShape:
+        """The shape of a tier where tiers name nothing. Raises WidthNotDivisible."""
+        return TierShape.of([(super().width(tier), self.key_heads, 0)] * self.num_hidden_layers)
 
     def width(self, tier: int) -> int:
         """FFN hidden units of a tier's widest layer. Raises ModelConfigError."""
@@ -130,18 +137,29 @@ class TransformerConfig(ModelConfig):
         said = (
             ("layers", ", ".join(map(str, shape.layers))),
             ("FFN width", _span(shape.intermediate_size)),
+            ("width of experts", _span(shape.moe_intermediate_size)),
             ("key heads", _span(shape.num_key_value_heads)),
         )
-        return "; ".join(f"{what} {which}" for what, which in said)
+        return "; ".join(f"{what} {which}" for what, which in said if which)
+
+    @property
+    def heads_differ(self) -> bool:
+        """Whether a tier has fewer heads than the full model in a layer that it keeps."""
+        return any(set(tier.num_key_value_heads) - {0, self.key_heads} for tier in self.matformer_tiers)
 
     def elastic_dim(self, name: str) -> Literal[0, 1] | None:
         """That of hidden units, or of heads where tiers differ in them."""
-        whole = (self.key_heads,)
-        if any(set(tier.num_key_value_heads) != set(whole) for tier in self.matformer_tiers):
+        if self.heads_differ:
             for suffix, dim in self.HEAD_DIMS.items():
                 if name.endswith("." + suffix):
                     return dim
         return super().elastic_dim(name)
+
+    def tensor_plan(self, tier: int) -> TensorPlan | str:
+        """Whole heads, and hidden units."""
+        held = self.shape(tier)  # query heads are a multiple of the key heads
+        divided = {"key/value heads": held.num_key_value_heads, "hidden units": held.intermediate_size}
+        return TensorPlan({**self.HEAD_DIMS, **self.ELASTIC_DIMS}, divided, self.PARTIAL)
 
     def stored_name(self, name: str, tier: int) -> str:
         """A tier's files number the layers that it keeps from 0 on, as every client expects."""
@@ -170,7 +188,7 @@ class TransformerConfig(ModelConfig):
         return self
 
     def _sizes(self, tier: int) -> dict[str, int]:
-        """Layers and heads of a tier, under the names that its file has for them."""
+        """The sizes of a tier that `BASE` names."""
         shape, heads = self.shape(tier), self.num_attention_heads // self.key_heads
         sizes = {
             "num_hidden_layers": len(shape.layers),
@@ -186,7 +204,10 @@ class TransformerConfig(ModelConfig):
 
 
 def _span(sizes: tuple[int, ...]) -> str:
-    """One number where all are alike."""
+    """One number where all are alike, of the layers that have such a part."""
+    sizes = tuple(size for size in sizes if size)
+    if not sizes:
+        return ""
     return f"{sizes[0]:,}" if len(set(sizes)) == 1 else " ".join(f"{size:,}" for size in sizes)
 
 
@@ -194,11 +215,11 @@ _BASE = "matformer_base"
 _LAYER = re.compile(r"(model\.layers\.)(\d+)(\..*)")
 
 
-def _base(hf_config: Mapping[str, Any]) -> dict[str, Any]:
-    """What the file of a tier says of the full model's layers and heads. Raises ModelConfigError."""
+def _base(hf_config: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
+    """What the file of a tier says of the full model's layers and sizes. Raises ModelConfigError."""
     if not hf_config.get(KEY) or not stored_tier(hf_config)[0]:
         return {}
-    base, keys = hf_config.get(_BASE), ("num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+    base = hf_config.get(_BASE)
     if not isinstance(base, dict) or any(key not in keys for key in base):
         raise ModelConfigError(f"config.json: {_BASE} must name {', '.join(keys)}", "export the tier again")
     return dict(base)
