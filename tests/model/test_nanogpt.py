@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import math
 import random
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from aftermath.model.arch.nanogpt_config import NanoGPTConfig
 from aftermath.model.architectures import config_of
@@ -19,113 +17,9 @@ from aftermath.model.network import LanguageModel
 from aftermath.model.schema import state_schema
 from aftermath.optim.distro import Distro
 from aftermath.optim.schema import Schema, build_schema
+from model.nanogpt_restated import HF, OPTIONS, config, restated, tokens, weights
 
 torch.set_num_threads(1)
-
-HF: dict[str, Any] = {
-    "model_type": "nanogpt",
-    "vocab_size": 48,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "rms_norm_eps": 1e-5,
-}
-PLAIN = {"relu_squared": False, "qk_norm": False, "logit_softcap": 0.0}
-OPTIONS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "relu_squared": {"relu_squared": True},
-    "qk_norm": {"qk_norm": True},
-    "logit_softcap": {"logit_softcap": 3.0},
-    "value_embeddings": {"value_embeddings": 2},
-    "x0_residual": {"x0_residual": True},
-    "unet_skips": {"unet_skips": True},
-    "all": {
-        "relu_squared": True,
-        "qk_norm": True,
-        "logit_softcap": 15.0,
-        "value_embeddings": 1,
-        "x0_residual": True,
-        "unet_skips": True,
-    },
-}
-
-
-def config(option: str = "all", **changes: Any) -> NanoGPTConfig:
-    found = config_of(HF | PLAIN | OPTIONS[option] | changes)
-    assert isinstance(found, NanoGPTConfig)
-    return found
-
-
-def weights(shape: NanoGPTConfig, tier: int = 0) -> dict[str, Tensor]:
-    """Initial ones, but for lambdas, which would hide what they multiply."""
-    params = init_weights(shape, 7, tier)
-    generator = torch.Generator().manual_seed(3)
-    for name in sorted(params):
-        if "lambda" in name:
-            params[name] = torch.rand(params[name].shape, generator=generator) + 0.5
-    return params
-
-
-def tokens(batch: int = 3, length: int = 12, seed: int = 1) -> Tensor:
-    return torch.randint(0, 48, (batch, length), generator=torch.Generator().manual_seed(seed))
-
-
-def restated(p: dict[str, Tensor], c: NanoGPTConfig, ids: Tensor, kept: tuple[int, ...] | None = None) -> Tensor:
-    """One sequence [T], head by head and place by place, in float64; of the layers those that are kept."""
-    p = {name: tensor.double() for name, tensor in p.items()}
-    dim, heads, layers, length = c.head_dim, c.num_attention_heads, c.num_hidden_layers, len(ids)
-
-    def norm(x: Tensor) -> Tensor:
-        return x / (x.square().mean(-1, keepdim=True) + c.rms_norm_eps).sqrt()
-
-    def turned(x: Tensor, place: int) -> Tensor:
-        pairs = torch.complex(x[: dim // 2], x[dim // 2 :])
-        angles = torch.tensor([place / c.rope_theta ** (2 * i / dim) for i in range(dim // 2)], dtype=torch.float64)
-        pairs = pairs * torch.polar(torch.ones_like(angles), angles)
-        return torch.cat((pairs.real, pairs.imag))
-
-    x = x0 = norm(p["model.embed_tokens.weight"][ids])
-    ended: dict[int, Tensor] = {}
-    for layer in range(layers):
-        own = {name.removeprefix(f"model.layers.{layer}."): t for name, t in p.items() if f".layers.{layer}." in name}
-        mirror = layers - 1 - layer
-        if kept is not None and layer not in kept:
-            ended[layer] = x
-            continue
-        if c.unet_skips and layer >= layers - layers // 2:
-            x = x + p["model.skip_lambdas"][layer - (layers - layers // 2)] * ended[mirror]
-        if c.x0_residual:
-            x = own["residual_lambda"] * x + own["x0_lambda"] * x0
-        q, k, v = (norm(x) @ own[f"self_attn.{name}_proj.weight"].T for name in "qkv")
-        first, last = range(c.value_embeddings), range(layers - c.value_embeddings, layers)
-        number = {**dict(zip(first, first, strict=True)), **dict(zip(last, first, strict=True))}
-        if layer in number:
-            v = v + own["self_attn.value_lambda"] * p[f"model.value_embeds.{number[layer]}.weight"][ids]
-        rows = []
-        for place in range(length):
-            mixed = []
-            for head in range(heads):
-                part = slice(head * dim, (head + 1) * dim)
-                now, before = q[place, part], k[: place + 1, part]
-                if c.qk_norm:
-                    now, before = norm(now), norm(before)
-                scores = torch.stack(
-                    [turned(now, place) @ turned(one, index) / math.sqrt(dim) for index, one in enumerate(before)]
-                )
-                mixed.append(torch.softmax(scores, 0) @ v[: place + 1, part])
-            rows.append(torch.cat(mixed))
-        x = x + torch.stack(rows) @ own["self_attn.o_proj.weight"].T
-        up = norm(x) @ own["mlp.up_proj.weight"].T
-        if c.relu_squared:
-            up = up.clamp_min(0) ** 2
-        else:
-            gate = norm(x) @ own["mlp.gate_proj.weight"].T
-            up = gate * torch.sigmoid(gate) * up
-        x = x + up @ own["mlp.down_proj.weight"].T
-        ended[layer] = x
-    logits = norm(x) @ p["model.embed_tokens.weight" if c.tie_word_embeddings else "lm_head.weight"].T
-    return c.logit_softcap * torch.tanh(logits / c.logit_softcap) if c.logit_softcap else logits
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -217,74 +111,6 @@ def test_a_tier_is_a_prefix_and_computes_what_the_full_model_does_without_the_re
             tensor[:, shape.width(tier) :] = 0
     ids = tokens()
     torch.testing.assert_close(shape.build(tier, held)(ids), shape.build(0, full)(ids), rtol=1e-5, atol=1e-6)
-
-
-NAMED: dict[str, list[dict[str, Any]]] = {
-    "heads": [{"num_key_value_heads": [4, 3, 2, 1]}, {"num_key_value_heads": [2, 3, 1, 1]}],
-    "a first layer less": [{"layers": [1, 2, 3]}, {"layers": [2, 3]}],
-    "a last layer less": [{"layers": [0, 1, 3]}, {"layers": [0, 3]}],
-    "a half less": [{"layers": [0, 1]}, {"layers": [1]}],
-    "all at once": [
-        {"layers": [0, 2, 3], "intermediate_size": [40, 30, 20], "num_key_value_heads": [3, 4, 2]},
-        {"layers": [0, 3], "num_key_value_heads": 2},
-    ],
-}
-
-
-@pytest.mark.parametrize("named", NAMED)
-@pytest.mark.parametrize("option", ["value_embeddings", "unet_skips", "all"])
-def test_a_tier_that_keeps_what_it_names_computes_what_the_full_model_does_without_the_rest(
-    option: str, named: str
-) -> None:
-    shape = config(option, matformer_tiers=NAMED[named])
-    for tier in (1, 2):
-        full, kept = weights(shape), shape.shape(tier)
-        shapes = shape.parameter_shapes(tier)
-        held = {name: full[name][tuple(map(slice, size))].clone() for name, size in shapes.items()}
-        for layer in kept.layers:
-            width, heads = kept.of_layer(layer)
-            full[f"model.layers.{layer}.self_attn.o_proj.weight"][:, heads * shape.head_dim :] = 0
-            full[f"model.layers.{layer}.mlp.down_proj.weight"][:, width:] = 0
-        net, ids = shape.build(tier, held), tokens(1, 7)
-        own = {name: tensor.requires_grad_(True) for name, tensor in full.items()}
-        wanted, found = restated(own, shape, ids[0], kept.layers), net(ids)[0]
-        torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-5)
-        wanted.square().sum().backward()
-        found.double().square().sum().backward()
-        for name, tensor in net.named_parameters():
-            theirs = own[name].grad
-            assert tensor.grad is not None
-            assert theirs is not None
-            assert tensor.grad.any(), f"{name} learns nothing"
-            part = theirs[tuple(map(slice, tensor.shape))]
-            torch.testing.assert_close(tensor.grad, part, rtol=1e-3, atol=1e-3, msg=name)
-
-
-@pytest.mark.parametrize("named", NAMED)
-def test_nor_does_one_of_such_a_tier(named: str) -> None:
-    shape, ids = config("all", matformer_tiers=NAMED[named]), tokens()
-    changed = ids.clone()
-    changed[:, 6:] = (changed[:, 6:] + 1) % 48
-    for tier in (1, 2):
-        net = shape.build(tier, weights(shape, tier))
-        before, after = net(ids), net(changed)
-        assert torch.equal(before[:, :6], after[:, :6])
-        assert not torch.allclose(before[:, 6], after[:, 6])
-
-
-def test_a_tier_holds_of_value_embeddings_and_skips_what_its_layers_take() -> None:
-    shape = config("all", value_embeddings=2, matformer_tiers=NAMED["all at once"])
-    tables = [
-        {name: size for name, size in shape.parameter_shapes(tier).items() if "value_embeds" in name}
-        for tier in range(3)
-    ]
-    assert tables[0] == {"model.value_embeds.0.weight": (48, 32), "model.value_embeds.1.weight": (48, 32)}
-    assert tables[1] == {"model.value_embeds.0.weight": (48, 32), "model.value_embeds.1.weight": (48, 16)}
-    assert tables[2] == {"model.value_embeds.0.weight": (48, 16), "model.value_embeds.1.weight": (48, 16)}
-    shape = config("all", matformer_tiers=NAMED["a half less"])
-    assert "model.skip_lambdas" in shape.parameter_shapes(0)
-    assert "model.skip_lambdas" not in shape.parameter_shapes(1)
-    assert "model.value_embeds.0.weight" not in shape.parameter_shapes(2)
 
 
 @pytest.mark.parametrize("option", OPTIONS)

@@ -1,0 +1,79 @@
+"""Tiers of a NanoGPT that keep what they name, where skips bind layers to each other and tables bind heads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from model.nanogpt_restated import config, restated, tokens, weights
+
+torch.set_num_threads(1)
+
+NAMED: dict[str, list[dict[str, Any]]] = {
+    "heads": [{"num_key_value_heads": [4, 3, 2, 1]}, {"num_key_value_heads": [2, 3, 1, 1]}],
+    "a first layer less": [{"layers": [1, 2, 3]}, {"layers": [2, 3]}],
+    "a last layer less": [{"layers": [0, 1, 3]}, {"layers": [0, 3]}],
+    "a half less": [{"layers": [0, 1]}, {"layers": [1]}],
+    "all at once": [
+        {"layers": [0, 2, 3], "intermediate_size": [40, 30, 20], "num_key_value_heads": [3, 4, 2]},
+        {"layers": [0, 3], "num_key_value_heads": 2},
+    ],
+}
+
+
+@pytest.mark.parametrize("named", NAMED)
+@pytest.mark.parametrize("option", ["value_embeddings", "unet_skips", "all"])
+def test_a_tier_that_keeps_what_it_names_computes_what_the_full_model_does_without_the_rest(
+    option: str, named: str
+) -> None:
+    shape = config(option, matformer_tiers=NAMED[named])
+    for tier in (1, 2):
+        full, kept = weights(shape), shape.shape(tier)
+        shapes = shape.parameter_shapes(tier)
+        held = {name: full[name][tuple(map(slice, size))].clone() for name, size in shapes.items()}
+        for layer in kept.layers:
+            width, heads = kept.of_layer(layer)
+            full[f"model.layers.{layer}.self_attn.o_proj.weight"][:, heads * shape.head_dim :] = 0
+            full[f"model.layers.{layer}.mlp.down_proj.weight"][:, width:] = 0
+        net, ids = shape.build(tier, held), tokens(1, 7)
+        own = {name: tensor.requires_grad_(True) for name, tensor in full.items()}
+        wanted, found = restated(own, shape, ids[0], kept.layers), net(ids)[0]
+        torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-5)
+        wanted.square().sum().backward()
+        found.double().square().sum().backward()
+        for name, tensor in net.named_parameters():
+            theirs = own[name].grad
+            assert tensor.grad is not None
+            assert theirs is not None
+            assert tensor.grad.any(), f"{name} learns nothing"
+            part = theirs[tuple(map(slice, tensor.shape))]
+            torch.testing.assert_close(tensor.grad, part, rtol=1e-3, atol=1e-3, msg=name)
+
+
+@pytest.mark.parametrize("named", NAMED)
+def test_no_position_of_such_a_tier_sees_a_later_token(named: str) -> None:
+    shape, ids = config("all", matformer_tiers=NAMED[named]), tokens()
+    changed = ids.clone()
+    changed[:, 6:] = (changed[:, 6:] + 1) % 48
+    for tier in (1, 2):
+        net = shape.build(tier, weights(shape, tier))
+        before, after = net(ids), net(changed)
+        assert torch.equal(before[:, :6], after[:, :6])
+        assert not torch.allclose(before[:, 6], after[:, 6])
+
+
+def test_a_tier_holds_of_value_embeddings_and_skips_what_its_layers_take() -> None:
+    shape = config("all", value_embeddings=2, matformer_tiers=NAMED["all at once"])
+    tables = [
+        {name: size for name, size in shape.parameter_shapes(tier).items() if "value_embeds" in name}
+        for tier in range(3)
+    ]
+    assert tables[0] == {"model.value_embeds.0.weight": (48, 32), "model.value_embeds.1.weight": (48, 32)}
+    assert tables[1] == {"model.value_embeds.0.weight": (48, 32), "model.value_embeds.1.weight": (48, 16)}
+    assert tables[2] == {"model.value_embeds.0.weight": (48, 16), "model.value_embeds.1.weight": (48, 16)}
+    shape = config("all", matformer_tiers=NAMED["a half less"])
+    assert "model.skip_lambdas" in shape.parameter_shapes(0)
+    assert "model.skip_lambdas" not in shape.parameter_shapes(1)
+    assert "model.value_embeds.0.weight" not in shape.parameter_shapes(2)
