@@ -41,8 +41,9 @@ def follow(ranks: Ranks) -> NoReturn:
                 share = ranks.sequences(torch.empty(shape, dtype=torch.int64))
                 model.begin(None)
             case Step(first):
-                ranks.losses(model.step(share, micro, first))
+                model.step(share, micro, first)
             case Gather():
+                ranks.losses(model.losses())
                 for _ in model.gradients():
                     pass
 

@@ -62,8 +62,8 @@ class Ranks:
         dist.broadcast(shared := given.to("cpu").contiguous(), 0)
         return shared
 
-    def losses(self, own: float) -> list[float]:
-        """What every data-parallel rank says, in their order."""
-        said = [torch.zeros(1, dtype=torch.float64) for _ in range(self.size)]
-        dist.all_gather(said, torch.tensor([own], dtype=torch.float64))
-        return [float(loss) for loss in said[:: self.tensor]]
+    def losses(self, own: Tensor) -> Tensor:
+        """What every data-parallel rank says, float64 [steps] on the CPU: [steps, ranks] in their order."""
+        said = [torch.empty_like(own) for _ in range(self.size)]
+        dist.all_gather(said, own)
+        return torch.stack(said[:: self.tensor], 1)

@@ -58,19 +58,18 @@ class Lead:
         self._ranks.tell(Begin(tuple(sequences.shape)))
         share = self._ranks.sequences(sequences)
         self._model.begin(params)
-        total = 0.0
         for first in range(0, -(-len(share) // self._micro), self._width):
             if cancelled.is_set():
                 raise Cancelled
             self._ranks.tell(Step(first))
-            for loss in self._ranks.losses(self._model.step(share, self._micro, first)):
-                total += loss
+            self._model.step(share, self._micro, first)
         self._ranks.tell(Gather())
+        losses = self._ranks.losses(self._model.losses())
         for name, whole in self._model.gradients():
             parameter = params[name]
             gradient = whole.to(parameter.device)
             parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
-        return total
+        return float(sum(losses.flatten().tolist()))  # in the order of the share
 
 
 def led_by(lead: Lead) -> Callable[..., Replica]:

@@ -39,13 +39,13 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
 
 
 class Step(msgspec.Struct, frozen=True, tag=True):
-    """Train on the micro-batches from this number on, one for each data-parallel rank, and tell the losses."""
+    """Train on the micro-batches from this number on, one for each data-parallel rank."""
 
     first: int
 
 
 class Gather(msgspec.Struct, frozen=True, tag=True):
-    """Put the gradients together."""
+    """Tell the losses, and put the gradients together."""
 
 
 Order = Make | Begin | Step | Gather

@@ -40,6 +40,7 @@ class ShardedModel:
         self._model.recompute = recompute
         del blank
         self._folds: list[OrderedSum] = []
+        self._losses: list[Tensor] = []
         layers = _layers(self._model)
         if self._tensor.size() > 1:
             cut(layers, self._tensor)
@@ -66,7 +67,8 @@ class ShardedModel:
 
     @torch.no_grad()
     def begin(self, weights: Mapping[str, Tensor] | None) -> None:
-        """Take the first rank's weights, fp32 and whole, and forget all gradients."""
+        """Take the first rank's weights, fp32 and whole, and forget all gradients and losses."""
+        self._losses.clear()
         for fold in self._folds:
             fold.forget()
         for name, parameter in self._model.named_parameters():
@@ -77,11 +79,10 @@ class ShardedModel:
             dist.broadcast(whole, 0)
             _local(parameter).copy_(_part(whole, parameter))
 
-    def step(self, sequences: Tensor, micro_batch: int, first: int) -> float:
+    def step(self, sequences: Tensor, micro_batch: int, first: int) -> None:
         """Train on the micro-batches of a share from number `first` on, one for each data-parallel rank.
 
-        `sequences` is the share, as `Replica.train` takes it. Returns what this rank's adds to the share's mean loss;
-        0 where it has none.
+        `sequences` is the share, as `Replica.train` takes it.
         """
         batches = sequences.split(micro_batch)
         active = min(self._data.size(), len(batches) - first)
@@ -95,7 +96,14 @@ class ShardedModel:
         batch = batches[first + number if mine else first]
         loss = share_loss(self._passes, self._passes.upload(batch), batch, sequences)
         loss.backward()
-        return loss.item() if mine else 0.0
+        self._losses.append(loss.detach() if mine else torch.zeros_like(loss))
+
+    def losses(self) -> Tensor:
+        """What this rank's micro-batch of every step added to the share's mean loss; 0 where it had none. On the CPU.
+
+        Read once for each share: each reading waits for the device.
+        """
+        return torch.stack(self._losses).to("cpu", torch.float64)
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
         """Name and sum of every parameter's gradient, whole, and on every rank."""
