@@ -9,7 +9,7 @@ from aftermath.base.errors import Unsuitable
 from aftermath.model.architectures import config_of
 from aftermath.ranks.group import Ranks
 from aftermath.ranks.tensor import check_tensor_parallelism
-from ranks.rank_processes import MODELS, gradients, parts, share, two
+from ranks.rank_processes import MODELS, gradients, learnt, parts, share, two
 
 
 @pytest.fixture(scope="module", params=[(1, 2), pytest.param((2, 2), marks=pytest.mark.slow)], ids=["two", "square"])
@@ -28,6 +28,13 @@ def test_layers_that_are_cut_give_the_same_gradient_but_for_rounding(ranks: Rank
     for name, gradient in expected.items():
         torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6, msg=name)
         assert bool(found[name].any()) or name.endswith("bias")
+
+
+def test_ranks_of_one_layer_share_the_optimizers_state_too(ranks: Ranks) -> None:
+    alone, led = two(ranks, "llama", 1, 1)
+    for number in range(2):
+        assert learnt(alone, number).payloads == learnt(led, number).payloads
+        assert alone.optimizer.tree().root == led.optimizer.tree().root
 
 
 def test_a_rank_holds_its_part_of_the_matrices(ranks: Ranks) -> None:
