@@ -116,7 +116,7 @@ def two(
     """The same replica twice: trained by this process, and by all ranks."""
     config = config_of(MODELS[model])
     schema = build_schema(config.to_hf(), 3, settings)
-    size = PassSize(micro, "on" if recompute else "off")
+    size = PassSize(micro, "on" if recompute else "auto")
     given: dict[str, Any] = {"pass_size": size, "stopwatch": lambda: 0.0, "device": torch.device("cpu")}
     weights = init_weights(config, 0, tier)
     alone = Replica(schema, config, tier, {n: t.clone() for n, t in weights.items()}, **given)

@@ -19,7 +19,7 @@ import torch
 from aftermath.base.errors import AftermathError
 from aftermath.model.architectures import config_of
 from aftermath.ranks.group import Ranks
-from aftermath.ranks.orders import Begin, Gather, Hold, Join, Make, Step
+from aftermath.ranks.orders import Begin, Gather, Hold, Join, Make, Measure, Step
 from aftermath.ranks.shard import Shard
 from aftermath.ranks.sharded import ShardedModel
 from aftermath.replica.exactness import set_exact
@@ -33,8 +33,7 @@ def follow(ranks: Ranks) -> NoReturn:
     while True:
         order = ranks.hear()
         if isinstance(order, Make):
-            config, micro = config_of(order.config), order.micro_batch
-            model = ShardedModel(config, order.tier, ranks.mesh, recompute=order.recompute, bf16=order.bf16)
+            model = ShardedModel(config_of(order.config), order.tier, ranks.mesh, bf16=order.bf16)
             continue
         if isinstance(order, Hold):
             shard = None  # there is no room for two
@@ -42,13 +41,15 @@ def follow(ranks: Ranks) -> NoReturn:
             continue
         assert model is not None, "the first order is to make the network"
         match order:
-            case Begin(shape):
+            case Begin(shape, micro, recompute):
                 share = ranks.sequences(torch.empty(shape, dtype=torch.int64))
-                model.begin(None)
+                model.begin(None, recompute=recompute)
+            case Measure():
+                ranks.figures(model.measure(share))
             case Step(first):
                 model.step(share, micro, first)
             case Gather():
-                ranks.losses(model.losses())
+                ranks.figures(model.losses())
                 for _ in model.gradients():
                     pass
             case _:

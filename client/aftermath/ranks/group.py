@@ -68,11 +68,11 @@ class Ranks:
         dist.broadcast(shared := given.to("cpu").contiguous(), 0)
         return shared
 
-    def losses(self, own: Tensor) -> Tensor:
-        """What every data-parallel rank says, float64 [steps] on the CPU: [steps, ranks] in their order."""
+    def figures(self, own: Tensor) -> Tensor:
+        """What every rank says, float64 [n] on the CPU: [n, ranks]."""
         said = [torch.empty_like(own) for _ in range(self.size)]
         dist.all_gather(said, own)
-        return torch.stack(said[:: self.tensor], 1)
+        return torch.stack(said, 1)
 
     def send(self, tensor: Tensor, rank: int) -> None:
         """To one other, who receives it."""

@@ -25,9 +25,6 @@ class Make(msgspec.Struct, frozen=True, tag=True):
     config: dict[str, Any]
     """As in `config.json`."""
     tier: int
-    micro_batch: int
-    recompute: bool
-    """Whether layers are computed twice."""
     bf16: bool
     """Whether products are computed in bf16."""
 
@@ -36,6 +33,13 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
     """Take a share of this shape, and the weights at which it is to be trained; both follow."""
 
     shape: tuple[int, ...]
+    micro_batch: int
+    recompute: bool
+    """Whether layers are computed twice."""
+
+
+class Measure(msgspec.Struct, frozen=True, tag=True):
+    """Train on the share's first sequence, and tell what memory that takes and what there is."""
 
 
 class Step(msgspec.Struct, frozen=True, tag=True):
@@ -102,4 +106,4 @@ class Forget(msgspec.Struct, frozen=True, tag=True):
 
 OfState = Directions | Choose | Weigh | Digests | Read | Copy | Restore | Forget
 """What is told of the optimizer's state."""
-Order = Make | Begin | Step | Gather | Hold | OfState
+Order = Make | Begin | Measure | Step | Gather | Hold | OfState
