@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from hypothesis import strategies as st
 
 from aftermath.kernels import choice, cosine, use
 from aftermath.optim.basis import integer_basis
+from aftermath.optim.blocks import UNUSED
 from aftermath.optim.codec import Votes, decode_level
 from aftermath.optim.distro import Distro
 from aftermath.optim.engine import Engine
@@ -31,6 +34,7 @@ from replica.whole_round import MODELS, OPTIMIZERS
 
 assert use.missing() is None
 THREADS = [1, 2, 3]
+_BESIDE = 4096  # numbers on each side of an array, to be left as they are
 CLIENT = Path(use.__file__).parents[2]
 
 
@@ -72,11 +76,37 @@ def blocks(draw: st.DrawFn) -> tuple[np.ndarray, int, float]:
 
 
 def chosen(values: np.ndarray, topk: int, smallest: float) -> tuple[np.ndarray, np.ndarray]:
+    """What is chosen; nothing is written beyond any of the arrays."""
     size = len(values)
-    indices, found = np.empty(topk, np.int64), np.empty(topk, np.float32)
-    words, more, places = np.empty(size, np.uint32), np.empty(2 * size, np.uint32), np.empty(size, np.int64)
-    choice.strongest(values, int(np.float32(smallest).view(np.uint32)), words, more, places, indices, found)
-    return indices, found
+    sizes = {"words": size, "more": 2 * size, "places": size, "indices": topk, "found": topk}
+    kinds = {"words": np.uint32, "more": np.uint32, "places": np.int64, "indices": np.int64, "found": np.float32}
+    whole = {name: np.full(count + 2 * _BESIDE, 77, kinds[name]) for name, count in sizes.items()}
+    given = {name: numbers[_BESIDE : _BESIDE + sizes[name]] for name, numbers in whole.items()}
+    choice.strongest(values, int(np.float32(smallest).view(np.uint32)), *given.values())
+    for name, numbers in whole.items():
+        assert (numbers[:_BESIDE] == 77).all(), name
+        assert (numbers[_BESIDE + sizes[name] :] == 77).all(), name
+    return given["indices"], given["found"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(blocks(), st.integers(0, 2**32))
+def test_whatever_bits_a_block_has_as_many_are_chosen_as_there_are_slots(
+    given: tuple[np.ndarray, int, float], seed: int
+) -> None:
+    """Also of numbers that are none, and infinite ones: they count by their bits."""
+    values, topk, smallest = given
+    random = np.random.default_rng(seed)
+    strange = random.random(len(values)) < random.choice([0.01, 0.5, 1.0])
+    values[strange] = random.integers(0, 2**32, len(values), np.uint32).view(np.float32)[strange]
+    values[random.random(len(values)) < random.choice([0.0, 0.1])] = random.choice([np.nan, np.inf, -np.inf])
+    magnitudes = values.view(np.uint32) & 0x7FFFFFFF
+    indices, found = chosen(values, topk, smallest)
+    used = min(topk, int((magnitudes >= np.float32(smallest).view(np.uint32)).sum()))
+    assert sorted(set(indices[:used].tolist())) == indices[:used].tolist()
+    assert (indices[used:] == UNUSED).all()
+    assert (np.sort(magnitudes[indices[:used]]) == np.sort(magnitudes)[len(values) - used :]).all()
+    choice.quantise(found, 2, fraction_bits(topk), LEAST, MOST)
 
 
 @settings(max_examples=300, deadline=None)
@@ -330,3 +360,53 @@ def test_what_a_task_raises_is_raised(threads: int) -> None:
     with pytest.raises(KeyError):
         use.run([lambda number=number: task(number) for number in range(6)])  # type: ignore[misc]
     assert sorted(done) == list(range(5))
+
+
+def test_no_task_runs_any_more_when_an_error_is_raised() -> None:
+    """Kernels are handed bare addresses: what is there is let go with the error."""
+    torch.set_num_threads(3)
+    for turn in range(20):  # whose error is seen first is the threads' luck
+        together, numbers, over, late = threading.Barrier(3), itertools.count(turn % 2), threading.Event(), list[bool]()
+
+        def task(
+            together: threading.Barrier = together,
+            numbers: Iterator[int] = numbers,
+            over: threading.Event = over,
+            late: list[bool] = late,
+        ) -> None:
+            together.wait()
+            if threading.current_thread() is threading.main_thread():
+                return
+            if next(numbers) == 1:  # one of the other two
+                raise KeyError
+            late.append(over.wait(0.05))
+
+        with pytest.raises(KeyError):
+            use.run([task] * 3)
+        over.set()
+        assert late == [False]
+
+
+def test_a_directory_that_the_user_chose_has_one_inside_for_these_sources(tmp_path: Path) -> None:
+    """A kernel that was kept there by an older client would still call what it called then."""
+    code = "from aftermath.kernels import compiled; import numba; print(compiled.PLACE, numba.config.CACHE_DIR)"
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(CLIENT)}
+    found = []
+    for more in ({}, {"NUMBA_BOUNDSCHECK": "1"}):
+        said = subprocess.run(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment | more, text=True, check=True
+        )
+        place, cache = map(Path, said.stdout.split())
+        assert place == cache
+        assert place.parent == tmp_path
+        found.append(place)
+    assert found[0] != found[1]
+
+
+@pytest.mark.slow
+def test_no_kernel_reads_or_writes_beyond_an_array(tmp_path: Path) -> None:
+    """All of the above once more, with kernels that look at every index."""
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path), "NUMBA_BOUNDSCHECK": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", "not slow", __file__]
+    done = subprocess.run(command, stdout=subprocess.PIPE, env=environment, text=True, check=False)
+    assert done.returncode == 0, done.stdout
