@@ -17,16 +17,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aftermath.kernels import choice, cosine, use
+from aftermath.model.levels import SchemaError, Segment
 from aftermath.optim.basis import integer_basis
-from aftermath.optim.blocks import UNUSED
+from aftermath.optim.blocks import UNUSED, cut
 from aftermath.optim.codec import Votes, decode_level
 from aftermath.optim.distro import Distro
 from aftermath.optim.engine import Engine
 from aftermath.optim.feedback import ErrorFeedback
+from aftermath.optim.format import ResultFormat, Transform, Values
 from aftermath.optim.lattice import LEAST, MOST, SMALLEST, fraction_bits, quantise
+from aftermath.optim.mean import MeanApply
 from aftermath.optim.parts import PseudoGradient
 from aftermath.optim.schema import Schema, Settings, build_schema
-from aftermath.optim.sparseloco import Divisor
+from aftermath.optim.sparseloco import Divisor, SparseLoCo
 from aftermath.optim.transform import ZERO_BELOW, strongest
 from optim.optim_oracle import RAGGED, toy_inner, toy_schema
 from optim.optim_replica import bits, gradients, tensors
@@ -295,6 +298,49 @@ def test_a_stack_is_one_matrix_after_another(settings: Settings) -> None:
         assert ours.compress(made) == torchs.compress(made)
         for name, tensor in torchs.remembered().items():
             assert torch.allclose(ours.remembered()[name], tensor, rtol=1e-3, atol=1e-5), name
+
+
+GAPS = {
+    "columns": (torch.Size((9, 20)), 1, 13, 1),
+    "every other row": (torch.Size((9, 20)), 0, 4, 2),
+    "rows of matrices": (torch.Size((3, 20, 9)), 1, 13, 1),
+    "matrices": (torch.Size((5, 7, 9)), 0, 3, 1),
+    "matrices of matrices": (torch.Size((4, 2, 7, 9)), 0, 3, 1),
+}
+
+
+@pytest.mark.parametrize("kind", GAPS)
+def test_parameters_with_gaps_in_memory_are_changed_where_they_are(kind: str) -> None:
+    """Two levels of one tensor, each of which kernels see as it lies; what is between is left alone."""
+    shape, dim, border, step = GAPS[kind]
+    parts = [(1, 0, border), (0, border, shape[dim])]
+    segments = [
+        Segment("w", level, dim, start, stop, (*shape[:dim], stop - start, *shape[dim + 1 :]))  # type: ignore[arg-type]
+        for level, start, stop in parts
+    ]
+    results = ResultFormat(cut(segments, chunk=8, topk=5, topk_embeddings=5), 2, Transform.NONE, Values.TWO_BIT)
+    found = []
+    for kernels in (True, False):
+        whole = torch.randn(shape[0] * step, *shape[1:], generator=torch.Generator().manual_seed(0))
+        params, before = {"w": whole[::step]}, whole.clone()
+        feedback, mean = ErrorFeedback(results, 0, params, 0.9), MeanApply(results, 0, params, SparseLoCo())
+        assert feedback._compiled
+        assert mean._compiled
+        feedback._compiled = mean._compiled = kernels
+        gradient = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+        payloads = feedback.compress(PseudoGradient({"w": gradient}, 0.01, 0.0))
+        mean.apply({level: [decode_level(data, results, level)] for level, data in payloads.items()}, 0.1)
+        changed = whole != before
+        assert all(changed[::step].narrow(dim, start, stop - start).any() for _, start, stop in parts)
+        assert step == 1 or not changed[1::2].any()
+        found.append((payloads, whole.numpy().tobytes()))
+    assert found[0] == found[1]
+
+
+def test_a_segment_that_is_no_stack_of_matrices_is_refused() -> None:
+    """Its matrices could only be changed in a copy."""
+    with pytest.raises(SchemaError, match="w has 4 dimensions and is cut along its second one"):
+        cut([Segment("w", 0, 1, 0, 4, (3, 4, 7, 9))], chunk=8, topk=5, topk_embeddings=5)
 
 
 # --- where they cannot be used ----------------------------------------------------------------------------------------

@@ -55,12 +55,21 @@ class Blocks:
 
 
 def cut(segments: Iterable[Segment], *, chunk: int, topk: int, topk_embeddings: int) -> tuple[Blocks, ...]:
-    """The blocks of every segment, in their order. Raises SchemaError if `chunk` makes them too large."""
+    """The blocks of every segment, in their order.
+
+    Raises SchemaError if `chunk` makes them too large, and for a segment whose matrices do not follow each other.
+    """
     return tuple(_blocks(s, chunk, topk_embeddings if is_table(s.name) else topk) for s in segments)
 
 
 def _blocks(segment: Segment, chunk: int, topk: int) -> Blocks:
     stacked = len(segment.shape) - 2
+    if stacked > 1 and segment.dim == 1:
+        raise SchemaError(
+            f"{segment.name} has {len(segment.shape)} dimensions and is cut along its second one: that "
+            "leaves no stack of matrices to change in place",
+            "cut it along its first one, or not at all",
+        )
     edges = tuple(1 if axis < stacked else _edge(size, chunk) for axis, size in enumerate(segment.shape))
     size = math.prod(edges)
     if size > MAX_BLOCK:
