@@ -438,9 +438,14 @@ def test_a_directory_that_the_user_chose_has_one_inside_for_these_sources(tmp_pa
     code = "from aftermath.kernels import compiled; import numba; print(compiled.PLACE, numba.config.CACHE_DIR)"
     environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(CLIENT)}
     found = []
-    for more in ({}, {"NUMBA_BOUNDSCHECK": "1"}):
+    for checked in "01":
+        own = environment | {"NUMBA_BOUNDSCHECK": checked}
         said = subprocess.run(
-            [sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment | more, text=True, check=True
+            [sys.executable, "-c", code],
+            stdout=subprocess.PIPE,
+            env=own,
+            text=True,
+            check=True,
         )
         place, cache = map(Path, said.stdout.split())
         assert place == cache
