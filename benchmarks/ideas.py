@@ -159,7 +159,7 @@ def topk_by_level(kept: Sequence[int], settings: Mapping[str, Any]) -> list[Plac
     del settings
     plain = vars(sparseloco)["cut"]
 
-    def cut(segments: Sequence[Segment], **said: int) -> tuple[Blocks, ...]:
+    def cut(segments: Sequence[Segment], **said: Any) -> tuple[Blocks, ...]:
         return tuple(replace(one, topk=min(kept[one.segment.level], one.size)) for one in plain(segments, **said))
 
     return [(sparseloco, "cut", cut)]

@@ -25,7 +25,8 @@ import torch
 
 from aftermath.model.architectures import config_of
 from aftermath.model.initial import init_weights
-from aftermath.optim.private_blocks import BLOCK, outline_of, tree_of
+from aftermath.optim.engine import outline_of
+from aftermath.optim.private_blocks import BLOCK, tree_of
 from aftermath.optim.schema import Settings, build_schema
 from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.replica.exactness import exact_device

@@ -13,7 +13,6 @@ from aftermath.model.initial import init_weights
 from aftermath.model.outline import Outline
 from aftermath.model.segments import SegmentError, segment_bytes, write_segment
 from aftermath.optim.codec import BadPayload, decode_level, encode_level
-from aftermath.optim.private_blocks import block_of, tree_of
 from aftermath.optim.sparseloco import SparseLoCo
 from aftermath.p2p import discovery, wire
 from aftermath.p2p.transport import RequestRefused
@@ -101,13 +100,13 @@ def private_questions() -> tuple[list[bytes], Decode]:
 def private_answers() -> tuple[list[bytes], Decode]:
     kept = private_state()
     place, proof = kept.outline.place(1), kept.tree.proof(1)
-    said = b"".join([*proof, block_of(kept.tensors, place)])
+    said = b"".join([*proof, kept.read(place)])
     return [said], lambda data: stateshare.proven(data, kept.tree.root, kept.outline, 1)
 
 
 def private_state() -> stateshare.Kept:
     _, engine = trained(OPTIMIZERS["sparseloco"], 2)
-    return stateshare.kept_of(engine, tree_of(engine.remembered()))
+    return stateshare.kept_of(engine, engine.tree())
 
 
 def whereabouts() -> tuple[list[bytes], Decode]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -15,15 +17,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aftermath.kernels import choice, cosine, use
+from aftermath.model.levels import SchemaError, Segment
 from aftermath.optim.basis import integer_basis
+from aftermath.optim.blocks import UNUSED, cut
 from aftermath.optim.codec import Votes, decode_level
 from aftermath.optim.distro import Distro
 from aftermath.optim.engine import Engine
 from aftermath.optim.feedback import ErrorFeedback
+from aftermath.optim.format import ResultFormat, Transform, Values
 from aftermath.optim.lattice import LEAST, MOST, SMALLEST, fraction_bits, quantise
+from aftermath.optim.mean import MeanApply
 from aftermath.optim.parts import PseudoGradient
 from aftermath.optim.schema import Schema, Settings, build_schema
-from aftermath.optim.sparseloco import Divisor
+from aftermath.optim.sparseloco import Divisor, SparseLoCo
 from aftermath.optim.transform import ZERO_BELOW, strongest
 from optim.optim_oracle import RAGGED, toy_inner, toy_schema
 from optim.optim_replica import bits, gradients, tensors
@@ -31,6 +37,7 @@ from replica.whole_round import MODELS, OPTIMIZERS
 
 assert use.missing() is None
 THREADS = [1, 2, 3]
+_BESIDE = 4096  # numbers on each side of an array, to be left as they are
 CLIENT = Path(use.__file__).parents[2]
 
 
@@ -72,11 +79,37 @@ def blocks(draw: st.DrawFn) -> tuple[np.ndarray, int, float]:
 
 
 def chosen(values: np.ndarray, topk: int, smallest: float) -> tuple[np.ndarray, np.ndarray]:
+    """What is chosen; nothing is written beyond any of the arrays."""
     size = len(values)
-    indices, found = np.empty(topk, np.int64), np.empty(topk, np.float32)
-    words, more, places = np.empty(size, np.uint32), np.empty(2 * size, np.uint32), np.empty(size, np.int64)
-    choice.strongest(values, int(np.float32(smallest).view(np.uint32)), words, more, places, indices, found)
-    return indices, found
+    sizes = {"words": size, "more": 2 * size, "places": size, "indices": topk, "found": topk}
+    kinds = {"words": np.uint32, "more": np.uint32, "places": np.int64, "indices": np.int64, "found": np.float32}
+    whole = {name: np.full(count + 2 * _BESIDE, 77, kinds[name]) for name, count in sizes.items()}
+    given = {name: numbers[_BESIDE : _BESIDE + sizes[name]] for name, numbers in whole.items()}
+    choice.strongest(values, int(np.float32(smallest).view(np.uint32)), *given.values())
+    for name, numbers in whole.items():
+        assert (numbers[:_BESIDE] == 77).all(), name
+        assert (numbers[_BESIDE + sizes[name] :] == 77).all(), name
+    return given["indices"], given["found"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(blocks(), st.integers(0, 2**32))
+def test_whatever_bits_a_block_has_as_many_are_chosen_as_there_are_slots(
+    given: tuple[np.ndarray, int, float], seed: int
+) -> None:
+    """Also of numbers that are none, and infinite ones: they count by their bits."""
+    values, topk, smallest = given
+    random = np.random.default_rng(seed)
+    strange = random.random(len(values)) < random.choice([0.01, 0.5, 1.0])
+    values[strange] = random.integers(0, 2**32, len(values), np.uint32).view(np.float32)[strange]
+    values[random.random(len(values)) < random.choice([0.0, 0.1])] = random.choice([np.nan, np.inf, -np.inf])
+    magnitudes = values.view(np.uint32) & 0x7FFFFFFF
+    indices, found = chosen(values, topk, smallest)
+    used = min(topk, int((magnitudes >= np.float32(smallest).view(np.uint32)).sum()))
+    assert sorted(set(indices[:used].tolist())) == indices[:used].tolist()
+    assert (indices[used:] == UNUSED).all()
+    assert (np.sort(magnitudes[indices[:used]]) == np.sort(magnitudes)[len(values) - used :]).all()
+    choice.quantise(found, 2, fraction_bits(topk), LEAST, MOST)
 
 
 @settings(max_examples=300, deadline=None)
@@ -267,6 +300,49 @@ def test_a_stack_is_one_matrix_after_another(settings: Settings) -> None:
             assert torch.allclose(ours.remembered()[name], tensor, rtol=1e-3, atol=1e-5), name
 
 
+GAPS = {
+    "columns": (torch.Size((9, 20)), 1, 13, 1),
+    "every other row": (torch.Size((9, 20)), 0, 4, 2),
+    "rows of matrices": (torch.Size((3, 20, 9)), 1, 13, 1),
+    "matrices": (torch.Size((5, 7, 9)), 0, 3, 1),
+    "matrices of matrices": (torch.Size((4, 2, 7, 9)), 0, 3, 1),
+}
+
+
+@pytest.mark.parametrize("kind", GAPS)
+def test_parameters_with_gaps_in_memory_are_changed_where_they_are(kind: str) -> None:
+    """Two levels of one tensor, each of which kernels see as it lies; what is between is left alone."""
+    shape, dim, border, step = GAPS[kind]
+    parts = [(1, 0, border), (0, border, shape[dim])]
+    segments = [
+        Segment("w", level, dim, start, stop, (*shape[:dim], stop - start, *shape[dim + 1 :]))  # type: ignore[arg-type]
+        for level, start, stop in parts
+    ]
+    results = ResultFormat(cut(segments, chunk=8, topk=5, topk_embeddings=5), 2, Transform.NONE, Values.TWO_BIT)
+    found = []
+    for kernels in (True, False):
+        whole = torch.randn(shape[0] * step, *shape[1:], generator=torch.Generator().manual_seed(0))
+        params, before = {"w": whole[::step]}, whole.clone()
+        feedback, mean = ErrorFeedback(results, 0, params, 0.9), MeanApply(results, 0, params, SparseLoCo())
+        assert feedback._compiled
+        assert mean._compiled
+        feedback._compiled = mean._compiled = kernels
+        gradient = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+        payloads = feedback.compress(PseudoGradient({"w": gradient}, 0.01, 0.0))
+        mean.apply({level: [decode_level(data, results, level)] for level, data in payloads.items()}, 0.1)
+        changed = whole != before
+        assert all(changed[::step].narrow(dim, start, stop - start).any() for _, start, stop in parts)
+        assert step == 1 or not changed[1::2].any()
+        found.append((payloads, whole.numpy().tobytes()))
+    assert found[0] == found[1]
+
+
+def test_a_segment_that_is_no_stack_of_matrices_is_refused() -> None:
+    """Its matrices could only be changed in a copy."""
+    with pytest.raises(SchemaError, match="w has 4 dimensions and is cut along its second one"):
+        cut([Segment("w", 0, 1, 0, 4, (3, 4, 7, 9))], chunk=8, topk=5, topk_embeddings=5)
+
+
 # --- where they cannot be used ----------------------------------------------------------------------------------------
 
 
@@ -330,3 +406,58 @@ def test_what_a_task_raises_is_raised(threads: int) -> None:
     with pytest.raises(KeyError):
         use.run([lambda number=number: task(number) for number in range(6)])  # type: ignore[misc]
     assert sorted(done) == list(range(5))
+
+
+def test_no_task_runs_any_more_when_an_error_is_raised() -> None:
+    """Kernels are handed bare addresses: what is there is let go with the error."""
+    torch.set_num_threads(3)
+    for turn in range(20):  # whose error is seen first is the threads' luck
+        together, numbers, over, late = threading.Barrier(3), itertools.count(turn % 2), threading.Event(), list[bool]()
+
+        def task(
+            together: threading.Barrier = together,
+            numbers: Iterator[int] = numbers,
+            over: threading.Event = over,
+            late: list[bool] = late,
+        ) -> None:
+            together.wait()
+            if threading.current_thread() is threading.main_thread():
+                return
+            if next(numbers) == 1:  # one of the other two
+                raise KeyError
+            late.append(over.wait(0.05))
+
+        with pytest.raises(KeyError):
+            use.run([task] * 3)
+        over.set()
+        assert late == [False]
+
+
+def test_a_directory_that_the_user_chose_has_one_inside_for_these_sources(tmp_path: Path) -> None:
+    """A kernel that was kept there by an older client would still call what it called then."""
+    code = "from aftermath.kernels import compiled; import numba; print(compiled.PLACE, numba.config.CACHE_DIR)"
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(CLIENT)}
+    found = []
+    for checked in "01":
+        own = environment | {"NUMBA_BOUNDSCHECK": checked}
+        said = subprocess.run(
+            [sys.executable, "-c", code],
+            stdout=subprocess.PIPE,
+            env=own,
+            text=True,
+            check=True,
+        )
+        place, cache = map(Path, said.stdout.split())
+        assert place == cache
+        assert place.parent == tmp_path
+        found.append(place)
+    assert found[0] != found[1]
+
+
+@pytest.mark.slow
+def test_no_kernel_reads_or_writes_beyond_an_array(tmp_path: Path) -> None:
+    """All of the above once more, with kernels that look at every index."""
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path), "NUMBA_BOUNDSCHECK": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", "not slow", __file__]
+    done = subprocess.run(command, stdout=subprocess.PIPE, env=environment, text=True, check=False)
+    assert done.returncode == 0, done.stdout

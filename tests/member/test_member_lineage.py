@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from aftermath.member import own_state
 from aftermath.member.lineage import Lineage
-from aftermath.optim.private_blocks import outline_of, tree_of
+from aftermath.optim.engine import outline_of
+from aftermath.optim.private_blocks import tree_of
 from aftermath.p2p.transport import RequestRefused
 from aftermath.replica.stateshare import ask_block
 from aftermath.rules.commitment import NOTHING, Commitment, PrivateRoots, decode_announcement

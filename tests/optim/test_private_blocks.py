@@ -10,8 +10,18 @@ from torch import Tensor
 
 from aftermath.base.merkle import block_digest
 from aftermath.optim import private_blocks
+from aftermath.optim.engine import outline_of
 from aftermath.optim.feedback import ErrorFeedback
-from aftermath.optim.private_blocks import Outline, block_of, outline, outline_of, tree_of
+from aftermath.optim.private_blocks import (
+    Outline,
+    block_of,
+    digests_of,
+    digests_told,
+    outline,
+    told_of,
+    told_size,
+    tree_of,
+)
 from optim.private_states import OPTIMIZERS, trained
 
 
@@ -100,3 +110,19 @@ def test_what_was_sent_is_not_held_twice() -> None:
         if kind == "residual":
             assert tensor.data_ptr() == own.data_ptr()
     assert all(engine.state()[name].data_ptr() != t.data_ptr() for name, t in engine.remembered().items())
+
+
+@pytest.mark.parametrize("size", [8, 256, 264, 1000, 4096])
+def test_whoever_has_a_tensor_in_runs_has_its_digests(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However short runs are, and wherever they begin; what each tells is as long as is known before."""
+    monkeypatch.setattr(private_blocks, "BLOCK", 256)
+    whole = torch.arange(size // 4, dtype=torch.float32)
+    expected = digests_of({"x": whole})
+    for step in (1, 3, 30, 63, 64, 65, 128, 1024):
+        runs = []
+        for part, first in zip(whole.split(step), range(0, size // 4, step), strict=True):
+            start, stop = 4 * first, 4 * (first + len(part))
+            told = told_of(part, start, size)
+            assert len(told) == told_size(start, stop, size)
+            runs.append((start, stop, told))
+        assert digests_told(runs, size) == expected

@@ -15,6 +15,7 @@ from aftermath.model.architectures import config_of
 from aftermath.model.initial import init_weights
 from aftermath.optim.codec import decode_level
 from aftermath.optim.distro import Distro
+from aftermath.optim.engine import Trained
 from aftermath.optim.schema import Settings, build_schema
 from aftermath.ranks.group import Ranks
 from aftermath.ranks.launch import Launched, launched
@@ -131,7 +132,7 @@ def two(
     """The same replica twice: trained by this process, and by all ranks."""
     config = config_of(MODELS[model])
     schema = build_schema(config.to_hf(), 3, settings)
-    size = PassSize(micro, "on" if recompute else "off")
+    size = PassSize(micro, "on" if recompute else "auto")
     given: dict[str, Any] = {"pass_size": size, "stopwatch": lambda: 0.0, "device": torch.device("cpu")}
     weights = init_weights(config, 0, tier)
     alone = Replica(schema, config, tier, {n: t.clone() for n, t in weights.items()}, **given)
@@ -154,3 +155,16 @@ def gradients(replica: Replica, sequences: Tensor) -> tuple[float, dict[str, Ten
 
 def apply(replica: Replica, payloads: dict[int, bytes]) -> None:
     replica.apply({level: [decode_level(p, replica.schema.results, level)] for level, p in payloads.items()}, RATE)
+
+
+def learnt(replica: Replica, number: int, measured: bool = False) -> Trained:
+    """A round of gradients that are the same for whoever trains: what ranks compute of a share is left out."""
+    draws = torch.Generator().manual_seed(number)
+    drawn = {name: torch.randn(tensor.shape, generator=draws) for name, tensor in replica.params.items()}
+
+    def backward(part: Tensor) -> float:
+        for name, gradient in drawn.items():
+            replica.params[name].grad = gradient + replica.params[name].detach().abs()  # so that looking ahead counts
+        return float(len(part))
+
+    return replica.optimizer.train(share(4), backward, RATE, RATE, measured, travelling=number > 0)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -59,6 +61,26 @@ def test_labels_that_are_not_learnt_count_as_on_one_rank(ranks: Ranks) -> None:
     (loss, expected), (found_loss, found) = (gradients(replica, rows) for replica in (alone, led))
     assert found_loss == loss
     assert all(torch.equal(found[name], gradient) for name, gradient in expected.items())
+
+
+def test_no_step_of_a_share_waits_for_the_device(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Losses are read once for each share, however many micro-batches it has."""
+    _, led = two(ranks, "llama", 0, 1)
+    read: list[str] = []
+    for name in ("item", "tolist", "__float__", "__bool__"):
+        plain = getattr(torch.Tensor, name)
+
+        def noted(tensor: torch.Tensor, name: str = name, plain: Callable[[torch.Tensor], Any] = plain) -> Any:
+            read.append(name)
+            return plain(tensor)
+
+        monkeypatch.setattr(torch.Tensor, name, noted)
+    counts = []
+    for count in (2, 13):
+        gradients(led, share(count))
+        counts.append(len(read))
+        read.clear()
+    assert counts[0] == counts[1] > 0
 
 
 def test_a_share_that_was_given_up_leaves_nothing_behind(ranks: Ranks) -> None:

@@ -49,6 +49,20 @@ async def test_a_rank_that_ends_while_a_share_is_trained_is_named() -> None:
         assert isinstance(caught.value.__cause__, RuntimeError)
 
 
+async def test_a_rank_that_ends_is_named_by_whoever_asks_for_its_part_of_the_optimizers_state() -> None:
+    with ranks_on_cpu(2) as (processes, ranks):
+        _, led = two(ranks, "llama", 0, 1)
+        led.train(share(2), RATE, RATE, threading.Event())
+        os.kill(processes.processes[0], signal.SIGKILL)
+
+        async def hash_state() -> None:
+            led.optimizer.tree()
+
+        with pytest.raises(RankLost, match="rank 1 of this member, on cpu, has ended by SIGKILL") as caught:
+            await processes.while_all_run(hash_state())
+        assert isinstance(caught.value.__cause__, RuntimeError)
+
+
 async def test_an_error_that_has_nothing_to_do_with_the_ranks_stays_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aftermath.ranks.launch._BLAME", 0.1)
 

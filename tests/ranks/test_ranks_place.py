@@ -8,7 +8,6 @@ import torch
 from aftermath.base.errors import Unsuitable, UsageError
 from aftermath.ranks.launch import threads_of
 from aftermath.ranks.place import Place, place_of
-from aftermath.replica.pass_size import AUTO
 from aftermath.train.choices import place_named
 from aftermath.train.settings import TrainSettings
 
@@ -68,13 +67,6 @@ def test_options_that_contradict_each_other_are_a_sentence(
 def test_devices_that_are_not_here_are_a_sentence(gpus: None, name: str, data: int, says: str) -> None:
     with pytest.raises(Unsuitable, match=says):
         place_of(name, data, 1)
-
-
-def test_several_devices_want_a_number_of_sequences() -> None:
-    given = TrainSettings(run_id="mine", device="cpu", micro_batch_size=AUTO)
-    assert place_named(given).alone
-    with pytest.raises(UsageError, match="--micro-batch-size auto: on several devices nobody finds out what fits"):
-        place_named(given.model_copy(update={"data_parallelism": 2}))
 
 
 def test_passes_on_several_devices_are_not_compiled() -> None:

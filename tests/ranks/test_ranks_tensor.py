@@ -9,7 +9,7 @@ from aftermath.base.errors import Unsuitable
 from aftermath.model.architectures import config_of
 from aftermath.ranks.group import Ranks
 from aftermath.ranks.tensor import check_tensor_parallelism
-from ranks.rank_processes import MODELS, gradients, parts, share, two
+from ranks.rank_processes import MODELS, gradients, learnt, parts, share, two
 
 
 @pytest.fixture(scope="module", params=[(1, 2), pytest.param((2, 2), marks=pytest.mark.slow)], ids=["two", "square"])
@@ -51,6 +51,13 @@ def test_layers_that_are_computed_twice_give_the_same_bits(ranks: Ranks, model: 
     )
     assert found_loss == loss
     assert all(torch.equal(found[name], gradient) for name, gradient in expected.items())
+
+
+def test_ranks_of_one_layer_share_the_optimizers_state_too(ranks: Ranks) -> None:
+    alone, led = two(ranks, "llama", 1, 1)
+    for number in range(2):
+        assert learnt(alone, number).payloads == learnt(led, number).payloads
+        assert alone.optimizer.tree().root == led.optimizer.tree().root
 
 
 @pytest.mark.parametrize("model", ["llama", "nanogpt", "deepseek"])

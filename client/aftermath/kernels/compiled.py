@@ -4,8 +4,8 @@ Decided
 - A kernel has its types written beside it, so it is compiled when a member starts and not in its first round. That
   takes half a minute, so it is done by one process at a time, and what was compiled is kept for all later starts:
   beside the sources, as Python keeps what it compiles, or in the user's cache directory where these cannot be written.
-- The directory is that of these very sources, compiler and processor: numba itself looks at the file of a kernel and
-  not at those of the kernels it calls.
+- The directory is that of these very sources, compiler and processor, also inside of one that the user chose
+  (NUMBA_CACHE_DIR): numba itself looks at the file of a kernel and not at those of the kernels it calls.
 - Kernels release the interpreter's lock.
 - No rounding is left to the compiler, but where a kernel asks for fused multiplications and additions.
 """
@@ -40,13 +40,15 @@ def _place() -> Path:
     key = hashlib.sha256(f"{_HERE} {numba.__version__} {binding.get_host_cpu_name()}".encode())
     for source in sorted(_HERE.glob("*.py")):
         key.update(source.read_bytes())
+    if numba.config.BOUNDSCHECK:
+        key.update(b"bounds are checked")
     beside = os.access(_HERE, os.W_OK)
-    return (_HERE / "__pycache__" if beside else cache_directory("kernels")) / key.hexdigest()[:16]
+    chosen = numba.config.CACHE_DIR or (_HERE / "__pycache__" if beside else cache_directory("kernels"))
+    return Path(chosen) / key.hexdigest()[:16]
 
 
 PLACE = _place()
-if not numba.config.CACHE_DIR:  # else the user said where, by NUMBA_CACHE_DIR
-    numba.config.CACHE_DIR = str(PLACE)
+numba.config.CACHE_DIR = str(PLACE)
 
 
 def kernel(types: str | None = None, fused: bool = False) -> Callable[[F], F]:

@@ -9,7 +9,7 @@ Decided
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import lru_cache
 from importlib.util import find_spec
 
@@ -42,7 +42,9 @@ def missing() -> str | None:
 
 
 def run(tasks: Iterable[Callable[[], object]]) -> None:
-    """Run all, on as many threads as torch takes. Raises what one of them raised."""
+    """Run all, on as many threads as torch takes. Raises what one of them raised, when none runs any more: what they
+    work on may be gone then.
+    """
     waiting = iter(list(tasks))
 
     def work() -> None:
@@ -53,6 +55,7 @@ def run(tasks: Iterable[Callable[[], object]]) -> None:
     try:
         work()
     finally:
+        wait(others)
         for other in others:
             other.result()
 

@@ -15,7 +15,6 @@ from typing import NamedTuple
 from aftermath.base.merkle import Tree
 from aftermath.base.worker import Worker
 from aftermath.member.ports import Ports
-from aftermath.optim.private_blocks import tree_of
 from aftermath.replica.memory import is_out_of_memory
 from aftermath.replica.replica import Replica
 from aftermath.replica.stateshare import StateShare, kept_of
@@ -48,7 +47,7 @@ class OwnState:
 
     async def trained(self, replica: Replica, epoch: int, height: int) -> PrivateRoots:
         """The roots of a share that was trained just now; slow."""
-        tree = self._tree = await self._worker(lambda: tree_of(replica.optimizer.remembered()))
+        tree = self._tree = await self._worker(replica.optimizer.tree)
         before, self.told = self.told, Told(tree.root, epoch, height)
         since = None if before is None else (before.epoch, before.height)
         return PrivateRoots(NOTHING if before is None else before.root, tree.root, since)

@@ -13,11 +13,12 @@ Decided
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
 from aftermath.model.levels import SchemaError, Segment, is_table
-from aftermath.model.schema import StateSchema
+from aftermath.optim.balance import Balances, nothing_balances
 
 MAX_BLOCK = 65535  # indices are u16, and one marks an unused slot
 UNUSED = 0xFFFF  # index of an entry slot without a coefficient
@@ -55,16 +56,26 @@ class Blocks:
         return self.count * self.topk
 
 
-def cut(state: StateSchema, *, chunk: int, topk: int, topk_embeddings: int) -> tuple[Blocks, ...]:
-    """The blocks of every segment, in their order. Raises SchemaError if `chunk` makes them too large."""
+def cut(
+    segments: Iterable[Segment], *, chunk: int, topk: int, topk_embeddings: int, balances: Balances = nothing_balances
+) -> tuple[Blocks, ...]:
+    """The blocks of every segment, in their order; what balances experts is cut into single numbers.
+
+    Raises SchemaError if `chunk` makes them too large, and for a segment whose matrices do not follow each other.
+    """
     return tuple(
-        _blocks(s, 1 if state.config.balances(s.name) else chunk, topk_embeddings if is_table(s.name) else topk)
-        for s in state.segments
+        _blocks(s, 1 if balances(s.name) else chunk, topk_embeddings if is_table(s.name) else topk) for s in segments
     )
 
 
 def _blocks(segment: Segment, chunk: int, topk: int) -> Blocks:
     stacked = len(segment.shape) - 2
+    if stacked > 1 and segment.dim == 1:
+        raise SchemaError(
+            f"{segment.name} has {len(segment.shape)} dimensions and is cut along its second one: that "
+            "leaves no stack of matrices to change in place",
+            "cut it along its first one, or not at all",
+        )
     edges = tuple(1 if axis < stacked else _edge(size, chunk) for axis, size in enumerate(segment.shape))
     size = math.prod(edges)
     if size > MAX_BLOCK:

@@ -46,7 +46,13 @@ class Distro:
 
     def results(self, state: StateSchema) -> ResultFormat:
         """What members send each other. Raises SchemaError if the blocks would be too large."""
-        blocks = cut(state, chunk=self.chunk, topk=self.topk, topk_embeddings=self.topk_embeddings)
+        blocks = cut(
+            state.segments,
+            chunk=self.chunk,
+            topk=self.topk,
+            topk_embeddings=self.topk_embeddings,
+            balances=state.config.balances,
+        )
         return ResultFormat(blocks, state.levels, Transform.DCT, Values.SIGN if self.quantize_1bit else Values.FLOAT)
 
     def document(self) -> dict[str, Any]:

@@ -12,21 +12,28 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+import torch
 from torch import Tensor
 
+from aftermath.base.merkle import Tree
+from aftermath.optim.balance import Balances
 from aftermath.optim.clip import NonFiniteGradient
 from aftermath.optim.codec import Votes, decode_level
 from aftermath.optim.distro import Distro
 from aftermath.optim.feedback import ErrorFeedback
+from aftermath.optim.format import ResultFormat
 from aftermath.optim.gradient import GradientStep
 from aftermath.optim.inner import InnerSteps
 from aftermath.optim.mean import MeanApply
 from aftermath.optim.outer_muon import OuterMuon
 from aftermath.optim.parts import Apply, Backward, BadState, Measured, PrivateStep, Result
+from aftermath.optim.private_blocks import Outline, Place, block_of, digests_of, outline
 from aftermath.optim.schema import Schema
 from aftermath.optim.sign import SignApply
 
 T = TypeVar("T")
+MakeResult = Callable[[ResultFormat, int, Mapping[str, Tensor], float, Balances], Result]
+"""Makes the part that remembers what was not sent, as `ErrorFeedback` does."""
 _PRIVATE, _RESULT = "private.", "result."
 
 
@@ -49,12 +56,17 @@ class Engine:
     """Trains and changes a replica. `params` are its own fp32 tensors; `stopwatch` gives seconds."""
 
     def __init__(
-        self, schema: Schema, tier: int, params: Mapping[str, Tensor], stopwatch: Callable[[], float] = lambda: 0.0
+        self,
+        schema: Schema,
+        tier: int,
+        params: Mapping[str, Tensor],
+        stopwatch: Callable[[], float] = lambda: 0.0,
+        result: MakeResult = ErrorFeedback,
     ) -> None:
         """Raises SchemaError or SegmentError if these are not the tensors of a tier-`tier` replica."""
         self._params, self._stopwatch, self._training = params, stopwatch, False
         self._levels = range(tier, schema.results.levels)
-        self._step, self._result, self._apply = _parts(schema, tier, params)
+        self._step, self._result, self._apply = _parts(schema, tier, params, result)
 
     def train(
         self,
@@ -112,11 +124,22 @@ class Engine:
 
         With equal parameters `restore` continues from them bit by bit.
         """
-        return {name: tensor.to("cpu", copy=True) for name, tensor in self.remembered().items()}
+        private = {name: tensor.to("cpu", copy=True) for name, tensor in self._step.remembered().items()}
+        return _joined(private, self._result.state())
 
     def remembered(self) -> dict[str, Tensor]:
         """The same tensors where they are: the next share that is trained changes them, and nothing else does."""
         return _joined(self._step.remembered(), self._result.remembered())
+
+    def tree(self) -> Tree:
+        """The tree over the blocks of them, once a share was trained."""
+        return Tree([*digests_of(self._step.remembered()), *self._result.digests()])  # in the order of their names
+
+    def block(self, place: Place) -> bytes:
+        """The bytes of a block of them, as they are now."""
+        part, dot, name = place.name.partition(".")
+        inside = place._replace(name=name)
+        return block_of(self._step.remembered(), inside) if part + dot == _PRIVATE else self._result.block(inside)
 
     def sizes(self) -> dict[str, int]:
         """How many bytes each of them has, once a share was trained."""
@@ -156,13 +179,22 @@ def _joined(private: Mapping[str, T], result: Mapping[str, T]) -> dict[str, T]:
     }
 
 
-def _parts(schema: Schema, tier: int, params: Mapping[str, Tensor]) -> tuple[PrivateStep, Result, Apply]:
+def outline_of(schema: Schema, tier: int) -> Outline:
+    """The private state of a tier-`tier` member of a run with this schema. Raises SchemaError."""
+    shapes = schema.state.config.parameter_shapes(tier)
+    params = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+    return outline(Engine(schema, tier, params).sizes())
+
+
+def _parts(
+    schema: Schema, tier: int, params: Mapping[str, Tensor], result: MakeResult
+) -> tuple[PrivateStep, Result, Apply]:
     """What an optimizer of that kind is made of."""
     settings, results = schema.optimizer, schema.results
     balances = schema.state.config.balances
-    feedback = ErrorFeedback(results, tier, params, settings.decay, balances)
+    feedback = result(results, tier, params, settings.decay, balances)
     if isinstance(settings, Distro):
-        step = GradientStep(params, feedback.residual, settings.clip, balances)
+        step = GradientStep(params, feedback.directions, settings.clip, balances)
         return step, feedback, SignApply(results, tier, params, settings.weight_decay, balances)
     apply = (OuterMuon if settings.orthogonal_lr else MeanApply)(results, tier, params, settings)
 

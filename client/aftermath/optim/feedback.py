@@ -16,10 +16,11 @@ Decided
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from aftermath.kernels.use import run
@@ -32,11 +33,15 @@ from aftermath.optim.codec import encode_level
 from aftermath.optim.format import ResultFormat, Transform
 from aftermath.optim.lattice import SMALLEST, quantise
 from aftermath.optim.layout import LevelLayout, Part, level_layout
-from aftermath.optim.parts import BadState, Measured, PseudoGradient
+from aftermath.optim.parts import Measured, PseudoGradient
+from aftermath.optim.private_blocks import Place, block_of, digests_of
+from aftermath.optim.remembered import check_state, state_sizes
 from aftermath.optim.transform import ZERO_BELOW, cells, forward, inverse, padding, strongest
 
 _LARGEST = 1e30  # beyond it the residual or its transform could overflow fp32
 _BATCH = 1 << 18  # coefficients transformed at once
+Slots = tuple[NDArray[np.uint16], NDArray[np.float32]]
+"""Index and value of every entry slot of a level, in the wire's order."""
 
 
 class ErrorFeedback:
@@ -51,14 +56,15 @@ class ErrorFeedback:
         balances: Balances = nothing_balances,
     ) -> None:
         """Raises SchemaError or SegmentError if these are not the tensors of a tier-`tier` replica."""
-        self._format, self._decay_factor, self._names, self._balances = results, decay, params.keys(), balances
+        self._format, self._decay_factor, self._names = results, decay, frozenset(params)
+        self._balances = balances
         self._transformed = results.transform is Transform.DCT
         self._compiled = compiled.usable(params)
         self._layouts: dict[int, LevelLayout] = {}
         self._residuals: dict[int, list[Tensor]] = {}
         self._previous: dict[int, list[tuple[Tensor, Tensor]]] = {}
         results.of_level(tier)
-        for level in range(tier, results.levels):
+        for level in (level for level in range(tier, results.levels) if results.of_level(level)):
             layout = self._layouts[level] = level_layout(results, level)
             device = view(params, layout.parts[0].segment).device
             self._residuals[level] = [torch.zeros(g.blocks, g.height, g.width, device=device) for g in layout.groups]
@@ -69,23 +75,28 @@ class ErrorFeedback:
             for part in layout.parts:
                 yield part, part.of(self._residuals[level][part.group])
 
-    @torch.no_grad()
+    def directions(self) -> Iterator[tuple[Part, Tensor]]:
+        """The signs of the residual."""
+        return ((part, residual.sign()) for part, residual in self.residual())
+
     def compress(self, made: PseudoGradient) -> dict[int, bytes]:
         """Add a pseudo-gradient to the residual; the result per held level."""
-        tensors = made.tensors
-        refuse_beyond({name: tensors[name] for name in self._names & tensors.keys()}, _LARGEST)
-        for part, _ in self.residual():
-            view(tensors, part.segment)
+        self.choose(made)
+        return self.sent()
+
+    @torch.no_grad()
+    def choose(self, made: PseudoGradient) -> None:
+        """Add a pseudo-gradient to the residual, and choose what is sent of it."""
+        check_made(made, self._names, self._layouts)
         if self._compiled:
             self._choose_compiled(made)
         else:
             self._decay()
             for part, residual in self.residual():
-                for number, place in cells(view(tensors, part.segment), residual, part.blocks):
+                for number, place in cells(view(made.tensors, part.segment), residual, part.blocks):
                     place.add_(number, alpha=made.factor)
             for level in self._layouts:
                 self._choose(level)
-        return {level: self._encoded(level) for level in self._layouts}
 
     def _choose_compiled(self, made: PseudoGradient) -> None:
         """What the rest of `compress` does, by kernels."""
@@ -132,15 +143,13 @@ class ErrorFeedback:
             kept.append((torch.cat([c[0] for c in chosen]), torch.cat([c[1] for c in chosen])))
         self._previous[level] = kept
 
-    def _encoded(self, level: int) -> bytes:
-        layout, kept = self._layouts[level], self._previous[level]
-        indices = layout.canonical([pair[0] for pair in kept]).cpu().numpy().astype(np.uint16)
-        values = layout.canonical([pair[1] for pair in kept]).cpu().numpy()
-        return encode_level(self._format, level, indices, values)
+    def slots(self, level: int) -> Slots:
+        """What was chosen last."""
+        return slots_of(self._layouts[level], *zip(*self._previous[level], strict=True))
 
     def sent(self) -> dict[int, bytes]:
         """The last result, per held level; nothing before the first."""
-        return {level: self._encoded(level) for level in self._previous}
+        return {level: encode_level(self._format, level, *self.slots(level)) for level in self._previous}
 
     def _chosen(self, blocks: Tensor, topk: int) -> tuple[Tensor, Tensor]:
         """Indices and values, [n, topk], of what is sent of blocks [n, h, w]."""
@@ -164,8 +173,12 @@ class ErrorFeedback:
         return {level: self._measured(level, made) for level in self._layouts}
 
     def _measured(self, level: int, made: PseudoGradient) -> Measured:
+        return measured(self._layouts[level], made, *self.energies(level), self._balances)
+
+    @torch.no_grad()
+    def energies(self, level: int) -> tuple[float, float]:
+        """Of the residual, with what was sent last, and of what of it that carried."""
         parts = [part for part in self._layouts[level].parts if not self._balances(part.segment.name)]
-        given = sum(_energy(view(made.tensors, part.segment)) for part in parts)
         whole = carried = 0.0
         for group in sorted({part.group for part in parts}):
             residual, (indices, values) = self._residuals[level][group], self._previous[level][group]
@@ -177,8 +190,7 @@ class ErrorFeedback:
                 was = coefficients.gather(1, places[first : first + step])
                 whole += _energy(coefficients)
                 carried += _energy(was) - _energy(was - sent)
-        left = math.sqrt(max(0.0, whole - carried))
-        return Measured(abs(made.factor) * math.sqrt(given), left, carried / whole if whole else 0.0)
+        return whole, carried
 
     # --- what is remembered -------------------------------------------------------------------------------------
 
@@ -198,29 +210,25 @@ class ErrorFeedback:
                 found |= {f"indices.{level}.{group}": indices, f"values.{level}.{group}": values}
         return found
 
+    def state(self) -> dict[str, Tensor]:
+        """Copies of both."""
+        return {name: tensor.to("cpu", copy=True) for name, tensor in self.remembered().items()}
+
     def sizes(self) -> dict[str, int]:
         """Of these."""
-        found = {}
-        for level, layout in self._layouts.items():
-            for group, of in enumerate(layout.groups):
-                found[f"residual.{level}.{group}"] = of.blocks * of.block * torch.float32.itemsize
-                found[f"indices.{level}.{group}"] = of.blocks * of.topk * torch.int64.itemsize
-                found[f"values.{level}.{group}"] = of.blocks * of.topk * torch.float32.itemsize
-        return found
+        return state_sizes(self._layouts)
+
+    def digests(self) -> list[bytes]:
+        """Of their blocks."""
+        return digests_of(self.remembered())
+
+    def block(self, place: Place) -> bytes:
+        """One of them."""
+        return block_of(self.remembered(), place)
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Take over what `state` gave. Raises BadState, leaving all as it was, unless it fits this replica exactly."""
-        places = [(level, group) for level in self._layouts for group in range(len(self._layouts[level].groups))]
-        sent = any(not name.startswith("residual.") for name in state)
-        kinds = ("residual", "indices", "values") if sent else ("residual",)
-        names = {f"{kind}.{level}.{group}" for kind in kinds for level, group in places}
-        if state.keys() != names:
-            raise BadState(f"an optimizer's state lacks or has too much of {sorted(state.keys() ^ names)[0]}")
-        for level, group in places:
-            of = self._layouts[level].groups[group]
-            _check(state, f"residual.{level}.{group}", (of.blocks, of.height, of.width))
-            for kind in kinds[1:]:
-                _check(state, f"{kind}.{level}.{group}", (of.blocks, of.topk), of.block if kind == "indices" else None)
+        sent = check_state(self._layouts, state)
         self._previous = {}
         for level, residuals in self._residuals.items():
             for group, residual in enumerate(residuals):
@@ -229,6 +237,32 @@ class ErrorFeedback:
                 device, groups = residuals[0].device, range(len(residuals))
                 kept = ((state[f"indices.{level}.{g}"], state[f"values.{level}.{g}"]) for g in groups)
                 self._previous[level] = [(i.to(device, copy=True), v.to(device, copy=True)) for i, v in kept]
+
+
+def check_made(made: PseudoGradient, names: Collection[str], layouts: Mapping[int, LevelLayout]) -> None:
+    """Raises NonFiniteGradient, naming the tensor, or SegmentError for a missing or misshapen one."""
+    refuse_beyond({name: tensor for name, tensor in made.tensors.items() if name in names}, _LARGEST)
+    for layout in layouts.values():
+        for part in layout.parts:
+            view(made.tensors, part.segment)
+
+
+def slots_of(layout: LevelLayout, indices: Sequence[Tensor], values: Sequence[Tensor]) -> Slots:
+    """Index and value of every entry slot of a level, from those of its groups, [blocks, topk] each."""
+    return (
+        layout.canonical(indices).cpu().numpy().astype(np.uint16),
+        layout.canonical(values).cpu().numpy(),
+    )
+
+
+def measured(
+    layout: LevelLayout, made: PseudoGradient, whole: float, carried: float, balances: Balances = nothing_balances
+) -> Measured:
+    """What a level's result is to its residual, of these energies."""
+    parts = (part for part in layout.parts if not balances(part.segment.name))
+    given = sum(_energy(view(made.tensors, part.segment)) for part in parts)
+    left = math.sqrt(max(0.0, whole - carried))
+    return Measured(abs(made.factor) * math.sqrt(given), left, carried / whole if whole else 0.0)
 
 
 def _take_back(residual: Tensor, indices: Tensor, values: Tensor, *, transformed: bool) -> None:
@@ -246,13 +280,3 @@ def _take_back(residual: Tensor, indices: Tensor, values: Tensor, *, transformed
 def _energy(numbers: Tensor) -> float:
     """The sum of their squares."""
     return float(torch.linalg.vector_norm(numbers)) ** 2
-
-
-def _check(state: Mapping[str, Tensor], name: str, shape: tuple[int, ...], block: int | None = None) -> None:
-    """Raises BadState unless this tensor holds finite fp32 numbers, or places in a `block` of so many."""
-    tensor, dtype = state[name], torch.float32 if block is None else torch.int64
-    if tensor.shape != shape or tensor.dtype != dtype:
-        raise BadState(f"{name} of an optimizer's state is {tensor.dtype} {tuple(tensor.shape)}, not {dtype} {shape}")
-    fits = torch.isfinite(tensor) if block is None else ((tensor >= 0) & (tensor < block)) | (tensor == UNUSED)
-    if not bool(fits.all()):
-        raise BadState(f"{name} of an optimizer's state holds a number that cannot be there")

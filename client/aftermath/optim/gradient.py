@@ -22,8 +22,8 @@ from aftermath.optim.parts import Backward, BadState, PseudoGradient
 from aftermath.optim.rounding import to_fp32
 from aftermath.optim.transform import subtract
 
-Residual = Callable[[], Iterator[tuple[Part, Tensor]]]
-"""What a member has not sent yet, segment by segment: blocks [n, h, w]."""
+Directions = Callable[[], Iterator[tuple[Part, Tensor]]]
+"""The signs of what a member has not sent yet, segment by segment: blocks [n, h, w]."""
 
 
 class GradientStep:
@@ -32,11 +32,11 @@ class GradientStep:
     def __init__(
         self,
         params: Mapping[str, Tensor],
-        residual: Residual,
+        directions: Directions,
         clip: float | None,
         balances: Balances = nothing_balances,
     ) -> None:
-        self._params, self._residual, self._clip, self._balances = params, residual, clip, balances
+        self._params, self._directions, self._clip, self._balances = params, directions, clip, balances
 
     def make(
         self, sequences: Tensor, backward: Backward, lr: float, ahead_lr: float, travelling: bool
@@ -58,8 +58,8 @@ class GradientStep:
         saved = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self._params.items()}  # spares a GPU
         try:
             with torch.no_grad():
-                for part, blocks in self._residual():
-                    subtract(view(self._params, part.segment), blocks.sign().mul_(rate), part.blocks)
+                for part, signs in self._directions():
+                    subtract(view(self._params, part.segment), signs.mul_(rate), part.blocks)
             yield
         finally:
             with torch.no_grad():

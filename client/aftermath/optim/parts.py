@@ -8,7 +8,7 @@ Decided
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,6 +16,8 @@ from torch import Tensor
 
 from aftermath.base.errors import AftermathError
 from aftermath.optim.codec import Votes
+from aftermath.optim.layout import Part
+from aftermath.optim.private_blocks import Place
 
 Backward = Callable[[Tensor], float]
 """Adds the gradient of the mean loss over sequences int64 [n, seq_len] to the parameters' `grad`, and returns the loss.
@@ -54,7 +56,8 @@ class Remembering(Protocol):
     """What a replica alone knows and needs in order to go on."""
 
     def remembered(self) -> dict[str, Tensor]:
-        """As named tensors, where they are: not copies. With equal parameters `restore` continues from them bit by bit.
+        """As named tensors, where they are: copies only of what is in other processes. With equal parameters `restore`
+        continues from them bit by bit.
 
         What may change in the next round is these themselves.
         """
@@ -99,6 +102,21 @@ class Result(Remembering, Protocol):
 
     def measure(self, made: PseudoGradient) -> dict[int, Measured]:
         """Per held level, what the last `compress`, which was of this pseudo-gradient, did. It changes nothing."""
+
+    def directions(self) -> Iterator[tuple[Part, Tensor]]:
+        """The signs of what was not sent yet, and what was sent last: blocks fp32 [n, h, w], segment by segment."""
+
+    def sent(self) -> dict[int, bytes]:
+        """The last result, per held level; nothing before the first."""
+
+    def state(self) -> dict[str, Tensor]:
+        """Copies of what is remembered, on the CPU."""
+
+    def digests(self) -> list[bytes]:
+        """Of the blocks of what is remembered (`optim.private_blocks`)."""
+
+    def block(self, place: Place) -> bytes:
+        """A block of what is remembered."""
 
 
 class Apply(Protocol):

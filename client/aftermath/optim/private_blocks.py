@@ -3,29 +3,28 @@
 Decided
 - The tensors are those of `Engine.remembered` in the order of their names, cut into blocks of BLOCK bytes; none has
   bytes of two tensors, so the last of a tensor may be shorter. Which there are, and how large, follows from the schema
-  and the tier (`outline_of`): whoever asks for a block knows its size before.
+  and the tier (`engine.outline_of`): whoever asks for a block knows its size before.
 - Bytes are little-endian, row-major. They are hashed where they lie; of tensors on a device a piece at a time is
   copied.
+- Whoever holds a run of a tensor's bytes hashes the blocks that lie within it, and hands on the bytes at its ends.
 - It is the state after a trained round. Before its first one a replica knows nothing, and that has no blocks.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from aftermath.base.merkle import Tree, block_digest
+from aftermath.base.merkle import DIGEST, Tree, block_digest
 from aftermath.kernels.use import run
-from aftermath.optim.engine import Engine
-from aftermath.optim.schema import Schema
 
 BLOCK = 1 << 18
 """Bytes of a block."""
@@ -81,29 +80,71 @@ def outline(sizes: Mapping[str, int]) -> Outline:
     return Outline(tuple((name, size) for name, size in sorted(sizes.items()) if size))
 
 
-def outline_of(schema: Schema, tier: int) -> Outline:
-    """The private state of a tier-`tier` member of a run with this schema. Raises SchemaError."""
-    shapes = schema.state.config.parameter_shapes(tier)
-    params = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
-    return outline(Engine(schema, tier, params).sizes())
-
-
 def tree_of(remembered: Mapping[str, Tensor]) -> Tree:
-    """The tree over the blocks of a state, of which there is at least one; on as many threads as torch takes."""
-    found: list[list[bytes]] = []
-    tasks = []
-    for _, tensor in sorted(remembered.items()):
-        for start in range(0, tensor.nbytes, _PIECE):
-            digests: list[bytes] = []
-            found.append(digests)
-            tasks.append(partial(_hash, tensor, start, min(start + _PIECE, tensor.nbytes), digests))
-    run(tasks)
-    return Tree([digest for digests in found for digest in digests])
+    """The tree over the blocks of a state, of which there is at least one."""
+    return Tree(digests_of(remembered))
+
+
+def digests_of(remembered: Mapping[str, Tensor]) -> list[bytes]:
+    """The digests of all blocks of a state, in their order; on as many threads as torch takes."""
+    return _digests((tensor, 0, tensor.nbytes) for _, tensor in sorted(remembered.items()))
 
 
 def block_of(remembered: Mapping[str, Tensor], place: Place) -> bytes:
     """The bytes of a block, as they are now."""
     return bytes(_bytes(remembered[place.name], place.start, place.stop))
+
+
+def told_of(tensor: Tensor, start: int, size: int) -> bytes:
+    """What a run of bytes says of the blocks of a tensor of `size` bytes, in which it begins at `start`.
+
+    Its bytes before the first block that it has whole, the digests of those that it has, and its bytes after them.
+    """
+    stop = start + tensor.nbytes
+    first, last = _whole(start, stop, size)
+    digests = _digests([(tensor, first - start, last - start)])
+    return b"".join([_bytes(tensor, 0, first - start), *digests, _bytes(tensor, last - start, stop - start)])
+
+
+def told_size(start: int, stop: int, size: int) -> int:
+    """Bytes of what the run [start, stop) says."""
+    first, last = _whole(start, stop, size)
+    return first - start + DIGEST * -(-(last - first) // BLOCK) + stop - last
+
+
+def digests_told(runs: Iterable[tuple[int, int, bytes]], size: int) -> list[bytes]:
+    """The digests of all blocks of a tensor of `size` bytes, of what the runs [start, stop) of it say, in order."""
+    found: dict[int, bytes] = {}
+    ends: defaultdict[int, bytearray] = defaultdict(bytearray)
+    for start, stop, told in runs:
+        first, last = _whole(start, stop, size)
+        ends[start // BLOCK] += told[: first - start]
+        at = first - start
+        for block in range(first // BLOCK, -(-last // BLOCK) if last > first else 0):
+            found[block] = told[at : at + DIGEST]
+            at += DIGEST
+        ends[last // BLOCK] += told[at:]
+    found |= {block: block_digest(bytes(end)) for block, end in ends.items() if end}
+    return [found[block] for block in range(-(-size // BLOCK))]
+
+
+def _whole(start: int, stop: int, size: int) -> tuple[int, int]:
+    """From where to where those blocks reach that lie within [start, stop), of a tensor of `size` bytes."""
+    first = min(-(-start // BLOCK) * BLOCK, stop)
+    return first, stop if stop == size else max(stop // BLOCK * BLOCK, first)
+
+
+def _digests(runs: Iterable[tuple[Tensor, int, int]]) -> list[bytes]:
+    """Of the blocks of bytes [start, stop) of each tensor."""
+    found: list[list[bytes]] = []
+    tasks = []
+    for tensor, first, last in runs:
+        for start in range(first, last, _PIECE):
+            digests: list[bytes] = []
+            found.append(digests)
+            tasks.append(partial(_hash, tensor, start, min(start + _PIECE, last), digests))
+    run(tasks)
+    return [digest for digests in found for digest in digests]
 
 
 def _hash(tensor: Tensor, start: int, stop: int, digests: list[bytes]) -> None:

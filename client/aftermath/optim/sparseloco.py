@@ -99,7 +99,13 @@ class SparseLoCo:
 
     def results(self, state: StateSchema) -> ResultFormat:
         """What members send each other. Raises SchemaError if the blocks would be too large."""
-        blocks = cut(state, chunk=self.chunk, topk=self.topk, topk_embeddings=self.topk_embeddings)
+        blocks = cut(
+            state.segments,
+            chunk=self.chunk,
+            topk=self.topk,
+            topk_embeddings=self.topk_embeddings,
+            balances=state.config.balances,
+        )
         values = Values.ONE_BIT if self.bits == 1 else Values.TWO_BIT
         return ResultFormat(blocks, state.levels, Transform.NONE, values)
 

@@ -19,7 +19,8 @@ import torch
 from aftermath.base.errors import AftermathError
 from aftermath.model.architectures import config_of
 from aftermath.ranks.group import Ranks
-from aftermath.ranks.orders import Begin, Gather, Join, Make, Step
+from aftermath.ranks.orders import Begin, Gather, Hold, Join, Make, Measure, Step
+from aftermath.ranks.shard import Shard
 from aftermath.ranks.sharded import ShardedModel
 from aftermath.replica.exactness import set_exact
 
@@ -28,23 +29,34 @@ _LINGER = 2.0  # seconds for the first rank to name who ended first; who fails b
 
 def follow(ranks: Ranks) -> NoReturn:
     """Do as the first rank says."""
-    model, micro, share = None, 1, torch.empty(0)
+    model, micro, share, shard = None, 1, torch.empty(0), None
     while True:
         order = ranks.hear()
         if isinstance(order, Make):
-            config, micro = config_of(order.config), order.micro_batch
-            model = ShardedModel(config, order.tier, ranks.mesh, recompute=order.recompute, bf16=order.bf16)
+            model = ShardedModel(config_of(order.config), order.tier, ranks.mesh, bf16=order.bf16)
+            continue
+        if isinstance(order, Hold):
+            shard = None  # there is no room for two
+            shard = Shard(ranks, order)
             continue
         assert model is not None, "the first order is to make the network"
         match order:
-            case Begin(shape):
+            case Begin(shape, micro, recompute):
                 share = ranks.sequences(torch.empty(shape, dtype=torch.int64))
-                model.begin(None)
+                model.begin(None, recompute=recompute)
+            case Measure():
+                ranks.figures(model.measure(share))
             case Step(first):
-                ranks.losses(model.step(share, micro, first))
+                model.step(share, micro, first)
             case Gather():
+                ranks.figures(model.losses())
                 for _ in model.gradients():
                     pass
+            case _:
+                assert shard is not None, "of a state that there is not yet"
+                given = [ranks.receive(*of, 0) for of in shard.plan.takes(order, ranks.rank)]
+                for told in shard.perform(order, given):
+                    ranks.send(told, 0)
 
 
 def _end_with_the_first() -> None:

@@ -4,6 +4,7 @@ Decided
 - The ranks are on one machine and meet by a file; sockets are on its loopback alone, since nothing here is signed.
 - Orders and sequences go by gloo, whatever the devices are: waiting for an order costs no GPU and never times out. The
   death of a rank is noticed by the process that started it.
+- An order and what belongs to it is one turn of a thread of the first rank's; others may give theirs in between.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from aftermath.base.turns import Turns
 from aftermath.ranks.orders import Join, Order
 
 _PATIENCE = timedelta(days=365)
 
 
 class Ranks:
-    """This process's end of the group. All methods are collective."""
+    """This process's end of the group. All methods are collective, but for `send` and `receive`."""
 
     def __init__(self, join: Join) -> None:
         """Meet the others; returns when all are here."""
@@ -33,7 +35,11 @@ class Ranks:
         loopback = "lo0" if sys.platform == "darwin" else "lo"
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ.setdefault(name, loopback)
-        device = torch.device(join.device)
+        self.turn = Turns()
+        """Of who gives orders."""
+        self.holder: object = None
+        """Whose optimizer's state the ranks hold."""
+        self.device = device = torch.device(join.device)
         if device.type == "cuda":
             torch.cuda.init()
             torch.cuda.set_device(device)
@@ -62,8 +68,20 @@ class Ranks:
         dist.broadcast(shared := given.to("cpu").contiguous(), 0)
         return shared
 
-    def losses(self, own: float) -> list[float]:
-        """What every data-parallel rank says, in their order."""
-        said = [torch.zeros(1, dtype=torch.float64) for _ in range(self.size)]
-        dist.all_gather(said, torch.tensor([own], dtype=torch.float64))
-        return [float(loss) for loss in said[:: self.tensor]]
+    def figures(self, own: Tensor) -> Tensor:
+        """What every rank says, float64 [n] on the CPU: [n, ranks]."""
+        said = [torch.empty_like(own) for _ in range(self.size)]
+        dist.all_gather(said, own)
+        return torch.stack(said, 1)
+
+    def send(self, tensor: Tensor, rank: int) -> None:
+        """To one other, who receives it."""
+        if tensor.numel():
+            dist.send(tensor.to("cpu").contiguous(), rank)
+
+    def receive(self, shape: tuple[int, ...], dtype: torch.dtype, rank: int) -> Tensor:
+        """What one other sends, of this shape and on the CPU."""
+        found = torch.empty(shape, dtype=dtype)
+        if found.numel():
+            dist.recv(found, rank)
+        return found

@@ -1,9 +1,10 @@
 """The member's own process as the first of its ranks: its replica is trained by all of them.
 
 Decided
-- The other ranks hold their parts of the network while a share is trained, and nothing else. The shared weights, the
-  optimizer's state and what is made of the gradient are the first rank's alone, in the machine's memory and on its CPU:
-  so a result is made once, and is the same whatever the number of ranks.
+- The shared weights, and the moments of an inner optimizer, are the first rank's, in the machine's memory; the exact
+  apply is computed on its CPU.
+- A rank holds its part of the network while a share is trained, and all along its part of what was not sent yet
+  (`ranks.sharded_feedback`).
 - The price is that weights go to the ranks, and gradients come back, once for every gradient that is taken.
 """
 
@@ -19,8 +20,9 @@ from torch import Tensor
 from aftermath.base.counted import counted
 from aftermath.model.config import ModelConfig
 from aftermath.ranks.group import Ranks
-from aftermath.ranks.orders import Begin, Gather, Make, Step
+from aftermath.ranks.orders import Begin, Gather, Make, Measure, Step
 from aftermath.ranks.sharded import ShardedModel
+from aftermath.ranks.sharded_feedback import ShardedFeedback
 from aftermath.replica.arithmetic import PLAIN, Arithmetic
 from aftermath.replica.memory import is_out_of_memory
 from aftermath.replica.pass_size import OutOfMemory, PassSize
@@ -35,15 +37,15 @@ class Lead:
         self, ranks: Ranks, config: ModelConfig, tier: int, pass_size: PassSize, arithmetic: Arithmetic = PLAIN
     ) -> None:
         """Collective, as everything here: the others follow (`ranks.follow`)."""
-        self._ranks, self._micro = ranks, pass_size.size
-        ranks.tell(Make(config.to_hf(), tier, self._micro, pass_size.recompute, arithmetic.bf16))
-        self._model = ShardedModel(config, tier, ranks.mesh, recompute=pass_size.recompute, bf16=arithmetic.bf16)
+        self.ranks, self._pass_size = ranks, pass_size
+        ranks.tell(Make(config.to_hf(), tier, arithmetic.bf16))
+        self._model = ShardedModel(config, tier, ranks.mesh, bf16=arithmetic.bf16)
         self._width = ranks.size // ranks.tensor
 
     @property
     def at_once(self) -> int:
         """Sequences that are trained at the same time."""
-        return self._micro * self._width
+        return self._pass_size.size * self._width
 
     @property
     def held(self) -> int:
@@ -55,22 +57,44 @@ class Lead:
 
         Raises Cancelled between micro-batches.
         """
-        self._ranks.tell(Begin(tuple(sequences.shape)))
-        share = self._ranks.sequences(sequences)
-        self._model.begin(params)
-        total = 0.0
-        for first in range(0, -(-len(share) // self._micro), self._width):
+        while self._pass_size.unknown:
+            self._fit(params, sequences[:1])
+        ranks, micro = self.ranks, self._pass_size.size
+        share = self._begin(params, sequences)
+        for first in range(0, -(-len(share) // micro), self._width):
             if cancelled.is_set():
                 raise Cancelled
-            self._ranks.tell(Step(first))
-            for loss in self._ranks.losses(self._model.step(share, self._micro, first)):
-                total += loss
-        self._ranks.tell(Gather())
+            with ranks.turn:
+                ranks.tell(Step(first))
+                self._model.step(share, micro, first)
+        with ranks.turn:
+            ranks.tell(Gather())
+            losses = ranks.figures(self._model.losses())[:, :: ranks.tensor]
+            self._add(params)
+        return float(sum(losses.flatten().tolist()))  # in the order of the share
+
+    def _begin(self, params: Mapping[str, Tensor], sequences: Tensor) -> Tensor:
+        """Hand out weights and share; the share."""
+        size = self._pass_size
+        with self.ranks.turn:
+            self.ranks.tell(Begin(tuple(sequences.shape), size.size, size.recompute))
+            share = self.ranks.sequences(sequences)
+            self._model.begin(params, recompute=size.recompute)
+        return share
+
+    def _fit(self, params: Mapping[str, Tensor], sequence: Tensor) -> None:
+        """Find how many sequences fit into a pass, by the rank with the least room for what one takes."""
+        share = self._begin(params, sequence)
+        with self.ranks.turn:
+            self.ranks.tell(Measure())
+            peaks, free = self.ranks.figures(self._model.measure(share)).tolist()
+        self._pass_size.settle(*min(zip(map(int, peaks), map(int, free), strict=True), key=lambda of: of[1] / of[0]))
+
+    def _add(self, params: Mapping[str, Tensor]) -> None:
         for name, whole in self._model.gradients():
             parameter = params[name]
             gradient = whole.to(parameter.device)
             parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
-        return total
 
 
 def led_by(lead: Lead) -> Callable[..., Replica]:
@@ -82,8 +106,8 @@ class LedReplica(Replica):
     """A replica whose gradients all ranks take."""
 
     def __init__(self, lead: Lead, *given: Any, **named: Any) -> None:
-        """The rest is what a replica takes."""
-        super().__init__(*given, **named)
+        """The rest is what a replica takes, the schema first."""
+        super().__init__(*given, **named, result=functools.partial(ShardedFeedback, lead.ranks, given[0]))
         self._lead = lead
 
     @property

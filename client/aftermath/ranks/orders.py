@@ -25,9 +25,6 @@ class Make(msgspec.Struct, frozen=True, tag=True):
     config: dict[str, Any]
     """As in `config.json`."""
     tier: int
-    micro_batch: int
-    recompute: bool
-    """Whether layers are computed twice."""
     bf16: bool
     """Whether products are computed in bf16."""
 
@@ -36,16 +33,77 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
     """Take a share of this shape, and the weights at which it is to be trained; both follow."""
 
     shape: tuple[int, ...]
+    micro_batch: int
+    recompute: bool
+    """Whether layers are computed twice."""
+
+
+class Measure(msgspec.Struct, frozen=True, tag=True):
+    """Train on the share's first sequence, and tell what memory that takes and what there is."""
 
 
 class Step(msgspec.Struct, frozen=True, tag=True):
-    """Train on the micro-batches from this number on, one for each data-parallel rank, and tell the losses."""
+    """Train on the micro-batches from this number on, one for each data-parallel rank."""
 
     first: int
 
 
 class Gather(msgspec.Struct, frozen=True, tag=True):
-    """Put the gradients together."""
+    """Tell the losses, and put the gradients together."""
 
 
-Order = Make | Begin | Step | Gather
+class Hold(msgspec.Struct, frozen=True, tag=True):
+    """Hold a part of the state of a tier's optimizer, of which nothing is learnt yet (`ranks.shard`)."""
+
+    schema: bytes
+    tier: int
+
+
+class Directions(msgspec.Struct, frozen=True, tag=True):
+    """Tell the signs of what was not sent."""
+
+
+class Choose(msgspec.Struct, frozen=True, tag=True):
+    """Take a pseudo-gradient, which is `factor` times what follows, and tell what is to be sent."""
+
+    factor: float
+
+
+class Weigh(msgspec.Struct, frozen=True, tag=True):
+    """Tell the energies of what there was to be sent and of what was, level by level."""
+
+
+class Digests(msgspec.Struct, frozen=True, tag=True):
+    """Tell the digests of the state's blocks."""
+
+    sent: bool
+    """Whether something was sent, so that it is remembered."""
+
+
+class Read(msgspec.Struct, frozen=True, tag=True):
+    """Tell the bytes of a tensor of the state."""
+
+    name: str
+    start: int
+    stop: int
+
+
+class Copy(msgspec.Struct, frozen=True, tag=True):
+    """Tell all of the state."""
+
+    sent: bool
+
+
+class Restore(msgspec.Struct, frozen=True, tag=True):
+    """Take over a state, which follows."""
+
+    sent: bool
+
+
+class Forget(msgspec.Struct, frozen=True, tag=True):
+    """Forget all that was learnt."""
+
+
+OfState = Directions | Choose | Weigh | Digests | Read | Copy | Restore | Forget
+"""What is told of the optimizer's state."""
+Order = Make | Begin | Measure | Step | Gather | Hold | OfState

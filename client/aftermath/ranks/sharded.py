@@ -25,6 +25,8 @@ from aftermath.model.tensor_plan import TensorPlan
 from aftermath.ranks.fold import OrderedSum
 from aftermath.ranks.tensor import cut, is_partial
 from aftermath.replica.arithmetic import Arithmetic
+from aftermath.replica.live_bytes import LiveBytes
+from aftermath.replica.memory import free_bytes
 from aftermath.replica.passes import Passes
 from aftermath.replica.replica import share_loss
 
@@ -32,16 +34,14 @@ from aftermath.replica.replica import share_loss
 class ShardedModel:
     """One rank's part of a tier's network, on a mesh of (data, tensor) ranks."""
 
-    def __init__(
-        self, config: ModelConfig, tier: int, mesh: DeviceMesh, *, recompute: bool = False, bf16: bool = False
-    ) -> None:
+    def __init__(self, config: ModelConfig, tier: int, mesh: DeviceMesh, *, bf16: bool = False) -> None:
         blank = {name: torch.zeros(shape) for name, shape in config.parameter_shapes(tier).items()}
         self._mesh, self._data, self._tensor = mesh, mesh["data"], mesh["tensor"]
         self._model = config.build(tier, blank)
-        self._model.recompute = recompute
         del blank
         self._folds: list[OrderedSum] = []
         self._plan: TensorPlan | None = None
+        self._losses: list[Tensor] = []
         layers = _layers(self._model)
         if self._tensor.size() > 1:
             self._plan = cut(self._model, self._tensor)
@@ -67,8 +67,13 @@ class ShardedModel:
         return sum(_local(parameter).numel() for parameter in self._model.parameters())
 
     @torch.no_grad()
-    def begin(self, weights: Mapping[str, Tensor] | None) -> None:
-        """Take the first rank's weights, fp32 and whole, and forget all gradients."""
+    def begin(self, weights: Mapping[str, Tensor] | None, *, recompute: bool) -> None:
+        """Take the first rank's weights, fp32 and whole, and forget all gradients and losses.
+
+        `recompute`: layers are computed twice.
+        """
+        self._model.recompute = recompute
+        self._losses.clear()
         for fold in self._folds:
             fold.forget()
         for name, parameter in self._model.named_parameters():
@@ -79,11 +84,10 @@ class ShardedModel:
             dist.broadcast(whole, 0)
             _local(parameter).copy_(_part(whole, parameter))
 
-    def step(self, sequences: Tensor, micro_batch: int, first: int) -> float:
+    def step(self, sequences: Tensor, micro_batch: int, first: int) -> None:
         """Train on the micro-batches of a share from number `first` on, one for each data-parallel rank.
 
-        `sequences` is the share, as `Replica.train` takes it. Returns what this rank's adds to the share's mean loss;
-        0 where it has none.
+        `sequences` is the share, as `Replica.train` takes it.
         """
         batches = sequences.split(micro_batch)
         active = min(self._data.size(), len(batches) - first)
@@ -97,7 +101,27 @@ class ShardedModel:
         batch = batches[first + number if mine else first]
         loss = share_loss(self._passes, self._passes.upload(batch), batch, sequences)
         loss.backward()
-        return loss.item() if mine else 0.0
+        self._losses.append(loss.detach() if mine else torch.zeros_like(loss))
+
+    def measure(self, sequences: Tensor) -> Tensor:
+        """What the pass of one sequence takes of this rank's memory, and what there is beside gradients: bytes.
+
+        What is kept of a pass is to be forgotten before the next (`begin`).
+        """
+        device = torch.device(self._mesh.device_type)
+        sharers = self._mesh.size() if device.type == "cpu" else 1  # of one memory
+        free = free_bytes(device) // sharers
+        with LiveBytes() as live:
+            self.step(sequences[:1], 1, 0)
+        kept = 2 * self.held * torch.float32.itemsize  # the gradient, and the sum that is gone on with
+        return torch.tensor([live.peak, free - kept], dtype=torch.float64)
+
+    def losses(self) -> Tensor:
+        """What this rank's micro-batch of every step added to the share's mean loss; 0 where it had none. On the CPU.
+
+        Read once for each share: each reading waits for the device.
+        """
+        return torch.stack(self._losses).to("cpu", torch.float64)
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
         """Name and sum of every parameter's gradient, whole, and on every rank."""

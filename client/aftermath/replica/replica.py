@@ -19,7 +19,8 @@ from aftermath.base.errors import Unsuitable, UsageError
 from aftermath.model.config import ModelConfig
 from aftermath.model.segments import level_hash
 from aftermath.optim.codec import Votes
-from aftermath.optim.engine import Engine, Trained
+from aftermath.optim.engine import Engine, MakeResult, Trained
+from aftermath.optim.feedback import ErrorFeedback
 from aftermath.optim.schema import Schema
 from aftermath.replica.arithmetic import PLAIN, Arithmetic
 from aftermath.replica.live_bytes import LiveBytes
@@ -48,6 +49,7 @@ class Replica:
         pass_size: PassSize,
         stopwatch: Callable[[], float],
         arithmetic: Arithmetic = PLAIN,
+        result: MakeResult = ErrorFeedback,
     ) -> None:
         self.schema, self.tier = schema, tier
         self._device, self._pass_size = device, pass_size
@@ -57,7 +59,7 @@ class Replica:
             pass_size.forbid_recompute()
         self.passes = Passes(self.model, arithmetic)
         self.params: dict[str, Tensor] = dict(self.model.named_parameters())
-        self.optimizer = Engine(schema, tier, self.params, stopwatch)
+        self.optimizer = Engine(schema, tier, self.params, stopwatch, result)
 
     @property
     def levels(self) -> range:

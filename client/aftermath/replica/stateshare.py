@@ -13,8 +13,9 @@ Choices:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from struct import Struct
 
 from torch import Tensor
@@ -22,7 +23,7 @@ from torch import Tensor
 from aftermath.base.errors import AftermathError
 from aftermath.base.merkle import DIGEST, Tree, block_digest, proof_length, proves
 from aftermath.optim.engine import Engine
-from aftermath.optim.private_blocks import Outline, block_of, outline
+from aftermath.optim.private_blocks import Outline, Place, block_of, outline
 from aftermath.p2p.transport import RequestRefused, Transport, short
 
 TOPIC = "state"
@@ -38,17 +39,23 @@ class FalseBlock(AftermathError):
 
 @dataclass(frozen=True)
 class Kept:
-    """A state that can be asked for: `tensors` are copies, or the optimizer's own."""
+    """A state that can be asked for."""
 
     tree: Tree
     outline: Outline
-    tensors: Mapping[str, Tensor]
+    copies: Mapping[str, Tensor] | None
+    """None where there are none, and blocks are those of the optimizer."""
+    read: Callable[[Place], bytes]
+    """The bytes of a block."""
 
 
 def kept_of(optimizer: Engine, tree: Tree) -> Kept:
     """The state of an optimizer now, of which that is the tree; copied, unless it is too large."""
-    parts = outline({name: tensor.nbytes for name, tensor in optimizer.remembered().items()})
-    return Kept(tree, parts, optimizer.state() if parts.size <= COPIES else optimizer.remembered())
+    parts = outline(optimizer.sizes())
+    if parts.size > COPIES:
+        return Kept(tree, parts, None, optimizer.block)
+    copies = optimizer.state()
+    return Kept(tree, parts, copies, partial(block_of, copies))
 
 
 class StateShare:
@@ -79,10 +86,10 @@ class StateShare:
         if kept is None or index >= kept.outline.count:
             raise RequestRefused("there is no such block here now")
         place = kept.outline.place(index)
-        if kept.tensors[place.name].device.type == "cpu":
-            block = block_of(kept.tensors, place)
-        else:  # it waits for what the device computes
-            block = await asyncio.to_thread(block_of, kept.tensors, place)
+        if kept.copies is not None:
+            block = kept.read(place)
+        else:  # it waits for what the devices compute
+            block = await asyncio.to_thread(kept.read, place)
         if block_digest(block) != kept.tree.digest(index):
             raise RequestRefused("the state has changed since")
         return b"".join([*kept.tree.proof(index), block])

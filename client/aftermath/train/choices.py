@@ -13,7 +13,6 @@ from aftermath.model.outline import Outline
 from aftermath.model.text import Prompt, check_vocabulary
 from aftermath.optim.schema import Schema
 from aftermath.ranks.place import Place, place_of
-from aftermath.replica.pass_size import AUTO
 from aftermath.train.settings import PROMPT_TOKENS, TrainSettings
 
 
@@ -51,11 +50,6 @@ def _check_evaluations(settings: TrainSettings) -> None:
 def place_named(settings: TrainSettings) -> Place:
     """The devices that the options name. Raises UsageError or Unsuitable."""
     place = place_of(settings.device, settings.data_parallelism, settings.tensor_parallelism)
-    if not place.alone and settings.micro_batch_size == AUTO:
-        raise UsageError(
-            "--micro-batch-size auto: on several devices nobody finds out what fits",
-            "name a number, for example 1, and a larger one if there is room",
-        )
     if not place.alone and settings.compile == "on":
         raise UsageError("--compile on: passes on several devices are not compiled", "leave it out")
     return place

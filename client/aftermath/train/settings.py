@@ -86,7 +86,8 @@ class TrainSettings(BaseModel):
     micro_batch_size: int = Field(
         8,
         ge=AUTO,
-        description=f"Sequences in one forward pass, fewer where memory runs out; auto: as many as fit, up to {MOST}.",
+        description="Sequences in one forward pass, of each rank; fewer where the memory of a member's only device "
+        f"runs out. auto: as many as fit, up to {MOST}.",
     )
     activation_checkpointing: Checkpointing = Field(
         "auto",

@@ -1,0 +1,56 @@
+"""How many sequences fit into a pass of several ranks is found at the start, by the rank with the least room."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from aftermath.ranks.group import Ranks
+from aftermath.replica.pass_size import AUTO, MOST
+from aftermath.replica.replica import Replica
+from ranks.rank_processes import gradients, share, two
+
+
+@pytest.fixture(scope="module", params=[(2, 1), (1, 2)], ids=["data", "tensor"])
+def shape(request: pytest.FixtureRequest) -> tuple[int, int]:
+    data, tensor = request.param
+    return data, tensor
+
+
+def same(ranks: Ranks, alone: Replica, led: Replica) -> None:
+    (loss, expected), (found_loss, found) = (gradients(replica, share(7)) for replica in (alone, led))
+    exact = {"rtol": 0.0, "atol": 0.0} if ranks.tensor == 1 else {"rtol": 1e-4, "atol": 1e-6}
+    assert found_loss == pytest.approx(loss, rel=exact["rtol"] or 1e-15)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, **exact, msg=name)
+
+
+def test_where_there_is_room_passes_are_as_large_as_they_get(ranks: Ranks) -> None:
+    alone, led = two(ranks, "llama", 0, AUTO)
+    led.measure_weight(16, 0.0)
+    assert led.at_once == MOST * ranks.size // ranks.tensor
+    assert [news.partition(":")[0] for news in led.news()] == [f"passes of {MOST} sequences"]
+    same(ranks, alone, led)
+
+
+@pytest.mark.parametrize(("room", "sizes", "recompute"), [(5 << 20, {4, 8}, False), (0, {1}, True)])
+def test_the_rank_with_the_least_room_decides_for_all(
+    ranks: Ranks, room: int, sizes: set[int], recompute: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others have gigabytes, and agree: else they would part in the next share."""
+    alone, led = two(ranks, "llama", 0, AUTO)
+    led._pass_size = alone._pass_size  # what is found holds for both
+    monkeypatch.setattr("aftermath.ranks.sharded.free_bytes", lambda device: room * ranks.size)
+    led.measure_weight(16, 0.0)
+    assert led._pass_size.size in sizes
+    assert led._pass_size.recompute == recompute
+    same(ranks, alone, led)
+
+
+def test_who_must_not_compute_layers_twice_does_not(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone, led = two(ranks, "llama", 0, AUTO)
+    monkeypatch.setattr("aftermath.ranks.sharded.free_bytes", lambda device: 0)
+    led._pass_size._may_recompute = False
+    led.measure_weight(16, 0.0)
+    assert (led._pass_size.size, led._pass_size.recompute) == (1, False)
+    same(ranks, alone, led)

@@ -1,0 +1,221 @@
+"""What a member's optimizer has not sent yet is dealt out to the ranks, and all that is made of it is one rank's."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+
+import pytest
+import torch
+from torch import Tensor
+
+from aftermath.kernels.use import missing
+from aftermath.model.architectures import config_of
+from aftermath.optim.blocks import Blocks
+from aftermath.optim.distro import Distro
+from aftermath.optim.layout import level_layout
+from aftermath.optim.parts import BadState
+from aftermath.optim.private_blocks import Place, block_of, outline, tree_of
+from aftermath.optim.remembered import state_sizes
+from aftermath.optim.schema import Settings, build_schema
+from aftermath.optim.sparseloco import SparseLoCo
+from aftermath.ranks.group import Ranks
+from aftermath.ranks.lead import LedReplica
+from aftermath.ranks.pieces import dealt
+from aftermath.ranks.sharded_feedback import ShardedFeedback
+from aftermath.replica import stateshare
+from ranks.rank_processes import LLAMA, MODELS, RATE, apply, learnt, share, two
+from replica.as_on_a_gpu import gpu_at_hand
+
+SIGNS = Distro(topk=5, topk_embeddings=9, chunk=16, quantize_1bit=True, decay=0.99, weight_decay=0.1, clip=1.0)
+FLOATS = Distro(topk=3, topk_embeddings=3, chunk=11, quantize_1bit=False, decay=0.9, weight_decay=0.0, clip=None)
+SPARSE = SparseLoCo(inner_steps=2, chunk=16, topk=16, topk_embeddings=16)
+DIGITS = SparseLoCo(inner_steps=2, inner_optimizer="muon", chunk=16, topk=256, topk_embeddings=200, bits=1)
+SETTINGS = {"signs": SIGNS, "floats": FLOATS, "sparse": SPARSE, "digits": DIGITS}
+WIDE = LLAMA | {"vocab_size": 1000, "hidden_size": 96, "intermediate_size": 252, "num_hidden_layers": 2}
+
+pytestmark = pytest.mark.skipif(missing() is not None, reason="torch's transforms round otherwise in other batches")
+
+
+@pytest.fixture(scope="module", params=[(2, 1), pytest.param((4, 1), marks=pytest.mark.slow)], ids=["two", "four"])
+def shape(request: pytest.FixtureRequest) -> tuple[int, int]:
+    data, tensor = request.param
+    return data, tensor
+
+
+def bits(state: dict[str, Tensor]) -> dict[str, bytes]:
+    return {name: tensor.numpy().tobytes() for name, tensor in state.items()}
+
+
+@pytest.mark.parametrize("kind", SETTINGS)
+@pytest.mark.parametrize(("model", "tier"), [("llama", 0), ("uneven", 1), ("nanogpt", 2), ("deepseek", 0)])
+def test_payload_and_state_are_one_ranks_bit_by_bit(ranks: Ranks, model: str, tier: int, kind: str) -> None:
+    alone, led = two(ranks, model, tier, 1, SETTINGS[kind])
+    for number in range(3):
+        one, other = (learnt(replica, number, measured=True) for replica in (alone, led))
+        assert one.payloads == other.payloads
+        assert bits(alone.optimizer.state()) == bits(led.optimizer.state())
+        assert alone.optimizer.tree().root == led.optimizer.tree().root == tree_of(alone.optimizer.remembered()).root
+        for level, figures in one.measured.items():
+            assert vars(other.measured[level]) == pytest.approx(vars(figures), rel=1e-4)
+        for replica in (alone, led):
+            apply(replica, one.payloads)
+    assert alone.hashes() == led.hashes()
+
+
+@pytest.mark.parametrize("kind", SETTINGS)
+def test_states_of_many_blocks_have_one_root_and_each_block_is_read_from_who_has_it(
+    ranks: Ranks, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(MODELS, "wide", WIDE)
+    monkeypatch.setattr(stateshare, "COPIES", 1000)
+    alone, led = two(ranks, "wide", 0, 1, SETTINGS[kind])
+    for replica in (alone, led):
+        learnt(replica, 0)
+    tree = led.optimizer.tree()
+    assert tree.root == alone.optimizer.tree().root
+    kept, state = stateshare.kept_of(led.optimizer, tree), alone.optimizer.state()
+    assert kept.copies is None
+    assert kept.outline == outline({name: tensor.nbytes for name, tensor in state.items()})
+    assert kept.outline.count == len(tree) > len(state)
+    for place in map(kept.outline.place, range(kept.outline.count)):
+        assert kept.read(place) == block_of(state, place)
+
+
+def test_a_part_that_is_on_a_gpu_gives_the_same(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone, _ = two(ranks, "deepseek", 0, 1, SPARSE)
+    with gpu_at_hand() as gpu:
+        monkeypatch.setattr(ranks, "device", gpu)  # of the first rank: what it holds is there
+        _, led = two(ranks, "deepseek", 0, 1, SPARSE)
+        for number in range(2):
+            assert learnt(led, number).payloads == learnt(alone, number).payloads
+        assert isinstance(led.optimizer._result, ShardedFeedback)
+        held = led.optimizer._result._shard._feedback.remembered().values()
+        assert {tensor.device for tensor in held} == {gpu}
+        tree = led.optimizer.tree()
+        state = led.optimizer.state()
+        assert tree.root == alone.optimizer.tree().root == tree_of(state).root
+        place = Place("result.residual.2.0", 0, 64)
+        assert led.optimizer.block(place) == block_of(state, place)
+        led.optimizer.restore(state)
+        assert learnt(led, 2, measured=True).payloads == learnt(alone, 2).payloads
+
+
+def test_a_block_is_read_while_a_share_is_learnt(ranks: Ranks) -> None:
+    alone, led = two(ranks, "llama", 0, 1, SIGNS)
+    for replica in (alone, led):
+        learnt(replica, 0)
+    state = alone.optimizer.state()
+    place = Place(name := "result.residual.0.0", 0, state[name].nbytes)
+    read, found = threading.Event(), list[bytes]()
+
+    class Waiting(threading.Event):
+        """Between two steps of the share, until the block was read."""
+
+        def is_set(self) -> bool:
+            assert read.wait(30)
+            return False
+
+    def ask() -> None:
+        found.append(led.optimizer.block(place))
+        read.set()
+
+    reader = threading.Thread(target=ask)
+    reader.start()
+    results = [alone.train(share(8), RATE, RATE, threading.Event()), led.train(share(8), RATE, RATE, Waiting())]
+    reader.join()
+    assert found == [block_of(state, place)]
+    assert results[0].payloads == results[1].payloads
+
+
+@pytest.mark.parametrize("kind", ["signs", "digits"])
+def test_a_state_goes_from_ranks_to_one_and_back(ranks: Ranks, kind: str) -> None:
+    alone, led = two(ranks, "deepseek", 1, 1, SETTINGS[kind])
+    learnt(led, 0)
+    alone.optimizer.restore(led.optimizer.state())
+    assert learnt(alone, 1).payloads == learnt(led, 1).payloads
+    learnt(alone, 2)
+    led.optimizer.restore(alone.optimizer.state())
+    assert learnt(alone, 3).payloads == learnt(led, 3).payloads
+    for replica in (alone, led):
+        replica.optimizer.reset()
+    assert bits(led.optimizer.state()) == bits(alone.optimizer.state())
+    assert learnt(alone, 4).payloads == learnt(led, 4).payloads
+
+
+def test_a_state_that_does_not_fit_changes_nothing(ranks: Ranks) -> None:
+    _, led = two(ranks, "llama", 1, 1, SIGNS)
+    learnt(led, 0)
+    before = led.optimizer.state()
+    for name, tensor in before.items():
+        wrong = tensor.clone()
+        wrong.view(-1)[-1] = torch.iinfo(torch.int64).max if tensor.dtype == torch.int64 else torch.nan
+        with pytest.raises(BadState):
+            led.optimizer.restore(before | {name: wrong})
+    assert bits(led.optimizer.state()) == bits(before)
+
+
+def test_a_gradient_that_is_refused_changes_nothing(ranks: Ranks) -> None:
+    _, led = two(ranks, "llama", 1, 1, FLOATS)
+    learnt(led, 0)
+    before = led.optimizer.state()
+
+    def backward(part: Tensor) -> float:
+        for tensor in led.params.values():
+            tensor.grad = torch.full_like(tensor, torch.inf)
+        return 1.0
+
+    with pytest.raises(Exception, match="is not finite"):
+        led.optimizer.train(share(1), backward, RATE, RATE)
+    assert bits(led.optimizer.state()) == bits(before)
+
+
+def test_ranks_hold_the_state_of_the_last_replica_alone(ranks: Ranks) -> None:
+    _, first = two(ranks, "llama", 0, 1, SIGNS)
+    learnt(first, 0)
+    alone, led = two(ranks, "llama", 0, 1, SIGNS)
+    with pytest.raises(RuntimeError, match="another replica's state"):
+        first.optimizer.tree()
+    assert first.optimizer.block(Place("result.residual.0.0", 0, 4)) == b"", "so whoever asks is told that it changed"
+    assert learnt(led, 0).payloads == learnt(alone, 0).payloads
+
+
+def test_a_rank_holds_its_part_of_the_state_alone(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MODELS, "wide", WIDE)
+    alone, led = two(ranks, "wide", 0, 1, SIGNS)
+    for replica in (alone, led):
+        learnt(replica, 0)
+    assert isinstance(led, LedReplica)
+    held = led.optimizer._result
+    assert isinstance(held, ShardedFeedback)
+    whole = sum(alone.optimizer.sizes().values())
+    first = sum(tensor.nbytes for tensor in held._shard._feedback.remembered().values())
+    assert first * ranks.size == pytest.approx(whole, rel=0.05)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 64])
+@pytest.mark.parametrize("kind", SETTINGS)
+@pytest.mark.parametrize("model", MODELS)
+def test_every_block_is_held_once_and_ranks_hold_about_as_much(model: str, kind: str, count: int) -> None:
+    settings: Settings = SETTINGS[kind]
+    schema = build_schema(config_of(MODELS[model]).to_hf(), 3, settings)
+    for tier in range(3):
+        held = dealt(schema.results, tier, count)
+        layouts = {level: level_layout(schema.results, level) for level in range(tier, schema.results.levels)}
+        for level, layout in layouts.items():
+            for group, of in enumerate(layout.groups):
+                rows = [own for each in held if (own := each.rows.get((level, group))) is not None]
+                ends = list(itertools.accumulate((own.count for own in rows), initial=0))
+                assert [own.first for own in rows] == ends[:-1]
+                assert ends[-1] == of.blocks
+        sizes = [
+            sum(state_sizes({n: each.layout(n) for n in layouts if each.results.of_level(n)}).values()) for each in held
+        ]
+        assert sum(sizes) == sum(state_sizes(layouts).values())
+        rows_of_blocks = (_row(part.blocks) for layout in layouts.values() for part in layout.parts)
+        assert max(sizes) - sum(sizes) / count <= max(rows_of_blocks), "but for a row of blocks"
+
+
+def _row(blocks: Blocks) -> int:
+    """Bytes of the state of a row of a segment's blocks."""
+    return blocks.count // blocks.grid[0] * (4 * blocks.size + 12 * blocks.topk)
