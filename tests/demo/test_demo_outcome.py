@@ -1,4 +1,4 @@
-"""What the demo calls held out is text that its run does not reach."""
+"""What the demo calls held out is text that its run does not reach, and the whole model is asked what it knows."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 
 from aftermath.config.document import load_config
+from aftermath.data.bytelevel import VOCAB_SIZE, byte_tokenizer
 from aftermath.data.local import open_tokens
-from aftermath.demo.commands import DemoFailed, Places
-from aftermath.demo.outcome import HELD_OUT_SEQUENCES, held_out
+from aftermath.demo.commands import DemoFailed, Places, model_config
+from aftermath.demo.outcome import HELD_OUT_SEQUENCES, QUESTIONS, held_out, part_answered
 from aftermath.demo.stage import REPOSITORY, write_config
+from aftermath.model.architectures import config_of
+from aftermath.model.initial import init_weights
 
 
 def stage(root: Path, sequences: int) -> Places:
@@ -38,3 +41,10 @@ def test_held_out_text_is_never_trained_on(tmp_path: Path) -> None:
 def test_too_little_text_is_said(tmp_path: Path) -> None:
     with pytest.raises(DemoFailed, match="2000 sequences are too few"):
         held_out(stage(tmp_path, 2000), 65_536)
+
+
+def test_who_has_learnt_nothing_guesses() -> None:
+    config = config_of(model_config(VOCAB_SIZE) | {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32})
+    answered = part_answered(config.build(0, init_weights(config, 0)), byte_tokenizer())
+    assert round(answered * QUESTIONS, 9) == int(answered * QUESTIONS + 0.5)
+    assert 0 < answered < 0.6

@@ -19,6 +19,8 @@ def closing(report: Mapping[str, Any], places: Places, killed: MemberStory) -> l
         f"the loss went from {first:.3f} to {last:.3f} nats per byte of text.",
         f"Each tier's own loss over its last rounds, and on text that nobody trained on, of the checkpoint "
         f"of step {report['held_out_step']}: {tiers}.",
+        "Asked which of four pieces of source goes on from another, the whole model is right "
+        f"in {report['answered']:.0%} of the cases; guessing is right in 25%.",
     ]
     if report["replicas_identical"]:
         sentences.append(

@@ -1,4 +1,5 @@
-"""What the trained model can do: every tier's loss on text that nobody trained on, and a text of its own.
+"""What the trained model can do: every tier's loss on text that nobody trained on, a text of its own, and how often the
+whole model knows how a piece of source goes on.
 
 Decided: held out are the last sequences in the run's own order of its data. That order is fixed by the run's seed and
 the run ends long before them.
@@ -11,14 +12,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from tokenizers import Tokenizer
 
 from aftermath.config.document import load_config
 from aftermath.data.local import open_tokens
 from aftermath.demo.commands import RUN_ID, TIERS, DemoFailed, Places
+from aftermath.evals.likelihood import asked_of
+from aftermath.evals.suite import evaluated
+from aftermath.evals.wish import SOURCE_CHOICE, Wanted
 from aftermath.lab.held_out import loss_on
 from aftermath.model.checkpoint import load
 from aftermath.model.checkpoint import load_config as load_model_config
 from aftermath.model.generate import generate
+from aftermath.model.network import LanguageModel
 from aftermath.model.steps import saved_steps, step_of
 from aftermath.model.text import load_tokenizer
 
@@ -26,6 +32,7 @@ PROMPT = "def "
 SAMPLE_TOKENS = 120
 TEMPERATURE = 0.5
 HELD_OUT_SEQUENCES = 128
+QUESTIONS = 50  # a second's work
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,8 @@ class Outcome:
     held_out: float
     """Nats per token."""
     text: str
+    answered: float | None = None
+    """The part of `QUESTIONS` that were answered rightly, if it was asked."""
 
 
 def outcomes(places: Places) -> Iterator[Outcome]:
@@ -57,7 +66,15 @@ def outcomes(places: Places) -> Iterator[Outcome]:
             new_tokens=SAMPLE_TOKENS,
             temperature=TEMPERATURE,
         )
-        yield Outcome(step_of(newest), tier, loss_on(model, sequences), tokenizer.decode(said.ids))
+        answered = part_answered(model, tokenizer) if tier == TIERS[0] else None
+        yield Outcome(step_of(newest), tier, loss_on(model, sequences), tokenizer.decode(said.ids), answered)
+
+
+def part_answered(model: LanguageModel, tokenizer: Tokenizer) -> float:
+    """How many of `QUESTIONS` the model answers rightly, of 1."""
+    wish = Wanted((SOURCE_CHOICE,), docs=QUESTIONS)
+    (score,) = evaluated(asked_of(model), tokenizer, model.config.max_position_embeddings, wish)
+    return score.value
 
 
 def held_out(places: Places, vocab_size: int) -> torch.Tensor:
