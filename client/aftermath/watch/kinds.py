@@ -163,7 +163,7 @@ class Round(Event, frozen=True, kw_only=True):
 
 
 class Trained(Event, frozen=True, kw_only=True):
-    """The own share is trained and its result announced."""
+    """The member's share is trained and its result announced."""
 
     epoch: int
     height: int
