@@ -1,14 +1,16 @@
-"""How many bytes of tensors a member holds at most while it trains, per tier of the recipes' models.
+"""How many bytes of tensors a member holds at most while it trains, per tier of three models.
 
-Usage: python benchmarks/memory.py [--json]
+Usage: python benchmarks/memory.py [--json] [--only MODEL ...]
 
 A member of the recipe (its config's sequence length and optimizer, `--micro-batch-size 1`) trains on two sequences and
 applies a round, of eight members' results where every number is sent; every tensor that PyTorch makes and drops on the
 way is counted. It runs on the CPU: a GPU holds the same tensors, and some hundred MB of its own (its context, the
 libraries' workspaces, fragments) that are not counted here. `state` is 16 bytes for each parameter the tier holds, 24
 with SparseLoCo; what the peak has beyond it are activations and results. `recomputed` is the peak with
-`--activation-checkpointing on`. The light recipe's model is measured whole. Of the other one and two layers are, and
-the peak of all of them lies on the straight line through both, since every layer holds the same.
+`--activation-checkpointing on`. `preset` is the model of 20 million parameters that `model init` has, trained as the
+recipe `test` has it, on sequences of 512. Models are measured whole but for that of `test`. Of it one and two layers
+are, and the peak of all of them lies on the straight line through both, since every layer holds the same. `laptop` is
+what its tier 2 holds at most with layers computed twice and passes in bf16. All else is fp32.
 """
 
 from __future__ import annotations
@@ -19,29 +21,36 @@ import re
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from aftermath.cli.schema import shape_of
-from aftermath.config.document import parse_config
+from aftermath.config.document import RunConfig, parse_as
 from aftermath.data.bytelevel import VOCAB_SIZE
 from aftermath.model.architectures import config_of
+from aftermath.model.presets import PRESETS
 from aftermath.optim.codec import decode_level
+from aftermath.replica.arithmetic import Arithmetic
 from aftermath.replica.live_bytes import LiveBytes
 from aftermath.replica.pass_size import Checkpointing, PassSize
 from aftermath.replica.replica import Replica
 
 ROOT = Path(__file__).parents[1]
-CONFIGS = {"light": "light-config.toml", "test": "config.toml"}
+CONFIGS = {"light": "light-config.toml", "test": "config.toml", "preset": "config.toml"}
+PRESET, PRESET_TOKENS = "llama-20m", 512
 TIERS = 4
-WHOLE = ("light",)
+LAPTOP = "laptop"
+LAPTOP_MODEL, LAPTOP_TIER = "test", 2
+WHOLE = ("light", "preset")
 """Measured with all layers: what results of several members hold does not grow evenly with them."""
-STATE_BYTES = {"light": 24, "test": 16}
+STATE_BYTES = {"light": 24, "test": 16, "preset": 16}
 """For each parameter, in fp32: weight, gradient, delta and the copy during the look-ahead; with Muon's inner steps the
 moment and its copy as well.
 """
-MEMBERS = {"light": 8, "test": 1}
+MEMBERS = {"light": 8, "test": 1, "preset": 1}
 """Whose results are applied together: with every number sent, two bytes of a number for each are most of it."""
 
 
@@ -53,25 +62,37 @@ def shape_of_recipe(model: str) -> dict[str, int]:
     return {name: int(number) for name, number in re.findall(r"--([a-z-]+) (\d+)", found[1])}
 
 
-def peak(model: str, tier: int, layers: int, checkpointing: Checkpointing = "off") -> tuple[int, int]:
-    """(parameters, most bytes at once) of a tier of the recipe's model with so many of its layers."""
+def document_of(model: str) -> dict[str, Any]:
+    """Its `config.json`."""
+    if model == "preset":
+        return dict(PRESETS[PRESET])
     sizes = shape_of_recipe(model)
-    document = {
+    return {
         "vocab_size": VOCAB_SIZE,
         "hidden_size": sizes["hidden"],
         "intermediate_size": sizes["intermediate"],
-        "num_hidden_layers": layers,
+        "num_hidden_layers": sizes["layers"],
         "num_attention_heads": sizes["heads"],
         "num_key_value_heads": sizes["kv-heads"],
     }
+
+
+def peak(
+    model: str, tier: int, layers: int, checkpointing: Checkpointing = "off", *, bf16: bool = False
+) -> tuple[int, int]:
+    """(parameters, most bytes at once) of a tier of the model with so many of its layers."""
+    document = document_of(model) | {"num_hidden_layers": layers}
     text = (ROOT / "config" / "solana-test" / CONFIGS[model]).read_text()
     text = re.sub(r"\btiers = \d+", f"tiers = {TIERS}", text)
+    if model == "preset":
+        text = re.sub(r"\bmax_seq_len = \d+", f"max_seq_len = {PRESET_TOKENS}", text)
     with tempfile.TemporaryDirectory() as place:
         (Path(place) / "config.json").write_text(json.dumps(document))
-        run = parse_config(text.replace(f'"runs/{model}/model"', json.dumps(place)), CONFIGS[model])
-        schema = shape_of(run).schema
+        text = re.sub(r'"runs/\w+/model"', json.dumps(place), text)
+        schema = shape_of(parse_as(text, CONFIGS[model], RunConfig)).schema
+        length = parse_as(text, CONFIGS[model], RunConfig).llm.max_seq_len
     config = config_of(document)
-    tokens = torch.randint(VOCAB_SIZE, (2, run.llm.max_seq_len), generator=torch.Generator().manual_seed(0))
+    tokens = torch.randint(config.vocab_size, (2, length), generator=torch.Generator().manual_seed(0))
     live = LiveBytes()
     with live:
         weights = {name: torch.randn(shape) * 0.02 for name, shape in config.parameter_shapes(tier).items()}
@@ -83,6 +104,7 @@ def peak(model: str, tier: int, layers: int, checkpointing: Checkpointing = "off
             device=torch.device("cpu"),
             pass_size=PassSize(1, checkpointing),
             stopwatch=time.monotonic,
+            arithmetic=Arithmetic(bf16=bf16),
         )
         del weights
         trained = replica.train(tokens, 1e-3, 1e-3, threading.Event())
@@ -96,7 +118,7 @@ def peak(model: str, tier: int, layers: int, checkpointing: Checkpointing = "off
 
 def of_tier(model: str, tier: int) -> dict[str, int]:
     """The figures of one tier."""
-    layers = shape_of_recipe(model)["layers"]
+    layers = int(document_of(model)["num_hidden_layers"])
     if model in WHOLE:
         (parameters, most), (_, least) = peak(model, tier, layers), peak(model, tier, layers, "on")
     else:
@@ -108,10 +130,20 @@ def of_tier(model: str, tier: int) -> dict[str, int]:
     return {"parameters": parameters, "state": STATE_BYTES[model] * parameters, "peak": most, "recomputed": least}
 
 
-def measure() -> dict[str, dict[str, list[int]]]:
+def of_laptop() -> int:
+    """What a member of the tier that is said to fit a laptop holds at most, with all that makes it smaller."""
+    layers = int(document_of(LAPTOP_MODEL)["num_hidden_layers"])
+    (_, two), (_, three) = (peak(LAPTOP_MODEL, LAPTOP_TIER, count, "on", bf16=True) for count in (2, 3))
+    return two + (layers - 2) * (three - two)
+
+
+def measure(models: Sequence[str]) -> dict[str, Any]:
     """For each model and figure the values by tier."""
-    found = {}
-    for model in CONFIGS:
+    found: dict[str, Any] = {}
+    for model in models:
+        if model == LAPTOP:
+            found[model] = {"peak": of_laptop()}
+            continue
         tiers = [of_tier(model, tier) for tier in range(TIERS)]
         found[model] = {name: [figures[name] for figures in tiers] for name in tiers[0]}
     return found
@@ -121,12 +153,16 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    as_json = parser.parse_args().json
-    found = measure()
-    if as_json:
+    parser.add_argument("--only", nargs="+", choices=(*CONFIGS, LAPTOP), metavar="MODEL", help="these, not all")
+    given = parser.parse_args()
+    found = measure(given.only or (*CONFIGS, LAPTOP))
+    if given.json:
         print(json.dumps(found))
         return
     for model, figures in found.items():
+        if model == LAPTOP:
+            print(f"{model:6} at most {figures['peak'] / 1e9:6.2f} GB")
+            continue
         for tier in range(TIERS):
             state, most, least = (figures[name][tier] / 1e9 for name in ("state", "peak", "recomputed"))
             print(

@@ -104,6 +104,27 @@ def table_of_units() -> str:
     return "\n".join(lines) + "\n"
 
 
+MODELS = {"light": "`light`", "preset": "`llama-20m`", "test": "`test`"}
+"""Of benchmarks/memory.py, and what pages call them."""
+
+
+def table_of_memory() -> str:
+    """What a member holds by model and tier: numbers of the model and its optimizer, and what comes and goes."""
+    lines = [
+        "| model | tier | parameters | state | activations and results | with layers computed twice | at most |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    found = figures("memory")
+    for model, called in MODELS.items():
+        columns = (found[model][name] for name in ("parameters", "state", "peak", "recomputed"))
+        for tier, (parameters, state, peak, recomputed) in enumerate(zip(*columns, strict=True)):
+            held = (state, peak - state, recomputed - state)
+            cells = (f"{count / 1e9:.2f} GB" for count in held)
+            most = f"{peak / 1e9:.2f}, {recomputed / 1e9:.2f} GB"
+            lines.append(f"| {called} | {tier} | {parameters / 1e6:.1f} M | {' | '.join(cells)} | {most} |")
+    return "\n".join(lines) + "\n"
+
+
 def pages_of_experiments() -> str:
     """For every size a picture, and for every question a table of its arms."""
     parts = []
@@ -415,6 +436,7 @@ def _missed(row: Mapping[str, Any]) -> str:
 BLOCKS: dict[str, Callable[[], str]] = {
     "attacks": table_of_attacks,
     "demo": report_of_demo,
+    "memory": table_of_memory,
     "units": table_of_units,
     "experiments": pages_of_experiments,
     "worth": table_of_worth,

@@ -25,9 +25,10 @@ def memory() -> ModuleType:
 
 
 @pytest.mark.slow
-def test_what_was_measured_is_still_so(memory: ModuleType) -> None:
-    measured = json.loads((BENCHMARKS / "measured" / "memory.json").read_text())["figures"]["light"]
-    for name, value in memory.of_tier("light", 2).items():
+@pytest.mark.parametrize("model", ["light", "preset"])
+def test_what_was_measured_is_still_so(memory: ModuleType, model: str) -> None:
+    measured = json.loads((BENCHMARKS / "measured" / "memory.json").read_text())["figures"][model]
+    for name, value in memory.of_tier(model, 2).items():
         assert value == pytest.approx(measured[name][2], rel=0.02), f"run: python benchmarks/memory.py --json ({name})"
 
 

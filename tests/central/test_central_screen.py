@@ -14,7 +14,7 @@ from aftermath.base.errors import UsageError
 from aftermath.base.worker import ThreadWorker
 from aftermath.central.screen import Lines, picture
 from aftermath.central.served_data import data_beside, serving
-from aftermath.config.document import parse_config
+from aftermath.config.document import RunConfig, parse_as
 from aftermath.data.remote import RemoteTokens
 from aftermath.localnet.free_ports import free_ports
 from central import central_stage
@@ -59,7 +59,7 @@ def data_config(tmp_path: Path) -> Path:
 
 async def test_tokens_are_served_where_the_state_file_says(data_config: Path) -> None:
     port = free_ports("127.0.0.1", 1)
-    beside = data_beside(data_config, parse_config(config_with(f"127.0.0.1:{port}"), "state.toml"))
+    beside = data_beside(data_config, parse_as(config_with(f"127.0.0.1:{port}"), "state.toml", RunConfig))
     async with serving(beside, "127.0.0.1"):
         source = await ThreadWorker("test")(lambda: RemoteTokens(f"127.0.0.1:{port}", 32, 1 << 16))
         assert source.sequences == 9
@@ -76,7 +76,7 @@ async def test_tokens_are_served_where_the_state_file_says(data_config: Path) ->
 def test_data_that_does_not_fit_the_state_file_is_told(
     data_config: Path, address: str, seq_len: int, said: str
 ) -> None:
-    config = parse_config(config_with(address, seq_len), "state.toml")
+    config = parse_as(config_with(address, seq_len), "state.toml", RunConfig)
     with pytest.raises(UsageError) as caught:
         data_beside(data_config, config)
     assert said in caught.value.fix

@@ -12,7 +12,7 @@ from aftermath.chain.programs import coordinator_program
 from aftermath.cli.change import Change
 from aftermath.cli.present import CommandError
 from aftermath.cli.schema import Shape
-from aftermath.config.document import RunConfig, parse_config
+from aftermath.config.document import RunConfig, parse_as
 from aftermath.config.read import optimizer_of
 from aftermath.optim.agreed import agreed_schema
 from aftermath.rules.state import ModelSource
@@ -32,7 +32,7 @@ def _shape(config: RunConfig) -> Shape:
 def _paused(checkpoint: str) -> Scenario:
     """A run of this file, paused after three steps; its members have named `checkpoint` if that is not empty."""
     run = Scenario(World()).start(rounds_per_epoch=STEP)
-    config = parse_config(FILE.replace("MODEL", "start"), "run.toml")
+    config = parse_as(FILE.replace("MODEL", "start"), "run.toml", RunConfig)
     run.owner("set_paused", True).ok()
     run.update(model=config.to_chain()["model"], schema=_shape(config).to_chain()).ok()
     run.owner("set_paused", False).ok()
@@ -57,7 +57,7 @@ def _paused(checkpoint: str) -> Scenario:
 
 def _change(run: Scenario, text: str, *, switch_to_hub: bool = False) -> int:
     """How many instructions the change to this file takes."""
-    config = parse_config(text, "run.toml")
+    config = parse_as(text, "run.toml", RunConfig)
     change = Change({}, config, _shape(config), None, switch_to_hub, None)
     ix = CoordinatorInstructions(coordinator_program(), Pubkey.default())
     return len(change.instructions(ix, run.run, run.model))
@@ -68,7 +68,7 @@ def test_a_checkpoint_that_the_run_has_named_is_kept_whatever_the_file_says() ->
     first, named = FILE.replace("MODEL", "start"), FILE.replace("MODEL", "RUN-step3")
     for text, switch, after in ((first, False, "RUN-step3"), (named, False, "RUN-step3"), (first, True, "start")):
         run = _paused("RUN-step3")
-        config = parse_config(text.replace("warmup_time = 30", "warmup_time = 40"), "run.toml")
+        config = parse_as(text.replace("warmup_time = 30", "warmup_time = 40"), "run.toml", RunConfig)
         change = Change({}, config, _shape(config), None, switch, None)
         kept = change.kept_checkpoint(run.model)
         assert (kept.repo if kept else "") == ("RUN-step3" if text == first and not switch else "")
@@ -98,7 +98,9 @@ def test_a_run_does_not_go_on_after_its_last_step() -> None:
     run = _paused("RUN-step3")
     ix = CoordinatorInstructions(coordinator_program(), run.authority.pubkey())
     last = run.run.config.total_steps
-    longer = parse_config(re.sub(r"total_steps = \d+", "total_steps = 400", FILE.replace("MODEL", "RUN-step3")), "")
+    longer = parse_as(
+        re.sub(r"total_steps = \d+", "total_steps = 400", FILE.replace("MODEL", "RUN-step3")), "", RunConfig
+    )
     assert Change({}, None, None, last, False, None).instructions(ix, run.run, run.model)
     assert Change({}, longer, _shape(longer), 400, False, None).instructions(ix, run.run, run.model)
     for config, step, end in ((None, last + 1, last), (longer, 401, 400)):

@@ -12,7 +12,7 @@ from typing import Any, get_args
 import pytest
 
 from aftermath.base.errors import ConfigError
-from aftermath.config.document import ARCHITECTURES, Llm, RunConfig, load_config, parse_config
+from aftermath.config.document import ARCHITECTURES, Llm, RunConfig, load_config, parse_as
 from aftermath.config.read import optimizer_of
 from aftermath.config.training import DISTRO as DISTRO_DEFAULTS
 from aftermath.config.training import SparseLoCoSettings
@@ -30,7 +30,7 @@ def real(bits: int) -> float:
 
 
 def test_the_seeds_file_is_read_verbatim() -> None:
-    config = parse_config(SEED, "config.toml")
+    config = parse_as(SEED, "config.toml", RunConfig)
     assert config.config.rounds_per_epoch == 20
     assert config.config.total_steps == 25000
     assert config.llm.matformer.tiers == 1
@@ -77,7 +77,7 @@ def test_the_seeds_file_is_read_verbatim() -> None:
 @pytest.mark.parametrize("least", [0, 30])
 def test_rounds_may_have_no_least_time_and_one_as_long_as_they_may_last(least: int) -> None:
     text = changed((r"^max_round_train_time = 30", f"max_round_train_time = 30\nmin_round_time = {least}"))
-    assert parse_config(text, "config.toml").to_chain()["config"]["min_round_time"] == least
+    assert parse_as(text, "config.toml", RunConfig).to_chain()["config"]["min_round_time"] == least
 
 
 def test_every_config_in_the_repository_is_valid() -> None:
@@ -98,13 +98,13 @@ def test_every_config_in_the_repository_is_valid() -> None:
     ],
 )
 def test_checkpoints(table: str, expected: tuple[int, str, str]) -> None:
-    chain = parse_config(without(CHECKPOINT, table), "config.toml").to_chain()["model"]["checkpoint"]
+    chain = parse_as(without(CHECKPOINT, table), "config.toml", RunConfig).to_chain()["model"]["checkpoint"]
     assert (chain["kind"], chain["repo"], chain["revision"]) == expected
 
 
 def located(table: str) -> dict[str, Any]:
     text = changed((r"^\[model\.LLM\.data_location\.Http\][\s\S]*?(?=\[model\.LLM\.lr_schedule)", table + "\n"))
-    location: dict[str, Any] = parse_config(text, "config.toml").to_chain()["model"]["data_location"]
+    location: dict[str, Any] = parse_as(text, "config.toml", RunConfig).to_chain()["model"]["data_location"]
     return location
 
 
@@ -152,7 +152,7 @@ def test_a_bare_word_chooses_a_variant_without_settings() -> None:
         (r"^\[model\.LLM\.data_location\.Http\][\s\S]*?(?=\[model\.LLM\.lr_schedule)", ""),
         (r"^max_seq_len = 2048", 'max_seq_len = 2048\ndata_location = "Dummy"'),
     )
-    assert parse_config(text, "config.toml").to_chain()["model"]["data_location"]["kind"] == 0
+    assert parse_as(text, "config.toml", RunConfig).to_chain()["model"]["data_location"]["kind"] == 0
 
 
 @pytest.mark.parametrize(
@@ -171,18 +171,20 @@ def test_a_bare_word_chooses_a_variant_without_settings() -> None:
     ],
 )
 def test_schedules(table: str, expected: dict[str, Any]) -> None:
-    chain = parse_config(without("model.LLM.lr_schedule.Cosine", table), "config.toml").to_chain()
+    chain = parse_as(without("model.LLM.lr_schedule.Cosine", table), "config.toml", RunConfig).to_chain()
     schedule = chain["model"]["lr_schedule"]
     shown = {key: real(value) if key.endswith("_bits") else value for key, value in schedule.items()}
     assert {key: shown[key] for key in expected} == expected
 
 
 def test_the_embedding_and_the_head_may_keep_more() -> None:
-    more = parse_config(changed((r"^(compression_topk.*)", r"\1\ncompression_topk_embeddings = 64")), "c").to_chain()
+    more = parse_as(
+        changed((r"^(compression_topk.*)", r"\1\ncompression_topk_embeddings = 64")), "c", RunConfig
+    ).to_chain()
     optimizer = more["model"]["optimizer"]
     assert (optimizer["compression_topk"], optimizer["compression_topk_embeddings"]) == (8, 64)
     with pytest.raises(ConfigError, match="compression_topk_embeddings"):
-        parse_config(changed((r"^(compression_topk.*)", r"\1\ncompression_topk_embeddings = 0")), "c")
+        parse_as(changed((r"^(compression_topk.*)", r"\1\ncompression_topk_embeddings = 0")), "c", RunConfig)
 
 
 @pytest.mark.parametrize("path", sorted((REPOSITORY / "config").glob("**/*.toml")), ids=lambda path: path.stem)
@@ -203,14 +205,14 @@ def test_the_rate_of_every_preset_ends_at_zero_over_the_last_fifth(path: Path) -
 
 def test_adamw_is_understood() -> None:
     table = "[model.LLM.optimizer.AdamW]\nbetas = [0.9, 0.95]\nweight_decay = 0.1\neps = 1e-8"
-    optimizer = parse_config(without("model.LLM.optimizer.Distro", table), "c").to_chain()["model"]["optimizer"]
+    optimizer = parse_as(without("model.LLM.optimizer.Distro", table), "c", RunConfig).to_chain()["model"]["optimizer"]
     assert (optimizer["kind"], real(optimizer["beta1_bits"]), real(optimizer["beta2_bits"])) == (1, 0.9, 0.95)
 
 
 def test_sparseloco_is_understood_and_what_is_left_out_is_its_rooms_default() -> None:
     named = 'inner_steps = 7\ninner_optimizer = "muon"\nouter_lr = 0.5\ndivisor = "root"\nvalue_bits = 1\n'
     numbers = "compression_topk = 9\ncompression_topk_embeddings = 10\ncompression_chunk = 32\nclip_grad_norm = 0.25\n"
-    said = parse_config(changed((DISTRO, SPARSELOCO + named + numbers)), "c")
+    said = parse_as(changed((DISTRO, SPARSELOCO + named + numbers)), "c", RunConfig)
     read = optimizer_of(said.llm.optimizer)
     assert (read.kind, read.quantize_1bit) == (OptimizerKind.SPARSELOCO, False)
     assert (read.inner_steps, read.inner_optimizer, read.outer_lr) == (7, InnerOptimizer.MUON, 0.5)
@@ -225,7 +227,7 @@ def test_the_tables_of_the_light_preset_name_every_key_and_either_can_be_taken()
     own, _, other = tables.partition("# [model.LLM.optimizer.Distro]\n")
     assert set(re.findall(r"^(\w+) = ", own, re.MULTILINE)) == set(SparseLoCoSettings.model_fields)
     keys = re.findall(r"^# (\w+ = \S+)", other, re.MULTILINE)
-    taken = parse_config(before + "[model.LLM.optimizer.Distro]\n" + "\n".join(keys), "c").llm.optimizer.Distro
+    taken = parse_as(before + "[model.LLM.optimizer.Distro]\n" + "\n".join(keys), "c", RunConfig).llm.optimizer.Distro
     assert taken == DISTRO_DEFAULTS.model_copy(update={"compression_topk_embeddings": 64})
 
 
@@ -247,7 +249,7 @@ def test_the_light_preset_has_what_learnt_most() -> None:
 
 
 def test_tiers_are_chosen_in_the_matformer_table() -> None:
-    assert parse_config(SEED + "\n[model.LLM.matformer]\ntiers = 3\n", "c").llm.matformer.tiers == 3
+    assert parse_as(SEED + "\n[model.LLM.matformer]\ntiers = 3\n", "c", RunConfig).llm.matformer.tiers == 3
 
 
 def test_limits_themselves_are_allowed() -> None:
@@ -259,9 +261,9 @@ def test_limits_themselves_are_allowed() -> None:
         (r"^repo_id.*", f'repo_id = "{"r" * 192}"'),
         (r"^compression_decay.*", f"compression_decay = {math.nextafter(1.0, 0.0)!r}"),
     )
-    assert parse_config(text, "config.toml").config.init_min_clients == 256
+    assert parse_as(text, "config.toml", RunConfig).config.init_min_clients == 256
     for limits in ("inner_steps = 1\nouter_lr = 5e-324\nvalue_bits = 1", "inner_steps = 1024\nouter_lr = 64.0"):
-        assert parse_config(changed((DISTRO, SPARSELOCO + limits)), "config.toml").llm.optimizer.SparseLoCo
+        assert parse_as(changed((DISTRO, SPARSELOCO + limits)), "config.toml", RunConfig).llm.optimizer.SparseLoCo
 
 
 def test_every_architecture_can_be_written_and_no_other() -> None:

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from aftermath.base.errors import ConfigError
-from aftermath.config.document import MAX_CONFIG_BYTES, load_config, parse_config
+from aftermath.config.document import MAX_CONFIG_BYTES, RunConfig, load_config, parse_as
 from aftermath.config.rules import program_errors
 from config.config_cases import CHECKPOINT, DISTRO, RULES, SEED, SPARSELOCO, changed, without
 
 
 def refusal(text: str) -> str:
     with pytest.raises(ConfigError) as caught:
-        parse_config(text, "config.toml")
+        parse_as(text, "config.toml", RunConfig)
     return caught.value.message
 
 
@@ -131,7 +131,7 @@ def test_a_file_that_is_no_config_is_refused(tmp_path: Path, content: bytes, sai
 def test_a_file_with_a_byte_order_mark_is_read_with_its_own_lines(tmp_path: Path, ends: str) -> None:
     path = tmp_path / "config.toml"
     path.write_bytes(b"\xef\xbb\xbf" + SEED.replace("\n", ends).encode())
-    assert load_config(path).to_chain() == parse_config(SEED, "config.toml").to_chain()
+    assert load_config(path).to_chain() == parse_as(SEED, "config.toml", RunConfig).to_chain()
     path.write_bytes(b"\xef\xbb\xbf" + changed((r"^min_clients = 1", "min_clients = 0")).replace("\n", ends).encode())
     with pytest.raises(ConfigError, match=rf"{path}:24: min_clients"):
         load_config(path)

@@ -1,4 +1,4 @@
-"""What the demo calls held out is text that its run does not reach."""
+"""What the demo calls held out is text that its run does not reach, and the whole model is asked what it knows."""
 
 from __future__ import annotations
 
@@ -10,9 +10,20 @@ import pytest
 from aftermath.config.document import load_config
 from aftermath.data.bytelevel import VOCAB_SIZE, byte_tokenizer
 from aftermath.data.local import open_tokens
-from aftermath.demo.commands import DemoFailed, Places
-from aftermath.demo.outcome import HELD_OUT_SEQUENCES, OFTEN, data_of, held_out, words_in, words_of
+from aftermath.demo.commands import DemoFailed, Places, model_config
+from aftermath.demo.outcome import (
+    HELD_OUT_SEQUENCES,
+    OFTEN,
+    QUESTIONS,
+    data_of,
+    held_out,
+    part_answered,
+    words_in,
+    words_of,
+)
 from aftermath.demo.stage import REPOSITORY, write_config
+from aftermath.model.architectures import config_of
+from aftermath.model.initial import init_weights
 
 
 def stage(root: Path, sequences: int) -> Places:
@@ -48,3 +59,10 @@ def test_words_of_a_text_are_those_that_the_data_has_often(tmp_path: Path) -> No
     known = words_of(data_of(places, VOCAB_SIZE), byte_tokenizer())
     assert known == {"self", "value", "none"}
     assert words_in("def Selfvalue(self): # is Rarely") == ["def", "selfvalue", "self", "rarely"]
+
+
+def test_who_has_learnt_nothing_guesses() -> None:
+    config = config_of(model_config(VOCAB_SIZE) | {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32})
+    answered = part_answered(config.build(0, init_weights(config, 0)), byte_tokenizer())
+    assert round(answered * QUESTIONS, 9) == int(answered * QUESTIONS + 0.5)
+    assert 0 < answered < 0.6

@@ -10,6 +10,7 @@ import pytest
 
 from aftermath.demo.commands import KILLED, TIERS, DemoFailed
 from aftermath.demo.costs import Costs
+from aftermath.demo.outcome import Outcome
 from aftermath.demo.report import findings, shortcomings
 from aftermath.demo.story import MemberStory, Story
 from aftermath.watch.events import line_of
@@ -55,7 +56,12 @@ def told(place: Path, written: dict[int, list[Event]], *, returns: bool = True) 
 
 
 def report_of(story: Story) -> dict[str, Any]:
-    return findings(story, Costs(7, 35_000), {0: 3.14159, 1: 3.2, 2: 3.3}, LAST, 60.04)
+    reached = [
+        Outcome(LAST, 0, 3.14159, "", (12, 20), 0.44),
+        Outcome(LAST, 1, 3.2, "", (9, 11)),
+        Outcome(LAST, 2, 3.3, ""),
+    ]
+    return findings(story, Costs(7, 35_000), reached, 60.04)
 
 
 def test_the_report_is_what_the_members_wrote(tmp_path: Path) -> None:
@@ -69,11 +75,13 @@ def test_the_report_is_what_the_members_wrote(tmp_path: Path) -> None:
         "loss_last_by_tier": {"0": 3.15, "1": 4.15, "2": 5.15},
         "held_out_by_tier": {"0": 3.1416, "1": 3.2, "2": 3.3},
         "held_out_step": LAST,
+        "answered": 0.44,
         "replicas_identical": True,
         "checks_of_replicas": LAST * (1 + 2),  # level 1 has two holders, level 2 three
         "bytes_per_round_per_member": 100,
         "transactions": 7,
         "lamports": 35_000,
+        "words_of_samples": {"0": [12, 20], "1": [9, 11], "2": [0, 2]},
         "push_bytes_max": 702,
         "wall_seconds": 60.0,
         "seconds_to_first_loss": 12.0,

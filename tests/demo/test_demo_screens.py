@@ -14,6 +14,7 @@ from aftermath.demo.__main__ import KILL_AT_STEP, Demo
 from aftermath.demo.closing import closing
 from aftermath.demo.commands import KILLED, TIERS, Places
 from aftermath.demo.costs import Costs
+from aftermath.demo.outcome import Outcome
 from aftermath.demo.report import findings
 from aftermath.demo.screen import LINE_EVERY, Screen, line, picture
 from aftermath.demo.story import MemberStory, Story
@@ -21,7 +22,7 @@ from aftermath.watch.reader import About, Told
 from watch.said import said
 
 TOTAL = 120
-HELD_OUT = {0: 3.2, 1: 3.3, 2: 3.4}
+REACHED = [Outcome(54, 0, 3.2, "", (12, 20), 0.44), Outcome(54, 1, 3.3, "", (9, 11)), Outcome(54, 2, 3.4, "", (9, 9))]
 
 
 def story_of(steps: int, *, back_at: int | None = None) -> Story:
@@ -131,7 +132,7 @@ def test_what_becomes_of_the_killed_member_is_said_up_to_its_return() -> None:
 
 def test_it_ends_with_what_happened_in_plain_sentences() -> None:
     story = story_of(TOTAL, back_at=81)
-    report = findings(story, Costs(391, 1_955_000), HELD_OUT, 54, 75.04)
+    report = findings(story, Costs(391, 1_955_000), REACHED, 75.04)
     said = closing(report, Places(Path("/runs/demo")), story.members[KILLED])
     checks = report["checks_of_replicas"]
     assert checks == 3 * TOTAL
@@ -139,6 +140,10 @@ def test_it_ends_with_what_happened_in_plain_sentences() -> None:
         "3 members trained 120 steps together in 75 s; the loss went from 6.075 to 3.212 nats per byte of text.",
         "Each tier's own loss over its last rounds, and on text that nobody trained on, of the checkpoint of step "
         "54: tier 0 3.112 and 3.200, tier 1 3.212 and 3.300, tier 2 3.312 and 3.400.",
+        "Asked which of four pieces of source goes on from another, the whole model is right in 44% of the cases; "
+        "guessing is right in 25%.",
+        "Of the 40 words of three letters or more that the tiers wrote above, 30 are words of the text they learnt from; "
+        "what they say together means nothing, after so short a training.",
         f"The replicas are identical: {checks} times two members held the same level of the model after the same step, "
         "and every time they held the same bits.",
         "member-1 was killed with kill -9, came back with the model from peers, and has trained again since step 81.",
@@ -148,15 +153,8 @@ def test_it_ends_with_what_happened_in_plain_sentences() -> None:
     ]
 
 
-def test_it_says_how_many_words_of_the_samples_are_words() -> None:
-    story = story_of(TOTAL)
-    report = findings(story, Costs(1, 1), HELD_OUT, 54, 1.0) | {"words_of_samples": {"0": [12, 20], "1": [9, 11]}}
-    said = closing(report, Places(Path("/x")), story.members[KILLED])
-    assert any("Of the 31 words of three letters or more" in one and " 21 are words of the text" in one for one in said)
-
-
 def test_what_differs_is_not_called_identical() -> None:
     story = story_of(TOTAL)
     say(story, story.members[2], "applied", step=7, hashes={2: "another"})
-    said = closing(findings(story, Costs(1, 1), HELD_OUT, 54, 1.0), Places(Path("/x")), story.members[KILLED])
+    said = closing(findings(story, Costs(1, 1), REACHED, 1.0), Places(Path("/x")), story.members[KILLED])
     assert not any("identical" in sentence or "came back" in sentence for sentence in said)

@@ -62,3 +62,36 @@ def test_three_tiers_of_another_architecture_train_to_the_end(
     for player in players:
         losses = [event["loss"] for event in player.diary.saw("trained")]
         assert losses[-1] < losses[0] - 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["embedded"], indirect=True)
+def test_a_member_that_is_asked_questions_trains_as_the_others(company: Company, material: Material) -> None:
+    """The whole model is asked between rounds: it tells what it can do, and nobody waits for it."""
+    company.configure(material.config(company.place, rounds_per_epoch=STEPS // EPOCHS, total_steps=STEPS))
+    asked, *others = players = [company.player(tier) for tier in (0, 1, 2)]
+    company.start(asked, "--eval-tasks", "source-choice", "--eval-task-max-docs", "10")
+    for player in others:
+        company.start(player)
+    company.command("set-paused", "resume", "--run-id", company.run_id)
+    company.until_run(lambda run: run.state is RunState.FINISHED, "the run finishes")
+    assert [player.process.wait() for player in players] == [0, 0, 0]
+
+    told = asked.diary.saw("evaluated")
+    assert told
+    for event in told:
+        assert (event["task"], event["metric"], event["docs"]) == ("source-choice", "acc", 10)
+        assert event["value"] in [number / 10 for number in range(11)]
+    steps = [event["step"] for event in told]
+    assert steps == sorted({*steps})
+    assert {*steps} <= {*range(STEPS)}, "of weights between the rounds"
+    assert not any(player.diary.saw("evaluated") for player in others)
+
+    assert company.compare_replicas() == 3 * (STEPS + EPOCHS)
+    assert company.run.lost_sequences == 0
+    assert not company.run.backlog
+    for player in players:
+        assert applied_sequences(player.diary) == list(range(company.run.data_index))
+        assert [event["step"] for event in player.diary.saw("applied")] == list(range(1, STEPS + 1))
+        assert len(player.diary.saw("trained")) == STEPS
+        assert not player.diary.saw("warning")

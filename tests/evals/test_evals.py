@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import math
+import threading
+import weakref
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tokenizers import Tokenizer
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from aftermath.base.errors import Unsuitable, UsageError
 from aftermath.base.worker import ThreadWorker
@@ -220,44 +226,108 @@ def test_a_file_that_is_no_task_is_named(text: str | None, tmp_path: Path) -> No
 # --- between rounds ---------------------------------------------------------------------------------------------------
 
 
-async def _rounds(asked: Evaluations, model: LanguageModel, rounds: int, enough: int = 2) -> list[kinds.Event]:
-    """So many rounds, of which each leaves a member a tenth of a second; what was told in them."""
-    told: list[kinds.Event] = []
-    events, compute = Events(lambda: 0.0, [told.append]), ThreadWorker("replica")
-    loop = asyncio.get_running_loop()
-    for step in range(rounds):
-        if len(told) >= enough:
-            break
-        end = loop.time() + 0.1
-        await asked.go_on(model, events, compute, step, lambda end=end: loop.time() < end)  # type: ignore[misc]
+class Member:
+    """Rounds that leave a member some hundredths of a second each, in which its model is asked."""
+
+    def __init__(self, asked: Evaluations, model: LanguageModel) -> None:
+        self.asked, self.model, self.step = asked, model, 0
+        self.told: list[kinds.Event] = []
+        self.compute = ThreadWorker("replica")
+        self._events = Events(lambda: 0.0, [self.told.append])
+
+    async def rounds(self, most: int, enough: int = 2) -> list[kinds.Event]:
+        """So many rounds at most, and what was told by then."""
+        for _ in range(most):
+            if len(self.told) >= enough:
+                break
+            await self.round(lambda: asyncio.sleep(0.03))
+        return self.told
+
+    async def round(self, over: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        """One, which ends when that returns."""
+        self.step += 1
+        await self.asked.go_on(self.model, self.step, self._events, self.compute, over)
         await asyncio.sleep(0.01)
-    return told
+
+
+def asking(docs: int) -> Evaluations:
+    return Evaluations(Wanted((SOURCE_CHOICE,), docs=docs), byte_tokenizer(), 24)
 
 
 async def test_a_member_is_asked_between_rounds_and_told_of_whole(model: LanguageModel, tokenizer: Tokenizer) -> None:
-    wish = Wanted((SOURCE_CHOICE,), docs=25)
-    told = await _rounds(Evaluations(wish, tokenizer, 24), model, 600)
+    member = Member(asking(80), model)
+    told = await member.rounds(600)
     found = [event for event in told if isinstance(event, kinds.Evaluated)]
-    assert len(found) == len(told) > 1
-    (at_rest,) = evaluated(asked_of(model), tokenizer, 24, wish)
+    assert len(found) == len(told) == 2
+    (at_rest,) = evaluated(asked_of(model), tokenizer, 24, Wanted((SOURCE_CHOICE,), docs=80))
     for event in found:
-        assert event.first_step < event.step, "it took more than a round"
-        assert (event.task, event.metric, event.value, event.docs) == (SOURCE_CHOICE, "acc", at_rest.value, 25)
-    assert [event.first_step for event in found][1:] > [event.step for event in found][:-1]
+        assert (event.task, event.metric, event.value, event.docs) == (SOURCE_CHOICE, "acc", at_rest.value, 80)
+    assert found[0].step == 1 < found[1].step < member.step, "it took more than a round"
+
+
+async def test_answers_are_of_the_step_that_is_told(tokenizer: Tokenizer) -> None:
+    """The weights change after every round."""
+    trained = CONFIG.build(0, init_weights(CONFIG, 3))
+    at_first = evaluated(asked_of(trained), tokenizer, 24, Wanted((SOURCE_CHOICE,), docs=80))[0].value
+    member = Member(asking(80), trained)
+    while not member.told:
+        await member.rounds(1, 1)
+        with torch.no_grad():
+            for tensor in trained.parameters():
+                tensor.copy_(torch.randn(tensor.shape, generator=torch.Generator().manual_seed(member.step)))
+    assert member.step > 1, "it took more than a round"
+    (event,) = member.told
+    assert isinstance(event, kinds.Evaluated)
+    assert (event.step, event.value) == (1, at_first)
+    assert evaluated(asked_of(trained), tokenizer, 24, Wanted((SOURCE_CHOICE,), docs=80))[0].value != at_first
+
+
+async def test_a_round_that_begins_waits_for_no_pass(model: LanguageModel, tokenizer: Tokenizer) -> None:
+    """It begins in the middle of one, and has the replica's thread at once; the pass is made again."""
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def hold(module: nn.Module, _: object) -> None:
+        if threading.current_thread().name == "evaluations" and isinstance(module, nn.RMSNorm):
+            begun.set()
+            goes_on.wait()
+
+    member = Member(asking(20), model)
+    held = register_module_forward_pre_hook(hold)
+    try:
+        await member.round(lambda: asyncio.to_thread(begun.wait, 60))
+        assert begun.is_set()
+        assert await member.compute(lambda: torch.is_tensor(model(torch.zeros(1, 4, dtype=torch.int64))))
+    finally:
+        goes_on.set()
+        held.remove()
+    (event,) = await member.rounds(600, 1)
+    (at_rest,) = evaluated(asked_of(model), tokenizer, 24, Wanted((SOURCE_CHOICE,), docs=20))
+    assert isinstance(event, kinds.Evaluated)
+    assert (event.step, event.value) == (1, at_rest.value)
+
+
+async def test_the_copy_is_freed_once_all_is_told(model: LanguageModel) -> None:
+    held = weakref.WeakSet[nn.Module]()
+
+    def see(module: nn.Module, _: object) -> None:
+        if threading.current_thread().name == "evaluations":
+            held.add(module)
+
+    member = Member(asking(20), model)
+    seen = register_module_forward_pre_hook(see)
+    try:
+        await member.rounds(600, 1)
+    finally:
+        seen.remove()
+    gc.collect()
+    assert len(member.told) == 1
+    assert not held
 
 
 async def test_a_task_that_fails_is_told_once(model: LanguageModel, tokenizer: Tokenizer, tmp_path: Path) -> None:
     pytest.importorskip("lm_eval")
     named = task(tmp_path, **CHOICE)
     (tmp_path / "data.jsonl").unlink()
-    told = await _rounds(Evaluations(wanted(named, 0, 0, 1), tokenizer, 24), model, 600, 1)
-    (event,) = told
+    (event,) = await Member(Evaluations(wanted(named, 0, 0, 1), tokenizer, 24), model).rounds(100)
     assert isinstance(event, kinds.Warning)
     assert "cannot be had" in event.message
-
-
-async def test_nothing_is_answered_once_it_is_over(model: LanguageModel, tokenizer: Tokenizer) -> None:
-    asked = Evaluations(Wanted((SOURCE_CHOICE,), docs=1000), tokenizer, 24)
-    assert not await _rounds(asked, model, 3)
-    asked.stop()
-    assert not await _rounds(asked, model, 3)

@@ -16,7 +16,7 @@ from solders.keypair import Keypair
 from aftermath.base.bounded import Malformed, json_value, msgpack_as, toml_value
 from aftermath.base.errors import AftermathError, ConfigError
 from aftermath.chain.wallet import IDENTITY_VARIABLE, WALLET_VARIABLE, WalletError, identity_secret, load_wallet
-from aftermath.config.document import parse_config
+from aftermath.config.document import RunConfig, parse_as
 from aftermath.data.bytelevel import byte_tokenizer
 from aftermath.data.local import open_tokens
 from aftermath.localnet.bank import Bank
@@ -247,7 +247,9 @@ def identities() -> tuple[list[bytes], Decode]:
 
 def run_configs() -> tuple[list[bytes], Decode]:
     inner = RULES[: RULES.index("[model.LLM.optimizer")] + "[model.LLM.optimizer.SparseLoCo]\nouter_lr = 0.5\n"
-    return [RULES.encode(), inner.encode()], lambda data: parse_config(data.decode("utf-8", "replace"), "config.toml")
+    return [RULES.encode(), inner.encode()], lambda data: parse_as(
+        data.decode("utf-8", "replace"), "config.toml", RunConfig
+    )
 
 
 def schemas() -> tuple[list[bytes], Decode]:

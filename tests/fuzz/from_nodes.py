@@ -130,11 +130,6 @@ def clock(data: bytes) -> int:
     return now.now()
 
 
-def cooldown() -> tuple[list[bytes], Decode]:
-    start, length = views.witnesses_cooldown_range()
-    return [recorded("witnesses")[start : start + length]], views.parse_cooldown
-
-
 def attestations() -> tuple[list[bytes], Decode]:
     start, length = views.witness_round_range(1, 5)
     return [recorded("witnesses")[start : start + length]], partial(views.parse_witness_round, count=5)
@@ -158,7 +153,6 @@ NODES = [
     Decoder("membership account", lambda: ([recorded("membership")], views.parse_membership), ACCOUNT),
     Decoder("members account", lambda: ([recorded("members")], views.parse_members), ACCOUNT, LONG),
     Decoder("attestations", attestations, ACCOUNT),
-    Decoder("cooldown", cooldown, ACCOUNT),
     Decoder("authorization account", authorizations, ACCOUNT),
     Decoder("buffer", lambda: ([BUFFER], lambda data: loader.parse_buffer(held(data))), ACCOUNT),
     Decoder("program data", lambda: ([PROGRAM], lambda data: loader.parse_programdata(held(data))), ACCOUNT),

@@ -166,7 +166,7 @@ class Oracle(Transitions):
         self._follow()
 
     def prove_equivocation(self, wallet: int, slot: int, same: bool) -> None:
-        """Two results of the current round of one slot, or twice the same, signed by the own key of a wallet."""
+        """Two results of the current round of one slot, or twice the same, signed by the key of that wallet."""
         need(self.state.active, "WrongState")
         need(not same, "NoEquivocation")
         need(slot < len(self.members) and self.members[slot].wallet == wallet, "SlotMismatch")

@@ -23,13 +23,14 @@ from aftermath.chain.addresses import EVERYONE, authorization_address, run_addre
 from aftermath.chain.authorizer import AuthorizerInstructions
 from aftermath.chain.instructions import GROWTH, CoordinatorInstructions
 from aftermath.chain.programs import authorizer_program, coordinator_program
-from aftermath.config.document import parse_config
+from aftermath.config.document import RunConfig, parse_as
 from aftermath.programs import AUTHORIZER_SO, COORDINATOR_IDL, COORDINATOR_SO
 from aftermath.rules import bitmap
 from aftermath.rules.accounts import FINGERPRINT_BYTES, Attestation, Interval, Members, Model, Run
 from aftermath.rules.consensus import pack_fingerprints
 from aftermath.rules.deadlines import next_deadline
 from aftermath.rules.state import RunState
+from rules.cooldown import stated_in
 
 START = 1_700_000_000
 RUN_ID = "fixture"
@@ -105,7 +106,7 @@ class Onchain:
 
     def configure(self, text: str, **config: int) -> None:
         """Set config, model and a schema of three tiers from a config file's text, some config values replaced."""
-        parts = parse_config(text, "config.toml").to_chain()
+        parts = parse_as(text, "config.toml", RunConfig).to_chain()
         schema = {"hash": SCHEMA_HASH, "tier_widths": [256, 128, 64]}
         self.update(config=parts["config"] | config, model=parts["model"])
         self.update(schema=schema)
@@ -187,8 +188,7 @@ class Onchain:
         return views.parse_backlog(self.data(self.addresses.witnesses)[offset : offset + length])
 
     def cooldown(self) -> tuple[dict[int, bytes], ...]:
-        offset, length = views.witnesses_cooldown_range()
-        return views.parse_cooldown(self.data(self.addresses.witnesses)[offset : offset + length])
+        return stated_in(self.data(self.addresses.witnesses))
 
     def inspect(self, which: int, ring: int) -> bytes:
         """What the program's `inspect` returns."""

@@ -16,6 +16,7 @@ from aftermath.chain import views
 from aftermath.rules import bitmap
 from aftermath.rules.state import CheckpointKind, MemberState, RunState
 from config.config_cases import DISTRO, SPARSELOCO, changed
+from rules.cooldown import stated_in
 from rules.onchain import RUN_ID, Onchain
 
 FIXTURES = Path(__file__).with_name("accounts")
@@ -120,7 +121,7 @@ def expected(data: dict[str, bytes]) -> dict[str, Any]:
             plain(views.parse_witness_round(cut(data["witnesses"], views.witness_round_range(ring, count)), count))
             for ring, count in enumerate(counts)
         ],
-        "cooldown": plain(views.parse_cooldown(cut(data["witnesses"], views.witnesses_cooldown_range()))),
+        "cooldown": plain(stated_in(data["witnesses"])),
     }
 
 

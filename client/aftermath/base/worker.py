@@ -48,6 +48,7 @@ class ThreadWorker:
                 future.get_loop().call_soon_threadsafe(_settle, future, result, error)
             except RuntimeError:
                 return  # the loop is closed: the process is ending
+            del future, function, result, error  # what a job held is freed when it is done, not when the next one comes
 
 
 def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:

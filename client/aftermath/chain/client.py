@@ -215,10 +215,6 @@ class CoordinatorClient:
         """Perform the transition that is due; Refused `NothingToTick` if none is."""
         return await self.transact(self.ix.tick(run_id))
 
-    async def leave_run(self, run_id: str) -> Signature:
-        """Give up the place in the run."""
-        return await self.transact(self.ix.leave_run(run_id, (await self.run(run_id)).place))
-
     async def transact(self, *instructions: Instruction) -> Signature:
         """Send instructions of which the last may end in a transition of the run."""
         return await self.sender.send(list(instructions), headroom=TRANSITION_UNITS)

@@ -171,23 +171,6 @@ def parse_backlog(data: bytes) -> tuple[Interval, ...]:
     return tuple(_rows(Interval, record["intervals"][:waiting]))
 
 
-def witnesses_cooldown_range() -> tuple[int, int]:
-    """(offset, length) of what the committees state at cooldown, for an RPC data slice."""
-    account = witnesses_account()
-    return account.offset("cooldown"), MAX_LEVELS * MAX_WITNESSES * _HASH_BYTES
-
-
-def parse_cooldown(data: bytes) -> tuple[dict[int, bytes], ...]:
-    """What the committee of each level has stated, by the place in it (`committee.cooldown_electees`), in a slice taken
-    by `witnesses_cooldown_range`. Raises AccountError on another size.
-    """
-    if len(data) != witnesses_cooldown_range()[1]:
-        raise AccountError("the RPC returned another slice of the Witnesses account than the one asked for")
-    hashes = [data[start : start + _HASH_BYTES] for start in range(0, len(data), _HASH_BYTES)]
-    levels = [hashes[MAX_WITNESSES * level : MAX_WITNESSES * (level + 1)] for level in range(MAX_LEVELS)]
-    return tuple({place: digest for place, digest in enumerate(stated) if any(digest)} for stated in levels)
-
-
 def _slice(data: bytes, dtype: np.dtype[Any], count: int) -> np.ndarray[Any, Any]:
     if len(data) < count * dtype.itemsize:
         raise AccountError(f"the RPC returned {len(data)} bytes where {count * dtype.itemsize} were asked for")

@@ -163,11 +163,6 @@ def load_as(path: Path, kind: type[C]) -> C:
     return parse_as(text, str(path), kind)
 
 
-def parse_config(text: str, source: str) -> RunConfig:
-    """As `parse_as`, of a config file."""
-    return parse_as(text, source, RunConfig)
-
-
 def parse_as(text: str, source: str, kind: type[C]) -> C:
     """Check the text of a file of this kind; `source` names it in errors.
 

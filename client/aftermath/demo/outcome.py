@@ -1,4 +1,5 @@
-"""What the trained model can do: every tier's loss on text that nobody trained on, and a text of its own.
+"""What the trained model can do: every tier's loss on text that nobody trained on, a text of its own, and how often the
+whole model knows how a piece of source goes on.
 
 Decided
 - Held out are the last sequences in the run's own order of its data. That order is fixed by the run's seed and the run
@@ -21,10 +22,14 @@ from aftermath.config.document import load_config
 from aftermath.data.local import open_tokens
 from aftermath.data.tokens import TokenFiles
 from aftermath.demo.commands import RUN_ID, TIERS, DemoFailed, Places
+from aftermath.evals.likelihood import asked_of
+from aftermath.evals.suite import evaluated
+from aftermath.evals.wish import SOURCE_CHOICE, Wanted
 from aftermath.lab.held_out import loss_on
 from aftermath.model.checkpoint import load
 from aftermath.model.checkpoint import load_config as load_model_config
 from aftermath.model.generate import generate
+from aftermath.model.network import LanguageModel
 from aftermath.model.steps import saved_steps, step_of
 from aftermath.model.text import load_tokenizer
 
@@ -35,6 +40,7 @@ HELD_OUT_SEQUENCES = 128
 OFTEN = 10
 """How many times the data has what counts as a word of it."""
 _WORD = re.compile(r"[a-z]{3,}")
+QUESTIONS = 50  # a second's work
 
 
 @dataclass(frozen=True)
@@ -47,8 +53,10 @@ class Outcome:
     held_out: float
     """Nats per token."""
     text: str
-    words: tuple[int, int]
+    words: tuple[int, int] = (0, 0)
     """How many words of the text the data has too, and how many it has in all."""
+    answered: float | None = None
+    """The part of `QUESTIONS` that were answered rightly, if it was asked."""
 
 
 def outcomes(places: Places) -> Iterator[Outcome]:
@@ -68,10 +76,11 @@ def outcomes(places: Places) -> Iterator[Outcome]:
             new_tokens=SAMPLE_TOKENS,
             temperature=TEMPERATURE,
         )
+        answered = part_answered(model, tokenizer) if tier == TIERS[0] else None
         text = tokenizer.decode(said.ids)
         words = words_in(text)
         real = sum(word in known for word in words)
-        yield Outcome(step_of(newest), tier, loss_on(model, sequences), text, (real, len(words)))
+        yield Outcome(step_of(newest), tier, loss_on(model, sequences), text, (real, len(words)), answered)
 
 
 def words_in(text: str) -> list[str]:
@@ -83,6 +92,13 @@ def words_of(data: TokenFiles, tokenizer: Tokenizer) -> set[str]:
     """The words that these data have often."""
     tokens = data.read(range(data.sequences)).reshape(-1).tolist()
     return {word for word, count in Counter(words_in(tokenizer.decode(tokens))).items() if count >= OFTEN}
+
+
+def part_answered(model: LanguageModel, tokenizer: Tokenizer) -> float:
+    """How many of `QUESTIONS` the model answers rightly, of 1."""
+    wish = Wanted((SOURCE_CHOICE,), docs=QUESTIONS)
+    (score,) = evaluated(asked_of(model), tokenizer, model.config.max_position_embeddings, wish)
+    return score.value
 
 
 def held_out(places: Places, vocab_size: int) -> torch.Tensor:

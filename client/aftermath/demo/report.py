@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -19,6 +19,9 @@ from aftermath.demo.story import Story
 from aftermath.programs import COORDINATOR_ID
 from aftermath.watch.plot import run_plot
 
+if TYPE_CHECKING:
+    from aftermath.demo.outcome import Outcome
+
 LOSS_MUST_FALL = 1.0  # nats
 ROUNDS_AT_LEAST = 40
 LAST_ROUNDS = 10  # one round is a few dozen sequences, too few to say how good the model is
@@ -31,9 +34,7 @@ def write_report(story: Story, commands: Commands, engine: str, seconds: float, 
     places = commands.places
     costs = costs_of(commands.rpc, str(run_addresses(Pubkey.from_string(COORDINATOR_ID), RUN_ID).run))
     reached = list(outcomes(places))
-    held_out = {outcome.tier: outcome.held_out for outcome in reached}
-    report = findings(story, costs, held_out, reached[0].step, seconds)
-    report["words_of_samples"] = {str(outcome.tier): list(outcome.words) for outcome in reached}
+    report = findings(story, costs, reached, seconds)
     (places.root / "demo-report.json").write_text(json.dumps(report, indent=1) + "\n")
     title = f"tiers {', '.join(map(str, TIERS))} on {engine}"
     told = story.history
@@ -50,9 +51,7 @@ def write_report(story: Story, commands: Commands, engine: str, seconds: float, 
     return 1 if wrong else 0
 
 
-def findings(
-    story: Story, costs: Costs, held_out: Mapping[int, float], held_out_step: int, seconds: float
-) -> dict[str, Any]:
+def findings(story: Story, costs: Costs, reached: Sequence[Outcome], seconds: float) -> dict[str, Any]:
     """demo-report.json."""
     curve = story.history.loss_curve()
     if not curve or story.first_loss_at is None:
@@ -68,8 +67,10 @@ def findings(
         "loss_last_by_tier": {
             str(tier): round(loss, 4) for tier, loss in sorted(story.tier_losses(LAST_ROUNDS).items())
         },
-        "held_out_by_tier": {str(tier): round(loss, 4) for tier, loss in held_out.items()},
-        "held_out_step": held_out_step,
+        "held_out_by_tier": {str(outcome.tier): round(outcome.held_out, 4) for outcome in reached},
+        "held_out_step": reached[0].step,
+        "answered": reached[0].answered,
+        "words_of_samples": {str(outcome.tier): list(outcome.words) for outcome in reached},
         "replicas_identical": checks > 0 and not differing,
         "checks_of_replicas": checks,
         "bytes_per_round_per_member": round(sum(m.total(lambda t: t.sent) for m in story.members) / max(rounds, 1)),

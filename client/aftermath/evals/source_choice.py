@@ -9,6 +9,7 @@ Decided
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -34,9 +35,7 @@ class Question:
 
 def questions(count: int, seed: int) -> Iterator[Question]:
     """So many questions; the same ones from the same seed and Python."""
-    _, files = hold_out(standard_library(_CORPUS_BYTES), standard_library_root(), _HELD_OUT_PERCENT)
-    texts = [text for file in files if len(text := _read(file)) > 4 * (_CONTEXT + _ANSWER)]
-    draw = random.Random(seed)
+    texts, draw = _texts(), random.Random(seed)
     for _ in range(count):
         chosen = draw.sample(range(len(texts)), _ANSWERS)
         places = [draw.randrange(len(texts[one]) - _CONTEXT - _ANSWER) for one in chosen]
@@ -56,6 +55,13 @@ def is_right(ask: Ask, tokenizer: Tokenizer, question: Question) -> bool:
         nats, _ = ask(lambda model, whole=whole, kept=kept: likelihood(model, whole[:kept], whole[kept:]))  # type: ignore[misc]
         given.append(nats / len(answer.encode()))
     return max(range(len(given)), key=given.__getitem__) == question.right
+
+
+@functools.cache
+def _texts() -> tuple[str, ...]:
+    """What is asked about: some MB, kept, since finding it takes a third of a second."""
+    _, files = hold_out(standard_library(_CORPUS_BYTES), standard_library_root(), _HELD_OUT_PERCENT)
+    return tuple(text for file in files if len(text := _read(file)) > 4 * (_CONTEXT + _ANSWER))
 
 
 def _read(file: Path) -> str:

@@ -1,115 +1,106 @@
 """Tasks that the model is asked while it is trained, for whoever wants to see what it can do.
 
 Decided
-- Questions wait for the time from when this member's share of a round is done until the run goes on, and are answered
-  one pass of the model at a time: the next round waits for one pass at most.
-- One evaluation may take several rounds, and the weights change under it: it is told whole, with the steps of its first
-  and last answer. When it is told the next begins, at the member's next round.
+- A task is asked of a copy of the weights, made when it begins and freed when it is told: all answers are those of one
+  step, and the model itself is never waited for. That costs 4 bytes a parameter meanwhile.
+- Passes go on from when this member's share of a round is trained until the run goes on, on a thread of their own. The
+  one that a round cuts short gives way in its middle, and is made again: no round waits for any. Whoever checks what
+  peers send has the processor beside them.
+- One evaluation may take several rounds, and epochs. The next begins as soon as the weights are others.
 - A task that fails is told once, and asked no more; the run goes on.
 """
 
 from __future__ import annotations
 
 import asyncio
-import queue
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from tokenizers import Tokenizer
 
 from aftermath.base.errors import AftermathError
-from aftermath.base.worker import Worker
+from aftermath.base.wait import first_of
+from aftermath.base.worker import ThreadWorker, Worker
+from aftermath.evals.likelihood import Ask
 from aftermath.evals.suite import Score, evaluated
 from aftermath.evals.wish import Wanted
 from aftermath.model.network import LanguageModel
+from aftermath.replica.frozen import GivenWay, frozen_copy
 from aftermath.watch import kinds
 from aftermath.watch.events import Events
 
 T = TypeVar("T")
-_LOOK_AGAIN = 0.05  # seconds between looks for the next question, which are a moment apart
-
-
-class Over(Exception):
-    """Nobody answers any more."""
 
 
 class Evaluations:
-    """Asks one member's model again and again; the asking has a thread of its own, and no part in computing."""
+    """Asks one member's model again and again, between its rounds."""
 
     def __init__(self, wish: Wanted, tokenizer: Tokenizer, window: int) -> None:
         self._wish, self._tokenizer, self._window = wish, tokenizer, window
-        self._questions: queue.SimpleQueue[tuple[Callable[[LanguageModel], Any], Future[Any]]] = queue.SimpleQueue()
-        self._done: Future[list[Score]] | None = None
-        self._began: int | None = None
-        self._stopped = threading.Event()
+        self._worker = ThreadWorker("evaluations")
+        self._free = threading.Event()
+        """While the run needs nothing of this member."""
+        self._asking: asyncio.Future[list[Score]] | None = None
+        self._step = -1
+        """Whose weights are asked, or were the last that were."""
         self._failed = False
 
-    def stop(self) -> None:
-        """Answer nothing more; whoever waits for an answer is told."""
-        self._stopped.set()
-        while not self._questions.empty():
-            self._questions.get()[1].set_exception(Over())
-
     async def go_on(
-        self, model: LanguageModel, events: Events, compute: Worker, step: int, same_round: Callable[[], bool]
+        self,
+        model: LanguageModel,
+        step: int,
+        events: Events,
+        compute: Worker,
+        over: Callable[[], Coroutine[Any, Any, object]],
     ) -> None:
-        """Answer until the run is no longer in the round that trained the step."""
-        if self._failed or self._stopped.is_set():
+        """Ask the model, whose weights are those of a step, until `over` returns or all is told."""
+        if self._failed or (self._asking is None and step == self._step):
             return
-        if self._done is None:
-            self._done, self._began = Future(), step
-            threading.Thread(target=self._ask_all, args=(self._done,), name="evaluations", daemon=True).start()
-        while same_round():
-            try:
-                question, answer = self._questions.get_nowait()
-            except queue.Empty:
-                if self._done.done():
-                    self._tell(events, step)
-                    return
-                await asyncio.sleep(_LOOK_AGAIN)
-                continue
-            try:
-                answer.set_result(await compute(lambda: question(model)))  # noqa: B023  # run at once
-            except Exception as error:
-                answer.set_exception(error)
-            except BaseException:
-                answer.set_exception(Over())
-                raise
-
-    def _ask_all(self, done: Future[list[Score]]) -> None:
+        self._free.set()
         try:
-            done.set_result(evaluated(self._ask, self._tokenizer, self._window, self._wish))
+            await first_of(over(), self._ask_and_tell(model, step, events, compute))
+        finally:
+            self._free.clear()
+
+    async def _ask_and_tell(self, model: LanguageModel, step: int, events: Events, compute: Worker) -> None:
+        try:
+            if self._asking is None:
+                copied = await compute(lambda: frozen_copy(model, self._free.is_set))
+                if copied is None:
+                    return
+                self._step, self._asking = step, asyncio.ensure_future(self._asked(copied))
+                del copied
+            scores = await asyncio.shield(self._asking)
         except Exception as error:
-            done.set_exception(error)
-
-    def _ask(self, question: Callable[[LanguageModel], T]) -> T:
-        answer: Future[T] = Future()
-        if self._stopped.is_set():
-            raise Over
-        self._questions.put((question, answer))
-        return answer.result()
-
-    def _tell(self, events: Events, step: int) -> None:
-        assert self._done is not None
-        assert self._began is not None
-        error = self._done.exception()
-        if error is None:
-            for score in self._done.result():
-                events.emit(
-                    kinds.Evaluated(
-                        first_step=self._began,
-                        step=step,
-                        task=score.task,
-                        metric=score.metric,
-                        value=score.value,
-                        error=score.error,
-                        docs=score.docs,
-                    )
-                )
-        else:
             self._failed = True
             said = error.message if isinstance(error, AftermathError) else f"{type(error).__name__}: {error}"
             events.emit(kinds.Warning(message=f"this member evaluates no more: {said}"))
-        self._done = None
+            scores = []
+        self._asking = None
+        for score in scores:
+            events.emit(
+                kinds.Evaluated(
+                    step=self._step,
+                    task=score.task,
+                    metric=score.metric,
+                    value=score.value,
+                    error=score.error,
+                    docs=score.docs,
+                )
+            )
+
+    async def _asked(self, model: LanguageModel) -> list[Score]:
+        ask = self._whenever_free(model)
+        return await self._worker(lambda: evaluated(ask, self._tokenizer, self._window, self._wish))
+
+    def _whenever_free(self, model: LanguageModel) -> Ask:
+        def ask(question: Callable[[LanguageModel], T]) -> T:
+            while True:
+                self._free.wait()
+                try:
+                    return question(model)
+                except GivenWay:
+                    continue
+
+        return ask

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import asdict, replace
 from typing import Any, NoReturn
 
@@ -23,6 +23,7 @@ from aftermath.base.wait import cancel, first_of
 from aftermath.coordinator.errors import Refused
 from aftermath.data.source import Source
 from aftermath.member.collect import Collector
+from aftermath.member.evaluations import Evaluations
 from aftermath.member.evidence import Pair, disputed, show_equivocation
 from aftermath.member.gradients import GradientFiles
 from aftermath.member.health import Excuses, report_undelivered
@@ -87,6 +88,7 @@ class Rounds:
         self._rules = began.config
         self.time = ShareTime(ports.events, time_for_results(began.config), weight)
         self._applied = -1  # height of the newest round whose results are in the replica
+        self._step = began.trained_steps  # how many steps are in it
         self._announced = -1  # height of the newest round of which this member has told of a result
         self._height = -1
         self._duty: WitnessDuty | None = None
@@ -197,10 +199,7 @@ class Rounds:
         if self._continuations:
             self._start(self._continuations.go_on(self._replica, self._epoch, self._height, plan.header.step))
         if asked := self._wishes.evaluations:
-            asking = asked.go_on(
-                self._replica.model, self._ports.events, self._workers.compute, plan.header.step, self._in_round(plan)
-            )
-            self._start(asking)
+            self._start(self._evaluate(asked, plan))
         report_traffic(self._ports)
 
     def _open_plans(self, run: Run) -> None:
@@ -248,6 +247,7 @@ class Rounds:
         self._share.withdraw()
         if accepted:  # else it is no step, and changes nothing
             await self._workers.compute(lambda: self._replica.apply(votes, lr))
+            self._step = done.step
         self._results.applied(done.height)
         self._gradients.keep(results, lr)
         hashes = await self._workers.compute(self._replica.hashes) if self._wishes.hash_replicas else {}
@@ -293,12 +293,16 @@ class Rounds:
 
         return await first_of(self._collector.collect(height, salt, accepted, vouched), give_up())
 
-    # --- training -----------------------------------------------------------------------------------------------
-
-    def _in_round(self, plan: RoundPlan) -> Callable[[], bool]:
-        """Whether the run is still in that round."""
+    async def _evaluate(self, asked: Evaluations, plan: RoundPlan) -> None:
+        """Have the model asked until the run goes on."""
         feed, place = self._ports.feed, (plan.epoch, plan.header.height)
-        return lambda: feed.run.state.training and (feed.run.epoch, feed.run.current.height) == place
+
+        async def over() -> None:
+            await feed.until(lambda run: not run.state.training or (run.epoch, run.current.height) != place)
+
+        await asked.go_on(self._replica.model, self._step, self._ports.events, self._workers.compute, over)
+
+    # --- training -----------------------------------------------------------------------------------------------
 
     def _share_of(self, plan: RoundPlan) -> list[int]:
         return [index for span in plan.ranges(self._slot) for index in span]

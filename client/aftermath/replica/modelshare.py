@@ -22,6 +22,7 @@ from torch import Tensor
 
 from aftermath.base.bounded import Malformed, msgpack_as
 from aftermath.base.counted import counted
+from aftermath.base.merkle import DIGEST
 from aftermath.base.wait import every
 from aftermath.base.worker import Worker
 from aftermath.coordinator.ports import Clock
@@ -31,7 +32,6 @@ from aftermath.p2p.complaints import Complaints
 from aftermath.p2p.transport import RequestRefused, Transport, TransportError
 
 TOPIC = "model"
-_DIGEST = 32
 _complaints = Complaints(logging.getLogger(__name__))
 
 
@@ -150,7 +150,7 @@ async def _ask(transport: Transport, schema: StateSchema, peer: bytes, deadline_
 
 def manifest_limit(schema: StateSchema) -> int:
     """Bytes that a manifest of this schema needs at most; every peer of a run may send as many at once."""
-    return 64 + sum(16 + 2 * _DIGEST * len(schema.of_level(level)) for level in range(schema.levels))
+    return 64 + sum(16 + 2 * DIGEST * len(schema.of_level(level)) for level in range(schema.levels))
 
 
 def checked(reply: bytes, schema: StateSchema) -> Manifest | None:
@@ -162,7 +162,7 @@ def checked(reply: bytes, schema: StateSchema) -> Manifest | None:
     fits = all(
         0 <= level < schema.levels
         and len(digests) == len(schema.of_level(level))
-        and all(len(digest) == _DIGEST for digest in digests)
+        and all(len(digest) == DIGEST for digest in digests)
         for level, digests in manifest.levels.items()
     )
     return manifest if fits else None

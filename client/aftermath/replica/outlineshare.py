@@ -20,6 +20,7 @@ import msgspec
 
 from aftermath.base.bounded import Malformed, json_value, msgpack_as
 from aftermath.base.errors import AftermathError
+from aftermath.base.merkle import DIGEST
 from aftermath.base.worker import Worker
 from aftermath.model.documents import COMPANIONS, MAX_CONFIG_BYTES
 from aftermath.model.outline import Outline
@@ -30,7 +31,6 @@ from aftermath.p2p.transport import Transport, TransportError
 
 TOPIC = "outline"
 ASKED_AT_ONCE = 4
-_DIGEST = 32
 _complaints = Complaints(logging.getLogger(__name__))
 _MAX_REPLY = MAX_CONFIG_BYTES + 4096
 _ANSWER, _FETCH = 10.0, 60.0  # seconds
@@ -72,7 +72,7 @@ def checked(reply: bytes) -> tuple[dict[str, Any], dict[str, File]] | None:
     except Malformed:
         return None
     known = all(
-        name in COMPANIONS and 0 < file.size <= MAX_COMPANION_BYTES and len(file.blake3) == _DIGEST
+        name in COMPANIONS and 0 < file.size <= MAX_COMPANION_BYTES and len(file.blake3) == DIGEST
         for name, file in told.companions.items()
     )
     return (config, told.companions) if known and isinstance(config, dict) else None

@@ -142,7 +142,8 @@ class TrainSettings(BaseModel):
     eval_tasks: str | None = Field(
         None,
         description="Tasks that the model is asked between rounds, in events `evaluated`, with commas between them: "
-        "source-choice, or names or YAML files of the LM Evaluation Harness (the extra `eval`); needs its tokenizer.",
+        "source-choice, or names or YAML files of the LM Evaluation Harness (the extra `eval`); needs its tokenizer, "
+        "and memory for a copy of the weights while a task is asked (4 bytes a parameter of the tier).",
     )
     eval_fewshot: int | None = Field(
         None, ge=0, le=64, description="Examples before each question of --eval-tasks; else 0."

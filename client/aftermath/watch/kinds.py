@@ -163,7 +163,7 @@ class Round(Event, frozen=True, kw_only=True):
 
 
 class Trained(Event, frozen=True, kw_only=True):
-    """The own share is trained and its result announced."""
+    """The member's share is trained and its result announced."""
 
     epoch: int
     height: int
@@ -286,10 +286,10 @@ class Traffic(Event, frozen=True, kw_only=True):
 
 
 class Evaluated(Event, frozen=True, kw_only=True):
-    """A figure of a task; the model's weights changed from the first answer to the last."""
+    """A figure of a task."""
 
-    first_step: int
     step: int
+    """Whose weights answered."""
     task: str
     metric: str
     value: float

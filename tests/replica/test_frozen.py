@@ -1,0 +1,80 @@
+"""A copy of a model's weights: it answers as the model did, and gives way in the middle of a pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from aftermath.model.architectures import config_of
+from aftermath.model.initial import init_weights
+from aftermath.model.network import LanguageModel
+from aftermath.replica.frozen import GivenWay, frozen_copy
+from replica.whole_round import MODELS
+
+IDS = torch.arange(8)[None]
+
+
+def network(name: str, **said: Any) -> LanguageModel:
+    if name.startswith("auto"):
+        pytest.importorskip("transformers")
+    config = config_of(MODELS[name] | said)
+    return config.build(0, init_weights(config, 1))
+
+
+@pytest.mark.parametrize(("name", "tied"), [*((name, False) for name in MODELS), ("llama", True)])
+def test_a_copy_answers_as_the_model_did(name: str, tied: bool) -> None:
+    model = network(name, tie_word_embeddings=tied)
+    with torch.no_grad():
+        before = model(IDS)
+        copied = frozen_copy(model, lambda: True)
+        assert copied is not None
+        for tensor in model.parameters():
+            tensor.add_(1.0)
+        assert torch.equal(copied(IDS), before)
+        assert not torch.equal(model(IDS), before)
+    assert {name: tensor.shape for name, tensor in copied.named_parameters()} == {
+        name: tensor.shape for name, tensor in model.named_parameters()
+    }
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_pass_ends_at_the_next_module(name: str) -> None:
+    left = 0
+    copied = frozen_copy(network(name), lambda: left >= 0)
+    assert copied is not None
+    called: list[nn.Module] = []
+
+    def see(module: nn.Module, _: object) -> None:
+        nonlocal left
+        called.append(module)
+        left -= 1
+
+    seen = register_module_forward_pre_hook(see)
+    try:
+        left = 100_000
+        copied(IDS)
+        whole = len(called)
+        assert whole > 8
+        called.clear()
+        left = 5
+        with pytest.raises(GivenWay):
+            copied(IDS)
+    finally:
+        seen.remove()
+    assert len(called) == 6 < whole
+
+
+def test_nothing_is_copied_where_it_may_not_go_on() -> None:
+    asked = 0
+
+    def twice() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked <= 2
+
+    assert frozen_copy(network("llama"), twice) is None
+    assert asked == 3

@@ -1,0 +1,19 @@
+"""What committees have stated at cooldown, which members never read: as the Witnesses account has it."""
+
+from __future__ import annotations
+
+from aftermath.chain import views
+from aftermath.rules.accounts import MAX_LEVELS, MAX_WITNESSES
+
+_HASH_BYTES = 32
+
+
+def stated_in(witnesses: bytes) -> tuple[dict[int, bytes], ...]:
+    """What the committee of each level has stated, by the place in it (`committee.cooldown_electees`)."""
+    start = views.witnesses_account().offset("cooldown")
+    hashes = [
+        witnesses[at : at + _HASH_BYTES]
+        for at in range(start, start + MAX_LEVELS * MAX_WITNESSES * _HASH_BYTES, _HASH_BYTES)
+    ]
+    levels = [hashes[MAX_WITNESSES * level : MAX_WITNESSES * (level + 1)] for level in range(MAX_LEVELS)]
+    return tuple({place: digest for place, digest in enumerate(stated) if any(digest)} for stated in levels)
