@@ -137,7 +137,7 @@ def test_create_run_asks_once_for_all_of_it(owner: Shell, run_id: str, material:
         ("update-config", "--name", "Another"),
         ("set-paused", "resume"),
         ("set-paused", "pause"),
-        ("close-run",),
+        ("close-run", "--yes"),
     ):
         done = owner(line[0], *elsewhere, *line[1:])
         assert done.code == 0, done.err

@@ -66,7 +66,7 @@ def no_program_id(scene: Scene) -> list[str | Path]:
 
 def closed_run(scene: Scene) -> list[str | Path]:
     company = scene.run("closed")
-    company.command("close-run", "--run-id", company.run_id)
+    company.command("close-run", "--run-id", company.run_id, "--yes")
     return scene.line(company)
 
 
