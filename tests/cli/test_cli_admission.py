@@ -61,10 +61,12 @@ def test_the_client_version_as_train_says_it(waiting: Shell, run_id: str) -> Non
     assert waiting("update-config", "--run-id", run_id, "--client-version", OTHER).code == 0
     assert waiting("set-paused", "--run-id", run_id, "resume").code == 0
     (reason,) = verdict(waiting, run_id, waiting.wallet)
+    asked = ("can-join", "--run-id", run_id, "--address", waiting.wallet)
+    assert waiting(*asked).code == 10
     assert OTHER in reason
     assert __version__ in reason
     refused = train(waiting, "--run-id", run_id, "--logs", "json")
-    assert refused.returncode == 1
+    assert refused.returncode == 10
     assert "measuring" not in refused.stdout  # it is said before the minutes that this takes
     assert f"error: {reason}\n" in refused.stderr
     assert f"update-config --run-id {run_id} --client-version {__version__}" in refused.stderr

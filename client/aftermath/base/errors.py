@@ -10,6 +10,9 @@ from __future__ import annotations
 class AftermathError(Exception):
     """Something that can go wrong in ordinary use. `str()` is the sentence, followed by the fix when there is one."""
 
+    code = "failed"
+    """What went wrong, by a name for programs that stays when the sentence changes."""
+
     def __init__(self, message: str, fix: str = "") -> None:
         super().__init__(message, fix)
         self.message = message
@@ -21,6 +24,8 @@ class AftermathError(Exception):
 
 class UsageError(AftermathError):
     """A command line that cannot be meant: an option's value, or a combination of options, means nothing."""
+
+    code = "usage"
 
 
 class Unsuitable(AftermathError):

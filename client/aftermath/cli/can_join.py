@@ -11,10 +11,10 @@ from typing import Annotated
 
 import typer
 
-from aftermath.base.errors import Unsuitable
+from aftermath.base.errors import AftermathError, Unsuitable
 from aftermath.cli.command import command
 from aftermath.cli.options import Authorizer, ClusterOptions, MaxBond, RunId
-from aftermath.cli.present import EXIT_KNOWN, Result
+from aftermath.cli.present import EXIT_KNOWN, EXITS, Result
 from aftermath.coordinator.errors import Refused
 from aftermath.rules.accounts import Members, Membership, Run
 from aftermath.rules.state import MemberState, RunState
@@ -43,12 +43,12 @@ def obstacles(run: Run, members: Members, address: bytes, held: Membership | Non
 
 
 @contextmanager
-def noting(reasons: list[str]) -> Iterator[None]:
-    """Add what a check of `train` refuses to the reasons."""
+def noting(refusals: list[AftermathError]) -> Iterator[None]:
+    """Note what a check of `train` refuses."""
     try:
         yield
     except (Refused, Unsuitable) as refusal:
-        reasons.append(refusal.message)
+        refusals.append(refusal)
 
 
 @command("can-join", example="aftermath-solana can-join --run-id demo --address wallet.json")
@@ -64,7 +64,8 @@ async def can_join(
     """Say whether a wallet may join a run, and why not.
 
     It looks at what train with this client looks at before it joins, and on a local network gives the wallet the test
-    SOL that it lacks, as train does. Exits 0 when the wallet may and 1 when it may not.
+    SOL that it lacks, as train does. Exits 0 when the wallet may join, 10 when the run takes another version of the
+    client, and 1 when it may not for another reason.
     """
     from solders.pubkey import Pubkey
 
@@ -86,15 +87,17 @@ async def can_join(
         )
         held = await membership_of(chain.pool, chain.coordinator.program_id, run, user)
         reasons = obstacles(run, members, bytes(user), held, authorized=found is not None)
-        with noting(reasons):
+        refusals: list[AftermathError] = []
+        with noting(refusals):
             check_version(run_id, model.client_version, __version__)
         if run.state is not RunState.UNINITIALIZED:
-            with noting(reasons):
+            with noting(refusals):
                 check_model(model, run_id)
-        with noting(reasons):
+        with noting(refusals):
             check_bond(run, held, max_bond)
-        with noting(reasons):
+        with noting(refusals):
             await check_funds(chain.pool, user, lacking(run, held))
+    reasons += [refusal.message for refusal in refusals]
     data = {
         "run_id": run_id,
         "address": str(user),
@@ -107,4 +110,5 @@ async def can_join(
         "bond_paid": held.bond if held else 0,
     }
     text = f"no: {'; '.join(reasons)}" if reasons else f"yes: {user} may join run {run_id}"
-    return Result(data, text, EXIT_KNOWN if reasons else 0)
+    exits = max((EXITS.get(refusal.code, EXIT_KNOWN) for refusal in refusals), default=EXIT_KNOWN)
+    return Result(data, text, exits if reasons else 0)

@@ -31,6 +31,7 @@ as one object `{"error", "fix"}` in the last line of stderr. Notes in plain word
 | 0 | done; for `train` also: left with Ctrl-C; for `can-join`: it may |
 | 1 | understood, but not done: a file, a network, a run or the program was in the way; for `can-join`: it may not |
 | 2 | a mistake in the command line: a command, option or value that means nothing, or one that is missing |
+| 10 | the run takes clients of another version; for `can-join` too |
 | 130 | ended by Ctrl-C |
 
 Options with a name in brackets also read that environment variable."""

@@ -1,7 +1,8 @@
 """How results and errors look to a person and to a script.
 
 Decided: a result is one JSON document on stdout with `--json`, else a rich rendering; an error is one sentence and
-its fix on stderr (one JSON object with `--json`), and the exit code says who has to mend it: 2 for the command line, 1
+its fix on stderr (one JSON object with `--json`), and the exit code says who has to mend it: 2 for the command line, 10
+for a client of another version than the run takes, so that whoever starts it again can install that one first, and 1
 for everything else. Nobody sees a traceback: the unexpected one goes to a file only its owner can read, and the message
 names that file.
 """
@@ -27,12 +28,15 @@ from rich.table import Table
 from rich.text import Text
 
 from aftermath.base.directories import state_directory
-from aftermath.base.errors import AftermathError, UsageError
+from aftermath.base.errors import AftermathError
 from aftermath.watch.printable import printable
 
 EXIT_KNOWN = 1
 EXIT_USAGE = 2
+EXIT_VERSION = 10
 EXIT_INTERRUPTED = 130
+EXITS = {"usage": EXIT_USAGE, "client-version-mismatch": EXIT_VERSION}
+"""The exit codes of errors by their own codes; that of all others is EXIT_KNOWN."""
 PIPE_WIDTH = 200
 
 
@@ -114,7 +118,7 @@ def reporting(*, as_json: bool) -> Iterator[None]:
     except typer.Exit:
         raise
     except AftermathError as error:
-        _fail(error.message, error.fix, EXIT_USAGE if isinstance(error, UsageError) else EXIT_KNOWN, as_json=as_json)
+        _fail(error.message, error.fix, EXITS.get(error.code, EXIT_KNOWN), as_json=as_json)
     except KeyboardInterrupt:
         note("interrupted")
         raise typer.Exit(EXIT_INTERRUPTED) from None

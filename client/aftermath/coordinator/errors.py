@@ -7,6 +7,7 @@ error itself.
 
 from __future__ import annotations
 
+import re
 from enum import Enum, auto
 
 from aftermath.base.errors import AftermathError
@@ -54,3 +55,4 @@ class Refused(CoordinatorError):
     def __init__(self, name: str, message: str, fix: str = "", *, reason: Refusal = Refusal.FINAL) -> None:
         super().__init__(message, fix)
         self.name, self.reason = name, reason
+        self.code = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name).lower()
