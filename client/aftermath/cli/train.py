@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 
 from aftermath.cli.command import OptionGroup, command, field_option, keyword
 from aftermath.cli.interrupt import on_interrupt
-from aftermath.cli.options import Authorizer, MaxBond, RunId, SigningOptions
+from aftermath.cli.options import TRAINING, Authorizer, Device, MaxBond, RunId, SigningOptions, Tier
 from aftermath.cli.present import EXIT_INTERRUPTED, note, reporting
 from aftermath.replica.pass_size import AUTO
 from aftermath.train.settings import TrainSettings
@@ -43,6 +43,8 @@ SHARED = get_type_hints(SigningOptions, include_extras=True) | {
     "run_id": RunId,
     "authorizer": Authorizer,
     "max_bond": MaxBond,
+    "device": Device,
+    "matformer_tier": Tier,
 }
 """Settings that other commands have as options too: they are described there."""
 
@@ -50,9 +52,9 @@ SHORT_FLAGS = {"identity_secret_key_path": "-i"}
 PANELS = (
     ("Peers", ("identity", "bind_p2p", "iroh", "discovery", "max_concurrent")),
     (
-        "Training",
+        TRAINING,
         (
-            *("device", "data_par", "tensor_par", "threads", "micro_batch", "activation", "matformer"),
+            *("data_par", "tensor_par", "threads", "micro_batch", "activation", "matformer_load"),
             *("precision", "compile", "grad_accum"),
         ),
     ),

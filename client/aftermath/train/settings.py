@@ -39,6 +39,8 @@ class TrainSettings(BaseModel):
     authorizer: str | None = None
     max_priority_fee: int = Field(defaults.PRIORITY_FEE, ge=0)
     max_bond: int = Field(0, ge=0)
+    device: str = "auto"
+    matformer_tier: int = Field(0, ge=0, le=MAX_LEVELS - 1)
 
     identity_secret_key_path: Path | None = Field(
         None, description="32-byte p2p secret key file; by default the key is derived from the wallet and the run."
@@ -60,9 +62,6 @@ class TrainSettings(BaseModel):
         8, ge=1, le=64, description="How many tensors are asked from peers at once when the model comes from them."
     )
 
-    device: str = Field(
-        "auto", description="auto, cpu, mps, cuda or cuda:X,Y: of several devices each is a rank of this member."
-    )
     data_parallelism: int = Field(
         0,
         ge=0,
@@ -92,9 +91,6 @@ class TrainSettings(BaseModel):
         "auto",
         description="Whether layers keep their inputs alone and are computed twice, for much less memory; auto: when "
         "one sequence does not fit without.",
-    )
-    matformer_tier: int = Field(
-        0, ge=0, le=MAX_LEVELS - 1, description="Tier this member holds: tier k keeps 1/2^k of every FFN."
     )
     matformer_load_strategy: Literal["auto", "sliced", "universal"] = Field(
         "auto",
