@@ -31,13 +31,19 @@ class UsageError(AftermathError):
 class Unsuitable(AftermathError):
     """This client, its machine, or this choice of settings cannot take part in the run."""
 
+    code = "unsuitable"
+
 
 class AccountError(AftermathError):
     """The bytes of an account are not what this version of the program writes."""
 
+    code = "account"
+
 
 class ConfigError(AftermathError):
     """A run's config file cannot be used. The message names file, line, key and what is allowed."""
+
+    code = "config"
 
 
 class BadAnnouncement(AftermathError):

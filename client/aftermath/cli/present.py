@@ -1,10 +1,10 @@
 """How results and errors look to a person and to a script.
 
-Decided: a result is one JSON document on stdout with `--json`, else a rich rendering; an error is one sentence and
-its fix on stderr (one JSON object with `--json`), and the exit code says who has to mend it: 2 for the command line, 10
-for a client of another version than the run takes, so that whoever starts it again can install that one first, and 1
-for everything else. Nobody sees a traceback: the unexpected one goes to a file only its owner can read, and the message
-names that file.
+Decided: a result is one JSON document on stdout with `--json`, else a rich rendering; an error is one sentence, its fix
+and the section of the pages about it on stderr (one JSON object with `--json`, that has its code too), and the exit
+code says who has to mend it: 2 for the command line, 10 for a client of another version than the run takes, so that
+whoever starts it again can install that one first, and 1 for everything else. Nobody sees a traceback: the unexpected
+one goes to a file only its owner can read, and the message names that file.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from rich.text import Text
 
 from aftermath.base.directories import state_directory
 from aftermath.base.errors import AftermathError
+from aftermath.cli.pages import PAGES
 from aftermath.watch.printable import printable
 
 EXIT_KNOWN = 1
@@ -118,7 +119,7 @@ def reporting(*, as_json: bool) -> Iterator[None]:
     except typer.Exit:
         raise
     except AftermathError as error:
-        _fail(error.message, error.fix, EXITS.get(error.code, EXIT_KNOWN), as_json=as_json)
+        _fail(error.message, error.fix, error.code, as_json=as_json)
     except KeyboardInterrupt:
         note("interrupted")
         raise typer.Exit(EXIT_INTERRUPTED) from None
@@ -129,26 +130,30 @@ def reporting(*, as_json: bool) -> Iterator[None]:
     except OSError as error:
         if error.filename is None:
             _fail_unexpected(error, as_json=as_json)
-        _fail(f"{error.strerror}: {error.filename}", "check the path and its permissions", as_json=as_json)
+        _fail(f"{error.strerror}: {error.filename}", "check the path and its permissions", "file", as_json=as_json)
     except Exception as error:
         _fail_unexpected(error, as_json=as_json)
 
 
-def _fail(sentence: str, fix: str, code: int = EXIT_KNOWN, *, as_json: bool) -> NoReturn:
+def _fail(sentence: str, fix: str, code: str, *, as_json: bool) -> NoReturn:
+    docs = PAGES.get(code, "")
     if as_json:
-        print(json.dumps({"error": sentence, "fix": fix}, ensure_ascii=False), file=sys.stderr, flush=True)
+        said = {"error": sentence, "fix": fix, "code": code, "docs": docs}
+        print(json.dumps(said, ensure_ascii=False), file=sys.stderr, flush=True)
     else:
         console = Console(stderr=True, soft_wrap=True, highlight=False)
         console.print("[bold red]error:[/] " + escape(printable(sentence, keep="\n")))
         if fix:
             console.print("[bold]fix:[/] " + escape(printable(fix, keep="\n")))
-    raise typer.Exit(code)
+        if docs:
+            console.print(f"[bold]docs:[/] {docs}")
+    raise typer.Exit(EXITS.get(code, EXIT_KNOWN))
 
 
 def _fail_unexpected(error: Exception, *, as_json: bool) -> NoReturn:
     path = _write_traceback(error)
     sentence = f"something unexpected went wrong ({type(error).__name__})"
-    _fail(sentence, f"the details are in {path}; please report them", as_json=as_json)
+    _fail(sentence, f"the details are in {path}; please report them", "unexpected", as_json=as_json)
 
 
 def _write_traceback(error: Exception) -> Path:

@@ -40,13 +40,19 @@ SETTLED = frozenset({Refusal.ALREADY_DONE, Refusal.TOO_LATE, Refusal.NOT_ELECTED
 class CoordinatorError(AftermathError):
     """Something between us and the coordinator failed."""
 
+    code = "coordinator"
+
 
 class Unavailable(CoordinatorError):
     """Nobody answered for the coordinator: nothing is known to have happened; try again later."""
 
+    code = "unavailable"
+
 
 class NoSuchRun(CoordinatorError):
     """The coordinator has no such run, or no longer."""
+
+    code = "no-such-run"
 
 
 class Refused(CoordinatorError):

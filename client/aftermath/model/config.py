@@ -52,6 +52,8 @@ class Piece:
 class ModelConfigError(AftermathError):
     """A model's `config.json` contradicts itself or asks for something this client does not compute."""
 
+    code = "model-config"
+
 
 class ModelConfig(BaseModel, ABC):
     """Hyper-parameters of the full model (tier 0), under their names in a Hugging Face `config.json`."""

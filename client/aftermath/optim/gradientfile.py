@@ -34,6 +34,8 @@ _AGAIN = "copy it again from the directory that a member wrote it to"
 class BadGradientFile(AftermathError):
     """A file is not a result as `train --write-gradients-dir` writes it."""
 
+    code = "gradient-file"
+
 
 @dataclass(frozen=True)
 class About:
