@@ -19,6 +19,7 @@ from aftermath.cli.command import OptionGroup, command, field_option, keyword
 from aftermath.cli.interrupt import on_interrupt
 from aftermath.cli.options import TRAINING, Authorizer, Device, MaxBond, RunId, SigningOptions, Tier
 from aftermath.cli.present import EXIT_INTERRUPTED, note, reporting
+from aftermath.p2p.relay import relay_named
 from aftermath.replica.pass_size import AUTO
 from aftermath.train.settings import TrainSettings
 
@@ -36,7 +37,7 @@ def _sequences(given: object) -> int:
     return int(text)
 
 
-PARSERS = {"micro_batch_size": _sequences}
+PARSERS = {"micro_batch_size": _sequences, "iroh_relay": relay_named}
 """What reads an option that is a number or a word, and says in its docstring what that may be."""
 
 SHARED = get_type_hints(SigningOptions, include_extras=True) | {

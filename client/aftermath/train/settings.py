@@ -47,8 +47,10 @@ class TrainSettings(BaseModel):
     )
     bind_p2p_port: int = Field(0, ge=0, le=65535, description="UDP port for peers; 0 picks a free one.")
     bind_p2p_interface: str | None = Field(None, description="Address to bind for peers; by default all interfaces.")
-    iroh_relay: Literal["auto", "disabled", "n0"] = Field(
-        "auto", description="Relay for peers that cannot reach each other; auto: none if the RPC is on this machine."
+    iroh_relay: str = Field(
+        "auto",
+        description="Relay for peers that cannot reach each other: disabled, n0 (theirs), or the URL of one of yours; "
+        "auto: n0, but none if the RPC is on this machine.",
     )
     iroh_discovery: Literal["auto", "local", "n0"] = Field(
         "auto",
