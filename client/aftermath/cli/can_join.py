@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,25 +16,27 @@ from aftermath.base.errors import AftermathError, UsageError
 from aftermath.cli.command import command
 from aftermath.cli.options import Authorizer, ClusterOptions, Device, MaxBond, RunId, Tier
 from aftermath.cli.present import EXIT_KNOWN, EXITS, Result, note
-from aftermath.coordinator.errors import Unavailable
-from aftermath.coordinator.view import View
-from aftermath.rules.accounts import Members, Membership, Run
-from aftermath.rules.state import MemberState, RunState
-from aftermath.watch.phase import state_words
+
+if TYPE_CHECKING:
+    from aftermath.coordinator.view import View
+    from aftermath.rules.accounts import Members, Membership, Run
 
 _OWNER_CAN = {
-    RunState.UNINITIALIZED: " (its owner configures it with update-config, and starts it with set-paused resume)",
-    RunState.PAUSED: " (its owner resumes it with set-paused resume)",
+    "UNINITIALIZED": " (its owner configures it with update-config, and starts it with set-paused resume)",
+    "PAUSED": " (its owner resumes it with set-paused resume)",
 }
 
 
 def obstacles(run: Run, members: Members, address: bytes, held: Membership | None, *, authorized: bool) -> list[str]:
     """Why the program would refuse a join of this wallet now; empty when it would not."""
+    from aftermath.rules.state import MemberState
+    from aftermath.watch.phase import state_words
+
     reasons = []
     if not authorized:
         reasons.append("no valid authorization of the run's join authority admits it")
     if run.halted:
-        reasons.append(f"the run is {state_words(run.state.name)}{_OWNER_CAN.get(run.state, '')}")
+        reasons.append(f"the run is {state_words(run.state.name)}{_OWNER_CAN.get(run.state.name, '')}")
     place = members.find(address)
     if held is not None and held.barred:
         reasons.append("the wallet is barred from the run (its owner or its join authority can lift that with kick)")
@@ -47,6 +49,8 @@ def obstacles(run: Run, members: Members, address: bytes, held: Membership | Non
 @contextmanager
 def noting(refusals: list[AftermathError]) -> Iterator[None]:
     """Note what a check of `train` refuses. What is wrong with the command line, or nobody answers, is no answer."""
+    from aftermath.coordinator.errors import Unavailable
+
     try:
         yield
     except (UsageError, Unavailable):
@@ -60,6 +64,7 @@ def on_this_machine(view: View, wallet: bytes, tier: int, device: str) -> tuple[
     from aftermath.data.source import SourceAway
     from aftermath.ranks.place import place_of
     from aftermath.replica.exactness import exact_device
+    from aftermath.rules.state import RunState
     from aftermath.train.newcomer import others
     from aftermath.train.outfit import check_model, check_tier, data_of, outline_of
 
@@ -120,6 +125,7 @@ async def can_join(
     from aftermath.chain.memberships import check_bond, lacking, membership_of
     from aftermath.chain.options import public_key
     from aftermath.cli.connection import connect
+    from aftermath.coordinator.view import View
 
     user = public_key(address)
     delegate_of = public_key(authorizer) if authorizer is not None else None

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
+from typing import TYPE_CHECKING
 
 from aftermath.cli.command import JSON, command
 from aftermath.cli.consent import YES, agreed, check_can_ask
 from aftermath.cli.options import RunId, SigningOptions
 from aftermath.cli.present import EXIT_KNOWN, Result
-from aftermath.rules.accounts import Run
+
+if TYPE_CHECKING:
+    from aftermath.rules.accounts import Run
 
 
 @command("close-run", example="aftermath-solana close-run --run-id demo --yes")
@@ -18,6 +20,8 @@ def close_run(options: SigningOptions, run_id: RunId, *, yes: YES = False, json_
     The run's accounts and its members' points cease to exist; pause the run first. On a terminal it asks before it
     closes; without one, and with --json, it needs --yes.
     """
+    import asyncio
+
     if not yes:
         check_can_ask("close-run", f"ends run {run_id} for good", as_json=json_output)
         trained = asyncio.run(_found(options, run_id)).trained_steps

@@ -15,7 +15,7 @@ import typer
 
 from aftermath.base.errors import UsageError
 from aftermath.chain import defaults
-from aftermath.rules.accounts import MAX_LEVELS
+from aftermath.rules.limits import MAX_LEVELS
 
 CLUSTER = "Cluster"
 WALLET = "Wallet"

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from aftermath.base.errors import AftermathError, shown
-from aftermath.rules.accounts import MAX_LEVELS
+from aftermath.rules.limits import MAX_LEVELS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,7 +58,7 @@ class ModelConfigError(AftermathError):
 class ModelConfig(BaseModel, ABC):
     """Hyper-parameters of the full model (tier 0), under their names in a Hugging Face `config.json`."""
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore", defer_build=True)
 
     MODEL_TYPE: ClassVar[str]
     """Of the architecture, in a run's schema and, unless it has several, in `config.json`."""

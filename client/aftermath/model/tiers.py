@@ -31,7 +31,7 @@ PARTS = ("layers", "intermediate_size", "num_key_value_heads")
 class TierShape(BaseModel):
     """What a tier keeps: so many hidden units and heads of each of these layers."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, defer_build=True)
 
     layers: tuple[int, ...]
     intermediate_size: tuple[int, ...]

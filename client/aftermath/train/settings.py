@@ -15,8 +15,7 @@ from aftermath.evals.wish import DOCS
 from aftermath.ranks import MOST_RANKS
 from aftermath.replica.arithmetic import COMPILE, PRECISION, Compile, Precision
 from aftermath.replica.pass_size import AUTO, MOST, Checkpointing
-from aftermath.rules.accounts import MAX_LEVELS
-from aftermath.rules.limits import RUN_ID_BYTES
+from aftermath.rules.limits import MAX_LEVELS, RUN_ID_BYTES
 
 PROMPT_TOKENS = 64
 
@@ -24,7 +23,7 @@ PROMPT_TOKENS = 64
 class TrainSettings(BaseModel):
     """Settings of one `aftermath-solana train` process."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)  # help lists fields and validates none
 
     # options of other commands too, which describe them (cli/options.py)
     run_id: str = Field(min_length=1, max_length=RUN_ID_BYTES)
