@@ -7,7 +7,7 @@ VENV := .venv
 STAMP := $(VENV)/.installed
 RUN := $(VENV)/bin/python
 
-.PHONY: help demo test slow fuzz hostile lint fmt check programs programs-check docs measure gpu-check clean env
+.PHONY: help demo test slow fuzz hostile lint fmt check programs programs-check anchor-keys program-ids docs measure gpu-check clean env
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -88,6 +88,14 @@ programs:  ## build both programs
 
 programs-check:  ## prove that the committed programs are those of the sources
 	scripts/build-programs.sh --check
+
+# `anchor build`, `anchor keys` and `anchor deploy` look for the programs' keys there and nowhere else.
+anchor-keys:  ## copy the programs' keys to where Anchor's tools look for them
+	mkdir -p target/deploy
+	for name in coordinator authorizer; do install -m 600 keys/$$name-keypair.json target/deploy/ || exit 1; done
+
+program-ids: $(STAMP)  ## make new addresses for both programs, and build them
+	$(RUN) scripts/new-program-ids.py
 
 clean:  ## remove the environment, build output and runs
 	rm -rf $(VENV) target runs .pytest_cache .mypy_cache .ruff_cache

@@ -20,7 +20,7 @@ from aftermath.cli.script import Arguments, one_of, run, whole_number
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Read the arguments, convert, say what was written. Returns the exit status."""
-    parser = Arguments(__file__, __doc__)
+    parser = Arguments("python scripts/tokenise.py", __doc__)
     parser.add_argument("--input", type=Path, help="folder of UTF-8 text; without it the standard library's sources")
     parser.add_argument("--output", type=Path, required=True, help="folder for the token files")
     parser.add_argument("--tokenizer", type=Path, help="tokenizer.json; without it one token per byte (257 ids)")

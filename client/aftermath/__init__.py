@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
+__version__: str
+"""Read from the installed package when it is first asked for: that takes longer than all else of a help page."""
 
-__version__ = version("aftermath")
+
+def __getattr__(name: str) -> str:
+    if name != "__version__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib.metadata import version
+
+    globals()[name] = found = version("aftermath")
+    return found

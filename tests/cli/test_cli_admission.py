@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -61,10 +64,12 @@ def test_the_client_version_as_train_says_it(waiting: Shell, run_id: str) -> Non
     assert waiting("update-config", "--run-id", run_id, "--client-version", OTHER).code == 0
     assert waiting("set-paused", "--run-id", run_id, "resume").code == 0
     (reason,) = verdict(waiting, run_id, waiting.wallet)
+    asked = ("can-join", "--run-id", run_id, "--address", waiting.wallet)
+    assert waiting(*asked).code == 10
     assert OTHER in reason
     assert __version__ in reason
     refused = train(waiting, "--run-id", run_id, "--logs", "json")
-    assert refused.returncode == 1
+    assert refused.returncode == 10
     assert "measuring" not in refused.stdout  # it is said before the minutes that this takes
     assert f"error: {reason}\n" in refused.stderr
     assert f"update-config --run-id {run_id} --client-version {__version__}" in refused.stderr
@@ -72,6 +77,75 @@ def test_the_client_version_as_train_says_it(waiting: Shell, run_id: str) -> Non
     assert waiting("update-config", "--run-id", run_id, "--client-version", __version__).code == 0
     assert waiting("set-paused", "--run-id", run_id, "resume").code == 0
     assert verdict(waiting, run_id, waiting.wallet) == []
+
+
+def no_such_tier(place: Path) -> tuple[str, ...]:
+    return "--matformer-tier", "3"
+
+
+def no_such_device(place: Path) -> tuple[str, ...]:
+    return "--device", "mps"
+
+
+def no_data(place: Path) -> tuple[str, ...]:
+    (place / "tokens").rename(place / "elsewhere")
+    return ()
+
+
+def other_data(place: Path) -> tuple[str, ...]:
+    (file,) = (place / "tokens").glob("*.bin")
+    file.write_bytes(bytes(reversed(file.read_bytes())))
+    return ()
+
+
+def other_model(place: Path) -> tuple[str, ...]:
+    document = json.loads((place / "model/config.json").read_text())
+    (place / "model/config.json").write_text(json.dumps(document | {"num_hidden_layers": 1}))
+    return ()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (no_such_tier, "has tiers 0 to 2"),
+        (no_such_device, "this machine has no MPS device"),
+        (no_data, "there is no token data at"),
+        (other_data, "is not what the run trains on"),
+        (other_model, "its schema is"),
+    ],
+    ids=["tier", "device", "data", "other data", "model"],
+)
+def test_it_asks_what_train_on_this_machine_asks(
+    owner: Shell, run_id: str, material: Path, tmp_path: Path, spoil: Callable[[Path], tuple[str, ...]], said: str
+) -> None:
+    place = tmp_path / "here"
+    shutil.copytree(material, place)
+    config = place / "config.toml"
+    config.write_text(config.read_text().replace(str(material), str(place)))
+    assert owner("create-run", "--run-id", run_id).code == 0
+    assert owner("update-config", "--run-id", run_id, "--config-path", config).code == 0
+    assert owner("set-paused", "--run-id", run_id, "resume").code == 0
+    assert verdict(owner, run_id, owner.wallet, "--matformer-tier", "2", "--device", "cpu") == []
+    more = spoil(place)
+    (reason,) = verdict(owner, run_id, owner.wallet, *more)
+    assert said in reason
+    refused = train(owner, "--run-id", run_id, *more, "--logs", "json")
+    assert f"error: {reason}\n" in refused.stderr
+    assert owner("can-join", "--run-id", run_id, "--address", owner.wallet, "--device", "gpu").code == 2
+
+
+def test_data_that_train_would_wait_for_is_a_warning(owner: Shell, run_id: str, material: Path, tmp_path: Path) -> None:
+    text = (material / "config.toml").read_text()
+    config = tmp_path / "config.toml"
+    config.write_text(text.replace(f"Local = {json.dumps(str(material / 'tokens'))}", 'Server = "127.0.0.1:9"'))
+    assert owner("create-run", "--run-id", run_id).code == 0
+    assert owner("update-config", "--run-id", run_id, "--config-path", config).code == 0
+    assert owner("set-paused", "--run-id", run_id, "resume").code == 0
+    asked = owner("can-join", "--run-id", run_id, "--address", owner.wallet)
+    (warning,) = asked.data["warnings"]
+    assert "127.0.0.1:9" in warning
+    assert warning.endswith("train would wait for it")
+    assert f"warning: {warning}" in asked.err
 
 
 @pytest.mark.parametrize("lamports", [0, FEES_IN_HAND - 1])
@@ -137,7 +211,7 @@ def test_create_run_asks_once_for_all_of_it(owner: Shell, run_id: str, material:
         ("update-config", "--name", "Another"),
         ("set-paused", "resume"),
         ("set-paused", "pause"),
-        ("close-run",),
+        ("close-run", "--yes"),
     ):
         done = owner(line[0], *elsewhere, *line[1:])
         assert done.code == 0, done.err

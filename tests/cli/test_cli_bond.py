@@ -83,7 +83,7 @@ def test_bond_and_rent_come_back(bonded: Shell, run_id: str, closed: bool) -> No
     asyncio.run(leave(bonded, run_id))
     if closed:
         assert bonded("set-paused", "--run-id", run_id, "pause").code == 0
-        assert bonded("close-run", "--run-id", run_id).code == 0
+        assert bonded("close-run", "--run-id", run_id, "--yes").code == 0
     back = bonded(*ask).data
     assert back["lamports_returned"] == BOND + minimum_balance(168) - FEE
     assert "has no membership of run" in bonded(*ask).error["error"]

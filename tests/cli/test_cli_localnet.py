@@ -142,4 +142,4 @@ def test_engine_validator_runs_the_same_commands(monkeypatch: pytest.MonkeyPatch
         shell = Shell(rpc, tmp_path / "w.json")
         assert shell("create-run", "--run-id", "real").code == 0
         assert [row["run_id"] for row in shell("list-runs").data] == ["real"]
-        assert shell("close-run", "--run-id", "real").code == 0
+        assert shell("close-run", "--run-id", "real", "--yes").code == 0

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import pty
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,7 +16,7 @@ from aftermath.cli.change import Change
 from aftermath.cli.dump import in_words
 from aftermath.rules.state import RunState
 from aftermath.watch.phase import state_words
-from cli.cli_runs import Shell, invoke
+from cli.cli_runs import CONSOLE, Shell, invoke
 
 
 @pytest.fixture
@@ -272,7 +277,7 @@ def test_what_the_program_refuses_comes_with_the_command_that_mends_it(
     assert fix == "sign with its owner's key: -w FILE"
     assert created("update-config", "--run-id", run_id, "--config-path", material / "config.toml").code == 0
     assert created("set-paused", "--run-id", run_id, "resume").code == 0
-    running = created("close-run", "--run-id", run_id).error
+    running = created("close-run", "--run-id", run_id, "--yes").error
     assert running["error"] == f"run {run_id} is not paused"
     for command in (f"set-paused --run-id {run_id} pause", f"tick --run-id {run_id}"):
         assert command in running["fix"]
@@ -336,10 +341,54 @@ def test_a_wallet_is_removed_and_barred_by_the_owner_and_the_join_authority(
 
 
 def test_close_run_returns_the_rent(configured: Shell, run_id: str) -> None:
-    closed = configured("close-run", "--run-id", run_id).data
+    closed = configured("close-run", "--run-id", run_id, "--yes").data
     assert closed["lamports_returned"] > 500_000_000
-    for command in ("json-dump-run", "close-run", "set-paused"):
-        assert run_id in configured(command, "--run-id", run_id).error["error"]
+    for command in (("json-dump-run",), ("close-run", "--yes"), ("set-paused",)):
+        assert run_id in configured(*command, "--run-id", run_id).error["error"]
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_close_run_without_a_terminal_needs_yes(configured: Shell, run_id: str, form: tuple[str, ...]) -> None:
+    line = ("close-run", "--rpc", configured.rpc, "-w", configured.wallet, "--run-id", run_id)
+    refused = invoke(*line, *form)
+    assert refused.code == 2
+    assert f"close-run ends run {run_id} for good" in refused.err
+    assert "add --yes" in refused.err
+    assert configured("show-run", "--run-id", run_id).code == 0
+
+
+def test_close_run_asks_on_a_terminal(configured: Shell, run_id: str) -> None:
+    """Ctrl-C, an empty line and a no close nothing; a yes does."""
+    line = [CONSOLE, "close-run", "--rpc", configured.rpc, "-w", configured.wallet, "--run-id", run_id]
+
+    def answered(answer: bytes) -> tuple[int, str]:
+        mine, theirs = pty.openpty()
+        with subprocess.Popen(line, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True) as process:
+            os.close(theirs)
+            said = b""
+            while b"[y/N]" not in said:
+                said += os.read(mine, 1000)
+            if answer == b"Ctrl-C":
+                process.send_signal(signal.SIGINT)
+            else:
+                os.write(mine, answer)
+            with contextlib.suppress(OSError):  # EIO: the other end is closed
+                while more := os.read(mine, 1000):
+                    said += more
+            os.close(mine)
+            return process.wait(60), said.decode()
+
+    assert answered(b"Ctrl-C")[0] == 130
+    for no in (b"\n", b"no\n", b"\x04"):
+        code, said = answered(no)
+        assert code == 1
+        assert f"close run {run_id} for good, with its 0 steps" in said
+        assert f"run {run_id} stays as it is" in said
+    assert configured("show-run", "--run-id", run_id).code == 0
+    code, said = answered(b"y\n")
+    assert code == 0, said
+    assert f"run {run_id} is closed" in said
+    assert "there is no run" in configured("show-run", "--run-id", run_id).error["error"]
 
 
 def test_predownload_loads_model_and_data(configured: Shell, run_id: str, material: Path) -> None:

@@ -123,7 +123,7 @@ def test_watching_ends_when_the_run_is_closed(owner: Shell, run: str) -> None:
     with watching(owner, run, "--json") as process:
         next(lines(process))
         assert owner("set-paused", "--run-id", run, "pause").code == 0
-        assert owner("close-run", "--run-id", run).code == 0
+        assert owner("close-run", "--run-id", run, "--yes").code == 0
         assert process.wait(60) == 1
         assert process.stderr is not None
         assert "the run has been closed" in process.stderr.read()

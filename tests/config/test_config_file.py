@@ -268,3 +268,9 @@ def test_limits_themselves_are_allowed() -> None:
 
 def test_every_architecture_can_be_written_and_no_other() -> None:
     assert get_args(Llm.model_fields["architecture"].annotation) == tuple(ARCHITECTURES)
+
+
+@pytest.mark.parametrize("name", sorted(str(one.relative_to(REPOSITORY)) for one in REPOSITORY.glob("config/*/*.toml")))
+def test_no_recipe_hangs_on_a_single_witness(name: str) -> None:
+    rules = load_config(REPOSITORY / name).to_chain()["config"]
+    assert rules["witness_nodes"] == 0

@@ -59,7 +59,7 @@ def report_of(story: Story) -> dict[str, Any]:
     reached = [
         Outcome(LAST, 0, 3.14159, "", (12, 20), 0.44),
         Outcome(LAST, 1, 3.2, "", (9, 11)),
-        Outcome(LAST, 2, 3.3, ""),
+        Outcome(LAST, 2, 3.3, "", (0, 2)),
     ]
     return findings(story, Costs(7, 35_000), reached, 60.04)
 

@@ -142,8 +142,8 @@ def test_it_ends_with_what_happened_in_plain_sentences() -> None:
         "54: tier 0 3.112 and 3.200, tier 1 3.212 and 3.300, tier 2 3.312 and 3.400.",
         "Asked which of four pieces of source goes on from another, the whole model is right in 44% of the cases; "
         "guessing is right in 25%.",
-        "Of the 40 words of three letters or more that the tiers wrote above, 30 are words of the text they learnt from; "
-        "what they say together means nothing, after so short a training.",
+        "Of the 40 words of three letters or more that the tiers wrote above, 30 are words of the text they learnt "
+        "from; what they say together means nothing, after so short a training.",
         f"The replicas are identical: {checks} times two members held the same level of the model after the same step, "
         "and every time they held the same bits.",
         "member-1 was killed with kill -9, came back with the model from peers, and has trained again since step 81.",

@@ -76,7 +76,7 @@ def test_a_member_that_waits_in_a_run_that_is_closed_is_told_so(company: Company
     process = company.start(waiting)
     process.expected = False
     company.until(lambda: waiting.diary.saw("state"), "it waits in the paused run")
-    company.command("close-run", "--run-id", company.run_id)
+    company.command("close-run", "--run-id", company.run_id, "--yes")
     assert process.wait() == 1
     assert "the run has been closed" in process.output
     assert "could not be told" not in process.output

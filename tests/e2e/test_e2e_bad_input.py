@@ -66,7 +66,7 @@ def no_program_id(scene: Scene) -> list[str | Path]:
 
 def closed_run(scene: Scene) -> list[str | Path]:
     company = scene.run("closed")
-    company.command("close-run", "--run-id", company.run_id)
+    company.command("close-run", "--run-id", company.run_id, "--yes")
     return scene.line(company)
 
 
@@ -180,7 +180,7 @@ def test_a_mistake_is_a_sentence_and_its_fix(
     sentence, fix = MISTAKES[mistake]
     assert done.returncode == (2 if mistake is no_program_id else 1), done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
-    said = re.fullmatch(r"(?:.*\n)*error: (.+)\nfix: (.+)\n", done.stderr)
+    said = re.fullmatch(r"(?:.*\n)*error: (.+)\nfix: (.+)\n(?:docs: .+\n)?", done.stderr)
     assert said is not None, done.stderr
     assert sentence in said[1]
     assert fix in said[2]

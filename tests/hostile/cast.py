@@ -58,7 +58,7 @@ class Cast:
 
         session.open_iroh = opened  # type: ignore[assignment, attr-defined]
         session.SolanaMember = chained  # type: ignore[assignment, attr-defined]
-        Origin.measure_weight = lambda self, seq_len: Behaviour.weight  # type: ignore[method-assign]
+        Origin.measure_weight = lambda self, replica, seq_len: Behaviour.weight  # type: ignore[method-assign]
 
     async def play(self) -> None:
         """Every member in its turn."""

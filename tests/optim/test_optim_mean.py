@@ -21,7 +21,8 @@ from aftermath.optim.lattice import LARGEST, LEAST, MOST
 from aftermath.optim.layout import level_layout
 from aftermath.optim.mean import MeanApply, changes
 from aftermath.optim.schema import Schema
-from aftermath.optim.sparseloco import Divisor, InnerOptimizer, SparseLoCo
+from aftermath.optim.sparseloco import Divisor, SparseLoCo
+from aftermath.rules.sparseloco import InnerOptimizer
 from optim.optim_oracle import RAGGED, joined, toy_inner
 from optim.optim_replica import bits, tensors
 

@@ -130,7 +130,7 @@ def test_a_log_of_lines_reads_from_the_first_to_the_last() -> None:
     lines = ConsoleLines(Console(file=out, width=200), lambda: NOON)
     events: list[Event] = [
         said("started", run_id="demo", tier=1, wallet="Wal1et", version="0.1.0"),
-        said("measuring", tier=1, parameters=672_896, limit=60.0),
+        said("measuring", tier=1, parameters=672_896, limit=10.0),
         said("measured", weight=1_579, seconds=1.2),
         said("joined", slot=0, tier=1, weight=1_579, epoch=0),
         said("state", epoch=0, state="WAITING_FOR_MEMBERS", step=0, total_steps=120, since=5),
@@ -149,7 +149,8 @@ def test_a_log_of_lines_reads_from_the_first_to_the_last() -> None:
         lines(event)
     assert [line.split("s  ", 1)[1] for line in out.getvalue().splitlines()] == [
         "2026-11-21 12:00:00 UTC: run demo, tier 1, wallet Wal1et, aftermath 0.1.0",
-        "measuring how fast this machine trains tier 1 (672,896 parameters): some seconds, 60 at most",
+        "measuring how fast this machine trains tier 1 (672,896 parameters): 10 s at most, with a model of "
+        "that size, which is made first",
         "this machine trains about 1,579 sequences a minute",
         "joined as member 0 with tier 1",
         "epoch 0: waiting for members; step 0 of 120",

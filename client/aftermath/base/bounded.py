@@ -14,8 +14,8 @@ from typing import Any, TypeGuard, TypeVar
 
 import msgspec
 
-U32_MAX, U64_MAX = (1 << 32) - 1, (1 << 64) - 1
-"""The largest whole numbers that Solana's JSON, accounts and instructions have room for."""
+from aftermath.base.numbers import U64_MAX
+
 MAX_DEPTH = 32
 """How deep a JSON or TOML document may nest. What this software reads nests less than ten deep."""
 MAX_VALUES = 1 << 16

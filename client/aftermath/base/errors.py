@@ -10,6 +10,9 @@ from __future__ import annotations
 class AftermathError(Exception):
     """Something that can go wrong in ordinary use. `str()` is the sentence, followed by the fix when there is one."""
 
+    code = "failed"
+    """What went wrong, by a name for programs that stays when the sentence changes."""
+
     def __init__(self, message: str, fix: str = "") -> None:
         super().__init__(message, fix)
         self.message = message
@@ -22,17 +25,25 @@ class AftermathError(Exception):
 class UsageError(AftermathError):
     """A command line that cannot be meant: an option's value, or a combination of options, means nothing."""
 
+    code = "usage"
+
 
 class Unsuitable(AftermathError):
     """This client, its machine, or this choice of settings cannot take part in the run."""
+
+    code = "unsuitable"
 
 
 class AccountError(AftermathError):
     """The bytes of an account are not what this version of the program writes."""
 
+    code = "account"
+
 
 class ConfigError(AftermathError):
     """A run's config file cannot be used. The message names file, line, key and what is allowed."""
+
+    code = "config"
 
 
 class BadAnnouncement(AftermathError):

@@ -16,6 +16,8 @@ MOST_LISTED = 1 << 20
 class ServerError(AftermathError):
     """The server cannot serve."""
 
+    code = "server"
+
 
 def owner_directory(state: Path | None) -> Path | None:
     """The directory of state, made if it is not there. Raises ServerError."""

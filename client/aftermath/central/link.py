@@ -60,6 +60,8 @@ class _List(msgspec.Struct, frozen=True):
 class ServerRefused(CoordinatorError):
     """The server does not let this member in, or is not the one it should be."""
 
+    code = "server-refused"
+
 
 class Link(httpx.AsyncBaseTransport):
     """One member's way to the server at `address` (HOST:PORT). `peer` is the key its peers know it by."""

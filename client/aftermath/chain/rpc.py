@@ -49,6 +49,8 @@ TRIES = 2.5  # at least as many in a call's patience: a node that hangs is left 
 class WrongCluster(CoordinatorError):
     """A node belongs to another cluster than the one first spoken to."""
 
+    code = "wrong-cluster"
+
 
 @dataclass
 class _Leave:

@@ -18,7 +18,6 @@ from aftermath.chain import layout
 from aftermath.rules import bitmap, state
 from aftermath.rules.accounts import (
     BACKLOG,
-    MAX_LEVELS,
     MAX_WITNESSES,
     STORED_ROUNDS,
     Attestation,
@@ -37,6 +36,7 @@ from aftermath.rules.accounts import (
     Run,
     Slot,
 )
+from aftermath.rules.limits import MAX_LEVELS
 
 VERSION = 9
 

@@ -33,6 +33,8 @@ MAX_KEY_FILE = 4096
 class WalletError(CoordinatorError):
     """A key file or variable cannot be used."""
 
+    code = "wallet"
+
 
 class Wallet:
     """A keypair whose secret does not show: `str` and `repr` give the public key only."""

@@ -1,38 +1,42 @@
-"""`can-join`: would `train` with this wallet be let in?
+"""`can-join`: would `train` with this wallet, on this machine, be let in?
 
-Decided: it answers from what `train` checks before it joins, with this client's version.
+Decided: it answers from what `train` checks before it joins, by the same functions. What `train` would wait for, or ask
+the run's members for, is no obstacle but a warning.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from aftermath.base.errors import Unsuitable
+from aftermath.base.errors import AftermathError, UsageError
 from aftermath.cli.command import command
-from aftermath.cli.options import Authorizer, ClusterOptions, MaxBond, RunId
-from aftermath.cli.present import EXIT_KNOWN, Result
-from aftermath.coordinator.errors import Refused
-from aftermath.rules.accounts import Members, Membership, Run
-from aftermath.rules.state import MemberState, RunState
-from aftermath.watch.phase import state_words
+from aftermath.cli.options import Authorizer, ClusterOptions, Device, MaxBond, RunId, Tier
+from aftermath.cli.present import EXIT_KNOWN, EXITS, Result, note
+
+if TYPE_CHECKING:
+    from aftermath.coordinator.view import View
+    from aftermath.rules.accounts import Members, Membership, Run
 
 _OWNER_CAN = {
-    RunState.UNINITIALIZED: " (its owner configures it with update-config, and starts it with set-paused resume)",
-    RunState.PAUSED: " (its owner resumes it with set-paused resume)",
+    "UNINITIALIZED": " (its owner configures it with update-config, and starts it with set-paused resume)",
+    "PAUSED": " (its owner resumes it with set-paused resume)",
 }
 
 
 def obstacles(run: Run, members: Members, address: bytes, held: Membership | None, *, authorized: bool) -> list[str]:
     """Why the program would refuse a join of this wallet now; empty when it would not."""
+    from aftermath.rules.state import MemberState
+    from aftermath.watch.phase import state_words
+
     reasons = []
     if not authorized:
         reasons.append("no valid authorization of the run's join authority admits it")
     if run.halted:
-        reasons.append(f"the run is {state_words(run.state.name)}{_OWNER_CAN.get(run.state, '')}")
+        reasons.append(f"the run is {state_words(run.state.name)}{_OWNER_CAN.get(run.state.name, '')}")
     place = members.find(address)
     if held is not None and held.barred:
         reasons.append("the wallet is barred from the run (its owner or its join authority can lift that with kick)")
@@ -43,12 +47,54 @@ def obstacles(run: Run, members: Members, address: bytes, held: Membership | Non
 
 
 @contextmanager
-def noting(reasons: list[str]) -> Iterator[None]:
-    """Add what a check of `train` refuses to the reasons."""
+def noting(refusals: list[AftermathError]) -> Iterator[None]:
+    """Note what a check of `train` refuses. What is wrong with the command line, or nobody answers, is no answer."""
+    from aftermath.coordinator.errors import Unavailable
+
     try:
         yield
-    except (Refused, Unsuitable) as refusal:
-        reasons.append(refusal.message)
+    except (UsageError, Unavailable):
+        raise
+    except AftermathError as refusal:
+        refusals.append(refusal)
+
+
+def on_this_machine(view: View, wallet: bytes, tier: int, device: str) -> tuple[list[AftermathError], list[str]]:
+    """What `train` would refuse about device, model, tier and data, and the warnings it would begin with."""
+    from aftermath.data.source import SourceAway
+    from aftermath.ranks.place import place_of
+    from aftermath.replica.exactness import exact_device
+    from aftermath.rules.state import RunState
+    from aftermath.train.newcomer import others
+    from aftermath.train.outfit import check_model, check_tier, data_of, outline_of
+
+    refusals: list[AftermathError] = []
+    warnings: list[str] = []
+    run, model = view.run, view.model
+    with noting(refusals):
+        place_of(device, 0, 1)
+        exact_device(device)
+    if run.state is RunState.UNINITIALIZED:  # which is an obstacle already
+        return refusals, warnings
+    try:
+        check_model(model, run.run_id)
+    except AftermathError as refusal:
+        return [*refusals, refusal], warnings
+    try:
+        schema = outline_of(model, run.run_id, warnings.append)[1]
+    except AftermathError as refusal:
+        if run.halted or not others(run, view.members, wallet):
+            return [*refusals, refusal], warnings
+        return refusals, [*warnings, f"train would ask the run's members what its model is: {refusal.message}"]
+    with noting(refusals):
+        check_tier(tier, schema, run.run_id)
+    try:
+        data_of(model, schema)
+    except SourceAway as away:
+        warnings.append(f"{away.message}; train would wait for it")
+    except AftermathError as refusal:
+        refusals.append(refusal)
+    return refusals, warnings
 
 
 @command("can-join", example="aftermath-solana can-join --run-id demo --address wallet.json")
@@ -60,11 +106,16 @@ async def can_join(
     ],
     authorizer: Authorizer = None,
     max_bond: MaxBond = 0,
+    matformer_tier: Tier = 0,
+    device: Device = "auto",
 ) -> Result:
     """Say whether a wallet may join a run, and why not.
 
-    It looks at what train with this client looks at before it joins, and on a local network gives the wallet the test
-    SOL that it lacks, as train does. Exits 0 when the wallet may and 1 when it may not.
+    It looks at what train on this machine looks at before it joins: whether the run is open to the wallet, the client's
+    version, funds and bond; the device, the model's kind, its config.json by the hash on chain, and the tier; and that
+    the data is here, and is the run's. On a local network it gives the wallet the test SOL that it lacks, as train
+    does. Exits 0 when the wallet may join, 10 when the run takes another version of the
+    client, and 1 when it may not for another reason.
     """
     from solders.pubkey import Pubkey
 
@@ -74,7 +125,7 @@ async def can_join(
     from aftermath.chain.memberships import check_bond, lacking, membership_of
     from aftermath.chain.options import public_key
     from aftermath.cli.connection import connect
-    from aftermath.train.outfit import check_model
+    from aftermath.coordinator.view import View
 
     user = public_key(address)
     delegate_of = public_key(authorizer) if authorizer is not None else None
@@ -86,20 +137,25 @@ async def can_join(
         )
         held = await membership_of(chain.pool, chain.coordinator.program_id, run, user)
         reasons = obstacles(run, members, bytes(user), held, authorized=found is not None)
-        with noting(reasons):
+        refusals: list[AftermathError] = []
+        with noting(refusals):
             check_version(run_id, model.client_version, __version__)
-        if run.state is not RunState.UNINITIALIZED:
-            with noting(reasons):
-                check_model(model, run_id)
-        with noting(reasons):
+        with noting(refusals):
             check_bond(run, held, max_bond)
-        with noting(reasons):
+        with noting(refusals):
             await check_funds(chain.pool, user, lacking(run, held))
+    unfit, warnings = on_this_machine(View(run, members, model), bytes(user), matformer_tier, device)
+    refusals += unfit
+    reasons += [refusal.message for refusal in refusals]
+    for warning in warnings:
+        note(f"warning: {warning}")
     data = {
         "run_id": run_id,
         "address": str(user),
         "can_join": not reasons,
         "reasons": reasons,
+        "warnings": warnings,
+        "tier": matformer_tier,
         "authorized_as": str(found.grantee) if found else None,
         "client_version": model.client_version,
         "this_version": __version__,
@@ -107,4 +163,5 @@ async def can_join(
         "bond_paid": held.bond if held else 0,
     }
     text = f"no: {'; '.join(reasons)}" if reasons else f"yes: {user} may join run {run_id}"
-    return Result(data, text, EXIT_KNOWN if reasons else 0)
+    exits = max((EXITS.get(refusal.code, EXIT_KNOWN) for refusal in refusals), default=EXIT_KNOWN)
+    return Result(data, text, exits if reasons else 0)

@@ -6,7 +6,6 @@ repository is refused before anything is sent.
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -37,6 +36,8 @@ async def checkpoint(
 
     It must hold exactly the model that the members attested at the end of the last epoch.
     """
+    import asyncio
+
     from aftermath.cli.connection import sign_in
     from aftermath.rules.accounts import Checkpoint, steps_before
     from aftermath.rules.state import CheckpointKind

@@ -6,17 +6,18 @@ group of options (and `TrainSettings`) is written once; every command takes `--j
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
-from pydantic.fields import FieldInfo
 
 from aftermath.cli.describe import limits
 from aftermath.cli.present import Result, reporting, show
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
 
 Body = Callable[..., Result | Coroutine[Any, Any, Result]]
 
@@ -73,6 +74,8 @@ def _entry(body: Body, groups: Mapping[str, OptionGroup]) -> Callable[..., None]
                 given[name] = build(**{option: given.pop(option) for option in options})
             result = body(**given)
             if isinstance(result, Coroutine):
+                import asyncio  # only here: a help page does not wait for it
+
                 result = asyncio.run(result)
             show(result, as_json=as_json)
             if result.exit_code:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Annotated
 
@@ -24,6 +23,8 @@ async def data_serve(
     The run's config names it as data_location = { Server = "HOST:PORT" }. Whoever can reach the port can read. Runs
     until it is stopped with Ctrl-C.
     """
+    import asyncio
+
     from aftermath.data.server import DataServer, load_settings, served
 
     settings = load_settings(config)

@@ -23,14 +23,16 @@ Generated from `--help`; change the command, then run `python -m aftermath.cli.d
 `-h`. With `--json` the result is one JSON document on stdout; `train`, `train-local` and what shows or follows events
 print one object a line instead.
 
-An error is a sentence and, where there is something to do, its fix: on stderr as `error: …` and `fix: …`, with `--json`
-as one object `{"error", "fix"}` in the last line of stderr. Notes in plain words may come before it.
+An error is a sentence and, where there is something to do, its fix, and where the pages have a section about it, that:
+on stderr as `error: …`, `fix: …` and `docs: …`, with `--json` as one object `{"error", "fix", "code", "docs"}` in the
+last line of stderr, whose `code` is one of [these](operations.md#error-codes). Notes in plain words may come before it.
 
 | exit code | meaning |
 |---|---|
 | 0 | done; for `train` also: left with Ctrl-C; for `can-join`: it may |
 | 1 | understood, but not done: a file, a network, a run or the program was in the way; for `can-join`: it may not |
 | 2 | a mistake in the command line: a command, option or value that means nothing, or one that is missing |
+| 10 | the run takes clients of another version; for `can-join` too |
 | 130 | ended by Ctrl-C |
 
 Options with a name in brackets also read that environment variable."""

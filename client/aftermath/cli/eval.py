@@ -10,7 +10,7 @@ import typer
 from aftermath.cli.command import command
 from aftermath.cli.present import Result
 from aftermath.evals.wish import DOCS
-from aftermath.rules.accounts import MAX_LEVELS
+from aftermath.rules.limits import MAX_LEVELS
 
 TASKS = (
     "Tasks, with commas between them: source-choice, or names or YAML files of the LM Evaluation Harness (the extra "

@@ -10,7 +10,7 @@ import typer
 from aftermath.base.errors import UsageError
 from aftermath.cli.command import command
 from aftermath.cli.present import Result
-from aftermath.rules.accounts import MAX_LEVELS
+from aftermath.rules.limits import MAX_LEVELS
 
 TIER = "Tier that writes; 0 is the whole model."
 DRAFT_TOKENS = 4

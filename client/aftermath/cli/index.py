@@ -20,7 +20,6 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from aftermath import __version__
 from aftermath.base.errors import UsageError
 from aftermath.cli.describe import kind_of
 from aftermath.cli.help import command_page, index_page
@@ -28,6 +27,7 @@ from aftermath.cli.present import EXIT_INTERRUPTED, reporting
 from aftermath.cli.usage import ParserError, explained, unknown_command
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
+_HELP_ASKED = [[name] for name in HELP_NAMES["help_option_names"]]
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,11 @@ class Index:
         """The `command.Command` of this name, from its module."""
         identifier = name.replace("-", "_").replace(" ", "_")
         return getattr(import_module(f"{self.package}.{identifier}"), identifier)
+
+    def kinds(self, name: str) -> Mapping[str, Any]:
+        """The types of a command's options."""
+        found: Mapping[str, Any] = self.find(name).entry.__annotations__
+        return found
 
     def called(self, words: Sequence[str]) -> str | None:
         """The command that a command line begins with, if there is one."""
@@ -141,11 +146,11 @@ class _LazyCommands(TyperGroup):
         """Run a command line (`args`, else the process's own) and end the process with its exit code."""
         args = given[0] if given else named.get("args")
         words = list(sys.argv[1:] if args is None else args) or ["--help"]
-        if (ones := self.index.begun(words[0])) and words[1:] in (
-            [],
-            *([name] for name in HELP_NAMES["help_option_names"]),
-        ):
+        if (ones := self.index.begun(words[0])) and words[1:] in ([], *_HELP_ASKED):
             print(index_page(self.index.name, self, ones))
+            sys.exit(0)
+        if (name := self.index.called(words)) and words[len(name.split()) :][:1] in _HELP_ASKED:
+            self._show_help(name)  # without the parser, which imports what it needs for values that are not there
             sys.exit(0)
         try:
             with reporting(as_json="--json" in words):
@@ -154,18 +159,23 @@ class _LazyCommands(TyperGroup):
             code = ending.exit_code
         sys.exit(code)
 
+    def _show_help(self, name: str) -> None:
+        print(command_page(f"{self.index.name} {name}", self.index.load(name), self.index.kinds(name)))
+
     def _run(self, words: list[str]) -> int:
         try:
             ended = super().main(words, self.index.name, standalone_mode=False)
         except ParserError as error:
             name = self.index.called(words)
-            kinds = self.index.find(name).entry.__annotations__ if name else {}
+            kinds = self.index.kinds(name) if name else {}
             raise explained(error, self.index.name, name, kinds) from None
         return ended if isinstance(ended, int) else 0
 
 
 def _say_version(asked: bool) -> None:
     if asked:
+        from aftermath import __version__
+
         print(__version__)
         raise typer.Exit
 

@@ -11,7 +11,7 @@ from aftermath.base.counted import counted
 from aftermath.base.errors import UsageError
 from aftermath.cli.command import command
 from aftermath.cli.present import Result
-from aftermath.rules.accounts import MAX_LEVELS
+from aftermath.rules.limits import MAX_LEVELS
 
 
 @command("model export", example="aftermath-solana model export --src checkpoints/tiny --tiers 1,2")

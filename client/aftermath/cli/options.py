@@ -15,9 +15,11 @@ import typer
 
 from aftermath.base.errors import UsageError
 from aftermath.chain import defaults
+from aftermath.rules.limits import MAX_LEVELS
 
 CLUSTER = "Cluster"
 WALLET = "Wallet"
+TRAINING = "Training"
 
 
 def shared(
@@ -25,12 +27,20 @@ def shared(
     text: str,
     panel: str | None = None,
     least: int | None = None,
+    most: int | None = None,
     check: Callable[[str | None], str | None] | None = None,
 ) -> object:
     """An option that also reads the environment variable of its first flag in capitals."""
     variable = flags[0].removeprefix("--").replace("-", "_").upper()
     return typer.Option(
-        *flags, envvar=variable, show_envvar=False, help=text, rich_help_panel=panel, min=least, callback=check
+        *flags,
+        envvar=variable,
+        show_envvar=False,
+        help=text,
+        rich_help_panel=panel,
+        min=least,
+        max=most,
+        callback=check,
     )
 
 
@@ -74,6 +84,25 @@ MaxBond = Annotated[
         text="Highest bond, in lamports, that the run may lock as long as the wallet is its member.",
         panel=WALLET,
         least=0,
+    ),
+]
+
+Tier = Annotated[
+    int,
+    shared(
+        "--matformer-tier",
+        text="Tier this member holds: tier k keeps 1/2^k of every FFN.",
+        panel=TRAINING,
+        least=0,
+        most=MAX_LEVELS - 1,
+    ),
+]
+Device = Annotated[
+    str,
+    shared(
+        "--device",
+        text="auto, cpu, mps, cuda or cuda:X,Y: of several devices each is a rank of this member.",
+        panel=TRAINING,
     ),
 ]
 

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from aftermath.cli.command import command
-from aftermath.cli.options import ClusterOptions, RunId
+from aftermath.cli.options import ClusterOptions, RunId, Tier
 from aftermath.cli.present import Result, facts
-from aftermath.rules.accounts import MAX_LEVELS
 
 
 @command("predownload", example="aftermath-solana predownload --run-id demo --matformer-tier 1")
 async def predownload(
     options: ClusterOptions,
     run_id: RunId,
-    matformer_tier: Annotated[
-        int,
-        typer.Option(
-            min=0, max=MAX_LEVELS - 1, envvar="MATFORMER_TIER", show_envvar=False, help="Tier that will be trained."
-        ),
-    ] = 0,
+    matformer_tier: Tier = 0,
 ) -> Result:
     """Fetch a run's model and check its data before joining.
 

@@ -1,9 +1,11 @@
 """How results and errors look to a person and to a script.
 
-Decided: a result is one JSON document on stdout with `--json`, else a rich rendering; an error is one sentence and
-its fix on stderr (one JSON object with `--json`), and the exit code says who has to mend it: 2 for the command line, 1
-for everything else. Nobody sees a traceback: the unexpected one goes to a file only its owner can read, and the message
-names that file.
+Decided: a result is one JSON document on stdout with `--json`, else a rich rendering; an error is one sentence, its fix
+and the section of the pages about it on stderr (one JSON object with `--json`, that has its code too), and the exit
+code says who has to mend it: 2 for the command line, 10 for a client of another version than the run takes, so that
+whoever starts it again can install that one first, and 1 for everything else. Nobody sees a traceback: the unexpected
+one goes to a file only its owner can read, and the message names that file. What draws is imported when there is
+something to draw, which a help page is not.
 """
 
 from __future__ import annotations
@@ -11,28 +13,28 @@ from __future__ import annotations
 import json
 import os
 import sys
-import tempfile
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
-from rich.console import Console, RenderableType
-from rich.markup import escape
-from rich.table import Table
-from rich.text import Text
 
-from aftermath.base.directories import state_directory
-from aftermath.base.errors import AftermathError, UsageError
+from aftermath.base.errors import AftermathError
+from aftermath.cli.pages import PAGES
 from aftermath.watch.printable import printable
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
 
 EXIT_KNOWN = 1
 EXIT_USAGE = 2
+EXIT_VERSION = 10
 EXIT_INTERRUPTED = 130
+EXITS = {"usage": EXIT_USAGE, "client-version-mismatch": EXIT_VERSION}
+"""The exit codes of errors by their own codes; that of all others is EXIT_KNOWN."""
 PIPE_WIDTH = 200
 
 
@@ -59,6 +61,9 @@ def show(result: Result, *, as_json: bool) -> None:
         if as_json:
             print(json.dumps(result.data, indent=2, ensure_ascii=False))
         else:
+            from rich.console import Console
+            from rich.text import Text
+
             # A pipe has no width to fit into; rich would wrap at 80.
             console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
             console.print(result.text, soft_wrap=isinstance(result.text, str | Text))
@@ -77,11 +82,15 @@ def _drop_output() -> None:
 
 def note(sentence: str) -> None:
     """Say something in passing: on stderr, so that stdout stays one document."""
+    from rich.console import Console
+
     Console(stderr=True, soft_wrap=True, highlight=False).print(sentence, style="dim", markup=False)
 
 
 def facts(pairs: Mapping[str, object]) -> Table:
     """A two-column table of names and values."""
+    from rich.table import Table
+
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold")
     table.add_column(overflow="fold")
@@ -92,6 +101,8 @@ def facts(pairs: Mapping[str, object]) -> Table:
 
 def listing(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
     """A table with a header."""
+    from rich.table import Table
+
     table = Table(*columns, box=None, pad_edge=False, header_style="bold")
     for row in rows:
         table.add_row(*(_cell(value) for value in row))
@@ -99,6 +110,8 @@ def listing(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
 
 
 def _cell(value: object) -> str:
+    from rich.markup import escape
+
     if isinstance(value, list | tuple):
         return "\n".join(_cell(item) for item in value) or "-"
     if isinstance(value, bool):
@@ -114,7 +127,7 @@ def reporting(*, as_json: bool) -> Iterator[None]:
     except typer.Exit:
         raise
     except AftermathError as error:
-        _fail(error.message, error.fix, EXIT_USAGE if isinstance(error, UsageError) else EXIT_KNOWN, as_json=as_json)
+        _fail(error.message, error.fix, error.code, as_json=as_json)
     except KeyboardInterrupt:
         note("interrupted")
         raise typer.Exit(EXIT_INTERRUPTED) from None
@@ -125,30 +138,43 @@ def reporting(*, as_json: bool) -> Iterator[None]:
     except OSError as error:
         if error.filename is None:
             _fail_unexpected(error, as_json=as_json)
-        _fail(f"{error.strerror}: {error.filename}", "check the path and its permissions", as_json=as_json)
+        _fail(f"{error.strerror}: {error.filename}", "check the path and its permissions", "file", as_json=as_json)
     except Exception as error:
         _fail_unexpected(error, as_json=as_json)
 
 
-def _fail(sentence: str, fix: str, code: int = EXIT_KNOWN, *, as_json: bool) -> NoReturn:
+def _fail(sentence: str, fix: str, code: str, *, as_json: bool) -> NoReturn:
+    docs = PAGES.get(code, "")
     if as_json:
-        print(json.dumps({"error": sentence, "fix": fix}, ensure_ascii=False), file=sys.stderr, flush=True)
+        said = {"error": sentence, "fix": fix, "code": code, "docs": docs}
+        print(json.dumps(said, ensure_ascii=False), file=sys.stderr, flush=True)
     else:
+        from rich.console import Console
+        from rich.markup import escape
+
         console = Console(stderr=True, soft_wrap=True, highlight=False)
         console.print("[bold red]error:[/] " + escape(printable(sentence, keep="\n")))
         if fix:
             console.print("[bold]fix:[/] " + escape(printable(fix, keep="\n")))
-    raise typer.Exit(code)
+        if docs:
+            console.print(f"[bold]docs:[/] {docs}")
+    raise typer.Exit(EXITS.get(code, EXIT_KNOWN))
 
 
 def _fail_unexpected(error: Exception, *, as_json: bool) -> NoReturn:
     path = _write_traceback(error)
     sentence = f"something unexpected went wrong ({type(error).__name__})"
-    _fail(sentence, f"the details are in {path}; please report them", as_json=as_json)
+    _fail(sentence, f"the details are in {path}; please report them", "unexpected", as_json=as_json)
 
 
 def _write_traceback(error: Exception) -> Path:
     """Keep a traceback for a report; without local variables, since those may hold a key."""
+    import tempfile
+    import traceback
+    from datetime import UTC, datetime
+
+    from aftermath.base.directories import state_directory
+
     text = "".join(traceback.format_exception(error))
     name = f"error-{datetime.now(UTC):%Y%m%dT%H%M%S}-{os.getpid()}.log"
     for directory in (state_directory(), Path(tempfile.gettempdir())):

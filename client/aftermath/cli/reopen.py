@@ -7,11 +7,10 @@ from typing import Annotated
 
 import typer
 
-from aftermath.base.bounded import U32_MAX
+from aftermath.base.numbers import U32_MAX
 from aftermath.cli.command import command
 from aftermath.cli.options import RunId, SigningOptions
 from aftermath.cli.present import CommandError, Result, facts
-from aftermath.rules.state import RunState
 
 
 @command("reopen", example="aftermath-solana reopen --run-id demo --total-steps 5000")
@@ -28,6 +27,7 @@ async def reopen(
     """
     from aftermath.cli.connection import sign_in
     from aftermath.cli.dump import in_words
+    from aftermath.rules.state import RunState
 
     async with sign_in(options) as chain:
         run = await chain.coordinator.run(run_id)

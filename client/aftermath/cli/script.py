@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Collection, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 import typer
@@ -15,12 +14,15 @@ from aftermath.cli.present import Result, reporting, show
 
 
 class Arguments(argparse.ArgumentParser):
-    """A script's arguments: its docstring is the help, and every script takes `--json`."""
+    """The arguments of a script or a module, which is called so: its docstring is the help, and `--json` gives a result
+    as JSON where there is one.
+    """
 
-    def __init__(self, script: str, doc: str | None) -> None:
+    def __init__(self, call: str, doc: str | None, *, result: bool = True) -> None:
         form = argparse.RawDescriptionHelpFormatter
-        super().__init__(Path(script).name, description=doc, formatter_class=form, exit_on_error=False)
-        self.add_argument("--json", action="store_true", help="print one JSON document instead of text")
+        super().__init__(call, description=doc, formatter_class=form, exit_on_error=False)
+        if result:
+            self.add_argument("--json", action="store_true", help="print one JSON document instead of text")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse; a value that an option does not take is told with the option's name before what it has to be."""
@@ -30,7 +32,7 @@ class Arguments(argparse.ArgumentParser):
             self.error(f"{error.argument_name} {error.message}" if error.argument_name else error.message)
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(message, f"see: python scripts/{self.prog} --help")
+        raise UsageError(message, f"see: {self.prog} --help")
 
 
 def as_command(name: str, argv: Sequence[str] | None) -> int:

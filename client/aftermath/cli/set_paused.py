@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,8 +11,9 @@ from aftermath.base.errors import UsageError
 from aftermath.cli.command import command
 from aftermath.cli.options import RunId, SigningOptions
 from aftermath.cli.present import Result
-from aftermath.rules.accounts import Run
-from aftermath.rules.state import RunState
+
+if TYPE_CHECKING:
+    from aftermath.rules.accounts import Run
 
 
 class Action(StrEnum):
@@ -53,6 +54,8 @@ async def set_paused(
 
 def _coming(run: Run) -> str:
     """When the run will pause, if it is about to: the rest of the epoch's rounds is not waited for."""
+    from aftermath.rules.state import RunState
+
     if not run.pending_pause:
         return ""
     rest = "it" if run.state is RunState.COOLDOWN else "this round and cooldown"

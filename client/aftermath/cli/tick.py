@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated
 
 import typer
@@ -25,6 +24,8 @@ async def tick(
     Members do this by themselves; a tick by hand helps a run that nobody attends. Nothing is paid for a tick that
     changes nothing.
     """
+    import asyncio
+
     from aftermath.cli.connection import sign_in
     from aftermath.cli.dump import in_words
     from aftermath.coordinator.errors import Refused

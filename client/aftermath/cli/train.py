@@ -17,8 +17,9 @@ from pydantic.fields import FieldInfo
 
 from aftermath.cli.command import OptionGroup, command, field_option, keyword
 from aftermath.cli.interrupt import on_interrupt
-from aftermath.cli.options import Authorizer, MaxBond, RunId, SigningOptions
+from aftermath.cli.options import TRAINING, Authorizer, Device, MaxBond, RunId, SigningOptions, Tier
 from aftermath.cli.present import EXIT_INTERRUPTED, note, reporting
+from aftermath.p2p.relay import relay_named
 from aftermath.replica.pass_size import AUTO
 from aftermath.train.settings import TrainSettings
 
@@ -36,13 +37,15 @@ def _sequences(given: object) -> int:
     return int(text)
 
 
-PARSERS = {"micro_batch_size": _sequences}
+PARSERS = {"micro_batch_size": _sequences, "iroh_relay": relay_named}
 """What reads an option that is a number or a word, and says in its docstring what that may be."""
 
 SHARED = get_type_hints(SigningOptions, include_extras=True) | {
     "run_id": RunId,
     "authorizer": Authorizer,
     "max_bond": MaxBond,
+    "device": Device,
+    "matformer_tier": Tier,
 }
 """Settings that other commands have as options too: they are described there."""
 
@@ -50,9 +53,9 @@ SHORT_FLAGS = {"identity_secret_key_path": "-i"}
 PANELS = (
     ("Peers", ("identity", "bind_p2p", "iroh", "discovery", "max_concurrent")),
     (
-        "Training",
+        TRAINING,
         (
-            *("device", "data_par", "tensor_par", "threads", "micro_batch", "activation", "matformer"),
+            *("data_par", "tensor_par", "threads", "micro_batch", "activation", "matformer_load"),
             *("precision", "compile", "grad_accum"),
         ),
     ),

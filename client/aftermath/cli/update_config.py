@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aftermath.base.bounded import U32_MAX, U64_MAX
 from aftermath.base.errors import UsageError
+from aftermath.base.numbers import U32_MAX, U64_MAX
 from aftermath.cli.command import command
 from aftermath.cli.options import CLIENT_VERSION, DESCRIPTION, SHOWN_NAME, RunId, SigningOptions
 from aftermath.cli.present import Result, facts, note
-from aftermath.rules.accounts import Model, Run
 
 if TYPE_CHECKING:
     from aftermath.cli.schema import Shape
+    from aftermath.rules.accounts import Model, Run
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,14 @@ memberships of that name are withdrawn.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from aftermath.cli.command import command
 from aftermath.cli.options import RunId, SigningOptions
 from aftermath.cli.present import CommandError, Result
-from aftermath.rules.accounts import Membership
+
+if TYPE_CHECKING:
+    from aftermath.rules.accounts import Membership
 
 
 @command("withdraw", example="aftermath-solana withdraw --run-id demo -w wallet.json")

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticKnownError
 
 from aftermath.config.tables import U8, U16, U32, Choice, Table, Variant, bits
-from aftermath.rules import sparseloco
+from aftermath.rules import distro, sparseloco
 from aftermath.rules.state import Divisor, InnerOptimizer, OptimizerKind, ScheduleKind
 
 MOST_RATE = 1000.0
@@ -196,7 +196,11 @@ class Optimizer(Choice):
 
 
 DISTRO = DistroSettings(
-    clip_grad_norm=1.0, compression_decay=0.999, compression_topk=8, compression_chunk=64, quantize_1bit=True
+    clip_grad_norm=1.0,
+    compression_decay=distro.DECAY,
+    compression_topk=distro.TOPK,
+    compression_chunk=64,
+    quantize_1bit=True,
 )
 SPARSELOCO = SparseLoCoSettings()
 ADAMW = AdamWSettings(betas=[0.9, 0.95], weight_decay=0.0, eps=1e-8, clip_grad_norm=1.0)

@@ -7,6 +7,7 @@ error itself.
 
 from __future__ import annotations
 
+import re
 from enum import Enum, auto
 
 from aftermath.base.errors import AftermathError
@@ -39,13 +40,19 @@ SETTLED = frozenset({Refusal.ALREADY_DONE, Refusal.TOO_LATE, Refusal.NOT_ELECTED
 class CoordinatorError(AftermathError):
     """Something between us and the coordinator failed."""
 
+    code = "coordinator"
+
 
 class Unavailable(CoordinatorError):
     """Nobody answered for the coordinator: nothing is known to have happened; try again later."""
 
+    code = "unavailable"
+
 
 class NoSuchRun(CoordinatorError):
     """The coordinator has no such run, or no longer."""
+
+    code = "no-such-run"
 
 
 class Refused(CoordinatorError):
@@ -54,3 +61,4 @@ class Refused(CoordinatorError):
     def __init__(self, name: str, message: str, fix: str = "", *, reason: Refusal = Refusal.FINAL) -> None:
         super().__init__(message, fix)
         self.name, self.reason = name, reason
+        self.code = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name).lower()

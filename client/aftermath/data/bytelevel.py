@@ -5,7 +5,10 @@ Decided: it is an ordinary `tokenizer.json` of the `tokenizers` library, so a ch
 
 from __future__ import annotations
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 END_TOKEN = "<|endoftext|>"
 VOCAB_SIZE = 257
@@ -13,6 +16,8 @@ VOCAB_SIZE = 257
 
 def byte_tokenizer() -> Tokenizer:
     """A tokenizer of 257 ids whose first 256 are exactly the bytes."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
     tokenizer = Tokenizer(models.BPE(vocab={char: byte for byte, char in enumerate(_alphabet())}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()

@@ -29,9 +29,13 @@ Sequences = NDArray[np.int64]
 class DataError(AftermathError):
     """The data is missing or is not what the run says it is."""
 
+    code = "data"
+
 
 class SourceAway(DataError):
     """Whoever serves the data does not answer now; it may later."""
+
+    code = "data-away"
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import msgspec
 
-from aftermath.base.bounded import U64_MAX, Malformed, msgpack_as
+from aftermath.base.bounded import Malformed, msgpack_as
+from aftermath.base.numbers import U64_MAX
 from aftermath.data.source import FileRecord
 
 PORT = 5533

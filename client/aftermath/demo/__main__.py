@@ -8,8 +8,11 @@ import sys
 import time
 from pathlib import Path
 
+import typer
 from rich.console import Console
 
+from aftermath.cli.present import reporting
+from aftermath.cli.script import Arguments
 from aftermath.demo.claim import claimed
 from aftermath.demo.commands import KILLED, MODELS, TIERS, Commands, DemoFailed, Places
 from aftermath.demo.processes import Process
@@ -118,13 +121,26 @@ class Demo:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
+    try:
+        with reporting(as_json=False):
+            chosen = _chosen()
+    except typer.Exit as ended:
+        return ended.exit_code
+    return _perform(chosen)
+
+
+def _chosen() -> argparse.Namespace:
+    """What the command line asks for. Raises UsageError."""
+    parser = Arguments("python -m aftermath.demo", __doc__, result=False)
     parser.add_argument("--engine", choices=("embedded", "validator"), default="embedded", help="which local chain")
     parser.add_argument("--model", choices=MODELS, default="llama", help="of which architecture the model is")
     parser.add_argument(
         "--dir", type=Path, default=None, help="where to work (default runs/demo-ENGINE); emptied if a demo made it"
     )
-    chosen = parser.parse_args()
+    return parser.parse_args()
+
+
+def _perform(chosen: argparse.Namespace) -> int:
     root = (chosen.dir or REPOSITORY / "runs" / f"demo-{chosen.engine}").resolve()
     console = Console()
     try:

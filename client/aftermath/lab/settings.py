@@ -10,11 +10,11 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from aftermath.base.bounded import U32_MAX
-from aftermath.config.training import DISTRO
-from aftermath.optim.sparseloco import Divisor, InnerOptimizer, SparseLoCo
+from aftermath.base.numbers import U32_MAX
 from aftermath.replica.arithmetic import COMPILE, PRECISION, Compile, Precision
+from aftermath.rules import distro, sparseloco
 from aftermath.rules.limits import MAX_INNER_STEPS
+from aftermath.rules.sparseloco import Divisor, InnerOptimizer
 
 OptimizerName = Literal["distro", "sparseloco", "adamw", "muon"]
 ScheduleName = Literal["constant", "cosine", "stable"]
@@ -25,14 +25,13 @@ ALONE = ("adamw", "muon")
 OVERLAPS = {"distro": "1", "sparseloco": "0"}
 """Rounds that results wait for, where nothing is said."""
 TOTAL_BATCH, STEPS, SEQ_LEN = 32, 1000, 512
-DEFAULTS = SparseLoCo()
 _RATES = ", ".join(f"{rate:g} for {name}" for name, rate in RATES.items())
 
 
 class LabSettings(BaseModel):
     """Settings of one `aftermath-solana train-local` process."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)  # help lists fields and validates none
 
     config_path: Path | None = Field(
         None, description="A run's config file; options given beside it count instead of what it says."
@@ -78,8 +77,8 @@ class LabSettings(BaseModel):
         None,
         ge=1,
         le=65535,
-        description=f"Coefficients that a result keeps of a block; else {DISTRO.compression_topk} with distro and "
-        f"{DEFAULTS.topk} with sparseloco.",
+        description=f"Coefficients that a result keeps of a block; else {distro.TOPK} with distro and "
+        f"{sparseloco.TOPK} with sparseloco.",
     )
     topk_embeddings: int | None = Field(
         None, ge=1, le=65535, description="The same, of the token embedding and the output head; else as many."
@@ -87,22 +86,22 @@ class LabSettings(BaseModel):
     feedback_decay: float | None = Field(
         None,
         description="Part of what was not sent that is still there a round later; else "
-        f"{DISTRO.compression_decay:g} with distro and {DEFAULTS.decay:g} with sparseloco.",
+        f"{distro.DECAY:g} with distro and {sparseloco.DECAY:g} with sparseloco.",
     )
     inner_steps: int | None = Field(
         None,
         ge=1,
         le=MAX_INNER_STEPS,
-        description=f"sparseloco: steps on parts of a share; else {DEFAULTS.inner_steps}.",
+        description=f"sparseloco: steps on parts of a share; else {sparseloco.INNER_STEPS}.",
     )
     inner_optimizer: InnerOptimizer | None = Field(
-        None, description=f"sparseloco: what makes these steps; else {DEFAULTS.inner_optimizer}."
+        None, description=f"sparseloco: what makes these steps; else {sparseloco.INNER_OPTIMIZER}."
     )
     value_bits: Literal["1", "2"] | None = Field(
-        None, description=f"sparseloco: bits of a value in a result; else {DEFAULTS.bits}."
+        None, description=f"sparseloco: bits of a value in a result; else {sparseloco.VALUE_BITS}."
     )
     outer_lr: float | None = Field(
-        None, description=f"sparseloco: how much of the mean is applied; else {DEFAULTS.outer_lr:g}."
+        None, description=f"sparseloco: how much of the mean is applied; else {sparseloco.OUTER_LR:g}."
     )
     mean: Divisor | None = Field(
         None,
@@ -112,7 +111,7 @@ class LabSettings(BaseModel):
     orthogonal_lr: float | None = Field(
         None,
         description="sparseloco: how many learning rates hidden matrices go along the polar factor of the mean, as "
-        f"Muon does; 0 goes by the mean itself; else {DEFAULTS.orthogonal_lr:g}.",
+        f"Muon does; 0 goes by the mean itself; else {sparseloco.ORTHOGONAL_LR:g}.",
     )
 
     held_out_path: Path | None = Field(None, description="Token files that are measured on and not trained on.")

@@ -33,6 +33,8 @@ _UNDER_WAY, _TRAVELLING = "under-way/", "travelling"
 class ReplicasDiffer(AftermathError):
     """Two replicas hold the same level with different numbers, which must never be."""
 
+    code = "replicas-differ"
+
 
 class Together:
     """Members' replicas of one model. `rate` is the learning rate of a step."""

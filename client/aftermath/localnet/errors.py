@@ -24,9 +24,13 @@ MIN_CONTEXT_SLOT_NOT_REACHED = -32016
 class LocalnetError(AftermathError):
     """The local network cannot start or go on."""
 
+    code = "localnet"
+
 
 class LedgerError(LocalnetError):
     """The ledger directory cannot be read or written."""
+
+    code = "ledger"
 
 
 class RpcError(Exception):

@@ -11,6 +11,11 @@ from aftermath.replica.replica import weight_of
 from aftermath.watch import kinds
 from aftermath.watch.events import Events
 
+WHAT_HELPS = (
+    "What helps: a smaller model (a higher --matformer-tier), another --device, more --threads, another "
+    "--micro-batch-size; or the owner of the run gives rounds more time (max_round_train_time)"
+)
+
 
 class ShareTime:
     """Watches one member's shares of one epoch; `limit`: seconds it has for one, `weight`: what it has declared."""
@@ -41,9 +46,7 @@ class ShareTime:
         self._events.emit(
             kinds.Warning(
                 message=f"this machine is too slow for its share of the rounds: {counted(sequences, 'sequence')} {took}"
-                f"; a round leaves {self._limit:.0f} s for it at most, so the work comes too late. What helps: a "
-                "smaller model (a higher --matformer-tier), more --threads, a smaller --micro-batch-size; or the owner "
-                "of the run gives rounds more time (max_round_train_time)",
+                f"; a round leaves {self._limit:.0f} s for it at most, so the work comes too late. {WHAT_HELPS}",
                 until="state",
             )
         )

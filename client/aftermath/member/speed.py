@@ -1,19 +1,35 @@
 """How fast this machine is, found out before it joins: its share of a round is in proportion to that.
 
-Decided: it is said what is measured and how long that can take; a machine that has not finished by then joins with the
-smallest share, since a share that it does in time says more than any measurement.
+Decided
+- It is said what is measured and how long that can take. A machine that has not finished by then joins with the
+  smallest share, since a share that it does in time says more than any measurement.
+- Making the model that is measured with may take longer, since that grows with the model and not with the machine.
+- Whose share would not be done within a round is told so before it joins. The share is that among the members which
+  are there, and as many like them as the run waits for; nobody has less than one sequence.
 """
 
 from __future__ import annotations
 
+import math
+
+from aftermath.base.counted import counted
 from aftermath.base.wait import first_of
 from aftermath.base.worker import Worker
+from aftermath.coordinator.view import View
 from aftermath.member.ports import Ports, Role
+from aftermath.member.sharetime import WHAT_HELPS
+from aftermath.member.witness import time_for_results
 from aftermath.replica.origin import Origin
+from aftermath.replica.replica import Replica
+from aftermath.rules import bitmap
+from aftermath.rules.assignment import batch_size
+from aftermath.rules.state import MemberState
 from aftermath.watch import kinds
 
-PATIENCE = 60.0
+PATIENCE = 10.0
 """Seconds after which a member joins without knowing its speed."""
+MAKING = 50.0
+"""Seconds that making a model may take before."""
 _SLOWEST = 1
 
 
@@ -24,18 +40,52 @@ async def measured_weight(ports: Ports, role: Role, compute: Worker, origin: Ori
     )
     started = ports.clock.monotonic()
 
-    async def measure() -> int | None:
-        return await compute(lambda: origin.measure_weight(seq_len))
+    async def make() -> Replica | None:
+        return await compute(origin.stand_in)
 
-    weight = await first_of(measure(), ports.clock.sleep(PATIENCE))
+    async def measure(replica: Replica) -> int | None:
+        return await compute(lambda: origin.measure_weight(replica, seq_len))
+
+    replica = await first_of(make(), ports.clock.sleep(MAKING))
+    weight = None
+    if replica is not None:
+        weight = await first_of(measure(replica), ports.clock.sleep(PATIENCE))
     if weight is None:
-        ports.events.emit(
-            kinds.Warning(
-                message=f"this machine's speed is not known after {PATIENCE:.0f} s: it asks for the smallest share; "
-                "a higher --matformer-tier is a smaller model",
-                until="state",
-            )
+        seconds = ports.clock.monotonic() - started
+        _warn(
+            ports,
+            f"this machine's speed is not known after {seconds:.0f} s: it asks for the smallest share; a higher "
+            "--matformer-tier is a smaller model",
         )
+    elif said := too_slow(ports.feed.view, ports.transport.node_id, weight):
+        _warn(ports, said)
     weight = weight or _SLOWEST
     ports.events.emit(kinds.Measured(weight=weight, seconds=ports.clock.monotonic() - started))
     return weight
+
+
+def too_slow(view: View, own: bytes, weight: int) -> str:
+    """Why a member of this weight, with this key, could not do its share of a round in time; empty if it could."""
+    limit = time_for_results(view.run.config)
+    share = expected_share(view, own, weight)
+    seconds = share * 60 / weight
+    if seconds <= limit:
+        return ""
+    takes = f"{seconds:.0f} s" + (" or more" if weight == _SLOWEST else "")
+    return (
+        f"this machine is too slow for the run: its share of a round would be {counted(share, 'sequence')} and take "
+        f"{takes}, and a round leaves {limit:.0f} s for it at most, so that its work would come too late. {WHAT_HELPS}"
+    )
+
+
+def expected_share(view: View, own: bytes, weight: int) -> int:
+    """Sequences of a round that a member of this weight, with this key, would train."""
+    run, members = view.run, view.members
+    there = [members.slots[slot] for slot in bitmap.slots(members.mask(MemberState.HEALTHY) | members.pending)]
+    weights = [weight, *(one.declared for one in there if one.p2p != own)]
+    total = sum(weights) * max(len(weights), run.config.init_min_clients) / len(weights)
+    return max(1, math.floor(batch_size(run.config, run.data_index) * weight / total))
+
+
+def _warn(ports: Ports, sentence: str) -> None:
+    ports.events.emit(kinds.Warning(message=sentence, until="state"))

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from aftermath.base.errors import AftermathError, shown
 from aftermath.model.tensor_plan import TensorPlan
-from aftermath.rules.accounts import MAX_LEVELS
+from aftermath.rules.limits import MAX_LEVELS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,11 +52,13 @@ class Piece:
 class ModelConfigError(AftermathError):
     """A model's `config.json` contradicts itself or asks for something this client does not compute."""
 
+    code = "model-config"
+
 
 class ModelConfig(BaseModel, ABC):
     """Hyper-parameters of the full model (tier 0), under their names in a Hugging Face `config.json`."""
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore", defer_build=True)
 
     MODEL_TYPE: ClassVar[str]
     """Of the architecture, in a run's schema and, unless it has several, in `config.json`."""

@@ -23,6 +23,8 @@ Strategy = Literal["auto", "sliced", "universal"]
 class CheckpointError(AftermathError):
     """A checkpoint is missing, damaged, contradicts itself or does not fit what was asked."""
 
+    code = "checkpoint"
+
 
 def hf_config(path: Path) -> dict[str, Any]:
     """A checkpoint's `config.json` as a dictionary. Raises CheckpointError."""

@@ -32,6 +32,8 @@ def is_hidden_matrix(name: str, shape: Sequence[int]) -> bool:
 class SchemaError(AftermathError):
     """The settings give no valid schema, or bytes that claim to be one are not."""
 
+    code = "schema"
+
 
 @dataclass(frozen=True)
 class Segment:

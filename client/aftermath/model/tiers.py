@@ -33,7 +33,7 @@ PARTS = ("layers", *SIZES)
 class TierShape(BaseModel):
     """What a tier keeps: so many hidden units and heads of each of these layers; 0 where a layer has no such part."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, defer_build=True)
 
     layers: tuple[int, ...]
     intermediate_size: tuple[int, ...]

@@ -17,8 +17,8 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from aftermath.base.bounded import U32_MAX
 from aftermath.base.errors import AftermathError
+from aftermath.base.numbers import U32_MAX
 from aftermath.model.header import header
 from aftermath.optim.codec import Votes, decode_level
 from aftermath.optim.schema import MAX_JSON_BYTES, Schema
@@ -33,6 +33,8 @@ _AGAIN = "copy it again from the directory that a member wrote it to"
 
 class BadGradientFile(AftermathError):
     """A file is not a result as `train --write-gradients-dir` writes it."""
+
+    code = "gradient-file"
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -21,6 +21,7 @@ from aftermath.optim.format import ResultFormat, Transform, Values
 from aftermath.optim.ranges import at_least_zero, within_u16
 from aftermath.rules import sparseloco
 from aftermath.rules.limits import MAX_INNER_STEPS, MAX_OUTER_RATE
+from aftermath.rules.sparseloco import InnerOptimizer
 
 KIND = "sparseloco"
 _SET = "choose another in the optimizer's settings"
@@ -30,7 +31,6 @@ LATE = (
     "results travel for about as long as a round trains"
 )
 """What is to be said of an overlap."""
-InnerOptimizer = Literal["adamw", "muon"]
 REACH: dict[InnerOptimizer, float] = {"adamw": 2.0, "muon": 0.5}
 """What one member's value counts at most, in learning rates for every inner step. It bounds what a member can do to the
 model, and takes the overshoot out of what several residuals hold of the same thing (docs/experiments.md).

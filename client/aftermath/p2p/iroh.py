@@ -1,6 +1,6 @@
 """The transport over iroh: binds a QUIC endpoint, publishes where it is, and ties the parts of this package together.
 
-Decided: relays and n0's discovery are iroh's own presets; on one machine a private directory is enough and nothing
+Decided: n0's relays and discovery are iroh's own presets; on one machine a private directory is enough and nothing
 leaves it. `close` stops our tasks first, then the endpoint, so that it is quick whatever is under way.
 """
 
@@ -29,6 +29,7 @@ from aftermath.p2p.fetch import Fetch
 from aftermath.p2p.link import Link
 from aftermath.p2p.links import Links
 from aftermath.p2p.pace import Pace
+from aftermath.p2p.relay import DISABLED, N0
 from aftermath.p2p.requests import Requests
 from aftermath.p2p.transport import (
     Announcement,
@@ -46,7 +47,6 @@ REFRESH_S = 5.0
 ENDPOINT_CLOSE_S = 0.5
 
 log = logging.getLogger(__name__)
-Relay = Literal["disabled", "n0"]
 Discovery = Literal["local", "n0"]
 
 
@@ -197,7 +197,7 @@ async def open_iroh(
     *,
     bind_port: int = 0,
     bind_host: str | None = None,
-    relay: Relay,
+    relay: str,
     discovery: Discovery,
     discovery_dir: Path | None = None,
     directory: Directory | None = None,
@@ -205,6 +205,7 @@ async def open_iroh(
 ) -> IrohTransport:
     """Open a transport whose id is the public key of the 32-byte ed25519 `secret`.
 
+    `relay` is disabled, n0 or a URL (`relay.relay_named`).
     `bind_port` 0 lets the system choose; `bind_host` None listens on all interfaces. Local discovery needs
     `discovery_dir` (see `discovery.local_discovery_dir`), or another `directory` to look in. Raises BindFailed,
     DiscoveryFailed.
@@ -237,7 +238,21 @@ def check_interface(address: str | None) -> None:
         ) from error
 
 
-async def _bind(secret: bytes, host: str | None, port: int, relay: Relay, discovery: Discovery) -> iroh.Endpoint:
+def _relay_mode(relay: str) -> iroh.RelayMode:
+    """Raises UsageError for a URL that iroh does not take."""
+    if relay == DISABLED:
+        return iroh.RelayMode.disabled()
+    if relay == N0:
+        return iroh.RelayMode.default_mode()
+    try:
+        return iroh.RelayMode.custom_from_urls([relay])
+    except iroh.IrohError as error:
+        raise UsageError(
+            f"--iroh-relay {relay} is no URL of a relay: {cause(error)}", "name it as https://relay.example.org"
+        ) from error
+
+
+async def _bind(secret: bytes, host: str | None, port: int, relay: str, discovery: Discovery) -> iroh.Endpoint:
     """Bind the endpoint; BindFailed names the port and what to do."""
     preset = iroh.preset_n0() if discovery == "n0" else iroh.preset_minimal()
     address = f"{host or '0.0.0.0'}:{port}"
@@ -245,7 +260,7 @@ async def _bind(secret: bytes, host: str | None, port: int, relay: Relay, discov
         preset=preset,
         secret_key=secret,
         alpns=[ALPN],
-        relay_mode=iroh.RelayMode.disabled() if relay == "disabled" else iroh.RelayMode.default_mode(),
+        relay_mode=_relay_mode(relay),
         bind_addr=None if host is None and port == 0 else address,
     )
     try:

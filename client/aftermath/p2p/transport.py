@@ -32,6 +32,8 @@ ReadRange = Callable[[int, int], bytes]
 class TransportError(AftermathError):
     """Anything the transport could not do; the message names the peer and the cause, `fix` what to do."""
 
+    code = "peers"
+
 
 class PeerUnreachable(TransportError):
     """No connection to the peer could be had, or it went silent."""
@@ -56,9 +58,13 @@ class BlobRejected(TransportError):
 class BindFailed(TransportError):
     """The endpoint could not listen, for instance because the port is occupied."""
 
+    code = "bind"
+
 
 class DiscoveryFailed(TransportError):
     """The directory through which local peers find each other cannot be used."""
+
+    code = "discovery"
 
 
 @dataclass(frozen=True)

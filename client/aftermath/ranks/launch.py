@@ -34,6 +34,8 @@ _BLAME = 3.0  # seconds for a rank that broke a connection to be seen to have en
 class RankLost(AftermathError):
     """A rank of this member has ended, and with it the member's training."""
 
+    code = "rank-lost"
+
 
 class Launched:
     """The other ranks' processes."""

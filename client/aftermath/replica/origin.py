@@ -44,16 +44,20 @@ class Origin:
     make: Callable[..., Replica] = Replica
     """Makes a replica, as the class does."""
 
-    def measure_weight(self, seq_len: int) -> int:
-        """Throughput of this machine with this tier, before any weights are here, in sequences per minute."""
-        return self.replica(self._stand_in()).measure_weight(seq_len, _MEASURE_SECONDS)
+    def stand_in(self) -> Replica:
+        """A replica to measure with, before any weights are here."""
+        return self.replica(self._weights_like_new())
+
+    def measure_weight(self, replica: Replica, seq_len: int) -> int:
+        """Throughput of this machine with this tier, in sequences per minute."""
+        return replica.measure_weight(seq_len, _MEASURE_SECONDS)
 
     def warm_up(self, seq_len: int, labels: bool) -> None:
         """Compile what training will run, if it is to be compiled, before anybody waits for this member."""
         if self.arithmetic.compiled:
-            self.replica(self._stand_in()).warm_up(seq_len, labels)
+            self.stand_in().warm_up(seq_len, labels)
 
-    def _stand_in(self) -> dict[str, Tensor]:
+    def _weights_like_new(self) -> dict[str, Tensor]:
         """Weights like those of a new model, but drawn fast: only the time that training takes is wanted of them."""
         weights = self.blank()
         draws = torch.Generator().manual_seed(0)

@@ -29,6 +29,8 @@ _UNCOUNTED = 1.25  # what an operation needs for itself, and what an allocator c
 class OutOfMemory(AftermathError):
     """The device's memory does not hold the replica and a pass of one sequence."""
 
+    code = "out-of-memory"
+
 
 class PassSize:
     """What fits, as far as it is known. `size` is AUTO or the sequences of a pass."""

@@ -27,7 +27,6 @@ from aftermath.rules.state import (
 
 STORED_ROUNDS = 4
 MAX_WITNESSES = 32
-MAX_LEVELS = 8
 MAX_VERDICTS = 32
 FINGERPRINT_BYTES = 320
 BACKLOG = 96

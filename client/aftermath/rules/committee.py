@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from itertools import islice
 
-from aftermath.base.bounded import U64_MAX
+from aftermath.base.numbers import U64_MAX
 from aftermath.rules import bitmap
 from aftermath.rules.accounts import MAX_VERDICTS, MAX_WITNESSES, Members, Round, Run
 from aftermath.rules.state import Committee

@@ -5,6 +5,7 @@ wrote. The tests put each before the compiled program.
 from __future__ import annotations
 
 RUN_ID_BYTES = 32
+MAX_LEVELS = 8
 REPO_BYTES = 192
 REVISION_BYTES = 64
 LOCATION_BYTES = 192

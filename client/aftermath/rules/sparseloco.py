@@ -7,14 +7,18 @@ from __future__ import annotations
 
 from typing import Literal
 
+InnerOptimizer = Literal["adamw", "muon"]
+Divisor = Literal["keepers", "all", "root"]
+"""By what a sum is divided: `optim.sparseloco` says what each is."""
+
 INNER_STEPS = 4
-INNER_OPTIMIZER: Literal["adamw", "muon"] = "adamw"
+INNER_OPTIMIZER: InnerOptimizer = "adamw"
 TOPK = 32
 CHUNK = 64
 VALUE_BITS: Literal[1, 2] = 2
 DECAY = 0.95
 OUTER_LR = 1.0
-DIVISOR: Literal["keepers", "all", "root"] = "keepers"
+DIVISOR: Divisor = "keepers"
 ORTHOGONAL_LR = 0.0
 WEIGHT_DECAY = 0.0
 CLIP = 1.0

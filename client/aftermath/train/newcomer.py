@@ -23,6 +23,7 @@ from aftermath.optim.schema import Schema
 from aftermath.p2p.transport import Transport
 from aftermath.replica.outlineshare import ask_outline
 from aftermath.rules import bitmap
+from aftermath.rules.accounts import Members, Run
 from aftermath.rules.state import MemberState
 from aftermath.train.outfit import check_model, outline_of, schema_from
 from aftermath.watch import kinds
@@ -30,6 +31,13 @@ from aftermath.watch.events import Events
 
 _PATIENCE, _LOOK_AGAIN = 60.0, 1.0  # seconds in which the members are asked, and between two times
 _LEAVING = 10.0
+
+
+def others(run: Run, members: Members, wallet: bytes) -> list[bytes]:
+    """The p2p keys of the members besides this wallet that are in the run, or wait to be."""
+    there = members.mask(MemberState.HEALTHY) | members.pending | run.finishers
+    found = [members.slots[slot] for slot in bitmap.slots(there)]
+    return sorted({one.p2p for one in found if one.signer != wallet})
 
 
 class Newcomer:
@@ -48,7 +56,7 @@ class Newcomer:
         try:
             return await compute(lambda: outline_of(view.model, self._run_id, self._warn))
         except AftermathError as error:
-            if view.run.halted or not self._others(view):
+            if view.run.halted or not others(view.run, view.members, self._chain.wallet):
                 raise
             self._warn(f"no checkpoint of the run tells what its model is, and its members are asked: {error.message}")
             if (found := await self._from_members(view, compute)) is None:
@@ -57,13 +65,6 @@ class Newcomer:
 
     def _warn(self, message: str) -> None:
         self._events.emit(kinds.Warning(message=message))
-
-    def _others(self, view: View) -> list[bytes]:
-        """The p2p keys of the other members that are in the run, or wait to be."""
-        members = view.members
-        there = members.mask(MemberState.HEALTHY) | members.pending | view.run.finishers
-        found = [members.slots[slot] for slot in bitmap.slots(there)]
-        return sorted({one.p2p for one in found if one.signer != self._chain.wallet})
 
     async def _from_members(self, view: View, compute: Worker) -> tuple[Outline, Schema] | None:
         """What the members tell; None if none of them does in time, or none lets this one in."""
@@ -90,7 +91,7 @@ class Newcomer:
 
         model, ends = view.model, self._clock.monotonic() + _PATIENCE
         while self._clock.monotonic() < ends:
-            peers = self._others(view)
+            peers = others(view.run, view.members, self._chain.wallet)
             self._transport.set_members(peers)
             if (found := await ask_outline(self._transport, peers, schema, compute)) is not None:
                 return found

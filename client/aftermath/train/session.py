@@ -37,6 +37,7 @@ from aftermath.member.speed import measured_weight
 from aftermath.member.wishes import Wishes
 from aftermath.p2p.discovery import Directory, local_discovery_dir
 from aftermath.p2p.iroh import IrohTransport, check_interface, open_iroh
+from aftermath.p2p.relay import AUTO, DISABLED, N0
 from aftermath.ranks.launch import Launched, launched, threads_of
 from aftermath.ranks.lead import Lead, led_by
 from aftermath.ranks.place import Place
@@ -214,9 +215,9 @@ async def _open_transport(
     """The peers' transport. `here`: whoever keeps the run is on this machine, so `auto` expects the peers on it too;
     with a `directory` nobody else is asked for them.
     """
-    relay: Literal["disabled", "n0"] = "disabled" if here or directory else "n0"
+    relay = DISABLED if here or directory else N0
     discovery: Literal["local", "n0"] = "local" if here or directory else "n0"
-    if settings.iroh_relay != "auto":
+    if settings.iroh_relay != AUTO:
         relay = settings.iroh_relay
     if settings.iroh_discovery != "auto":
         discovery = settings.iroh_discovery

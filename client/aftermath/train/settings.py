@@ -15,8 +15,7 @@ from aftermath.evals.wish import DOCS
 from aftermath.ranks import MOST_RANKS
 from aftermath.replica.arithmetic import COMPILE, PRECISION, Compile, Precision
 from aftermath.replica.pass_size import AUTO, MOST, Checkpointing
-from aftermath.rules.accounts import MAX_LEVELS
-from aftermath.rules.limits import RUN_ID_BYTES
+from aftermath.rules.limits import MAX_LEVELS, RUN_ID_BYTES
 
 PROMPT_TOKENS = 64
 
@@ -24,7 +23,7 @@ PROMPT_TOKENS = 64
 class TrainSettings(BaseModel):
     """Settings of one `aftermath-solana train` process."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)  # help lists fields and validates none
 
     # options of other commands too, which describe them (cli/options.py)
     run_id: str = Field(min_length=1, max_length=RUN_ID_BYTES)
@@ -39,14 +38,18 @@ class TrainSettings(BaseModel):
     authorizer: str | None = None
     max_priority_fee: int = Field(defaults.PRIORITY_FEE, ge=0)
     max_bond: int = Field(0, ge=0)
+    device: str = "auto"
+    matformer_tier: int = Field(0, ge=0, le=MAX_LEVELS - 1)
 
     identity_secret_key_path: Path | None = Field(
         None, description="32-byte p2p secret key file; by default the key is derived from the wallet and the run."
     )
     bind_p2p_port: int = Field(0, ge=0, le=65535, description="UDP port for peers; 0 picks a free one.")
     bind_p2p_interface: str | None = Field(None, description="Address to bind for peers; by default all interfaces.")
-    iroh_relay: Literal["auto", "disabled", "n0"] = Field(
-        "auto", description="Relay for peers that cannot reach each other; auto: none if the RPC is on this machine."
+    iroh_relay: str = Field(
+        "auto",
+        description="Relay for peers that cannot reach each other: disabled, n0 (theirs), or the URL of one of yours; "
+        "auto: n0, but none if the RPC is on this machine.",
     )
     iroh_discovery: Literal["auto", "local", "n0"] = Field(
         "auto",
@@ -60,9 +63,6 @@ class TrainSettings(BaseModel):
         8, ge=1, le=64, description="How many tensors are asked from peers at once when the model comes from them."
     )
 
-    device: str = Field(
-        "auto", description="auto, cpu, mps, cuda or cuda:X,Y: of several devices each is a rank of this member."
-    )
     data_parallelism: int = Field(
         0,
         ge=0,
@@ -93,9 +93,6 @@ class TrainSettings(BaseModel):
         "auto",
         description="Whether layers keep their inputs alone and are computed twice, for much less memory; auto: when "
         "one sequence does not fit without.",
-    )
-    matformer_tier: int = Field(
-        0, ge=0, le=MAX_LEVELS - 1, description="Tier this member holds: tier k keeps 1/2^k of every FFN."
     )
     matformer_load_strategy: Literal["auto", "sliced", "universal"] = Field(
         "auto",

@@ -36,6 +36,8 @@ _FIRST_READ, _MOST_READ = 4096, 1 << 18  # bytes read of a file at once: few, as
 class NoEvents(AftermathError):
     """There is nothing to read where events were said to be."""
 
+    code = "no-events"
+
 
 class About(msgspec.Struct, frozen=True):
     """Whose events they are."""

@@ -18,8 +18,8 @@ _SENTENCES: dict[type[kinds.Event], str] = {
     kinds.Started: "run {run_id}, tier {tier}, wallet {wallet}, aftermath {version}",
     kinds.Compiling: "compiling kernels for this processor: half a minute or more, this once",
     kinds.Kernels: "results are encoded and applied by {by}",
-    kinds.Measuring: "measuring how fast this machine trains tier {tier} ({parameters:,} parameters): some seconds, "
-    "{limit:.0f} at most",
+    kinds.Measuring: "measuring how fast this machine trains tier {tier} ({parameters:,} parameters): "
+    "{limit:.0f} s at most, with a model of that size, which is made first",
     kinds.Measured: "this machine trains about {sequences} a minute",
     kinds.Joined: "joined as member {slot} with tier {tier}",
     kinds.State: "epoch {epoch}: {state}; {progress}",

@@ -1,0 +1,31 @@
+"""A question before what cannot be taken back.
+
+Decided: it is asked on a terminal only, on stderr, and anything but a yes is a no; who has no terminal, or wants one
+JSON document, says `--yes`. It is asked outside of an event loop, so that Ctrl-C ends it.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from aftermath.base.errors import UsageError
+from aftermath.watch.printable import printable
+
+YES = Annotated[bool, typer.Option("--yes", help="Do it without a question.", show_default=False)]
+
+
+def check_can_ask(command: str, does: str, *, as_json: bool) -> None:
+    """UsageError if nobody is there to be asked."""
+    terminal = all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))
+    if as_json or not terminal:
+        why = "with --json nothing is asked" if as_json else "there is no terminal to ask on"
+        raise UsageError(f"{command} {does}, and {why}", "add --yes if that is what you want")
+
+
+def agreed(question: str) -> bool:
+    """Whether the person at the terminal says yes."""
+    print(f"{printable(question)} [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -1,0 +1,30 @@
+"""Where the pages have more to say of an error, by its code.
+
+Decided: a section and not a page, since nobody reads a page for an error; codes without one have no line of it.
+"""
+
+from __future__ import annotations
+
+_OPERATIONS = "docs/operations.md"
+
+PAGES = {
+    "bind": f"{_OPERATIONS}#before-the-first-run-on-a-cluster",
+    "bond-above-limit": f"{_OPERATIONS}#what-it-costs",
+    "bond-too-low": f"{_OPERATIONS}#what-it-costs",
+    "checkpoint": f"{_OPERATIONS}#checkpoints",
+    "client-version-mismatch": f"{_OPERATIONS}#upgrading",
+    "config": f"{_OPERATIONS}#a-run-from-its-owners-side",
+    "data": "docs/data.md#token-files",
+    "data-away": "docs/data.md#a-data-server",
+    "insufficient-funds": f"{_OPERATIONS}#what-it-costs",
+    "model-config": f"{_OPERATIONS}#troubleshooting",
+    "no-events": f"{_OPERATIONS}#watching",
+    "program-not-deployed": f"{_OPERATIONS}#before-the-first-run-on-a-cluster",
+    "rank-lost": "docs/devices.md#when-a-rank-dies",
+    "server": "docs/centralized.md#keep-a-run",
+    "server-refused": "docs/centralized.md#take-part",
+    "unavailable": f"{_OPERATIONS}#troubleshooting",
+    "unexpected": f"{_OPERATIONS}#troubleshooting",
+    "unsuitable": f"{_OPERATIONS}#troubleshooting",
+    "wallet": f"{_OPERATIONS}#files-and-permissions",
+}

@@ -1,0 +1,22 @@
+"""The benchmark of help pages runs; what it finds is not judged."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from benchmarks.test_benchmarks_worth import module
+
+pages = module("help")
+
+
+def test_it_measures_what_it_is_asked_for(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["help.py", "tick", "model init", "--times", "1", "--json"])
+    pages.main()
+    found = json.loads(capsys.readouterr().out)["ms_over_interpreter"]
+    assert list(found) == ["tick", "model init"]
+    monkeypatch.setattr(sys, "argv", ["help.py", pages.INDEX_PAGE, "--times", "1"])
+    pages.main()
+    assert "ms  (index)" in capsys.readouterr().out

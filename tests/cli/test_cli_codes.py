@@ -1,0 +1,104 @@
+"""The codes of errors: each is told, listed on the page, and leads to a section that exists."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+import typer
+
+from aftermath.base.errors import AftermathError, UsageError
+from aftermath.chain.memberships import BOND_ABOVE_LIMIT
+from aftermath.chain.refusals import INSUFFICIENT_FUNDS
+from aftermath.cli.pages import PAGES
+from aftermath.cli.present import reporting
+from aftermath.coordinator.errors import Refused
+from aftermath.programs import AUTHORIZER_IDL, COORDINATOR_IDL
+from cli.conftest import ROOT
+from docs.test_docs import slugs
+
+CODE = re.compile(r'^    code = "([a-z-]+)"$', re.MULTILINE)
+FOUND_HERE = {BOND_ABOVE_LIMIT, INSUFFICIENT_FUNDS, "ProgramNotDeployed"}
+
+
+@pytest.fixture(scope="module")
+def codes() -> set[str]:
+    """Of all classes of errors, and of what is no such class."""
+    sources = (path.read_text() for path in (ROOT / "client/aftermath").rglob("*.py"))
+    return {"file", "unexpected"} | {code for text in sources for code in CODE.findall(text)}
+
+
+@pytest.fixture(scope="module")
+def refusals() -> set[str]:
+    """Of what programs refuse, and of what is found before them."""
+    names = {
+        error["name"] for idl in (COORDINATOR_IDL, AUTHORIZER_IDL) for error in json.loads(idl.read_text())["errors"]
+    }
+    return {Refused(name, "").code for name in names | FOUND_HERE}
+
+
+def test_the_page_lists_every_code_and_no_other(codes: set[str], refusals: set[str]) -> None:
+    text = (ROOT / "docs/operations.md").read_text().partition("## Error codes")[2]
+    rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
+    listed = {code for row in rows for code in re.findall("`([a-z-]+)`", row)}
+    assert listed == codes | {"client-version-mismatch"}
+    assert "client-version-mismatch" in refusals
+    assert {Refused(name, "").code for name in FOUND_HERE} <= set(re.findall("`([a-z-]+)`", text))
+
+
+@pytest.mark.parametrize("code", sorted(PAGES))
+def test_a_code_leads_to_a_section_that_exists(code: str, codes: set[str], refusals: set[str]) -> None:
+    assert code in codes | refusals
+    page, _, section = PAGES[code].partition("#")
+    assert section in slugs(ROOT / page)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "docs", "exit_code"),
+    [
+        (AftermathError("Not so.", "Do this."), "failed", "", 1),
+        (UsageError("Not so.", "Do this."), "usage", "", 2),
+        (Refused("ClientVersionMismatch", "Not so."), "client-version-mismatch", "docs/operations.md#upgrading", 10),
+        (Refused("BondTooLow", "Not so.", "Do this."), "bond-too-low", "docs/operations.md#what-it-costs", 1),
+        (FileNotFoundError(2, "No such file", "x"), "file", "", 1),
+        (RuntimeError("?"), "unexpected", "docs/operations.md#troubleshooting", 1),
+    ],
+)
+def test_an_error_is_told_with_its_code_and_page(
+    capsys: pytest.CaptureFixture[str], error: Exception, code: str, docs: str, exit_code: int
+) -> None:
+    for as_json in (True, False):
+        with pytest.raises(typer.Exit) as ended, reporting(as_json=as_json):
+            raise error
+        assert ended.value.exit_code == exit_code
+        said = capsys.readouterr().err
+        if as_json:
+            found = json.loads(said)
+            assert list(found) == ["error", "fix", "code", "docs"]
+            assert (found["code"], found["docs"]) == (code, docs)
+        else:
+            lines = [line.partition(":")[0] for line in said.splitlines()]
+            assert lines == ["error", *(["fix"] if found["fix"] else []), *(["docs"] if docs else [])]
+            assert said.endswith(f"docs: {docs}\n") is bool(docs)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (("-m", "aftermath.demo", "--engine", "mainnet"), "--engine"),
+        (("-m", "aftermath.demo", "--bogus"), "--bogus"),
+        (("scripts/tokenise.py", "--output", "x", "--bogus"), "--bogus"),
+        (("scripts/tokenise.py",), "--output"),
+    ],
+)
+def test_what_is_no_command_tells_of_wrong_options_in_the_same_form(line: tuple[str, ...], said: str) -> None:
+    done = subprocess.run([sys.executable, *line], cwd=ROOT, capture_output=True, text=True, check=False)
+    error, fix = done.stderr.splitlines()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert error.startswith("error: ")
+    assert said in error
+    call = " ".join(line[:2]) if line[0] == "-m" else line[0]
+    assert fix == f"fix: see: python {call} --help"

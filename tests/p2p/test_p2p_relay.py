@@ -1,0 +1,65 @@
+"""A relay of one's own: what is taken for its URL, and that an endpoint turns to it."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from aftermath.base.errors import UsageError
+from aftermath.p2p.iroh import open_iroh, whereabouts
+from aftermath.p2p.relay import relay_named
+from p2p.nodes import join, secret, until
+
+
+@pytest.mark.parametrize(
+    "given", ["auto", "disabled", "n0", "https://relay.example.org", "http://[::1]:3340/", "https://10.0.0.1:443"]
+)
+def test_a_word_or_a_url_names_a_relay(given: str) -> None:
+    assert relay_named(given) == given
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["", "N0", "relay.example.org", "//relay", "ftp://relay", "https://", "https://:80", "https://r:0", "https://r:70000",
+     "https://re lay", "https://relay\n", "https://me@relay", "https://relay/path", "https://relay?a", "http://[::1"],
+)  # fmt: skip
+def test_anything_else_is_refused_with_what_to_write(given: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        relay_named(given)
+    assert "https://" in refused.value.fix
+    assert "\n" not in refused.value.message
+
+
+async def test_an_endpoint_turns_to_the_relay_that_it_is_given_and_peers_still_meet(tmp_path: Path) -> None:
+    """The relay is a listener on this machine, which says that it is there, and hangs up when it is to be one."""
+    asked: list[bytes] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readuntil(b"\r\n\r\n"))
+        if asked[-1].startswith(b"GET /ping"):
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+            await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    nodes = [
+        await open_iroh(
+            secret(seed), bind_host="127.0.0.1", relay=url, discovery="local", discovery_dir=tmp_path / "peers"
+        )
+        for seed in (1, 2)
+    ]
+    try:
+        join(nodes)
+        await until(lambda: any(request.startswith(b"GET /relay") for request in asked))
+        await until(lambda: all(len(node.reachable()) == 1 for node in nodes))
+        assert all(one in (None, f"{url}/") for one in (whereabouts(node._endpoint).relay for node in nodes))
+    finally:
+        for node in nodes:
+            await node.close()
+        server.close()
+
+
+async def test_a_url_that_iroh_does_not_take_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is no URL of a relay"):
+        await open_iroh(secret(1), relay="https://", discovery="local", discovery_dir=tmp_path / "peers")
