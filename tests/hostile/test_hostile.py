@@ -41,8 +41,6 @@ KNOWN: dict[str, tuple[str, frozenset[str]]] = {
         "two members hold level 0, and a quorum of two is both",
         frozenset({"every level is attested"}),
     ),
-    "never ready": ("a warm-up waits for all who can be reached, since they may be fetching the model", frozenset()),
-    "late just under the limit": ("a round waits for all its results for nine tenths of its time", frozenset()),
 }
 """What is not stopped yet: why, and the bars that may be missed for it. All others must be met."""
 

@@ -155,6 +155,7 @@ def test_all_of_a_rounds_own_work_counts(tmp_path: Path, seconds: float, told: b
 
     async def story(sim: Simulation) -> None:
         players = [sim.add(tier) for tier in (0, 1, 2)]
+        await sim.until_round(2)  # the first whose work is both
         _slow_down(players[2], seconds)
         await sim.until(lambda run: run.epoch == 1)
 

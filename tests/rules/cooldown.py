@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from aftermath.chain import views
-from aftermath.rules.limits import MAX_LEVELS, MAX_WITNESSES
+from aftermath.rules.accounts import MAX_WITNESSES
+from aftermath.rules.limits import MAX_LEVELS
 
 _HASH_BYTES = 32
 

@@ -1,8 +1,11 @@
 """Readiness: who has the model in this warm-up, and what an elected witness tells the chain about it.
 
 Choices: a member's readiness counts under the key that signed it and the wallet that it speaks for, never under a slot
-it merely names: several slots of the chain may claim one key, which is one member's only; a witness waits for everybody
-who can be reached, and only a little for the others.
+it merely names: several slots of the chain may claim one key, which is one member's only. A witness waits for everybody
+who can be reached, and only a little for the others. Where the model comes from peers, it waits for half of the
+warm-up's time once two thirds of the members, who stand for two thirds of the weight, are ready, and longer only while
+somebody takes the model from it: one member that never says it is ready does not cost every epoch a warm-up's whole
+time. How far others are with a durable checkpoint nobody sees, so they have all the time there is.
 """
 
 from __future__ import annotations
@@ -14,10 +17,11 @@ from aftermath.member.warmup import warmup_over
 from aftermath.rules import bitmap
 from aftermath.rules.accounts import Members, Run
 from aftermath.rules.commitment import Ready, encode_announcement
-from aftermath.rules.committee import witnesses
-from aftermath.rules.state import MemberState
+from aftermath.rules.committee import quorum, witnesses
+from aftermath.rules.state import MemberState, ModelSource
 
 _PATIENCE = 5.0  # seconds a ready witness waits for members it cannot reach
+_LATELY = 10.0  # seconds; who takes the model from several peers comes to each now and then
 _LOOK_AGAIN = 1.0
 
 
@@ -63,20 +67,49 @@ async def _witness(ports: Ports, readiness: Readiness, run: Run, slot: int) -> N
         "the report that this member is ready",
         wanted=lambda: not warmup_over(run, ports.feed.run),
     )
-    patient_until = ports.clock.monotonic() + _PATIENCE
+    patient_until, reading = ports.clock.monotonic() + _PATIENCE, _Reading(ports)
     while not duty.refused and not warmup_over(run, now := ports.feed.run):
         members = ports.feed.members
         elected = now.seed_is_drawn and slot in witnesses(now.current, members.mask(MemberState.HEALTHY))
         impatient = ports.clock.monotonic() >= patient_until
-        if elected and duty.due and _all_ready(ports, readiness, run, members, impatient):
+        taken, half = reading.lately(), run.state_started_at + run.config.warmup_time / 2
+        most_suffice = _from_peers(run) and ports.coordinator.now() >= half and not taken
+        if elected and duty.due and _all_ready(ports, readiness, run, members, impatient, most_suffice):
             reported = await duty.fulfil(lambda: ports.coordinator.warmup_witness(slot, now.place))
             if reported or bitmap.contains(ports.feed.run.current.attested, slot):
                 return
         await first_of(readiness.changed.wait(), ports.feed.after(now.seq), ports.clock.sleep(_LOOK_AGAIN))
 
 
-def _all_ready(ports: Ports, readiness: Readiness, run: Run, members: Members, impatient: bool) -> bool:
-    waiting = run.current.roster & members.mask(MemberState.HEALTHY)
-    whose = {(members.slots[slot].p2p, members.slots[slot].signer) for slot in bitmap.slots(waiting)}
-    missing = whose - readiness.of(run.epoch)
-    return not ({key for key, _ in missing} & ports.transport.reachable() if impatient else missing)
+def _all_ready(
+    ports: Ports, readiness: Readiness, run: Run, members: Members, impatient: bool, most_suffice: bool
+) -> bool:
+    """Whether nobody is waited for any more; `most_suffice`: nor are the others, once two thirds are ready."""
+    waiting = list(bitmap.slots(run.current.roster & members.mask(MemberState.HEALTHY)))
+    whose = {slot: (members.slots[slot].p2p, members.slots[slot].signer) for slot in waiting}
+    missing = [slot for slot in waiting if whose[slot] not in readiness.of(run.epoch)]
+    reachable = ports.transport.reachable()
+    waited_for = [slot for slot in missing if not impatient or whose[slot][0] in reachable]
+    weight, lacking = (sum(members.slots[slot].weight for slot in slots) for slots in (waiting, missing))
+    most = len(waiting) - len(missing) >= quorum(len(waiting)) and 3 * lacking <= weight
+    return not waited_for or (most_suffice and most)
+
+
+def _from_peers(run: Run) -> bool:
+    """Whether those who lack the model take all of it from peers, so that somebody sees it."""
+    return run.model_source is ModelSource.PEERS and not run.levels_lost
+
+
+class _Reading:
+    """Whether others take the model from this member: what else would it send them in a warm-up?"""
+
+    def __init__(self, ports: Ports) -> None:
+        self._ports, self._sent = ports, ports.transport.stats().sent["blob"]
+        self._at = float("-inf")
+
+    def lately(self) -> bool:
+        """Ask often: it is found out by looking."""
+        sent, now = self._ports.transport.stats().sent["blob"], self._ports.clock.monotonic()
+        if sent > self._sent:
+            self._sent, self._at = sent, now
+        return now < self._at + _LATELY

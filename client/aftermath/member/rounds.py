@@ -27,6 +27,7 @@ from aftermath.member.evaluations import Evaluations
 from aftermath.member.evidence import Pair, disputed, show_equivocation
 from aftermath.member.gradients import GradientFiles
 from aftermath.member.health import Excuses, report_undelivered
+from aftermath.member.lateness import Allowances
 from aftermath.member.own_state import OwnState
 from aftermath.member.plan import RoundPlan, plan_round
 from aftermath.member.ports import Desync, Ports, Role, Workers
@@ -80,7 +81,7 @@ class Rounds:
         self._replica, self._began, self._model, self._slot = replica, began, model, slot
         self._epoch = began.epoch
         self._members: Members | None = None
-        self._excuses = Excuses()
+        self._excuses, self._allowances = Excuses(), Allowances(began.config.max_round_train_time)
         self._collector = Collector(ports, role.levels, results, began.epoch)
         self._continuations = (
             Continuations(wishes.prompt, ports.feed, ports.events, workers.compute) if wishes.prompt else None
@@ -183,13 +184,15 @@ class Rounds:
         since = run.state_started_at
         self._ports.events.emit(kinds.Round(epoch=self._epoch, height=self._height, step=plan.header.step, since=since))
         judged = self._rules.judged(self._height)
-        duty = WitnessDuty(self._ports, self._results, self._slot, plan, judged, self._duty)
+        duty = WitnessDuty(self._ports, self._results, self._allowances, self._slot, plan, judged, self._duty)
         self._duty = duty
         self._start(duty.attend())
         self._start(duty.inquire(self._collector))
         await self._apply_through(run, self._rules.judged(self._height - 1))
         self._start(report_undelivered(self._ports, self._excuses, run, self._slot))
         trained = await self._train(plan)
+        if self._allowances.used_up(self._slot):
+            self.time.waited_for_enough(self._allowances.seconds)
         if trained is None:
             duty.own_share_done(0.0, 0.0)
         else:

@@ -1,7 +1,8 @@
 """How long a member's shares take, and telling it when its machine is too slow for the run.
 
 Choices: what counts is the member's own work of a round, applying and training, against the time it has for that;
-it is said once per epoch, at the first share that took longer, because the next epoch may deal out smaller ones.
+it is said once per epoch, at the first share that took longer, or once the others wait for it no longer
+(`member.lateness`), because the next epoch may deal out smaller ones.
 """
 
 from __future__ import annotations
@@ -39,14 +40,24 @@ class ShareTime:
         self.weight = shown if done else min(self.weight, shown)
         if self._applying + seconds <= self._limit or self._told:
             return
-        self._told = True
         took = f"took {'' if done else 'more than '}{seconds:.0f} s"
         if self._applying >= 1:
             took += f" and applying a round's results {self._applying:.0f} s"
+        self._tell(
+            f"{counted(sequences, 'sequence')} {took}; a round leaves {self._limit:.0f} s for it at most, so the work "
+            "comes too late"
+        )
+
+    def waited_for_enough(self, seconds: float) -> None:
+        """The others have waited so long for this member's results in this epoch, and do no longer."""
+        if not self._told:
+            self._tell(f"the others have waited for its results for {seconds:.0f} s in this epoch, and do no longer")
+
+    def _tell(self, why: str) -> None:
+        self._told = True
         self._events.emit(
             kinds.Warning(
-                message=f"this machine is too slow for its share of the rounds: {counted(sequences, 'sequence')} {took}"
-                f"; a round leaves {self._limit:.0f} s for it at most, so the work comes too late. {WHAT_HELPS}",
+                message=f"this machine is too slow for its share of the rounds: {why}. {WHAT_HELPS}",
                 until="state",
             )
         )

@@ -2,9 +2,9 @@
 
 Choices:
 - it speaks as soon as it holds every result of the judged round and everybody has announced this round's, so a round
-  lasts as long as its slowest member needs, up to the run's limit;
-- members out of reach are waited for a little, then not at all; others until shortly before the round's time is up,
-  since RoundWitness may last less than a transaction takes and a missing quorum ends the epoch;
+  lasts as long as its slowest member needs; nobody is waited for longer than `member.lateness` says;
+- members out of reach are waited for a little, then not at all; others until shortly before the round's time is up at
+  most, since RoundWitness may last less than a transaction takes and a missing quorum ends the epoch;
 - whose result it had to do without in its last attestation, although it had those of two thirds, it does not wait for
   in the next: what comes while it waits for the others counts as ever, and nobody makes one round after the other take
   its whole time by hiding a part of its result from some. Not so without overlap: who was late once would have nobody
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from aftermath.base.wait import first_of
 from aftermath.member.collect import ASK_EVERY, Collector
+from aftermath.member.lateness import Allowances, Lateness
 from aftermath.member.persist import Duty
 from aftermath.member.plan import RoundPlan
 from aftermath.member.ports import Ports
@@ -40,7 +41,14 @@ class WitnessDuty:
     """Attests in one round, if this member is elected for it; `judged` is the height of the round that it attests."""
 
     def __init__(
-        self, ports: Ports, results: Results, slot: int, plan: RoundPlan, judged: int, before: WitnessDuty | None = None
+        self,
+        ports: Ports,
+        results: Results,
+        allowances: Allowances,
+        slot: int,
+        plan: RoundPlan,
+        judged: int,
+        before: WitnessDuty | None = None,
     ) -> None:
         """`before`: the duty in the round before, if this member had one."""
         self._ports, self._results, self._slot, self._plan, self._judged = ports, results, slot, plan, judged
@@ -50,11 +58,20 @@ class WitnessDuty:
         self.lacked = frozenset[int]()
         """Whose results the attestation did without, unless they were so many that it says nothing of them."""
         self._started = ports.clock.monotonic()
+        self._lateness = Lateness(allowances, plan, self._started - self._age())
         self._sent_before = _sent(ports)
         self._own_done: float | None = None
         self._complete = float("inf")
         """When this member had nothing left to wait for."""
         self.loss, self.tokens_per_sec = 0.0, 0.0
+
+    def _age(self) -> float:
+        """Seconds for which the round had gone on when this member came to it: it may be slow itself. The chain counts
+        whole ones.
+        """
+        run = self._ports.feed.run
+        trains = run.state is RunState.ROUND_TRAIN and run.current.height == self._plan.header.height
+        return max(0.0, self._ports.coordinator.now() - run.state_started_at - 1) if trains else 0.0
 
     def own_share_done(self, loss: float, tokens_per_sec: float) -> None:
         """Our own training of this round is over, with or without a result."""
@@ -76,7 +93,8 @@ class WitnessDuty:
         duty = Duty(self._ports, name, wanted=lambda: not self._over())
         while not self._over() and not duty.refused:
             run, healthy = self._ports.feed.run, self._healthy()
-            due = duty.due and self._slot in witnesses(run.current, healthy) and self._time_has_come(run, healthy)
+            missing = self._waited_for(healthy)
+            due = duty.due and self._slot in witnesses(run.current, healthy) and self._time_has_come(run, missing)
             if due and (await self._attest(duty) or bitmap.contains(self._ports.feed.run.current.attested, self._slot)):
                 return
             await first_of(
@@ -98,22 +116,30 @@ class WitnessDuty:
                 if plan is not None and due and (unheard := plan.owing - self._results.announced(height)):
                     await collector.ask(height, unheard, lambda _: False)
 
-    def _time_has_come(self, run: Run, healthy: int) -> bool:
-        if run.state is RunState.ROUND_WITNESS or self._too_late_to_wait(run):
-            return True
-        if self._own_done is None:
-            return False
-        missing = self._plan.owing - self._results.announced(self._plan.header.height)
-        judged = self._results.plan(self._judged)
+    def _waited_for(self, healthy: int) -> frozenset[int]:
+        """Whose announcement or result is missing and still waited for."""
+        due, judged = self._plan.owing, self._results.plan(self._judged)
+        missing = due - self._results.announced(self._plan.header.height)
         if judged is not None:
+            due |= judged.owing
             missing |= judged.owing - self._results.settled(self._judged)
         overlaps = self._judged < self._plan.header.height
         failing = self._before.lacked if self._before is not None and overlaps else frozenset()
-        missing = frozenset(slot for slot in missing - failing if bitmap.contains(healthy, slot))
+        due = frozenset(slot for slot in due if bitmap.contains(healthy, slot))
+        there, missing = due - missing, due & missing - failing
         if self._out_of_patience():
-            reachable = self._ports.transport.reachable()
-            missing = frozenset(s for s in missing if self._plan.slots[s].p2p in reachable)
-        if missing - {self._slot}:
+            here = self._ports.transport.reachable() | {self._ports.transport.node_id}
+            missing = frozenset(s for s in missing if self._plan.slots[s].p2p in here)
+        if self._own_done is not None:
+            missing -= {self._slot}  # it works no longer: what is missing will not come
+        if self._ports.attention.woke() < self._started:  # else what has passed says nothing of anybody
+            missing = self._lateness.waited_for(due, there, missing, self._ports.clock.monotonic())
+        return missing - {self._slot}
+
+    def _time_has_come(self, run: Run, missing: frozenset[int]) -> bool:
+        if run.state is RunState.ROUND_WITNESS or self._too_late_to_wait(run):
+            return True
+        if self._own_done is None or missing:
             return False
         now = self._ports.clock.monotonic()
         self._complete = min(self._complete, now)

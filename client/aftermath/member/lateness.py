@@ -1,0 +1,86 @@
+"""Who is late in a round, and how long its witnesses wait for them.
+
+Decided
+- the round itself says what is late: once two thirds of those who owe something are there, who stand for two thirds of
+  the weight, the rest have three times as long as these took, and some seconds at least. Shares follow the weights, so
+  all should be done at about the same time. Whose share is more than its weight's part of the round has longer, and so
+  has a slow machine, up to twice: what it does beside its share takes it longer than others;
+- who needs more than that draws on an allowance: one `max_round_train_time` in each epoch, for all that it took after
+  the two thirds. While some is left it is waited for, so an honest member that is held up or slow for a while loses
+  nothing;
+- who has used it up is waited for while it is not late, and not at all after a round in which it was, until it is in
+  time again: one member costs an epoch about one round's whole time, however many rounds there are;
+- whoever is no witness keeps account too, since it may be one in the next round; also of itself, to know.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from aftermath.member.plan import RoundPlan
+from aftermath.rules.committee import quorum
+
+_TIMES = 3.0
+_LEAST = 3.0  # seconds
+_MOST_SLOWER = 2.0
+
+
+class Allowances:
+    """What every member has left of its allowance in one epoch."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._used: defaultdict[int, float] = defaultdict(float)
+        self.late: set[int] = set()
+        """Who was late in the newest round of which that is known."""
+
+    def use(self, slot: int, seconds: float) -> None:
+        self._used[slot] += seconds
+
+    def used_up(self, slot: int) -> bool:
+        return self._used[slot] >= self.seconds
+
+
+class Lateness:
+    """Who is late in one round, which `began` at that moment of the clock."""
+
+    def __init__(self, allowances: Allowances, plan: RoundPlan, began: float) -> None:
+        self._allowances, self._plan, self._began = allowances, plan, began
+        self._most_took: float | None = None
+        self._charged: defaultdict[int, float] = defaultdict(float)
+
+    def waited_for(
+        self, due: frozenset[int], there: frozenset[int], missing: frozenset[int], now: float
+    ) -> frozenset[int]:
+        """Who of those `missing` at this moment is waited for; `there`: who of all that are `due` is not missing."""
+        if self._most_took is None and self._are_most(there, due):
+            self._most_took = now - self._began
+        if self._most_took is None:
+            return missing
+        self._allowances.late -= there - self._charged.keys()
+        passed, most_took = now - self._began, self._most_took
+        return frozenset(slot for slot in sorted(missing) if self._waits(slot, passed, most_took))
+
+    def _are_most(self, there: frozenset[int], due: frozenset[int]) -> bool:
+        weight_there, weight = (sum(self._plan.slots[slot].weight for slot in those) for those in (there, due))
+        return len(there) >= quorum(len(due)) and 3 * weight_there >= 2 * weight
+
+    def _waits(self, slot: int, passed: float, most_took: float) -> bool:
+        """Whether this one is still waited for; its allowance pays for what it has taken."""
+        if passed <= self._in_time(slot, most_took):
+            return not (self._allowances.used_up(slot) and slot in self._allowances.late)
+        took = passed - most_took
+        self._allowances.use(slot, took - self._charged[slot])
+        self._charged[slot] = took
+        self._allowances.late.add(slot)
+        return not self._allowances.used_up(slot)
+
+    def _in_time(self, slot: int, most_took: float) -> float:
+        """Seconds from the round's beginning on until which this one is not late."""
+        shares, weights = self._plan.shares, {one: self._plan.slots[one].weight for one in self._plan.owing}
+        times = _TIMES
+        if weight := weights.get(slot):
+            part = sum(shares[one].len for one in weights) * weight / sum(weights.values())
+            times += max(0.0, shares[slot].len / part - 1)
+            times *= min(max(1.0, sum(weights.values()) / len(weights) / weight), _MOST_SLOWER)
+        return max(_LEAST, most_took * times)

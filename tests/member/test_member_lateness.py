@@ -1,0 +1,165 @@
+"""One member that is always late costs an epoch about one round's whole time; an honest one that is slow, nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from aftermath.member.lateness import Allowances, Lateness
+from aftermath.member.plan import RoundPlan, plan_round
+from aftermath.rules.state import RunState
+from aftermath.sim.simulation import Player, Simulation, play
+from member.saboteurs import sabotage, sign, tell_all
+from rules import builders
+
+LIMIT = 30
+ROUNDS = 10
+
+
+def _late(player: Player, seconds: float) -> None:
+    """From now on it announces every result so much after it has it."""
+
+    async def lie(said: object, transport: object) -> None:
+        asyncio.get_running_loop().call_later(seconds, tell_all, transport, sign(player, said))  # type: ignore[arg-type]
+
+    sabotage(player, lie)
+
+
+def _rounds(player: Player) -> list[float]:
+    """How long the rounds of the first epoch lasted."""
+    begun = [e["t"] for e in player.saw("round", epoch=0) + player.saw("cooldown", epoch=0)]
+    return [later - now for now, later in pairwise(begun)]
+
+
+@pytest.mark.parametrize("overlap", [1, 0])
+def test_who_is_always_late_costs_an_epoch_one_round_and_is_then_left_out(tmp_path: Path, overlap: int) -> None:
+    """It announces when 78 % of the limit are over, as long as it is in the run."""
+
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1, 2, 0)]
+        await sim.until(lambda run: run.state is RunState.WARMUP)
+        if late:
+            _late(players[0], 0.78 * LIMIT)
+        await sim.until(lambda run: run.epoch == 1)
+
+    took = []
+    for late in (False, True):
+        sim = play(
+            tmp_path / str(late),
+            story,
+            init_min_clients=4,
+            rounds_per_epoch=ROUNDS,
+            total_steps=2 * ROUNDS,
+            max_round_train_time=LIMIT,
+            overlap=overlap,
+        )
+        took.append(_rounds(sim.players[1]))
+        assert sim.check(hostile=sim.players[:1] if late else ()) > 0
+        assert sim.run.lost_sequences == 0
+    control, attacked = took
+    assert median(attacked) < 1.5 * median(control)
+    assert sum(seconds > 0.78 * LIMIT for seconds in attacked) <= 2
+    assert sum(attacked) < sum(control) + 1.2 * LIMIT, attacked
+    assert {sim.members.slots[slot].signer for _, slot in sim.record.dropped} == {sim.players[0].wallet}
+
+
+@pytest.mark.parametrize(("times", "rounds"), [(3.0, 8), (4.5, 2)])
+def test_an_honest_member_that_is_slow_for_some_rounds_loses_nothing(tmp_path: Path, times: float, rounds: int) -> None:
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1, 2, 0)]
+        await sim.until_round(1)
+        slow = players[2].compute
+        assert slow is not None
+        slow._seconds *= times
+        await sim.until_round(1 + rounds)
+        slow._seconds /= times
+        await sim.until(lambda run: run.epoch == 1)
+
+    sim = play(
+        tmp_path,
+        story,
+        init_min_clients=4,
+        rounds_per_epoch=ROUNDS,
+        total_steps=2 * ROUNDS,
+        max_round_train_time=LIMIT,
+    )
+    assert not sim.record.dropped
+    assert sim.check() > 0
+    assert [e["height"] for e in sim.players[2].saw("trained", epoch=0)] == [*range(ROUNDS)]
+    assert {e["results"] for player in sim.players for e in player.saw("applied", epoch=0)} == {4}
+
+
+def test_a_machine_slower_than_it_said_is_told_and_left_behind_for_one_epoch(tmp_path: Path) -> None:
+    """The next epoch goes by the speed that was seen."""
+
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1, 2, 0)]
+        await sim.until_round(1)
+        assert players[2].compute is not None
+        players[2].compute._seconds *= 5
+        await sim.until(lambda run: run.epoch == 2)
+
+    rules = {"rounds_per_epoch": ROUNDS, "total_steps": 3 * ROUNDS, "max_round_train_time": LIMIT, "warmup_time": 100}
+    batch = {"global_batch_size_start": 45, "global_batch_size_end": 45}
+    sim = play(tmp_path, story, init_min_clients=4, **rules, **batch)
+    slow = sim.players[2]
+    told = [e["message"] for e in slow.saw("warning") if "too slow" in e["message"]]
+    assert len(told) == 1
+    assert "the others have waited for its results for 30 s in this epoch, and do no longer" in told[0]
+    assert [epoch for epoch, _ in sim.record.dropped] == [0]
+    assert [e["height"] for e in slow.saw("trained", epoch=1)] == [*range(ROUNDS)]
+    assert sim.check(dropped=[slow]) > 0
+
+
+# --- one witness's account ------------------------------------------------------------------------------------------
+
+
+def _plan(weights: tuple[int, ...] = (3, 3, 3), batch: int = 9) -> RoundPlan:
+    slots = {slot: builders.slot(slot, weight=weight) for slot, weight in enumerate(weights)}
+    header = builders.header(0b111, height=4, step=5, batch=batch, seed=7, data_index=100)
+    return plan_round("test", 2, header, builders.members(slots), 0)
+
+
+def _waits(late: Lateness, missing: set[int], *times: float) -> list[bool]:
+    """At each time, whether all that are missing are waited for."""
+    due, out = frozenset(range(3)), frozenset(missing)
+    return [late.waited_for(due, due - out, out, time) == out for time in times]
+
+
+def test_what_is_taken_beyond_the_grace_comes_from_the_allowance() -> None:
+    allowances, plan = Allowances(20.0), _plan()
+    first = Lateness(allowances, plan, 100.0)
+    assert _waits(first, {2}, 104.0, 112.0) == [True, True]
+    assert _waits(first, set(), 112.0) == [True]
+    assert not allowances.used_up(2)
+    second = Lateness(allowances, plan, 200.0)
+    assert _waits(second, {2}, 204.0, 212.1, 223.9, 224.1) == [True, True, True, False]
+    third = Lateness(allowances, plan, 300.0)
+    assert _waits(third, {2}, 304.0) == [False]
+    assert _waits(third, set(), 305.0) == [True]
+    fourth = Lateness(allowances, plan, 400.0)
+    assert _waits(fourth, {2}, 404.0, 411.9, 412.1) == [True, True, False], "it was in time again"
+
+
+def test_nobody_is_late_before_two_thirds_of_the_members_and_of_the_weight_are_there() -> None:
+    few = Lateness(Allowances(20.0), _plan(), 0.0)
+    assert _waits(few, {1, 2}, 4.0, 1000.0) == [True, True]
+    light = Lateness(Allowances(20.0), _plan((3, 3, 4)), 0.0)
+    assert _waits(light, {2}, 4.0, 1000.0) == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("weights", "batch", "slot", "until"),
+    [((3, 3, 3), 9, 2, 30.0), ((8, 8, 2), 9, 2, 60.0), ((8, 7, 3), 18, 2, 60.0), ((5, 5, 5), 4, 1, 35.0)],
+)
+def test_a_slow_machine_has_longer_and_so_has_a_share_beyond_the_weight(
+    weights: tuple[int, ...], batch: int, slot: int, until: float
+) -> None:
+    plan = _plan(weights, batch)
+    allowances = Allowances(1.0)
+    late = Lateness(allowances, plan, 0.0)
+    assert _waits(late, {slot}, 10.0, until - 0.1, until + 0.1) == [True, True, False]

@@ -1,0 +1,83 @@
+"""Whom a warm-up waits for: not one that never says it is ready, but one that is still fetching the model."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aftermath.rules.commitment import Ready, decode_announcement
+from aftermath.rules.state import RunState
+from aftermath.sim.simulation import Player, Simulation, play
+
+WARMUP = 40
+
+
+def _never_ready(player: Player) -> None:
+    transport, chain = player.transport, player.chain
+    assert transport is not None
+    assert chain is not None
+    honest = transport.announce
+
+    async def announce(data: bytes) -> None:
+        if not isinstance(decode_announcement(data), Ready):
+            await honest(data)
+
+    async def nothing(*_: Any) -> None:
+        pass
+
+    transport.announce = announce  # type: ignore[method-assign]
+    chain.warmup_witness = nothing  # type: ignore[method-assign]
+
+
+def _warmup(sim: Simulation, player: Player) -> float:
+    """How long that of the second epoch lasted."""
+    began = player.saw("state", epoch=1, state=RunState.WARMUP.name)[-1]["t"]
+    return float(player.saw("round", epoch=1)[0]["t"] - began)
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_one_member_that_never_says_it_is_ready_costs_half_of_a_warm_up(tmp_path: Path, silent: bool) -> None:
+    async def story(sim: Simulation) -> None:
+        players = [sim.add(tier) for tier in (0, 1, 2, 0)]
+        await sim.until_round(2)
+        if silent:
+            _never_ready(players[0])
+        await sim.until_round(2, epoch=1)
+
+    sim = play(tmp_path, story, init_min_clients=4, warmup_time=WARMUP)
+    took = _warmup(sim, sim.players[1])
+    assert WARMUP / 2 <= took < WARMUP / 2 + 3 if silent else took < 10
+    assert not sim.record.dropped
+    assert sim.compare(sim.players) > 0
+
+
+def test_who_is_still_fetching_the_model_is_waited_for(tmp_path: Path) -> None:
+    """A newcomer needs more than half of the warm-up's time for it."""
+
+    async def story(sim: Simulation) -> None:
+        for tier in (0, 1, 2):
+            sim.add(tier)
+        await sim.until_round(2)
+        newcomer = sim.add(0)
+        assert newcomer.transport is not None
+        honest = newcomer.transport.fetch
+
+        async def slowly(*given: Any, **more: Any) -> bytes:
+            await asyncio.sleep(6.0)
+            return await honest(*given, **more)
+
+        newcomer.transport.fetch = slowly  # type: ignore[method-assign]
+        await sim.until_round(0, epoch=1)
+        newcomer.transport.fetch = honest  # type: ignore[method-assign]
+        await sim.until(lambda run: run.epoch == 2)
+
+    sim = play(tmp_path, story, warmup_time=WARMUP)
+    newcomer = sim.players[3]
+    assert [event["source"] for event in newcomer.saw("model")] == ["peers"]
+    assert newcomer.saw("model")[0]["t"] <= sim.players[1].saw("round", epoch=1)[0]["t"]
+    assert WARMUP / 2 + 5 < _warmup(sim, sim.players[1]) < WARMUP
+    assert len(newcomer.saw("trained", epoch=1)) == 6
+    assert sim.check() > 0
