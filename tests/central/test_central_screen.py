@@ -68,9 +68,9 @@ async def test_tokens_are_served_where_the_state_file_says(data_config: Path) ->
 @pytest.mark.parametrize(
     ("address", "seq_len", "said"),
     [
-        ("127.0.0.1:0", 32, "write data_location"),
-        ("127.0.0.1:port", 32, "write data_location"),
-        ("127.0.0.1:7", 64, "set seq_len to the run's max_seq_len"),
+        ("127.0.0.1:0", 32, "Write data_location"),
+        ("127.0.0.1:port", 32, "Write data_location"),
+        ("127.0.0.1:7", 64, "Set seq_len to the run's max_seq_len"),
     ],
 )
 def test_data_that_does_not_fit_the_state_file_is_told(

@@ -92,4 +92,4 @@ def test_what_is_no_hash_is_refused_with_its_line(created: Shell, run_id: str, c
     refused = created("update-config", "--run-id", run_id, "--config-path", config).error["error"]
     assert "data_hash" in refused
     nothing = invoke("data", "inspect", "--json").mistake
-    assert nothing["fix"] == "pass --data-path FOLDER or --config-path FILE"
+    assert nothing["fix"] == "Pass --data-path FOLDER or --config-path FILE"

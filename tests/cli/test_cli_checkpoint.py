@@ -72,7 +72,7 @@ def test_a_finished_run_is_reopened_and_taken_back(owner: Shell, run_id: str, ma
     assert [one["step"] for one in owner("rewind", *named).data] == [2, 0]
     assert "2 checkpoints of run" in invoke("rewind", "--rpc", owner.rpc, "-w", owner.wallet, *named).out
     unknown = owner("rewind", *named, "--to-step", 1).error
-    assert unknown["fix"] == "name one of step 0, 2"
+    assert unknown["fix"] == "Name one of step 0, 2"
     for step in (0, 2):
         assert owner("rewind", *named, "--to-step", step).data["step"] == step
         assert owner("json-dump-run", *named).data["run"]["step"] == step + 1

@@ -101,4 +101,4 @@ def test_what_is_no_command_tells_of_wrong_options_in_the_same_form(line: tuple[
     assert error.startswith("error: ")
     assert said in error
     call = " ".join(line[:2]) if line[0] == "-m" else line[0]
-    assert fix == f"fix: see: python {call} --help"
+    assert fix == f"fix: See: python {call} --help"

@@ -32,7 +32,7 @@ def test_a_person_reads_the_prompt_and_what_follows(material: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "sentence", "fix"),
     [
-        (("--tier", 1, "--draft-tier", 1), "tier 1 is no draft for tier 1", "name a smaller one"),
+        (("--tier", 1, "--draft-tier", 1), "tier 1 is no draft for tier 1", "Name a smaller one"),
         (("--draft-tokens", 2), "there is none", "--draft-tier as well"),
         (("--prompt", ""), "the prompt has no token", "at least one letter"),
         (("--temperature", -1), "must be a number from 0.0 to 100.0", "--help"),

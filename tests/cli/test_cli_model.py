@@ -57,7 +57,7 @@ def test_a_preset_takes_the_options_of_its_shape(tmp_path: Path) -> None:
     assert (shown["architecture"], shown["vocab"], shown["stored_tier"]) == ("llama", 257, 0)
     assert shown["tiers"]["0"] * 4 == shown["state_bytes"]["0"] < shown["weight_bytes"]
     for arguments, says in (
-        (("--preset", "llama-2m"), "choose one of llama-1m"),
+        (("--preset", "llama-2m"), "Choose one of llama-1m"),
         (("--preset", "llama-1m", "--architecture", "nanogpt"), "has its own"),
     ):
         told = invoke("model", "init", *arguments, "--out", str(tmp_path / "n"))
@@ -138,6 +138,6 @@ def test_a_tier_that_is_another_model_is_told_though_its_digest_is_right(made: P
 def test_nothing_is_pushed_without_a_repository_s_name_or_a_token(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HF_TOKEN", raising=False)
     told = invoke("model", "push", "--model", str(made), "--repo", "nobody")
-    assert (told.code, "say OWNER/NAME" in told.err) == (2, True)
+    assert (told.code, "Say OWNER/NAME" in told.err) == (2, True)
     told = invoke("model", "push", "--model", str(made), "--repo", "me/tiny")
-    assert (told.code, "set HF_TOKEN" in told.err) == (1, True)
+    assert (told.code, "Set HF_TOKEN" in told.err) == (1, True)

@@ -274,7 +274,7 @@ def test_what_the_program_refuses_comes_with_the_command_that_mends_it(
     stranger = tmp_path / "stranger.json"
     create_wallet(stranger)
     fix = Shell(created.rpc, stranger)("update-config", "--run-id", run_id, "--name", "Mine").error["fix"]
-    assert fix == "sign with its owner's key: -w FILE"
+    assert fix == "Sign with its owner's key: -w FILE"
     assert created("update-config", "--run-id", run_id, "--config-path", material / "config.toml").code == 0
     assert created("set-paused", "--run-id", run_id, "resume").code == 0
     running = created("close-run", "--run-id", run_id, "--yes").error

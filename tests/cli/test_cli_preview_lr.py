@@ -74,7 +74,7 @@ def test_a_plot_that_cannot_be_written_is_said(config: Path, tmp_path: Path, nam
     shown = invoke("preview-lr", "--config-path", config, "--plot", tmp_path / name)
     assert shown.code == 1
     assert f"{tmp_path / name} cannot be written" in shown.err
-    assert "fix: name a PNG file in a directory that exists" in shown.err
+    assert "fix: Name a PNG file in a directory that exists" in shown.err
 
 
 def test_a_rate_that_is_zero_too_early_is_warned_about(config: Path) -> None:

@@ -71,7 +71,7 @@ def test_the_length_of_a_continuation_needs_a_text(owner: Shell) -> None:
     done = train(owner, "--run-id", "nowhere", "--prompt-tokens", "8")
     assert done.returncode == 2
     assert done.stderr.startswith(
-        "error: --prompt-tokens is the length of a continuation, of no text\nfix: pass --prompt"
+        "error: --prompt-tokens is the length of a continuation, of no text\nfix: Pass --prompt"
     )
 
 

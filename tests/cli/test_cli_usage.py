@@ -12,10 +12,10 @@ from aftermath.cli.main import INDEX, load
 from cli.cli_runs import Outcome, invoke
 
 MISTAKES = [
-    ("creat-run", "there is no command 'creat-run'", "did you mean create-run?"),
+    ("creat-run", "there is no command 'creat-run'", "Did you mean create-run?"),
     ("--nonsense", "there is no option --nonsense", "aftermath-solana --help"),
-    ("tick --cont 3", "there is no option --cont", "did you mean --count? aftermath-solana tick --help"),
-    ("tick", "--run-id is missing", "pass --run-id, or set RUN_ID"),
+    ("tick --cont 3", "there is no option --cont", "Did you mean --count? aftermath-solana tick --help"),
+    ("tick", "--run-id is missing", "Pass --run-id, or set RUN_ID"),
     ("tick --run-id", "--run-id needs a value", "aftermath-solana tick --help"),
     ("tick --run-id x --count many", "--count must be a whole number of at least 1", "tick --help"),
     ("tick --run-id x --count 0", "--count must be a whole number of at least 1", "tick --help"),
@@ -40,7 +40,7 @@ MISTAKES = [
     ("train --run-id " + "x" * 33, "cannot be a run id", "1 to 32 bytes"),
     ("train --run-id \udcff", "the run id is not text", "UTF-8"),
     ("create-run --run-id two\x1b[2J", "'two\\x1b[2J' cannot be told from other ids by reading it", "can type"),
-    ("create-run --run-id e\u0301", "cannot be told from other ids by reading it", "choose one that people can type"),
+    ("create-run --run-id e\u0301", "cannot be told from other ids by reading it", "Choose one that people can type"),
     ("create-run --run-id x --name " + "n" * 65, "--name has 65 bytes", "at most 64 bytes"),
     ("update-config --run-id x --description " + "é" * 141, "--description has 282 bytes", "at most 280 bytes"),
     ("update-config --run-id x --config-path=", "the path given for --config-path is empty", "leave the option out"),
@@ -52,8 +52,8 @@ MISTAKES = [
     ("update-config --run-id x --restart-from-step 5000000000", "--restart-from-step must be a whole", "help"),
     ("checkpoint --run-id x --repo not-a-repo", "--repo 'not-a-repo' is not the name of a repository", "OWNER/NAME"),
     ("checkpoint --run-id x --repo a/b/c", "--repo 'a/b/c' is not the name of a repository", "OWNER/NAME"),
-    ("checkpoint --run-id x", "say where the checkpoint is", "pass either --repo or --path"),
-    ("checkpoint --run-id x --repo a/b --path c", "--repo and --path contradict each other", "pass one of them"),
+    ("checkpoint --run-id x", "say where the checkpoint is", "Pass either --repo or --path"),
+    ("checkpoint --run-id x --repo a/b --path c", "--repo and --path contradict each other", "Pass one of them"),
     ("set-paused --run-id x halt", "action must be one of pause, resume", "set-paused --help"),
     ("localnet --engine fast", "--engine must be one of embedded, validator", "localnet --help"),
     ("localnet --port -1", "--port must be a whole number from 0 to 65534", "localnet --help"),

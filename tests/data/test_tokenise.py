@@ -81,7 +81,7 @@ def test_ids_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     big = Tokenizer(models.WordLevel({"a": 70_000, "[UNK]": 1}, unk_token="[UNK]"))
     big.pre_tokenizer = pre_tokenizers.Whitespace()
     documents = folder_documents(corpus(tmp_path / "text"))
-    with pytest.raises(DataError, match=r"70000 do not fit in 2 bytes\nuse 4 bytes"):
+    with pytest.raises(DataError, match=r"70000 do not fit in 2 bytes\nUse 4 bytes"):
         tokenise(documents, tmp_path / "out", big, token_bytes=2)
     assert tokenise(documents, tmp_path / "out", big, token_bytes=4).tokens > 0
 

@@ -135,11 +135,11 @@ MISTAKES: dict[Mistake, tuple[str, str]] = {
     closed_run: ("there is no run", "list-runs"),
     missing_wallet: ("there is no key file", "show-identity --create"),
     wallet_that_is_no_key: ("broken.json is not a Solana private key", "JSON array of 64 numbers"),
-    unreadable_wallet: ("a-directory.json: Is a directory", "check the path"),
+    unreadable_wallet: ("a-directory.json: Is a directory", "Check the path"),
     identity_that_is_no_key: ("identity is not an identity key", "32 raw bytes or 64 hex digits"),
     missing_data: ("there is no token data at", "data tokenize --output"),
     truncated_data: ("is truncated", "tokenise the file again"),
-    tier_out_of_range: ("has tiers 0 to 2", "choose one of those"),
+    tier_out_of_range: ("has tiers 0 to 2", "Choose one of those"),
     changed_model: ("does not fit run", "restore it, or update-config again"),
     occupied_port: ("is already in use", "--bind-p2p-port"),
 }

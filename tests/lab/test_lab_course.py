@@ -190,7 +190,7 @@ def test_the_checkpoint_is_one_that_can_be_trained_on(place: Path) -> None:
 )
 def test_another_recipe_does_not_go_on(place: Path, given: dict[str, Any], named: str) -> None:
     train(place, out=place / "out")
-    with pytest.raises(CheckpointError, match=f"other settings: .*{named}\ngive the same options"):
+    with pytest.raises(CheckpointError, match=f"other settings: .*{named}\nGive the same options"):
         train(place, **given, out=place / "out")
 
 

@@ -139,7 +139,7 @@ def test_a_config_with_sparseloco_is_taken_and_options_beside_it_count(tmp_path:
     assert recipe(config_path=given, optimizer="distro", lr=1e-3).agreed == distro_of(optimizer_of(SOFT_DISTRO))
     with pytest.raises(UsageError, match=r"--inner-optimizer muon: the learning rate in .* is for adamw") as told:
         recipe(config_path=given, inner_optimizer="muon")
-    assert told.value.fix == "pass --lr as well, for example --lr 0.02"
+    assert told.value.fix == "Pass --lr as well, for example --lr 0.02"
     assert recipe(config_path=given, inner_optimizer="muon", lr=0.01).agreed == replace(of_file, inner_optimizer="muon")
     assert recipe(config_path=given, inner_optimizer="adamw").agreed == of_file
     with pytest.raises(UsageError, match=r"rate of 100\.1 with .* of 0\.01 would turn"):
@@ -182,25 +182,25 @@ def test_it_goes_into_json_and_members_take_turns() -> None:
     [
         ({"model": None}, "--model is missing", "--config-path FILE"),
         ({"data_path": None}, "--data-path is missing", "--config-path FILE"),
-        ({"tiers": "0,x"}, "--tiers '0,x' must be whole numbers from 0 to 7", "for example"),
-        ({"tiers": ""}, "--tiers '' must be", "for example"),
-        ({"tiers": "9"}, "--tiers '9' must be", "for example"),
+        ({"tiers": "0,x"}, "--tiers '0,x' must be whole numbers from 0 to 7", "For example"),
+        ({"tiers": ""}, "--tiers '' must be", "For example"),
+        ({"tiers": "9"}, "--tiers '9' must be", "For example"),
         ({"tiers": "0,1,2", "members": 2}, "names 3 members, --members 2", "no more tiers than members"),
         ({"members": 3, "optimizer": "adamw"}, "3 members with adamw", "--total-batch"),
         ({"tiers": "0,1", "optimizer": "muon"}, "2 members with muon", "--total-batch"),
-        ({"reject": 5, "optimizer": "adamw"}, "--reject means results", "leave it out"),
-        ({"overlap": "0", "optimizer": "adamw"}, "--overlap means results", "leave it out"),
-        ({"topk": 9, "optimizer": "muon"}, "--topk means results of members, and muon has none", "leave it out"),
-        ({"inner_steps": 9, "optimizer": "adamw"}, "--inner-steps means results", "leave it out"),
-        ({"inner_steps": 9}, "--inner-steps means inner steps of sparseloco, and distro has none", "leave it out"),
-        ({"mean": "all"}, "--mean means inner steps of sparseloco", "leave it out"),
+        ({"reject": 5, "optimizer": "adamw"}, "--reject means results", "Leave it out"),
+        ({"overlap": "0", "optimizer": "adamw"}, "--overlap means results", "Leave it out"),
+        ({"topk": 9, "optimizer": "muon"}, "--topk means results of members, and muon has none", "Leave it out"),
+        ({"inner_steps": 9, "optimizer": "adamw"}, "--inner-steps means results", "Leave it out"),
+        ({"inner_steps": 9}, "--inner-steps means inner steps of sparseloco, and distro has none", "Leave it out"),
+        ({"mean": "all"}, "--mean means inner steps of sparseloco", "Leave it out"),
         ({"feedback_decay": 1.0}, "--feedback-decay 1.0 is not what a run takes", "from 0 to below 1"),
         ({"feedback_decay": -0.5}, "--feedback-decay -0.5 is not what a run takes", "from 0 to below 1"),
         ({"feedback_decay": float("nan")}, "--feedback-decay nan is not what a run takes", "from 0 to below 1"),
         ({"outer_lr": 0.0, "optimizer": "sparseloco"}, "--outer-lr 0.0 is no rate", "at most 64"),
         ({"outer_lr": float("nan"), "optimizer": "sparseloco"}, "--outer-lr nan is no rate", "at most 64"),
         ({"orthogonal_lr": 64.5, "optimizer": "sparseloco"}, "--orthogonal-lr 64.5 is no rate", "from 0 to 64"),
-        ({"orthogonal_lr": 1.0, "optimizer": "distro"}, "--orthogonal-lr means", "leave it out"),
+        ({"orthogonal_lr": 1.0, "optimizer": "distro"}, "--orthogonal-lr means", "Leave it out"),
         ({"config_path": DISTRO_RUN, "optimizer": "sparseloco"}, "--optimizer sparseloco: the learning", "--lr 0.002"),
         ({"members": 33}, "a batch of 32 is too small for 33 members", "--total-batch"),
         ({"members": 2, "shares": "1,2,3"}, "is for 3 members, not 2", "one for each"),
@@ -208,7 +208,7 @@ def test_it_goes_into_json_and_members_take_turns() -> None:
         ({"config_path": DEMO, "eval_every": 2}, "--eval-every measures on held-out text", "--held-out-path DIR"),
         ({"topk": 4097}, "--topk 4097: a block has 4096 coefficients", "4096 or less"),
         ({"topk_embeddings": 4097}, "--topk-embeddings 4097: a block has 4096 coefficients", "4096 or less"),
-        ({"members": 2, "shares": "0,32"}, "--shares '0,32' must be whole numbers from 1", "for example"),
+        ({"members": 2, "shares": "0,32"}, "--shares '0,32' must be whole numbers from 1", "For example"),
         ({"lr": 0.0}, "--lr 0.0 is no learning rate", "above 0"),
         ({"lr": float("nan")}, "--lr nan is no learning rate", "above 0"),
         ({"lr": float("inf")}, "--lr inf is no learning rate", "above 0"),
@@ -262,7 +262,7 @@ def test_a_rate_at_which_decay_would_turn_weights_over_is_told(tmp_path: Path) -
     assert recipe(config_path=given, lr=100.0).schedule.base_lr == 100
     with pytest.raises(UsageError, match=r"rate of 100\.1 with .* of 0\.01 would turn") as told:
         recipe(config_path=given, lr=100.1)
-    assert told.value.fix == "pass --lr 100 or less"
+    assert told.value.fix == "Pass --lr 100 or less"
 
 
 def test_a_config_that_is_wrong_is_told_with_its_line(tmp_path: Path) -> None:

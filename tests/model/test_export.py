@@ -243,7 +243,7 @@ def test_a_tier_that_the_checkpoint_cannot_have_is_said_with_those_it_can(made: 
     status, output, errors = run("export_matformer_tiers.py", "--src", str(made), "--tiers", "1", "7")
     assert (status, output) == (2, "")
     assert "can be cut into 6 tiers beside the full model" in errors
-    assert "\nfix: choose --tiers from 1 to 6\n" in errors
+    assert "\nfix: Choose --tiers from 1 to 6\n" in errors
 
 
 def test_one_document_is_told_as_one(tmp_path: Path) -> None:

@@ -113,5 +113,5 @@ def test_a_run_has_so_many_tiers(tiers: int) -> None:
 @pytest.mark.parametrize("level", [-1, 3])
 def test_a_level_that_is_not_there_is_named(level: int) -> None:
     for asked in (schema().of_level, schema().held_by, schema().parameters):
-        with pytest.raises(SchemaError, match=f"level {level} is out of range\\nthis run has levels 0 to 2"):
+        with pytest.raises(SchemaError, match=f"level {level} is out of range\\nThis run has levels 0 to 2"):
             asked(level)

@@ -75,7 +75,7 @@ def test_another_model_of_a_step_is_refused_and_changes_nothing(tmp_path: Path, 
     if missing is not None:
         (place / missing).unlink()
     before = _contents(place)
-    with pytest.raises(CheckpointError, match=r"run-step5 holds another model of that name, and stays as it is\nmove"):
+    with pytest.raises(CheckpointError, match=r"run-step5 holds another model of that name, and stays as it is\nMove"):
         keep(tmp_path, 5, seed=2)
     assert _contents(place) == before
     assert [path.name for path in tmp_path.iterdir()] == ["run-step5"]
@@ -134,7 +134,7 @@ def test_a_write_that_only_safetensors_tells_of_is_a_sentence(tmp_path: Path, mo
     monkeypatch.setattr(store, "save_file", limited)
     with pytest.raises(CheckpointError, match=r"cannot write to .*: I/O error: Read-only file system") as told:
         keep(tmp_path, 1)
-    assert told.value.fix == "name a directory that you may write to; nothing was changed"
+    assert told.value.fix == "Name a directory that you may write to; nothing was changed"
     assert not [*tmp_path.iterdir()]
 
 

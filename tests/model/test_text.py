@@ -25,7 +25,7 @@ def test_what_is_none_is_told_with_what_to_do(tmp_path: Path, content: bytes | N
         (tmp_path / "tokenizer.json").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"tokenizer\.json") as told:
         load_tokenizer(tmp_path)
-    assert told.value.fix == "put the model's own tokenizer.json there"
+    assert told.value.fix == "Put the model's own tokenizer.json there"
 
 
 def test_a_prompt_must_have_tokens_that_the_model_knows() -> None:

@@ -200,7 +200,7 @@ def test_an_oversized_schema_is_refused_before_parsing() -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"decay": -0.5}, "compression_decay must be a finite[^\n]*\nset it in .model.LLM.optimizer.Distro."),
+        ({"decay": -0.5}, "compression_decay must be a finite[^\n]*\nSet it in .model.LLM.optimizer.Distro."),
         ({"topk": 0}, "compression_topk must be from 1"),
         ({"topk_embeddings": 0}, "compression_topk_embeddings must be from 1"),
         ({"chunk": 70000}, "compression_chunk must be from 1"),

@@ -68,7 +68,7 @@ async def test_a_peer_that_never_started_is_unreachable_within_the_deadline(open
     node = await opened(1)
     node.set_members([identity(9)])
     began = time.monotonic()
-    with pytest.raises(PeerUnreachable, match=r"(?s)address is not known.*check that it runs"):
+    with pytest.raises(PeerUnreachable, match=r"(?s)address is not known.*Check that it runs"):
         await node.request(identity(9), "any", b"", 10, 1.0)
     assert time.monotonic() - began < 1.5
 

@@ -112,7 +112,7 @@ def test_a_directory_others_can_write_is_refused(tmp_path):
     with pytest.raises(DiscoveryFailed, match=r"(?s)other users.*chmod 700"):
         LocalDirectory(shared, ME).prepare()
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(DiscoveryFailed, match="choose another directory"):
+    with pytest.raises(DiscoveryFailed, match="Choose another directory"):
         LocalDirectory(tmp_path / "file" / "run", ME).prepare()
 
 

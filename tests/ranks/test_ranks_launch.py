@@ -28,7 +28,7 @@ async def test_a_rank_that_ends_while_nothing_is_done_is_named() -> None:
     with ranks_on_cpu(2) as (processes, _):
         os.kill(processes.processes[0], signal.SIGKILL)
         with pytest.raises(
-            RankLost, match=r"rank 1 of this member, on cpu, has ended by SIGKILL.*\n.*start the member"
+            RankLost, match=r"rank 1 of this member, on cpu, has ended by SIGKILL.*\n.*Start the member"
         ):
             await processes.while_all_run(_for_ever())
 

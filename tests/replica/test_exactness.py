@@ -56,7 +56,7 @@ def test_a_workspace_that_is_repeatable_too_is_left() -> None:
 )
 def test_an_environment_that_asks_for_something_else_is_refused_by_name(name: str, value: str) -> None:
     os.environ[name] = value
-    with pytest.raises(Unsuitable, match=rf"(?s)^{name} is .*unset it"):
+    with pytest.raises(Unsuitable, match=rf"(?s)^{name} is .*Unset it"):
         exact_device("cpu")
 
 

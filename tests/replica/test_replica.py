@@ -193,7 +193,7 @@ def test_a_device_that_is_here_is_picked(machine: dict[str, int], gpus: int, mps
 )
 def test_a_name_that_is_no_device_is_a_sentence_with_the_names_that_are(machine: dict[str, int], name: str) -> None:
     machine.update(gpus=8, mps=1)
-    with pytest.raises(UsageError, match=r"(?s)^--device .*it is auto, cpu, mps, cuda or cuda:X,Y"):
+    with pytest.raises(UsageError, match=r"(?s)^--device .*It is auto, cpu, mps, cuda or cuda:X,Y"):
         pick_device(name)
 
 
@@ -201,13 +201,13 @@ def test_a_name_that_is_no_device_is_a_sentence_with_the_names_that_are(machine:
     ("name", "says"), [("cuda", "no CUDA device"), ("cuda:0", "no CUDA"), ("mps", "no MPS device")]
 )
 def test_a_device_that_is_not_here_is_a_sentence(machine: dict[str, int], name: str, says: str) -> None:
-    with pytest.raises(Unsuitable, match=f"(?s){says}.*use cpu or auto"):
+    with pytest.raises(Unsuitable, match=f"(?s){says}.*Use cpu or auto"):
         pick_device(name)
 
 
 def test_a_gpu_beyond_the_last_one_is_a_sentence(machine: dict[str, int]) -> None:
     machine.update(gpus=2)
-    with pytest.raises(Unsuitable, match=r"--device cuda:2 is not here\nthe CUDA devices here are cuda:0 to cuda:1"):
+    with pytest.raises(Unsuitable, match=r"--device cuda:2 is not here\nThe CUDA devices here are cuda:0 to cuda:1"):
         pick_device("cuda:2")
 
 

@@ -95,7 +95,7 @@ def test_there_must_be_room_for_two_checkpoints(
     monkeypatch.setattr(keeping.shutil, "disk_usage", lambda _: Usage(0, 0, needed))
     with pytest.raises(AftermathError, match=f"--checkpoint-dir {tmp_path}: .* are free, and 2 checkpoints") as caught:
         check_directory(asked, schema)
-    assert "make room" in caught.value.fix
+    assert "Make room" in caught.value.fix
     monkeypatch.setattr(keeping.shutil, "disk_usage", lambda _: Usage(0, 0, needed + 1))
     check_directory(asked, schema)
 

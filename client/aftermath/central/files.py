@@ -27,7 +27,7 @@ def owner_directory(state: Path | None) -> Path | None:
         state.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise ServerError(
-            f"cannot make the directory {state}: {error.strerror}", "name another --save-state-dir"
+            f"cannot make the directory {state}: {error.strerror}", "Name another --save-state-dir"
         ) from None
     return state
 
@@ -37,14 +37,14 @@ def tls_of(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
     if certificate is None and key is None:
         return None
     if certificate is None or key is None:
-        raise UsageError("--tls-certificate and --tls-key are two parts of one thing", "pass both")
+        raise UsageError("--tls-certificate and --tls-key are two parts of one thing", "Pass both")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
         context.load_cert_chain(certificate, key)
     except (OSError, ssl.SSLError) as error:
         why = error.strerror if isinstance(error, FileNotFoundError | PermissionError) else "they do not fit together"
         raise ServerError(
-            f"cannot use the certificate {certificate} with the key {key}: {why}", "they are PEM files of one pair"
+            f"cannot use the certificate {certificate} with the key {key}: {why}", "They are PEM files of one pair"
         ) from None
     return context
 
@@ -55,7 +55,7 @@ def allowed_of(path: Path | None) -> frozenset[Pubkey] | None:
         return None
     try:
         if path.stat().st_size > MOST_LISTED:
-            raise ServerError(f"{path} is too long for a list of identities", "it has one public key a line")
+            raise ServerError(f"{path} is too long for a list of identities", "It has one public key a line")
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is no text"
@@ -68,6 +68,6 @@ def allowed_of(path: Path | None) -> frozenset[Pubkey] | None:
         except ValueError:
             raise ServerError(
                 f"{path}:{number} is not a public key",
-                "write what `aftermath-centralized client show-identity` shows, one a line; # begins a remark",
+                "Write what `aftermath-centralized client show-identity` shows, one a line; # begins a remark",
             ) from None
     return frozenset(found)

@@ -205,7 +205,7 @@ class Link(httpx.AsyncBaseTransport):
         except ssl.SSLCertVerificationError as error:
             raise ServerRefused(
                 f"the certificate of the server {self.address} is not to be trusted: {error.verify_message}",
-                "pass --tls-ca FILE with the certificate that whoever runs the server gave you",
+                "Pass --tls-ca FILE with the certificate that whoever runs the server gave you",
             ) from error
         try:
             async with asyncio.timeout(OPEN_SECONDS):
@@ -220,12 +220,12 @@ class Link(httpx.AsyncBaseTransport):
         if challenge.run_id != self._run_id:
             raise ServerRefused(
                 f"the server {self.address} keeps the run {challenge.run_id!r}, not {self._run_id!r}",
-                f"pass --run-id {challenge.run_id}, or the address of another server",
+                f"Pass --run-id {challenge.run_id}, or the address of another server",
             )
         if self._genesis and challenge.genesis != self._genesis:
             raise ServerRefused(
                 f"the server {self.address} has begun anew, and the run as it was is gone",
-                "start this member again; a server keeps its run with --save-state-dir",
+                "Start this member again; a server keeps its run with --save-state-dir",
             )
         await connection.send(answer(challenge, self._wallet.keypair, self._peer).decode())
         said = admitted(await connection.recv())

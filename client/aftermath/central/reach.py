@@ -51,7 +51,7 @@ class CentralPool(RpcPool):
     def _unavailable(self, patience: float) -> Unavailable:
         return Unavailable(
             f"the server {self._address} has not answered for {patience:.0f} s",
-            "check --server-addr, and that the server runs: aftermath-centralized server run; one with a certificate "
+            "Check --server-addr, and that the server runs: aftermath-centralized server run; one with a certificate "
             "is reached with --tls or --tls-ca",
         )
 
@@ -100,7 +100,7 @@ def reaching(address: str, tls: ssl.SSLContext | None, identity: Path | None) ->
     """What makes the way to the server at HOST:PORT. Raises UsageError, and WalletError when it is called."""
     found = _ADDRESS.fullmatch(address)
     if found is None or not 0 < int(found[2]) < 65536:
-        raise UsageError(f"--server-addr {address!r} is no address", "write HOST:PORT")
+        raise UsageError(f"--server-addr {address!r} is no address", "Write HOST:PORT")
 
     def reach(settings: TrainSettings) -> Reach:
         wallet = identity_of(identity)

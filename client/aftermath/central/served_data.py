@@ -19,18 +19,18 @@ def data_beside(path: Path, config: RunConfig) -> tuple[Settings, TokenFiles, in
     if server is None:
         raise UsageError(
             f"--data-config {path}: the state file does not have its data from a server",
-            'write data_location = { Server = "HOST:PORT" } there, the address at which members reach this machine',
+            'Write data_location = { Server = "HOST:PORT" } there, the address at which members reach this machine',
         )
     settings = load_settings(path)
     if settings.seq_len != config.llm.max_seq_len:
         raise UsageError(
             f"{path} has sequences of {settings.seq_len} tokens, and the state file of {config.llm.max_seq_len}",
-            "set seq_len to the run's max_seq_len",
+            "Set seq_len to the run's max_seq_len",
         )
     port = server.address.rpartition(":")[2] if ":" in server.address.rpartition("]")[2] else str(PORT)
     if not port.isdecimal() or not 0 < int(port) < 65536:
         raise UsageError(
-            f"data_location.Server is {server.address!r}", 'write data_location = { Server = "HOST:PORT" }'
+            f"data_location.Server is {server.address!r}", 'Write data_location = { Server = "HOST:PORT" }'
         )
     return settings, served(settings), int(port)
 

@@ -77,7 +77,7 @@ class CentralServer:
             why = "it is in use" if error.errno == errno.EADDRINUSE else error.strerror
             raise ServerError(
                 f"cannot listen at {self.config.host}:{self.config.port}: {why}",
-                "choose another port with --server-port, or another address with --host",
+                "Choose another port with --server-port, or another address with --host",
             ) from None
         self.port = self._runner.addresses[0][1]
 

@@ -50,9 +50,9 @@ def run_seed(run_id: str) -> bytes:
     try:
         seed = run_id.encode()
     except UnicodeEncodeError:  # bytes of a terminal that are no text
-        raise UsageError("the run id is not text", "pass it in UTF-8") from None
+        raise UsageError("the run id is not text", "Pass it in UTF-8") from None
     if not 1 <= len(seed) <= RUN_ID_BYTES or 0 in seed:
-        raise UsageError(f"{run_id!r} cannot be a run id", f"a run id has 1 to {RUN_ID_BYTES} bytes and no zero byte")
+        raise UsageError(f"{run_id!r} cannot be a run id", f"A run id has 1 to {RUN_ID_BYTES} bytes and no zero byte")
     return seed
 
 

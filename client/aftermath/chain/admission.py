@@ -24,7 +24,7 @@ def check_version(run_id: str, wanted: str, client_version: str) -> None:
     raise Refused(
         VERSION_MISMATCH,
         f"run {run_id} takes clients of version {wanted} only, and this is version {client_version}",
-        f"get the source of version {wanted} and build it with make env; or its owner takes version {client_version}: "
+        f"Get the source of version {wanted} and build it with make env; or its owner takes version {client_version}: "
         f"aftermath-solana update-config --run-id {run_id} --client-version {client_version}",
     )
 

@@ -52,7 +52,7 @@ def _defined(value: Any, definition: Json, types: Mapping[str, Json], path: str)
         raise CoordinatorError(f"{path} must be a table of fields, not {shown(value)}")
     fields = {f["name"]: f["type"] for f in definition["fields"]}
     if unknown := sorted(set(value) - set(fields)):
-        raise CoordinatorError(f"{path} has no field {unknown[0]!r}", f"the fields are {', '.join(fields)}")
+        raise CoordinatorError(f"{path} has no field {unknown[0]!r}", f"The fields are {', '.join(fields)}")
     filled = {}
     for name, kind in fields.items():
         if name in value:

@@ -228,11 +228,11 @@ class CoordinatorClient:
             if program is None or not program.executable:
                 raise CoordinatorError(
                     f"there is no program {self.program_id} on this cluster",
-                    "check --rpc and --coordinator-program-id, or deploy it: aftermath-solana deploy",
+                    "Check --rpc and --coordinator-program-id, or deploy it: aftermath-solana deploy",
                 )
             raise CoordinatorError(
                 f"there is no run {run_id!r} on this cluster",
-                "check the run id, --rpc and --coordinator-program-id; aftermath-solana list-runs shows what is there",
+                "Check the run id, --rpc and --coordinator-program-id; aftermath-solana list-runs shows what is there",
             )
         if account.owner != self.program_id:
             raise CoordinatorError(
@@ -242,7 +242,7 @@ class CoordinatorClient:
 
     def _signer(self) -> Wallet:
         if self._wallet is None:
-            raise CoordinatorError("this needs a wallet", "pass -w FILE")
+            raise CoordinatorError("this needs a wallet", "Pass -w FILE")
         return self._wallet
 
 

@@ -105,7 +105,7 @@ def _read_program(path: Path) -> bytes:
     except OSError as error:
         raise CoordinatorError(f"cannot read the program {path}: {error.strerror}") from error
     if not elf.startswith(ELF):
-        raise CoordinatorError(f"{path} is not a compiled program (.so)", "build it: make programs")
+        raise CoordinatorError(f"{path} is not a compiled program (.so)", "Build it: make programs")
     return elf
 
 
@@ -119,13 +119,13 @@ async def _standing(sender: Sender, program: Pubkey, elf: bytes) -> loader.Store
     _, data = await fetch(sender.pool, loader.programdata_address(program))
     if data is None:
         raise CoordinatorError(
-            f"program {program} was closed; its address cannot be used again", "use a new program key"
+            f"program {program} was closed; its address cannot be used again", "Use a new program key"
         )
     stored = loader.parse_programdata(data)
     if stored.authority != sender.wallet.pubkey and not _runs(stored, elf):
         raise CoordinatorError(
             f"program {program} can be upgraded by {stored.authority or 'nobody'} only, not by {sender.wallet.pubkey}",
-            "sign with that wallet (-w), or deploy under a new program key",
+            "Sign with that wallet (-w), or deploy under a new program key",
         )
     return stored
 
@@ -136,7 +136,7 @@ def _built_in(account: AccountData, program: Pubkey, elf: bytes) -> loader.Store
         return loader.Stored(None, elf)
     raise CoordinatorError(
         f"the address {program} holds something of {account.owner} that cannot be upgraded",
-        "a local network has the packaged programs built in; deploy under a new program key",
+        "A local network has the packaged programs built in; deploy under a new program key",
     )
 
 
@@ -218,7 +218,7 @@ async def _fill(
         await _write(sender, buffer.pubkey(), missing)
     raise Unavailable(
         f"{len(missing)} of {len(chunks)} parts of the program did not land in {ROUNDS} rounds",
-        "run the command again: it goes on from here; a priority fee may help (--max-priority-fee)",
+        "Run the command again: it goes on from here; a priority fee may help (--max-priority-fee)",
     )
 
 
@@ -241,7 +241,7 @@ async def _held(sender: Sender, buffer: Pubkey, size: int) -> bytes | None:
     if stored.authority != sender.wallet.pubkey or len(stored.data) != size:
         raise CoordinatorError(
             f"the buffer {buffer} of an earlier deployment belongs to {stored.authority}",
-            f"sign with that wallet, or delete the buffer's key file in {CACHE}",
+            f"Sign with that wallet, or delete the buffer's key file in {CACHE}",
         )
     return stored.data
 

@@ -84,7 +84,7 @@ def _checked(url: str, schemes: tuple[str, str]) -> str:
     except ValueError:
         valid = False
     if not valid:
-        raise UsageError(f"{url!r} is not an RPC address", f"it must look like {schemes[0]}://host:port")
+        raise UsageError(f"{url!r} is not an RPC address", f"It must look like {schemes[0]}://host:port")
     return url
 
 

@@ -52,7 +52,7 @@ async def ensure_funds(pool: RpcPool, wallet: Pubkey, lamports: int) -> int:
                 held = await _ask(pool, wallet, held, lamports, attempt)
     except TimeoutError as error:
         raise Unavailable(
-            f"the airdrop for {wallet} did not arrive in {AIRDROP_SECONDS:.0f} s", "check the local network's log"
+            f"the airdrop for {wallet} did not arrive in {AIRDROP_SECONDS:.0f} s", "Check the local network's log"
         ) from error
     return held
 

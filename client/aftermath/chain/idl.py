@@ -67,7 +67,7 @@ def load_idl(path: Path) -> ProgramIdl:
     try:
         raw = path.read_bytes()
     except OSError as error:
-        raise CoordinatorError(f"cannot read the IDL {path}: {error.strerror}", "reinstall aftermath") from error
+        raise CoordinatorError(f"cannot read the IDL {path}: {error.strerror}", "Reinstall aftermath") from error
     if len(raw) > MAX_BYTES:
         raise CoordinatorError(f"the IDL {path} has {len(raw)} bytes, more than {MAX_BYTES}")
     try:
@@ -75,7 +75,7 @@ def load_idl(path: Path) -> ProgramIdl:
         return convert(idl)
     except (ValueError, KeyError, TypeError) as error:
         raise CoordinatorError(
-            f"{path} is not a canonical Anchor IDL: {error!r}", "rebuild it: make programs"
+            f"{path} is not a canonical Anchor IDL: {error!r}", "Rebuild it: make programs"
         ) from error
 
 

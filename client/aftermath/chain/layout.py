@@ -54,7 +54,7 @@ class Account:
         if len(data) != self.size:
             raise AccountError(
                 f"the {self.name} account has {len(data)} bytes where this version expects {self.size}",
-                "use the client version the run was created with, or grow the account if it was just created",
+                "Use the client version the run was created with, or grow the account if it was just created",
             )
         if data[:DISCRIMINATOR_BYTES] != self.discriminator:
             raise AccountError(f"the account is not a {self.name} account of the coordinator program")

@@ -210,7 +210,7 @@ class SolanaMember:
             raise Refused(
                 "NotAuthorized",
                 f"wallet {self._wallet.pubkey} is not admitted to run {self._run_id!r}",
-                f"ask the run's join authority {grantor} for an authorization, or {other} with --authorizer",
+                f"Ask the run's join authority {grantor} for an authorization, or {other} with --authorizer",
             )
         return authorization.address
 

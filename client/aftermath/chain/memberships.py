@@ -51,6 +51,6 @@ def check_bond(run: Run, held: Membership | None, most: int) -> None:
         BOND_ABOVE_LIMIT,
         f"run {run.run_id} asks for a bond of {sol(bond)} as long as a wallet is its member, and --max-bond allows "
         f"{sol(most)}",
-        f"if you agree, say --max-bond {bond} (lamports); it comes back with aftermath-solana withdraw, but not to a "
+        f"If you agree, say --max-bond {bond} (lamports); it comes back with aftermath-solana withdraw, but not to a "
         "member that was ejected",
     )

@@ -50,7 +50,7 @@ def open_pool(choice: ClusterChoice, *, patience: float) -> RpcPool:
     )
     for http, ws, flag in pairs:
         if ws and not http:
-            raise UsageError(f"{flag} was given without {flag.replace('ws-', '')}", "give both, or neither")
+            raise UsageError(f"{flag} was given without {flag.replace('ws-', '')}", "Give both, or neither")
     return RpcPool([endpoint(http, ws) for http, ws, _ in pairs if http], patience=patience, seed=secrets.randbits(32))
 
 
@@ -74,7 +74,7 @@ def public_key(text: str) -> Pubkey:
     if path.is_file():
         return load_wallet(path).pubkey
     if not text:  # an unset variable of a shell must not mean "everybody"
-        raise UsageError("the key given is empty", "name a public key or a key file, or leave the option out")
+        raise UsageError("the key given is empty", "Name a public key or a key file, or leave the option out")
     if path.suffix or len(path.parts) > 1:
-        raise WalletError(f"there is no key file {path.absolute()}", f"check the path, or give {BASE58}")
-    raise UsageError(f"{text!r} is neither a public key nor a key file", f"give {BASE58}, or a file's path")
+        raise WalletError(f"there is no key file {path.absolute()}", f"Check the path, or give {BASE58}")
+    raise UsageError(f"{text!r} is neither a public key nor a key file", f"Give {BASE58}, or a file's path")

@@ -35,84 +35,84 @@ _ANCHOR_2 = {
 
 _CONFIGURE = (
     "{run} is not configured yet",
-    "its owner configures it: aftermath-solana update-config {flag} --config-path FILE",
+    "Its owner configures it: aftermath-solana update-config {flag} --config-path FILE",
 )
 _TOLD = {
-    "NotMainAuthority": ("{run} belongs to another wallet", "sign with its owner's key: -w FILE"),
+    "NotMainAuthority": ("{run} belongs to another wallet", "Sign with its owner's key: -w FILE"),
     "NotHalted": (
         "{run} is not paused",
-        "pause it, and wait until its epoch has ended: aftermath-solana set-paused {flag} pause; "
+        "Pause it, and wait until its epoch has ended: aftermath-solana set-paused {flag} pause; "
         "a run that all members have left is moved on by: aftermath-solana tick {flag}",
     ),
-    "RunHalted": ("{run} is not running", "its owner starts or resumes it: aftermath-solana set-paused {flag} resume"),
+    "RunHalted": ("{run} is not running", "Its owner starts or resumes it: aftermath-solana set-paused {flag} resume"),
     "StepsDone": (
         "{run} has trained all its steps",
-        "reopen it with more, for example: aftermath-solana reopen {flag} --total-steps 5000",
+        "Reopen it with more, for example: aftermath-solana reopen {flag} --total-steps 5000",
     ),
-    "AlreadyHalted": ("{run} is not running, so it cannot be paused", "look at its state: aftermath-solana list-runs"),
+    "AlreadyHalted": ("{run} is not running, so it cannot be paused", "Look at its state: aftermath-solana list-runs"),
     "NotPaused": (
         "{run} is neither new nor paused, so it cannot be resumed",
-        "look at its state: aftermath-solana list-runs",
+        "Look at its state: aftermath-solana list-runs",
     ),
     "ConfigMissing": _CONFIGURE,
     "ModelMissing": _CONFIGURE,
     "SchemaMissing": _CONFIGURE,
     "NotAuthorized": (
         "this wallet is not admitted to {run}",
-        "ask the run's join authority; a delegate names the key that admits it: --authorizer KEY",
+        "Ask the run's join authority; a delegate names the key that admits it: --authorizer KEY",
     ),
     "SchemaMismatch": (
         "this member's model is not the one that {run} is configured for",
-        "restore the config.json of the run's checkpoint, or let the owner run update-config again",
+        "Restore the config.json of the run's checkpoint, or let the owner run update-config again",
     ),
     "Barred": (
         "this wallet is barred from {run}",
-        "ask its owner, who can lift that: aftermath-solana kick {flag} --wallet WALLET",
+        "Ask its owner, who can lift that: aftermath-solana kick {flag} --wallet WALLET",
     ),
     "NotEnrolled": (
         "this wallet is no member of {run} any more: its membership was withdrawn",
-        "train again, which makes another one: aftermath-solana train {flag}",
+        "Train again, which makes another one: aftermath-solana train {flag}",
     ),
     "BondTooLow": (
         "the bond of this wallet in {run} is below what is asked for: the wallet was ejected, or the bond raised",
-        "if you agree to pay it, allow it with --max-bond: aftermath-solana train {flag}",
+        "If you agree to pay it, allow it with --max-bond: aftermath-solana train {flag}",
     ),
     "StillBound": (
         "this wallet is in the running epoch of {run}, or waits for the next one",
-        "stop its train, and try again when the epoch has ended: till then others may find its results false",
+        "Stop its train, and try again when the epoch has ended: till then others may find its results false",
     ),
     "NotAllowedToKick": (
         "only the owner of {run} and its join authority may remove or bar a wallet",
-        "sign with the key of one of these: -w FILE",
+        "Sign with the key of one of these: -w FILE",
     ),
     "NoSuchCheckpoint": (
         "{run} has recorded another checkpoint there meanwhile",
-        "look at them again: aftermath-solana rewind {flag}",
+        "Look at them again: aftermath-solana rewind {flag}",
     ),
-    "MembersFull": ("all places of {run} are taken", "try again when an epoch has ended"),
-    "NotAMember": ("this wallet is not a member of {run}", "join it: aftermath-solana train {flag}"),
+    "MembersFull": ("all places of {run} are taken", "Try again when an epoch has ended"),
+    "NotAMember": ("this wallet is not a member of {run}", "Join it: aftermath-solana train {flag}"),
     "NotAllowedToCheckpoint": (
         "this wallet may not name a checkpoint of {run}",
-        "its owner may, and tier-0 members that finished its last epoch: -w FILE",
+        "Its owner may, and tier-0 members that finished its last epoch: -w FILE",
     ),
     "CheckpointMismatch": (
         "that is not the model which the members of {run} attested",
-        "wait for the end of the epoch, and name the checkpoint that a tier-0 member wrote then",
+        "Wait for the end of the epoch, and name the checkpoint that a tier-0 member wrote then",
     ),
     "CheckpointNotNewer": ("{run} has a checkpoint of this step already, or a later one", ""),
     "CheckpointPlaceRefused": (
         "this wallet may name a Hub repository only as the checkpoint of {run}",
-        "say --repo OWNER/NAME; a directory is for the owner, or for runs whose checkpoint is one",
+        "Say --repo OWNER/NAME; a directory is for the owner, or for runs whose checkpoint is one",
     ),
-    "NotGrantor": ("this authorization was given by another wallet", "sign with the join authority's key: -w FILE"),
-    "NotGrantee": ("this authorization was given to another wallet", "sign with the authorized key: -w FILE"),
+    "NotGrantor": ("this authorization was given by another wallet", "Sign with the join authority's key: -w FILE"),
+    "NotGrantee": ("this authorization was given to another wallet", "Sign with the authorized key: -w FILE"),
     "TooManyDelegates": (
         "an authorization has at most 64 delegates",
-        "replace those there are: add --delegates-clear, and name all that are to stay",
+        "Replace those there are: add --delegates-clear, and name all that are to stay",
     ),
     "ClosedTooEarly": (
         "the authorization names delegates: it is invalid from now on, and can be closed for its rent in 30 days",
-        "call the same command then",
+        "Call the same command then",
     ),
 }
 
@@ -155,7 +155,7 @@ def no_funds(wallet: Pubkey, held: int, needed: int) -> Refused:
     return refusal(
         INSUFFICIENT_FUNDS,
         f"wallet {wallet} holds {sol(held)} but needs {sol(needed)}: {sol(missing)} are missing",
-        f"send it at least {sol(missing)} (devnet: solana airdrop 1 {wallet} -u devnet)",
+        f"Send it at least {sol(missing)} (devnet: solana airdrop 1 {wallet} -u devnet)",
     )
 
 
@@ -187,7 +187,7 @@ def refused(failure: TransactionFailed, instructions: Sequence[Instruction], err
     return refusal(
         detail,
         f"program {program} failed: {detail}" + (f" ({said})" if said else ""),
-        "check that it is the one you mean: --rpc, --coordinator-program-id",
+        "Check that it is the one you mean: --rpc, --coordinator-program-id",
     )
 
 
@@ -217,5 +217,5 @@ def _not_deployed(program: Pubkey) -> Refused:
     return refusal(
         "ProgramNotDeployed",
         f"there is no program {program} on this cluster",
-        "check --rpc and the program id, or deploy it: aftermath-solana deploy",
+        "Check --rpc and the program id, or deploy it: aftermath-solana deploy",
     )

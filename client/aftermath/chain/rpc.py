@@ -109,7 +109,7 @@ class RpcPool:
     ) -> None:
         if not 1 <= len(endpoints) <= MAX_ENDPOINTS:
             raise CoordinatorError(
-                f"{len(endpoints)} RPC endpoints given", f"give one, and up to {MAX_ENDPOINTS - 1} fallbacks"
+                f"{len(endpoints)} RPC endpoints given", f"Give one, and up to {MAX_ENDPOINTS - 1} fallbacks"
             )
         self.wire = wire or Internet()
         self._nodes = [_Node(e, HttpNode(e.http, self.wire.http())) for e in endpoints]
@@ -237,7 +237,7 @@ class RpcPool:
                 raise WrongCluster(
                     f"RPC endpoint {node.endpoint.shown} serves another cluster (genesis {genesis[:8]}…) than "
                     f"the one this run is on (genesis {self._cluster.genesis[:8]}…)",
-                    "use endpoints of one cluster; a local network restarted without --ledger is a new cluster",
+                    "Use endpoints of one cluster; a local network restarted without --ledger is a new cluster",
                 )
             node.verified = True
 
@@ -282,7 +282,7 @@ class RpcPool:
         tried = ", ".join(f"{n.endpoint.shown} ({n.last_error})" for n in self._nodes)
         return Unavailable(
             f"no Solana RPC endpoint answered for {patience:.0f} s: {tried}",
-            "check that it runs (a local network: aftermath-solana localnet), or pass another --rpc, or --rpc-2 too",
+            "Check that it runs (a local network: aftermath-solana localnet), or pass another --rpc, or --rpc-2 too",
         )
 
 

@@ -155,7 +155,7 @@ class Sender:
                 raise
         raise Unavailable(
             f"the cluster did not confirm the transaction in {BUILDS} tries",
-            "the network may be congested: allow a priority fee with --max-priority-fee",
+            "The network may be congested: allow a priority fee with --max-priority-fee",
         )
 
     async def _measure(self, instructions: Sequence[Instruction], headroom: int) -> tuple[int, int]:
@@ -238,7 +238,7 @@ def pack(wallet: Wallet, instructions: Sequence[Instruction]) -> list[list[Instr
         if (size := transaction_size(wallet, [instruction])) > MAX_TRANSACTION:
             raise CoordinatorError(
                 f"an instruction needs a transaction of {size} bytes, the limit is {MAX_TRANSACTION}",
-                "shorten the texts in it (names, descriptions, addresses), or change fewer things at once",
+                "Shorten the texts in it (names, descriptions, addresses), or change fewer things at once",
             )
         groups.append([instruction])
     return groups

@@ -123,7 +123,7 @@ class RunWatcher:
                 raise NoSuchRun("the run has been closed: its accounts are gone")
             raise NoSuchRun(
                 "there is no such run on this cluster (never created, or closed)",
-                "check the run id, --rpc and the program id: aftermath-solana list-runs",
+                "Check the run id, --rpc and the program id: aftermath-solana list-runs",
             )
         self.saw(slot, account)
         return self.latest

@@ -181,7 +181,7 @@ def _check_version(version: int) -> None:
     if version != VERSION:
         raise AccountError(
             f"the run's accounts have layout version {version}, this client reads version {VERSION}",
-            "use a client of the version that created the run",
+            "Use a client of the version that created the run",
         )
 
 

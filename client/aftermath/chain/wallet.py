@@ -76,7 +76,7 @@ def load_wallet(path: Path | None = None, env: Mapping[str, str] | None = None) 
         return _from_file(default)
     raise WalletError(
         "no wallet was given",
-        f"name its key file with -w FILE or the variable {PATH_VARIABLE}, or put the key into {WALLET_VARIABLE}; "
+        f"Name its key file with -w FILE or the variable {PATH_VARIABLE}, or put the key into {WALLET_VARIABLE}; "
         "a new one is made by: aftermath-solana show-identity --create -w FILE",
     )
 
@@ -108,10 +108,10 @@ def write_key_file(path: Path, keypair: Keypair) -> None:
             os.fsync(file.fileno())
         os.link(temporary, path)
     except FileExistsError as error:
-        raise WalletError(f"{path} exists already", "choose another path, or use the key that is there") from error
+        raise WalletError(f"{path} exists already", "Choose another path, or use the key that is there") from error
     except OSError as error:
         raise WalletError(
-            f"cannot write the key file {path}: {error.strerror}", "choose a path that you may write to"
+            f"cannot write the key file {path}: {error.strerror}", "Choose a path that you may write to"
         ) from error
     finally:
         temporary.unlink(missing_ok=True)
@@ -151,7 +151,7 @@ def _keypair(path: Path, how_made: str, *, private: bool) -> Keypair:
     try:
         text = raw.decode("ascii")
     except UnicodeDecodeError:
-        raise WalletError(f"{path} is not a Solana key file", "it must hold a JSON array of 64 numbers") from None
+        raise WalletError(f"{path} is not a Solana key file", "It must hold a JSON array of 64 numbers") from None
     keypair = _parse_keypair(text, str(path))
     if private:
         _warn_if_others_read(path)
@@ -163,13 +163,13 @@ def _read_key_file(path: Path, how_made: str) -> bytes:
         with path.open("rb") as file:
             raw = file.read(MAX_KEY_FILE + 1)
     except FileNotFoundError as error:
-        raise WalletError(f"there is no key file {path.absolute()}", f"check the path; {how_made}") from error
+        raise WalletError(f"there is no key file {path.absolute()}", f"Check the path; {how_made}") from error
     except OSError as error:
         raise WalletError(
-            f"cannot read the key file {path}: {error.strerror}", "check the path and its permissions"
+            f"cannot read the key file {path}: {error.strerror}", "Check the path and its permissions"
         ) from error
     if len(raw) > MAX_KEY_FILE:
-        raise WalletError(f"{path} is too long to be a key file", "name the file of a Solana key")
+        raise WalletError(f"{path} is too long to be a key file", "Name the file of a Solana key")
     return raw
 
 
@@ -191,7 +191,7 @@ def _parse_keypair(text: str, source: str) -> Keypair:
             raise ValueError
     except (ValueError, TypeError, RecursionError):
         raise WalletError(
-            f"{source} is not a Solana private key", "it must be a JSON array of 64 numbers, or base58"
+            f"{source} is not a Solana private key", "It must be a JSON array of 64 numbers, or base58"
         ) from None
     return keypair
 
@@ -211,5 +211,5 @@ def _parse_identity(raw: bytes, source: str) -> bytes:
     except ValueError:
         secret = b""
     if len(secret) != 32:
-        raise WalletError(f"{source} is not an identity key", "it must be 32 raw bytes or 64 hex digits")
+        raise WalletError(f"{source} is not an identity key", "It must be 32 raw bytes or 64 hex digits")
     return secret

@@ -30,7 +30,7 @@ def with_agreed_data(config: RunConfig, vocab_size: int) -> tuple[RunConfig, str
     try:
         records = source_of(config, vocab_size).record()
     except AftermathError as error:
-        said = "; ".join(filter(None, (error.message, error.fix)))
+        said = ". ".join(filter(None, (error.message, error.fix)))
         return config, f"a member on this machine could not train{'' if given else f', {_WITHOUT}'}: {said}"
     if not records and not given:
         return config, ""

@@ -27,7 +27,7 @@ async def granting(chain: SignedCluster, grantee: Pubkey, scope: bytes = JOIN_SC
     return ([] if found else [ix.create(grantee, scope)]) + [ix.grantor_update(grantee, True, scope)]
 
 
-GRANT = "the join authority grants one with aftermath-solana join-authorization-create"
+GRANT = "The join authority grants one with aftermath-solana join-authorization-create"
 
 
 def present(found: Authorization | None, grantor: Pubkey, grantee: Pubkey, fix: str = GRANT) -> Authorization:

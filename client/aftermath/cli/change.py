@@ -72,7 +72,7 @@ class Change:
         if not run.halted:
             raise CommandError(
                 f"run {run.run_id} is {in_words(run.state)}, and only a paused or new run can be changed",
-                f"pause it first: aftermath-solana set-paused --run-id {run.run_id} pause",
+                f"Pause it first: aftermath-solana set-paused --run-id {run.run_id} pause",
             )
 
     def _metadata(self, model: Model) -> dict[str, Any] | None:
@@ -93,7 +93,7 @@ class Change:
             raise CommandError(
                 f"--restart-from-step {self.restart_from_step} is after the last of {rules.total_steps} steps: the run "
                 "would be finished",
-                f"name a step from 1 to {rules.total_steps}, or give a config with more total_steps",
+                f"Name a step from 1 to {rules.total_steps}, or give a config with more total_steps",
             )
         data_index = 0
         for step in range(1, self.restart_from_step):
@@ -114,7 +114,7 @@ def _refuse_to_forget(shape: Shape, run: Run, model: Model) -> None:
         raise CommandError(
             "the file changes the model, its tiers or its optimizer, and what members hold does not fit any more: the "
             f"next epoch would begin from the checkpoint of step {kept}, and forget {counted(reached - kept, 'step')}",
-            "resume without that change until a member of tier 0 with --checkpoint-dir or --hub-repo has ended an "
+            "Resume without that change until a member of tier 0 with --checkpoint-dir or --hub-repo has ended an "
             f"epoch; or name a checkpoint of step {reached} (aftermath-solana checkpoint), or pass --switch-to-hub as "
             f"well to begin from step {kept}",
         )

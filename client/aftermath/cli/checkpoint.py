@@ -43,12 +43,12 @@ async def checkpoint(
     from aftermath.rules.state import CheckpointKind
 
     if repo is None and path is None:
-        raise UsageError("say where the checkpoint is", "pass either --repo or --path")
+        raise UsageError("say where the checkpoint is", "Pass either --repo or --path")
     if repo is not None and path is not None:
-        raise UsageError("--repo and --path contradict each other", "pass one of them")
+        raise UsageError("--repo and --path contradict each other", "Pass one of them")
     if repo is not None and not is_repository(repo):
         raise UsageError(
-            f"--repo {repo!r} is not the name of a repository", "it is OWNER/NAME, for example --repo ada/my-model"
+            f"--repo {repo!r} is not the name of a repository", "It is OWNER/NAME, for example --repo ada/my-model"
         )
     if path is not None:
         found = Checkpoint(CheckpointKind.LOCAL, str(path.expanduser().resolve()), "")
@@ -84,7 +84,7 @@ def attested_hashes(run: Run, model: Model, place: Checkpoint) -> list[bytes]:
     if run.levels_attested != (1 << run.levels) - 1:
         raise CommandError(
             f"the members of run {run.run_id} have not attested a model yet",
-            "wait for the end of the first epoch",
+            "Wait for the end of the first epoch",
         )
     state = schema_of(model, run.run_id, place).state
     weights = load(resolve(place), 0)
@@ -94,6 +94,6 @@ def attested_hashes(run: Run, model: Model, place: Checkpoint) -> list[bytes]:
         raise CommandError(
             f"{place.repo} is not the model that the members attested at step {steps_before(run.attested_step)}: "
             f"level {different[0]} differs",
-            "name the checkpoint that a tier-0 member wrote at that step",
+            "Name the checkpoint that a tier-0 member wrote at that step",
         )
     return hashes

@@ -22,7 +22,7 @@ def check_can_ask(command: str, does: str, *, as_json: bool) -> None:
     terminal = all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))
     if as_json or not terminal:
         why = "with --json nothing is asked" if as_json else "there is no terminal to ask on"
-        raise UsageError(f"{command} {does}, and {why}", "add --yes if that is what you want")
+        raise UsageError(f"{command} {does}, and {why}", "Add --yes if that is what you want")
 
 
 def agreed(question: str) -> bool:

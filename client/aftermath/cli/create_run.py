@@ -53,7 +53,7 @@ async def create_run(
     from aftermath.cli.dump import in_words
 
     if not run_id.isprintable() or run_id != unicodedata.normalize("NFC", run_id.strip()):
-        raise UsageError(f"{run_id!r} cannot be told from other ids by reading it", "choose one that people can type")
+        raise UsageError(f"{run_id!r} cannot be told from other ids by reading it", "Choose one that people can type")
     named = public_key(join_authority) if join_authority is not None else None
     async with sign_in(options) as chain:
         own = chain.wallet.pubkey
@@ -85,7 +85,7 @@ async def remaining(
     """As `missing`. Raises CommandError when there is nothing left to do, too."""
     steps = await missing(chain, run_id, texts, authority, client_version)
     if not steps:
-        raise CommandError(f"run {run_id} exists already", "choose another id, or change it with update-config")
+        raise CommandError(f"run {run_id} exists already", "Choose another id, or change it with update-config")
     return steps
 
 
@@ -123,7 +123,7 @@ async def growing(chain: SignedCluster, run_id: str) -> list[Instruction] | None
         return None
     owner = parse_run(run.data).main_authority
     if owner != bytes(chain.wallet.pubkey):
-        raise CommandError(f"run {run_id} exists already and belongs to another wallet", "choose another id")
+        raise CommandError(f"run {run_id} exists already and belongs to another wallet", "Choose another id")
     parts = (
         (MEMBERS, len(members.data), members_account().size),
         (WITNESSES, len(witnesses.data), witnesses_account().size),

@@ -34,7 +34,7 @@ def data_inspect(
     from aftermath.data.tokens import TokenFiles
 
     if (data_path is None) == (config_path is None):
-        raise UsageError("one place of data is looked at", "pass --data-path FOLDER or --config-path FILE")
+        raise UsageError("one place of data is looked at", "Pass --data-path FOLDER or --config-path FILE")
     source: Source
     if config_path is not None:
         source = source_of(load_config(config_path), _ANY)

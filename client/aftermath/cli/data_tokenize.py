@@ -62,7 +62,7 @@ def convert(chosen: Conversion) -> Result:
     if chosen.held_out is None:
         return Result(*_write(chosen, documents, chosen.output))
     if chosen.held_out.absolute() == chosen.output.absolute():
-        raise UsageError("--held-out is --output itself", "name two folders")
+        raise UsageError("--held-out is --output itself", "Name two folders")
     refuse_older(chosen.held_out)
     kept, held_out = hold_out(documents, chosen.input or standard_library_root(), chosen.held_out_percent)
     data, text = _write(chosen, kept, chosen.output)
@@ -94,4 +94,4 @@ def _tokenizer(path: Path | None) -> Tokenizer:
     try:
         return Tokenizer.from_str(path.read_text(encoding="utf-8-sig"))
     except Exception as error:  # the library raises plain Exception for a bad file
-        raise DataError(f"cannot read the tokenizer {path}: {error}", "name a tokenizer.json") from None
+        raise DataError(f"cannot read the tokenizer {path}: {error}", "Name a tokenizer.json") from None

@@ -44,7 +44,7 @@ def decode_gradients(
     from aftermath.optim.gradientfile import read_gradient_file
 
     if out is not None and len({path.name for path in files}) < len(files):
-        raise UsageError("two files have the same name, and --out takes one of each", "decode them one after the other")
+        raise UsageError("two files have the same name, and --out takes one of each", "Decode them one after the other")
     found = []
     for path in files:
         file = read_gradient_file(path)
@@ -66,7 +66,7 @@ def _votes(path: Path, file: GradientFile) -> dict[int, Votes]:
         return file.votes()
     except BadPayload as error:
         raise CommandError(
-            f"{path} is no result of a member: {error.message}", "copy it again from its member"
+            f"{path} is no result of a member: {error.message}", "Copy it again from its member"
         ) from None
 
 
@@ -115,7 +115,7 @@ def _check_room(path: Path, file: GradientFile, out: Path) -> None:
     if sizes[name] > LARGEST_TENSOR:
         raise CommandError(
             f"{path}: {name} would take {sizes[name]:,} bytes, and {LARGEST_TENSOR:,} is the most that is made",
-            "leave --out away, which shows the votes alone",
+            "Leave --out away, which shows the votes alone",
         )
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
@@ -123,7 +123,7 @@ def _check_room(path: Path, file: GradientFile, out: Path) -> None:
     if sum(sizes.values()) >= free:
         raise CommandError(
             f"{path} makes tensors of {sum(sizes.values()):,} bytes, and {out} has {free:,} free",
-            "free some space, or name a directory on another disk",
+            "Free some space, or name a directory on another disk",
         )
 
 
@@ -135,7 +135,7 @@ def _write(target: Path, source: Path, file: GradientFile, votes: Mapping[int, V
     from aftermath.optim.dense import dense, dense_shapes
 
     if target.exists() and target.samefile(source):
-        raise UsageError(f"--out {target.parent} is where {source} is", "name another directory")
+        raise UsageError(f"--out {target.parent} is where {source} is", "Name another directory")
     shapes = {name: ("F32", shape) for name, shape in dense_shapes(file.schema).items()}
     about = file.about
     facts = {"run_id": about.run_id, "step": str(about.step), "slot": str(about.slot), "format": "pt"}

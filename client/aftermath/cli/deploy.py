@@ -45,7 +45,7 @@ async def deploy(
     from aftermath.cli.connection import sign_in
 
     if program_keypair and program is Which.ALL:
-        raise UsageError("--program-keypair is the key of one program", "say which: --program coordinator")
+        raise UsageError("--program-keypair is the key of one program", "Say which: --program coordinator")
     names = (Which.AUTHORIZER, Which.COORDINATOR) if program is Which.ALL else (program,)
     keys = {name: program_key(name, program_keypair or KEYS / f"{name}-keypair.json") for name in names}
     done: list[dict[str, Any]] = []
@@ -84,14 +84,14 @@ def program_key(name: Which, path: Path) -> Keypair:
     if not path.is_file():
         raise CommandError(
             f"there is no key file {path.absolute()}, which the address of the {name} is made from",
-            "run this in the project's directory, or name the file: --program NAME --program-keypair FILE",
+            "Run this in the project's directory, or name the file: --program NAME --program-keypair FILE",
         )
     key = program_keypair(path)
     built_for = COORDINATOR_ID if name is Which.COORDINATOR else AUTHORIZER_ID
     if str(key.pubkey()) != built_for:
         raise CommandError(
             f"the {name} is built for the address {built_for}, and {path} is the key of {key.pubkey()}",
-            f"put that address into declare_id! of programs/{name}/src/lib.rs, then run make programs",
+            f"Put that address into declare_id! of programs/{name}/src/lib.rs, then run make programs",
         )
     return key
 

@@ -40,7 +40,7 @@ def events_replay(
     say_notes(reader)
     if not shown:
         names = ", ".join(map(str, places))
-        raise NoEvents(f"there are no such events in {names}", "name what a member was given as --events-dir")
+        raise NoEvents(f"there are no such events in {names}", "Name what a member was given as --events-dir")
     return Result(None, None)
 
 

@@ -39,10 +39,10 @@ def generate(
     """
     if draft_tokens is not None and draft_tier is None:
         raise UsageError(
-            "--draft-tokens means a draft, and there is none", "pass --draft-tier as well, or leave it out"
+            "--draft-tokens means a draft, and there is none", "Pass --draft-tier as well, or leave it out"
         )
     if draft_tier is not None and draft_tier <= tier:
-        raise UsageError(f"tier {draft_tier} is no draft for tier {tier}", "name a smaller one, whose number is larger")
+        raise UsageError(f"tier {draft_tier} is no draft for tier {tier}", "Name a smaller one, whose number is larger")
 
     import time
 

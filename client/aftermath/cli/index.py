@@ -112,7 +112,7 @@ class _OneCommand(TyperCommand):
         paths = {name for option in self.params if kind_of(kinds.get(option.name)) is Path for name in option.opts}
         for flag, value in (*pairwise(args), *(word.split("=", 1) for word in args if "=" in word)):
             if flag in paths and not value:
-                raise UsageError(f"the path given for {flag} is empty", "name a file, or leave the option out")
+                raise UsageError(f"the path given for {flag} is empty", "Name a file, or leave the option out")
         return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:

@@ -40,7 +40,7 @@ async def join_authorization_delegate(
     from aftermath.cli.connection import sign_in
 
     if not delegates_clear and not delegates_added:
-        raise UsageError("nothing to change was given", "pass --delegates-added KEY or --delegates-clear")
+        raise UsageError("nothing to change was given", "Pass --delegates-added KEY or --delegates-clear")
     added = [public_key(text) for text in delegates_added or []]
     grantor = public_key(join_authority)
     async with sign_in(options) as chain:

@@ -10,7 +10,7 @@ from aftermath.cli.command import command
 from aftermath.cli.options import OneRun, SigningOptions
 from aftermath.cli.present import Result, facts, note
 
-_SIGN = "sign with the key of the join authority that granted it, or name another with --authorizer"
+_SIGN = "Sign with the key of the join authority that granted it, or name another with --authorizer"
 
 
 @command(

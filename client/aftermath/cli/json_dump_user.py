@@ -32,7 +32,7 @@ async def json_dump_user(
     index = members.find(bytes(key))
     if index is None and held is None:
         raise CommandError(
-            f"{key} is not a member of run {run_id}", f"see who is: aftermath-solana json-dump-run --run-id {run_id}"
+            f"{key} is not a member of run {run_id}", f"See who is: aftermath-solana json-dump-run --run-id {run_id}"
         )
     data = {
         "run_id": run_id,

@@ -40,7 +40,7 @@ def chosen(told: Iterable[Told], kinds: str | None) -> Iterator[Told]:
     names = [name.strip() for name in kinds.split(",")]
     for name in names:
         if name not in known:
-            raise UsageError(f"--kind {name}: there is no such kind of event", f"kinds are {', '.join(sorted(known))}")
+            raise UsageError(f"--kind {name}: there is no such kind of event", f"Kinds are {', '.join(sorted(known))}")
     wanted = tuple(known[name] for name in names)
     return (one for one in told if isinstance(one.event, wanted))
 

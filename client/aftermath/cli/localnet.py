@@ -103,7 +103,7 @@ def clear(ledger: Path | None) -> None:
     from aftermath.localnet.ledger import Ledger
 
     if ledger is None:
-        raise UsageError("--reset needs the ledger to reset", "pass --ledger DIR")
+        raise UsageError("--reset needs the ledger to reset", "Pass --ledger DIR")
     directory = ledger.expanduser()
     if not directory.exists():
         return
@@ -113,7 +113,7 @@ def clear(ledger: Path | None) -> None:
         if strange:
             raise CommandError(
                 f"{directory} holds {strange[0]}, which no ledger does: it is left alone",
-                "name the ledger's directory, or another one",
+                "Name the ledger's directory, or another one",
             )
         Ledger(directory).close()  # raises when another localnet uses it
     shutil.rmtree(directory)

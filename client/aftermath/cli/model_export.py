@@ -36,7 +36,7 @@ def model_export(
     if most < max(wanted):
         raise UsageError(
             f"--tiers {max(wanted)}: {src} can be cut into {counted(most, 'tier')} beside the full model",
-            f"choose --tiers from 1 to {most}" if most else "name a checkpoint whose FFN width is even",
+            f"Choose --tiers from 1 to {most}" if most else "Name a checkpoint whose FFN width is even",
         )
     exported = export_tiers(place, wanted, out.expanduser() if out else None)
     data = {"tiers": [str(path) for path in exported.tiers], "manifest": str(exported.manifest)}
@@ -48,6 +48,6 @@ def _numbers(text: str) -> list[int]:
     if not all(1 <= number < MAX_LEVELS for number in numbers):
         raise UsageError(
             f"--tiers must be whole numbers from 1 to {MAX_LEVELS - 1}, not {text!r}",
-            "name them with commas, for example --tiers 1,2; aftermath-solana model export --help explains it",
+            "Name them with commas, for example --tiers 1,2; aftermath-solana model export --help explains it",
         )
     return numbers

@@ -104,9 +104,9 @@ def model_init(
     if preset is None:
         described = _described(architecture or Kind.LLAMA, _SIZES | given, tied)
     elif architecture is not None:
-        raise UsageError(f"--architecture {architecture.value}: the preset {preset} has its own", "leave it out")
+        raise UsageError(f"--architecture {architecture.value}: the preset {preset} has its own", "Leave it out")
     elif preset not in PRESETS:
-        raise UsageError(f"there is no preset {preset}", f"choose one of {', '.join(PRESETS)}")
+        raise UsageError(f"there is no preset {preset}", f"Choose one of {', '.join(PRESETS)}")
     else:
         described = dict(PRESETS[preset]) | {_FIELDS[name]: number for name, number in given.items()}
         described |= {"tie_word_embeddings": True} if tied else {}
@@ -118,7 +118,7 @@ def model_init(
     tiers = config.possible_tiers() if matformer_tiers is not None else tiers
     place = out.expanduser()
     if (place / "config.json").exists():
-        raise CheckpointError(f"{place} already holds a checkpoint", "remove it, or name another directory")
+        raise CheckpointError(f"{place} already holds a checkpoint", "Remove it, or name another directory")
     companions = _companions(tokenizer)
     write_checkpoint(place, init_weights(config, seed), config, tier=0, companions=companions)
     by_tier = {tier: _parameters(config, tier) for tier in range(tiers)}
@@ -178,34 +178,34 @@ def _check(described: dict[str, Any], tiers: int, *, own_tokenizer: bool, kv_hea
     if own_tokenizer and described["vocab_size"] < VOCAB_SIZE:
         raise UsageError(
             f"--vocab {described['vocab_size']} is less than the {VOCAB_SIZE} tokens of the byte tokenizer",
-            f"say --vocab {VOCAB_SIZE} or more, or name another --tokenizer",
+            f"Say --vocab {VOCAB_SIZE} or more, or name another --tokenizer",
         )
     hidden, heads, step = described["hidden_size"], described["num_attention_heads"], 1 << tiers - 1
     least, most = limits(LlamaConfig.model_fields["head_dim"])
     assert most is not None
     sizes = [size for size in range(int(least or 1), int(most) + 1, 2) if hidden % size == 0]  # positions turn pairs
     if not sizes:
-        raise UsageError(f"--hidden {hidden} is odd", "choose an even number")
+        raise UsageError(f"--hidden {hidden} is odd", "Choose an even number")
     if hidden not in (heads * size for size in sizes):
         allowed = ", ".join(str(hidden // size) for size in reversed(sizes))
         raise UsageError(
             f"--heads {heads} does not cut --hidden {hidden} into heads of an even size",
-            f"choose --heads from {allowed}, or another --hidden",
+            f"Choose --heads from {allowed}, or another --hidden",
         )
     llama = described["model_type"] == Kind.LLAMA.value
     if not llama and kv_heads not in (None, heads):
-        raise UsageError(f"--kv-heads {kv_heads}: a Llama alone has fewer than its --heads", "leave it out")
+        raise UsageError(f"--kv-heads {kv_heads}: a Llama alone has fewer than its --heads", "Leave it out")
     groups = described.get("num_key_value_heads", heads) if llama else heads
     if heads % groups:
         allowed = ", ".join(str(count) for count in range(1, heads + 1) if heads % count == 0)
-        raise UsageError(f"--kv-heads {groups} does not divide --heads {heads}", f"choose --kv-heads from {allowed}")
+        raise UsageError(f"--kv-heads {groups} does not divide --heads {heads}", f"Choose --kv-heads from {allowed}")
     if rest := described["intermediate_size"] % step:
         below = described["intermediate_size"] - rest
         nearest = f"{below} or {below + step}" if below else str(step)
         raise UsageError(
             f"--intermediate {described['intermediate_size']} cannot be halved for --tiers {tiers}: it must be a "
             f"multiple of {step}",
-            f"choose --intermediate {nearest}, or fewer --tiers",
+            f"Choose --intermediate {nearest}, or fewer --tiers",
         )
 
 
@@ -214,7 +214,7 @@ def _companions(tokenizer: Path | None) -> dict[str, bytes]:
         try:
             return {"tokenizer.json": tokenizer.expanduser().read_bytes()}
         except OSError as error:
-            raise CheckpointError(f"cannot read {tokenizer}: {error.strerror}", "name a tokenizer.json") from None
+            raise CheckpointError(f"cannot read {tokenizer}: {error.strerror}", "Name a tokenizer.json") from None
     names = {"eos_token": END_TOKEN, "tokenizer_class": "PreTrainedTokenizerFast", "add_prefix_space": False}
     return {
         "tokenizer.json": byte_tokenizer().to_str().encode(),

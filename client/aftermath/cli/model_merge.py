@@ -31,7 +31,7 @@ def model_merge(
 
     place = out.expanduser()
     if (place / "config.json").exists():
-        raise CheckpointError(f"{place} already holds a checkpoint", "remove it, or name another directory")
+        raise CheckpointError(f"{place} already holds a checkpoint", "Remove it, or name another directory")
     config, params = merged(into.expanduser(), slice.expanduser())
     write_checkpoint(place, params, config, tier=0, companions=read_companions(into.expanduser()))
     return Result({"out": str(place)}, f"Wrote {place}")

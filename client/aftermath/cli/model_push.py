@@ -34,7 +34,7 @@ def model_push(
     from aftermath.model.weights import weight_files
 
     if not is_repository(repo):
-        raise UsageError(f"--repo {repo!r} is no repository of the Hub", "say OWNER/NAME")
+        raise UsageError(f"--repo {repo!r} is no repository of the Hub", "Say OWNER/NAME")
     place = model.expanduser()
     load_config(place), weight_files(place)
     tiers = {tier: files for tier, files in manifest_files(place).items() if tier}

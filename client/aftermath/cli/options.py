@@ -59,7 +59,7 @@ def at_most(limit: int, text: str) -> object:
     def check(parameter: typer.CallbackParam, value: str | None) -> str | None:
         size = len((value or "").encode(errors="replace"))
         if size > limit:
-            raise UsageError(f"{parameter.opts[0]} has {size} bytes", f"shorten it to at most {limit} bytes")
+            raise UsageError(f"{parameter.opts[0]} has {size} bytes", f"Shorten it to at most {limit} bytes")
         return value
 
     return typer.Option(help=f"{text}, at most {limit} bytes.", callback=check)

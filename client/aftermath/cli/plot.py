@@ -30,24 +30,24 @@ def plot(
 
     path = out.expanduser()
     if path.suffix not in SUFFIXES:
-        raise UsageError(f"{out} is no picture that can be drawn", f"name a file that ends in {' or '.join(SUFFIXES)}")
+        raise UsageError(f"{out} is no picture that can be drawn", f"Name a file that ends in {' or '.join(SUFFIXES)}")
     reader, history = EventReader(places), History()
     for told in reader.read():
         history.take(told)
     say_notes(reader)
     names = ", ".join(map(str, places))
     if not history.shares:
-        raise NoEvents(f"nobody tells of a trained step in {names}", "name what a member was given as --events-dir")
+        raise NoEvents(f"nobody tells of a trained step in {names}", "Name what a member was given as --events-dir")
     if len(history.runs) > 1:
         runs = ", ".join(sorted(history.runs))
-        raise CommandError(f"the events in {names} are of several runs: {runs}", "name the places of one of them")
+        raise CommandError(f"the events in {names} are of several runs: {runs}", "Name the places of one of them")
     losses = history.loss_by_tier()
     (run_id,) = history.runs
     try:
         run_plot(path, losses, history.sent_by_tier(), history.epochs, history.marks, f"run {run_id}")
     except OSError as error:
         raise CommandError(
-            f"{out} cannot be written: {error.strerror or error}", "name a file in a directory that exists"
+            f"{out} cannot be written: {error.strerror or error}", "Name a file in a directory that exists"
         ) from None
     newest = {str(tier): curve[-1][1] for tier, curve in losses.items()}
     data = {

@@ -56,7 +56,7 @@ def show(result: Result, *, as_json: bool) -> None:
     if result.text is None:
         return
     if sys.stdout is None:
-        raise CommandError("the standard output is closed", "let it go to a terminal, a pipe or a file")
+        raise CommandError("the standard output is closed", "Let it go to a terminal, a pipe or a file")
     try:
         if as_json:
             print(json.dumps(result.data, indent=2, ensure_ascii=False))
@@ -72,7 +72,7 @@ def show(result: Result, *, as_json: bool) -> None:
         raise
     except OSError as error:
         _drop_output()
-        raise CommandError(f"the output cannot be written: {error.strerror}", "let it go elsewhere") from None
+        raise CommandError(f"the output cannot be written: {error.strerror}", "Let it go elsewhere") from None
 
 
 def _drop_output() -> None:
@@ -138,7 +138,7 @@ def reporting(*, as_json: bool) -> Iterator[None]:
     except OSError as error:
         if error.filename is None:
             _fail_unexpected(error, as_json=as_json)
-        _fail(f"{error.strerror}: {error.filename}", "check the path and its permissions", "file", as_json=as_json)
+        _fail(f"{error.strerror}: {error.filename}", "Check the path and its permissions", "file", as_json=as_json)
     except Exception as error:
         _fail_unexpected(error, as_json=as_json)
 
@@ -164,7 +164,7 @@ def _fail(sentence: str, fix: str, code: str, *, as_json: bool) -> NoReturn:
 def _fail_unexpected(error: Exception, *, as_json: bool) -> NoReturn:
     path = _write_traceback(error)
     sentence = f"something unexpected went wrong ({type(error).__name__})"
-    _fail(sentence, f"the details are in {path}; please report them", "unexpected", as_json=as_json)
+    _fail(sentence, f"The details are in {path}; please report them", "unexpected", as_json=as_json)
 
 
 def _write_traceback(error: Exception) -> Path:

@@ -73,4 +73,4 @@ def _draw(path: Path, curve: list[tuple[int, float]], config_path: Path) -> None
         step_plot(path, {"rate": curve}, [], str(config_path), "learning rate")
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
-        raise CommandError(f"{path} cannot be written: {why}", "name a PNG file in a directory that exists") from None
+        raise CommandError(f"{path} cannot be written: {why}", "Name a PNG file in a directory that exists") from None

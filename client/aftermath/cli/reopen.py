@@ -34,12 +34,12 @@ async def reopen(
         if run.state is not RunState.FINISHED:
             raise CommandError(
                 f"run {run_id} is {in_words(run.state)}, and only a finished run is reopened",
-                f"to resume a paused one: aftermath-solana set-paused --run-id {run_id} resume",
+                f"To resume a paused one: aftermath-solana set-paused --run-id {run_id} resume",
             )
         if total_steps <= run.trained_steps:
             raise CommandError(
                 f"run {run_id} has trained {run.trained_steps} steps already",
-                f"name more than these, or first take it back: aftermath-solana rewind --run-id {run_id}",
+                f"Name more than these, or first take it back: aftermath-solana rewind --run-id {run_id}",
             )
         ix = chain.coordinator.ix
         steps = [

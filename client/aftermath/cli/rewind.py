@@ -42,7 +42,7 @@ async def rewind(
         if not run.halted:
             raise CommandError(
                 f"run {run_id} is {in_words(run.state)}, and only a paused or finished run can be taken back",
-                f"pause it first: aftermath-solana set-paused --run-id {run_id} pause",
+                f"Pause it first: aftermath-solana set-paused --run-id {run_id} pause",
             )
         signature = await chain.coordinator.rewind(run_id, place, model.recorded[place].step)
         run, model, _ = await chain.coordinator.snapshot(run_id)
@@ -58,7 +58,7 @@ def _place(run_id: str, model: Model, step: int) -> int:
     known = sorted({steps_before(one.step) for one in model.recorded if one.exists})
     raise CommandError(
         f"no checkpoint of step {step} is recorded for run {run_id}",
-        f"name one of step {', '.join(map(str, known))}" if known else "name one first: aftermath-solana checkpoint",
+        f"Name one of step {', '.join(map(str, known))}" if known else "Name one first: aftermath-solana checkpoint",
     )
 
 

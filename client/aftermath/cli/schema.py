@@ -73,7 +73,7 @@ def _document(config: RunConfig) -> Mapping[str, Any]:
     except CheckpointError as error:
         if config.llm.checkpoint.Local is None:
             raise
-        said = "; ".join(filter(None, (error.message, error.fix)))
+        said = ". ".join(filter(None, (error.message, error.fix)))
         raise config.refused([((*_LLM, "checkpoint"), said)]) from error
 
 

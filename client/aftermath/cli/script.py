@@ -32,7 +32,7 @@ class Arguments(argparse.ArgumentParser):
             self.error(f"{error.argument_name} {error.message}" if error.argument_name else error.message)
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(message, f"see: {self.prog} --help")
+        raise UsageError(message, f"See: {self.prog} --help")
 
 
 def as_command(name: str, argv: Sequence[str] | None) -> int:

@@ -31,7 +31,7 @@ async def set_future_epoch_rates(
     from aftermath.cli.connection import sign_in
 
     if earning_rate_total_shared is None and slashing_rate_per_client is None:
-        raise UsageError("no rate was given", "pass --earning-rate-total-shared, --slashing-rate-per-client or both")
+        raise UsageError("no rate was given", "Pass --earning-rate-total-shared, --slashing-rate-per-client or both")
     async with sign_in(options) as chain:
         await chain.coordinator.run(run_id)  # says so if there is no such run
         signature = await chain.coordinator.set_future_epoch_rates(

@@ -39,7 +39,7 @@ async def set_paused(
     from aftermath.cli.dump import in_words
 
     if resume and action is Action.PAUSE:
-        raise UsageError("pause and --resume contradict each other", "say one of them")
+        raise UsageError("pause and --resume contradict each other", "Say one of them")
     paused = not resume and action is not Action.RESUME
     async with sign_in(options) as chain:
         await chain.coordinator.run(run_id)  # says so if there is no such run

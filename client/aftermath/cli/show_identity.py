@@ -47,7 +47,7 @@ def show_identity(
 
     path = options.wallet_private_key_path
     if create and path is None:
-        raise UsageError("--create needs a path", "say where the key goes: -w wallet.json")
+        raise UsageError("--create needs a path", "Say where the key goes: -w wallet.json")
     wallet = create_wallet(path) if create and path else load_wallet(path)
     data = {"wallet": str(wallet.pubkey), "source": wallet.source}
     if run_id or options.identity_secret_key_path:

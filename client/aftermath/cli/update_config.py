@@ -75,7 +75,7 @@ async def update_config(
 
     given = {key: value for key, value in asdict(shown).items() if value is not None}
     if not (config_path or restart_from_step or switch_to_hub or given or client_version is not None):
-        raise UsageError("nothing to change was given", "pass --config-path FILE or one of the other options")
+        raise UsageError("nothing to change was given", "Pass --config-path FILE or one of the other options")
     config = load_config(config_path) if config_path else None
     shape, trouble = shape_of(config) if config else None, ""
     if config and shape:

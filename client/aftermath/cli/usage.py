@@ -25,7 +25,7 @@ _SUPERFLUOUS = re.compile(r"unexpected extra arguments?(?:\(s\))? \((.+)\)")
 def unknown_command(script: str, name: str, known: Iterable[str]) -> UsageError:
     """The error for a command that does not exist in a console script."""
     close = difflib.get_close_matches(name, list(known), n=1)
-    hint = f"did you mean {close[0]}? " if close else ""
+    hint = f"Did you mean {close[0]}? " if close else ""
     return UsageError(f"there is no command {name!r}", f"{hint}{script} --help lists the commands")
 
 
@@ -40,7 +40,7 @@ def explained(error: Any, script: str, command: str | None, kinds: Mapping[str, 
         return UsageError(f"{name} must be {wanted(parameter, kinds.get(parameter.name))}", f"{more} explains it")
     if option is not None and hasattr(error, "possibilities"):
         close = difflib.get_close_matches(option, error.possibilities or (), n=1)
-        hint = f"did you mean {close[0]}? " if close else ""
+        hint = f"Did you mean {close[0]}? " if close else ""
         return UsageError(f"there is no option {option}", f"{hint}{more} lists the options")
     if option is not None:
         needs = "requires" in error.message
@@ -80,5 +80,5 @@ def _called(parameter: Any, context: Any) -> str:
 
 def _how_given(parameter: Any) -> str:
     if parameter.param_type_name == "argument":
-        return f"say {parameter.name}"
-    return f"pass {parameter.opts[0]}" + (f", or set {parameter.envvar}" if parameter.envvar else "")
+        return f"Say {parameter.name}"
+    return f"Pass {parameter.opts[0]}" + (f", or set {parameter.envvar}" if parameter.envvar else "")

@@ -34,7 +34,7 @@ async def withdraw(options: SigningOptions, run_id: RunId) -> Result:
         if not found:
             raise CommandError(
                 f"{wallet} has no membership of run {run_id}",
-                "name the run that it joined, and its wallet: --run-id, -w FILE",
+                "Name the run that it joined, and its wallet: --run-id, -w FILE",
             )
         before = await chain.balance(wallet)
         signatures = [str(await chain.coordinator.withdraw(run_id, one)) for one in found]

@@ -25,7 +25,7 @@ from aftermath.rules.state import Architecture, DataType
 
 MAX_CONFIG_BYTES = 1 << 20
 _OURS = "config/demo/config.toml of the project is one that works"
-_NAME_ONE = f"name a run's config file that you may read; {_OURS}"
+_NAME_ONE = f"Name a run's config file that you may read; {_OURS}"
 ARCHITECTURES = {
     "HfLlama": Architecture.HF_LLAMA,
     "HfDeepseek": Architecture.HF_DEEPSEEK,
@@ -159,7 +159,7 @@ def load_as(path: Path, kind: type[C]) -> C:
         raise ConfigError(f"cannot read the config file {path}: {error.strerror}", _NAME_ONE) from None
     except UnicodeDecodeError:
         raise ConfigError(
-            f"{path} is not UTF-8 text, which a TOML file must be", f"save it as UTF-8; {_OURS}"
+            f"{path} is not UTF-8 text, which a TOML file must be", f"Save it as UTF-8; {_OURS}"
         ) from None
     return parse_as(text, str(path), kind)
 
@@ -172,7 +172,7 @@ def parse_as(text: str, source: str, kind: type[C]) -> C:
     try:
         tables = toml_value(text)
     except Malformed as error:
-        raise ConfigError(f"{source} is not valid TOML: {error}", f"correct it there; {_OURS}") from None
+        raise ConfigError(f"{source} is not valid TOML: {error}", f"Correct it there; {_OURS}") from None
     try:
         config = kind.model_validate(tables)
     except ValidationError as error:
@@ -186,4 +186,4 @@ def parse_as(text: str, source: str, kind: type[C]) -> C:
 def _refused(source: str, text: str, mistakes: list[config_errors.Mistake]) -> ConfigError:
     lines = config_errors.line_numbers(text)
     said = (f"{source}:{config_errors.line_of(lines, path)}: {sentence}" for path, sentence in mistakes)
-    return ConfigError("\n".join(said), f"correct the file there; {_OURS}")
+    return ConfigError("\n".join(said), f"Correct the file there; {_OURS}")

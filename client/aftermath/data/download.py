@@ -32,15 +32,15 @@ def download(url: str, folder: Path, client: HttpClient, told: Callable[[int, in
         if path.exists():
             if path.stat().st_size == first.size:
                 return path
-            raise DataError(f"{path} is there already, and of another size", "remove it or name another folder")
+            raise DataError(f"{path} is there already, and of another size", "Remove it or name another folder")
         with partial.open("ab") as file:
             while (here := file.tell()) < first.size:
                 part = client.part(url, here, min(_PART, first.size - here))
                 if (part.size, part.etag) != (first.size, first.etag):
-                    raise DataError(f"{shown(url)} was changed while it was downloaded", "start again")
+                    raise DataError(f"{shown(url)} was changed while it was downloaded", "Start again")
                 file.write(part.data)
                 told(file.tell(), first.size)
         settle(partial, path)
     except OSError as error:
-        raise DataError(f"cannot write {path}: {error.strerror}", "free some space or name another folder") from None
+        raise DataError(f"cannot write {path}: {error.strerror}", "Free some space or name another folder") from None
     return path

@@ -70,18 +70,18 @@ def layout_of(name: str, size: int, head: bytes, token_bytes: int) -> Layout:
     Raises DataError, naming the file and what to do, for a file that is empty, truncated or of another kind.
     """
     if size == 0:
-        raise DataError(f"{name} is empty", "remove it, or copy or tokenise it again")
+        raise DataError(f"{name} is empty", "Remove it, or copy or tokenise it again")
     for magic, (what, advice) in _STRANGE.items():
         if head.startswith(magic):
             raise DataError(f"{name} is {what}", advice)
     if name.lower().endswith(_TEXT):
-        raise DataError(f"{name} is text, not tokens", "tokenise it first: aftermath-solana data tokenize")
+        raise DataError(f"{name} is text, not tokens", "Tokenise it first: aftermath-solana data tokenize")
     if head.startswith(_NPY):
         return _npy(name, size, head, token_bytes)
     if head[:8] == struct.pack("<2i", _NANOGPT_MAGIC, _NANOGPT_VERSION):
         return _nanogpt(name, size, head, token_bytes)
     if name.endswith(".npy"):
-        raise DataError(f"{name} is no NumPy array, whatever its name says", "make it with numpy.save, or name it .bin")
+        raise DataError(f"{name} is no NumPy array, whatever its name says", "Make it with numpy.save, or name it .bin")
     return _whole(name, size, 0, size, token_bytes)
 
 
@@ -89,20 +89,20 @@ def _whole(name: str, size: int, start: int, count: int, token_bytes: int) -> La
     if count % token_bytes:
         raise DataError(
             f"{name} is truncated: its size of {size} is no multiple of the {token_bytes} bytes of a token",
-            "copy or tokenise the file again, and check token_size_in_bytes",
+            "Copy or tokenise the file again, and check token_size_in_bytes",
         )
     return Layout(start, count // token_bytes)
 
 
 def _nanogpt(name: str, size: int, head: bytes, token_bytes: int) -> Layout:
     if len(head) < _NANOGPT_BYTES:
-        raise DataError(f"{name} ends within its header", "copy the file again")
+        raise DataError(f"{name} ends within its header", "Copy the file again")
     _check_width(name, 2, token_bytes)
     (count,) = struct.unpack_from("<i", head, 8)
     if count < 0 or size != _NANOGPT_BYTES + 2 * count:
         raise DataError(
             f"{name} has {size} bytes, and its header says {count} tokens, which take {_NANOGPT_BYTES + 2 * count}",
-            "copy the file again",
+            "Copy the file again",
         )
     return Layout(_NANOGPT_BYTES, count)
 
@@ -110,7 +110,7 @@ def _nanogpt(name: str, size: int, head: bytes, token_bytes: int) -> Layout:
 def _npy(name: str, size: int, head: bytes, token_bytes: int) -> Layout:
     array = array_of(name, size, head)
     if array.dtype.kind != "u" or array.dtype.itemsize not in (2, 4):
-        raise DataError(f"{name} is an array of {array.dtype}", "save it as uint16 or uint32, little-endian")
+        raise DataError(f"{name} is an array of {array.dtype}", "Save it as uint16 or uint32, little-endian")
     _check_width(name, array.dtype.itemsize, token_bytes)
     return Layout(array.start, prod(array.shape))
 
@@ -125,16 +125,16 @@ def array_of(name: str, size: int, head: bytes) -> Array:
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, fortran, dtype = read(stream, max_header_size=HEAD_BYTES)
     except Exception as error:  # NumPy reads the header as Python: what that raises for a broken one nobody lists
-        raise DataError(f"{name} has no header of a NumPy array: {error}", "make it with numpy.save") from None
+        raise DataError(f"{name} has no header of a NumPy array: {error}", "Make it with numpy.save") from None
     if dtype.kind not in "ui" or dtype.byteorder == ">":
-        raise DataError(f"{name} is an array of {dtype}", "save it as uint16 or uint32, little-endian")
+        raise DataError(f"{name} is an array of {dtype}", "Save it as uint16 or uint32, little-endian")
     if fortran and len(shape) > 1:
-        raise DataError(f"{name} is stored column by column", "save it as numpy.ascontiguousarray(array)")
+        raise DataError(f"{name} is stored column by column", "Save it as numpy.ascontiguousarray(array)")
     start, count = stream.tell(), prod(int(edge) for edge in shape)
     if min(shape, default=1) < 0 or size != start + count * dtype.itemsize:
         raise DataError(
             f"{name} has {size} bytes, and an array of {count} tokens takes {start + count * dtype.itemsize}",
-            "copy the file again",
+            "Copy the file again",
         )
     return Array(start, tuple(shape), dtype)
 
@@ -143,5 +143,5 @@ def _check_width(name: str, found: int, wanted: int) -> None:
     if found != wanted:
         raise DataError(
             f"{name} has tokens of {found} bytes, and the run's have {wanted}",
-            f'set token_size_in_bytes = "{"TwoBytes" if found == 2 else "FourBytes"}"',
+            f'Set token_size_in_bytes = "{"TwoBytes" if found == 2 else "FourBytes"}"',
         )

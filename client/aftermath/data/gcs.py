@@ -40,7 +40,7 @@ def bucket_urls(bucket: str, folder: str, client: HttpClient) -> list[str]:
     """The addresses of the token files in a folder of a bucket. Raises SourceAway, DataError."""
     host = os.environ.get(_EMULATOR, HOST).rstrip("/")
     if not _BUCKET.fullmatch(bucket):
-        raise DataError(f"bucket_name {bucket!r} is no name of a bucket", "check the name")
+        raise DataError(f"bucket_name {bucket!r} is no name of a bucket", "Check the name")
     prefix = f"{folder.strip('/')}/" if folder.strip("/") else ""
     names: list[str] = []
     token = ""
@@ -57,7 +57,7 @@ def bucket_urls(bucket: str, folder: str, client: HttpClient) -> list[str]:
             break
         if not token:
             return _urls(bucket, prefix, names, host)
-    raise DataError(f"bucket {bucket} holds more files than the {_MOST_FILES} that are read", "use filter_directory")
+    raise DataError(f"bucket {bucket} holds more files than the {_MOST_FILES} that are read", "Use filter_directory")
 
 
 def _urls(bucket: str, prefix: str, names: list[str], host: str) -> list[str]:
@@ -65,6 +65,6 @@ def _urls(bucket: str, prefix: str, names: list[str], host: str) -> list[str]:
     if not found:
         raise DataError(
             f"bucket {bucket} holds no token files ({', '.join(SUFFIXES)}) in {prefix or 'its root'}",
-            "check bucket_name and filter_directory",
+            "Check bucket_name and filter_directory",
         )
     return [f"{host}/{bucket}/{quote(name)}" for name in found]

@@ -79,14 +79,14 @@ class HttpClient:
             headers = {"Range": f"bytes={start}-{start + length - 1}"}
             with self._client.stream("GET", url, headers=headers) as answer:
                 if answer.status_code == 416:
-                    raise DataError(f"{shown(url)} is empty, or ends before byte {start}", "upload the file again")
+                    raise DataError(f"{shown(url)} is empty, or ends before byte {start}", "Upload the file again")
                 self._refuse_status(url, answer)
                 found = _CONTENT_RANGE.fullmatch(answer.headers.get("Content-Range", ""))
                 if answer.status_code != 206 or found is None:
                     raise DataError(
                         f"{shown(url)} is not served in parts: a Range request was answered with status "
                         f"{answer.status_code}",
-                        "serve the files with a server that answers Range requests, as nginx and buckets do",
+                        "Serve the files with a server that answers Range requests, as nginx and buckets do",
                     )
                 first, last, size = map(int, found.groups())
                 if first != start or last != min(start + length, size) - 1:
@@ -119,12 +119,12 @@ class HttpClient:
             try:
                 return ask()
             except (httpx.UnsupportedProtocol, httpx.InvalidURL, httpx.TooManyRedirects, UnicodeError) as error:
-                raise DataError(f"{shown(url)} leads nowhere: {type(error).__name__}", "check the address") from None
+                raise DataError(f"{shown(url)} leads nowhere: {type(error).__name__}", "Check the address") from None
             except _Passing as error:
                 said = str(error)
             except httpx.HTTPError as error:
                 said = _WORDS.get(type(error), type(error).__name__)
-        raise SourceAway(f"{shown(url)} cannot be had: {said}", "see whether its server is up")
+        raise SourceAway(f"{shown(url)} cannot be had: {said}", "See whether its server is up")
 
     def _refuse_status(self, url: str, answer: httpx.Response) -> None:
         if answer.is_success:
@@ -132,11 +132,11 @@ class HttpClient:
         code = answer.status_code
         if code >= 500 or code in _PASSING:
             raise _Passing(f"status {code}")
-        raise DataError(f"{shown(url)} is refused with status {code}", "check the address, and that it is public")
+        raise DataError(f"{shown(url)} is refused with status {code}", "Check the address, and that it is public")
 
     def _body(self, answer: httpx.Response, length: int, *, whole: bool = True) -> bytes:
         if answer.headers.get("Content-Encoding", "identity") != "identity":
-            raise DataError(f"{shown(str(answer.url))} is sent compressed", "serve token files as they are")
+            raise DataError(f"{shown(str(answer.url))} is sent compressed", "Serve token files as they are")
         until, held = time.monotonic() + self._timeout + length / _SLOWEST, bytearray()
         for chunk in answer.iter_raw():
             held += chunk
@@ -192,7 +192,7 @@ class HttpFiles:
             raise DataError(
                 f"{self._files[number].name} was changed while in use: it had {self._files[number].size} bytes, "
                 f"and has {part.size}" + (", and another ETag" if part.etag != self._etags[number] else ""),
-                "the run's owner puts the file back as it was",
+                "The run's owner puts the file back as it was",
             )
         return {span: part.data[span.start - start : span.start - start + span.length] for span in group}
 
@@ -218,7 +218,7 @@ def numbered(template: str, start: int, zeros: int, count: int) -> list[str]:
     """URLs with `{}` replaced by each number, padded with zeros. Raises DataError without a place for it."""
     if template.count("{}") != 1:
         raise DataError(
-            f"url_template {shown(template)} has no single {{}} for the number", "write {} where it belongs"
+            f"url_template {shown(template)} has no single {{}} for the number", "Write {} where it belongs"
         )
     return [template.replace("{}", str(number).zfill(zeros)) for number in range(start, start + count)]
 

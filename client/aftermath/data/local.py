@@ -46,7 +46,7 @@ class LocalFiles:
                 self._forget(number)
                 raise DataError(
                     f"{self._paths[number]} shrank from {self._files[number].size} bytes to {size} while in use",
-                    "restore the file and restart",
+                    "Restore the file and restart",
                 )
         return [self._bytes(*span) for span in spans]
 
@@ -59,7 +59,7 @@ class LocalFiles:
             return self._paths[number].stat().st_size
         except OSError as error:
             raise DataError(
-                f"cannot read {self._paths[number]}: {error.strerror}", "restore the file and restart"
+                f"cannot read {self._paths[number]}: {error.strerror}", "Restore the file and restart"
             ) from None
 
     def _bytes(self, number: int, start: int, length: int) -> bytes:
@@ -71,7 +71,7 @@ class LocalFiles:
         if len(data) < length:
             raise DataError(
                 f"{self._paths[number]} ends before byte {start + length}: it shrank while in use",
-                "restore the file and restart",
+                "Restore the file and restart",
             )
         return data
 
@@ -109,7 +109,7 @@ def open_tokens(
 
 def token_files(path: Path) -> list[Path]:
     """The file that is named, or the token files of a folder, sorted. Raises DataError if there is none."""
-    advice = f"make token files with: aftermath-solana data tokenize --output {path}"
+    advice = f"Make token files with: aftermath-solana data tokenize --output {path}"
     try:
         if path.is_file():
             return [path]

@@ -47,7 +47,7 @@ def unpacked_tokens(path: Path, token_bytes: int) -> Path:
             if len(values) and (values.min() < 0 or int(values.max()) >> 8 * token_bytes):
                 raise DataError(
                     f"{path} has numbers from {values.min()} to {values.max()} for tokens of {token_bytes} bytes",
-                    'check its column of tokens, and set token_size_in_bytes = "FourBytes" for a large vocabulary',
+                    'Check its column of tokens, and set token_size_in_bytes = "FourBytes" for a large vocabulary',
                 )
             stream.write(values.astype(f"<u{token_bytes}").tobytes())
 
@@ -71,10 +71,10 @@ def _write_rows(path: Path, names: Sequence[str], seq_len: int, stream: BinaryIO
         if (other := lengths[lengths != seq_len]).size:
             raise DataError(
                 f"{path} has a row of {other[0]} numbers, and rows of the run have {seq_len} tokens",
-                "cut and pad rows to max_seq_len, with labels of -100 for padding",
+                "Cut and pad rows to max_seq_len, with labels of -100 for padding",
             )
         if len(values) and (values.min() < limits.min or values.max() > limits.max):
-            raise DataError(f"{path} has numbers that no token is", "check its columns")
+            raise DataError(f"{path} has numbers that no token is", "Check its columns")
         stream.write(values.astype("<i4").tobytes())
 
 
@@ -83,7 +83,7 @@ def _column(path: Path, names: Sequence[str]) -> Column:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    advice = f"name a column of lists of whole numbers {' or '.join(names)}"
+    advice = f"Name a column of lists of whole numbers {' or '.join(names)}"
     with _readable(path):
         file = _open(path)
         held = file.schema_arrow.names
@@ -120,7 +120,7 @@ def _readable(path: Path) -> Iterator[None]:
         yield
     except (pa.ArrowException, OSError, ValueError) as error:  # the last: names that are no text
         reason = str(error).partition("\n")[0][:200]
-        raise DataError(f"{path} cannot be read as parquet: {reason}", "write or copy it again") from None
+        raise DataError(f"{path} cannot be read as parquet: {reason}", "Write or copy it again") from None
 
 
 def _kept(path: Path, kind: str, write: Callable[[BinaryIO], None]) -> Path:
@@ -143,6 +143,6 @@ def _kept(path: Path, kind: str, write: Callable[[BinaryIO], None]) -> Path:
     except OSError as error:
         raise DataError(
             f"cannot unpack {path} into {cache_directory('unpacked')}: {error.strerror}",
-            "make room there, or set XDG_CACHE_HOME to a folder that has some",
+            "Make room there, or set XDG_CACHE_HOME to a folder that has some",
         ) from None
     return target

@@ -41,15 +41,15 @@ class PreprocessedRows:
             if len(array.shape) != 2 or array.shape[1] != seq_len:
                 raise DataError(
                     f"{file.name} has the shape {array.shape}, and rows of the run have {seq_len} tokens",
-                    "cut and pad rows to max_seq_len, with labels of -100 for padding",
+                    "Cut and pad rows to max_seq_len, with labels of -100 for padding",
                 )
         self._files = len(found)
         for number in range(len(beside)):
             if self._arrays[number].shape != self._arrays[self._files + number].shape:
-                raise DataError(f"{beside[number]} has not the shape of {found[number].name}", "write both anew")
+                raise DataError(f"{beside[number]} has not the shape of {found[number].name}", "Write both anew")
         self._ends = list(accumulate(array.shape[0] for array in self._arrays[: self._files]))
         if not self._ends[-1]:
-            raise DataError(f"{folder} holds no rows", "add some")
+            raise DataError(f"{folder} holds no rows", "Add some")
 
     @property
     def sequences(self) -> int:
@@ -84,7 +84,7 @@ class PreprocessedRows:
                 raise DataError(
                     f"{self._store.files[span.file].name}: {out[row][strange][0]} in a row is outside the vocabulary "
                     f"of {self._vocab_size}",
-                    "tokenise the data with the model's own tokenizer.json; a label may be -100 as well",
+                    "Tokenise the data with the model's own tokenizer.json; a label may be -100 as well",
                 )
         return out
 
@@ -99,7 +99,7 @@ class PreprocessedRows:
 
 def _arrays(folder: Path, seq_len: int, *, labels: bool) -> tuple[list[Path], list[Path]]:
     """The files of inputs, and those of labels in the same order if these are asked for."""
-    advice = f"write NAME{INPUTS} and NAME{LABELS} there; docs/data.md has an example"
+    advice = f"Write NAME{INPUTS} and NAME{LABELS} there; docs/data.md has an example"
     try:
         held = sorted(path for path in folder.iterdir() if path.is_file())
     except OSError as error:
@@ -107,7 +107,7 @@ def _arrays(folder: Path, seq_len: int, *, labels: bool) -> tuple[list[Path], li
     if found := [path for path in held if path.name.endswith(INPUTS)]:
         beside = [path.with_name(path.name.removesuffix(INPUTS) + LABELS) for path in found] if labels else []
         if missing := [path for path in beside if not path.is_file()]:
-            raise DataError(f"there are no labels at {missing[0]}", 'write them, or use data_type = "Pretraining"')
+            raise DataError(f"there are no labels at {missing[0]}", 'Write them, or use data_type = "Pretraining"')
         return found, beside
     pairs = [unpacked_rows(path, seq_len, labels=labels) for path in held if path.suffix == PARQUET]
     if not pairs:

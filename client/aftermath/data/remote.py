@@ -42,7 +42,7 @@ class RemoteTokens:
         """Raises SourceAway, DataError."""
         found = _ADDRESS.fullmatch(address)
         if found is None or int(found[2] or PORT) > 65535:
-            raise DataError(f"{address!r} is no address of a data server", "write HOST:PORT")
+            raise DataError(f"{address!r} is no address of a data server", "Write HOST:PORT")
         self._address, self._where = address, (found[1].strip("[]"), int(found[2] or PORT))
         self._timeout, self._vocab_size = timeout, vocab_size
         self._socket: socket.socket | None = None
@@ -52,7 +52,7 @@ class RemoteTokens:
             raise DataError(
                 f"the data server {address} serves sequences of {self._serves.seq_len} tokens, and the run's have "
                 f"{seq_len}",
-                "set seq_len in its data.toml to the run's max_seq_len",
+                "Set seq_len in its data.toml to the run's max_seq_len",
             )
         if self._serves.sequences < 1:
             raise DataError(f"the data server {address} serves no sequences")
@@ -77,7 +77,7 @@ class RemoteTokens:
             raise DataError(
                 f"the data server {self._address} sent a token {out.max()}, outside the vocabulary of "
                 f"{self._vocab_size}",
-                "tokenise its data with the model's own tokenizer.json, and check its token_size",
+                "Tokenise its data with the model's own tokenizer.json, and check its token_size",
             )
         return out
 
@@ -108,7 +108,7 @@ class RemoteTokens:
         if self._describe() != self._serves:
             raise DataError(
                 f"the data server {self._address} serves something else than before",
-                "whoever runs it puts the files back as they were",
+                "Whoever runs it puts the files back as they were",
             )
         return self._exchange(message, most)
 
@@ -125,7 +125,7 @@ class RemoteTokens:
         except (OSError, EOFError) as error:
             self._close()
             why = getattr(error, "strerror", None) or str(error) or "no answer in time"
-            raise SourceAway(f"the data server {self._address} cannot be had: {why}", "see whether it is up") from None
+            raise SourceAway(f"the data server {self._address} cannot be had: {why}", "See whether it is up") from None
         except Malformed as error:
             raise self._strange(f"what is no message: {error}") from None
         if isinstance(answer, Refused):
@@ -144,7 +144,7 @@ class RemoteTokens:
 
     def _strange(self, what: str) -> DataError:
         self._close()
-        return DataError(f"the data server {self._address} sent {what}", "check that it is a data server")
+        return DataError(f"the data server {self._address} sent {what}", "Check that it is a data server")
 
     def _close(self) -> None:
         if self._socket is not None:

@@ -52,10 +52,10 @@ def load_settings(path: Path) -> Settings:
         tables: dict[str, Any] = toml_value(path.read_text(encoding="utf-8-sig"))
         settings = msgspec.convert(tables, Settings)
     except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}", "pass --config, a data.toml") from None
+        raise DataError(f"cannot read {path}: {error.strerror}", "Pass --config, a data.toml") from None
     except (Malformed, UnicodeDecodeError, msgspec.ValidationError) as error:
         keys = "dir, seq_len, token_size (TwoBytes or FourBytes) and shuffle_seed (32 numbers from 0 to 255)"
-        raise DataError(f"{path}: {error}", f"its keys are {keys}") from None
+        raise DataError(f"{path}: {error}", f"Its keys are {keys}") from None
     folder = path.absolute().parent / Path(settings.dir).expanduser()
     return msgspec.structs.replace(settings, dir=str(folder))
 
@@ -82,7 +82,7 @@ class DataServer:
         try:
             server = await asyncio.start_server(self._client, host, port, limit=MOST_ASKED)
         except OSError as error:
-            raise DataError(f"cannot listen at {host}:{port}: {error.strerror}", "choose another --port") from None
+            raise DataError(f"cannot listen at {host}:{port}: {error.strerror}", "Choose another --port") from None
         try:
             yield server.sockets[0].getsockname()[1]
         finally:

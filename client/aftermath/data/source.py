@@ -80,7 +80,7 @@ def check_shape(token_bytes: int, seq_len: int) -> None:
     """Raises DataError for tokens or sequences that no run has."""
     if token_bytes not in (2, 4):
         raise DataError(
-            f"tokens take 2 or 4 bytes, not {token_bytes}", "set token_size_in_bytes to TwoBytes or FourBytes"
+            f"tokens take 2 or 4 bytes, not {token_bytes}", "Set token_size_in_bytes to TwoBytes or FourBytes"
         )
     if seq_len < 2:
-        raise DataError(f"a sequence needs at least 2 tokens, not {seq_len}", "raise max_seq_len")
+        raise DataError(f"a sequence needs at least 2 tokens, not {seq_len}", "Raise max_seq_len")

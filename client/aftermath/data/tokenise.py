@@ -46,14 +46,14 @@ def folder_documents(folder: Path) -> list[Path]:
     """Every file under a folder, sorted; hidden files and folders are left out. Raises DataError if there is none."""
     if not folder.is_dir():
         what = f"{folder} is no folder" if folder.exists() else f"there is no folder {folder}"
-        raise DataError(what, "name a folder that holds text files")
+        raise DataError(what, "Name a folder that holds text files")
     found = sorted(
         path
         for path in folder.rglob("*")
         if path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts)
     )
     if not found:
-        raise DataError(f"{folder} holds no files", "name a folder that holds text files")
+        raise DataError(f"{folder} holds no files", "Name a folder that holds text files")
     return found
 
 
@@ -78,7 +78,7 @@ def standard_library(budget: int) -> list[Path]:
             chosen.append(root / name)
             used += size
     if not chosen:
-        raise DataError(f"no source file of {root} fits in {budget} bytes", "raise the budget")
+        raise DataError(f"no source file of {root} fits in {budget} bytes", "Raise the budget")
     return sorted(chosen)
 
 
@@ -96,7 +96,7 @@ def hold_out(documents: Sequence[Path], root: Path, percent: int) -> tuple[list[
     if not all(sides):
         raise DataError(
             f"{percent} percent of {len(documents)} files leave nothing to train on or nothing to measure on",
-            "name a folder with more files, or another --held-out-percent",
+            "Name a folder with more files, or another --held-out-percent",
         )
     return sides
 
@@ -118,10 +118,10 @@ def tokenise(
             for ids in _encoded(tokenizer, texts):
                 writer.add(ids if end is None else [*ids, end])
             if not writer.tokens:
-                raise DataError("none of the files is UTF-8 text", "convert the text to UTF-8")
+                raise DataError("none of the files is UTF-8 text", "Convert the text to UTF-8")
             writer.finish(tokenizer.to_str())
     except OSError as error:
-        raise DataError(f"cannot write {output}: {error.strerror}", "free some space or name another folder") from None
+        raise DataError(f"cannot write {output}: {error.strerror}", "Free some space or name another folder") from None
     finally:
         tokenizer.encode_special_tokens = False
     return Tokenised(texts.read, texts.skipped, writer.tokens, tuple(writer.files), tokenizer.get_vocab_size())
@@ -132,7 +132,7 @@ def _check(output: Path, tokenizer: Tokenizer, token_bytes: int) -> None:
         raise DataError(f"tokens take 2 or 4 bytes, not {token_bytes}")
     largest = max(tokenizer.get_vocab().values())
     if largest >= 1 << (8 * token_bytes):
-        raise DataError(f"token ids up to {largest} do not fit in {token_bytes} bytes", "use 4 bytes a token")
+        raise DataError(f"token ids up to {largest} do not fit in {token_bytes} bytes", "Use 4 bytes a token")
     refuse_older(output)
 
 
@@ -141,7 +141,7 @@ def refuse_older(output: Path) -> None:
     if output.exists() and not output.is_dir():
         raise DataError(f"{output} is a file, not a folder")
     if output.is_dir() and any(path.suffix in SUFFIXES for path in output.iterdir()):
-        raise DataError(f"{output} already holds token files", "remove them or name another folder")
+        raise DataError(f"{output} already holds token files", "Remove them or name another folder")
 
 
 class _Texts:

@@ -47,7 +47,7 @@ class TokenFiles:
             raise DataError(
                 f"{place} holds no whole sequence: a sequence takes {seq_len} tokens, and its longest file "
                 f"has {max(layout.tokens for layout in self._layouts)}",
-                "add data, or lower max_seq_len",
+                "Add data, or lower max_seq_len",
             )
         self._order = Order(self._ends[-1], shuffle_seed) if shuffle_seed is not None else None
 
@@ -96,5 +96,5 @@ class TokenFiles:
         raise DataError(
             f"{self._store.files[file].name}: a token {out[row].max()} at or after position {position} is outside the "
             f"vocabulary of {self._vocab_size}",
-            "tokenise the data with the model's own tokenizer.json, and check token_size_in_bytes",
+            "Tokenise the data with the model's own tokenizer.json, and check token_size_in_bytes",
         )

@@ -40,7 +40,7 @@ class WeightedSources:
             raise DataError(f"a mixture has 1 to {MOST_SOURCES} sources, not {len(sources)}")
         given = weights if weights is not None else [source.sequences for source in sources]
         if not all(isfinite(weight) and weight > 0 for weight in given):
-            raise DataError("every weight of a mixture is a number above 0", "leave out what is not to be used")
+            raise DataError("every weight of a mixture is a number above 0", "Leave out what is not to be used")
         self._sources, self._mark = sources, mark
         self._length = sum(source.sequences for source in sources)
         self._order = Order(self._length, shuffle_seed) if shuffle_seed is not None else None
@@ -54,7 +54,7 @@ class WeightedSources:
         if 0 in counts:
             raise DataError(
                 f"source {counts.index(0)} of a mixture has less than 1/{CYCLE} of the weight",
-                "leave it out, or raise its weight",
+                "Leave it out, or raise its weight",
             )
 
     @property

@@ -63,7 +63,7 @@ def scores(ask: Ask, tokenizer: Tokenizer, window: int, name: str, wish: Wanted)
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise Unsuitable(
             f"the task {name} cannot be had: {first}",
-            "its data come from the Hugging Face Hub: look at the connection, or use the task source-choice",
+            "Its data come from the Hugging Face Hub: look at the connection, or use the task source-choice",
         ) from None
     made = []
     for task, figures in found["results"].items():
@@ -87,10 +87,10 @@ def _called(name: str) -> str:
     try:
         said = yaml.safe_load(Path(name).expanduser().read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UsageError(f"{name} cannot be read as a task: {error}", "name a YAML file of the harness") from None
+        raise UsageError(f"{name} cannot be read as a task: {error}", "Name a YAML file of the harness") from None
     task = said.get("task") if isinstance(said, dict) else None
     if not isinstance(task, str):
-        raise UsageError(f"{name} names no task", "say task: NAME in it")
+        raise UsageError(f"{name} names no task", "Say task: NAME in it")
     return task
 
 

@@ -30,9 +30,9 @@ def wanted(tasks: str, fewshot: int | None, seed: int | None, docs: int | None) 
     """What options say; nothing of a task is loaded. Raises UsageError, or Unsuitable without the harness."""
     names = tuple(dict.fromkeys(name for name in tasks.replace(",", " ").split()))
     if not names:
-        raise UsageError("no task is named", f"name one, for example {SOURCE_CHOICE}")
+        raise UsageError("no task is named", f"Name one, for example {SOURCE_CHOICE}")
     if fewshot and SOURCE_CHOICE in names:
-        raise UsageError(f"{SOURCE_CHOICE} has no examples to show", "leave their number out, or name another task")
+        raise UsageError(f"{SOURCE_CHOICE} has no examples to show", "Leave their number out, or name another task")
     if set(names) - {SOURCE_CHOICE}:
         from aftermath.evals.harness import check
 

@@ -175,7 +175,7 @@ class Course:
         log, kept = self._out / EVENTS, load_state(self._out)
         if kept is None:
             if log.exists():
-                raise CheckpointError(f"{log} is there, and no state that belongs to it", "name another --out")
+                raise CheckpointError(f"{log} is there, and no state that belongs to it", "Name another --out")
             self._save(0)
         else:
             tensors, counters = kept
@@ -185,7 +185,7 @@ class Course:
             try:
                 self._begun.trainer.restore(tensors)
             except BadState as error:
-                raise CheckpointError(f"the saved state does not fit: {error.message}", "name another --out") from None
+                raise CheckpointError(f"the saved state does not fit: {error.message}", "Name another --out") from None
             self._deal.restore(counters.fresh, counters.again)
             self._done = counters.step
             if log.exists():
@@ -206,7 +206,7 @@ class Course:
                     self._draw(event)
                 self._tokens += event.tokens if isinstance(event, kinds.Step) else 0
         except (msgspec.MsgspecError, UnicodeDecodeError, OSError) as error:
-            raise CheckpointError(f"{log} is damaged: {error!r}", "name another --out, or remove this one") from None
+            raise CheckpointError(f"{log} is damaged: {error!r}", "Name another --out, or remove this one") from None
 
 
 def _same(kept: dict[str, Any], ours: dict[str, Any], out: Path) -> None:
@@ -218,7 +218,7 @@ def _same(kept: dict[str, Any], ours: dict[str, Any], out: Path) -> None:
     if differing:
         raise CheckpointError(
             f"{out} holds a training with other settings: {', '.join(differing)}",
-            "give the same options as then, or name another --out",
+            "Give the same options as then, or name another --out",
         )
 
 

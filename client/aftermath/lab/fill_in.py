@@ -55,24 +55,24 @@ def recipe_of(said: LabSettings) -> Recipe:
     if max(tiers) >= levels:
         raise UsageError(
             f"--tiers {said.tiers}: the config cuts its model into tiers 0 to {levels - 1}",
-            "name those, or raise tiers in [model.LLM.matformer]",
+            "Name those, or raise tiers in [model.LLM.matformer]",
         )
     batch = _batch(said, config)
     if said.reject and agreed is None:
-        raise UsageError(f"--reject means results of members, and {optimizer} has none", "leave it out")
+        raise UsageError(f"--reject means results of members, and {optimizer} has none", "Leave it out")
     if said.overlap is not None and agreed is None:
-        raise UsageError(f"--overlap means results of members, and {optimizer} has none", "leave it out")
+        raise UsageError(f"--overlap means results of members, and {optimizer} has none", "Leave it out")
     if said.eval_every and said.held_out_path is None:
         raise UsageError(
             "--eval-every measures on held-out text, and there is none",
-            "pass --held-out-path DIR; aftermath-solana data tokenize --held-out DIR makes some",
+            "Pass --held-out-path DIR; aftermath-solana data tokenize --held-out DIR makes some",
         )
     schedule = _schedule(said, config, optimizer, steps)
     if agreed is not None and highest_rate(schedule) * agreed.weight_decay > 1:
         raise UsageError(
             f"a learning rate of {highest_rate(schedule):g} with the config's weight decay of {numbers.weight_decay:g} "
             "would turn every weight's sign",
-            f"pass --lr {1 / numbers.weight_decay:g} or less",
+            f"Pass --lr {1 / numbers.weight_decay:g} or less",
         )
     return Recipe(
         model=_model(said, config),
@@ -110,12 +110,12 @@ def _model(said: LabSettings, config: RunConfig | None) -> str:
     if said.model is not None:
         return str(said.model.expanduser().absolute())
     if config is None:
-        raise UsageError("--model is missing", "pass --model DIR, or --config-path FILE of a run")
+        raise UsageError("--model is missing", "Pass --model DIR, or --config-path FILE of a run")
     checkpoint = checkpoint_of(config.llm.checkpoint)
     if checkpoint.kind is not CheckpointKind.LOCAL:
         raise Unsuitable(
             f"{said.config_path} names no checkpoint on this machine",
-            "pass --model DIR; aftermath-solana model init makes a new one",
+            "Pass --model DIR; aftermath-solana model init makes a new one",
         )
     return str(local_directory(checkpoint))
 
@@ -126,12 +126,12 @@ def _data(said: LabSettings, config: RunConfig | None) -> dict[str, Any]:
     if location is not None and said.data_path is None:
         _check_local(location)
     if location is None and said.data_path is None:
-        raise UsageError("--data-path is missing", "pass --data-path DIR, or --config-path FILE of a run")
+        raise UsageError("--data-path is missing", "Pass --data-path DIR, or --config-path FILE of a run")
     place = Path(said.data_path or (location.primary if location else "")).expanduser().absolute()
     if said.held_out_path is not None and _within(said.held_out_path.expanduser(), place):
         raise UsageError(
             f"--held-out-path {said.held_out_path} holds what is trained on",
-            "name token files of other documents; aftermath-solana data tokenize --held-out DIR makes some",
+            "Name token files of other documents; aftermath-solana data tokenize --held-out DIR makes some",
         )
     if location is not None and said.seed is None:
         seed = location.shuffle_seed.hex() if location.shuffle else ""
@@ -147,7 +147,7 @@ def _check_local(location: DataLocation) -> None:
         kind = location.kind.name.title().replace("_", "")  # as a config file says it
         raise Unsuitable(
             f"the run's data is at a {kind} location, and a course on one machine reads Local data",
-            "pass --data-path, a directory of token files",
+            "Pass --data-path, a directory of token files",
         )
 
 
@@ -168,13 +168,13 @@ def _optimizer(said: LabSettings, config: RunConfig | None) -> tuple[OptimizerNa
         if name == "sparseloco" and said.lr is None and said.inner_optimizer not in (None, inner):
             raise UsageError(
                 f"--inner-optimizer {said.inner_optimizer}: the learning rate in {said.config_path} is for {inner}",
-                f"pass --lr as well, for example --lr {RATES[str(said.inner_optimizer)]:g}",
+                f"Pass --lr as well, for example --lr {RATES[str(said.inner_optimizer)]:g}",
             )
         return name, given
     if said.lr is None:
         raise UsageError(
             f"--optimizer {name}: the learning rate in {said.config_path} is for {_NAMES[given.kind]}",
-            f"pass --lr as well, for example --lr {RATES[name]:g}",
+            f"Pass --lr as well, for example --lr {RATES[name]:g}",
         )
     return name, replace(defaults, clip_grad_norm=given.clip_grad_norm)
 
@@ -182,7 +182,7 @@ def _optimizer(said: LabSettings, config: RunConfig | None) -> tuple[OptimizerNa
 def _schedule(said: LabSettings, config: RunConfig | None, optimizer: OptimizerName, steps: int) -> LrSchedule:
     if said.lr is not None and not 0 < said.lr <= MOST_RATE:
         raise UsageError(
-            f"--lr {said.lr} is no learning rate", f"it is above 0 and at most {MOST_RATE:g}, for example 1e-3"
+            f"--lr {said.lr} is no learning rate", f"It is above 0 and at most {MOST_RATE:g}, for example 1e-3"
         )
     given = schedule_of(config.llm.lr_schedule) if config else None
     own = "muon" if said.inner_optimizer == "muon" else optimizer
@@ -191,7 +191,7 @@ def _schedule(said: LabSettings, config: RunConfig | None, optimizer: OptimizerN
     if warmup >= steps:
         raise UsageError(
             f"a warm-up of {warmup} steps leaves nothing of the {steps} steps",
-            "pass fewer --warmup-steps, or more --steps",
+            "Pass fewer --warmup-steps, or more --steps",
         )
     if given is not None and said.lr_schedule is None:
         schedule = rates.scaled(replace(given, warmup_steps=warmup), rate)
@@ -199,7 +199,7 @@ def _schedule(said: LabSettings, config: RunConfig | None, optimizer: OptimizerN
         if changed and not any(learning_rate(schedule, step) for step in (steps - 1, steps)):
             raise UsageError(
                 f"the learning rate of {said.config_path} is 0 before step {steps}, and the rest would learn nothing",
-                "pass --lr-schedule as well, which is made for the steps there are",
+                "Pass --lr-schedule as well, which is made for the steps there are",
             )
         return schedule
     if said.lr_schedule == "constant":
@@ -222,12 +222,12 @@ def _tiers(said: LabSettings, optimizer: OptimizerName) -> tuple[int, ...]:
     members = said.members or len(named)
     if members < len(named):
         raise UsageError(
-            f"--tiers {said.tiers} names {len(named)} members, --members {members}", "name no more tiers than members"
+            f"--tiers {said.tiers} names {len(named)} members, --members {members}", "Name no more tiers than members"
         )
     if members > 1 and optimizer in ALONE:
         raise UsageError(
             f"{members} members with {optimizer} are one machine with the whole batch: their gradients are averaged",
-            "leave --members out and pass the batch of all of them as --total-batch",
+            "Leave --members out and pass the batch of all of them as --total-batch",
         )
     return tuple(named[member % len(named)] for member in range(members))
 
@@ -238,17 +238,17 @@ def _shares(said: LabSettings, members: int, batch: Batch) -> tuple[int, ...]:
     if said.shares is None:
         if any(not share.len for share in cut(least, [1] * members)):
             raise UsageError(
-                f"a batch of {least} is too small for {members} members", "raise --total-batch, or lower --members"
+                f"a batch of {least} is too small for {members} members", "Raise --total-batch, or lower --members"
             )
         return (1,) * members
     shares = _numbers("--shares", said.shares, 1, 65535)
     if len(shares) != members:
-        raise UsageError(f"--shares {said.shares} is for {len(shares)} members, not {members}", "name one for each")
+        raise UsageError(f"--shares {said.shares} is for {len(shares)} members, not {members}", "Name one for each")
     if batch.start != batch.end or sum(shares) != batch.end:
         sizes = f"{batch.end}" if batch.start == batch.end else f"{least} to {batch.end}"
         raise UsageError(
             f"--shares {said.shares} are {sum(shares)} sequences, and a step has {sizes}",
-            f"let them add up to the batch, or pass --total-batch {sum(shares)}",
+            f"Let them add up to the batch, or pass --total-batch {sum(shares)}",
         )
     return shares
 
@@ -259,6 +259,6 @@ def _numbers(option: str, text: str, least: int, most: int) -> tuple[int, ...]:
     if not all(least <= number <= most for number in numbers):
         raise UsageError(
             f"{option} {text!r} must be whole numbers from {least} to {most} with commas between",
-            f"for example {option} {least},{least + 1}",
+            f"For example {option} {least},{least + 1}",
         )
     return numbers

@@ -25,16 +25,16 @@ def agreed_settings(said: LabSettings, optimizer: OptimizerName, numbers: Optimi
     decay, outer = said.feedback_decay, said.outer_lr
     if decay is not None and not 0 <= decay < 1:
         raise UsageError(
-            f"--feedback-decay {decay} is not what a run takes", "it is from 0 to below 1, for example 0.95"
+            f"--feedback-decay {decay} is not what a run takes", "It is from 0 to below 1, for example 0.95"
         )
     if outer is not None and not (math.isfinite(outer) and 0 < outer <= MAX_OUTER_RATE):
         raise UsageError(
-            f"--outer-lr {outer} is no rate", f"it is above 0 and at most {MAX_OUTER_RATE:g}, for example 1"
+            f"--outer-lr {outer} is no rate", f"It is above 0 and at most {MAX_OUTER_RATE:g}, for example 1"
         )
     orthogonal = said.orthogonal_lr
     if orthogonal is not None and not (math.isfinite(orthogonal) and 0 <= orthogonal <= MAX_OUTER_RATE):
         raise UsageError(
-            f"--orthogonal-lr {orthogonal} is no rate", f"it is from 0 to {MAX_OUTER_RATE:g}, for example 15"
+            f"--orthogonal-lr {orthogonal} is no rate", f"It is from 0 to {MAX_OUTER_RATE:g}, for example 15"
         )
     _check_block(said, numbers)
     embeddings = said.topk_embeddings or numbers.compression_topk_embeddings or said.topk
@@ -59,7 +59,7 @@ def _check_block(said: LabSettings, numbers: Optimizer) -> None:
     size = numbers.compression_chunk**2
     for option, count in (("--topk", said.topk), ("--topk-embeddings", said.topk_embeddings)):
         if count is not None and count > size:
-            raise UsageError(f"{option} {count}: a block has {size} coefficients", f"pass {size} or less")
+            raise UsageError(f"{option} {count}: a block has {size} coefficients", f"Pass {size} or less")
 
 
 def _changed(settings: Settings, **said: Any) -> Settings:
@@ -70,4 +70,4 @@ def _refuse(said: LabSettings, names: tuple[str, ...], optimizer: str, what: str
     for name in names:
         if getattr(said, name) is not None:
             option = "--" + name.replace("_", "-")
-            raise UsageError(f"{option} means {what}, and {optimizer} has none", "leave it out")
+            raise UsageError(f"{option} means {what}, and {optimizer} has none", "Leave it out")

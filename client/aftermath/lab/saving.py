@@ -56,7 +56,7 @@ def load_state(directory: Path) -> tuple[dict[str, Tensor], Counters] | None:
             counters: Counters = json_as((file.metadata() or {}).get(_COUNTERS, ""), Counters)
             return {name: file.get_tensor(name) for name in file.keys()}, counters  # noqa: SIM118
     except (SafetensorError, OSError, Malformed) as error:
-        raise CheckpointError(f"{path} is damaged: {error}", "remove it to begin anew") from None
+        raise CheckpointError(f"{path} is damaged: {error}", "Remove it to begin anew") from None
 
 
 @contextlib.contextmanager
@@ -67,6 +67,6 @@ def only_here(directory: Path) -> Iterator[None]:
         try:
             held = hold(directory / "lock")
         except BlockingIOError:
-            raise CheckpointError(f"another process trains in {directory}", "wait for it, or name another") from None
+            raise CheckpointError(f"another process trains in {directory}", "Wait for it, or name another") from None
     with held:
         yield

@@ -48,7 +48,7 @@ def start(recipe: Recipe, device: torch.device, arithmetic: Arithmetic = PLAIN) 
         raise UsageError(
             f"sequences of {recipe.seq_len} tokens: the model is made for {config.max_position_embeddings} "
             "(max_position_embeddings in its config.json)",
-            f"pass --seq-len {config.max_position_embeddings} or less",
+            f"Pass --seq-len {config.max_position_embeddings} or less",
         )
     order = bytes.fromhex(recipe.shuffle_seed) or None
     data = open_tokens(

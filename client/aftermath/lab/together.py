@@ -97,7 +97,7 @@ class Together:
                 if found.setdefault(level, digest) != digest:
                     raise ReplicasDiffer(
                         f"member {member}'s level {level} differs from that of the members before it",
-                        "this is a fault of the program or of this machine's memory; please report it",
+                        "This is a fault of the program or of this machine's memory; please report it",
                     )
         return found
 
@@ -127,7 +127,7 @@ class Together:
         under_way = self._results(below(state, _UNDER_WAY))
         travelling = state.get(_TRAVELLING, torch.empty(0))
         if travelling.shape != (len(self.replicas),) or travelling.dtype != torch.bool:
-            raise CheckpointError("the saved state does not say whose results travel", "name another --out")
+            raise CheckpointError("the saved state does not say whose results travel", "Name another --out")
         for member, replica in enumerate(self.replicas):
             take_weights(replica.params, below(state, f"{member}/weights/"))
             replica.optimizer.restore(below(state, f"{member}/optimizer/"))
@@ -139,11 +139,11 @@ class Together:
         for path, payloads in kept.items():
             step, _, level = path.partition("/")
             if not (step.isdecimal() and level.isdecimal()) or payloads.dtype != torch.uint8 or payloads.ndim != 2:
-                raise CheckpointError(f"the saved state holds no results of that form: {path}", "name another --out")
+                raise CheckpointError(f"the saved state holds no results of that form: {path}", "Name another --out")
             rows = [payload.numpy().tobytes() for payload in payloads]
             for row in rows:
                 decode_level(row, self._schema.results, int(level))
             found.setdefault(int(step), {})[int(level)] = rows
         if len(found) > self._overlap or any(len(levels) != self._schema.state.levels for levels in found.values()):
-            raise CheckpointError("the saved state lacks results or has too many of them", "name another --out")
+            raise CheckpointError("the saved state lacks results or has too many of them", "Name another --out")
         return sorted(found.items())

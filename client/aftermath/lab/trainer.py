@@ -61,7 +61,7 @@ def take_weights(params: Mapping[str, Tensor], kept: Mapping[str, Tensor]) -> No
     """Give parameters the numbers that were kept. Raises CheckpointError unless names and shapes are theirs."""
     for name in params.keys() | kept.keys():
         if name not in params or name not in kept or not fits(kept[name], params[name]):
-            raise CheckpointError(f"the saved state does not fit this model: {name}", "name another --out")
+            raise CheckpointError(f"the saved state does not fit this model: {name}", "Name another --out")
     with torch.no_grad():
         for name, tensor in kept.items():
             params[name].copy_(tensor)

@@ -26,7 +26,7 @@ def is_free(host: str, port: int) -> bool:
         except OSError as error:
             if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
                 raise LocalnetError(
-                    f"{host} is no address of this machine", "give one that is, for example --host 127.0.0.1"
+                    f"{host} is no address of this machine", "Give one that is, for example --host 127.0.0.1"
                 ) from None
             return False
     return True
@@ -39,4 +39,4 @@ def free_ports(host: str, count: int) -> int:
         first = draw.randrange(LOWEST, HIGHEST - count)
         if all(is_free(host, port) for port in range(first, first + count)):
             return first
-    raise LocalnetError(f"no {count} free ports in a row were found on {host}", "check the host, or give --rpc-port")
+    raise LocalnetError(f"no {count} free ports in a row were found on {host}", "Check the host, or give --rpc-port")

@@ -59,7 +59,7 @@ class Journal:
         """Write `records` as one block; they are on the disk when this returns."""
         if self._broken:
             raise LedgerError(
-                f"the journal {self.path} failed earlier", "free or repair the disk and restart the localnet"
+                f"the journal {self.path} failed earlier", "Free or repair the disk and restart the localnet"
             )
         block = b"".join(frame(record) for record in records)
         try:
@@ -144,12 +144,12 @@ def _payload_at(path: Path, data: bytes, position: int) -> bytes | None:
 def _damaged(path: Path, position: int) -> LedgerError:
     return LedgerError(
         f"the ledger file {path} is damaged at byte {position}",
-        "restore the ledger directory from a copy, or start with an empty one (--ledger DIR)",
+        "Restore the ledger directory from a copy, or start with an empty one (--ledger DIR)",
     )
 
 
 def _refused(path: Path, error: OSError) -> LedgerError:
     return LedgerError(
         f"the ledger {path} cannot be used: {error.strerror}",
-        "free space in that directory or check its permissions; nothing was changed",
+        "Free space in that directory or check its permissions; nothing was changed",
     )

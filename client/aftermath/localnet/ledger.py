@@ -65,11 +65,11 @@ class Ledger:
             self._lock = hold(directory / "lock")
         except BlockingIOError:
             raise LedgerError(
-                f"the ledger {directory} is in use by another localnet", "stop that one or give another --ledger"
+                f"the ledger {directory} is in use by another localnet", "Stop that one or give another --ledger"
             ) from None
         except OSError as error:
             raise LedgerError(
-                f"the ledger {directory} cannot be opened: {error.strerror}", "choose another --ledger"
+                f"the ledger {directory} cannot be opened: {error.strerror}", "Choose another --ledger"
             ) from None
 
     def recover(self) -> Recovered | None:
@@ -98,7 +98,7 @@ class Ledger:
             if isinstance(record, Chain) and record.format != FORMAT:
                 raise LedgerError(
                     f"the ledger {self.directory} has format {record.format}; this version writes format {FORMAT}",
-                    "give a new directory with --ledger, or use the version that wrote this one",
+                    "Give a new directory with --ledger, or use the version that wrote this one",
                 )
             if isinstance(record, Chain):
                 recovered = Recovered(record)
@@ -137,7 +137,7 @@ class Ledger:
     def _unfit(self, path: Path, how: str) -> LedgerError:
         return LedgerError(
             f"the ledger file {path} {how}",
-            "restore the ledger directory from a copy, or start with an empty one (--ledger DIR)",
+            "Restore the ledger directory from a copy, or start with an empty one (--ledger DIR)",
         )
 
     def start(self, chain: Chain, accounts: Iterable[Stored]) -> None:
@@ -211,7 +211,7 @@ class Ledger:
         except OSError as error:
             remove(path)
             raise LedgerError(
-                f"the snapshot {path} cannot be written: {error.strerror}", "free space in that directory"
+                f"the snapshot {path} cannot be written: {error.strerror}", "Free space in that directory"
             ) from None
         return size
 

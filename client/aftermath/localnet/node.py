@@ -60,7 +60,7 @@ class Node:
             try:
                 await self._sending.give(key, missing)
             except RpcError as error:
-                raise LocalnetError(error.message, "ask for fewer lamports") from None
+                raise LocalnetError(error.message, "Ask for fewer lamports") from None
 
     async def _keep_time(self) -> None:
         while True:

@@ -57,10 +57,10 @@ class ValidatorEngine:
         if binary is None:
             raise LocalnetError(
                 f"{NAME} was not found",
-                f"install the Solana CLI (Agave), or set {VARIABLE} to the binary, or use --engine embedded",
+                f"Install the Solana CLI (Agave), or set {VARIABLE} to the binary, or use --engine embedded",
             )
         if not isinstance(config.time, RealTime):
-            raise LocalnetError("a validator keeps real time", "use the embedded engine for a virtual clock")
+            raise LocalnetError("a validator keeps real time", "Use the embedded engine for a virtual clock")
         for _, path in config.programs:
             read_program(path)
         running = RunningValidator(config)
@@ -95,7 +95,7 @@ class RunningValidator:
     async def open(self, binary: Path, config: LocalnetConfig) -> None:
         for port in (self._port, self._port + 1):
             if not is_free(self._host, port):
-                raise LocalnetError(f"port {port} is in use", "stop what listens there, or choose another --rpc-port")
+                raise LocalnetError(f"port {port} is in use", "Stop what listens there, or choose another --rpc-port")
         self._ledger.mkdir(parents=True, exist_ok=True)
         output = os.open(self._log_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
@@ -142,11 +142,11 @@ class RunningValidator:
         while asyncio.get_running_loop().time() < deadline:
             if self._process.returncode is not None:
                 status, words = self._process.returncode, self._last_words()
-                raise LocalnetError(f"{NAME} ended with status {status}: {words}", f"see {self._log_path}")
+                raise LocalnetError(f"{NAME} ended with status {status}: {words}", f"See {self._log_path}")
             if await _call(session, self.rpc_url, "getHealth", []) == "ok":
                 return
             await asyncio.sleep(POLL_SECONDS)
-        raise LocalnetError(f"{NAME} was not healthy within {START_SECONDS:.0f} s", f"see {self._log_path}")
+        raise LocalnetError(f"{NAME} was not healthy within {START_SECONDS:.0f} s", f"See {self._log_path}")
 
     async def _provide(self, session: aiohttp.ClientSession, key: Pubkey, lamports: int) -> None:
         """Airdrop until `key` holds `lamports`."""
@@ -160,7 +160,7 @@ class RunningValidator:
             if not asked:
                 asked = isinstance(await _call(session, self.rpc_url, "requestAirdrop", [str(key), missing]), str)
             await asyncio.sleep(POLL_SECONDS)
-        raise LocalnetError(f"the validator's faucet did not give {key} its lamports", "start it again")
+        raise LocalnetError(f"the validator's faucet did not give {key} its lamports", "Start it again")
 
     async def close(self) -> None:
         process = self._process

@@ -333,7 +333,7 @@ class Member:
                 self._hear(heard)
             except Exception as error:  # whatever is wrong with what a peer says costs that message, not this member
                 self._complaints.about("hearing", heard.sender, error)
-        raise TransportError("the endpoint for peers has closed", "start the member again; it rejoins by itself")
+        raise TransportError("the endpoint for peers has closed", "Start the member again; it rejoins by itself")
 
     def _hear(self, heard: Announcement) -> None:
         try:

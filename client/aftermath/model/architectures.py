@@ -59,6 +59,6 @@ def _named(hf_config: Mapping[str, Any]) -> tuple[Architecture, type[ModelConfig
     if not isinstance(named, str) or not is_known(named):
         raise ModelConfigError(
             f"config.json: model_type {shown(named)} is not supported",
-            f"use a checkpoint of one of: {', '.join(_BY_TYPE)}; or a causal language model of transformers",
+            f"Use a checkpoint of one of: {', '.join(_BY_TYPE)}; or a causal language model of transformers",
         )
     return Architecture.HF_AUTO, HfAutoConfig

@@ -73,7 +73,7 @@ def find(directory: Path, tier: int, strategy: Strategy = "auto") -> Source:
         if own.config != config:
             raise CheckpointError(
                 f"tier {tier}'s files do not belong to {directory}: their config.json describes another model",
-                "export the tiers again from the full checkpoint",
+                "Export the tiers again from the full checkpoint",
             )
         return own
     if strategy == "sliced":
@@ -118,7 +118,7 @@ def _from_manifest(path: Path, tier: int) -> Source:
         (f"tier {tier}'s intermediate_size", entry.intermediate_size, source.config.width(tier)),
     ):
         if said not in (None, is_so):
-            raise CheckpointError(f"the manifest says {label} is {said}, config.json says {is_so}", "export again")
+            raise CheckpointError(f"the manifest says {label} is {said}, config.json says {is_so}", "Export again")
     return source
 
 
@@ -126,7 +126,7 @@ def _tier_source(config: Path, tier: int, weights: tuple[Path, ...]) -> Source:
     document = hf_config(config)
     stored, _ = stored_tier(document)
     if stored != tier:
-        raise CheckpointError(f"{config} is of tier {stored}, not of tier {tier}", "export the tiers again")
+        raise CheckpointError(f"{config} is of tier {stored}, not of tier {tier}", "Export the tiers again")
     return Source(config_of(document), stored, weights, form_of(document))
 
 
@@ -135,15 +135,15 @@ def _guard_slice(directory: Path, stored: int, tier: int, strategy: Strategy) ->
     if strategy == "universal":
         raise CheckpointError(
             f"{directory} is a slice of tier {stored}; the strategy `universal` needs the full checkpoint",
-            "name the full checkpoint, or use the strategy auto",
+            "Name the full checkpoint, or use the strategy auto",
         )
     if tier > stored:
         raise CheckpointError(
             f"{directory} is already a slice of tier {stored}; slicing it again for tier {tier} is refused",
-            f"name the full checkpoint, or choose tier {stored}",
+            f"Name the full checkpoint, or choose tier {stored}",
         )
     if tier < stored:
         raise CheckpointError(
             f"{directory} is a slice of tier {stored} and lacks what tier {tier} holds",
-            f"name the full checkpoint, or choose tier {stored}",
+            f"Name the full checkpoint, or choose tier {stored}",
         )

@@ -201,7 +201,7 @@ class ModelConfig(BaseModel, ABC):
             return cls.model_validate(known)
         except ValidationError as error:
             raise ModelConfigError(
-                f"config.json: {_sentence(error)}", "correct it, or use another checkpoint"
+                f"config.json: {_sentence(error)}", "Correct it, or use another checkpoint"
             ) from None
 
     def common_hf(self, tier: int) -> dict[str, Any]:
@@ -227,14 +227,14 @@ class WidthNotDivisible(ModelConfigError):
 def check_divisible(width: int, halvings: int, key: str = "intermediate_size") -> None:
     """Raise WidthNotDivisible, naming the nearest widths that work, unless 2^halvings divides the width at `key`."""
     if not 0 <= halvings < MAX_TIERS:
-        raise ModelConfigError(f"tier {halvings} is out of range", f"tiers are 0 to {MAX_TIERS - 1}")
+        raise ModelConfigError(f"tier {halvings} is out of range", f"Tiers are 0 to {MAX_TIERS - 1}")
     step = 1 << halvings
     if width % step:
         below = width - width % step
         nearest = f"{below} or {below + step}" if below else str(step)
         raise WidthNotDivisible(
             f"{key} {width} is not divisible by {step}, so tier {halvings} has no whole width",
-            f"the nearest widths that are: {nearest}",
+            f"The nearest widths that are: {nearest}",
         )
 
 
@@ -261,11 +261,11 @@ def stored_tier(hf_config: Mapping[str, Any]) -> tuple[int, int]:
     if base is None and (tier == 0 or not said):
         base = size << tier
     if base is None:
-        raise ModelConfigError("config.json: matformer_base_intermediate_size is missing", "export the tier again")
+        raise ModelConfigError("config.json: matformer_base_intermediate_size is missing", "Export the tier again")
     if not said and size << tier != base:
         raise ModelConfigError(
             f"config.json: intermediate_size {size} is not matformer_base_intermediate_size {base} / 2^{tier}",
-            "correct the three keys, or export the tier again from the full checkpoint",
+            "Correct the three keys, or export the tier again from the full checkpoint",
         )
     return tier, base
 

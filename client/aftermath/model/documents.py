@@ -31,7 +31,7 @@ def hf_config(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise CheckpointError(
             f"there is no checkpoint at {path.parent} (no config.json)",
-            "name a directory with config.json and .safetensors; aftermath-solana model init makes one",
+            "Name a directory with config.json and .safetensors; aftermath-solana model init makes one",
         )
     try:
         document = json_value(read_limited(path, MAX_CONFIG_BYTES))

@@ -42,11 +42,11 @@ def export_tiers(source: Path, tiers: Sequence[int], out: Path | None = None) ->
     config = load_config(source)
     stored, _ = stored_tier(hf_config(source / "config.json"))
     if stored:
-        raise CheckpointError(f"{source} is itself a slice of tier {stored}", "export from the full checkpoint")
+        raise CheckpointError(f"{source} is itself a slice of tier {stored}", "Export from the full checkpoint")
     wanted = sorted(set(tiers))
     if not wanted or wanted[0] < 1:
         raise CheckpointError(
-            "tiers to export start at 1; tier 0 is the full checkpoint itself", "name them, for example: --tiers 1 2"
+            "tiers to export start at 1; tier 0 is the full checkpoint itself", "Name them, for example: --tiers 1 2"
         )
     config.width(wanted[-1])
     base = source if out is None else out.absolute() / source.name
@@ -71,7 +71,7 @@ def _refuse_removable(source: Path, base: Path) -> None:
     if beside or inside:
         raise CheckpointError(
             f"{origin if beside else place} is a checkpoint of a run, which its member removes when it is old",
-            "name a directory of its own for the export: --out DIRECTORY",
+            "Name a directory of its own for the export: --out DIRECTORY",
         )
 
 

@@ -40,11 +40,11 @@ def read_scales(
                         raise CheckpointError(
                             f"{path}: {listed} is {kind} {shape}, config.json says "
                             + (f"F32 {wanted}" if wanted else "that it is none"),
-                            "take weights and config.json from the same checkpoint",
+                            "Take weights and config.json from the same checkpoint",
                         )
                     found[name] = part[:].to(torch.float32, copy=True)
         except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{path} is damaged: {error}", "copy or download the checkpoint again") from None
+            raise CheckpointError(f"{path} is damaged: {error}", "Copy or download the checkpoint again") from None
     return found
 
 

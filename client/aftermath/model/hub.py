@@ -126,7 +126,7 @@ def upload(
     Directories `beside` it, of its tiers, become folders of their names, where its manifest finds them.
     """
     if not token:
-        raise CheckpointError(f"no token to write to {repo}", "set HF_TOKEN to a Hugging Face token that may write")
+        raise CheckpointError(f"no token to write to {repo}", "Set HF_TOKEN to a Hugging Face token that may write")
     disable_progress_bars()
     api = HfApi(endpoint=endpoint, token=token)
     with asking(repo):
@@ -186,7 +186,7 @@ def _download_full(source: Repository, base: str, tier: int) -> Path:
     if not weights:
         raise CheckpointError(
             f"{source.name} holds no .safetensors file",
-            "name a repository with safetensors weights; no others are read",
+            "Name a repository with safetensors weights; no others are read",
         )
     source.fetch_all(weights, _expected(config, stored))
     others = [str(folder / name) for name in ("config.json", INDEX_FILE, *COMPANIONS)]

@@ -36,7 +36,7 @@ from aftermath.model.documents import CheckpointError
 
 TIMEOUT_SECONDS = 10.0
 PATIENCE_SECONDS, SLOWEST = 60.0, 100_000  # a download may take so long, and longer by so many bytes per second
-_OFFLINE = "check this machine's internet connection, or use a Local checkpoint"
+_OFFLINE = "Check this machine's internet connection, or use a Local checkpoint"
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Repository:
         if need > free:
             raise CheckpointError(
                 f"{self.name} takes {need:,} bytes and the disk of {self.cache} has {free:,} free",
-                "free some space, or set HF_HOME to another disk",
+                "Free some space, or set HF_HOME to another disk",
             )
         call = partial(
             snapshot_download,
@@ -86,7 +86,7 @@ class Repository:
     def _limited(self, paths: Sequence[str], limit: int) -> int:
         absent = [path for path in paths if path not in self.sizes]
         if absent:
-            raise CheckpointError(f"{self.name} has no file {absent[0]}", "name a repository with a checkpoint")
+            raise CheckpointError(f"{self.name} has no file {absent[0]}", "Name a repository with a checkpoint")
         unknown = [path for path in paths if self.sizes[path] < 0]
         if unknown:
             raise CheckpointError(f"{self.name} does not say how large {unknown[0]} is")
@@ -106,7 +106,7 @@ def opened(
     with asking(repo, revision):
         info = within(PATIENCE_SECONDS, call, _too_slow(repo))
     if not re.fullmatch("[0-9a-f]{40}", str(info.sha)):
-        raise CheckpointError(f"the Hub named no commit of {repo}", "try again later")
+        raise CheckpointError(f"the Hub named no commit of {repo}", "Try again later")
     sizes = {
         file.rfilename: file.size if isinstance(file.size, int) else -1
         for file in info.siblings or []
@@ -123,22 +123,22 @@ def asking(repo: str, revision: str | None = None) -> Iterator[None]:
     except AftermathError:
         raise
     except GatedRepoError:
-        raise CheckpointError(f"{repo} is gated", "accept its terms on the Hub and set HF_TOKEN") from None
+        raise CheckpointError(f"{repo} is gated", "Accept its terms on the Hub and set HF_TOKEN") from None
     except RevisionNotFoundError:
-        raise CheckpointError(f"{repo} has no revision {revision}", "correct the checkpoint's revision") from None
+        raise CheckpointError(f"{repo} has no revision {revision}", "Correct the checkpoint's revision") from None
     except RepositoryNotFoundError:
         raise CheckpointError(
-            f"there is no Hub repository {repo}, or it is private", "correct its name, or set HF_TOKEN to reach it"
+            f"there is no Hub repository {repo}, or it is private", "Correct its name, or set HF_TOKEN to reach it"
         ) from None
     except HFValidationError:
-        raise CheckpointError(f"{repo!r} is not the name of a Hub repository", "use the form owner/name") from None
+        raise CheckpointError(f"{repo!r} is not the name of a Hub repository", "Use the form owner/name") from None
     except HfHubHTTPError as error:
         status = error.response.status_code if error.response is not None else 0
-        fix = "set HF_TOKEN to a token with the rights for it" if status in (401, 403) else "try again later"
+        fix = "Set HF_TOKEN to a token with the rights for it" if status in (401, 403) else "Try again later"
         raise CheckpointError(f"the Hub answered {status} for {repo}", fix) from None
     except Exception as error:  # connection errors have other classes in every version of the client
         if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
-            raise CheckpointError(f"the disk is full while fetching {repo}", "free some space and try again") from None
+            raise CheckpointError(f"the disk is full while fetching {repo}", "Free some space and try again") from None
         raise CheckpointError(f"the Hub cannot be reached for {repo}: {error}".splitlines()[0], _OFFLINE) from None
 
 
@@ -150,4 +150,4 @@ def _is_plain(path: object) -> bool:
 
 
 def _too_slow(repo: str) -> CheckpointError:
-    return CheckpointError(f"the Hub is too slow with {repo}", "try again later, or use a Local checkpoint")
+    return CheckpointError(f"the Hub is too slow with {repo}", "Try again later, or use a Local checkpoint")

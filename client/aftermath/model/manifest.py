@@ -97,7 +97,7 @@ def hub_path(manifest: str, listed: str) -> str:
 def _resolve(start: tuple[str, ...], listed: str, *, clamp: bool) -> list[str]:
     """`listed` followed from `start`, as plain path components below the root of `start`."""
     if not listed or "\\" in listed or "\0" in listed or listed.startswith("/") or ":" in listed.split("/")[0]:
-        raise CheckpointError(f"the manifest's path {listed!r} is not a relative path", "export the tiers again")
+        raise CheckpointError(f"the manifest's path {listed!r} is not a relative path", "Export the tiers again")
     parts = list(start)
     for part in listed.split("/"):
         if part == "..":
@@ -116,7 +116,7 @@ def verify(files: Mapping[str, Path], digests: Mapping[str, str]) -> None:
         if file_sha256(path) != digests[listed].lower():
             raise CheckpointError(
                 f"{path} is not the file the manifest describes: its SHA-256 differs",
-                "download it again, or export the tiers again if you changed the checkpoint",
+                "Download it again, or export the tiers again if you changed the checkpoint",
             )
 
 

@@ -23,10 +23,10 @@ def merged(full: Path, part: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
     """
     config, tier = load_config(full), stored_tier(hf_config(part / "config.json"))[0]
     if stored_tier(hf_config(full / "config.json"))[0]:
-        raise CheckpointError(f"{full} is itself a slice", "name the full checkpoint")
+        raise CheckpointError(f"{full} is itself a slice", "Name the full checkpoint")
     if load_config(part) != config:
         raise CheckpointError(
-            f"{part} is no slice of {full}: their config.json describe two models", "name the slice's own full model"
+            f"{part} is no slice of {full}: their config.json describe two models", "Name the slice's own full model"
         )
     params, slices = load(full, 0), load(part, tier)
     for name, tensor in slices.items():

@@ -56,7 +56,7 @@ def _block(said: object) -> tuple[int, int] | None:
                 return rows, columns
     raise ModelConfigError(
         f"config.json: quantization_config {shown(said)} is not supported",
-        "use a checkpoint of plain weights, or of fp8 (e4m3) with a weight_block_size",
+        "Use a checkpoint of plain weights, or of fp8 (e4m3) with a weight_block_size",
     )
 
 
@@ -67,7 +67,7 @@ def _beside(hf_config: Mapping[str, Any]) -> tuple[str, ...]:
     if not isinstance(further, int) or isinstance(further, bool) or not 0 <= further <= _MOST_FURTHER:
         raise ModelConfigError(
             f"config.json: num_nextn_predict_layers must be an integer from 0 to {_MOST_FURTHER}, not {shown(further)}",
-            "take the file as published",
+            "Take the file as published",
         )
     if not isinstance(layers, int):
         return ()

@@ -80,5 +80,5 @@ def _require_place(checkpoint: Checkpoint) -> None:
     if checkpoint.kind is CheckpointKind.NONE or not checkpoint.repo:
         raise CheckpointError(
             "the run names no checkpoint, and no model whose shape it has",
-            "its owner has to set [model.LLM.checkpoint] with update-config: Local, Hub, or Dummy with a repo_id",
+            "Its owner has to set [model.LLM.checkpoint] with update-config: Local, Hub, or Dummy with a repo_id",
         )

@@ -42,7 +42,7 @@ MAX_COMPANION_BYTES = 64 << 20
 RESERVE = 1 << 20  # bytes that a disk keeps beside a checkpoint's tensors and tokenizer
 SHARD_BYTES = 5 * 10**9
 """Of one file of weights, unless a single tensor is larger."""
-_NAME_ONE = "name a directory that you may write to"
+_NAME_ONE = "Name a directory that you may write to"
 _PARTIAL, _SCRATCH = ".partial-", "aftermath-checkpoint-"  # followed by the process's id
 
 
@@ -213,7 +213,7 @@ def _give_name(place: Path, target: Path, needed: Collection[Path] | None) -> Pa
         if needed is None or among(target, needed) or not ours:
             raise CheckpointError(
                 f"{target} holds another model of that name, and stays as it is",
-                "move it away if the run no longer needs it, or keep checkpoints in another directory",
+                "Move it away if the run no longer needs it, or keep checkpoints in another directory",
             )
         return move_aside(target, place)
 
@@ -232,11 +232,11 @@ def writing(directory: Path) -> Iterator[None]:
     except Exception as error:
         full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error)
         if full:
-            raise CheckpointError(f"the disk of {directory} is full", "free some space; nothing was changed") from None
+            raise CheckpointError(f"the disk of {directory} is full", "Free some space; nothing was changed") from None
         if isinstance(error, OSError | SafetensorError):
             why = getattr(error, "strerror", None) or error
             large = os.strerror(errno.EFBIG) in str(why)
-            fix = "allow larger files (ulimit -f), or name a directory whose file system does" if large else _NAME_ONE
+            fix = "Allow larger files (ulimit -f), or name a directory whose file system does" if large else _NAME_ONE
             raise CheckpointError(f"cannot write to {directory}: {why}", f"{fix}; nothing was changed") from None
         raise
 
@@ -248,7 +248,7 @@ def _require_space(directory: Path, need: int) -> None:
         raise CheckpointError(
             f"the disk of {directory} is full: a checkpoint takes {need:,} bytes and leaves {RESERVE:,} free, "
             f"{free:,} are free",
-            "free some space or name another directory; nothing was changed",
+            "Free some space or name another directory; nothing was changed",
         )
 
 

@@ -13,7 +13,7 @@ from aftermath.model.documents import CheckpointError, read_limited
 from aftermath.model.store import MAX_COMPANION_BYTES
 
 TOKENIZER_FILE = "tokenizer.json"
-_FIX = "put the model's own tokenizer.json there"
+_FIX = "Put the model's own tokenizer.json there"
 
 
 def load_tokenizer(directory: Path) -> Tokenizer:
@@ -58,10 +58,10 @@ class Prompt:
         try:
             self.text.encode()
         except UnicodeEncodeError:  # bytes of a terminal that are no text
-            raise UsageError("the prompt is not text", "pass it in UTF-8") from None
+            raise UsageError("the prompt is not text", "Pass it in UTF-8") from None
         ids = self.ids
         if not ids:
-            raise UsageError("the prompt has no token", "pass at least one letter as prompt")
+            raise UsageError("the prompt has no token", "Pass at least one letter as prompt")
         if max(ids) >= vocab_size:
             raise CheckpointError(
                 f"the checkpoint's tokenizer gives a token {max(ids)}, and the model's vocabulary has {vocab_size}",

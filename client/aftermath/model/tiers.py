@@ -85,7 +85,7 @@ def _shape(where: str, entry: object, before: TierShape, allowed: Sequence[str])
         raise _wrong(f"{where}.{strange[0]}", f"says nothing here; an entry names {', '.join(allowed)}")
     if other := next((part for part in PARTS if part in entry and part not in allowed), None):
         raise ModelConfigError(
-            f"config.json: {where} cuts {other}, which this model's tiers cannot", f"name only {', '.join(allowed)}"
+            f"config.json: {where} cuts {other}, which this model's tiers cannot", f"Name only {', '.join(allowed)}"
         )
     layers = _layers(f"{where}.layers", entry.get("layers", before.layers), before)
     places = [before.layers.index(layer) for layer in layers]

@@ -33,7 +33,7 @@ class Verified:
 def verified(directory: Path) -> Verified:
     """Check a full checkpoint and the tiers beside it. Raises CheckpointError or ModelConfigError."""
     if stored := stored_tier(hf_config(directory / "config.json"))[0]:
-        raise CheckpointError(f"{directory} is a slice of tier {stored}", "name the full checkpoint it belongs to")
+        raise CheckpointError(f"{directory} is a slice of tier {stored}", "Name the full checkpoint it belongs to")
     params = load(directory, 0, "universal")
     listed = manifest_files(directory)
     tiers = tuple(sorted(tier for tier in listed if tier))
@@ -41,7 +41,7 @@ def verified(directory: Path) -> Verified:
         for name, tensor in load(directory, tier, "sliced").items():
             if not torch.equal(params[name][prefix(tensor.shape)], tensor):
                 raise CheckpointError(
-                    f"tier {tier}'s {name} is not the full model's", "export the tiers again from the full checkpoint"
+                    f"tier {tier}'s {name} is not the full model's", "Export the tiers again from the full checkpoint"
                 )
     return Verified(tiers, sum(map(len, listed.values())), len(params))
 

@@ -56,12 +56,12 @@ def weight_files(directory: Path, without: Collection[str] = ()) -> tuple[Path, 
         files = tuple(directory / name for name in names)
         absent = [path.name for path in files if not path.is_file()]
         if absent:
-            raise CheckpointError(f"{directory} lacks {', '.join(absent)}", "download the checkpoint again")
+            raise CheckpointError(f"{directory} lacks {', '.join(absent)}", "Download the checkpoint again")
     else:
         files = tuple(sorted(directory.glob("*.safetensors")))
     if not files:
         raise CheckpointError(
-            f"{directory} holds no .safetensors file", "name a checkpoint with safetensors weights; no others are read"
+            f"{directory} holds no .safetensors file", "Name a checkpoint with safetensors weights; no others are read"
         )
     return files
 
@@ -106,7 +106,7 @@ def read_weights(
                     else:
                         passed.add(name)
         except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{path} is damaged: {error}", "copy or download the checkpoint again") from None
+            raise CheckpointError(f"{path} is damaged: {error}", "Copy or download the checkpoint again") from None
     if parts.beside:
         log.warning(
             "%s: %s of layers that predict further tokens are left out",
@@ -115,16 +115,16 @@ def read_weights(
         )
     lacking = {piece.name for listed, piece in pieces.items() if listed not in found}
     if double := sorted(params.keys() & {pieces[listed].name for listed in found}):
-        raise CheckpointError(f"{files[0].parent} holds {double[0]} whole and in pieces", "keep one of the two")
+        raise CheckpointError(f"{files[0].parent} holds {double[0]} whole and in pieces", "Keep one of the two")
     params |= {name: tensor for name, tensor in apart.items() if name not in lacking}
     missing = sorted((needed & wanted.keys()) - params.keys())
     if missing:
-        hint = "set tie_word_embeddings in config.json if the output head is tied" if output in missing else ""
+        hint = "Set tie_word_embeddings in config.json if the output head is tied" if output in missing else ""
         raise CheckpointError(f"{files[0].parent} lacks {counted(len(missing), 'tensor')}, first {missing[0]}", hint)
     if output not in needed and not torch.equal(params.pop(output, params[embedding]), params[embedding]):
         raise CheckpointError(
             f"{files[0].parent}: {output} differs from the embedding, and config.json says tie_word_embeddings",
-            "set tie_word_embeddings to false if the head counts; remove it from the file if it is left over",
+            "Set tie_word_embeddings to false if the head counts; remove it from the file if it is left over",
         )
     return params
 
@@ -149,7 +149,7 @@ class _Parts:
             elif not (name.endswith("rotary_emb.inv_freq") or name.removesuffix(SCALES) in self._scales):
                 raise CheckpointError(
                     f"{path} holds {name!r}, which is not part of this model",
-                    "use a checkpoint of plain weights, of the model that config.json describes",
+                    "Use a checkpoint of plain weights, of the model that config.json describes",
                 )
         return known
 
@@ -162,20 +162,20 @@ class _Parts:
             raise CheckpointError(
                 f"{path}: {name} is of type {kind}, which is not read"
                 + (f" without {name}{SCALES}" if kind == fp8.KIND else ""),
-                f"use a checkpoint of {', '.join(sorted(_FLOATS))}",
+                f"Use a checkpoint of {', '.join(sorted(_FLOATS))}",
             )
         if shape != there:
             raise CheckpointError(
                 f"{path}: {name} is {kind} {shape}, config.json says {there}",
-                "take weights and config.json from the same checkpoint",
+                "Take weights and config.json from the same checkpoint",
             )
         if kind != fp8.KIND and scales is not None:
-            raise CheckpointError(f"{path}: {name} is {kind} and has scales of fp8", "download the checkpoint again")
+            raise CheckpointError(f"{path}: {name} is {kind} and has scales of fp8", "Download the checkpoint again")
         tensor: Tensor = (
             part[prefix(wanted)].to(torch.float32, copy=True).contiguous()
         )  # the slice is a view of the mapped file
         if scales is not None and self._form.block is not None:
             fp8.scaled(tensor, scales, self._form.block)
         if not torch.isfinite(tensor).all():
-            raise CheckpointError(f"{path}: {name} holds a value that is not finite", "use another checkpoint")
+            raise CheckpointError(f"{path}: {name} holds a value that is not finite", "Use another checkpoint")
         return tensor

@@ -15,7 +15,7 @@ from aftermath.rules.state import OptimizerKind
 
 EXCHANGED = {OptimizerKind.DISTRO: "DisTrO", OptimizerKind.SPARSELOCO: "SparseLoCo"}
 """The optimizers whose members exchange results, as people write them."""
-_TABLES = "use [model.LLM.optimizer.Distro] or [model.LLM.optimizer.SparseLoCo] in the run's config file"
+_TABLES = "Use [model.LLM.optimizer.Distro] or [model.LLM.optimizer.SparseLoCo] in the run's config file"
 _INNER: dict[state.InnerOptimizer, InnerOptimizer] = {
     state.InnerOptimizer.ADAMW: "adamw",
     state.InnerOptimizer.MUON: "muon",

@@ -41,7 +41,7 @@ def check_edge(edge: int) -> None:
     if not 1 <= edge <= MAX_EDGE:
         raise UnsupportedEdge(
             f"blocks with an edge of {edge} are not supported; the longest is {MAX_EDGE}",
-            "use a compression_chunk of at most 255",
+            "Use a compression_chunk of at most 255",
         )
 
 

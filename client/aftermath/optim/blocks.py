@@ -74,20 +74,20 @@ def _blocks(segment: Segment, chunk: int, topk: int) -> Blocks:
         raise SchemaError(
             f"{segment.name} has {len(segment.shape)} dimensions and is cut along its second one: that "
             "leaves no stack of matrices to change in place",
-            "cut it along its first one, or not at all",
+            "Cut it along its first one, or not at all",
         )
     edges = tuple(1 if axis < stacked else _edge(size, chunk) for axis, size in enumerate(segment.shape))
     size = math.prod(edges)
     if size > MAX_BLOCK:
         raise SchemaError(
             f"compression_chunk {chunk} gives {segment.name} blocks of {size} entries; indices reach {MAX_BLOCK}",
-            "use a compression_chunk of at most 255",
+            "Use a compression_chunk of at most 255",
         )
     if max(edges) > MAX_EDGE:
         raise SchemaError(
             f"compression_chunk {chunk} gives {segment.name} blocks with an edge of {max(edges)}; "
             f"the longest is {MAX_EDGE}",
-            "use a compression_chunk of at most 255",
+            "Use a compression_chunk of at most 255",
         )
     return Blocks(segment, edges, min(topk, size))
 

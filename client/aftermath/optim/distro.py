@@ -17,7 +17,7 @@ from aftermath.optim.format import ResultFormat, Transform, Values
 from aftermath.optim.ranges import at_least_zero, within_u16
 
 KIND = "distro"
-_SET = "set it in [model.LLM.optimizer.Distro] of the run's config file"
+_SET = "Set it in [model.LLM.optimizer.Distro] of the run's config file"
 
 
 @dataclass(frozen=True)

@@ -170,7 +170,7 @@ def _finite(loss: float) -> float:
     """Raises NonFiniteGradient: what is announced says its loss, and what is not announced must not be learnt from."""
     if math.isfinite(loss):
         return loss
-    raise NonFiniteGradient(f"its loss is {loss}", "lower the learning rate if it happens again")
+    raise NonFiniteGradient(f"its loss is {loss}", "Lower the learning rate if it happens again")
 
 
 def _joined(private: Mapping[str, T], result: Mapping[str, T]) -> dict[str, T]:

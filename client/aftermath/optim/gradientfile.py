@@ -28,7 +28,7 @@ FORMAT_VERSION = "1"
 MAX_HEADER_BYTES = 2 * MAX_JSON_BYTES + (1 << 20)  # the schema stands in it as a text, with its quotes escaped
 MAX_PAYLOAD_BYTES = 256 << 20  # of all levels; decoding takes some 64 times as much memory
 _LARGEST_RATE = 1e6
-_AGAIN = "copy it again from the directory that a member wrote it to"
+_AGAIN = "Copy it again from the directory that a member wrote it to"
 
 
 class BadGradientFile(AftermathError):
@@ -92,7 +92,7 @@ def read_gradient_file(path: Path) -> GradientFile:
     except BadGradientFile:
         raise
     except OSError as error:
-        raise BadGradientFile(f"cannot read {path}: {error.strerror or error}", "name a file that is there") from None
+        raise BadGradientFile(f"cannot read {path}: {error.strerror or error}", "Name a file that is there") from None
     except (SafetensorError, AftermathError) as error:
         said = error.message if isinstance(error, AftermathError) else error
         raise BadGradientFile(f"{path} is no result of a member: {said}", _AGAIN) from None
@@ -100,7 +100,7 @@ def read_gradient_file(path: Path) -> GradientFile:
 
 def _check_size(path: Path) -> None:
     if path.exists() and not path.is_file():
-        raise BadGradientFile(f"{path} is no file", "name the files in it one by one")
+        raise BadGradientFile(f"{path} is no file", "Name the files in it one by one")
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
     if length > MAX_HEADER_BYTES:

@@ -24,7 +24,7 @@ from aftermath.rules.limits import MAX_INNER_STEPS, MAX_OUTER_RATE
 from aftermath.rules.sparseloco import InnerOptimizer
 
 KIND = "sparseloco"
-_SET = "choose another in the optimizer's settings"
+_SET = "Choose another in the optimizer's settings"
 
 LATE = (
     "SparseLoCo learns less with it, since members train at weights that lack what others sent; it pays only where "

@@ -77,7 +77,7 @@ class LocalDirectory:
             info = self.path.stat()
         except OSError as error:
             raise DiscoveryFailed(
-                f"cannot use {self.path} to find local peers: {error.strerror}", "choose another directory"
+                f"cannot use {self.path} to find local peers: {error.strerror}", "Choose another directory"
             ) from error
         if hasattr(os, "getuid") and (info.st_uid != os.getuid() or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
             raise DiscoveryFailed(
@@ -95,7 +95,7 @@ class LocalDirectory:
         except OSError as error:
             raise DiscoveryFailed(
                 f"cannot write {target}: {error.strerror}; peers here cannot find us",
-                "free space or choose another disk",
+                "Free space or choose another disk",
             ) from error
 
     def refresh(self, whereabouts: Whereabouts) -> None:

@@ -109,7 +109,7 @@ class Fetch:
         if left:
             return self._pace.ranked(left, self._links.live(), self._size, excluded=excluded)
         if self._liars and self._liars >= set(holders):
-            raise BlobRejected(f"{self._name()}: every holder lied about it{self._why()}", "get it from others")
+            raise BlobRejected(f"{self._name()}: every holder lied about it{self._why()}", "Get it from others")
         raise BlobUnavailable(f"{self._name()}: no holder is left to ask{self._why()}")
 
     async def _pass(self, attempt: Attempt, asked: list[bytes]) -> None:

@@ -234,7 +234,7 @@ def check_interface(address: str | None) -> None:
         ipaddress.IPv4Address(address or "0.0.0.0")
     except ValueError as error:
         raise UsageError(
-            f"--bind-p2p-interface {address!r} is no IPv4 address", "it is one of this machine's, for example 127.0.0.1"
+            f"--bind-p2p-interface {address!r} is no IPv4 address", "It is one of this machine's, for example 127.0.0.1"
         ) from error
 
 
@@ -248,7 +248,7 @@ def _relay_mode(relay: str) -> iroh.RelayMode:
         return iroh.RelayMode.custom_from_urls([relay])
     except iroh.IrohError as error:
         raise UsageError(
-            f"--iroh-relay {relay} is no URL of a relay: {cause(error)}", "name it as https://relay.example.org"
+            f"--iroh-relay {relay} is no URL of a relay: {cause(error)}", "Name it as https://relay.example.org"
         ) from error
 
 
@@ -270,9 +270,9 @@ async def _bind(secret: bytes, host: str | None, port: int, relay: str, discover
         if "in use" in why:
             raise BindFailed(
                 f"UDP port {port} is already in use",
-                "stop the program that has it, or choose another with --bind-p2p-port (0 lets the system choose)",
+                "Stop the program that has it, or choose another with --bind-p2p-port (0 lets the system choose)",
             ) from error
         raise BindFailed(
             f"cannot listen on UDP {address}: {why}",
-            "check --bind-p2p-port and --bind-p2p-interface, which takes an address of this machine",
+            "Check --bind-p2p-port and --bind-p2p-interface, which takes an address of this machine",
         ) from error

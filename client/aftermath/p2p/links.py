@@ -117,7 +117,7 @@ class Links:
         if seat.link is None:
             raise PeerUnreachable(
                 f"peer {short(peer)} cannot be reached within {wait_s:.1f} s: {seat.trouble}",
-                "check that it runs, that both sides see the same run, and that UDP between you is not blocked",
+                "Check that it runs, that both sides see the same run, and that UDP between you is not blocked",
             )
         return seat.link
 

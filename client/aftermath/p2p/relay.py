@@ -26,11 +26,11 @@ def relay_named(given: object) -> str:
     if not whole or any(letter.isspace() for letter in text):
         raise UsageError(
             f"--iroh-relay {shown(text)} is neither {AUTO}, {DISABLED}, {N0} nor the URL of a relay",
-            "name your relay with its scheme, as https://relay.example.org or http://192.168.1.5:3340",
+            "Name your relay with its scheme, as https://relay.example.org or http://192.168.1.5:3340",
         )
     if parts.username is not None or parts.path not in ("", "/") or parts.query or parts.fragment:
         raise UsageError(
             "--iroh-relay names more than a relay's host and port",
-            f"leave the rest out: {parts.scheme}://{parts.netloc.rpartition('@')[2]}",
+            f"Leave the rest out: {parts.scheme}://{parts.netloc.rpartition('@')[2]}",
         )
     return text

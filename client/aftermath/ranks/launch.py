@@ -65,7 +65,7 @@ class Launched:
                 return RankLost(
                     f"rank {join.rank} of this member, on {join.device}, has ended {_how(status)}; a member cannot go "
                     "on without one of its ranks",
-                    "start the member again: it takes the model from the others and joins the next epoch",
+                    "Start the member again: it takes the model from the others and joins the next epoch",
                 )
         return None
 

@@ -125,5 +125,5 @@ class LedReplica(Replica):
             raise OutOfMemory(
                 f"the memory of the first of this member's devices is too small for its part of tier {self.tier} with "
                 f"{counted(self._pass_size.size, 'sequence')} at once",
-                "lower --micro-batch-size, say --activation-checkpointing on, or hold a higher --matformer-tier",
+                "Lower --micro-batch-size, say --activation-checkpointing on, or hold a higher --matformer-tier",
             ) from error

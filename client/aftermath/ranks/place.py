@@ -40,24 +40,24 @@ def place_of(name: str, data: int, tensor: int) -> Place:
     first = pick_device(name)
     indices = [int(index) for index in re.findall(r"\d+", name)]
     if len(set(indices)) < len(indices):
-        raise UsageError(f"--device {name} names a device twice", "name every device once, for example cuda:0,1")
+        raise UsageError(f"--device {name} names a device twice", "Name every device once, for example cuda:0,1")
     if len(indices) > 1:
         devices = tuple(pick_device(f"cuda:{index}") for index in indices)
         return _placed(devices, name, data or _left(len(devices), tensor), tensor)
     ranks = (data or 1) * tensor
     if ranks > MOST_RANKS:
-        raise UsageError(f"{ranks} ranks are too many", f"one member has {MOST_RANKS} at most")
+        raise UsageError(f"{ranks} ranks are too many", f"One member has {MOST_RANKS} at most")
     if ranks == 1:
         return Place((first,), 1, 1)
     if first.type == "cpu":
         return Place((first,) * ranks, data or 1, tensor)
     if first.type != "cuda":
-        raise Unsuitable(f"{first.type.upper()} is one device, not {ranks}", "use --device cpu or cuda:0,1")
+        raise Unsuitable(f"{first.type.upper()} is one device, not {ranks}", "Use --device cpu or cuda:0,1")
     if indices:
         return _placed((first,), name, data or 1, tensor)
     here = torch.cuda.device_count()
     if ranks > here:
-        raise Unsuitable(f"{ranks} ranks need as many GPUs, and there are {here}", "lower --data-parallelism")
+        raise Unsuitable(f"{ranks} ranks need as many GPUs, and there are {here}", "Lower --data-parallelism")
     return Place(tuple(torch.device("cuda", index) for index in range(ranks)), data or 1, tensor)
 
 
@@ -70,6 +70,6 @@ def _placed(devices: tuple[torch.device, ...], name: str, data: int, tensor: int
         raise UsageError(
             f"--device {name} names {counted(len(devices), 'device')}, and --data-parallelism {data} with "
             f"--tensor-parallelism {tensor} needs {data * tensor}",
-            "name as many devices as the product of the two",
+            "Name as many devices as the product of the two",
         )
     return Place(devices, data, tensor)

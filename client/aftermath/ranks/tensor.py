@@ -36,7 +36,7 @@ def check_tensor_parallelism(config: ModelConfig, tier: int, ranks: int) -> None
             if count % ranks:
                 raise Unsuitable(
                     f"--tensor-parallelism {ranks} does not divide the {count} {what} of a layer of tier {tier}",
-                    "choose a number that does, and --data-parallelism for the rest",
+                    "Choose a number that does, and --data-parallelism for the rest",
                 )
 
 
@@ -104,6 +104,6 @@ def _plan(config: ModelConfig, tier: int) -> TensorPlan:
     if isinstance(plan, str):
         raise Unsuitable(
             f"--tensor-parallelism: a model of type {config.MODEL_TYPE} cannot be cut: {plan}",
-            "leave it out, and use --data-parallelism",
+            "Leave it out, and use --data-parallelism",
         )
     return plan

@@ -46,17 +46,17 @@ def set_exact() -> None:
     if workspace not in WORKSPACES:
         raise Unsuitable(
             f"CUBLAS_WORKSPACE_CONFIG is {workspace}, and products would not be repeatable",
-            f"unset it, or set it to {' or '.join(WORKSPACES)}",
+            f"Unset it, or set it to {' or '.join(WORKSPACES)}",
         )
     for variable in _EMULATION:
         if os.environ.setdefault(variable, "0") != "0":
-            raise Unsuitable(f"{variable} is set, and what members have to agree on would be rounded", "unset it")
+            raise Unsuitable(f"{variable} is set, and what members have to agree on would be rounded", "Unset it")
     torch.set_float32_matmul_precision("highest")
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     if is_exact():
         return
-    raise Unsuitable("this PyTorch computes fp32 products with TF32 whatever it is told", "install another version")
+    raise Unsuitable("this PyTorch computes fp32 products with TF32 whatever it is told", "Install another version")
 
 
 def is_exact() -> bool:
@@ -81,7 +81,7 @@ def prove_cpu() -> None:
     if not torch.equal(numbers.float() @ numbers.float().mT, (numbers @ numbers.mT).float()):
         raise Unsuitable(
             "this CPU multiplies fp32 with fewer bits, and its replica would part from all others",
-            "unset what asks for it, as DNNL_DEFAULT_FPMATH_MODE, ONEDNN_DEFAULT_FPMATH_MODE or MKL_BLAS_COMPUTE_MODE",
+            "Unset what asks for it, as DNNL_DEFAULT_FPMATH_MODE, ONEDNN_DEFAULT_FPMATH_MODE or MKL_BLAS_COMPUTE_MODE",
         )
 
 
@@ -92,7 +92,7 @@ def prove(device: torch.device) -> None:
         if not torch.equal(here[name].cpu(), product):
             raise Unsuitable(
                 f"{device} does not compute {name} exactly, and its replica would part from all others",
-                "use --device cpu, or another version of PyTorch or of the driver",
+                "Use --device cpu, or another version of PyTorch or of the driver",
             )
 
 

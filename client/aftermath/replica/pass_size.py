@@ -84,7 +84,7 @@ class PassSize:
         if self.recompute:
             raise Unsuitable(
                 "--activation-checkpointing on: a model that only transformers knows computes its layers once",
-                "use auto",
+                "Use auto",
             )
         self._may_recompute = False
 

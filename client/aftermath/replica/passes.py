@@ -32,7 +32,7 @@ def arithmetic_of(device: torch.device, precision: Precision, compiled: Compile)
     """What the options mean on a device. Raises Unsuitable for bf16 on one that has none."""
     has_it = has_bf16(device)
     if precision == "bf16" and not has_it:
-        raise Unsuitable(f"--precision bf16: {device} does not compute in bf16", "use fp32 or auto")
+        raise Unsuitable(f"--precision bf16: {device} does not compute in bf16", "Use fp32 or auto")
     wanted = precision == "bf16" or (precision == "auto" and has_it and device.type != "cpu")
     return Arithmetic(wanted, compiled == "on" or (compiled == "auto" and device.type == "cuda"))
 

@@ -110,7 +110,7 @@ class Replica:
             if not self._pass_size.shrink():
                 raise OutOfMemory(
                     f"the memory of this machine is too small for tier {self.tier} with one sequence at once",
-                    "hold a smaller model: a higher --matformer-tier",
+                    "Hold a smaller model: a higher --matformer-tier",
                 )
 
     def _fit(self, sequence: Tensor, cancelled: threading.Event) -> None:
@@ -227,7 +227,7 @@ def pick_device(name: str) -> torch.device:
     named = re.fullmatch(r"auto|cpu|mps|cuda(?::(\d{1,3})(?:,\d{1,3})*)?", name)
     if named is None:
         raise UsageError(
-            f"--device {name!r} is no device", "it is auto, cpu, mps, cuda or cuda:X,Y, for example cuda:0"
+            f"--device {name!r} is no device", "It is auto, cpu, mps, cuda or cuda:X,Y, for example cuda:0"
         )
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     mps = torch.backends.mps.is_available()
@@ -235,9 +235,9 @@ def pick_device(name: str) -> torch.device:
         return torch.device("cuda" if gpus else "mps" if mps else "cpu")
     kind = name.partition(":")[0]
     if not {"cpu": True, "mps": mps, "cuda": gpus > 0}[kind]:
-        raise Unsuitable(f"--device {name}: this machine has no {kind.upper()} device", "use cpu or auto")
+        raise Unsuitable(f"--device {name}: this machine has no {kind.upper()} device", "Use cpu or auto")
     if named[1] is None:
         return torch.device(kind)
     if int(named[1]) >= gpus:
-        raise Unsuitable(f"--device {name} is not here", f"the CUDA devices here are cuda:0 to cuda:{gpus - 1}")
+        raise Unsuitable(f"--device {name} is not here", f"The CUDA devices here are cuda:0 to cuda:{gpus - 1}")
     return torch.device(kind, int(named[1]))

@@ -124,6 +124,6 @@ def proven(reply: bytes, root: bytes, parts: Outline, index: int) -> bytes:
     block = reply[hashes:]
     if len(reply) != hashes + size or not proves(block, index, parts.count, proof, root):
         raise FalseBlock(
-            f"what came is not block {index} of the private state {short(root)}", "ask for it elsewhere, or later"
+            f"what came is not block {index} of the private state {short(root)}", "Ask for it elsewhere, or later"
         )
     return block

@@ -26,7 +26,7 @@ def check_choices(settings: TrainSettings) -> None:
 def _check_prompt(settings: TrainSettings) -> None:
     """Raises UsageError for the length of a continuation without a text."""
     if settings.prompt_tokens is not None and settings.prompt_text is None:
-        raise UsageError("--prompt-tokens is the length of a continuation, of no text", "pass --prompt-text as well")
+        raise UsageError("--prompt-tokens is the length of a continuation, of no text", "Pass --prompt-text as well")
 
 
 def _check_sums(settings: TrainSettings) -> None:
@@ -34,7 +34,7 @@ def _check_sums(settings: TrainSettings) -> None:
     if not settings.grad_accum_in_fp32:
         raise UsageError(
             "--no-grad-accum-in-fp32: gradients are fp32 here, as their weights are, and so are their sums",
-            "leave it out; --precision bf16 makes passes smaller and faster",
+            "Leave it out; --precision bf16 makes passes smaller and faster",
         )
 
 
@@ -44,14 +44,14 @@ def _check_evaluations(settings: TrainSettings) -> None:
     if settings.eval_tasks is not None:
         wanted(settings.eval_tasks, *said)
     elif any(number is not None for number in said):
-        raise UsageError("--eval-fewshot, --eval-seed and --eval-task-max-docs are of --eval-tasks", "pass it as well")
+        raise UsageError("--eval-fewshot, --eval-seed and --eval-task-max-docs are of --eval-tasks", "Pass it as well")
 
 
 def place_named(settings: TrainSettings) -> Place:
     """The devices that the options name. Raises UsageError or Unsuitable."""
     place = place_of(settings.device, settings.data_parallelism, settings.tensor_parallelism)
     if not place.alone and settings.compile == "on":
-        raise UsageError("--compile on: passes on several devices are not compiled", "leave it out")
+        raise UsageError("--compile on: passes on several devices are not compiled", "Leave it out")
     return place
 
 

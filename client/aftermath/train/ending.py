@@ -15,6 +15,6 @@ def known(error: Exception, settings: TrainSettings) -> AftermathError | None:
     if is_out_of_memory(error):
         return OutOfMemory(
             f"the memory of this machine is too small for the model of tier {settings.matformer_tier}",
-            "hold a smaller one: a higher --matformer-tier",
+            "Hold a smaller one: a higher --matformer-tier",
         )
     return None

@@ -30,12 +30,12 @@ def check_hub(settings: TrainSettings) -> None:
     if not is_repository(settings.hub_repo):
         raise UsageError(
             f"--hub-repo {settings.hub_repo!r} is not the name of a repository",
-            "it is OWNER/NAME, for example --hub-repo ada/my-model",
+            "It is OWNER/NAME, for example --hub-repo ada/my-model",
         )
     if not settings.matformer_tier and settings.hub_token is None:
         raise UsageError(
             f"--hub-repo {settings.hub_repo} needs a token to write to it",
-            "set the variable HF_TOKEN to a Hugging Face token that may write; one is made in the settings of the "
+            "Set the variable HF_TOKEN to a Hugging Face token that may write; one is made in the settings of the "
             "account, on huggingface.co",
         )
 
@@ -56,7 +56,7 @@ def check_directory(settings: TrainSettings, schema: StateSchema) -> None:
         raise Unsuitable(
             f"--checkpoint-dir {directory}: {_size(free)} are free, and {_AT_ONCE} checkpoints of this model "
             f"and a reserve take {_size(needed)}",
-            "make room, or name a directory on another disk",
+            "Make room, or name a directory on another disk",
         )
 
 
@@ -79,7 +79,7 @@ def gradients_place(settings: TrainSettings) -> Iterator[None]:
         except OSError as error:
             why = "another process on this machine writes there" if isinstance(error, BlockingIOError) else _why(error)
             raise Unsuitable(
-                f"--write-gradients-dir {directory}: {why}", "name a directory for this member alone"
+                f"--write-gradients-dir {directory}: {why}", "Name a directory for this member alone"
             ) from None
         yield
 
@@ -93,7 +93,7 @@ def _free(option: str, directory: Path) -> int:
         return shutil.disk_usage(directory).free
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        fix = "make room, or name a directory on another disk" if full else "name a directory that you may write to"
+        fix = "Make room, or name a directory on another disk" if full else "Name a directory that you may write to"
         raise Unsuitable(f"{option} {directory}: {_why(error)}", fix) from error
 
 

@@ -43,7 +43,7 @@ def open_source(location: DataLocation, seq_len: int, vocab_size: int, *, labels
     if labels:
         raise Unsuitable(
             "the run learns labels, and its data location has none",
-            'its owner uses data_location = { Preprocessed = "DIR" }, or data_type = "Pretraining"',
+            'Its owner uses data_location = { Preprocessed = "DIR" }, or data_type = "Pretraining"',
         )
     if location.kind is DataKind.WEIGHTED_HTTP:
         return _mixture(location.primary, seq_len, vocab_size)

@@ -28,11 +28,11 @@ def only_process(directory: Path, *, cluster: str, program: str, run_id: str, wa
     except BlockingIOError:
         raise Unsuitable(
             f"another process on this machine takes part in run {run_id} with this wallet",
-            "use another wallet; a new one is made by: aftermath-solana show-identity --create -w FILE",
+            "Use another wallet; a new one is made by: aftermath-solana show-identity --create -w FILE",
         ) from None
     except OSError as error:
         raise Unsuitable(
-            f"no lock can be made in {directory}: {error.strerror}", "make this directory one that you may write to"
+            f"no lock can be made in {directory}: {error.strerror}", "Make this directory one that you may write to"
         ) from error
     with held:
         yield

@@ -30,7 +30,7 @@ def check_model(model: Model, run_id: str) -> None:
     if not any(model.schema_hash):
         raise Unsuitable(
             f"run {run_id} is not configured yet",
-            f"its owner configures it: aftermath-solana update-config --run-id {run_id} --config-path FILE",
+            f"Its owner configures it: aftermath-solana update-config --run-id {run_id} --config-path FILE",
         )
     if model.architecture not in ARCHITECTURES.values():
         raise Unsuitable(
@@ -81,7 +81,7 @@ def schema_from(config: Mapping[str, Any], model: Model, run_id: str, whose: str
         raise Unsuitable(
             f"{whose} does not fit run {run_id}: its schema is {schema.hash().hex()[:12]}, the run's is "
             f"{model.schema_hash.hex()[:12]}",
-            "the model's config.json was changed after the run was configured; restore it, or update-config again",
+            "The model's config.json was changed after the run was configured; restore it, or update-config again",
         )
     return schema
 
@@ -91,7 +91,7 @@ def check_tier(tier: int, schema: Schema, run_id: str) -> None:
     if tier >= schema.state.tiers:
         raise Unsuitable(
             f"--matformer-tier {tier}: run {run_id} has tiers 0 to {schema.state.tiers - 1}",
-            "choose one of those; a higher tier is a smaller model",
+            "Choose one of those; a higher tier is a smaller model",
         )
 
 
@@ -104,7 +104,7 @@ def data_of(model: Model, schema: Schema) -> Source:
         raise Unsuitable(
             f"the data at {shown(location.primary)} is not what the run trains on: its hash is {found[:12]}, the run's "
             f"is {location.files_hash[:12]}",
-            "compare its files (aftermath-solana data inspect) with those of other members, and copy them again; where "
+            "Compare its files (aftermath-solana data inspect) with those of other members, and copy them again; where "
             "they were changed on purpose, the run's owner passes the new ones to update-config",
         )
     return source

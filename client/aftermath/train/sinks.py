@@ -50,7 +50,7 @@ def _kept(option: str, path: Path, writer: Callable[[Path, Wall], Sink]) -> Sink
         return writer(path, _date)
     except OSError as error:
         sentence = f"{option}: {error.filename or path} cannot be written: {error.strerror}"
-        raise Unsuitable(sentence, "name a place that you may write to") from None
+        raise Unsuitable(sentence, "Name a place that you may write to") from None
 
 
 def _measured(port: int, stack: contextlib.ExitStack) -> Sink:
@@ -61,7 +61,7 @@ def _measured(port: int, stack: contextlib.ExitStack) -> Sink:
     try:
         stack.enter_context(served(metrics, port))
     except OSError as error:
-        raise Unsuitable(f"--metrics-port: port {port} cannot be had: {error.strerror}", "choose another one") from None
+        raise Unsuitable(f"--metrics-port: port {port} cannot be had: {error.strerror}", "Choose another one") from None
     return metrics
 
 

@@ -175,7 +175,7 @@ class EventReader:
     def __init__(self, places: Sequence[Path]) -> None:
         for place in places:
             if not place.exists():
-                raise NoEvents(f"there is no {place}", "name what train was given as --events-dir, or a file of events")
+                raise NoEvents(f"there is no {place}", "Name what train was given as --events-dir, or a file of events")
         self._places = tuple(places)
         self._files: dict[Path, EventFile] = {}
 

@@ -33,7 +33,7 @@ def client_show_identity(
     if identity_secret_key_path is None and not os.environ.get(IDENTITY_VARIABLE):
         raise UsageError(
             "no key was given",
-            "make one: openssl rand 32 > secret.key; then pass --identity-secret-key-path secret.key",
+            "Make one: openssl rand 32 > secret.key; then pass --identity-secret-key-path secret.key",
         )
     wallet = identity_of(identity_secret_key_path)
     data = {"identity": str(wallet.pubkey), "source": wallet.source}

@@ -92,4 +92,4 @@ def _tls(server: ServerOptions) -> Any:
     try:
         return ssl.create_default_context(cafile=server.tls_ca)
     except (OSError, ssl.SSLError):
-        raise UsageError(f"--tls-ca {server.tls_ca} is no certificate that can be read", "it is a PEM file") from None
+        raise UsageError(f"--tls-ca {server.tls_ca} is no certificate that can be read", "It is a PEM file") from None

@@ -69,23 +69,23 @@ class DeepseekConfig(DeepseekShape):
     def from_hf(cls, hf_config: Mapping[str, Any]) -> Self:
         """As it says there."""
         if other := next((key for key in IDEAS if hf_config.get(key)), None):
-            raise ModelConfigError(f"config.json: {other} is a NanoGPT's", 'set model_type to "nanogpt", or remove it')
+            raise ModelConfigError(f"config.json: {other} is a NanoGPT's", 'Set model_type to "nanogpt", or remove it')
         only_these = {"moe_layer_freq": 1, "num_key_value_heads": hf_config.get("num_attention_heads"), **cls.ONLY}
         for key, only in only_these.items():
             if hf_config.get(key) is not None and hf_config[key] != only:
                 raise ModelConfigError(
                     f"config.json: {key} {shown(hf_config[key])} is not supported",
-                    f"this client computes {key} {only!r} only",
+                    f"This client computes {key} {only!r} only",
                 )
         if other := next((key for key in _BIASES if hf_config.get(key)), None):
             raise ModelConfigError(
                 f"config.json: {other} {shown(hf_config[other])} is not supported",
-                f"this client computes no {other} here",
+                f"This client computes no {other} here",
             )
         if (kind := rope_table(hf_config)["rope_type"]) not in ("default", "yarn"):
             raise ModelConfigError(
                 f"config.json: positions of type {shown(kind)} are not supported",
-                "this client computes plain ones here, and yarn",
+                "This client computes plain ones here, and yarn",
             )
         known = cls.known(dict(hf_config) | {"head_dim": hf_config.get("qk_rope_head_dim") or 2})
         tier, size = stored_tier(hf_config)[0], known.get("moe_intermediate_size")
@@ -93,7 +93,7 @@ class DeepseekConfig(DeepseekShape):
             known["moe_intermediate_size"] = size << tier
         if "q_lora_rank" not in hf_config:
             raise ModelConfigError(
-                "config.json: q_lora_rank is missing", "say the rank of the queries, or null for none"
+                "config.json: q_lora_rank is missing", "Say the rank of the queries, or null for none"
             )
         known = {key: value for key, value in known.items() if key not in POSITIONS}
         return cls.checked(known | fields_of_positions(hf_config, known))

@@ -74,7 +74,7 @@ class HfAutoConfig(ModelConfig):
         for key in ("auto_map", "quantization_config", "compression_config"):
             if hf_config.get(key):
                 raise ModelConfigError(
-                    f"config.json: {key} is not supported", "use a checkpoint of plain weights without code of its own"
+                    f"config.json: {key} is not supported", "Use a checkpoint of plain weights without code of its own"
                 )
         said = {key: value for key, value in hf_config.items() if key not in _SILENT}
         document, width = _whole(said, hf_config)
@@ -108,7 +108,7 @@ class HfAutoConfig(ModelConfig):
         if tier and isinstance(why := cuts_of(self.document), str):
             name = shown(json.loads(self.document)["model_type"])
             raise ModelConfigError(
-                f"a model of type {name} has no tier {tier}: {why}", "give the run one tier, or another model"
+                f"a model of type {name} has no tier {tier}: {why}", "Give the run one tier, or another model"
             )
         return super().width(tier)
 
@@ -168,7 +168,7 @@ def _whole(said: Mapping[str, Any], hf_config: Mapping[str, Any]) -> tuple[str, 
         tier, base = stored_tier(hf_config)
     if found is None:
         if tier:
-            raise ModelConfigError("config.json: matformer_tier must be 0 here", "name the full checkpoint")
+            raise ModelConfigError("config.json: matformer_tier must be 0 here", "Name the full checkpoint")
         text = config_of_document(document).get_text_config()
         listed = getattr(text, "intermediate_size", None)
         return document, listed if isinstance(listed, int) else 4 * text.hidden_size
@@ -176,7 +176,7 @@ def _whole(said: Mapping[str, Any], hf_config: Mapping[str, Any]) -> tuple[str, 
     if tier and width << tier != base:
         raise ModelConfigError(
             f"config.json: {key} {width} is not matformer_base_intermediate_size {base} / 2^{tier}",
-            "export the tier again from the full checkpoint",
+            "Export the tier again from the full checkpoint",
         )
     whole = base if tier else width
     kept = {name: value for name, value in said.items() if name != "intermediate_size"}  # a tier's file has both

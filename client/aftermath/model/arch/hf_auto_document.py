@@ -23,7 +23,7 @@ from typing import Any, Literal
 from aftermath.base.errors import shown
 from aftermath.model.config import ModelConfigError, Piece
 
-_INSTALL = "install transformers beside this package: pip install 'aftermath[hf]'"
+_INSTALL = "Install transformers beside this package: pip install 'aftermath[hf]'"
 LONGEST = 1 << 16  # characters of a config's document
 _COUNTS = re.compile(r"layer|label|expert|depth|block|stage", re.IGNORECASE)
 _MANY = 1 << 20
@@ -77,7 +77,7 @@ class _Bounded:
         if self._count > self._most:
             raise ModelConfigError(
                 f"config.json: {self._sentence} than the {self._most} of the largest models",
-                "correct its numbers of layers and experts",
+                "Correct its numbers of layers and experts",
             )
 
 
@@ -90,7 +90,7 @@ def _require_counts(said: Any, key: str = "") -> None:
         for value in said:
             _require_counts(value, key)
     elif isinstance(said, int) and said > _MANY and _COUNTS.search(key):
-        raise ModelConfigError(f"config.json: {shown(key)} is {shown(said)}, and at most {_MANY} here", "correct it")
+        raise ModelConfigError(f"config.json: {shown(key)} is {shown(said)}, and at most {_MANY} here", "Correct it")
 
 
 def canonical(said: Mapping[str, Any]) -> str:
@@ -98,9 +98,9 @@ def canonical(said: Mapping[str, Any]) -> str:
     try:
         text = json.dumps(said, sort_keys=True, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise ModelConfigError(f"config.json: {error}", "take the file as published") from None
+        raise ModelConfigError(f"config.json: {error}", "Take the file as published") from None
     if len(text) > LONGEST:
-        raise ModelConfigError(f"config.json: it is longer than {LONGEST} characters", "take the file as published")
+        raise ModelConfigError(f"config.json: it is longer than {LONGEST} characters", "Take the file as published")
     return text
 
 
@@ -121,18 +121,18 @@ def config_of_document(document: str) -> Any:
     except (ValueError, RecursionError):
         said = None
     if not isinstance(said, dict):
-        raise ModelConfigError("config.json: it is no JSON object", "take the file as published")
+        raise ModelConfigError("config.json: it is no JSON object", "Take the file as published")
     _require_counts(said)
     name = said.pop("model_type", "")
     if not isinstance(name, str) or not is_known(name):
         raise ModelConfigError(
-            f"config.json: model_type {shown(name)} is no causal language model of transformers", "use another model"
+            f"config.json: model_type {shown(name)} is no causal language model of transformers", "Use another model"
         )
     try:
         return _transformers(name).AutoConfig.for_model(name, **said)
     except Exception as error:  # whatever it does not take
         raise ModelConfigError(
-            f"config.json: transformers does not take it: {shown(str(error))}", "correct it"
+            f"config.json: transformers does not take it: {shown(str(error))}", "Correct it"
         ) from None
 
 
@@ -148,7 +148,7 @@ def shapes_of(document: str) -> Mapping[str, tuple[int, ...]]:
         raise
     except Exception as error:  # a shape that it cannot be built in
         raise ModelConfigError(
-            f"config.json: transformers cannot build it: {shown(str(error))}", "correct it"
+            f"config.json: transformers cannot build it: {shown(str(error))}", "Correct it"
         ) from None
     shapes = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
     empty = next((name for name, shape in shapes.items() if not shape or math.prod(shape) == 0), None)
@@ -156,7 +156,7 @@ def shapes_of(document: str) -> Mapping[str, tuple[int, ...]]:
         raise ModelConfigError(
             f"config.json: {empty} is of shape {shapes[empty]}, and only vectors, matrices and stacks of these are "
             "trained here",
-            "use another model",
+            "Use another model",
         )
     return shapes
 
@@ -192,7 +192,7 @@ def pieces_of(document: str) -> Mapping[str, Piece]:
     except Exception as error:  # an operation that is no view
         raise ModelConfigError(
             f"config.json: transformers rewrites this model's weights on their way to a file: {shown(str(error))}",
-            "use another model",
+            "Use another model",
         ) from None
     numbers = dict.fromkeys(held, 0)
     for piece in made.values():
@@ -200,7 +200,7 @@ def pieces_of(document: str) -> Mapping[str, Piece]:
     if any(held[name].numel() != count for name, count in numbers.items()):
         raise ModelConfigError(
             "config.json: transformers leaves out some of this model's weights on their way to a file",
-            "use another model",
+            "Use another model",
         )
     whole = {name: (name, tuple(tensor.shape)) for name, tensor in held.items()}
     return {listed: piece for listed, piece in made.items() if whole.get(listed) != (piece.name, piece.shape)}

@@ -78,7 +78,7 @@ class LlamaConfig(ScaledConfig):
     def from_hf(cls, hf_config: Mapping[str, Any]) -> Self:
         """As it says there. Raises ModelConfigError also for what is none of these models."""
         if other := next((key for key in IDEAS if hf_config.get(key)), None):
-            raise ModelConfigError(f"config.json: {other} is a NanoGPT's", 'set model_type to "nanogpt", or remove it')
+            raise ModelConfigError(f"config.json: {other} is a NanoGPT's", 'Set model_type to "nanogpt", or remove it')
         name = str(hf_config.get("model_type") or cls.MODEL_TYPE)
         family = _FAMILIES[name]
         _refuse_windows(hf_config, family)
@@ -180,5 +180,5 @@ def _refuse_windows(hf_config: Mapping[str, Any], family: _Family) -> None:
     if hf_config.get(family.window, unsaid):
         raise ModelConfigError(
             f"config.json: {family.window} {shown(hf_config.get(family.window, unsaid))} is not supported",
-            f"this client's layers see the whole text; set {family.window} to null if the model was trained so",
+            f"This client's layers see the whole text; set {family.window} to null if the model was trained so",
         )

@@ -69,27 +69,27 @@ class NanoGPTConfig(TransformerConfig):
             meant = [] if key.startswith("use_") else get_close_matches(key, IDEAS, 1, 0.75)
             if (meant and key not in IDEAS) or (key in IDEAS and hf_config[key] is None):
                 raise ModelConfigError(
-                    f"config.json: {key} {shown(hf_config[key])} says nothing here", f"say {meant[0]}"
+                    f"config.json: {key} {shown(hf_config[key])} says nothing here", f"Say {meant[0]}"
                 )
             if key.startswith("use_") and key != "use_cache" and hf_config[key]:
                 raise ModelConfigError(
                     f"config.json: {key} is of another NanoGPT",
-                    f"say what is meant by {', '.join(IDEAS)}, if the weights were trained so",
+                    f"Say what is meant by {', '.join(IDEAS)}, if the weights were trained so",
                 )
         if other := next((key for key in _LLAMAS if hf_config.get(key)), None):
             raise ModelConfigError(
                 f"config.json: {other} {shown(hf_config[other])} is not supported",
-                f"a NanoGPT has no {other}: leave it out",
+                f"A NanoGPT has no {other}: leave it out",
             )
         if (kind := rope_table(hf_config)["rope_type"]) != "default":
             raise ModelConfigError(
-                f"config.json: positions of type {shown(kind)} are not supported", "a NanoGPT has plain positions"
+                f"config.json: positions of type {shown(kind)} are not supported", "A NanoGPT has plain positions"
             )
         known = cls.known(hf_config)
         if (heads := hf_config.get("num_key_value_heads")) not in (None, known.get("num_attention_heads")):
             raise ModelConfigError(
                 f"config.json: num_key_value_heads {shown(heads)} is not num_attention_heads",
-                "leave it out: a NanoGPT has as many keys as queries",
+                "Leave it out: a NanoGPT has as many keys as queries",
             )
         return cls.checked(known)
 

@@ -49,7 +49,7 @@ def rope_table(hf_config: Mapping[str, Any]) -> dict[str, Any]:
     found = [_plain(hf_config, key) for key in ("rope_scaling", "rope_parameters") if hf_config.get(key)]
     if len(found) == 2 and found[0] != found[1]:
         raise ModelConfigError(
-            "config.json: rope_parameters and rope_scaling contradict each other", "leave one of the two tables"
+            "config.json: rope_parameters and rope_scaling contradict each other", "Leave one of the two tables"
         )
     if found:
         return found[0]
@@ -76,18 +76,18 @@ def _plain(hf_config: Mapping[str, Any], key: str) -> dict[str, Any]:
     """One table without what says nothing."""
     table = hf_config[key]
     if not isinstance(table, Mapping) or any(isinstance(value, Mapping) for value in table.values()):
-        raise ModelConfigError(f"config.json: {key} is not one table of numbers", "say its rope_theta alone")
+        raise ModelConfigError(f"config.json: {key} is not one table of numbers", "Say its rope_theta alone")
     said = {name: value for name, value in table.items() if value is not None and name != "type"}
     kind = said.setdefault("rope_type", table.get("type", "default"))
     if not isinstance(kind, str) or kind not in _NEEDS:
         raise ModelConfigError(
             f"config.json: {key} of type {shown(kind)} is not supported",
-            f"this client computes positions of the types {', '.join(_NEEDS)}",
+            f"This client computes positions of the types {', '.join(_NEEDS)}",
         )
     if said.pop("partial_rotary_factor", 1) != 1:
         raise ModelConfigError(
             f"config.json: {key}.partial_rotary_factor {shown(table['partial_rotary_factor'])} is not supported",
-            "this client turns whole heads only",
+            "This client turns whole heads only",
         )
     said.setdefault("rope_theta", hf_config.get("rope_theta", 10000.0))
     if kind in ("llama3", "yarn"):
@@ -95,7 +95,7 @@ def _plain(hf_config: Mapping[str, Any], key: str) -> dict[str, Any]:
     needed = _NEEDS[kind]
     for name in needed:
         if said.get(name) is None:
-            raise ModelConfigError(f"config.json: {key} of type {kind} has no {name}", "take the file as published")
+            raise ModelConfigError(f"config.json: {key} of type {kind} has no {name}", "Take the file as published")
     kept = {"rope_type", "rope_theta", *needed, *_MAY.get(kind, ())}
     return {name: value for name, value in said.items() if name in kept}
 

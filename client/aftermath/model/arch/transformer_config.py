@@ -88,7 +88,7 @@ class TransformerConfig(ModelConfig):
             if hidden % heads:
                 raise ModelConfigError(
                     f"config.json: hidden_size {hidden} is not a multiple of {heads} attention heads",
-                    "choose a number of heads that divides it",
+                    "Choose a number of heads that divides it",
                 )
             known["head_dim"] = hidden // heads
         return known
@@ -113,7 +113,7 @@ class TransformerConfig(ModelConfig):
         if tier > len(self.matformer_tiers):
             raise ModelConfigError(
                 f"config.json: {KEY} has no entry for tier {tier}",
-                f"give the run at most {1 + len(self.matformer_tiers)} tiers, or name what tier {tier} keeps",
+                f"Give the run at most {1 + len(self.matformer_tiers)} tiers, or name what tier {tier} keeps",
             )
         return self.matformer_tiers[tier - 1]
 
@@ -183,7 +183,7 @@ class TransformerConfig(ModelConfig):
         for key, size in held.items():
             if hf_config.get(key, size) != size:
                 raise ModelConfigError(
-                    f"config.json: {key} is {shown(hf_config[key])}, and {size} by {KEY}", "export the tier again"
+                    f"config.json: {key} is {shown(hf_config[key])}, and {size} by {KEY}", "Export the tier again"
                 )
         return self
 
@@ -221,7 +221,7 @@ def _base(hf_config: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, Any]
         return {}
     base = hf_config.get(_BASE)
     if not isinstance(base, dict) or any(key not in keys for key in base):
-        raise ModelConfigError(f"config.json: {_BASE} must name {', '.join(keys)}", "export the tier again")
+        raise ModelConfigError(f"config.json: {_BASE} must name {', '.join(keys)}", "Export the tier again")
     return dict(base)
 
 
@@ -245,11 +245,11 @@ def _refuse_other_functions(hf_config: Mapping[str, Any], activations: tuple[str
         if hf_config.get(key):
             raise ModelConfigError(
                 f"config.json: {key} is not supported",
-                f"use a checkpoint of plain weights, with layers all alike that see the whole text; or remove {key} if "
+                f"Use a checkpoint of plain weights, with layers all alike that see the whole text; or remove {key} if "
                 "the model was trained without it",
             )
 
 
 def _unsupported(key: str, value: object, wanted: object) -> ModelConfigError:
-    fix = "leave it out" if wanted is None else f"this client computes {key} {wanted!r} only"
+    fix = "Leave it out" if wanted is None else f"This client computes {key} {wanted!r} only"
     return ModelConfigError(f"config.json: {key} {shown(value)} is not supported", fix)
