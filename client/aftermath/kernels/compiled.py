@@ -79,7 +79,7 @@ def prepare() -> None:
         try:
             _compile()
         except Exception:  # whatever reading a damaged file raises
-            for file in PLACE.rglob("*.nb?"):
+            for file in Path(numba.config.CACHE_DIR).rglob("*.nb?"):
                 file.unlink(missing_ok=True)
             _compile()
         with contextlib.suppress(OSError):
