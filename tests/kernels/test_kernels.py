@@ -383,6 +383,10 @@ print(use.takes_long(), twice(21), sum(twice.stats.cache_misses.values()))
     assert sorted(line[3] for line in lines) == ["0", "0", "1"]
     later = subprocess.run(command, stdout=subprocess.PIPE, env=environment, text=True, check=True)
     assert later.stdout.split() == ["False", "False", "42", "0"]
+    for file in (tmp_path / "kept").rglob("*.nbc"):
+        file.write_bytes(file.read_bytes()[:100])
+    mended = subprocess.run(command, stdout=subprocess.PIPE, env=environment, text=True, check=True)
+    assert mended.stdout.split()[1:3] == ["False", "42"], "what is damaged is compiled anew"
 
 
 def test_a_compiler_that_fails_is_told_about_and_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

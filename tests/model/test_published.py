@@ -128,6 +128,7 @@ def test_scales_may_be_in_another_file_than_their_weights(
         ({GATE + "_scale_inv": None}, f"{GATE} is of type F8_E4M3, which is not read without {GATE}_scale_inv"),
         ({GATE + "_scale_inv": torch.ones(2, 4)}, r"_scale_inv is F32 \(2, 4\), config.json says F32 \(2, 5\)"),
         ({GATE + "_scale_inv": torch.ones(2, 5, dtype=torch.int32)}, r"_scale_inv is I32 \(2, 5\)"),
+        ({GATE + "_scale_inv": torch.full((2, 5), -1.0)}, f"{GATE}_scale_inv has a scale below 0"),
         ({GATE + "_scale_inv": torch.full((2, 5), torch.nan)}, f"{GATE} holds a value that is not finite"),
         ({GATE: torch.zeros(24, 36)}, f"{GATE} is F32 and has scales of fp8"),
         ({GATE: torch.zeros(24, 35).to(torch.float8_e4m3fn)}, r"is F8_E4M3 \(24, 35\), config.json says \(24, 36\)"),
@@ -202,6 +203,19 @@ def test_layers_that_predict_further_tokens_are_passed_over_with_one_warning(
     save_file(load_file(file) | {"model.layers.3.enorm.weight": torch.ones(2)}, file)
     with pytest.raises(CheckpointError, match=r"holds 'model\.layers\.3\.enorm"):
         load(tmp_path / "m", tier)
+
+
+def test_a_file_that_holds_nothing_but_further_layers_may_be_away(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "m", init_weights(CONFIG, 1), CONFIG, tier=0, companions={})
+    file = tmp_path / "m" / "model.safetensors"
+    own = dict.fromkeys(load_file(file), "own.safetensors")
+    file.rename(tmp_path / "m" / "own.safetensors")
+    index = {"weight_map": own | dict.fromkeys(further(), "further.safetensors")}
+    (tmp_path / "m" / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match=r"lacks further\.safetensors"):
+        load(tmp_path / "m", 0)
+    (tmp_path / "m" / "config.json").write_text(json.dumps(CONFIG.to_hf() | {"num_nextn_predict_layers": 1}))
+    assert same(load(tmp_path / "m", 0), init_weights(CONFIG, 1))
 
 
 @pytest.mark.parametrize("count", [-1, 17, 1 << 40, "1", True, 1.0])

@@ -72,16 +72,25 @@ def kept() -> bool:
 
 
 def prepare() -> None:
-    """Compile all kernels that have types, or take them from where they are kept."""
+    """Compile all kernels that have types, or take them from where they are kept; anew if that is damaged."""
     with contextlib.suppress(OSError):
         PLACE.mkdir(parents=True, exist_ok=True)
     with alone_in(PLACE):
-        for found, types in _typed:
-            if not found.signatures:
-                found.compile(types)
-                found.disable_compile()
+        try:
+            _compile()
+        except Exception:  # whatever reading a damaged file raises
+            for file in Path(numba.config.CACHE_DIR).rglob("*.nb?"):
+                file.unlink(missing_ok=True)
+            _compile()
         with contextlib.suppress(OSError):
             (PLACE / _WHOLE).touch()
+
+
+def _compile() -> None:
+    for found, types in _typed:
+        if not found.signatures:
+            found.compile(types)
+            found.disable_compile()
 
 
 def _compiler(fused: bool, cache: bool) -> Any:

@@ -67,7 +67,7 @@ def find(directory: Path, tier: int, strategy: Strategy = "auto") -> Source:
         _guard_slice(directory, stored, tier, strategy)
         return Source(config, stored, weight_files(directory), form_of(document))
     if not may_slice:
-        return Source(config, 0, weight_files(directory, spared(config, tier)), form_of(document))
+        return Source(config, 0, weight_files(directory, spared(config, tier, form_of(document))), form_of(document))
     own = _own_files(directory, sibling, tier, strategy)
     if own is not None:
         if own.config != config:
@@ -81,7 +81,7 @@ def find(directory: Path, tier: int, strategy: Strategy = "auto") -> Source:
             f"{directory} has no files of tier {tier}, which the strategy `sliced` demands",
             f"aftermath-solana model export --src {directory} --tiers {tier}, or use the strategy auto",
         )
-    return Source(config, 0, weight_files(directory, spared(config, tier)), form_of(document))
+    return Source(config, 0, weight_files(directory, spared(config, tier, form_of(document))), form_of(document))
 
 
 def _own_files(directory: Path, sibling: Path, tier: int, strategy: Strategy) -> Source | None:

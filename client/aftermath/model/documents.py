@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,7 +46,7 @@ class _Index(msgspec.Struct):
     weight_map: dict[str, str]
 
 
-def read_index(path: Path, spared: Collection[str] = ()) -> list[str]:
+def read_index(path: Path, spared: Callable[[str], bool] = lambda name: False) -> list[str]:
     """The weight files that the index at `path` names, each once, but those that hold `spared` tensors alone.
 
     Raises CheckpointError.
@@ -55,7 +55,7 @@ def read_index(path: Path, spared: Collection[str] = ()) -> list[str]:
         index: _Index = json_as(read_limited(path, MAX_INDEX_BYTES), _Index)
     except Malformed as error:
         raise CheckpointError(f"{path} is not a safetensors index: {error}") from None
-    return sorted({file for name, file in index.weight_map.items() if name not in spared})
+    return sorted({file for name, file in index.weight_map.items() if not spared(name)})
 
 
 def read_limited(path: Path, limit: int) -> bytes:

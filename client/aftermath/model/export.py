@@ -46,7 +46,7 @@ def export_tiers(source: Path, tiers: Sequence[int], out: Path | None = None) ->
     wanted = sorted(set(tiers))
     if not wanted or wanted[0] < 1:
         raise CheckpointError(
-            "tiers to export start at 1; tier 0 is the full checkpoint itself", "Name them, for example: --tiers 1 2"
+            "tiers to export start at 1; tier 0 is the full checkpoint itself", "Name them, for example: --tiers 1,2"
         )
     config.width(wanted[-1])
     base = source if out is None else out.absolute() / source.name

@@ -43,6 +43,10 @@ def read_scales(
                             "Take weights and config.json from the same checkpoint",
                         )
                     found[name] = part[:].to(torch.float32, copy=True)
+                    if bool((found[name] < 0).any()):
+                        raise CheckpointError(
+                            f"{path}: {listed} has a scale below 0", "Copy or download the checkpoint again"
+                        )
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{path} is damaged: {error}", "Copy or download the checkpoint again") from None
     return found

@@ -40,6 +40,7 @@ from aftermath.model.manifest import (
     parse_manifest,
     verify,
 )
+from aftermath.model.published import Form, form_of
 from aftermath.model.weights import spared
 
 MAX_SMALL_BYTES = 64 << 20  # a tokenizer or an index
@@ -155,7 +156,7 @@ def _fetch_tier(
     source: Repository, manifest: Manifest, entry: TierFiles, listed: Mapping[str, str], manifest_path: str
 ) -> Path:
     config_path = next(path for path in listed.values() if path.endswith("config.json"))
-    config, stored = _config(source, config_path)
+    config, stored, _ = _config(source, config_path)
     if stored != entry.tier:
         raise CheckpointError(f"{source.name}/{config_path} is of tier {stored}, the manifest says {entry.tier}")
     common = [
@@ -172,12 +173,13 @@ def _download_full(source: Repository, base: str, tier: int) -> Path:
     Of several weight files those are left out that hold nothing of the tier.
     """
     folder = PurePosixPath(base)
-    config, stored = _config(source, str(folder / "config.json"))
+    config, stored, form = _config(source, str(folder / "config.json"))
     index, whole = str(folder / INDEX_FILE), str(folder / WEIGHTS_FILE)
     if whole in source.sizes:
         weights = [whole]
     elif index in source.sizes:
-        shards = read_index(source.fetch(index, MAX_SMALL_BYTES), () if stored else spared(config, tier))
+        without = [] if stored else [spared(config, tier, form)]
+        shards = read_index(source.fetch(index, MAX_SMALL_BYTES), *without)
         weights = [str(folder / name) for name in shards]
     else:
         weights = [
@@ -194,9 +196,9 @@ def _download_full(source: Repository, base: str, tier: int) -> Path:
     return root / folder
 
 
-def _config(source: Repository, path: str) -> tuple[ModelConfig, int]:
+def _config(source: Repository, path: str) -> tuple[ModelConfig, int, Form]:
     document = hf_config(source.fetch(path, MAX_CONFIG_BYTES))
-    return config_of(document), stored_tier(document)[0]
+    return config_of(document), stored_tier(document)[0], form_of(document)
 
 
 def _expected(config: ModelConfig, stored: int) -> int:

@@ -14,7 +14,7 @@ Decided
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +33,15 @@ log = logging.getLogger(__name__)
 _FLOATS = {"F32", "F16", "BF16", "F64"}
 
 
-def spared(config: ModelConfig, tier: int) -> set[str]:
-    """What the full model's files call the tensors of which a tier holds nothing."""
+def spared(config: ModelConfig, tier: int, form: Form) -> Callable[[str], bool]:
+    """Whether full files call so a tensor of which a tier holds nothing, or one that is no part of the model."""
     held = config.parameter_shapes(tier)
     names = {config.stored_name(name, 0) for name in config.parameter_shapes() if name not in held}
-    return names | {name + SCALES for name in names}
+    without = names | {name + SCALES for name in names}
+    return lambda name: name in without or name.startswith(form.beside)
 
 
-def weight_files(directory: Path, without: Collection[str] = ()) -> tuple[Path, ...]:
+def weight_files(directory: Path, without: Callable[[str], bool] = lambda name: False) -> tuple[Path, ...]:
     """The safetensors files of a checkpoint directory: the whole one, or those its index names, or all there are.
 
     Of those in the index, the ones that hold nothing but the tensors `without` which it will do are left out.
