@@ -4,7 +4,8 @@ Decided
 - An arm is trained by the laboratory of `train-local`, so by the members' own code. A training is one arm at one number
   of steps, one rate and one seed; what is kept of it is a line of a file in `measured/runs`.
 - A line counts only while the arm is still what it was trained as: it names everything that was said to the laboratory.
-- Seconds are the process's own on the CPU, so that other work on the machine does not count as the arm's.
+- Seconds are the process's own on the CPU, so that other work on the machine does not count as the arm's. A line says
+  on which processor, since seconds of two machines do not compare; older lines do not, and are of one machine.
 - A training that is stopped goes on from its last save, as `train-local` does: the large ones take hours.
 """
 
@@ -13,10 +14,12 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import platform
 import shutil
 import time
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
@@ -185,8 +188,18 @@ def train(training: Training, root: Path) -> dict[str, Any]:
         "held_out": by_tier[min(by_tier)],
         **({"held_out_by_tier": by_tier} if "tiers" in training.said else {}),
         "tokens": clock.last.tokens,
+        "machine": processor(),
         "cpu_seconds_per_step": round(clock.seconds / clock.rounds / training.inner_steps, 5),
     }
+
+
+def processor() -> str:
+    """What this machine computes with, as Linux calls it; elsewhere what Python knows of it."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()
 
 
 class _Clock:

@@ -130,20 +130,47 @@ def step_seconds_for(worth: float, end: Mapping[str, Any], training: Training, s
     return seconds
 
 
+Seconds = Mapping[str, float]
+"""Of a step of an arm, by processor."""
+
+
+def seconds_of(lines: Sequence[Mapping[str, Any]]) -> Seconds:
+    """The least of all trainings of an arm on each processor: other work on a machine only adds."""
+    found: dict[str, float] = {}
+    for line in lines:
+        machine, took = line.get("machine", ""), line["cpu_seconds_per_step"]
+        found[machine] = min(took, found.get(machine, took))
+    return found
+
+
+def on_one_machine(
+    end: Mapping[str, Any], alone: Sequence[Mapping[str, Any]], own: Seconds, one: Seconds
+) -> tuple[dict[str, Any], list[dict[str, Any]]] | None:
+    """An end and the curve alone with the seconds of the last processor that has both; None if there is none."""
+    if not (common := sorted(own.keys() & one.keys())):
+        return None
+    machine = common[-1]
+    curve = [{**point, "cpu_seconds_per_step": one[machine]} for point in alone]
+    return {**end, "cpu_seconds_per_step": own[machine]}, curve
+
+
 def of_size(size: str) -> dict[str, Any]:
     """Every arm that was measured at a size, and the figures of the winner."""
     done = kept(size)
     measured: dict[str, Any] = {}
+    seconds: dict[str, Seconds] = {}
     for arm in arms():
         ended = [(one, done[one.key]) for one in arm.trainings if one.size == size and one.key in done]
         if not ended:
             continue
         first, ends = ended[0][0], best(ended)
         sent, parameters = result_bytes(first)
-        for name in ALONE:
-            if first.members > 1 and name in measured:
-                for end in ends:
-                    end[f"against_{name}"] = compared(end, first, sent, measured[name]["ends"])
+        seconds[arm.name] = seconds_of([line for _, line in ended])
+        for name, end in itertools.product(ALONE if first.members > 1 else (), ends):
+            if name in measured:
+                pair = on_one_machine(end, measured[name]["ends"], seconds[arm.name], seconds[name])
+                if pair is not None:
+                    end[f"against_{name}"] = compared(pair[0], first, sent, pair[1])
         measured[arm.name] = {
             "question": arm.question,
             "expected": arm.expected[size],

@@ -85,7 +85,8 @@ def test_figures_of_two_threads_are_of_two_threads(
     finally:
         torch.set_num_threads(before)
     assert seen == {(threads, clock)}
-    assert {"distro", "sparseloco", "aggregate32_seconds"} == found.keys()
+    kinds = {"distro", "sparseloco", "all_numbers", "all_numbers_muon"}
+    assert kinds | {"aggregate32_seconds"} == found.keys()
     assert found["distro"].keys() == found["sparseloco"].keys() >= {"encode_over_demo", "apply16_over_demo"}
 
 

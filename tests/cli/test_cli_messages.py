@@ -1,4 +1,7 @@
-"""Every error in the sources reads like the others: a sentence, and a fix that goes on where `fix: ` ends."""
+"""Every error in the sources reads like the others: a sentence that goes on where `error: ` ends, and a fix.
+
+How fixes begin is `docs/test_fixes.py`'s.
+"""
 
 from __future__ import annotations
 
@@ -33,20 +36,24 @@ def texts(node: ast.expr) -> Iterator[str]:
         yield from (*texts(node.body), *texts(node.orelse))
 
 
-def told() -> Iterator[tuple[str, str]]:
-    """(place, text) of every sentence and every fix that an error is made with."""
+def told() -> Iterator[tuple[str, str, bool]]:
+    """(place, text, whether it is a fix) of every sentence and every fix that an error is made with."""
     named = {kind.__name__: 1 if issubclass(kind, Refused) else 0 for kind in kinds(AftermathError)}
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in named:
                 first = named[node.func.id]
-                given = [*node.args[first : first + 2], *(word.value for word in node.keywords if word.arg == "fix")]
-                for text in (text for expression in given for text in texts(expression)):
-                    yield f"{path.relative_to(ROOT)}:{node.lineno}", text
+                sentences, fixes = node.args[first : first + 1], node.args[first + 1 : first + 2]
+                fixes += [word.value for word in node.keywords if word.arg == "fix"]
+                for given, is_fix in ((sentences, False), (fixes, True)):
+                    for text in (text for expression in given for text in texts(expression)):
+                        yield f"{path.relative_to(ROOT)}:{node.lineno}", text, is_fix
 
 
-def test_sentences_and_fixes_begin_small_and_end_without_a_stop() -> None:
+def test_sentences_begin_small_and_they_and_fixes_end_without_a_stop() -> None:
     found = list(told())
     assert len(found) > 300
-    odd = [(where, text) for where, text in found if text[:1].isupper() and not PROPER.match(text)]
-    assert not odd + [(where, text) for where, text in found if text.endswith(".")]
+    odd = [
+        (where, text) for where, text, is_fix in found if not is_fix and text[:1].isupper() and not PROPER.match(text)
+    ]
+    assert not odd + [(where, text) for where, text, _ in found if text.endswith(".")]

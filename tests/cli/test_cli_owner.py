@@ -353,7 +353,7 @@ def test_close_run_without_a_terminal_needs_yes(configured: Shell, run_id: str, 
     refused = invoke(*line, *form)
     assert refused.code == 2
     assert f"close-run ends run {run_id} for good" in refused.err
-    assert "add --yes" in refused.err
+    assert "Add --yes" in refused.err
     assert configured("show-run", "--run-id", run_id).code == 0
 
 
