@@ -77,7 +77,7 @@ def test_a_checkpoint_that_is_cut_off_anywhere_leaves_the_one_before_alone(
         message, fix = told
         assert message.startswith(f"cannot write to {directory}: "), message
         assert "File too large" in message
-        assert fix.startswith("allow larger files (ulimit -f)")
+        assert fix.startswith("Allow larger files (ulimit -f)")
         assert left == alone
     told, _ = ours.recv()
     child.join()
