@@ -61,13 +61,13 @@ def find(directory: Path, tier: int, strategy: Strategy = "auto") -> Source:
     if alone and (sibling / "config.json").is_file():
         return _tier_source(sibling / "config.json", tier, weight_files(sibling))
     document = hf_config(directory / "config.json")
-    config, (stored, _) = config_of(document), stored_tier(document)
+    config, (stored, _), form = config_of(document), stored_tier(document), form_of(document)
     config.width(tier)  # WidthNotDivisible says which widths would do
     if stored > 0:
         _guard_slice(directory, stored, tier, strategy)
-        return Source(config, stored, weight_files(directory), form_of(document))
+        return Source(config, stored, weight_files(directory), form)
     if not may_slice:
-        return Source(config, 0, weight_files(directory, spared(config, tier, form_of(document))), form_of(document))
+        return Source(config, 0, weight_files(directory, spared(config, tier, form)), form)
     own = _own_files(directory, sibling, tier, strategy)
     if own is not None:
         if own.config != config:
@@ -81,7 +81,7 @@ def find(directory: Path, tier: int, strategy: Strategy = "auto") -> Source:
             f"{directory} has no files of tier {tier}, which the strategy `sliced` demands",
             f"aftermath-solana model export --src {directory} --tiers {tier}, or use the strategy auto",
         )
-    return Source(config, 0, weight_files(directory, spared(config, tier, form_of(document))), form_of(document))
+    return Source(config, 0, weight_files(directory, spared(config, tier, form)), form)
 
 
 def _own_files(directory: Path, sibling: Path, tier: int, strategy: Strategy) -> Source | None:
