@@ -11,6 +11,9 @@ Times of the wall grow with whoever else has the cores. So CPU seconds are count
 process: `cpu_ms` is a member's in a round, `chain_cpu_ms` the chain's, and `cores_busy` how many cores all of
 them kept busy. A machine of each member's own would need a member's CPU seconds and the waiting alone.
 
+A round of the demonstration has several inner steps of each member, and the protocol's part once for all of them:
+`overhead_per_step_ms` is what stands beside a run of one step a round.
+
 Example: python benchmarks/round.py --members 3 8 --json
 """
 
@@ -24,6 +27,7 @@ import statistics
 import sys
 import tempfile
 import time
+import tomllib
 from bisect import bisect_left
 from collections import defaultdict
 from datetime import datetime
@@ -61,7 +65,10 @@ def measure(members: int, overlap: int | None, place: Path) -> dict[str, Any]:
         for process in reversed(processes):
             process.stop()
     events = [read_events(places.events(name)) for name in names]
-    return findings(members, events) | cpu_figures(spent, events)
+    found = findings(members, events)
+    inner = tomllib.loads(places.config.read_text())["model"]["LLM"]["optimizer"]["SparseLoCo"]["inner_steps"]
+    by_step = {"inner_steps": inner, "overhead_per_step_ms": round(found["overhead_ms"] / inner, 1)}
+    return found | by_step | cpu_figures(spent, events)
 
 
 def short(config: str, members: int, overlap: int | None) -> str:
