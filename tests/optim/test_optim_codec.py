@@ -51,7 +51,7 @@ def test_round_trip(results, zeros: float) -> None:
     used = indices != UNUSED
     assert used.any() == (zeros < 1)
     layout = level_layout(results, LEVEL)
-    assert votes.positions.tolist() == (layout.slot_base + indices)[used].tolist()
+    assert votes.positions.tolist() == (layout.entry_base + indices)[used].tolist()
     assert votes.values.tolist() == (np.sign(values) if results is BIT else values)[used].tolist()
 
 

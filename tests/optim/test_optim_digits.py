@@ -79,9 +79,9 @@ def test_what_is_beyond_the_last_digit_is_refused() -> None:
 @given(st.lists(st.lists(st.sampled_from(KINDS[2]), min_size=8, max_size=8), min_size=1, max_size=6))
 def test_blocks_come_back_and_those_that_keep_too_much_are_told(most: int, rows: list[list[int]]) -> None:
     blocks = np.array(rows, np.int8)
-    indices, values, wrong = digits.in_slots(blocks.copy(), most)
+    indices, values, wrong = digits.in_entries(blocks.copy(), most)
     assert wrong.tolist() == [sum(map(bool, row)) > most for row in rows]
-    assert (digits.of_slots(indices[~wrong], values[~wrong], 8) == blocks[~wrong]).all()
+    assert (digits.of_entries(indices[~wrong], values[~wrong], 8) == blocks[~wrong]).all()
     for row, kept in zip(rows, indices.tolist(), strict=True):
         here = [place for place, digit in enumerate(row) if digit]
         if len(here) <= most:
@@ -116,14 +116,14 @@ FORMATS = {
 def test_round_trip(name: str, level: int) -> None:
     results = FORMATS[name]
     layout = level_layout(results, level)
-    assert layout.slot_digit.any() or (name, level) == ("some", 0)
+    assert layout.entry_digit.any() or (name, level) == ("some", 0)
     indices, values = result(results, level, 5)
     if results.values is Values.SIGN:
         values = np.sign(values)
     data = encode_level(results, level, indices, values)
     assert len(data) == results.payload_bytes(level)
     votes, used = decode_level(data, results, level), indices != UNUSED
-    assert votes.positions.tolist() == (layout.slot_base + indices)[used].tolist()
+    assert votes.positions.tolist() == (layout.entry_base + indices)[used].tolist()
     numbers = votes.values.numpy() if results.values is Values.SIGN else votes.multiples().numpy() * SMALLEST
     assert numbers.tolist() == values[used].tolist()
 

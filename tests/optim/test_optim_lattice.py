@@ -105,10 +105,10 @@ def encoded_again(votes: Votes, results: ResultFormat) -> bytes:
     layout = level_layout(results, LEVEL)
     indices = np.full(layout.entries, UNUSED, np.uint16)
     values = np.zeros(layout.entries, np.float32)
-    slots = np.flatnonzero(layout.slot_first)
+    slots = np.flatnonzero(layout.entry_first)
     at = dict(zip(votes.positions.tolist(), votes.multiples().tolist(), strict=True))
     for first, last in zip(slots, [*slots[1:], layout.entries], strict=True):
-        base = int(layout.slot_base[first])
+        base = int(layout.entry_base[first])
         block = next(g.block for g in layout.groups if g.base <= base < g.base + g.blocks * g.block)
         own = sorted(position for position in at if base <= position < base + block)
         for slot, position in zip(range(first, last), own, strict=False):
@@ -126,7 +126,7 @@ def test_round_trip(bits: int, zeros: float) -> None:
     votes = decode_level(memoryview(data), results, LEVEL)
     used = indices != UNUSED
     assert used.any() == (zeros < 1)
-    assert votes.positions.tolist() == (level_layout(results, LEVEL).slot_base + indices)[used].tolist()
+    assert votes.positions.tolist() == (level_layout(results, LEVEL).entry_base + indices)[used].tolist()
     assert votes.kind == votes.multiples().dtype == torch.int64
     assert (votes.multiples().double() * SMALLEST).tolist() == values[used].tolist()
     assert encoded_again(votes, results) == data

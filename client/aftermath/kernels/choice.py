@@ -31,10 +31,10 @@ Floats = NDArray[np.float32]
 def strongest(
     values: Floats, smallest: int, magnitudes: Words, some: Words, places: Numbers, indices: Numbers, found: Floats
 ) -> int:
-    """The numbers of values [n] with the largest magnitudes, as many as `indices` and `found` have slots: how many.
+    """The numbers of values [n] with the largest magnitudes, as many as `indices` and `found` have entries: how many.
 
-    Indices ascend, and of equals the lower one is kept. `smallest` is the bits of the least fp32 that is no zero; slots
-    that are not needed are UNUSED and 0. Uses up magnitudes and places, [n], and some, [2 n].
+    Indices ascend, and of equals the lower one is kept. `smallest` is the bits of the least fp32 that is no zero; what
+    is not needed of them is UNUSED and 0. Uses up magnitudes and places, [n], and some, [2 n].
     """
     n, topk = len(values), len(indices)
     bits = values.view(np.uint32)
@@ -73,9 +73,9 @@ def strongest(
         indices[used] = i
         found[used] = values[i]
         used += 1
-    for slot in range(used, topk):
-        indices[slot] = _UNUSED
-        found[slot] = 0
+    for entry in range(used, topk):
+        indices[entry] = _UNUSED
+        found[entry] = 0
     return used
 
 

@@ -117,10 +117,10 @@ def _add(
 @kernel()
 def _subtract(block: Floats, indices: Numbers, values: Floats) -> None:
     """block [size] <- block - what was sent."""
-    for slot in range(len(indices)):
-        if indices[slot] == _UNUSED:
+    for entry in range(len(indices)):
+        if indices[entry] == _UNUSED:
             break
-        block[indices[slot]] -= values[slot]
+        block[indices[entry]] -= values[entry]
 
 
 @kernel(fused=True)
@@ -129,21 +129,21 @@ def _take_back(
 ) -> None:
     """block <- block - the inverse DCT of what was sent, four rows of coefficients at a time; uses up the last two."""
     height, width = block.shape
-    slot, topk = 0, len(indices)
-    while slot < topk and indices[slot] != _UNUSED:
+    entry, topk = 0, len(indices)
+    while entry < topk and indices[entry] != _UNUSED:
         lines[:] = 0
         held = -1
-        while slot < topk and indices[slot] != _UNUSED:
-            row = indices[slot] // width
+        while entry < topk and indices[entry] != _UNUSED:
+            row = indices[entry] // width
             if held < 0 or row != rows[held]:
                 if held == _LINES - 1:
                     break
                 held += 1
                 rows[held] = row
-            line, value, vector = lines[held], values[slot], wide[indices[slot] - row * width]
+            line, value, vector = lines[held], values[entry], wide[indices[entry] - row * width]
             for x in range(width):
                 line[x] += value * vector[x]
-            slot += 1
+            entry += 1
         l0, l1, l2, l3 = lines[0], lines[1], lines[2], lines[3]
         for y in range(height):
             own = block[y]

@@ -53,12 +53,12 @@ def choose(
     equal = ((magnitudes == border) & (magnitudes > 0)).to(tl.int32)
     spare = TOPK - tl.sum(above, axis=0)
     kept = (above > 0) | ((equal > 0) & (tl.cumsum(equal, axis=0) <= spare))
-    slots = block * TOPK + tl.cumsum(kept.to(tl.int32), axis=0) - 1
+    entries = block * TOPK + tl.cumsum(kept.to(tl.int32), axis=0) - 1
     sent = numbers
     if BITS > 0:
         sent = _quantised(numbers, magnitudes, kept, BITS, FRACTION, LEAST, MOST)
-    tl.store(indices + slots, lanes.to(tl.int64), mask=kept)
-    tl.store(values + slots, sent, mask=kept)
+    tl.store(indices + entries, lanes.to(tl.int64), mask=kept)
+    tl.store(values + entries, sent, mask=kept)
 
 
 @triton.jit

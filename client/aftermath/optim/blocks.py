@@ -20,8 +20,8 @@ from functools import cached_property
 from aftermath.model.levels import SchemaError, Segment, is_table
 from aftermath.optim.balance import Balances, nothing_balances
 
-MAX_BLOCK = 65535  # indices are u16, and one marks an unused slot
-UNUSED = 0xFFFF  # index of an entry slot without a coefficient
+MAX_BLOCK = 65535  # indices are u16, and one marks an unused entry
+UNUSED = 0xFFFF  # index of an entry without a coefficient
 MAX_EDGE = 1024  # a transform's basis is edge^2 float64 numbers
 
 
@@ -52,7 +52,7 @@ class Blocks:
 
     @property
     def entries(self) -> int:
-        """Coefficient slots in a result: `topk` for each block."""
+        """Entries in a result: `topk` for each block."""
         return self.count * self.topk
 
 

@@ -2,15 +2,15 @@
 
 Layout, all little-endian (sizes follow from the result format alone): for every block in canonical order (segments,
 then blocks row-major) the bits of its places (`optim.places`), lowest bit first, with zeros up to a whole byte after
-those of the last block; then the values. A block has `topk` entry slots, for its places in ascending order; those at
+those of the last block; then the values. A block has `topk` entries, for its places in ascending order; those at
 its end may be unused.
-- Signs: one bit for every slot, first slot in the lowest bit (1 is negative).
-- Floats: an fp32 for every slot.
+- Signs: one bit for every entry, first entry in the lowest bit (1 is negative).
+- Floats: an fp32 for every entry.
 - On the lattice: for every block its exponent in six bits, 1 for the least, with zeros up to a whole byte; then the
-  signs, then with 2 bits another bit for every slot (1 is three times the power of two).
+  signs, then with 2 bits another bit for every entry (1 is three times the power of two).
 Blocks that are shorter as digits (`ResultFormat.as_digits`) have neither places nor values there, but for their
 exponents: their digits (`optim.digits`), in the same order, come last.
-The values of unused slots, the exponents of blocks without votes and the bits after the last slot are zero.
+The values of unused entries, the exponents of blocks without votes and the bits after the last entry are zero.
 
 Decided
 - One encoding per set of votes: whatever does not fit it is refused with a sentence, so equal votes have equal hashes.
@@ -47,7 +47,7 @@ class BadPayload(AftermathError):
 
 @dataclass(frozen=True)
 class Votes:
-    """One peer's votes on one level: distinct coefficients in ascending slot order of the wire."""
+    """One peer's votes on one level: distinct coefficients in ascending entry order of the wire."""
 
     level: int
     positions: Tensor  # int64 [n], positions of `optim.layout`, on the CPU
@@ -71,24 +71,24 @@ class Votes:
 def encode_level(results: ResultFormat, level: int, indices: NDArray[np.uint16], values: NDArray[np.float32]) -> bytes:
     """The payload of a level, `results.payload_bytes(level)` bytes.
 
-    `indices` and `values` hold one number per entry slot, [results.entries(level)], as `transform.strongest` orders
+    `indices` and `values` hold one number per entry, [results.entries(level)], as `transform.strongest` orders
     them. Raises ValueError for values that a lattice does not have.
     """
     used = indices != UNUSED
     values = np.where(used, values, np.float32(0))
     layout = level_layout(results, level)
-    apart = ~layout.slot_digit
+    apart = ~layout.entry_digit
     parts = [_places(indices[apart], layout)]
     if results.values is Values.FLOAT:
         return parts[0] + values.astype("<f4").tobytes()
     if results.values.lattice_bits:
-        exponents, voted = exponents_of(values, layout.slot_first), used[layout.slot_first]
+        exponents, voted = exponents_of(values, layout.entry_first), used[layout.entry_first]
         codes = np.where(voted, exponents.astype(np.int16) - LEAST + 1, 0).astype(np.uint8)
         parts.append(_packed(np.unpackbits(codes[:, None], axis=1, bitorder="little", count=EXPONENT_BITS)))
     parts.append(_packed(values[apart] < 0))
     if results.values is Values.TWO_BIT:
         parts.append(_packed(is_three(values[apart])))
-    if layout.slot_digit.any():
+    if layout.entry_digit.any():
         parts.append(_digits(indices[~apart], values[~apart], results, layout))
     return b"".join(parts)
 
@@ -109,7 +109,7 @@ def decode_level(data: bytes | bytearray | memoryview, results: ResultFormat, le
         return Votes(level, positions, torch.from_numpy(_floats(rest, used, layout, level)[used]))
     shifts = None
     if results.values.lattice_bits:
-        count = whole_bytes(EXPONENT_BITS * int(layout.slot_first.sum()))
+        count = whole_bytes(EXPONENT_BITS * int(layout.entry_first.sum()))
         shifts = torch.from_numpy(_shifts(rest[:count], used, layout, level)[used])
         rest = rest[count:]
     values = _signs(rest, used, results, layout, level)
@@ -123,12 +123,12 @@ def _packed(bits: NDArray[Any]) -> bytes:
 
 
 def _widths(layout: LevelLayout, as_digits: bool) -> list[int]:
-    """Slots of a group's blocks, if they are written so; else none."""
+    """Entries of a group's blocks, if they are written so; else none."""
     return [group.topk if group.digits == as_digits else 0 for group in layout.groups]
 
 
 def _places(indices: NDArray[np.uint16], layout: LevelLayout) -> bytes:
-    """The places of all blocks that have them, of indices by slot. As int16, since torch hardly knows u16."""
+    """The places of all blocks that have them, of indices by entry. As int16, since torch hardly knows u16."""
     bits = [
         torch.empty(group.blocks, 0, dtype=torch.uint8)
         if group.digits
@@ -143,13 +143,13 @@ def _places(indices: NDArray[np.uint16], layout: LevelLayout) -> bytes:
 def _digits(
     indices: NDArray[np.uint16], values: NDArray[np.float32], results: ResultFormat, layout: LevelLayout
 ) -> bytes:
-    """The digits of all blocks that are written so, of what is in their slots."""
+    """The digits of all blocks that are written so, of what is in their entries."""
     small = 1 - 2 * (values < 0).view(np.int8)
     if results.values is Values.TWO_BIT:
         small *= 1 + 2 * is_three(values).view(np.int8)
     widths = _widths(layout, True)
     found = [
-        torch.from_numpy(digits.of_slots(own.numpy().view(np.uint16), value.numpy(), group.block))
+        torch.from_numpy(digits.of_entries(own.numpy().view(np.uint16), value.numpy(), group.block))
         if group.digits
         else torch.empty(group.blocks, 0, dtype=torch.int8)
         for own, value, group in zip(
@@ -165,7 +165,7 @@ def _digits(
 def _read(
     before: NDArray[np.uint8], after: NDArray[np.uint8], results: ResultFormat, layout: LevelLayout, level: int
 ) -> tuple[NDArray[np.uint16], NDArray[np.int8]]:
-    """The indices of all slots, of places and of digits, and the values of those that digits have.
+    """The indices of all entries, of places and of digits, and the values of those that digits have.
 
     Raises BadPayload if a block's bits mean nothing, or if any are left over.
     """
@@ -181,7 +181,7 @@ def _read(
     found, values = [], []
     for number, group in enumerate(layout.groups):
         if group.digits:
-            indices, own, wrong = digits.in_slots(of_digits[number].numpy(), group.topk)
+            indices, own, wrong = digits.in_entries(of_digits[number].numpy(), group.topk)
             values.append(torch.from_numpy(own))
         else:
             indices, wrong = places.from_bits(of_places[number].numpy(), group.block, group.topk)
@@ -208,18 +208,18 @@ def _digits_of(data: NDArray[np.uint8], results: ResultFormat, layout: LevelLayo
 
 
 def _together(apart: NDArray[np.int8], small: NDArray[np.int8], layout: LevelLayout) -> NDArray[np.int8]:
-    """The values of all slots, of those whose blocks are not digits, and of the others."""
+    """The values of all entries, of those whose blocks are not digits, and of the others."""
     if not len(apart):
         return small
     found = np.empty(layout.entries, np.int8)
-    found[~layout.slot_digit], found[layout.slot_digit] = apart, small
+    found[~layout.entry_digit], found[layout.entry_digit] = apart, small
     return found
 
 
 def _signs(
     data: NDArray[np.uint8], used: NDArray[np.bool_], results: ResultFormat, layout: LevelLayout, level: int
 ) -> NDArray[np.int8]:
-    """Votes of +1 and -1, with two bits of three times that too, of all slots whose blocks are not digits.
+    """Votes of +1 and -1, with two bits of three times that too, of all entries whose blocks are not digits.
 
     Raises BadPayload if a bit is set that belongs to no vote.
     """
@@ -233,26 +233,26 @@ def _signs(
 def _plane(
     data: NDArray[np.uint8], used: NDArray[np.bool_], layout: LevelLayout, level: int, what: str
 ) -> NDArray[np.uint8]:
-    """One bit for every slot whose block is not digits. Raises BadPayload if one is set that belongs to no vote."""
-    bits, own = np.unpackbits(data, bitorder="little"), used[~layout.slot_digit]
+    """One bit for every entry whose block is not digits. Raises BadPayload if one is set that belongs to no vote."""
+    bits, own = np.unpackbits(data, bitorder="little"), used[~layout.entry_digit]
     if bits[len(own) :].any():
         raise BadPayload(f"level {level}: a bit after the last {what} is set")
     bits = bits[: len(own)]
     stray = (bits != 0) & ~own
     if stray.any():
-        slot = int(np.flatnonzero(~layout.slot_digit)[stray.argmax()])
-        raise BadPayload(f"{_place(layout, level, slot)}: the {what} of an unused entry is set")
+        entry = int(np.flatnonzero(~layout.entry_digit)[stray.argmax()])
+        raise BadPayload(f"{_place(layout, level, entry)}: the {what} of an unused entry is set")
     return bits
 
 
 def _shifts(data: NDArray[np.uint8], used: NDArray[np.bool_], layout: LevelLayout, level: int) -> NDArray[np.uint8]:
-    """How far the values of all slots are shifted. Raises BadPayload for an exponent that the lattice does not have."""
-    bits, firsts = np.unpackbits(data, bitorder="little"), np.flatnonzero(layout.slot_first)
+    """How far the values of all entries are shifted. Raises BadPayload for an exponent the lattice does not have."""
+    bits, firsts = np.unpackbits(data, bitorder="little"), np.flatnonzero(layout.entry_first)
     end = EXPONENT_BITS * len(firsts)
     if bits[end:].any():
         raise BadPayload(f"level {level}: a bit after the last exponent is set")
     codes = np.packbits(bits[:end].reshape(-1, EXPONENT_BITS), axis=1, bitorder="little")[:, 0]
-    voted = used[layout.slot_first]
+    voted = used[layout.entry_first]
     wrong = np.where(voted, (codes < 1) | (codes > MOST - LEAST + 1), codes != 0)
     if wrong.any():
         block = int(wrong.argmax())
@@ -263,16 +263,16 @@ def _shifts(data: NDArray[np.uint8], used: NDArray[np.bool_], layout: LevelLayou
 
 
 def _floats(data: NDArray[np.uint8], used: NDArray[np.bool_], layout: LevelLayout, level: int) -> NDArray[np.float32]:
-    """The fp32 values of all slots. Raises BadPayload for a value that is no vote, or where there must be none."""
+    """The fp32 values of all entries. Raises BadPayload for a value that is no vote, or where there must be none."""
     bits = data.view("<u4")
     magnitude = bits & _MAGNITUDE
     wrong = np.where(used, (magnitude < _SMALLEST) | (magnitude >= _INFINITY), bits != 0)
     if wrong.any():
-        slot = int(wrong.argmax())
-        value = "a value that is zero, too small or not finite" if used[slot] else "an unused entry with a value"
-        raise BadPayload(f"{_place(layout, level, slot)}: {value}")
+        entry = int(wrong.argmax())
+        value = "a value that is zero, too small or not finite" if used[entry] else "an unused entry with a value"
+        raise BadPayload(f"{_place(layout, level, entry)}: {value}")
     return data.view("<f4").astype(np.float32)
 
 
-def _place(layout: LevelLayout, level: int, slot: int) -> str:
-    return f"level {level}, {layout.segment_of(slot).name}, entry {slot}"
+def _place(layout: LevelLayout, level: int, entry: int) -> str:
+    return f"level {level}, {layout.segment_of(entry).name}, entry {entry}"

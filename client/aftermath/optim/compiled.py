@@ -72,10 +72,10 @@ def encode(
         lattice = (sent, least, bits, fraction_bits(group.topk), LEAST, MOST)
         whole = [part.of(tensor).numpy() for tensor in (residuals[part.group], indices, values)]
         for first, count, memory in _matrices(view(gradients, part.segment), part):
-            blocks, *slots = (numbers[first : first + count] for numbers in whole)
+            blocks, *entries = (numbers[first : first + count] for numbers in whole)
             place = (*memory, part.blocks.grid[-1])
             tasks += [
-                partial(kernel, blocks, *cut, *place, *how, *slots, *lattice) for cut in _cuts(count, group.block)
+                partial(kernel, blocks, *cut, *place, *how, *entries, *lattice) for cut in _cuts(count, group.block)
             ]
     return list(kept), tasks
 

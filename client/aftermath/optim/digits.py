@@ -62,7 +62,7 @@ def from_bytes(data: Octets, count: int, value_bits: int) -> tuple[Digits, int |
     return found[:count], count + int(rest[0]) if len(rest) else None
 
 
-def of_slots(indices: NDArray[np.uint16], values: Digits, places: int) -> Digits:
+def of_entries(indices: NDArray[np.uint16], values: Digits, places: int) -> Digits:
     """The digits [blocks, places] of blocks that keep these numbers: indices [blocks, k], of which unused ones are the
     last, and each one's digit.
     """
@@ -79,8 +79,8 @@ def of_slots(indices: NDArray[np.uint16], values: Digits, places: int) -> Digits
     return found
 
 
-def in_slots(digits: Digits, most: int) -> tuple[NDArray[np.uint16], Digits, NDArray[np.bool_]]:
-    """What `of_slots` was given with k = most, and which blocks keep more than that: [blocks]."""
+def in_entries(digits: Digits, most: int) -> tuple[NDArray[np.uint16], Digits, NDArray[np.bool_]]:
+    """What `of_entries` was given with k = most, and which blocks keep more than that: [blocks]."""
     blocks, places = digits.shape
     kept = np.count_nonzero(digits, axis=1)
     wrong, whole = kept > most, kept == places
@@ -94,8 +94,8 @@ def in_slots(digits: Digits, most: int) -> tuple[NDArray[np.uint16], Digits, NDA
         indices, values = np.full((blocks, most), UNUSED, np.uint16), np.zeros((blocks, most), np.int8)
         some = np.flatnonzero(~wrong)
     block, place = np.nonzero(digits[some])
-    slot = np.arange(len(place)) - np.repeat(np.cumsum(kept[some]) - kept[some], kept[some])
-    indices[some[block], slot], values[some[block], slot] = place, digits[some[block], place]
+    entry = np.arange(len(place)) - np.repeat(np.cumsum(kept[some]) - kept[some], kept[some])
+    indices[some[block], entry], values[some[block], entry] = place, digits[some[block], place]
     return indices, values, wrong
 
 

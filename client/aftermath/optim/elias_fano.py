@@ -1,8 +1,8 @@
 """A set of at most k of n places as low bits and a bitmap of high parts (Elias-Fano), always of one size.
 
 Decided
-- A place is low + 2^l high. For each of k slots its low bits, 0 where the slot is not used; then the high parts as a
-  bitmap, in which the member of slot s sets bit high + s. With l = 0 that is a bitmap of the places themselves.
+- A place is low + 2^l high. For each of k entries its low bits, 0 where the entry is not used; then the high parts as a
+  bitmap, in which the member of entry s sets bit high + s. With l = 0 that is a bitmap of the places themselves.
 - l is what takes the fewest bits, the least of those that are as good: n / k, roughly. If all places may be used, l is
   0, and sets of all of them, most there are, are told before the others are looked at.
 """
@@ -35,8 +35,8 @@ def to_bits(indices: NDArray[np.uint16], places: int) -> NDArray[np.uint8]:
     known = np.where(used, indices, 0).astype(np.int64)
     bits = np.zeros((blocks, _size(places, most, low)), np.uint8)
     bits[:, : most * low] = (known[:, :, None] >> np.arange(low) & 1).reshape(blocks, most * low)
-    block, slot = np.nonzero(used)
-    bits[block, most * low + (known >> low)[used] + (slot if low else 0)] = 1
+    block, entry = np.nonzero(used)
+    bits[block, most * low + (known >> low)[used] + (entry if low else 0)] = 1
     return bits
 
 
@@ -54,9 +54,9 @@ def from_bits(bits: NDArray[np.uint8], places: int, most: int) -> tuple[NDArray[
     wrong = members > most
     block, at = np.nonzero(high & ~wrong[:, None])
     own = np.where(wrong, 0, members)
-    slot = np.arange(len(at)) - np.repeat(np.cumsum(own) - own, own)
+    entry = np.arange(len(at)) - np.repeat(np.cumsum(own) - own, own)
     found = np.full((len(bits), most), places)
-    found[block, slot] = (at - (slot if low else 0)) << low | lows[block, slot]
+    found[block, entry] = (at - (entry if low else 0)) << low | lows[block, entry]
     used = np.arange(most) < own[:, None]
     wrong |= (used & (found >= places) | ~used & (lows != 0)).any(1)
     wrong |= (used[:, 1:] & (found[:, 1:] <= found[:, :-1])).any(1)

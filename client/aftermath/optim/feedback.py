@@ -40,8 +40,8 @@ from aftermath.optim.transform import ZERO_BELOW, cells, forward, inverse, paddi
 
 _LARGEST = 1e30  # beyond it the residual or its transform could overflow fp32
 _BATCH = 1 << 18  # coefficients transformed at once
-Slots = tuple[NDArray[np.uint16], NDArray[np.float32]]
-"""Index and value of every entry slot of a level, in the wire's order."""
+Entries = tuple[NDArray[np.uint16], NDArray[np.float32]]
+"""Index and value of every entry of a level, in the wire's order."""
 
 
 class ErrorFeedback:
@@ -143,13 +143,13 @@ class ErrorFeedback:
             kept.append((torch.cat([c[0] for c in chosen]), torch.cat([c[1] for c in chosen])))
         self._previous[level] = kept
 
-    def slots(self, level: int) -> Slots:
+    def entries(self, level: int) -> Entries:
         """What was chosen last."""
-        return slots_of(self._layouts[level], *zip(*self._previous[level], strict=True))
+        return entries_of(self._layouts[level], *zip(*self._previous[level], strict=True))
 
     def sent(self) -> dict[int, bytes]:
         """The last result, per held level; nothing before the first."""
-        return {level: encode_level(self._format, level, *self.slots(level)) for level in self._previous}
+        return {level: encode_level(self._format, level, *self.entries(level)) for level in self._previous}
 
     def _chosen(self, blocks: Tensor, topk: int) -> tuple[Tensor, Tensor]:
         """Indices and values, [n, topk], of what is sent of blocks [n, h, w]."""
@@ -183,7 +183,7 @@ class ErrorFeedback:
         for group in sorted({part.group for part in parts}):
             residual, (indices, values) = self._residuals[level][group], self._previous[level][group]
             step = max(1, _BATCH // residual[0].numel())
-            places = indices.masked_fill(indices == UNUSED, 0)  # unused slots carry 0
+            places = indices.masked_fill(indices == UNUSED, 0)  # unused entries carry 0
             for first in range(0, len(residual), step):
                 blocks, sent = residual[first : first + step], values[first : first + step]
                 coefficients = (forward(blocks) if self._transformed else blocks).flatten(1)
@@ -247,8 +247,8 @@ def check_made(made: PseudoGradient, names: Collection[str], layouts: Mapping[in
             view(made.tensors, part.segment)
 
 
-def slots_of(layout: LevelLayout, indices: Sequence[Tensor], values: Sequence[Tensor]) -> Slots:
-    """Index and value of every entry slot of a level, from those of its groups, [blocks, topk] each."""
+def entries_of(layout: LevelLayout, indices: Sequence[Tensor], values: Sequence[Tensor]) -> Entries:
+    """Index and value of every entry of a level, from those of its groups, [blocks, topk] each."""
     return (
         layout.canonical(indices).cpu().numpy().astype(np.uint16),
         layout.canonical(values).cpu().numpy(),
@@ -268,7 +268,7 @@ def measured(
 def _take_back(residual: Tensor, indices: Tensor, values: Tensor, *, transformed: bool) -> None:
     """residual <- residual - (IDCT of) the coefficients sent, [blocks, topk] each."""
     step = max(1, _BATCH // residual[0].numel())
-    places = indices.masked_fill(indices == UNUSED, 0)  # unused slots add 0
+    places = indices.masked_fill(indices == UNUSED, 0)  # unused entries add 0
     for first in range(0, len(residual), step):
         batch = residual[first : first + step]
         sent = torch.zeros_like(batch).flatten(1)

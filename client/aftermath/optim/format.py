@@ -74,7 +74,7 @@ class ResultFormat:
         return self._by_level[checked_level(level, self.levels)]
 
     def entries(self, level: int) -> int:
-        """Coefficient slots in one level of a result."""
+        """Entries in one level of a result."""
         return sum(blocks.entries for blocks in self.of_level(level))
 
     def as_digits(self, places: int, topk: int) -> bool:
@@ -87,14 +87,14 @@ class ResultFormat:
         return whole_bytes(sum(b.count * bits_of(b.size, b.topk) for b in self._apart(level)))
 
     def value_bytes(self, level: int) -> int:
-        """Bytes of a level's values: one sign bit per slot, rounded up once; or one fp32 per slot; or on the lattice
-        the powers of two of all blocks, rounded up once, and every bit of all slots rounded up by itself.
+        """Bytes of a level's values: one sign bit per entry, rounded up once; or one fp32 per entry; or on the lattice
+        the powers of two of all blocks, rounded up once, and every bit of all entries rounded up by itself.
         """
-        slots = sum(blocks.entries for blocks in self._apart(level))
+        entries = sum(blocks.entries for blocks in self._apart(level))
         if self.values is Values.FLOAT:
-            return slots * FLOAT_BYTES
+            return entries * FLOAT_BYTES
         exponents = EXPONENT_BITS * sum(b.count for b in self.of_level(level)) if self.values.lattice_bits else 0
-        return whole_bytes(exponents) + self.values.bits * whole_bytes(slots)
+        return whole_bytes(exponents) + self.values.bits * whole_bytes(entries)
 
     def digit_bytes(self, level: int) -> int:
         """Bytes of a level's digits, of all blocks that are written so."""

@@ -46,7 +46,7 @@ def fraction_bits(topk: int) -> int:
 
 
 def quantise(values: Tensor, bits: int) -> Tensor:
-    """The nearest values on the lattice of fp32 [blocks, topk]; zeros (unused slots) stay zeros. `bits` is 1 or 2."""
+    """The nearest values on the lattice of fp32 [blocks, topk]; zeros (unused entries) stay zeros. `bits` is 1 or 2."""
     magnitudes = values.abs()
     used = magnitudes > 0
     fraction = fraction_bits(values.shape[1])
@@ -83,9 +83,9 @@ def _power(exponents: Tensor) -> Tensor:
 
 
 def exponents_of(values: NDArray[np.float32], first: NDArray[np.bool_]) -> NDArray[np.int8]:
-    """The exponent of every block, of lattice values by slot; 0 for a block without votes.
+    """The exponent of every block, of lattice values by entry; 0 for a block without votes.
 
-    `first` marks the first slot of each block; used slots come first. Raises ValueError for values off the lattice.
+    `first` marks the first entry of each block; used entries come first. Raises ValueError for values off the lattice.
     """
     bits, used = values.view(np.int32), values != 0
     own = ((bits >> _FRACTION_BITS & 0xFF) - _EXPONENT_BIAS).astype(np.int16)

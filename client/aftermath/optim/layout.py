@@ -4,7 +4,7 @@ Decided
 - Blocks of equal edges and equal top-k form one group, across tensors, so that a transform is one call for many
   tensors. Within a level a coefficient has one number, its *position*: groups in order of first appearance, blocks
   in canonical order inside a group, coefficients row-major inside a block.
-- On the wire entry slots stay in the format's canonical order (segments, then blocks); `canonical` and the slot
+- On the wire entries stay in the format's canonical order (segments, then blocks); `canonical` and the entry
   arrays are the only places that know both orders.
 """
 
@@ -62,27 +62,27 @@ class Group:
 
 @dataclass(frozen=True)
 class LevelLayout:
-    """One level of a result: its groups, its segments in canonical order, and what is known of every entry slot."""
+    """One level of a result: its groups, its segments in canonical order, and what is known of every entry."""
 
     groups: tuple[Group, ...]
     parts: tuple[Part, ...]
-    slot_base: NDArray[np.int64]  # position of the first coefficient of the slot's block
-    slot_first: NDArray[np.bool_]  # is the slot the first of its block
-    slot_digit: NDArray[np.bool_]  # is the slot's block written as digits
+    entry_base: NDArray[np.int64]  # position of the first coefficient of the entry's block
+    entry_first: NDArray[np.bool_]  # is the entry the first of its block
+    entry_digit: NDArray[np.bool_]  # is the entry's block written as digits
     _last: list[weakref.ref[Tensor]] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @property
     def entries(self) -> int:
-        """Entry slots of the level."""
-        return len(self.slot_base)
+        """Entries of the level."""
+        return len(self.entry_base)
 
     def positions_of(self, indices: NDArray[np.uint16], used: NDArray[np.bool_]) -> Tensor:
-        """Positions int64 of the used slots, in their order.
+        """Positions int64 of the used entries, in their order.
 
-        Where a result has a slot for every coefficient, those of all peers are mostly the same: then they are one
+        Where a result has an entry for every coefficient, those of all peers are mostly the same: then they are one
         tensor, for as long as anybody holds it.
         """
-        found = torch.from_numpy(self.slot_base[used] + indices[used])
+        found = torch.from_numpy(self.entry_base[used] + indices[used])
         if any(group.topk < group.block for group in self.groups):
             return found
         last = self._last[0]() if self._last else None
@@ -92,7 +92,7 @@ class LevelLayout:
         return found
 
     def canonical(self, per_group: Sequence[Tensor]) -> Tensor:
-        """One tensor [blocks, n] per group, as with n = topk of entry slots, flattened into the canonical order."""
+        """One tensor [blocks, n] per group, as with n = topk of entries, flattened into the canonical order."""
         return torch.cat([part.of(per_group[part.group]).reshape(-1) for part in self.parts])
 
     def grouped(self, flat: Tensor, widths: Sequence[int]) -> list[Tensor]:
@@ -111,13 +111,13 @@ class LevelLayout:
                 return part.segment, block - part.first
         raise IndexError("there is no such block")
 
-    def segment_of(self, slot: int) -> Segment:
-        """The segment an entry slot belongs to."""
+    def segment_of(self, entry: int) -> Segment:
+        """The segment an entry belongs to."""
         for part in self.parts:
-            if slot < part.blocks.entries:
+            if entry < part.blocks.entries:
                 return part.segment
-            slot -= part.blocks.entries
-        raise IndexError("there is no such slot")
+            entry -= part.blocks.entries
+        raise IndexError("there is no such entry")
 
 
 @lru_cache(maxsize=64)
@@ -135,7 +135,7 @@ def level_layout(results: ResultFormat, level: int) -> LevelLayout:
         base += count * height * width
     order = list(counts)
     parts = tuple(Part(blocks, order.index(key), first) for blocks, key, first in places)
-    return LevelLayout(tuple(groups), parts, *_slots(groups, parts))
+    return LevelLayout(tuple(groups), parts, *_entries(groups, parts))
 
 
 def _edges(blocks: Blocks) -> tuple[int, int]:
@@ -144,7 +144,7 @@ def _edges(blocks: Blocks) -> tuple[int, int]:
     return height, width
 
 
-def _slots(
+def _entries(
     groups: Sequence[Group], parts: Sequence[Part]
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_]]:
     bases = [np.empty(0, np.int64)]

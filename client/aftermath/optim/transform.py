@@ -92,7 +92,7 @@ def _runs(size: int, edge: int) -> Iterator[tuple[int, int, int]]:
 def strongest(coefficients: Tensor, topk: int, smallest: float = ZERO_BELOW) -> tuple[Tensor, Tensor]:
     """The `topk` largest coefficients by magnitude of each row of fp32 [n, block]: indices int64, values, [n, topk].
 
-    Indices ascend within a row. What is below `smallest` counts as zero. Zeros are never kept: their slots come last,
+    Indices ascend within a row. What is below `smallest` counts as zero. Zeros are never kept: their entries come last,
     with index UNUSED and value 0.
     """
     block = coefficients.shape[1]

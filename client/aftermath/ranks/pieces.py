@@ -4,7 +4,7 @@ Decided
 - All blocks that a tier holds, in the order of levels, segments and blocks, are cut into as many runs as there are
   ranks, of nearly the same size. A cut goes between two rows of blocks of a segment (or experts of a stack), so that
   what a rank holds of a tensor is a tensor too, and is cut into the same blocks.
-- So what all ranks have of a group, or of a level's entry slots, one rank after the other, is what one rank has.
+- So what all ranks have of a group, or of a level's entries, one rank after the other, is what one rank has.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from aftermath.optim.format import ResultFormat
 from aftermath.optim.layout import LevelLayout, Part, level_layout
 from aftermath.optim.parts import PseudoGradient
 
-_NUMBERS_OF_A_SLOT = 3  # an int64 and an fp32, in fp32 numbers
+_NUMBERS_OF_AN_ENTRY = 3  # an int64 and an fp32, in fp32 numbers
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def parts_of(pieces: Iterator[tuple[Piece, torch.Tensor]]) -> Iterator[tuple[Par
 def _weight(part: Part) -> int:
     """Of a row of blocks: the numbers that are remembered of it."""
     blocks = part.blocks
-    return blocks.count // blocks.grid[0] * (blocks.size + _NUMBERS_OF_A_SLOT * blocks.topk)
+    return blocks.count // blocks.grid[0] * (blocks.size + _NUMBERS_OF_AN_ENTRY * blocks.topk)
 
 
 def _rank_of(before: int, weight: int, whole: int, ranks: int) -> Callable[[int], int]:

@@ -125,7 +125,7 @@ class Shard:
                 own = zip(self._held.pieces, given, strict=True)
                 tensors = {piece.blocks.segment.name: tensor.to(self._device) for piece, tensor in own}
                 feedback.choose(PseudoGradient(tensors, factor, 0.0))
-                return [tensor for level in self.plan.levels for tensor in self._slots(level)]
+                return [tensor for level in self.plan.levels for tensor in self._entries(level)]
             case Weigh():
                 found = [
                     feedback.energies(level) if self._held.results.of_level(level) else (0.0, 0.0)
@@ -150,11 +150,11 @@ class Shard:
                 feedback.reset()
         return []
 
-    def _slots(self, level: int) -> tuple[Tensor, Tensor]:
-        """Index, as the int16 of the same bits, and value of every entry slot of a level."""
+    def _entries(self, level: int) -> tuple[Tensor, Tensor]:
+        """Index, as the int16 of the same bits, and value of every entry of a level."""
         if not self._held.results.of_level(level):
             return torch.empty(0, dtype=torch.int16), torch.empty(0)
-        indices, values = self._feedback.slots(level)
+        indices, values = self._feedback.entries(level)
         return torch.from_numpy(indices.view(np.int16)), torch.from_numpy(values)
 
     def _remembered(self) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from aftermath.optim.balance import Balances
 from aftermath.optim.codec import encode_level
-from aftermath.optim.feedback import check_made, measured, slots_of
+from aftermath.optim.feedback import check_made, entries_of, measured
 from aftermath.optim.format import ResultFormat
 from aftermath.optim.layout import Part, level_layout
 from aftermath.optim.parts import Measured, PseudoGradient
@@ -153,7 +153,7 @@ class ShardedFeedback:
                 [state[f"{kind}.{level}.{group}"] for group in range(len(layout.groups))]
                 for kind in ("indices", "values")
             )
-            self._sent[level] = encode_level(self._format, level, *slots_of(layout, indices, values))
+            self._sent[level] = encode_level(self._format, level, *entries_of(layout, indices, values))
 
     def reset(self) -> None:
         """Have all ranks forget what they learnt."""
