@@ -107,9 +107,9 @@ class Company:
             *options,
         ]
 
-    def start(self, player: Player, *options: str | Path) -> Running:
-        """Start `aftermath-solana train` for it."""
-        return self._launch(player, [CONSOLE, *self.line(player, *options)])
+    def start(self, player: Player, *options: str | Path, on: Sequence[str] = (), **own: str) -> Running:
+        """Start `aftermath-solana train` for it; `on` are the words before it, `own` what its environment says more."""
+        return self._launch(player, [*on, CONSOLE, *self.line(player, *options)], **own)
 
     def poise(self, player: Player) -> Callable[[], None]:
         """Start it up to the point where its command begins, and wait for that; the result lets it begin."""
@@ -117,8 +117,8 @@ class Company:
         self._launch(player, [sys.executable, _POISED, go, *self.line(player)], ready="poised")
         return go.touch
 
-    def _launch(self, player: Player, command: Sequence[str | Path], ready: str | None = None) -> Running:
-        threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    def _launch(self, player: Player, command: Sequence[str | Path], ready: str | None = None, **own: str) -> Running:
+        threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} | own
         player.processes.append(Running(self._xprocess, f"{self.run_id}-{player.name}", command, threads, ready))
         return player.process
 

@@ -26,8 +26,8 @@ PROGRAM = Pubkey.from_string(COORDINATOR_ID)
 class Network:
     """`aftermath-solana localnet` of one engine, with a ledger directory."""
 
-    def __init__(self, xprocess: XProcess, engine: str, place: Path) -> None:
-        self._xprocess, self.engine, self._place = xprocess, engine, place
+    def __init__(self, xprocess: XProcess, engine: str, place: Path, host: str = "127.0.0.1") -> None:
+        self._xprocess, self.engine, self._place, self._host = xprocess, engine, place, host
         self.process = self._start("0")
         found = re.search(r"rpc=(\S+) ws=(\S+)", self.process.output)
         assert found is not None, self.process.output
@@ -36,8 +36,8 @@ class Network:
     def _start(self, port: str) -> Running:
         slot = "200" if self.engine == "validator" else "400"  # there the cases would mostly wait for slots
         command: list[str | Path] = [CONSOLE, "localnet", "--engine", self.engine, "--port", port, "--slot-ms", slot]
-        name = f"localnet-{self.engine}"
-        return Running(self._xprocess, name, [*command, "--ledger", self._place / "ledger"], ready="localnet ready")
+        command += ["--host", self._host, "--ledger", self._place / "ledger"]
+        return Running(self._xprocess, f"localnet-{self.engine}", command, ready="localnet ready")
 
     @property
     def at(self) -> list[str]:

@@ -51,7 +51,7 @@ SHARED = get_type_hints(SigningOptions, include_extras=True) | {
 
 SHORT_FLAGS = {"identity_secret_key_path": "-i"}
 PANELS = (
-    ("Peers", ("identity", "bind_p2p", "iroh", "discovery", "max_concurrent")),
+    ("Peers", ("identity", "bind_p2p", "iroh", "discovery", "peer", "max_concurrent")),
     (
         TRAINING,
         (

@@ -4,5 +4,5 @@ Owns connections, announcements (small messages to everyone), blobs (large bytes
 (small remote calls). Knows nothing of torch, of the chain or of training: the caller hands in who the members are.
 
 `transport` holds the interface, `iroh` its implementation (`open_iroh`), `discovery` where peers on one machine
-find each other.
+find each other, `named` those whose addresses the user says.
 """

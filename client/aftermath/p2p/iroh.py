@@ -12,7 +12,7 @@ import ipaddress
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +28,7 @@ from aftermath.p2p.discovery import Directory, LocalDirectory, Whereabouts
 from aftermath.p2p.fetch import Fetch
 from aftermath.p2p.link import Link
 from aftermath.p2p.links import Links
+from aftermath.p2p.named import NamedPeers
 from aftermath.p2p.pace import Pace
 from aftermath.p2p.relay import DISABLED, N0
 from aftermath.p2p.requests import Requests
@@ -201,14 +202,15 @@ async def open_iroh(
     discovery: Discovery,
     discovery_dir: Path | None = None,
     directory: Directory | None = None,
+    named: Mapping[bytes, tuple[str, ...]] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> IrohTransport:
     """Open a transport whose id is the public key of the 32-byte ed25519 `secret`.
 
     `relay` is disabled, n0 or a URL (`relay.relay_named`).
     `bind_port` 0 lets the system choose; `bind_host` None listens on all interfaces. Local discovery needs
-    `discovery_dir` (see `discovery.local_discovery_dir`), or another `directory` to look in. Raises BindFailed,
-    DiscoveryFailed.
+    `discovery_dir` (see `discovery.local_discovery_dir`), or another `directory` to look in. `named` are addresses of
+    peers, tried beside what these say. Raises BindFailed, DiscoveryFailed.
     """
     if len(secret) != 32:
         raise ValueError("the p2p secret key is 32 bytes")
@@ -218,6 +220,8 @@ async def open_iroh(
     endpoint = await _bind(secret, bind_host, bind_port, relay, discovery)
     if discovery == "local" and discovery_dir is not None:
         directory = LocalDirectory(discovery_dir, bytes(endpoint.id().to_bytes()))
+    if named:
+        directory = NamedPeers(named, directory)
     if directory is not None:
         try:
             directory.prepare()

@@ -12,12 +12,15 @@ from aftermath.member.evaluations import Evaluations
 from aftermath.model.outline import Outline
 from aftermath.model.text import Prompt, check_vocabulary
 from aftermath.optim.schema import Schema
+from aftermath.p2p.named import peers_named
 from aftermath.ranks.place import Place, place_of
 from aftermath.train.settings import PROMPT_TOKENS, TrainSettings
 
 
 def check_choices(settings: TrainSettings) -> None:
     """Raises UsageError for options that mean nothing together, or alone."""
+    if settings.peer is not None:
+        peers_named(settings.peer)
     _check_prompt(settings)
     _check_sums(settings)
     _check_evaluations(settings)

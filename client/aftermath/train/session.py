@@ -37,6 +37,7 @@ from aftermath.member.speed import measured_weight
 from aftermath.member.wishes import Wishes
 from aftermath.p2p.discovery import Directory, local_discovery_dir
 from aftermath.p2p.iroh import IrohTransport, check_interface, open_iroh
+from aftermath.p2p.named import addresses_of, peers_named
 from aftermath.p2p.relay import AUTO, DISABLED, N0
 from aftermath.ranks.launch import Launched, launched, threads_of
 from aftermath.ranks.lead import Lead, led_by
@@ -222,6 +223,7 @@ async def _open_transport(
     if settings.iroh_discovery != "auto":
         discovery = settings.iroh_discovery
     place = settings.discovery_dir or (local_discovery_dir(settings.run_id) if discovery == "local" else None)
+    named = await asyncio.to_thread(addresses_of, peers_named(settings.peer)) if settings.peer else None
     return await open_iroh(
         secret,
         bind_port=settings.bind_p2p_port,
@@ -230,6 +232,7 @@ async def _open_transport(
         discovery=discovery,
         discovery_dir=place if directory is None else None,
         directory=directory,
+        named=named,
     )
 
 

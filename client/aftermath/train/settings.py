@@ -59,6 +59,11 @@ class TrainSettings(BaseModel):
     discovery_dir: Path | None = Field(
         None, description="Directory of local discovery; by default one per run under the temporary folder."
     )
+    peer: str | None = Field(
+        None,
+        description="Where peers are, as KEY@HOST:PORT with commas between: for members that nothing else brings "
+        "together. Of two members one needs to name the other.",
+    )
     max_concurrent_parameter_requests: int = Field(
         8, ge=1, le=64, description="How many tensors are asked from peers at once when the model comes from them."
     )
