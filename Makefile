@@ -7,7 +7,7 @@ VENV := .venv
 STAMP := $(VENV)/.installed
 RUN := $(VENV)/bin/python
 
-.PHONY: help demo test slow fuzz hostile lint fmt check programs programs-check anchor-keys program-ids docs measure gpu-check clean env
+.PHONY: help demo test slow fuzz hostile lint fmt check site programs programs-check anchor-keys program-ids docs measure gpu-check clean env
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -65,6 +65,9 @@ docs: $(STAMP)  ## write commands.md and the figures in all pages anew
 	$(RUN) -m aftermath.central.docs docs/commands-centralized.md
 	$(RUN) benchmarks/plots.py docs
 	$(RUN) benchmarks/quote.py README.md docs/*.md
+
+site: $(STAMP)  ## the documentation as a site, in runs/site
+	$(RUN) -m mkdocs build -f config/site/mkdocs.yml
 
 # Measures anew what the documentation quotes; `make docs` afterwards.
 measure: $(STAMP)  ## measure what the pages quote

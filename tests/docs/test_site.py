@@ -1,0 +1,42 @@
+"""The documentation builds as a site: every link of it leads somewhere, and nothing is fetched from elsewhere."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FETCHED = re.compile(
+    r"""<(?:script|img|iframe)[^>]*\ssrc=["']?(?:https?:)?//|<link[^>]*\srel=["']?stylesheet[^>]*href=["']?(?:https?:)?//"""
+)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("site")
+    line = [sys.executable, "-m", "mkdocs", "build", "-f", str(ROOT / "config/site/mkdocs.yml"), "-d", str(place)]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return place
+
+
+def test_every_page_is_there_and_its_links_lead_somewhere(site: Path) -> None:
+    for page in (ROOT / "docs").glob("*.md"):
+        assert (site / page.stem / "index.html").exists(), page.name
+    assert "three members of tiers 0, 1 and 2" in (site / "index.html").read_text()
+
+
+def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
+    pages = list(site.rglob("*.html"))
+    assert len(pages) > 15
+    assert [page for page in pages if FETCHED.search(page.read_text())] == []
+
+
+def test_programs_that_read_are_told_of_every_page(site: Path) -> None:
+    told = re.findall(r"^- \[[^\]]+\]\(([^)]+)\): ", (site / "llms.txt").read_text(), re.MULTILINE)
+    assert {*told} >= {page.name for page in (ROOT / "docs").glob("*.md")}
+    assert all((site / name).is_file() for name in told)
