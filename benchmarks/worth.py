@@ -194,8 +194,8 @@ def bytes_at(measured: Mapping[str, Any]) -> dict[str, Any]:
     """By number of steps what eight members lose by sending less, against the loss that one machine with all their
     sequences reaches with AdamW; nothing where that machine was not trained for as many steps.
 
-    An arm is on the curve if none with as few bytes has less loss. `bytes_for_bar` lies on it at the bar, with bytes as
-    a power law of the loss between two arms; None if the curve does not cross the bar.
+    An arm is on the curve if none with as few bytes has less loss. `bytes_for_bar` lies on it at the bar, with the
+    loss as a straight line over the logarithm of bytes between two arms; None if the curve does not cross the bar.
     """
     found: dict[str, Any] = {}
     for bound in measured.get("adamw-8x", {"ends": []})["ends"]:
