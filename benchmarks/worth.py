@@ -194,8 +194,8 @@ def bytes_at(measured: Mapping[str, Any]) -> dict[str, Any]:
     """By number of steps what eight members lose by sending less, against the loss that one machine with all their
     sequences reaches with AdamW; nothing where that machine was not trained for as many steps.
 
-    An arm is on the curve if none with as few bytes has less loss. `bytes_for_bar` lies on it at the bar, with bytes as
-    a power law of the loss between two arms; None if the curve does not cross the bar.
+    An arm is on the curve if none with as few bytes has less loss. `bytes_for_bar` lies on it at the bar, with the
+    loss as a straight line over the logarithm of bytes between two arms; None if the curve does not cross the bar.
     """
     found: dict[str, Any] = {}
     for bound in measured.get("adamw-8x", {"ends": []})["ends"]:
@@ -250,13 +250,13 @@ def headline(measured: Mapping[str, Any]) -> dict[str, Any]:
 def over(end: Mapping[str, Any] | None, bound: Mapping[str, Any] | None, name: str) -> dict[str, float | None]:
     """How much more loss an end has than a bound, as a part of it, and how far the 95 % interval of that goes.
 
-    The interval is of the seeds that both have, each against itself; None where that is one or none.
+    Both are of the seeds that both have, each against itself: of the means where there is none, and without an interval
+    where there is one.
     """
     if end is None or bound is None:
         return {name: None, f"{name}_interval": None}
-    pairs = [own / bound["by_seed"][seed] for seed, own in end["by_seed"].items() if seed in bound["by_seed"]]
-    reach = interval(pairs)[1] if pairs else math.inf
-    more = end["held_out"] / bound["held_out"] - 1
+    pairs = [own / bound["by_seed"][seed] - 1 for seed, own in end["by_seed"].items() if seed in bound["by_seed"]]
+    more, reach = interval(pairs or [end["held_out"] / bound["held_out"] - 1])
     return {name: round(more, 4), f"{name}_interval": round(reach, 4) if math.isfinite(reach) else None}
 
 

@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from aftermath.model.arch.deepseek_config import DeepseekV2Config, DeepseekV3Config
+from aftermath.model.arch.llama_config import LlamaConfig
+from aftermath.model.arch.nanogpt_config import NanoGPTConfig
+from aftermath.model.arch.transformer_config import TransformerConfig
 from aftermath.model.architectures import _BY_TYPE
 from aftermath.model.presets import PRESETS
 
@@ -24,6 +28,13 @@ def test_the_table_has_every_architecture() -> None:
     assert listed is not None
     assert {name for name in _BY_TYPE if f"`{name}`" not in listed[1]} == {"hf_auto"}
     assert {name.partition("-")[0] for name in PRESETS} == {"llama", "nanogpt", "deepseek"}
+
+
+@pytest.mark.parametrize("config", [LlamaConfig, DeepseekV2Config, DeepseekV3Config, NanoGPTConfig])
+def test_it_says_what_tiers_can_be_cut_in(config: type[TransformerConfig]) -> None:
+    [row] = re.findall(rf"^\| `Hf.*`{config.MODEL_TYPE}`.* \| ([^|]+) \|$", PAGE.read_text(), re.MULTILINE)
+    words = {"intermediate_size": "widths", "num_key_value_heads": "heads", "layers": "layers"}
+    assert set(re.findall(r"\w+", row)) - {"and"} == {word for part, word in words.items() if part in config.CUTS}
 
 
 @pytest.mark.parametrize(("what", "models", "within", "module", "test"), ROWS)
