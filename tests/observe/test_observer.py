@@ -27,7 +27,7 @@ from aftermath.observe.observatory import Observatory
 from aftermath.observe.server import ObserveError, ObserverServer
 from aftermath.rules.state import RunState
 from chain.networks import Place, network_config
-from cli.cli_runs import CONSOLE
+from cli.cli_runs import CONSOLE, invoke
 from observe.crowd import Crowd, crowd
 from observe.observing import Viewer, observing, state_is, until
 
@@ -204,6 +204,11 @@ async def test_a_network_that_goes_away_and_comes_back(tmp_path: Path, monkeypat
                 await until(socket, state_is("paused"))
     finally:
         await network.close()
+
+
+def test_a_place_of_events_that_is_not_there_is_said(tmp_path: Path) -> None:
+    found = invoke("observe", "--events", tmp_path / "nowhere", "--port", "0", "--json").error
+    assert found["code"] == "no-events"
 
 
 async def test_a_port_that_is_taken_is_said(people: Crowd) -> None:

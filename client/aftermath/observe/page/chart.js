@@ -4,7 +4,7 @@
 import { h, s, say } from "./build.js";
 import { count } from "./words.js";
 
-const SIZE = { width: 720, left: 52, right: 14, top: 14, bottom: 30 };
+const SIZE = { width: 1200, left: 52, right: 14, top: 14, bottom: 34 };
 const MOST_EPOCHS = 40;
 
 /** Round numbers between two, about as many as asked for. */
@@ -69,7 +69,7 @@ export function chart(title, { shown, zero = false, height: tallest = 220, nothi
       drawing.append(s("text", { x: left - 8, y: y(value) + 4, class: "tick end" }, shown(value, high - low)));
     }
     for (const step of ticks(from, to, width / 90).filter(Number.isInteger)) {
-      drawing.append(s("text", { x: x(step), y: floor + 20, class: "tick" }, count(step)));
+      drawing.append(s("text", { x: x(step), y: floor + 25, class: "tick" }, count(step)));
     }
     const epochs = Object.entries(drawn.epochs).filter(([, step]) => step > from && step <= last);
     for (const [epoch, step] of epochs.slice(-MOST_EPOCHS)) {

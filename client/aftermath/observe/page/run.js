@@ -42,7 +42,7 @@ export async function runPage(content, runId, status) {
   let [now, heard, shown, curves, connected, reason] = [null, 0, null, null, false, ""];
   const slider = past((at) => look(at));
   const stateCard = card("Where it stands", "state-card");
-  const facts = h("div", { class: "facts" }, h("h3", {}, "Waits for"), waits, deadline);
+  const facts = h("div", { class: "facts nothing-known" }, h("h3", {}, "Waits for"), waits, deadline);
 
   content.append(
     h("p", { class: "crumbs" }, h("a", { href: "/" }, "All runs")),
@@ -118,9 +118,9 @@ export async function runPage(content, runId, status) {
     bar.value = moment.total_steps ? moment.step / moment.total_steps : 0;
     say(tiles.members.value, count(here));
     say(tiles.members.more, `take part, of ${counted(members.length, "seat")}`);
-    const told = members.map((member) => member.figures?.tokens_per_second).filter((speed) => speed);
+    const told = members.filter((member) => member.takes_part).map((member) => member.figures?.tokens_per_second ?? 0);
     say(tiles.speed.value, brief(moment.tokens_per_second));
-    say(tiles.speed.more, told.length ? `while they train: ${brief(sum(told))}` : "at this epoch's pace");
+    say(tiles.speed.more, sum(told) ? `while they train: ${brief(sum(told))}` : "at this epoch's pace");
     const figures = (name) => members.map((member) => member.figures?.[name]).filter((one) => one !== undefined);
     const [traffic, rates] = [figures("sent"), figures("bytes_per_second")];
     if (traffic.length) say(tiles.bytes.value, bytes(sum(traffic)));
@@ -128,7 +128,7 @@ export async function runPage(content, runId, status) {
     say(tiles.bytes.more, traffic.length ? `by ${counted(traffic.length, "member")}, as they last counted` : "as they state on chain");
     if (now) {
       const { transactions, lamports, complete } = now.costs;
-      say(tiles.costs.value, count(transactions) + (complete ? "" : "+"));
+      say(tiles.costs.value, transactions ? count(transactions) + (complete ? "" : "+") : "–");
       say(tiles.costs.more, `${sol(lamports)} in fees${shown === null ? "" : ", until now"}`);
     }
     table.show(members);

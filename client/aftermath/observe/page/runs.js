@@ -29,7 +29,8 @@ export async function runsPage(content, status) {
       fill(rows.get(run.run_id), run);
     }
     list.append(...runs.map((run) => rows.get(run.run_id).item).filter((item, place) => list.children[place] !== item));
-    status(why ? "stale" : "live", `${counted(runs.length + more, "run")}${why ? ", as last seen" : ""}`);
+    const some = counted(runs.length + more, "run");
+    status(why ? "stale" : "live", why ? (runs.length ? `${some}, as last seen` : "the chain does not answer") : some);
   }
 
   function row(run) {
