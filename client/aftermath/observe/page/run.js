@@ -76,7 +76,7 @@ export async function runPage(content, runId, status) {
   }
 
   function hear(message) {
-    if (message.states) {
+    if (message.states && !ring) {
       states = message.states;
       ring = machine(states);
       stateCard.append(h("div", { class: "where" }, ring.drawing, facts));
@@ -167,7 +167,7 @@ export async function runPage(content, runId, status) {
     if (!connected) status("lost", reason || "not connected to the observer");
     else if (shown !== null) status("past", `looking back at ${date(shown.at)}`);
     else if (now?.silent !== null && now?.silent !== undefined) status("stale", `the chain has not answered for ${span(now.silent + passed)}`);
-    else if (now?.trouble) status("stale", now.moment ? "as members' events tell it" : "nothing is known yet");
+    else if (now?.trouble) status("stale", !now.moment ? "nothing is known yet" : now.moment.source === "events" ? "as members' events tell it" : "as last seen");
     else status("live", "live");
   }
 
@@ -180,9 +180,11 @@ export async function runPage(content, runId, status) {
     trouble.hidden = false;
     say(trouble, reason);
   }
+  let lost = false;
   live(`/live/${encodeURIComponent(runId)}`, hear, async (is) => {
     [connected, reason] = [is, ""];
-    if (is && !ring) hear(await got(api).catch(() => ({})));
+    if (is && (lost || !ring)) hear(await got(api).catch(() => ({}))); // another observer may remember another past
+    lost ||= !is;
     link();
   });
 }
