@@ -161,3 +161,26 @@ def test_members_stand_as_the_chain_has_them() -> None:
     halted = standing(replace(run, state=RunState.PAUSED), builders.model(), builders.members(slots), BEGAN)
     assert not any(member.witness or "takes part" in member.standing for member in halted.members)
     assert [member.seen for member in halted.members][:1] == ["epoch 3"]
+
+
+def test_the_speed_is_the_epoch_s_and_of_all_members_together() -> None:
+    model = builders.model(max_seq_len=64)
+    given: dict[str, Any] = {"start_step": 1, "epoch_started_at": BEGAN, "round_": {"batch": 8}, "model": model}
+    assert at(RunState.ROUND_TRAIN, now=BEGAN + 10, step=3, **given).tokens_per_second is None
+    assert at(RunState.ROUND_TRAIN, now=BEGAN + 10, step=6, **given).tokens_per_second == 5 * 8 * 64 // 10
+    assert at(RunState.COOLDOWN, now=BEGAN + 10, step=6, **given).tokens_per_second is None
+    drained = given | {"round_": {"batch": 0}}
+    assert at(RunState.ROUND_TRAIN, now=BEGAN + 10, step=6, **drained).tokens_per_second is None
+
+
+def test_levels_are_held_by_those_of_their_tier_and_of_larger_ones() -> None:
+    running = at(RunState.ROUND_TRAIN, members_=members(4))
+    assert [level.holders for level in running.levels] == [(0, 3), (0, 1, 3), (0, 1, 2, 3)]
+    assert not any(level.attested or level.lost for level in running.levels)
+    between = at(RunState.WAITING_FOR_MEMBERS, members_=members(4), finishers=0b110, step=7, attested_step=7)
+    assert [level.holders for level in between.levels] == [(), (1,), (1, 2)]
+    facts = {"step": 7, "attested_step": 7, "levels_attested": 0b101, "levels_lost": 0b010}
+    told = at(RunState.COOLDOWN, members_=members(4), **facts).levels
+    assert [(level.attested, level.lost) for level in told] == [(True, False), (False, True), (True, False)]
+    old = at(RunState.COOLDOWN, members_=members(4), **facts | {"attested_step": 4}).levels
+    assert not any(level.attested for level in old)

@@ -1,4 +1,4 @@
-"""The byte layout of the coordinator's accounts, generated from the program's IDL.
+"""The byte layout of the coordinator's accounts, and of an instruction's arguments, generated from the program's IDL.
 
 Decided: the accounts are plain old data whose C layout has no implicit padding, so one packed numpy dtype per type
 reads them; the size of the account that arrives must equal the dtype's, which is what would catch a layout with
@@ -82,6 +82,21 @@ class Account:
         return dtype.base
 
 
+@dataclass(frozen=True)
+class Arguments:
+    """An instruction whose arguments always have the same size: the 8 bytes it begins with, and their layout."""
+
+    discriminator: bytes
+    dtype: np.dtype[np.void]
+
+    def read(self, data: bytes) -> np.void | None:
+        """The arguments by name; None if this is another instruction."""
+        if len(data) != DISCRIMINATOR_BYTES + self.dtype.itemsize or data[:DISCRIMINATOR_BYTES] != self.discriminator:
+            return None
+        found: np.void = np.frombuffer(data, self.dtype, count=1, offset=DISCRIMINATOR_BYTES)[0]
+        return found
+
+
 def account_of(idl: Mapping[str, Any], name: str) -> Account:
     """One account type of a canonical (0.1.0) IDL. Raises AccountError on a type this reader does not know."""
     types = {entry["name"]: entry["type"] for entry in idl["types"]}
@@ -93,6 +108,15 @@ def account_of(idl: Mapping[str, Any], name: str) -> Account:
 def coordinator_account(name: str) -> Account:
     """The layout of an account of the packaged coordinator program: Run, Model, Members or Witnesses."""
     return account_of(json.loads(COORDINATOR_IDL.read_text()), name)
+
+
+@cache
+def coordinator_instruction(name: str) -> Arguments:
+    """The layout of an instruction of the packaged coordinator program."""
+    idl = json.loads(COORDINATOR_IDL.read_text())
+    types = {entry["name"]: entry["type"] for entry in idl["types"]}
+    entry = next(entry for entry in idl["instructions"] if entry["name"] == name)
+    return Arguments(bytes(entry["discriminator"]), _struct({"kind": "struct", "fields": entry["args"]}, types))
 
 
 def _struct(kind: Mapping[str, Any], types: Mapping[str, Any]) -> np.dtype[np.void]:

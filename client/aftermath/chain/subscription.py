@@ -79,6 +79,11 @@ class RunWatcher:
         return self._latest
 
     @property
+    def silent(self) -> float:
+        """Seconds since the run was last read or pushed; while the chain answers, no more than OUTAGE_SECONDS."""
+        return asyncio.get_running_loop().time() - self._contact
+
+    @property
     def push_bytes_max(self) -> int:
         """Bytes of the largest websocket message received."""
         return self._socket.bytes_max

@@ -49,6 +49,9 @@ INDEX = {
     "list-runs": Entry(LOOK, "List the runs on a cluster."),
     "show-run": Entry(LOOK, "Show where a run stands: how far it is, who is in it, what it waits for and until when."),
     "watch": Entry(LOOK, "Follow where a run stands, until it is finished, or until Ctrl-C."),
+    "observe": Entry(
+        LOOK, "Serve a web page of the cluster's runs: state, members, loss by tier, costs, live and back in time."
+    ),
     "plot": Entry(
         LOOK, "Draw a run's history from its members' events: loss by tier, bytes, epochs, who went and came back."
     ),

@@ -19,6 +19,7 @@ PAGES = {
     "insufficient-funds": f"{_OPERATIONS}#what-it-costs",
     "model-config": f"{_OPERATIONS}#troubleshooting",
     "no-events": f"{_OPERATIONS}#watching",
+    "observe": "docs/observer.md#who-may-look",
     "program-not-deployed": f"{_OPERATIONS}#before-the-first-run-on-a-cluster",
     "rank-lost": "docs/devices.md#when-a-rank-dies",
     "server": "docs/centralized.md#keep-a-run",

@@ -16,7 +16,7 @@ from aftermath.watch.progress import span
 from aftermath.watch.standing import MemberStanding, Standing
 
 COLUMNS = ("seat", "wallet", "tier", "standing", "weight", "points", "last seen")
-_FACTS = 9  # lines above the members, and an empty one
+_FACTS = 10  # lines above the members, and an empty one
 
 
 def page(found: Standing, *, rows: int | None = None) -> RenderableType:
@@ -34,7 +34,7 @@ def page(found: Standing, *, rows: int | None = None) -> RenderableType:
 
 def line(found: Standing) -> str:
     """The same in a line, for where nothing can be drawn over."""
-    here = sum(member.standing.startswith("takes part") for member in found.members)
+    here = sum(member.takes_part for member in found.members)
     parts = [f"{_state(found)}", _steps(found), f"{counted(here, 'member')} take part"]
     return printable("; ".join([*parts, f"waits for {', and '.join(found.waits)}"]))
 
@@ -46,6 +46,7 @@ def _facts(found: Standing) -> dict[str, object]:
         "description": found.description,
         "state": f"{_state(found)}, for {span(found.since)}",
         "steps": _steps(found) + ("" if found.left is None else f", about {span(found.left)} left"),
+        "speed": None if found.tokens_per_second is None else f"{found.tokens_per_second:,} tokens/s",
         "deadline": _deadline(found.deadline),
         "waits for": list(found.waits),
         "members": counted(len(found.members), "seat") + " in use",

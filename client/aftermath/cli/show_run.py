@@ -16,9 +16,9 @@ async def show_run(options: ClusterOptions, run_id: RunId) -> Result:
     """
     from aftermath.cli.connection import connect
     from aftermath.cli.dump import plain
-    from aftermath.cli.following import RunFollower
     from aftermath.cli.run_page import page
+    from aftermath.observe.following import RunFollower
 
     async with connect(options) as chain:
-        found = await RunFollower(chain, run_id).now()
+        found = await RunFollower(chain.coordinator, run_id).now()
     return Result(plain(found), page(found))

@@ -16,7 +16,7 @@ from aftermath.cli.present import Result
 from aftermath.rules.state import RunState
 
 if TYPE_CHECKING:
-    from aftermath.cli.following import RunFollower
+    from aftermath.observe.following import RunFollower
     from aftermath.watch.standing import Standing
 
 _REDRAW = 0.5  # seconds between two pictures of the time that passes
@@ -29,10 +29,10 @@ async def watch(options: ClusterOptions, run_id: RunId, json_output: JsonLines =
     On a terminal the page of show-run is drawn anew; elsewhere a line is printed whenever something has changed.
     """
     from aftermath.cli.connection import connect
-    from aftermath.cli.following import RunFollower
+    from aftermath.observe.following import RunFollower
 
     async with connect(options) as chain:
-        follower = RunFollower(chain, run_id)
+        follower = RunFollower(chain.coordinator, run_id)
         with _screen(as_json=json_output) as show, contextlib.suppress(asyncio.CancelledError):  # Ctrl-C ends it
             await _follow(follower, show)
     return Result(None, None)

@@ -1,8 +1,7 @@
 """A run's history as its members' events tell it: losses by step and tier, epochs, bytes, who went and came back.
 
 Decided: it is the same from one member's files or from all; the more members' files there are, the more shares of every
-step it knows. What happened to members is a mark at a step: plots and reports draw it there. A member that was dropped,
-or began anew without having said that it goes, is one that died; nobody else can know why.
+step it knows. What happened to members is a mark at a step: plots and reports draw it there.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from aftermath.watch import kinds
+from aftermath.watch.comings import Comings
 from aftermath.watch.lines import short
 from aftermath.watch.plot import Curve
 from aftermath.watch.reader import Told
@@ -27,18 +27,6 @@ class Share:
     tokens: int
 
 
-@dataclass(slots=True)
-class _Member:
-    processes: int = 0
-    ended: bool = True
-    """Its process said so, or others did."""
-    away: bool = False
-    step: int = 0
-    sent: int = 0
-    """As its process last counted."""
-    slot: int | None = None
-
-
 class History:
     """Takes events in the order in which they are read. `name` is what a member is called in marks."""
 
@@ -47,76 +35,34 @@ class History:
         """By step and wallet."""
         self.epochs: dict[int, int] = {}
         """The first step that was seen of each epoch."""
-        self.marks: list[tuple[int, str]] = []
         self.runs: set[str] = set()
+        self._comings = Comings(name)
         self._sent: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
-        self._members: dict[str, _Member] = defaultdict(_Member)
-        self._names: dict[str, str] = {}
-        self._name = name
+        self._counted: dict[str, int] = defaultdict(int)
+        """Bytes sent, as a member's process last counted."""
+
+    @property
+    def marks(self) -> list[tuple[int, str]]:
+        """What happened to members, and at which step."""
+        return self._comings.marks
 
     def take(self, told: Told) -> None:
         """Learn from an event."""
         wallet, event = told.about.wallet, told.event
-        member = self._members[wallet]
-        self._names[wallet] = self._name(told)
         self.runs.add(told.about.run_id)
+        self._comings.take(told)
         match event:
             case kinds.Started():
-                if not member.ended:
-                    self._mark(member.step, f"{self._names[wallet]} gone")
-                member.away = member.processes > 0
-                member.ended, member.sent, member.slot = False, 0, None
-                member.processes += 1
-            case kinds.Joined():
-                member.slot = event.slot
+                self._counted[wallet] = 0
             case kinds.Round():
                 self.epochs[event.epoch] = min(event.step, self.epochs.get(event.epoch, event.step))
             case kinds.Trained():
-                self._trained(told, event, member)
+                if event.loss is not None:
+                    self.shares[event.step][wallet] = Share(told.about.tier, event.loss, event.tokens)
             case kinds.Traffic():
-                self._sent[told.about.tier][member.step] += max(0, event.sent - member.sent)
-                member.sent = event.sent
-            case kinds.Left() | kinds.Finished() | kinds.Error():
-                self._ends(wallet, event, member)
-            case kinds.Dropped():
-                for slot in event.slots:
-                    self._lost(slot, "dropped")
-            case kinds.Ejected():
-                self._lost(event.slot, "ejected")
-            case kinds.Kicked():
-                self._lost(event.slot, "barred" if event.barred else "removed")
-            case kinds.Rewound():
-                self._mark(event.step, f"taken back from step {event.before}")
-
-    def _trained(self, told: Told, event: kinds.Trained, member: _Member) -> None:
-        wallet = told.about.wallet
-        if member.away:
-            self._mark(event.step, f"{self._names[wallet]} back")
-        member.away, member.step = False, event.step
-        if event.loss is not None:
-            self.shares[event.step][wallet] = Share(told.about.tier, event.loss, event.tokens)
-
-    def _ends(self, wallet: str, event: kinds.Event, member: _Member) -> None:
-        if isinstance(event, kinds.Left) and not event.finished:
-            self._mark(member.step, f"{self._names[wallet]} left")
-        elif isinstance(event, kinds.Error):
-            self._mark(member.step, f"{self._names[wallet]} failed")
-        member.ended = True
-
-    def _lost(self, slot: int, how: str) -> None:
-        """Told of another member, which may be one whose events are not here."""
-        wallet = next((wallet for wallet, member in self._members.items() if member.slot == slot), None)
-        if wallet is None:
-            self._mark(max(self.shares, default=0), f"member {slot} {how}")
-            return
-        member = self._members[wallet]
-        if how != "dropped" or not member.ended:
-            self._mark(member.step, f"{self._names[wallet]} {how}")
-        member.ended = member.away = True
-
-    def _mark(self, step: int, text: str) -> None:
-        if (step, text) not in self.marks:  # several members tell the same
-            self.marks.append((step, text))
+                step = self._comings.step_of(wallet)
+                self._sent[told.about.tier][step] += max(0, event.sent - self._counted[wallet])
+                self._counted[wallet] = event.sent
 
     # --- what it comes to -----------------------------------------------------------------------------------------
 

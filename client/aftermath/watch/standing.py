@@ -4,7 +4,8 @@ Decided
 - It is the same for everybody who looks at the same moment: nothing but the accounts and the chain's time goes in.
 - A member was last seen in the newest round in which it attested, or in which a quorum has its result; if the chain
   holds no such round any more, in the last epoch it was in.
-- The time that is left is that of the epoch's own pace, as soon as some of its steps are trained.
+- The time that is left, and the speed, are those of the epoch's own pace, as soon as some of its steps are trained.
+- A level is held by those who take part with its tier or a larger one; between epochs by those who finished the last.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from aftermath.rules.state import ExitReason, MemberState, RunState
 
 _LEAST = 3  # steps of an epoch before its pace says anything
 _OVERDUE = 15  # seconds after a deadline from which on nobody seems to tick
+_TAKES_PART = "takes part"
 _ENDINGS = {
     ExitReason.QUORUM_MISSING: "no quorum of its witnesses answered",
     ExitReason.TOO_FEW_CLIENTS: "too few members were left",
@@ -46,6 +48,22 @@ class MemberStanding:
     witness: bool
     """Elected to attest the running round, or that the model is there."""
 
+    @property
+    def takes_part(self) -> bool:
+        """Whether it is in the running epoch."""
+        return self.standing.startswith(_TAKES_PART)
+
+
+@dataclass(frozen=True)
+class LevelStanding:
+    """One level of the model: the seats that hold it, and whether its hash, as the run has it now, is attested."""
+
+    level: int
+    holders: tuple[int, ...]
+    attested: bool
+    lost: bool
+    """Nobody in the epoch has it as the run had it: it goes back to an older one."""
+
 
 @dataclass(frozen=True)
 class Standing:
@@ -68,6 +86,9 @@ class Standing:
     waits: tuple[str, ...]
     """What has to happen before it goes on."""
     members: tuple[MemberStanding, ...]
+    tokens_per_second: int | None
+    """Of all members together, at this epoch's pace and with the running round's batch; None as `left`."""
+    levels: tuple[LevelStanding, ...]
 
 
 def standing(run: Run, model: Model, members: Members, now: int) -> Standing:
@@ -88,14 +109,36 @@ def standing(run: Run, model: Model, members: Members, now: int) -> Standing:
         deadline=deadline,
         waits=tuple(_waits(run, model, members, deadline)),
         members=tuple(_members(run, members)),
+        tokens_per_second=_speed(run, model, now),
+        levels=tuple(_levels(run, members)),
     )
 
 
 def _left(run: Run, now: int) -> int | None:
-    trained = run.trained_steps - steps_before(run.start_step)
-    if not run.state.training or trained < _LEAST:
+    if (trained := _trained(run)) is None:
         return None
     return max(0, (run.config.total_steps - run.trained_steps) * (now - run.epoch_started_at) // trained)
+
+
+def _speed(run: Run, model: Model, now: int) -> int | None:
+    if (trained := _trained(run)) is None or not run.current.batch:
+        return None
+    return trained * run.current.batch * model.max_seq_len // max(1, now - run.epoch_started_at)
+
+
+def _trained(run: Run) -> int | None:
+    """The steps of the epoch, if they say anything about its pace."""
+    trained = run.trained_steps - steps_before(run.start_step)
+    return trained if run.state.training and trained >= _LEAST else None
+
+
+def _levels(run: Run, members: Members) -> Iterator[LevelStanding]:
+    running = run.state is RunState.WARMUP or run.state.active
+    here = members.mask(MemberState.HEALTHY) if running else run.finishers
+    for level in range(run.levels):
+        holders = tuple(seat for seat in bitmap.slots(here) if members.slots[seat].tier <= level)
+        attested = run.attested_step == run.step and bool(run.levels_attested >> level & 1)
+        yield LevelStanding(level, holders, attested, bool(run.levels_lost >> level & 1))
 
 
 # --- what it waits for ------------------------------------------------------------------------------------------------
@@ -190,7 +233,7 @@ def _words(run: Run, slot: Slot) -> str:
         return "barred"
     running = run.state is RunState.WARMUP or run.state.active
     state = slot.state.name.lower() if running and slot.state is not MemberState.IDLE else ""
-    state = "takes part" if state == "healthy" else state
+    state = _TAKES_PART if state == "healthy" else state
     if slot.pending:
         return f"{state}, joins the next epoch" if state else "joins the next epoch"
     return state or ("removed" if slot.removed else "away")

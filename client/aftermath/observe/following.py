@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from aftermath.chain.addresses import run_addresses
+from aftermath.chain.client import CoordinatorClient
 from aftermath.chain.subscription import RunWatcher
-from aftermath.cli.connection import Cluster
 from aftermath.coordinator.view import View
 from aftermath.watch.standing import Standing, standing
 
@@ -19,10 +19,10 @@ from aftermath.watch.standing import Standing, standing
 class RunFollower:
     """One run on a cluster."""
 
-    def __init__(self, chain: Cluster, run_id: str) -> None:
-        self._coordinator, self._run_id = chain.coordinator, run_id
-        program = chain.coordinator.program_id
-        self._watcher = RunWatcher(chain.pool, run_addresses(program, run_id).run, program)
+    def __init__(self, coordinator: CoordinatorClient, run_id: str) -> None:
+        self._coordinator, self._run_id = coordinator, run_id
+        program = coordinator.program_id
+        self._watcher = RunWatcher(coordinator.pool, run_addresses(program, run_id).run, program)
         self._view: View | None = None
 
     async def now(self) -> Standing:
@@ -30,6 +30,11 @@ class RunFollower:
         await self._read()
         await self._watcher.refresh()  # which reads the chain's clock
         return self.standing()
+
+    @property
+    def silent(self) -> float:
+        """For how many seconds nothing was heard of the run."""
+        return self._watcher.silent
 
     def standing(self) -> Standing:
         """Where it stands by what was read last, at this moment of the chain's time."""

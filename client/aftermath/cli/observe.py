@@ -1,0 +1,53 @@
+"""`observe`: runs on a web page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from aftermath.cli.command import command
+from aftermath.cli.options import ClusterOptions, checked_run_id, shared
+from aftermath.cli.present import Result, show
+
+FollowedRun = Annotated[
+    str | None,
+    shared("--run-id", text="A run that is followed from the start, so that its past is known.", check=checked_run_id),
+]
+
+
+@command("observe", example="aftermath-solana observe --run-id demo --events runs/mine/events")
+async def observe(
+    options: ClusterOptions,
+    run_id: FollowedRun = None,
+    events: Annotated[
+        Path | None, typer.Option(help="Directory that train --events-dir wrote, or one above several.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="TCP port; 0 picks a free one.")] = 8600,
+    json_output: Annotated[
+        bool, typer.Option("--json", help="Say where the page is as one JSON document.", show_default=False)
+    ] = False,
+) -> Result:
+    """Serve a web page of the cluster's runs: state, members, loss by tier, costs, live and back in time.
+
+    It needs no wallet and changes nothing: whoever opens the page can look and no more. What the page shows of the
+    time before it was started comes from --events. It runs until Ctrl-C.
+    """
+    import asyncio
+    import contextlib
+
+    from aftermath.cli.connection import connect
+    from aftermath.observe.observatory import Observatory
+    from aftermath.observe.server import ObserverServer
+
+    with contextlib.suppress(asyncio.CancelledError):  # Ctrl-C ends it
+        async with connect(options) as chain:
+            observatory = Observatory(chain.coordinator, named=run_id, events=[events] if events else [])
+            async with observatory.open(), ObserverServer(observatory).listening(host, port) as chosen:
+                shown = f"[{host}]" if ":" in host else host
+                url = f"http://{shown}:{chosen}/"
+                show(Result({"url": url}, f"the observer is at {url}"), as_json=json_output)
+                await asyncio.Event().wait()
+    return Result(None, None)

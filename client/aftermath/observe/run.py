@@ -1,0 +1,238 @@
+"""One run as it is observed: followed on chain, retold from events, remembered, and told to whoever looks.
+
+Decided
+- What is sent is made once and shared by all who look. It has two parts: `now`, which every change of the run makes
+  anew, and `curves`, which only new figures do.
+- Where the chain does not answer, the last that it said stays, with how long ago that was; following goes on by itself.
+- Times are counted from when something is sent, so that no page depends on whose clock is right.
+- The past is the chain's since this process follows the run, and before that, or while the chain is silent, the
+  events'.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+import msgspec
+
+from aftermath.base.errors import AftermathError
+from aftermath.base.wait import Pulse, cancel
+from aftermath.chain.addresses import run_addresses
+from aftermath.chain.client import CoordinatorClient
+from aftermath.chain.subscription import OUTAGE_SECONDS
+from aftermath.chain.transactions import RunTransactions, Transaction
+from aftermath.observe.curves import Losses, Points
+from aftermath.observe.following import RunFollower
+from aftermath.observe.moment import Figures, Moment, moment_of
+from aftermath.observe.past import Past
+from aftermath.observe.retold import MOST_EPOCHS, Retold
+from aftermath.watch.reader import Told
+
+log = logging.getLogger(__name__)
+
+AGAIN_SECONDS = 3.0
+"""After a failure, and between two looks for transactions."""
+_LOOK_SECONDS = 0.5  # between two looks at whether the chain still answers
+_AT_ONCE, _PAUSE_SECONDS = 20, 1.0  # transactions read in a row, and the pause that nodes are given after so many
+_FRESH_SECONDS, _TELL_SECONDS = 1.0, 5.0  # how old may be what is sent; how often viewers hear, though nothing happens
+
+
+class Costs(msgspec.Struct, frozen=True):
+    """Of the transactions that named the run, as far as they were read; `complete`: all of them were."""
+
+    transactions: int
+    lamports: int
+    complete: bool
+
+
+class Now(msgspec.Struct, frozen=True):
+    """What a page shows of a run. `silent`: for how many seconds the chain has not answered, if it does not."""
+
+    moment: Moment | None
+    trouble: str
+    silent: int | None
+    costs: Costs
+    events: int
+
+
+class Curves(msgspec.Struct, frozen=True):
+    """What a page draws of a run: by tier, and where epochs began and members went."""
+
+    loss: dict[int, Points]
+    sent: dict[int, Points]
+    epochs: dict[int, int]
+    marks: list[tuple[int, str]]
+
+
+class ObservedRun:
+    """`follow` is to run as a task; readers wait for `changed`. `steady`: it is followed whether it is there or not."""
+
+    def __init__(self, coordinator: CoordinatorClient, run_id: str, *, steady: bool = False) -> None:
+        self.run_id, self._steady = run_id, steady
+        self.changed = Pulse()
+        self.viewers = 0
+        self.looked_at = time.monotonic()
+        self.past = Past()
+        self._coordinator = coordinator
+        self._losses = Losses()
+        self._retold = Retold(run_id, self._losses)
+        self._moment: Moment | None = None
+        self._live_since: int | None = None
+        self._follower: RunFollower | None = None
+        self._trouble = ""
+        self._silent = False
+        self._stated: dict[str, Figures] = {}
+        self._tiers: dict[str, int] = {}
+        self._epochs: dict[int, int] = {}
+        run = run_addresses(coordinator.program_id, run_id).run
+        self._reader = RunTransactions(coordinator.pool, run, coordinator.program_id)
+        self._transactions = self._lamports = 0
+        self._curves: bytes | None = None
+        self._now: bytes | None = None
+        self._made = 0.0
+
+    # --- what is known ------------------------------------------------------------------------------------------------
+
+    def now(self) -> bytes:
+        """`Now` as JSON."""
+        if self._now is None or time.monotonic() - self._made > _FRESH_SECONDS:
+            follower, silent = self._follower, None
+            if follower is not None:
+                self._moment = self._chain_moment(follower)
+                silent = round(follower.silent) if self._silent else None
+            costs = Costs(self._transactions, self._lamports, self._reader.complete)
+            told = Now(self._moment, self._trouble, silent, costs, self._retold.told)
+            self._now, self._made = msgspec.json.encode(told), time.monotonic()
+        return self._now
+
+    def curves(self) -> bytes:
+        """`Curves` as JSON; the same object until there is something new."""
+        if self._curves is None:
+            retold = self._retold
+            drawn = Curves(
+                self._losses.by_tier(), retold.sent.by_tier(), {**self._epochs, **retold.epochs}, retold.marks
+            )
+            self._curves = msgspec.json.encode(drawn)
+        return self._curves
+
+    @property
+    def told(self) -> int:
+        """How many events have told of it."""
+        return self._retold.told
+
+    # --- events -------------------------------------------------------------------------------------------------------
+
+    def take(self, told: Told) -> None:
+        """Learn from an event."""
+        moment = self._retold.take(told)
+        self._curves = None
+        if moment is None:
+            return
+        if self._live_since is None or moment.at < self._live_since or self._silent:
+            self.past.keep(moment)
+        if self._live_since is None:
+            self._moment = moment
+
+    def taken(self) -> None:
+        """Some events were taken: tell it."""
+        self._tell()
+
+    # --- the chain ----------------------------------------------------------------------------------------------------
+
+    async def follow(self) -> None:
+        """Follow the run until cancelled, whatever happens to nodes and to the run; one that the chain has never shown
+        only while somebody looks.
+        """
+        while True:
+            try:
+                await self._follow()
+            except AftermathError as error:
+                self._trouble = error.message
+            except Exception:
+                log.exception("run %s could not be followed", self.run_id)
+                self._trouble = "something unexpected went wrong while it was followed: the server's log says what"
+            self._follower, self._silent = None, self._live_since is not None
+            self._tell()
+            await asyncio.sleep(AGAIN_SECONDS)
+            if self._live_since is None and not self._steady and not self.viewers:
+                return
+
+    async def _follow(self) -> None:
+        follower = RunFollower(self._coordinator, self.run_id)
+        async with follower.following() as standings:
+            self._follower, self._trouble = follower, ""
+            beside = [asyncio.create_task(self._mind(follower)), asyncio.create_task(self._read_transactions())]
+            try:
+                async for _ in standings:
+                    self._see(follower)
+            finally:
+                await cancel(beside)
+
+    def _see(self, follower: RunFollower) -> None:
+        """Take in where the run stands now."""
+        self._moment = found = self._chain_moment(follower)
+        self._live_since = self._live_since or found.at
+        self._tiers = {member.wallet: member.tier for member in found.members}
+        self.past.keep(found)
+        self._silent = False
+        self._tell()
+
+    def _chain_moment(self, follower: RunFollower) -> Moment:
+        figures = {**self._stated, **{wallet: member.figures for wallet, member in self._retold.members.items()}}
+        return moment_of(follower.standing(), round(time.time() * 1000), figures)
+
+    async def _mind(self, follower: RunFollower) -> None:
+        """Say when the chain falls silent, and when it answers again."""
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            silent = follower.silent > OUTAGE_SECONDS
+            if silent != self._silent:
+                self._silent = silent
+                if silent:
+                    self._tell()
+                else:
+                    self._see(follower)
+            elif self.viewers and time.monotonic() - self._made > _TELL_SECONDS:
+                self._tell()
+
+    # --- transactions -------------------------------------------------------------------------------------------------
+
+    async def _read_transactions(self) -> None:
+        pause = 0.0 if self._coordinator.pool.is_local else _PAUSE_SECONDS
+        while True:
+            try:
+                found = await self._reader.read(_AT_ONCE)
+            except AftermathError as error:
+                log.info("transactions of run %s: %s", self.run_id, error.message)
+                found = []
+            for transaction in found:
+                self._count(transaction)
+            if found:
+                self._tell()
+            await asyncio.sleep(pause if len(found) == _AT_ONCE else AGAIN_SECONDS)
+
+    def _count(self, transaction: Transaction) -> None:
+        self._transactions += 1
+        self._lamports += transaction.fee
+        wallet = str(transaction.payer)
+        for stated in transaction.stated:
+            self._epochs[stated.epoch] = min(stated.step, self._epochs.get(stated.epoch, stated.step))
+            if len(self._epochs) > MOST_EPOCHS:
+                del self._epochs[min(self._epochs)]
+            tier = self._tiers.get(wallet)
+            if tier is None:  # it has left, or its loss was stated before it had one
+                continue
+            if wallet not in self._stated or stated.step >= self._stated[wallet].step:
+                speed = float(stated.tokens_per_second)
+                self._stated[wallet] = Figures(
+                    stated.step, stated.loss, speed, bytes_per_second=stated.bytes_per_second
+                )
+            if stated.loss is not None:
+                self._losses.stated(tier, stated.step, stated.loss)
+                self._curves = None
+
+    def _tell(self) -> None:
+        self._now = None
+        self.changed.fire()

@@ -1,0 +1,116 @@
+"""The transactions of a run, read back from a node: their fees, what witnesses stated, the newest first, bounded."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from solders.keypair import Keypair
+
+from aftermath.chain import transactions
+from aftermath.chain.addresses import run_addresses
+from aftermath.chain.failures import BadReply
+from aftermath.chain.instructions import witness_metadata
+from aftermath.chain.member import SolanaMember
+from aftermath.chain.transactions import RunTransactions, Stated, _stated, _witness
+from aftermath.coordinator.errors import Unavailable
+from aftermath.rules.state import RunState
+from chain.networks import SCHEMA_HASH, Place
+
+
+def reader(place: Place, run_id: str, **options: int) -> RunTransactions:
+    program = place.coordinator.program_id
+    return RunTransactions(place.pool, run_addresses(program, run_id).run, program, **options)
+
+
+async def test_what_was_sent_is_read_once_with_its_fee(place: Place) -> None:
+    coordinator = await place.configured_run("read")
+    found = reader(place, "read")
+    async with asyncio.timeout(30):
+        first = []
+        while not first or not found.complete:
+            first += await found.read(2)
+    assert len(first) >= 2
+    assert all(one.fee >= 5000 and one.payer == place.wallet.pubkey and not one.stated for one in first)
+    await coordinator.set_paused("read", False)
+    async with asyncio.timeout(30):
+        while not (more := await found.read(10)):
+            await asyncio.sleep(0.1)
+    assert [one.fee for one in more] == [5000]
+    assert more[0].at is not None
+
+
+async def test_what_a_witness_states_is_read(embedded: Place) -> None:
+    coordinator = await embedded.open_run("stated")
+    async with SolanaMember(embedded.pool, embedded.wallet, "stated", client_version="") as member:
+        await member.join(p2p=bytes(Keypair().pubkey()), tier=0, weight=1, schema_hash=SCHEMA_HASH, stateless=True)
+        async with asyncio.timeout(30):
+            while not (run := await coordinator.run("stated")).state.training:
+                try:
+                    if run.state is RunState.WARMUP and run.seed_is_drawn:
+                        await member.warmup_witness(0, run.place)
+                    else:
+                        await member.tick()
+                except Exception:
+                    await asyncio.sleep(0.05)
+        told = {"loss": 2.3456, "tokens_per_sec": 1234.0, "bytes_per_sec": 99.0}
+        await member.witness(0, run.place, 0, bytes(320), step=1, **told)
+        newest = (await reader(embedded, "stated").read(1))[0]
+    assert newest.stated == (Stated(0, 1, 2.346, 1234, 99),)
+
+
+@pytest.mark.parametrize("loss", [0.0, float("nan"), float("inf")])
+def test_a_loss_that_is_none_is_none(loss: float) -> None:
+    said: Any = {"at": {"epoch": 3}, "metadata": witness_metadata(7, loss, 1.0, 2.0)}
+    assert _stated(said) == Stated(3, 7, None, 1, 2)
+
+
+def test_other_instructions_are_told_apart() -> None:
+    witness = _witness()
+    whole = witness.discriminator + bytes(witness.dtype.itemsize)
+    assert witness.read(whole) is not None
+    for other in (b"", whole[:-1], whole + b"\0", bytes(len(whole))):
+        assert witness.read(other) is None
+
+
+async def test_the_first_look_goes_back_a_few_pages_only(embedded: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transactions, "PAGES_BACK", 2)
+    coordinator = await embedded.configured_run("long")
+    for paused in (False, True) * 2:
+        await coordinator.set_paused("long", paused)
+    found = reader(embedded, "long", page=2)
+    assert len(await found.read(100)) == 4
+    assert not found.complete
+    assert await found.read(100) == []
+    await coordinator.set_paused("long", False)
+    assert len(await found.read(100)) == 1
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        7,
+        {},
+        {"transaction": ["AAAA", "base64"], "meta": {"err": None, "fee": 1}},
+        {"transaction": ["AAAA", "base58"], "meta": {"err": None, "fee": 1}},
+        {"transaction": "AAAA", "meta": {}},
+    ],
+)
+async def test_a_malformed_transaction_is_the_node_s_fault(embedded: Place, reply: Any) -> None:
+    with pytest.raises(BadReply):
+        reader(embedded, "any")._read(reply)
+
+
+@pytest.mark.parametrize("reply", [7, [7], [{"signature": "x"}], [{}] * (transactions.PAGE + 1)])
+def test_a_malformed_list_is_too(reply: Any) -> None:
+    with pytest.raises(BadReply):
+        transactions._signatures(reply)
+
+
+async def test_no_answer_is_an_outage(place: Place) -> None:
+    await place.configured_run("gone")
+    await place.network.close()
+    place.pool.patience = 0.5
+    with pytest.raises(Unavailable):
+        await reader(place, "gone").read(1)

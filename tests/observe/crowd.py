@@ -1,0 +1,131 @@
+"""Members without trainers on a real embedded network: they take a run through its rounds by their instructions alone.
+
+`python -m observe.crowd` shows a run that goes on, for whoever works on the page: it says where its network is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+from solders.keypair import Keypair
+
+from aftermath.chain.endpoints import endpoint
+from aftermath.chain.member import SolanaMember
+from aftermath.chain.rpc import RpcPool
+from aftermath.chain.wallet import Wallet
+from aftermath.coordinator.errors import Refused
+from aftermath.localnet import EmbeddedEngine
+from aftermath.rules import bitmap
+from aftermath.rules.accounts import Run
+from aftermath.rules.committee import levels_to_attest
+from aftermath.rules.consensus import pack_fingerprints
+from aftermath.rules.state import RunState
+from chain.networks import SCHEMA_HASH, Place, network_config
+
+STEP_SECONDS = 0.05
+
+
+class Crowd:
+    """Members of these tiers in one run, by the seat that each gets."""
+
+    def __init__(self, place: Place, run_id: str, members: Sequence[tuple[int, SolanaMember]]) -> None:
+        self.place, self.run_id = place, run_id
+        self._members = list(members)
+
+    async def run(self) -> Run:
+        """The run, read now."""
+        return await self.place.coordinator.run(self.run_id)
+
+    async def join(self, *, stateless: bool = True) -> None:
+        """All ask for a place, one after the other."""
+        for tier, member in self._members:
+            weight = 30 // (tier + 1)
+            await member.join(p2p=member.wallet, tier=tier, weight=weight, schema_hash=SCHEMA_HASH, stateless=stateless)
+
+    async def reach(self, *states: RunState, height: int = 0) -> Run:
+        """Go on until the run is in one of these states, in that round or a later one."""
+        async with asyncio.timeout(60):
+            while (run := await self.run()).state not in states or run.current.height < height:
+                await self.act(run)
+                await asyncio.sleep(STEP_SECONDS)
+        return run
+
+    async def act(self, run: Run) -> None:
+        """What is to be done in this state, by whoever has to."""
+        seats = (await self.place.coordinator.members(self.run_id)).slots
+        for tier, member in self._members:
+            seat = next((seat for seat, slot in enumerate(seats) if slot.used and slot.signer == member.wallet), None)
+            if seat is not None:
+                with contextlib.suppress(Refused):
+                    await self._act(run, tier, member, seat)
+        with contextlib.suppress(Refused):
+            await self._members[0][1].tick()
+
+    async def _act(self, run: Run, tier: int, member: SolanaMember, seat: int) -> None:
+        if run.state is RunState.WARMUP and run.seed_is_drawn:
+            await member.warmup_witness(seat, run.place)
+        elif run.state.training and not bitmap.contains(run.current.attested, seat):
+            judged = run.round(run.config.judged(run.current.height))
+            seen = judged.roster if judged is not None and judged.batch else 0
+            done = {slot: bytes([1]) * 32 for slot in bitmap.slots(seen)}
+            marks = pack_fingerprints(done, judged.roster, run.current.salt) if judged and seen else bytes(320)
+            step = run.current.step
+            loss = 1.4 + 0.05 * tier + 4.2 * math.exp(-step / 12) + 0.06 * math.sin(step * (tier + 2))
+            told = {"loss": loss, "tokens_per_sec": 5200.0 / (tier + 1), "bytes_per_sec": 90_000.0}
+            await member.witness(seat, run.place, seen, marks, step=step, **told)
+        elif run.state is RunState.COOLDOWN:
+            found = await member.view(fresh=True)
+            levels = levels_to_attest(found.run, found.members, seat)
+            if levels:
+                await member.attest(seat, run.place, {level: bytes([level + 1]) * 32 for level in levels})
+
+
+@asynccontextmanager
+async def crowd(run_id: str, tiers: Sequence[int], *, name: str = "", **config: int) -> AsyncIterator[Crowd]:
+    """A network of its own, and a run on it that members of these tiers are to join."""
+    owner, wallets = Wallet(Keypair()), [Wallet(Keypair()) for _ in tiers]
+    network = await EmbeddedEngine().start(replace(network_config(owner, *wallets), slot_ms=20))
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(network.close)
+        pool = await stack.enter_async_context(RpcPool([endpoint(network.rpc_url, network.ws_url)]))
+        place = Place(network, pool, owner)
+        await _open(place, run_id, name, config)
+        members = []
+        for tier, wallet in zip(tiers, wallets, strict=True):
+            member = SolanaMember(pool, wallet, run_id, client_version="")
+            members.append((tier, await stack.enter_async_context(member)))
+        yield Crowd(place, run_id, members)
+
+
+async def _open(place: Place, run_id: str, name: str, config: dict[str, int]) -> None:
+    coordinator = await place.configured_run(run_id, **config)
+    description = f"{name}: to look at" if name else ""
+    metadata = {"name": name or run_id, "description": description, "num_parameters": 1000, "vocab_size": 320}
+    schema = {"hash": SCHEMA_HASH, "tier_widths": [64, 32, 16]}
+    await coordinator.update(run_id, metadata=metadata, schema=schema)
+    await place.admit_all()
+    await coordinator.set_paused(run_id, False)
+
+
+async def show() -> None:
+    """A run that goes on for as long as this process."""
+    rules = {"init_min_clients": 6, "rounds_per_epoch": 12, "cooldown_time": 6, "total_steps": 400}
+    async with crowd("demo", (0, 0, 1, 1, 1, 2, 2), name="Seven unequal computers", **rules) as found:
+        print(f"rpc={found.place.network.rpc_url} ws={found.place.network.ws_url}", flush=True)
+        await found.join()
+        while True:
+            run = await found.run()
+            await found.act(run)
+            if run.state is RunState.COOLDOWN:
+                with contextlib.suppress(Refused):
+                    await found.join(stateless=False)
+            await asyncio.sleep(STEP_SECONDS)
+
+
+if __name__ == "__main__":
+    asyncio.run(show())
