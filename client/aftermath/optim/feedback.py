@@ -228,7 +228,7 @@ class ErrorFeedback:
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Take over what `state` gave. Raises BadState, leaving all as it was, unless it fits this replica exactly."""
-        sent = check_state(self._layouts, state)
+        sent = check_state(self._layouts, state, self._format.values.lattice_bits)
         self._previous = {}
         for level, residuals in self._residuals.items():
             for group, residual in enumerate(residuals):
