@@ -47,7 +47,8 @@ def check_state(layouts: Mapping[int, LevelLayout], state: Mapping[str, Tensor],
         for kind in kinds[1:]:
             _check(state, f"{kind}.{level}.{group}", (of.blocks, of.topk), of.block if kind == "indices" else None)
         if sent:
-            _check_sent(f"{level}.{group}", *(state[f"{kind}.{level}.{group}"] for kind in kinds[1:]), bits)
+            where = f"{level}.{group}"
+            _check_sent(where, state[f"indices.{where}"], state[f"values.{where}"], bits)
     return sent
 
 
