@@ -111,7 +111,7 @@ def test_a_table_has_a_row_for_each_event_and_no_formula(kept: Path, tmp_path: P
     else:
         text = invoke("events", "export", kept, "--csv").out
     rows = list(csv.DictReader(text.splitlines()))
-    assert list(rows[0]) == columns()
+    assert list(rows[0]) == list(columns())
     assert len(rows) == 48
     trained = [row for row in rows if row["kind"] == "trained"]
     assert [(row["member_tier"], row["step"], row["loss"]) for row in trained[:2]] == [

@@ -16,15 +16,11 @@ Decode = Callable[[bytes], object]
 
 @dataclass(frozen=True)
 class Decoder:
-    """`prepare` gives real messages to start from and the call; `errors` are all that may leave it.
-
-    `many`: inputs in the slow suite, fewer where one takes more than a tenth of a millisecond, and nobody sends many.
-    """
+    """`prepare` gives real messages to start from and the call; `errors` are all that may leave it."""
 
     name: str
     prepare: Callable[[], tuple[list[bytes], Decode]]
     errors: tuple[type[Exception], ...] = ()
-    many: int = 100_000
 
 
 def through_file(name: str, read: Callable[[Path], object]) -> Decode:

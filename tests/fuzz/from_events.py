@@ -48,4 +48,4 @@ def everything_of(path: Path) -> None:
     history.sent_by_tier()
 
 
-EVENTS = [Decoder("events", event_files, many=5_000)]
+EVENTS = [Decoder("events", event_files)]

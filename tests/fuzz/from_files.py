@@ -265,18 +265,17 @@ def gradient_files() -> tuple[list[bytes], Decode]:
 
 CHECKPOINT = (CheckpointError, ModelConfigError)
 BOUND = (Malformed,)
-LONG = 20_000
 FILES = [
-    Decoder("config.json", model_configs, CHECKPOINT, LONG),
-    Decoder("config.json's values", config_values, CHECKPOINT, 8_000),
-    Decoder("safetensors", weights, CHECKPOINT, LONG),
-    Decoder("safetensors in fp8", weights_in_fp8, CHECKPOINT, LONG),
+    Decoder("config.json", model_configs, CHECKPOINT),
+    Decoder("config.json's values", config_values, CHECKPOINT),
+    Decoder("safetensors", weights, CHECKPOINT),
+    Decoder("safetensors in fp8", weights_in_fp8, CHECKPOINT),
     Decoder("safetensors index", indexes, CHECKPOINT),
     Decoder("tier manifest", tier_manifests, CHECKPOINT),
-    Decoder("schema", schemas, (SchemaError, ModelConfigError), LONG),
-    Decoder("gradient file", gradient_files, (BadGradientFile, BadPayload), LONG),
+    Decoder("schema", schemas, (SchemaError, ModelConfigError)),
+    Decoder("gradient file", gradient_files, (BadGradientFile, BadPayload)),
     Decoder("tokens", tokens, (AftermathError,)),
-    Decoder("run config", run_configs, (ConfigError,), LONG),
+    Decoder("run config", run_configs, (ConfigError,)),
     Decoder("key file", wallets, (WalletError,)),
     Decoder("key variable", wallet_variables, (WalletError,)),
     Decoder("identity", identities, (WalletError,)),

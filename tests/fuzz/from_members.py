@@ -145,13 +145,13 @@ def lists() -> tuple[list[bytes], Decode]:
 
 
 MEMBERS = [
-    Decoder("answer to a challenge", answers, (Malformed,), 20_000),
+    Decoder("answer to a challenge", answers, (Malformed,)),
     Decoder("challenge", greetings, (Malformed,)),
     Decoder("verdict", verdicts, (Malformed,)),
-    Decoder("transaction at the gate", transactions, (RpcError,), 50_000),
-    Decoder("call of a member", calls, (), 20_000),
+    Decoder("transaction at the gate", transactions, (RpcError,)),
+    Decoder("call of a member", calls),
     Decoder("message of the server", pushes, (Malformed,)),
     Decoder("whereabouts", whereabouts, (RpcError,)),
-    Decoder("state file", state_files, (ConfigError,), 5_000),
-    Decoder("list of identities", lists, (ServerError,), 20_000),
+    Decoder("state file", state_files, (ConfigError,)),
+    Decoder("list of identities", lists, (ServerError,)),
 ]

@@ -138,7 +138,6 @@ def attestations() -> tuple[list[bytes], Decode]:
 BUFFER = struct.pack("<IB", 1, 1) + bytes(32) + b"elf"
 PROGRAM = struct.pack("<IQB", 3, 9, 1) + bytes(32) + b"elf"
 ACCOUNT = (AccountError,)
-LONG = 50_000
 NODES = [
     Decoder("genesis", lambda: replies(rpc.genesis_hash, str(Hash.default())), BAD),
     Decoder("number", lambda: replies(accounts.whole, 7, 2**64 - 1), BAD),
@@ -151,7 +150,7 @@ NODES = [
     Decoder("run account", lambda: ([recorded("run")], views.parse_run), ACCOUNT),
     Decoder("model account", lambda: ([recorded("model")], views.parse_model), ACCOUNT),
     Decoder("membership account", lambda: ([recorded("membership")], views.parse_membership), ACCOUNT),
-    Decoder("members account", lambda: ([recorded("members")], views.parse_members), ACCOUNT, LONG),
+    Decoder("members account", lambda: ([recorded("members")], views.parse_members), ACCOUNT),
     Decoder("attestations", attestations, ACCOUNT),
     Decoder("authorization account", authorizations, ACCOUNT),
     Decoder("buffer", lambda: ([BUFFER], lambda data: loader.parse_buffer(held(data))), ACCOUNT),

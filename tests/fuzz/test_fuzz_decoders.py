@@ -1,7 +1,7 @@
 """No bytes whatever make a decoder do anything but return, or raise what it declares.
 
 Each is given what hypothesis thinks of, and seeded changes of real messages: some thousands in every run, and in the
-slow one a hundred thousand (a few take long, and are of files that no stranger sends: `Decoder.many`).
+slow one a hundred thousand.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from fuzz.from_events import EVENTS
 from fuzz.from_files import FILES
 from fuzz.from_members import MEMBERS
 from fuzz.from_nodes import NODES
+from fuzz.from_own import OWN
 from fuzz.from_peers import PEERS
 from fuzz.mutations import mutations, nested
 
-DECODERS = [*PEERS, *NODES, *MEMBERS, *DATA, *FILES, *EVENTS]
-FEW, THINK = 2_000, 100
+DECODERS = [*PEERS, *NODES, *MEMBERS, *DATA, *FILES, *OWN, *EVENTS]
+FEW, MANY, THINK = 2_000, 100_000, 100
 LONGEST = 20_000  # a config file may make many mistakes
 every = pytest.mark.parametrize("decoder", DECODERS, ids=lambda one: one.name)
 
@@ -59,7 +60,7 @@ def test_changed_messages_are_read_or_refused(decoder: Decoder) -> None:
 @every
 @pytest.mark.slow
 def test_very_many_changed_messages_are_read_or_refused(decoder: Decoder) -> None:
-    run_through(decoder, seed=2, count=decoder.many)
+    run_through(decoder, seed=2, count=MANY)
 
 
 def run_through(decoder: Decoder, *, seed: int, count: int) -> None:

@@ -351,7 +351,7 @@ def test_without_numba_torch_does_the_same_and_it_is_said_why(monkeypatch: pytes
     assert not use.takes_long()
     assert "aftermath[fast]" in str(use.missing.__wrapped__())
     reason = use.missing.__wrapped__()
-    monkeypatch.setattr("aftermath.optim.compiled.missing", lambda: reason)
+    monkeypatch.setattr("aftermath.optim.proof.unfit", lambda: reason)
     schema = toy_inner()
     engine = Engine(schema, 0, tensors(schema, 0, 0))
     assert not engine._apply._compiled

@@ -8,9 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from aftermath.optim.blocks import UNUSED
 from aftermath.optim.codec import decode_level
 from aftermath.optim.engine import Engine
-from aftermath.optim.parts import BadState
+from aftermath.optim.feedback import ErrorFeedback
+from aftermath.optim.parts import BadState, PseudoGradient
+from aftermath.optim.sparseloco import SparseLoCo
 from optim.optim_oracle import RAGGED, toy_schema
 from optim.optim_replica import encode, gradients, replica, tensors
 
@@ -90,7 +93,41 @@ def _negative(state: dict[str, Tensor]) -> None:
     state["result.indices.2.0"][0, 0] = -1
 
 
-@pytest.mark.parametrize("spoil", [_without, _too_much, _shape, _type, _infinite, _outside, _negative])
+def _not_a_number(state: dict[str, Tensor]) -> None:
+    state["result.values.2.0"][0, 0] = float("nan")
+
+
+def _swapped(state: dict[str, Tensor]) -> None:
+    for kind in ("indices", "values"):
+        state[f"result.{kind}.0.0"][0, :2] = state[f"result.{kind}.0.0"][0, :2].flip(0)
+
+
+def _twice(state: dict[str, Tensor]) -> None:
+    state["result.indices.0.0"][0, 1] = state["result.indices.0.0"][0, 0]
+
+
+def _zero(state: dict[str, Tensor]) -> None:
+    state["result.values.0.0"][0, 0] = 0.0
+
+
+def _unused_first(state: dict[str, Tensor]) -> None:
+    state["result.indices.0.0"][0, 0], state["result.values.0.0"][0, 0] = UNUSED, 0.0
+
+
+def _unused_with_a_value(state: dict[str, Tensor]) -> None:
+    state["result.indices.0.0"][0, -1] = UNUSED
+
+
+def _with_gaps(state: dict[str, Tensor]) -> None:
+    found = state["result.residual.0.0"]
+    state["result.residual.0.0"] = torch.stack([found, found], dim=-1)[..., 0]
+
+
+SPOILT = [_without, _too_much, _shape, _type, _infinite, _outside, _negative]
+SPOILT += [_not_a_number, _swapped, _twice, _zero, _unused_first, _unused_with_a_value, _with_gaps]
+
+
+@pytest.mark.parametrize("spoil", SPOILT)
 def test_what_does_not_fit_is_refused_and_changes_nothing(spoil: Callable[[dict[str, Tensor]], None]) -> None:
     params, engine = replica(SCHEMA, 0)
     train(params, engine, 0, 0)
@@ -108,3 +145,33 @@ def test_the_state_of_another_tier_is_refused() -> None:
     _, large = replica(SCHEMA, 0)
     with pytest.raises(BadState, match="lacks or has too much"):
         large.restore(small.state())
+
+
+def _off(values: Tensor, bits: int) -> None:
+    values[0, 0] *= 1.25
+
+
+def _of_another_block(values: Tensor, bits: int) -> None:
+    values[0, 1] *= 4
+
+
+def _beyond(values: Tensor, bits: int) -> None:
+    values[0] *= 2.0**60
+
+
+def _of_two_bits(values: Tensor, bits: int) -> None:
+    values[0, 0] *= 3 if bits == 1 else 5
+
+
+@pytest.mark.parametrize("bits", [1, 2])
+@pytest.mark.parametrize("spoil", [_off, _of_another_block, _beyond, _of_two_bits])
+def test_values_that_no_encoder_sends_are_refused(spoil: Callable[[Tensor, int], None], bits: int) -> None:
+    results = SparseLoCo(topk=4, topk_embeddings=4, chunk=8, bits=bits).results(SCHEMA.state)
+    params = tensors(SCHEMA, 0, 0)
+    feedback = ErrorFeedback(results, 0, params, 0.9)
+    feedback.compress(PseudoGradient(gradients(SCHEMA, 0, 0), 1.0, 0.5))
+    kept = feedback.state()
+    feedback.restore(kept)
+    spoil(kept["values.0.0"], bits)
+    with pytest.raises(BadState, match=r"values\.0\.0"):
+        feedback.restore(kept)

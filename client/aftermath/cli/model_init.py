@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from aftermath.base.bounded import Malformed, json_value
 from aftermath.base.errors import UsageError
 from aftermath.cli.command import command
 from aftermath.cli.present import Result
@@ -130,8 +131,8 @@ def model_init(
 def _entries(path: Path) -> Any:
     """What a file says of tiers, not checked yet. Raises CheckpointError."""
     try:
-        return json.loads(read_limited(path.expanduser(), _MAX_ENTRIES_BYTES))
-    except ValueError as error:
+        return json_value(read_limited(path.expanduser(), _MAX_ENTRIES_BYTES))
+    except Malformed as error:
         raise CheckpointError(f"{path} is not JSON: {error}", "docs/tiers.md shows what it may say") from None
 
 

@@ -205,7 +205,7 @@ class Course:
                 if isinstance(event, kinds.Step | kinds.HeldOut):
                     self._draw(event)
                 self._tokens += event.tokens if isinstance(event, kinds.Step) else 0
-        except (msgspec.MsgspecError, UnicodeDecodeError, OSError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OSError) as error:
             raise CheckpointError(f"{log} is damaged: {error!r}", "Name another --out, or remove this one") from None
 
 

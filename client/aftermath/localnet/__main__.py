@@ -15,6 +15,13 @@ ENGINES: dict[str, type[EmbeddedEngine] | type[ValidatorEngine]] = {
     "embedded": EmbeddedEngine,
     "validator": ValidatorEngine,
 }
+_EXAMPLES = """\
+examples:
+  python -m aftermath.localnet --rpc-port 0
+      a network at any free port, which it prints, forgotten when it ends
+  python -m aftermath.localnet --ledger runs/ledger --slot-ms 100
+      one that goes on where it was, with slots of a tenth of a second
+"""
 
 
 def program(text: str) -> tuple[Pubkey, Path]:
@@ -40,18 +47,52 @@ def _key(text: str) -> Pubkey:
         raise argparse.ArgumentTypeError(f"{text!r} is not a base58 public key") from None
 
 
-def main() -> int:
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m aftermath.localnet", description="A Solana network on this machine."
+        prog="python -m aftermath.localnet",
+        description="A Solana network on this machine, until it is interrupted.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--rpc-port", type=int, default=8899, help="the websocket uses the port after it; 0: any free")
-    parser.add_argument("--ledger", type=Path, help="directory that survives restarts")
-    parser.add_argument("--program", type=program, action="append", default=[], metavar="ID=FILE")
-    parser.add_argument("--airdrop", type=airdrop, action="append", default=[], metavar="ADDRESS=LAMPORTS")
-    parser.add_argument("--slot-ms", type=int, default=400)
-    parser.add_argument("--engine", choices=sorted(ENGINES), default="embedded")
-    given = parser.parse_args()
+    parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="listen here (default: %(default)s)")
+    parser.add_argument(
+        "--rpc-port",
+        type=int,
+        default=8899,
+        metavar="PORT",
+        help="the websocket uses the port after it; 0: any free (default: %(default)d)",
+    )
+    parser.add_argument("--ledger", type=Path, metavar="DIR", help="directory that survives restarts (default: none)")
+    parser.add_argument(
+        "--program",
+        type=program,
+        action="append",
+        default=[],
+        metavar="ID=FILE",
+        help="a compiled program and its address; may be repeated",
+    )
+    parser.add_argument(
+        "--airdrop",
+        type=airdrop,
+        action="append",
+        default=[],
+        metavar="ADDRESS=LAMPORTS",
+        help="what a wallet has in the first slot; may be repeated",
+    )
+    parser.add_argument(
+        "--slot-ms", type=int, default=400, metavar="MS", help="milliseconds of a slot (default: %(default)d)"
+    )
+    parser.add_argument(
+        "--engine",
+        choices=sorted(ENGINES),
+        default="embedded",
+        help="the programs alone, or the real validator (default: %(default)s)",
+    )
+    return parser
+
+
+def main() -> int:
+    given = _parser().parse_args()
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(message)s")
     engine: Engine = ENGINES[given.engine]()
     try:

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aftermath.kernels.use import missing, run
+from aftermath.kernels.use import run
 from aftermath.model.segments import view
 from aftermath.optim.basis import COLUMN_SUM_BITS, basis
 from aftermath.optim.codec import Votes
@@ -35,8 +35,10 @@ Numbers = NDArray[np.int64]
 
 
 def usable(params: Mapping[str, Tensor]) -> bool:
-    """Can kernels work on these? They are compiled then."""
-    return all(t.device == _CPU and t.stride(-1) == 1 for t in params.values()) and missing() is None
+    """Can kernels work on these? They are compiled then, and were compared with torch."""
+    from aftermath.optim.proof import unfit
+
+    return all(t.device == _CPU and t.stride(-1) == 1 for t in params.values()) and unfit() is None
 
 
 def encode(

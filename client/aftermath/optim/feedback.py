@@ -125,7 +125,7 @@ class ErrorFeedback:
             sent = self._previous.get(level)
             for index, residual in enumerate(residuals):
                 if sent is not None:
-                    _take_back(residual, *sent[index], transformed=self._transformed)
+                    take_back(residual, *sent[index], transformed=self._transformed)
                 if self._decay_factor != 1.0:
                     residual.mul_(self._decay_factor)
         for part, residual in self.residual():
@@ -228,7 +228,7 @@ class ErrorFeedback:
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Take over what `state` gave. Raises BadState, leaving all as it was, unless it fits this replica exactly."""
-        sent = check_state(self._layouts, state)
+        sent = check_state(self._layouts, state, self._format.values.lattice_bits)
         self._previous = {}
         for level, residuals in self._residuals.items():
             for group, residual in enumerate(residuals):
@@ -265,7 +265,7 @@ def measured(
     return Measured(abs(made.factor) * math.sqrt(given), left, carried / whole if whole else 0.0)
 
 
-def _take_back(residual: Tensor, indices: Tensor, values: Tensor, *, transformed: bool) -> None:
+def take_back(residual: Tensor, indices: Tensor, values: Tensor, *, transformed: bool) -> None:
     """residual <- residual - (IDCT of) the coefficients sent, [blocks, topk] each."""
     step = max(1, _BATCH // residual[0].numel())
     places = indices.masked_fill(indices == UNUSED, 0)  # unused entries add 0

@@ -1,13 +1,20 @@
-"""What error feedback remembers, by the layouts of the levels that are held: names, sizes, and what cannot be there."""
+"""What error feedback remembers, by the layouts of the levels that are held: names, sizes, and what cannot be there.
+
+Decided: what was sent is such as an encoder chooses, or it is refused: places of a block ascend, values are finite, not
+zero, and on the block's lattice if the format has one; unused slots come last and hold 0. The next round subtracts it,
+and a result that no encoder makes would be subtracted from a residual that never held it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from aftermath.optim.blocks import UNUSED
+from aftermath.optim.lattice import exponents_of, is_three
 from aftermath.optim.layout import LevelLayout
 from aftermath.optim.parts import BadState
 
@@ -23,8 +30,11 @@ def state_sizes(layouts: Mapping[int, LevelLayout]) -> dict[str, int]:
     return found
 
 
-def check_state(layouts: Mapping[int, LevelLayout], state: Mapping[str, Tensor]) -> bool:
-    """Whether something was sent, by what is remembered of such levels. Raises BadState unless it is that exactly."""
+def check_state(layouts: Mapping[int, LevelLayout], state: Mapping[str, Tensor], bits: int) -> bool:
+    """Whether something was sent, by what is remembered of such levels. Raises BadState unless it is that exactly.
+
+    `bits`: of the lattice of what is sent; 0 without one.
+    """
     places = [(level, group) for level in layouts for group in range(len(layouts[level].groups))]
     sent = any(not name.startswith("residual.") for name in state)
     kinds = ("residual", "indices", "values") if sent else ("residual",)
@@ -36,6 +46,9 @@ def check_state(layouts: Mapping[int, LevelLayout], state: Mapping[str, Tensor])
         _check(state, f"residual.{level}.{group}", (of.blocks, of.height, of.width))
         for kind in kinds[1:]:
             _check(state, f"{kind}.{level}.{group}", (of.blocks, of.topk), of.block if kind == "indices" else None)
+        if sent:
+            where = f"{level}.{group}"
+            _check_sent(where, state[f"indices.{where}"], state[f"values.{where}"], bits)
     return sent
 
 
@@ -44,6 +57,28 @@ def _check(state: Mapping[str, Tensor], name: str, shape: tuple[int, ...], block
     tensor, dtype = state[name], torch.float32 if block is None else torch.int64
     if tensor.shape != shape or tensor.dtype != dtype:
         raise BadState(f"{name} of an optimizer's state is {tensor.dtype} {tuple(tensor.shape)}, not {dtype} {shape}")
+    if not tensor.is_contiguous():
+        raise BadState(f"{name} of an optimizer's state does not lie in memory in one piece")
     fits = torch.isfinite(tensor) if block is None else ((tensor >= 0) & (tensor < block)) | (tensor == UNUSED)
     if not bool(fits.all()):
         raise BadState(f"{name} of an optimizer's state holds a number that cannot be there")
+
+
+def _check_sent(where: str, indices: Tensor, values: Tensor, bits: int) -> None:
+    """Raises BadState unless an encoder chooses such places and values, [blocks, topk] each."""
+    used = indices != UNUSED
+    if bool((indices[:, 1:] < indices[:, :-1]).any() | ((indices[:, 1:] == indices[:, :-1]) & used[:, 1:]).any()):
+        raise BadState(f"indices.{where} of an optimizer's state do not ascend")
+    if bool((used != (values != 0)).any()):
+        raise BadState(f"values.{where} of an optimizer's state are not those of its indices")
+    if not bits or not values.numel():
+        return
+    sent = values.detach().cpu().numpy()
+    first = np.zeros(sent.shape, np.bool_)
+    first[:, 0] = True
+    try:
+        exponents_of(sent.reshape(-1), first.reshape(-1))
+    except ValueError as error:
+        raise BadState(f"values.{where} of an optimizer's state: {error}") from None
+    if bits == 1 and bool(is_three(sent).any()):
+        raise BadState(f"values.{where} of an optimizer's state are of another lattice")

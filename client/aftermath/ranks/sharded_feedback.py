@@ -140,7 +140,7 @@ class ShardedFeedback:
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Deal out what `state` gave. Raises BadState, leaving all as it was, unless it fits this replica exactly."""
-        sent = check_state(self._layouts, state)
+        sent = check_state(self._layouts, state, self._format.values.lattice_bits)
 
         def part(rank: int) -> list[Tensor]:
             rows = ((name, self._plan.rows(rank, name)) for name in self._plan.state(rank, sent))

@@ -27,7 +27,6 @@ from aftermath.chain.wallet import Wallet
 from aftermath.coordinator.errors import CoordinatorError, NoSuchRun
 from aftermath.coordinator.ports import Clock
 from aftermath.data.source import Source, SourceAway
-from aftermath.kernels.use import missing, takes_long
 from aftermath.member.archive import Archive
 from aftermath.member.attention import Attention
 from aftermath.member.feed import RunFeed
@@ -55,6 +54,7 @@ from aftermath.train.choices import check_choices, evaluations_of, hub_of, place
 from aftermath.train.ending import known
 from aftermath.train.interrupts import CLOSE_SECONDS, Interrupts
 from aftermath.train.keeping import check_directory, check_hub, gradients_place, keeping_advice
+from aftermath.train.kernels import ready_kernels
 from aftermath.train.lock import only_process
 from aftermath.train.newcomer import Newcomer
 from aftermath.train.outfit import check_tier, data_of
@@ -296,9 +296,7 @@ async def _member(
         outline.companions,
     )
     if device.type == "cpu":
-        if await compute(takes_long):
-            events.emit(kinds.Compiling())
-        events.emit(kinds.Kernels(missing=await compute(missing)))
+        await ready_kernels(events, compute)
     weight = await measured_weight(ports, role, compute, origin, model.max_seq_len)
     await compute(lambda: origin.warm_up(model.max_seq_len, model.data_type == DataType.FINETUNING))
     OutlineShare(transport, outline)

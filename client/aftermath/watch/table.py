@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import json
+from functools import cache
 from typing import TextIO, get_args
 
 import msgspec
@@ -20,10 +21,11 @@ _FIRST = ("at", "run", "member", "member_tier", "client", "kind", "t")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
-def columns() -> list[str]:
+@cache
+def columns() -> tuple[str, ...]:
     """The names of all columns."""
     said = {field.name for kind in get_args(MEMBER_EVENTS) for field in msgspec.structs.fields(kind)}
-    return [*_FIRST, *sorted(said - set(_FIRST))]
+    return (*_FIRST, *sorted(said - set(_FIRST)))
 
 
 class CsvTable:

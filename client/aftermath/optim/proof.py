@@ -1,0 +1,171 @@
+"""Whether compiled kernels do on this machine what torch does: looked at once, before the first is used.
+
+Decided
+- Kernels are compiled on every machine by whatever compiler it has, and a replica that one of them changes wrongly is
+  no longer the others'. So each is compared with torch on one fixed small case, which takes some milliseconds; where
+  one differs, or raises, torch does everything, and it is said once.
+- Residuals and what is sent may differ from torch's by roundings of a DCT (`kernels.encode`); all else by no bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from aftermath.kernels.use import missing, run
+from aftermath.model.segments import view
+from aftermath.optim import compiled
+from aftermath.optim.codec import Votes, decode_level, encode_level
+from aftermath.optim.distro import Distro
+from aftermath.optim.exact import MEAN_BITS, signs
+from aftermath.optim.feedback import slots_of, take_back
+from aftermath.optim.format import ResultFormat
+from aftermath.optim.lattice import SMALLEST, quantise
+from aftermath.optim.layout import LevelLayout, level_layout
+from aftermath.optim.mean import changes, placed
+from aftermath.optim.schema import Settings, build_schema
+from aftermath.optim.sparseloco import SparseLoCo
+from aftermath.optim.transform import ZERO_BELOW, cells, forward, padding, strongest, subtract
+
+_MODEL = {
+    "model_type": "llama",
+    "vocab_size": 41,
+    "hidden_size": 20,
+    "intermediate_size": 68,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 16,
+    "rms_norm_eps": 1e-5,
+}
+"""No edge of 8 divides its own, so that blocks have padding."""
+_VOTES = Distro(4, 6, chunk=8, quantize_1bit=True, decay=0.9, weight_decay=0.0, clip=None)
+_SPARSE = SparseLoCo(topk=4, topk_embeddings=6, chunk=8)
+_MEMBERS, _ROUNDS, _DECAY, _FACTOR, _RATE, _KEEP = 3, 2, 0.875, 0.5, 0.25, 0.75
+
+_Params = dict[str, Tensor]
+_Sent = list[tuple[Tensor, Tensor]]
+
+
+@lru_cache(maxsize=1)
+def unfit() -> str | None:
+    """Why kernels are not used here, or None: they are compiled by now, and do what torch does."""
+    return missing() or differing()
+
+
+def differing() -> str | None:
+    """Which kernel does not do what torch does, or None."""
+    kinds: dict[str, Callable[[], bool]] = {
+        "signs are chosen": lambda: _chooses(_VOTES),
+        "values are chosen": lambda: _chooses(_SPARSE),
+        "signs are applied": _signs,
+        "values are applied": _means,
+    }
+    for what, same in kinds.items():
+        try:
+            if not same():
+                return f"compiled kernels do not do what torch does, where {what}"
+        except Exception as error:  # whatever a kernel raises: torch does the same
+            return f"compiled kernels fail where {what}: {error!r}"
+    return None
+
+
+def _case(settings: Settings) -> tuple[ResultFormat, LevelLayout, _Params]:
+    """The format and layout of the one level, and parameters that are always the same."""
+    schema = build_schema(_MODEL, 1, settings)
+    random = np.random.default_rng(7)
+    whole = {
+        name: torch.from_numpy(random.normal(size=tuple(shape)).astype(np.float32)) for name, shape in _shapes().items()
+    }
+    return schema.results, level_layout(schema.results, 0), whole
+
+
+def _shapes() -> dict[str, tuple[int, ...]]:
+    from aftermath.model.architectures import config_of
+
+    return dict(config_of(_MODEL).parameter_shapes(0))
+
+
+def _rounds(settings: Settings) -> Iterator[tuple[Tensor, Tensor]]:
+    """(what a kernel leaves, what torch leaves) of everything that changes when results are chosen."""
+    results, layout, params = _case(settings)
+    bits, transformed = results.values.lattice_bits, isinstance(settings, Distro)
+    smallest = SMALLEST if bits else ZERO_BELOW
+    theirs, ours = (
+        [torch.zeros(g.blocks, g.height, g.width) for g in layout.groups],
+        [torch.zeros(g.blocks, g.height, g.width) for g in layout.groups],
+    )
+    chosen: _Sent | None = None
+    expected: _Sent | None = None
+    for number in range(_ROUNDS):
+        made = {name: tensor.roll(number) for name, tensor in params.items()}
+        chosen, tasks = compiled.encode(layout, theirs, made, _FACTOR, _DECAY, chosen, transformed, smallest, bits)
+        run(tasks)
+        for index, residual in enumerate(ours):
+            if expected is not None:
+                take_back(residual, *expected[index], transformed=transformed)
+            residual.mul_(_DECAY)
+        for part in layout.parts:
+            own = part.of(ours[part.group])
+            for beyond in padding(own, part.blocks):
+                beyond.zero_()
+            for padded, place in cells(view(made, part.segment), own, part.blocks):
+                place.add_(padded, alpha=_FACTOR)
+        expected = []
+        for group, residual in zip(layout.groups, ours, strict=True):
+            flat = (forward(residual) if transformed else residual).flatten(1)
+            indices, values = strongest(flat, group.topk, smallest)
+            expected.append((indices, quantise(values, bits) if bits else values))
+        yield from zip(theirs, ours, strict=True)
+        for kept, wanted in zip(chosen, expected, strict=True):
+            yield from zip(kept, wanted, strict=True)
+
+
+def _chooses(settings: Settings) -> bool:
+    return all(torch.allclose(kernel, own, rtol=1e-4, atol=1e-4) for kernel, own in _rounds(settings))
+
+
+def _votes(results: ResultFormat, layout: LevelLayout) -> list[Votes]:
+    """Of some members, as they arrive."""
+    random = np.random.default_rng(8)
+    made = []
+    for _ in range(_MEMBERS):
+        whole = [torch.from_numpy(random.normal(size=(g.blocks, g.block)).astype(np.float32)) for g in layout.groups]
+        best = [strongest(numbers, g.topk) for numbers, g in zip(whole, layout.groups, strict=True)]
+        if bits := results.values.lattice_bits:
+            best = [(indices, quantise(values, bits)) for indices, values in best]
+        payload = encode_level(results, 0, *slots_of(layout, *zip(*best, strict=True)))
+        made.append(decode_level(payload, results, 0))
+    return made
+
+
+def _signs() -> bool:
+    results, layout, params = _case(_VOTES)
+    votes, expected = _votes(results, layout), _copies(params)
+    run(compiled.Counted(votes, layout).sign(params, lambda part: _KEEP, _RATE, MEAN_BITS))
+    for part, direction in zip(layout.parts, signs(votes, results, 0, torch.device("cpu")), strict=True):
+        tensor = view(expected, part.segment).mul_(_KEEP)
+        subtract(tensor, direction.float().mul_(_RATE), part.blocks)
+    return _equal(params, expected)
+
+
+def _means() -> bool:
+    results, layout, params = _case(_SPARSE)
+    votes, expected, most = _votes(results, layout), _copies(params), 1 << 41
+    by = [float(count) for count in range(_MEMBERS + 1)]  # the divisor is the number of keepers
+    run(compiled.Counted(votes, layout).mean(params, most, by, _SPARSE.outer_lr * SMALLEST))
+    for part, blocks in placed(layout, *changes(votes, 0, _SPARSE, most), torch.device("cpu")):
+        subtract(view(expected, part.segment), blocks, part.blocks)
+    return _equal(params, expected)
+
+
+def _copies(params: _Params) -> _Params:
+    return {name: tensor.clone() for name, tensor in params.items()}
+
+
+def _equal(one: _Params, other: _Params) -> bool:
+    return all(torch.equal(one[name].view(torch.int32), other[name].view(torch.int32)) for name in one)

@@ -1,0 +1,23 @@
+"""Kernels when a member starts: compiled, compared with torch, and what is said of it.
+
+Decided: kernels that are missing are told of as any fact; those that compute something else than torch are a warning,
+since something is wrong with that machine.
+"""
+
+from __future__ import annotations
+
+from aftermath.base.worker import Worker
+from aftermath.kernels.use import missing, takes_long
+from aftermath.optim.proof import unfit
+from aftermath.watch import kinds
+from aftermath.watch.events import Events
+
+
+async def ready_kernels(events: Events, compute: Worker) -> None:
+    """Have kernels ready, or say why torch does their work."""
+    if await compute(takes_long):
+        events.emit(kinds.Compiling())
+    why = await compute(unfit)
+    events.emit(kinds.Kernels(missing=why))
+    if why is not None and await compute(missing) is None:
+        events.emit(kinds.Warning(message=f"{why}: torch does it instead, and slower"))

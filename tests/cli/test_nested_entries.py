@@ -1,0 +1,17 @@
+"""A file of tiers that nests beyond reading is refused as any that is no JSON."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aftermath.cli.model_init import _entries
+from aftermath.model.documents import CheckpointError
+
+
+def test_entries_that_nest_beyond_reading_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "entries.json"
+    file.write_text("[" * 50_000)
+    with pytest.raises(CheckpointError, match="not JSON"):
+        _entries(file)

@@ -1,0 +1,23 @@
+"""Every test that a page names as holding a promise is there, and is a test of that name."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+NAMED = re.compile(r"`([\w/]+\.py)::(\w+)`")
+PROMISES = 17 + 16
+"""Rows: of messages and peers, and of the program."""
+
+
+def test_each_promise_names_tests_that_are_there() -> None:
+    page = (ROOT / "docs/development.md").read_text(encoding="utf-8")
+    section = page.split("## Which test holds what")[1].split("\n## ")[0]
+    rows = [row for row in section.splitlines() if row.startswith("|") and "::" in row]
+    assert len(rows) == PROMISES
+    for file, name in NAMED.findall(section):
+        tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+        kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+        assert name in {one.name for one in tree.body if isinstance(one, kinds)}, f"{file}::{name}"

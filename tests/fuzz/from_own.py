@@ -1,0 +1,70 @@
+"""A process's own files, which a disk or another program may have changed; and a tokenizer, which a peer may tell."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+
+from aftermath.data.bytelevel import byte_tokenizer
+from aftermath.data.server import load_settings
+from aftermath.data.source import DataError
+from aftermath.lab.saving import STATE, Counters, load_state, save_state
+from aftermath.member.own_state import Told
+from aftermath.member.private import _Bound, _read, _save
+from aftermath.model.documents import CheckpointError
+from aftermath.model.text import tokenizer_of
+from aftermath.optim.parts import BadState
+from aftermath.optim.private_blocks import tree_of
+from fuzz.decoder import Decode, Decoder, through_file
+from optim.private_states import OPTIMIZERS, trained
+
+
+def optimizers() -> tuple[list[bytes], Decode]:
+    """Tensors of any shape, type and content: what is refused leaves the optimizer as it was."""
+    _, engine = trained(OPTIMIZERS["distro"], 2)
+
+    def take(data: bytes) -> object:
+        engine.restore(load(data))
+        return engine.tree()
+
+    return [save(engine.state())], take
+
+
+def kept_optimizers() -> tuple[list[bytes], Decode]:
+    _, engine = trained(OPTIMIZERS["distro"], 2)
+    state, bound = engine.state(), _Bound("demo", "ab" * 32, "cd" * 32, 2, 3, {"2": "ef" * 32})
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "kept.safetensors"
+        _save(file, state, bound, Told(tree_of(state).root, 2, 5))
+        return [file.read_bytes()], through_file("kept.safetensors", lambda path: _read(path, bound))
+
+
+def trainings() -> tuple[list[bytes], Decode]:
+    _, engine = trained(OPTIMIZERS["distro"], 2)
+    with tempfile.TemporaryDirectory() as folder:
+        save_state(Path(folder), engine.state(), Counters({"seed": 1}, 5, 4, [(1, [2, 3])], 600))
+        seed = (Path(folder) / STATE).read_bytes()
+    return [seed], through_file(STATE, lambda path: load_state(path.parent))
+
+
+def served() -> tuple[list[bytes], Decode]:
+    text = f'dir = "tokens"\nseq_len = 32\ntoken_size = "FourBytes"\nshuffle_seed = {list(range(32))}\n'
+    return [text.encode()], through_file("data.toml", load_settings)
+
+
+def tokenizers() -> tuple[list[bytes], Decode]:
+    whole = byte_tokenizer().to_str().encode()
+    small = b'{"model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "a"}}'
+    return [whole[:2000], small], lambda data: tokenizer_of(data, "tokenizer.json").get_vocab_size()
+
+
+OWN = [
+    Decoder("optimizer", optimizers, (SafetensorError, BadState)),
+    Decoder("kept optimizer", kept_optimizers, (CheckpointError,)),
+    Decoder("training", trainings, (CheckpointError,)),
+    Decoder("settings of a data server", served, (DataError,)),
+    Decoder("tokenizer", tokenizers, (CheckpointError,)),
+]

@@ -1,0 +1,83 @@
+"""Kernels that do not do what torch does are found before one is used, and a member says so once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from aftermath.kernels import aggregate, encode
+from aftermath.kernels.use import missing
+from aftermath.optim import compiled, proof
+from aftermath.optim.engine import Engine
+from aftermath.train.kernels import ready_kernels
+from aftermath.watch import kinds
+from aftermath.watch.events import Event, Events
+from optim.optim_oracle import toy_schema
+from optim.optim_replica import tensors
+
+assert missing() is None
+Kernel = Callable[..., None]
+
+
+@pytest.fixture(autouse=True)
+def _anew() -> Iterator[None]:
+    proof.unfit.cache_clear()
+    yield
+    proof.unfit.cache_clear()
+
+
+def _flips_what_is_sent(kernel: Kernel) -> Kernel:
+    def wrong(*given: Any) -> None:
+        kernel(*given)
+        values = given[14]
+        values *= -1
+
+    return wrong
+
+
+def _applies_backwards(kernel: Kernel) -> Kernel:
+    return lambda *given: kernel(*given[:-1], -given[-1])
+
+
+def _raises(kernel: Kernel) -> Kernel:
+    def fails(*given: Any) -> None:
+        raise SystemError("no such instruction")
+
+    return fails
+
+
+WRONG = [
+    (encode, "encode", _flips_what_is_sent, "do not do what torch does, where signs are chosen"),
+    (encode, "encode", _raises, "fail where signs are chosen"),
+    (aggregate, "sign", _applies_backwards, "do not do what torch does, where signs are applied"),
+    (aggregate, "mean", _applies_backwards, "do not do what torch does, where values are applied"),
+    (aggregate, "mean", _raises, "fail where values are applied"),
+]
+
+
+def test_the_kernels_of_this_machine_do_what_torch_does() -> None:
+    assert proof.unfit() is None
+
+
+@pytest.mark.parametrize(("module", "name", "spoil", "says"), WRONG)
+async def test_torch_takes_the_place_of_a_wrong_kernel_and_it_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, module: Any, name: str, spoil: Callable[[Kernel], Kernel], says: str
+) -> None:
+    monkeypatch.setattr(module, name, spoil(getattr(module, name)))
+    heard: list[Event] = []
+
+    async def here(work: Callable[[], Any]) -> Any:
+        return work()
+
+    await ready_kernels(Events(lambda: 0.0, [heard.append]), here)
+    (said,) = (event for event in heard if isinstance(event, kinds.Kernels))
+    assert says in (said.missing or "")
+    (warning,) = (event for event in heard if isinstance(event, kinds.Warning))
+    assert says in warning.message
+    schema = toy_schema()
+    params = tensors(schema, 0, 0)
+    assert not compiled.usable(params)
+    engine = Engine(schema, 0, params)
+    assert not engine._apply._compiled  # type: ignore[attr-defined]

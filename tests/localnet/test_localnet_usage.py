@@ -1,0 +1,35 @@
+"""What the parts that are started as modules say of themselves: their own name, and an example that they take."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Callable
+
+import pytest
+
+from aftermath.localnet import __main__ as localnet
+from aftermath.sim import __main__ as sim
+
+MODULES = {"aftermath.localnet": localnet._parser, "aftermath.sim": sim._parser}
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_help_has_the_modules_name_and_examples_that_are_taken(module: str) -> None:
+    make: Callable[[], argparse.ArgumentParser] = MODULES[module]
+    parser, line = make(), f"python -m {module}"
+    told = parser.format_help()
+    assert told.startswith(f"usage: {line} ")
+    examples = [text.strip() for text in told.split("examples:")[1].splitlines() if text.strip().startswith(line)]
+    assert examples
+    for example in examples:
+        parser.parse_args(shlex.split(example)[3:])
+    for action in parser._actions:
+        assert action.help, action.option_strings
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_a_mistake_is_told_under_the_modules_name(module: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        MODULES[module]().parse_args(["--no-such-option"])
+    assert capsys.readouterr().err.startswith(f"usage: python -m {module} ")
