@@ -26,6 +26,7 @@ from aftermath.chain.member import SolanaMember
 from aftermath.chain.wallet import Wallet
 from aftermath.coordinator.errors import CoordinatorError, NoSuchRun
 from aftermath.coordinator.ports import Clock
+from aftermath.coordinator.view import View
 from aftermath.data.source import Source, SourceAway
 from aftermath.kernels.use import missing, takes_long
 from aftermath.member.archive import Archive
@@ -62,6 +63,7 @@ from aftermath.train.settings import TrainSettings
 from aftermath.train.sinks import events_of
 from aftermath.watch import kinds
 from aftermath.watch.events import Events, LogWarnings
+from aftermath.watch.standing import Standing, standing
 
 _ASK_AGAIN = 10.0  # seconds between two looks for data that is away
 
@@ -272,7 +274,9 @@ async def _member(
         named.arithmetic if ranks is None else PLAIN,
         make,
     )
-    ports = Ports(chain, RunFeed(view), transport, clock, Attention(clock), events)
+    feed = RunFeed(view)
+    events.look(lambda: _standing(feed.view, chain.now()))
+    ports = Ports(chain, feed, transport, clock, Attention(clock), events)
     role = Role(settings.run_id, schema, settings.matformer_tier, named.reach.secret)
     read = ThreadWorker("data")
     decode, upload, write, state = (ThreadWorker(name) for name in ("decode", "upload", "write", "state"))
@@ -301,6 +305,10 @@ async def _member(
     OutlineShare(transport, outline)
     parallel = settings.max_concurrent_parameter_requests
     return Member(ports, role, workers, data, origin, archive, wishes, weight=weight, parallel=parallel)
+
+
+def _standing(view: View, now: int) -> Standing:
+    return standing(view.run, view.model, view.members, now)
 
 
 async def _data(events: Events, clock: Clock, read: Worker, opened: Callable[[], Source]) -> Source:
