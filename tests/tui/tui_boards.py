@@ -17,7 +17,7 @@ from watch.said import said
 
 NOW = 130.0
 EVIL = "[bold red]evil[/]\x1b[2J\u202egpj.exe"
-SIGNERS = [hashlib.sha256(bytes([seat])).digest() for seat in range(8)]
+SIGNERS = [hashlib.sha256(bytes([seat])).digest() for seat in range(64)]
 WALLET = str(Pubkey(SIGNERS[1]))
 
 

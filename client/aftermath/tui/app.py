@@ -68,16 +68,27 @@ class Help(ModalScreen[None]):
         self.dismiss()
 
 
+class Members(DataTable[Text]):
+    """A table in which Home and End go to the first and last member, not to columns."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("home", "scroll_top", show=False),
+        Binding("end", "scroll_bottom", show=False),
+    ]
+
+
 class Tui(App[None]):
     """Shows a board. `clock`: seconds since the start; `leave`: what q does, once for each time it is pressed."""
 
+    TITLE = "aftermath"
     ENABLE_COMMAND_PALETTE = False
     CSS = """
     #title { dock: top; height: 1; text-style: bold; padding: 0 1; }
-    #said { dock: bottom; height: 1; padding: 0 1; color: ansi_yellow; display: none; }
+    #said { dock: bottom; height: 1; padding: 0 1; text-style: reverse; display: none; }
     TabPane { padding: 0 1; }
-    VerticalScroll, DataTable, RichLog { height: 1fr; }
-    DataTable > .datatable--header { text-style: bold; background: ansi_default; color: ansi_blue; }
+    VerticalScroll, Members, RichLog { height: 1fr; }
+    Members > .datatable--cursor { text-style: reverse; background: ansi_default; color: ansi_default; }
+    Members > .datatable--header { text-style: bold; background: ansi_default; color: ansi_blue; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+c,ctrl+q", "leave", show=False, priority=True),
@@ -104,7 +115,7 @@ class Tui(App[None]):
             for name in TABS:
                 with TabPane(name, id=name):
                     if name == "Members":
-                        yield DataTable(cursor_type="row")
+                        yield Members(cursor_type="row")
                     elif name == "Log":
                         yield RichLog(wrap=True, min_width=20, max_lines=1000)
                     else:
@@ -132,8 +143,12 @@ class Tui(App[None]):
 
     def action_leave(self) -> None:
         """Say so, and have it done."""
-        self.query_one("#said").display = True
+        self._say_so()
         self._leave()
+
+    def _say_so(self) -> None:
+        self._bottom.query_one("#said").display = True
+        self._bottom.query_one(Footer).display = False
 
     def action_turn(self, by: int) -> None:
         """To the next tab, or the one before."""
@@ -170,9 +185,11 @@ class Tui(App[None]):
 
     def draw(self) -> None:
         """Bring what is seen up to date."""
+        if not self._bottom.query("#title"):  # it is being closed
+            return
         self._bottom.query_one("#title", Static).update(self._title())
         if self._board.leaving:
-            self._bottom.query_one("#said").display = True
+            self._say_so()
         if self._active == "Members":
             self._draw_members()
         elif self._active == "Log":
@@ -190,7 +207,7 @@ class Tui(App[None]):
         return title.append(f"   {progress_words(board)}", "not bold")
 
     def _draw_members(self) -> None:
-        table, found = self._bottom.query_one(DataTable), self._board.standing
+        table, found = self._bottom.query_one(Members), self._board.standing
         columns = COLUMNS if self._board.here is None else (*COLUMNS[:-1], "here", COLUMNS[-1])
         rows = {} if found is None else self._members(found)
         if columns != self._columns or list(rows) != list(self._rows):
@@ -227,7 +244,7 @@ class Tui(App[None]):
             self._log_width, self._logged = log.size.width, board.said - len(board.lines)
         new = min(board.said - self._logged, len(board.lines))
         for t, text in list(board.lines)[len(board.lines) - new :]:
-            log.write(Text.assemble((f"{_clock(t):>8}  ", "dim"), text))
+            log.write(Text.assemble((f"{_clock(t):>8}  ", "dim"), text), expand=True)
         self._logged = board.said
 
 

@@ -26,6 +26,7 @@ Rows = dict[str, str | Text | Sequence[str]]
 _UNKNOWN = "-"
 _NAMES = 11  # columns of the rows' names, with what is between
 _CHART = 9  # lines
+_TALL = 32  # lines of a terminal that has room for more than 24 have
 
 
 def progress_words(board: Board) -> str:
@@ -47,10 +48,14 @@ def run_page(board: Board, now: float, width: int, height: int) -> RenderableTyp
         rows["members"] = f"{taking_part(found)} take part, {known['members']}"
     rows["steps"] = _steps(board, width - _NAMES)
     parts: list[RenderableType] = [_rows(board, "Run", rows)]
-    if board.role == "member":
+    drawn = chart(board.losses, width, _CHART) if height >= _TALL else []
+    if board.role == "member" and not drawn:
         parts += [Text(), Text(course(board.losses, width), no_wrap=True)]
     for alert in board.alerts.now(now):
-        parts += [Text(), Text(alert.words(now), style="red" if alert.fatal else "yellow")]
+        label = (" error ", "white on red") if alert.fatal else (" warning ", "black on yellow")
+        parts += [Text(), Text.assemble(label, " ", alert.words(now))]
+    if drawn:
+        parts += [Text(), Text("\n".join(drawn))]
     return Group(*parts)
 
 
@@ -79,7 +84,7 @@ def training_page(board: Board, now: float, width: int, height: int) -> Renderab
         rows["asked"] = [f"{name} {one.value:.4f} at step {one.step:,}" for name, one in board.asked.items()]
     if (sample := board.of(kinds.Sample)) is not None:
         rows["text"] = " ".join(f"{sample.prompt}{sample.text}".split())
-    drawn = chart(board.losses, width, _CHART if height < 30 else 2 * _CHART)
+    drawn = chart(board.losses, width, 2 * _CHART if height >= _TALL else _CHART)
     return Group(
         Text("\n".join(drawn) if drawn else course(board.losses, width)), Text(), _rows(board, "Training", rows)
     )
