@@ -42,7 +42,13 @@ def where(step: int = 41, *, count: int = 5, **given: Any) -> Standing:
     config = builders.config(
         total_steps=120, max_round_train_time=40, round_witness_time=10, min_clients=2, init_min_clients=3
     )
-    values = {"rounds": (now,), "config": config, "state_started_at": 1000, "step": step, "epoch_started_at": 900}
+    values: dict[str, Any] = {
+        "rounds": (now,),
+        "config": config,
+        "state_started_at": 1000,
+        "step": step,
+        "epoch_started_at": 900,
+    }
     run = builders.run(RunState.ROUND_TRAIN, **{**values, "run_id": "demo", "epoch": 2, "start_step": 1} | given)
     return standing(run, builders.model(), builders.members(slots), 1012)
 
