@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -65,6 +66,7 @@ from aftermath.watch import kinds
 from aftermath.watch.events import Events, LogWarnings
 from aftermath.watch.standing import Standing, standing
 
+_SHOW = 1.0  # seconds between two looks at where the run stands
 _ASK_AGAIN = 10.0  # seconds between two looks for data that is away
 
 
@@ -202,7 +204,7 @@ async def _ports(
         ranks = None
         if not named.place.alone:
             ranks = stack.enter_context(launched(named.place, threads_of(named.place, settings.threads)))
-        made = _member(settings, events, chain, transport, named, ranks)
+        made = _member(settings, events, chain, transport, named, ranks, stack)
         yield await (ranks.while_all_run(made) if ranks else made), ranks
 
 
@@ -242,6 +244,7 @@ async def _member(
     transport: IrohTransport,
     named: _Named,
     ranks: Launched | None,
+    stack: contextlib.AsyncExitStack,
 ) -> Member:
     view = await chain.view()
     model = view.model
@@ -275,7 +278,8 @@ async def _member(
         make,
     )
     feed = RunFeed(view)
-    events.look(lambda: _standing(feed.view, chain.now()))
+    if events.looked_at:
+        stack.push_async_callback(cancel, [asyncio.create_task(_show(feed, chain, events))])
     ports = Ports(chain, feed, transport, clock, Attention(clock), events)
     role = Role(settings.run_id, schema, settings.matformer_tier, named.reach.secret)
     read = ThreadWorker("data")
@@ -305,6 +309,14 @@ async def _member(
     OutlineShare(transport, outline)
     parallel = settings.max_concurrent_parameter_requests
     return Member(ports, role, workers, data, origin, archive, wishes, weight=weight, parallel=parallel)
+
+
+async def _show(feed: RunFeed, chain: SolanaMember, events: Events) -> None:
+    """Say how to tell where the run stands; working that out is for whoever shows it, on a thread of its own."""
+    while True:
+        with contextlib.suppress(CoordinatorError):  # its time is not known yet
+            events.look(partial(_standing, feed.view, chain.now()))
+        await asyncio.sleep(_SHOW)
 
 
 def _standing(view: View, now: int) -> Standing:

@@ -54,8 +54,13 @@ class Events:
         self._clock = clock
         self._sinks = list(sinks)
 
+    @property
+    def looked_at(self) -> bool:
+        """Whether a sink shows where the run stands."""
+        return any(isinstance(sink, Onlooker) for sink in self._sinks)
+
     def look(self, look: Callable[[], Standing]) -> None:
-        """Say how sinks learn where the run stands, which they may ask on a thread of theirs, if they show it."""
+        """Say how such sinks learn where it stands now, which they ask on a thread of their own."""
         for sink in self._sinks:
             if isinstance(sink, Onlooker):
                 sink.look(look)
