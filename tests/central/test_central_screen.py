@@ -2,44 +2,53 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from aftermath.base.errors import UsageError
 from aftermath.base.worker import ThreadWorker
-from aftermath.central.screen import Lines, picture
+from aftermath.central.screen import connected, network, where
 from aftermath.central.served_data import data_beside, serving
+from aftermath.central.server import CentralServer
 from aftermath.config.document import RunConfig, parse_as
 from aftermath.data.remote import RemoteTokens
 from aftermath.localnet.free_ports import free_ports
+from aftermath.rules.state import RunState
 from central import central_stage
 from central.central_stage import Visitor
 from config.config_cases import SEED
 
 
-def shown(server: object, lines: Lines, width: int = 80) -> str:
-    console = Console(width=width, height=24, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(picture(server, lines))  # type: ignore[arg-type]
-    return console.export_text()
-
-
-async def test_the_picture_has_the_run_and_who_is_connected() -> None:
+async def test_the_screen_has_the_run_and_who_is_connected() -> None:
     async with central_stage.serving(init_min_clients=2, min_clients=2) as server:
-        lines = Lines(kept=True)
         async with Visitor(server) as one:
             await one.join(tier=1)
-            text = shown(server, lines)
-        assert re.search(r"run +demo at port", text)
-        assert "waiting for members" in text
-        assert "step 0 of 100" in text
-        (row,) = [line for line in text.splitlines() if str(one.wallet.pubkey)[:12] in line]
-        assert row.split()[1:] == ["1", "idle", "yes"]
-        assert max(len(line) for line in text.splitlines()) <= 80
+            found = where(server)
+            here = connected(server, found)
+            rows = network(server)
+        assert (found.run_id, found.state, found.step, found.total_steps) == (
+            "demo",
+            RunState.WAITING_FOR_MEMBERS,
+            0,
+            100,
+        )
+        (member,) = found.members
+        assert (member.signer, member.tier) == (one.wallet.public, 1)
+        assert here == {one.wallet.public}
+        assert rows == {"address": f"127.0.0.1:{server.port}", "connected": "1 identity"}
+        await server_is_empty(server)
+        assert connected(server, where(server)) == frozenset()
+
+
+async def server_is_empty(server: CentralServer) -> None:
+    async with asyncio.timeout(central_stage.PATIENCE):
+        while server.presence.count:
+            await asyncio.sleep(0.01)
 
 
 def config_with(address: str, seq_len: int = 32) -> str:

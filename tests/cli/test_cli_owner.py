@@ -13,9 +13,8 @@ import pytest
 
 from aftermath.chain.wallet import create_wallet
 from aftermath.cli.change import Change
-from aftermath.cli.dump import in_words
 from aftermath.rules.state import RunState
-from aftermath.watch.phase import state_words
+from aftermath.watch.phase import in_words, state_words
 from cli.cli_runs import CONSOLE, Shell, invoke
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import pty
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -17,6 +15,7 @@ import pytest
 from aftermath.chain.wallet import load_wallet
 from cli.cli_lone_member import one_epoch, quick_config
 from cli.cli_runs import CONSOLE, Shell, invoke
+from tui.tui_terminal import Terminal
 
 EVIL = "a[/b]\x1b[2J\u202egpj.exe"
 
@@ -102,21 +101,31 @@ def test_what_changes_is_a_line_where_nothing_can_be_drawn_over(owner: Shell, ru
         assert "in cooldown (epoch 0, round" in shown[-1]
 
 
-@pytest.mark.parametrize("term", ["xterm-256color", "dumb"])
-def test_on_a_terminal_the_page_is_drawn_anew(owner: Shell, run: str, term: str) -> None:
-    ours, theirs = pty.openpty()
-    environment = {**os.environ, "TERM": term, "COLUMNS": "100", "LINES": "30"}
-    with watching(owner, run, stdout=theirs, env=environment) as process:
-        os.close(theirs)
-        seen = ""
-        while seen.count("waits for") < (2 if term != "dumb" else 1):  # drawn at least twice, though nothing happens
-            seen += os.read(ours, 4096).decode(errors="replace")
-        process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
-    os.close(ours)
-    assert ("\x1b[1A" in seen) is (term != "dumb"), "the cursor goes up over what was drawn"
-    assert "\x1b[2Jgpj" not in seen
-    assert "�" in seen or term == "dumb"
+def test_on_a_terminal_it_has_tabs_and_q_closes_it(owner: Shell, run: str) -> None:
+    command = [CONSOLE, "watch", "--rpc", owner.rpc, "--run-id", run]
+    with Terminal(command, {}) as terminal:
+        terminal.shows("0 of at least 1 member have asked for a place")
+        terminal.shows("a[/b]�[2J�gpj.exe")
+        terminal.press("5")
+        terminal.shows(owner.rpc)
+        an_epoch(owner, run)
+        terminal.press("1")
+        terminal.shows("a checkpoint of this epoch")
+        terminal.press("q")
+        assert terminal.ended() == 0
+        assert terminal.modes() == terminal.usual
+        (last,) = terminal.after.splitlines()
+        assert "in cooldown (epoch 0, round " in last
+    assert "\x1b[2Jgpj" not in terminal.seen
+
+
+def test_on_a_dumb_terminal_it_prints_lines(owner: Shell, run: str) -> None:
+    command = [CONSOLE, "watch", "--rpc", owner.rpc, "--run-id", run]
+    with Terminal(command, {"TERM": "dumb"}) as terminal:
+        terminal.shows("waits for members: 0 of at least 1 member have asked for a place")
+        terminal.press("\x03")
+        assert terminal.ended() == 0
+    assert "\x1b" not in terminal.seen
 
 
 def test_watching_ends_when_the_run_is_closed(owner: Shell, run: str) -> None:

@@ -1,4 +1,4 @@
-"""What people see of a run: safe text, console lines, the terminal view, the plot."""
+"""What people see of a run: safe text, console lines, the plot."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from aftermath.watch.kinds import Event, Warning
 from aftermath.watch.plot import step_plot
 from aftermath.watch.printable import printable
 from aftermath.watch.spark import course, spark
-from aftermath.watch.terminal import TerminalView
 from watch.said import KINDS, said
 
 EVIL = "a[/b]\x1b[2J\x1b]0;owned\x07\u202egpj.exe\r"
@@ -118,11 +117,6 @@ def test_nor_that_of_a_member() -> None:
     lines(said("warning", message=f"{EVIL}\nand its fix"))
     assert "a[/b]" in out.getvalue()
     assert "\x1b" not in out.getvalue()
-    view = TerminalView(Console(file=out), EVIL, 1, lambda: 5.0)
-    view(said("warning", t=4.0, message=EVIL))
-    shown = _drawn(view)
-    assert shown.count("a[/b]") == 2
-    assert "\x1b]" not in shown
 
 
 def test_a_log_of_lines_reads_from_the_first_to_the_last() -> None:
@@ -169,19 +163,14 @@ def test_a_log_of_lines_reads_from_the_first_to_the_last() -> None:
 def test_one_thing_is_told_as_one() -> None:
     out = io.StringIO()
     lines = ConsoleLines(Console(file=out, width=200), lambda: NOON)
-    view = TerminalView(Console(file=io.StringIO()), "demo", 0, lambda: 5.0)
     for event in (
         said("measured", weight=1, seconds=60.0),
         said("traffic", peers=1, sent=1, received=1, costs={"transactions": 1, "lamports": 5000}),
         said("finished", step=1),
     ):
         lines(event)
-        view(event)
     assert "this machine trains about 1 sequence a minute" in out.getvalue()
     assert "the run is finished: 1 step\n" in out.getvalue()
-    shown = _drawn(view)
-    assert "about 1 sequence a minute" in shown
-    assert "1 transaction, 5,000 lamports" in shown
     assert [counted(n, "step") for n in (0, 1, 2, 1200)] == ["0 steps", "1 step", "2 steps", "1,200 steps"]
 
 

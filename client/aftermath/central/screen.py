@@ -1,113 +1,119 @@
-"""What a server shows of its run: lines of what happens, or a picture in a terminal that is drawn over.
+"""What a server shows of its run: lines of what happens, or a screen of tabs (`tui`).
 
-Decided: both read the accounts, as members do; the picture's rows have one order, that of the members' places.
+Decided: both read the accounts, as members do, on the loop that serves these: the chain is for that thread alone.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
+from rich.console import Console
 from solders.pubkey import Pubkey
 
+from aftermath.base.counted import counted
 from aftermath.central.server import PROGRAM, CentralServer
 from aftermath.chain.addresses import run_addresses
-from aftermath.chain.views import parse_members, parse_run
-from aftermath.cli.dump import in_words
-from aftermath.rules.accounts import Members, Run
-from aftermath.rules.deadlines import next_deadline
+from aftermath.chain.views import parse_members, parse_model, parse_run
+from aftermath.tui.screen import Screen, can_show
+from aftermath.watch.phase import in_words
 from aftermath.watch.printable import printable
-from aftermath.watch.terminal import redraws
+from aftermath.watch.standing import Standing, standing
 
 SECONDS = 0.5
 """Between two looks."""
-MOST_ROWS, MOST_LINES = 24, 6
 
 
 class Lines(logging.Handler):
-    """What the server says of itself: printed, or kept for the picture."""
+    """What the server says of itself goes to `tell`."""
 
-    def __init__(self, *, kept: bool) -> None:
+    def __init__(self, tell: Callable[[str], None]) -> None:
         super().__init__(logging.INFO)
-        self.newest: deque[str] = deque(maxlen=MOST_LINES)
-        self._kept = kept
+        self._tell = tell
 
     def emit(self, record: logging.LogRecord) -> None:
-        line = f"{datetime.now(UTC):%H:%M:%S} {printable(record.getMessage())}"
-        self.newest.append(line)
-        if not self._kept:
-            print(line, flush=True)
+        self._tell(printable(record.getMessage()))
 
 
 async def watch(server: CentralServer, tui: bool) -> None:
     """Show the run for ever."""
-    console = Console()
-    drawn = tui and redraws(console)
-    lines = Lines(kept=drawn)
-    logging.getLogger("aftermath").setLevel(logging.INFO)
-    logging.getLogger("aftermath").addHandler(lines)
-    if not drawn:
-        await _tell(server)
-    with Live(console=console, auto_refresh=False, screen=False) as live:
-        while True:
-            live.update(picture(server, lines), refresh=True)
-            await asyncio.sleep(SECONDS)
+    console = Console(highlight=False)
+    ours = logging.getLogger("aftermath")
+    ours.setLevel(logging.INFO)
+    if tui and can_show(console):
+        screen = Screen(console, _now, time.monotonic(), "server", server.config.run_id)
+        ours.addHandler(lines := Lines(screen.line))
+        try:
+            with screen:
+                await _show(server, screen)
+        finally:
+            ours.removeHandler(lines)
+    ours.addHandler(Lines(_print))
+    await _tell(server, _print)
 
 
-async def _tell(server: CentralServer) -> None:
-    """A line for every state of the run."""
+async def _show(server: CentralServer, screen: Screen) -> None:
+    """Tell the screen where the run stands, as long as there is one."""
     said = ""
-    while True:
-        run, _ = accounts(server)
-        line = f"run {run.run_id} is {in_words(run.state)}: epoch {run.epoch}, {_steps(run)}"
-        if (key := line if not run.state.training else f"{run.epoch} {run.trained_steps}") != said:
-            print(f"{datetime.now(UTC):%H:%M:%S} {line}", flush=True)
-            said = key
+    while screen.open:
+        screen.stands(found := where(server), connected(server, found))
+        screen.facts("Network", network(server))
+        if (line := _line(found)) != said:
+            screen.line(line)
+            said = line
         await asyncio.sleep(SECONDS)
 
 
-def accounts(server: CentralServer) -> tuple[Run, Members]:
-    """The run and its members as they are now."""
-    places = run_addresses(PROGRAM, server.config.run_id)
-    run, members = server.node.bank.account(places.run), server.node.bank.account(places.members)
+async def _tell(server: CentralServer, tell: Callable[[str], None]) -> None:
+    """A line for every state of the run, and for every step."""
+    said = ""
+    while True:
+        if (line := _line(where(server))) != said:
+            tell(line)
+            said = line
+        await asyncio.sleep(SECONDS)
+
+
+def where(server: CentralServer) -> Standing:
+    """Where the run stands now."""
+    places, bank = run_addresses(PROGRAM, server.config.run_id), server.node.bank
+    run, model, members = bank.account(places.run), bank.account(places.model), bank.account(places.members)
     assert run is not None
+    assert model is not None
     assert members is not None
-    return parse_run(bytes(run.data)), parse_members(bytes(members.data))
+    accounts = parse_run(bytes(run.data)), parse_model(bytes(model.data)), parse_members(bytes(members.data))
+    return standing(*accounts, int(server.node.time.now()))
 
 
-def picture(server: CentralServer, lines: Lines) -> RenderableType:
-    """The run, its members and the newest lines."""
-    run, members = accounts(server)
-    facts = Table.grid(padding=(0, 2))
-    due = next_deadline(run)
-    left = "-" if due is None else f"{max(0, due - int(server.node.time.now()))} s left"
-    rows = (
-        ("run", f"{run.run_id} at port {server.port}"),
-        ("now", f"{in_words(run.state)}, {left}"),
-        ("progress", f"epoch {run.epoch}, {_steps(run)}"),
-        ("here", f"{server.presence.count} connected"),
-    )
-    for name, value in rows:
-        facts.add_row(Text(name, style="bold"), Text(printable(value)))
-    table = Table("member", "tier", "state", "connected", box=None, pad_edge=False, header_style="bold")
-    used = [slot for slot in members.slots if any(slot.signer)]
-    for slot in used[:MOST_ROWS]:
-        identity = Pubkey(slot.signer)
-        here = "yes" if server.presence.here(identity) else "no"
-        table.add_row(f"{str(identity)[:12]}…", str(slot.tier), slot.state.name.lower(), here)
-    if len(used) > MOST_ROWS:
-        table.add_row(f"and {len(used) - MOST_ROWS} more", "", "", "")
-    return Group(facts, Text(), table, Text(), Text("\n".join(lines.newest), style="dim"))
+def connected(server: CentralServer, found: Standing) -> frozenset[bytes]:
+    """The members that are connected."""
+    here = server.presence.here
+    return frozenset(member.signer for member in found.members if here(Pubkey(member.signer)))
 
 
-def _steps(run: Run) -> str:
-    return f"step {run.trained_steps} of {run.config.total_steps}"
+def network(server: CentralServer) -> dict[str, str]:
+    """What the server alone knows."""
+    return {
+        "address": f"{server.config.host}:{server.port}",
+        "connected": counted(server.presence.count, "identity", "identities"),
+    }
+
+
+def _line(found: Standing) -> str:
+    steps = f"epoch {found.epoch}, step {found.step} of {found.total_steps}"
+    state = "training" if found.state.training else in_words(found.state)
+    return f"run {found.run_id} is {state}: {steps}"
+
+
+def _print(line: str) -> None:
+    print(f"{_now():%H:%M:%S} {line}", flush=True)
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
 
 
 def announced(server: CentralServer) -> None:

@@ -10,7 +10,6 @@ from solders.instruction import Instruction
 
 from aftermath.base.counted import counted
 from aftermath.chain.instructions import CoordinatorInstructions
-from aftermath.cli.dump import in_words
 from aftermath.cli.present import CommandError
 from aftermath.cli.schema import Shape
 from aftermath.config.document import RunConfig
@@ -18,6 +17,7 @@ from aftermath.config.read import checkpoint_of
 from aftermath.rules.accounts import Checkpoint, Config, Model, Run, steps_before
 from aftermath.rules.assignment import batch_size
 from aftermath.rules.state import ModelSource
+from aftermath.watch.phase import in_words
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ async def create_run(
     from aftermath.chain.addresses import EVERYONE, run_addresses
     from aftermath.chain.options import public_key
     from aftermath.cli.connection import sign_in
-    from aftermath.cli.dump import in_words
+    from aftermath.watch.phase import in_words
 
     if not run_id.isprintable() or run_id != unicodedata.normalize("NFC", run_id.strip()):
         raise UsageError(f"{run_id!r} cannot be told from other ids by reading it", "Choose one that people can type")

@@ -16,8 +16,6 @@ from solders.pubkey import Pubkey
 
 from aftermath.rules.accounts import Members, Model, Optimizer, Run, Slot
 from aftermath.rules.bitmap import slots
-from aftermath.rules.state import RunState
-from aftermath.watch.phase import state_words
 
 KEYS = {"main_authority", "join_authority", "signer", "grantor", "grantee", "run", "wallet", "sponsor"}
 BITMAPS = {"roster", "attested", "finishers"}
@@ -41,12 +39,6 @@ def plain(value: object, name: str = "") -> Any:
     if name in BITMAPS | MASKS and isinstance(value, int):
         return list(slots(value))
     return value
-
-
-def in_words(state: RunState) -> str:
-    """A run's state as a sentence says it: the run is ..., in the words that a member's own view has for it."""
-    words = state_words(state.name)
-    return f"in {words}" if state in (RunState.WARMUP, RunState.COOLDOWN) else words
 
 
 def member(index: int, slot: Slot) -> dict[str, Any]:

@@ -26,8 +26,8 @@ async def reopen(
     Its members have ended by then: they start train again. What else is to change is said with update-config first.
     """
     from aftermath.cli.connection import sign_in
-    from aftermath.cli.dump import in_words
     from aftermath.rules.state import RunState
+    from aftermath.watch.phase import in_words
 
     async with sign_in(options) as chain:
         run = await chain.coordinator.run(run_id)

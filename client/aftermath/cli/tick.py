@@ -27,8 +27,8 @@ async def tick(
     import asyncio
 
     from aftermath.cli.connection import sign_in
-    from aftermath.cli.dump import in_words
     from aftermath.coordinator.errors import Refused
+    from aftermath.watch.phase import in_words
 
     tried, landed = 0, []
     async with sign_in(options) as chain:

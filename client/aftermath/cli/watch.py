@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -19,21 +20,25 @@ if TYPE_CHECKING:
     from aftermath.observe.following import RunFollower
     from aftermath.watch.standing import Standing
 
-_REDRAW = 0.5  # seconds between two pictures of the time that passes
+_REDRAW = 0.5  # seconds between two looks at the time that passes
 
 
 @command("watch", example="aftermath-solana watch --run-id demo")
 async def watch(options: ClusterOptions, run_id: RunId, json_output: JsonLines = False) -> Result:
     """Follow where a run stands, until it is finished, or until Ctrl-C.
 
-    On a terminal the page of show-run is drawn anew; elsewhere a line is printed whenever something has changed.
+    On a terminal it has a screen of tabs, which Tab turns over and q closes; elsewhere a line is printed whenever
+    something has changed.
     """
     from aftermath.cli.connection import connect
     from aftermath.observe.following import RunFollower
 
     async with connect(options) as chain:
         follower = RunFollower(chain.coordinator, run_id)
-        with _screen(as_json=json_output) as show, contextlib.suppress(asyncio.CancelledError):  # Ctrl-C ends it
+        with (
+            _shown(options, run_id, as_json=json_output) as show,
+            contextlib.suppress(asyncio.CancelledError),
+        ):  # Ctrl-C ends it
             await _follow(follower, show)
     return Result(None, None)
 
@@ -57,35 +62,52 @@ async def _follow(follower: RunFollower, show: Callable[[Standing], None]) -> No
 
 
 @contextlib.contextmanager
-def _screen(*, as_json: bool) -> Iterator[Callable[[Standing], None]]:
-    """What shows a run: a picture that is drawn over, or lines of what has changed."""
-    from rich.live import Live
-
+def _shown(options: ClusterOptions, run_id: str, *, as_json: bool) -> Iterator[Callable[[Standing], None]]:
+    """What shows a run: a screen, or lines of what has changed."""
+    from aftermath.cli.dump import plain
     from aftermath.cli.kept_events import LineConsole
-    from aftermath.cli.run_page import page
-    from aftermath.watch.terminal import redraws
+    from aftermath.tui.screen import Screen, can_show
+    from aftermath.watch.standing_words import line
 
     console = LineConsole(soft_wrap=True, highlight=False)
-    if as_json or not redraws(console):
-        yield _lines(console.out, as_json=as_json)
+
+    def say(found: Standing, line: str) -> None:
+        dated = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}  {line}"
+        console.out(json.dumps(plain(found), ensure_ascii=False) if as_json else dated)
+
+    lines = _changes(say)
+    if as_json or not can_show(console):
+        yield lines
         return
-    with Live(console=console, auto_refresh=False) as live:
-        yield lambda found: live.update(page(found, rows=console.height), refresh=True)
+    found: Standing | None = None
+    with Screen(console, lambda: datetime.now(UTC), time.monotonic(), "watch", run_id) as screen:
+        screen.facts("Chain", {"rpc": options.rpc})
+        logged = _changes(lambda _, line: screen.line(line))
+
+        def show(now: Standing) -> None:
+            nonlocal found
+            found = now
+            if screen.open:
+                screen.stands(now)
+                logged(now)
+            else:
+                lines(now)
+
+        yield show
+    if found is not None:
+        console.out(line(found))  # what is left on the terminal
 
 
-def _lines(write: Callable[[str], None], *, as_json: bool) -> Callable[[Standing], None]:
-    """Shows a run where it stands otherwise than before, whatever time has passed."""
-    from aftermath.cli.dump import plain
-    from aftermath.cli.run_page import line
+def _changes(tell: Callable[[Standing, str], None]) -> Callable[[Standing], None]:
+    """Tells where a run stands, and that in a line, if it is otherwise than before, whatever time has passed."""
+    from aftermath.watch.standing_words import line
 
     last = ""
 
     def show(found: Standing) -> None:
         nonlocal last
-        now = line(found)
-        if now != last:
-            at = datetime.now(UTC)
-            write(json.dumps(plain(found), ensure_ascii=False) if as_json else f"{at:%Y-%m-%d %H:%M:%S}  {now}")
+        if (now := line(found)) != last:
+            tell(found, now)
         last = now
 
     return show

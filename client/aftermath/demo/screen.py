@@ -16,8 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from aftermath.demo.story import Story
+from aftermath.watch.console import redraws
 from aftermath.watch.spark import course
-from aftermath.watch.terminal import redraws
 
 LINE_EVERY = 10.0  # seconds between two lines where there is no picture
 _FRAME = 4  # columns of the panel's border and padding

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -26,6 +27,7 @@ from aftermath.chain.member import SolanaMember
 from aftermath.chain.wallet import Wallet
 from aftermath.coordinator.errors import CoordinatorError, NoSuchRun
 from aftermath.coordinator.ports import Clock
+from aftermath.coordinator.view import View
 from aftermath.data.source import Source, SourceAway
 from aftermath.member.archive import Archive
 from aftermath.member.attention import Attention
@@ -63,7 +65,9 @@ from aftermath.train.settings import TrainSettings
 from aftermath.train.sinks import events_of
 from aftermath.watch import kinds
 from aftermath.watch.events import Events, LogWarnings
+from aftermath.watch.standing import Standing, standing
 
+_SHOW = 1.0  # seconds between two looks at where the run stands
 _ASK_AGAIN = 10.0  # seconds between two looks for data that is away
 
 
@@ -201,7 +205,7 @@ async def _ports(
         ranks = None
         if not named.place.alone:
             ranks = stack.enter_context(launched(named.place, threads_of(named.place, settings.threads)))
-        made = _member(settings, events, chain, transport, named, ranks)
+        made = _member(settings, events, chain, transport, named, ranks, stack)
         yield await (ranks.while_all_run(made) if ranks else made), ranks
 
 
@@ -243,6 +247,7 @@ async def _member(
     transport: IrohTransport,
     named: _Named,
     ranks: Launched | None,
+    stack: contextlib.AsyncExitStack,
 ) -> Member:
     view = await chain.view()
     model = view.model
@@ -275,7 +280,10 @@ async def _member(
         named.arithmetic if ranks is None else PLAIN,
         make,
     )
-    ports = Ports(chain, RunFeed(view), transport, clock, Attention(clock), events)
+    feed = RunFeed(view)
+    if events.looked_at:
+        stack.push_async_callback(cancel, [asyncio.create_task(_show(feed, chain, events))])
+    ports = Ports(chain, feed, transport, clock, Attention(clock), events)
     role = Role(settings.run_id, schema, settings.matformer_tier, named.reach.secret)
     read = ThreadWorker("data")
     decode, upload, write, state = (ThreadWorker(name) for name in ("decode", "upload", "write", "state"))
@@ -302,6 +310,18 @@ async def _member(
     OutlineShare(transport, outline)
     parallel = settings.max_concurrent_parameter_requests
     return Member(ports, role, workers, data, origin, archive, wishes, weight=weight, parallel=parallel)
+
+
+async def _show(feed: RunFeed, chain: SolanaMember, events: Events) -> None:
+    """Say how to tell where the run stands; working that out is for whoever shows it, on a thread of its own."""
+    while True:
+        with contextlib.suppress(CoordinatorError):  # its time is not known yet
+            events.look(partial(_standing, feed.view, chain.now()))
+        await asyncio.sleep(_SHOW)
+
+
+def _standing(view: View, now: int) -> Standing:
+    return standing(view.run, view.model, view.members, now)
 
 
 async def _data(events: Events, clock: Clock, read: Worker, opened: Callable[[], Source]) -> Source:

@@ -113,7 +113,7 @@ class TrainSettings(BaseModel):
     keep_steps: int = Field(3, ge=1, description="How many checkpoints to keep in the directory.")
 
     logs: Literal["tui", "console", "json"] = Field(
-        "console", description="How progress is shown; tui falls back to console where there is no terminal."
+        "console", description="How progress is shown: tui is a screen of tabs, or console where there is no terminal."
     )
     write_log: Path | None = Field(None, description="Also append JSON lines to this file.")
     events_dir: Path | None = Field(

@@ -13,26 +13,22 @@ from rich.console import Console
 
 from aftermath.base.errors import Unsuitable
 from aftermath.train.settings import TrainSettings
+from aftermath.tui.screen import Screen, can_show
 from aftermath.watch.console import ConsoleLines
 from aftermath.watch.epoch_files import EpochFiles
 from aftermath.watch.events import Events, JsonLines, Sink, Wall
-from aftermath.watch.terminal import TerminalView, redraws
 
 
 def events_of(settings: TrainSettings, stack: contextlib.ExitStack) -> Events:
-    """The sinks the settings ask for; lines instead of the live picture where nothing can be drawn over."""
-    started = time.monotonic()
-
-    def elapsed() -> float:
-        return time.monotonic() - started
-
+    """The sinks the settings ask for; lines instead of a screen where nothing can be drawn over."""
     console = Console(soft_wrap=not sys.stdout.isatty())  # a pipe has no width to wrap at
     sinks: list[Sink] = []
+    started = time.monotonic()
     if settings.logs == "json":
         sinks.append(JsonLines(sys.stdout, _date))
-    elif settings.logs == "tui" and redraws(console):
-        view = TerminalView(console, settings.run_id, settings.matformer_tier, elapsed)
-        sinks.append(stack.enter_context(view))
+    elif settings.logs == "tui" and can_show(console):
+        screen = Screen(console, _date, started, "member", settings.run_id, settings.matformer_tier)
+        sinks.append(stack.enter_context(screen))
     else:
         sinks.append(ConsoleLines(console, _date))
     if settings.write_log:
@@ -41,7 +37,7 @@ def events_of(settings: TrainSettings, stack: contextlib.ExitStack) -> Events:
         sinks.append(_kept("--events-dir", settings.events_dir, EpochFiles))
     if settings.metrics_port is not None:
         sinks.append(_measured(settings.metrics_port, stack))
-    return Events(elapsed, sinks)
+    return Events(lambda: time.monotonic() - started, sinks)
 
 
 def _kept(option: str, path: Path, writer: Callable[[Path, Wall], Sink]) -> Sink:

@@ -13,6 +13,11 @@ from aftermath.watch.events import Wall
 from aftermath.watch.sentences import Sentences
 
 
+def redraws(console: Console) -> bool:
+    """Whether a picture can be drawn over there; a pipe cannot, even where FORCE_COLOR makes rich take it for more."""
+    return console.file.isatty() and console.is_terminal and not console.is_dumb_terminal
+
+
 class ConsoleLines:
     """One line of text for each event a person wants to read."""
 

@@ -17,11 +17,14 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO, runtime_checkable
 
 import msgspec
 
 from aftermath.watch.kinds import Event, Warning
+
+if TYPE_CHECKING:
+    from aftermath.watch.standing import Standing
 
 Wall = Callable[[], datetime]
 """The date and time of the machine, with its time zone."""
@@ -37,12 +40,30 @@ class Sink(Protocol):
     def __call__(self, event: Event, /) -> None: ...
 
 
+@runtime_checkable
+class Onlooker(Protocol):
+    """A sink that also shows where the run stands."""
+
+    def look(self, look: Callable[[], Standing], /) -> None: ...
+
+
 class Events:
     """Stamps events and hands them to its sinks."""
 
     def __init__(self, clock: Callable[[], float], sinks: Sequence[Sink]) -> None:
         self._clock = clock
         self._sinks = list(sinks)
+
+    @property
+    def looked_at(self) -> bool:
+        """Whether a sink shows where the run stands."""
+        return any(isinstance(sink, Onlooker) for sink in self._sinks)
+
+    def look(self, look: Callable[[], Standing]) -> None:
+        """Say how such sinks learn where it stands now, which they ask on a thread of their own."""
+        for sink in self._sinks:
+            if isinstance(sink, Onlooker):
+                sink.look(look)
 
     def emit(self, event: Event) -> None:
         """Send one event, with the time at which it happened: now."""

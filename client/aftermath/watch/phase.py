@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from aftermath.rules.state import RunState
 from aftermath.watch import kinds
 
 _ROUND = "epoch {epoch} round {height}: "
@@ -41,3 +42,9 @@ def phase(event: kinds.Event) -> str | None:
 def state_words(name: str) -> str:
     """The name of a state of the run as a person reads it."""
     return _STATES.get(name, name.lower().replace("_", " "))
+
+
+def in_words(state: RunState) -> str:
+    """A run's state as a sentence says it: the run is ..., in the words that a member's own view has for it."""
+    words = state_words(state.name)
+    return f"in {words}" if state in (RunState.WARMUP, RunState.COOLDOWN) else words

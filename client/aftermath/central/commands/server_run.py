@@ -55,7 +55,7 @@ async def server_run(
     init_warmup_time: Annotated[
         int | None, typer.Option(min=1, help="Seconds of the warm-up, instead of warmup_time in the state file.")
     ] = None,
-    tui: Annotated[Switch, typer.Option(help="Draw a picture of the run where the output is a terminal.")] = "true",
+    tui: Annotated[Switch, typer.Option(help="Show the run on a screen of tabs, if there is a terminal.")] = "true",
 ) -> Result:
     """Keep a run, and serve it to its members.
 

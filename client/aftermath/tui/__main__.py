@@ -1,0 +1,80 @@
+"""The process of a screen: `python -m aftermath.tui FD`, which `screen` starts. Messages come in at that descriptor.
+
+Decided: it ends when it is told to, or when the process that tells it is gone, however that ended; either way the
+terminal is as it was before. Of a process that died without a word it says what it told last. Keys that leave send that
+process what Ctrl-C would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import os
+import signal
+import sys
+import time
+
+import msgspec
+from rich.console import Console
+
+from aftermath.tui.app import Tui
+from aftermath.tui.board import Board
+from aftermath.tui.messages import End, message_of
+from aftermath.tui.opening import Opening, errors_of
+
+_LONGEST = 1 << 24  # bytes of a message
+
+
+class Process(Tui):
+    """The screen of the process that started this one."""
+
+    def __init__(self, opening: Opening, told: int) -> None:
+        parent = os.getppid()
+        board = Board(opening.role, opening.run_id, opening.tier)
+        super().__init__(board, lambda: time.monotonic() - opening.started, lambda: os.kill(parent, signal.SIGINT))
+        self._told = told
+        self.deserted = False
+        """Whether the process went without saying so."""
+
+    @property
+    def last_words(self) -> str:
+        """What the process said last."""
+        return self._board.last_words()
+
+    def on_ready(self) -> None:
+        """Begin to listen, now that it could be closed too."""
+        self.run_worker(self._listen(), exit_on_error=True)
+
+    async def _listen(self) -> None:
+        reader = asyncio.StreamReader(limit=_LONGEST)
+        loop = asyncio.get_running_loop()
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(self._told, "rb"))
+        while line := await reader.readline():
+            message = message_of(line)
+            if isinstance(message, End):
+                return self.exit()
+            self._board.take(message)
+        self.deserted = True
+        return self.exit()
+
+
+def main() -> None:
+    """Show, until it is over."""
+    app = Process(msgspec.json.decode(sys.argv[2], type=Opening), int(sys.argv[1]))
+    app.error_console = Console(file=(errors := io.StringIO()), width=100)
+    app.run()
+    if errors.getvalue():
+        with contextlib.suppress(OSError):
+            place = errors_of(os.getpid())
+            place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            place.write_text(errors.getvalue())
+    if app.deserted:
+        print(app.last_words, file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(app.return_code or 0)  # nothing of it is wanted any more, least of all the time that tidying up takes
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,241 @@
+"""A screen as the process has it that shows something: started, told, and closed again.
+
+Decided
+- It is a process of its own: drawing takes no time from training, and a screen that fails, or whose terminal hangs,
+  costs the picture and nothing else. Where it ends by itself, lines follow.
+- What anybody here prints meanwhile, compiled libraries too, goes to its log: it would fall into the picture.
+- The terminal is left as it was found, and what was said last stands on it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import termios
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import Self
+
+import msgspec
+from rich.console import Console
+
+from aftermath.tui.board import Role
+from aftermath.tui.messages import MESSAGES, End, Facts, Line, Stands, Told, line_of
+from aftermath.tui.opening import Opening, errors_of
+from aftermath.watch import kinds
+from aftermath.watch.console import ConsoleLines, redraws
+from aftermath.watch.events import Wall
+from aftermath.watch.progress import Progress
+from aftermath.watch.standing import Standing
+
+_LOOK = 1.0  # seconds between two looks at where the run stands
+_CLOSE = 0.6  # seconds that the screen has to close
+_MOST = 5000  # messages that wait for a screen that is slow
+_LAST = 20  # events that are said once more when it is closed
+_DEAF = frozenset((signal.SIGINT, signal.SIGHUP, signal.SIGTTOU))
+"""What the screen does not hear: before it reads keys, Ctrl-C is for this process alone, and if this one dies, it must
+live long enough to put the terminal back, which is not its own any more then.
+"""
+_ORDINARY = b"\x1b[<u\x1b[?1049l\x1b[?25h\x1b[?1000l\x1b[?1003l\x1b[?1006l\x1b[?1004l\x1b[?2004l\x1b[?7h"
+"""A terminal's usual modes: no other screen, keys, mouse or cursor."""
+
+
+def can_show(console: Console) -> bool:
+    """Whether there is a terminal to draw on and to read keys from, which is ours now: no pipe, nothing dumb, and not
+    that of a process in the background.
+    """
+    try:
+        return redraws(console) and sys.stdin.isatty() and os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
+    except (OSError, ValueError, AttributeError):  # it is closed, or not there
+        return False
+
+
+class Screen:
+    """Shows a run; use as a context manager. As a sink it is told a member's events. `started`: by time.monotonic."""
+
+    def __init__(
+        self, console: Console, wall: Wall, started: float, role: Role, run_id: str, tier: int | None = None
+    ) -> None:
+        self._console, self._lines = console, ConsoleLines(console, wall)
+        self._opening = Opening(role, run_id, tier, started)
+        self._progress = Progress()
+        self._last: deque[kinds.Event] = deque(maxlen=_LAST)
+        self._going = False
+        self._queue: deque[MESSAGES] = deque(maxlen=_MOST)
+        self._stands: Stands | None = None
+        self._look: Callable[[], Standing] | None = None
+        self._changed = threading.Condition()
+        self._open = self._closing = False
+        self._closer = threading.Lock()
+
+    def elapsed(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self._opening.started
+
+    # --- what it is told ------------------------------------------------------------------------------------------
+
+    def __call__(self, event: kinds.Event) -> None:
+        self._progress.take(event)
+        self._going = self._going or isinstance(event, kinds.Leaving | kinds.Left | kinds.Finished)
+        if self._going:
+            self._last.append(event)
+        if self._open:
+            self._put(Told(event))  # type: ignore[arg-type]
+        else:
+            self._lines(event)
+
+    def look(self, look: Callable[[], Standing]) -> None:
+        """Where the run stands is what this says, which is asked now and then, on another thread."""
+        self._look = look
+
+    def stands(self, standing: Standing, here: frozenset[bytes] | None = None) -> None:
+        """Where the run stands now."""
+        with self._changed:
+            self._stands = Stands(standing, here)
+            self._changed.notify()
+
+    def facts(self, tab: str, rows: Mapping[str, str]) -> None:
+        """Rows of a tab that only this process knows."""
+        self._put(Facts(tab, dict(rows)))
+
+    def line(self, text: str) -> None:
+        """A line for the log."""
+        self._put(Line(self.elapsed(), text))
+
+    def _put(self, message: MESSAGES) -> None:
+        with self._changed:
+            self._queue.append(message)
+            self._changed.notify()
+
+    @property
+    def open(self) -> bool:
+        """Whether it is seen; False once it has ended by itself."""
+        return self._open
+
+    # --- its process ----------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._terminal = os.dup(sys.stdout.fileno())
+        self._usual = termios.tcgetattr(sys.stdin.fileno())
+        ours, self._told = os.pipe()
+        opening = msgspec.json.encode(self._opening).decode()
+        command = [sys.executable, "-P", "-m", "aftermath.tui", str(ours), opening]
+        with _unheard(_DEAF):
+            self._process = subprocess.Popen(command, stdout=self._terminal, stderr=self._terminal, pass_fds=[ours])
+        os.close(ours)
+        self._open = True
+        self._caught = _Caught(self.line)
+        self._threads = [
+            threading.Thread(target=work, name=work.__name__, daemon=True) for work in (self._tell, self._await_end)
+        ]
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        shown = self._open
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._over()
+        if shown and self._opening.role == "member":
+            self._console.print(f"run {self._opening.run_id}: {self._progress.words()}", highlight=False, markup=False)
+            for event in self._last:
+                self._lines(event)
+
+    def _over(self) -> None:
+        """Let the process end, and take the terminal back; whoever comes second waits for the first."""
+        with self._closer:
+            if not self._open:
+                return
+            try:
+                code = self._process.wait(_CLOSE if self._closing else None)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                code = self._process.wait()
+            if code:
+                with contextlib.suppress(termios.error, OSError):
+                    termios.tcsetattr(sys.stdin.fileno(), termios.TCSANOW, self._usual)
+                    os.write(self._terminal, _ORDINARY)
+            self._caught.release()
+            self._open = False
+
+    def _await_end(self) -> None:
+        """If the screen ends by itself, lines follow."""
+        self._process.wait()
+        if not self._closing:
+            self._over()
+            place = errors_of(self._process.pid)
+            why = f" (see {place})" if place.exists() else ""
+            self._console.print(
+                f"the screen has ended{why}; lines follow", style="yellow", highlight=False, markup=False
+            )
+
+    def _tell(self) -> None:
+        """Write what is told into the pipe, as fast as it is read."""
+        with os.fdopen(self._told, "wb", buffering=0) as pipe, contextlib.suppress(BrokenPipeError):
+            known: Stands | None = None
+            while True:
+                with self._changed:
+                    if not (self._queue or self._closing or self._stands is not None):
+                        self._changed.wait(_LOOK)
+                    messages, closing = list(self._queue), self._closing
+                    stands, self._stands = self._stands, None
+                    self._queue.clear()
+                if self._look is not None and not closing:
+                    stands = Stands(self._look())
+                if stands is not None and stands != known:
+                    messages.append(stands)
+                    known = stands
+                for message in [*messages, End()] if closing else messages:
+                    pipe.write(line_of(message))
+                if closing:
+                    return
+
+
+class _Caught:
+    """What is written to the terminal meanwhile, by whatever part of this process: it goes to `tell`, line by line."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+        out, theirs = os.pipe()
+        streams = [stream for stream in (sys.stdout, sys.stderr) if stream.isatty()]
+        self._kept = {stream.fileno(): os.dup(stream.fileno()) for stream in streams}
+        for number in self._kept:
+            os.dup2(theirs, number)
+        os.close(theirs)
+        threading.Thread(target=self._read, args=(out,), name="caught", daemon=True).start()
+
+    def _read(self, out: int) -> None:
+        with os.fdopen(out, encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                if line.strip():
+                    self._tell(line.rstrip())
+
+    def release(self) -> None:
+        """What is written from now on goes where it went before."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, before in self._kept.items():
+            os.dup2(before, number)
+            os.close(before)
+
+
+@contextlib.contextmanager
+def _unheard(signals: frozenset[signal.Signals]) -> Iterator[None]:
+    """A process that is started meanwhile never hears these signals."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

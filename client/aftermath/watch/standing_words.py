@@ -1,0 +1,69 @@
+"""A run's standing in words: its facts by name, a row for each member, or all of it in one line."""
+
+from __future__ import annotations
+
+from solders.pubkey import Pubkey
+
+from aftermath.base.counted import counted
+from aftermath.watch.phase import in_words
+from aftermath.watch.printable import printable
+from aftermath.watch.progress import span
+from aftermath.watch.standing import MemberStanding, Standing
+
+COLUMNS = ("seat", "wallet", "tier", "standing", "weight", "points", "last seen")
+
+
+def facts_of(found: Standing) -> dict[str, str | list[str]]:
+    """What there is to say of the run itself; its name and description are as their owner wrote them."""
+    speed = {} if found.tokens_per_second is None else {"speed": f"{found.tokens_per_second:,} tokens/s"}
+    return {
+        "run": found.run_id,
+        "name": found.name,
+        "description": found.description,
+        "state": f"{_state(found)}, for {span(found.since)}",
+        "steps": steps_of(found),
+        **speed,
+        "deadline": _deadline(found.deadline),
+        "waits for": list(found.waits),
+        "members": counted(len(found.members), "seat") + " in use",
+    }
+
+
+def row_of(member: MemberStanding) -> list[str]:
+    """What the columns say of a member."""
+    standing = f"{member.standing}, witness" if member.witness else member.standing
+    points = f"{member.points:,}" + (f" (-{member.slashed:,})" if member.slashed else "")
+    wallet = str(Pubkey.from_bytes(member.signer))
+    return [str(member.seat), wallet, str(member.tier), standing, f"{member.weight:,}", points, member.seen]
+
+
+def line(found: Standing) -> str:
+    """All of it in a line, for where nothing can be drawn over."""
+    here = counted(taking_part(found), "member")
+    parts = [_state(found), _steps(found), f"{here} take part"]
+    return printable("; ".join([*parts, f"waits for {', and '.join(found.waits)}"]))
+
+
+def taking_part(found: Standing) -> int:
+    """How many members do."""
+    return sum(member.takes_part for member in found.members)
+
+
+def steps_of(found: Standing) -> str:
+    """How far it is, and how long it will take."""
+    return _steps(found) + ("" if found.left is None else f", {span(found.left)} left")
+
+
+def _state(found: Standing) -> str:
+    at = f"epoch {found.epoch}" + ("" if found.round is None else f", round {found.round}")
+    return f"{in_words(found.state)} ({at})"
+
+
+def _steps(found: Standing) -> str:
+    return f"step {found.step:,} of {found.total_steps:,}" if found.total_steps else "no step yet"
+
+
+def _deadline(seconds: int | None) -> str:
+    if seconds is None:
+        return "none: no time runs"
+    return f"in {span(seconds)}" if seconds > 0 else f"{span(-seconds)} ago"

@@ -1,0 +1,63 @@
+"""`train --logs tui` and a server's screen as real processes on a terminal: what they show, and how q ends them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cli.cli_lone_member import quick_config
+from cli.cli_runs import CONSOLE, LOCAL, Shell
+from tui.tui_terminal import Terminal
+
+
+@pytest.mark.slow
+def test_a_member_is_seen_training_and_leaves_with_q(owner: Shell, run_id: str, material: Path, tmp_path: Path) -> None:
+    config = quick_config(material, tmp_path, {"rounds_per_epoch = 2": "rounds_per_epoch = 40"})
+    for command, *arguments in (
+        ("create-run", "--name", "a run"),
+        ("update-config", "--config-path", config),
+        ("set-paused", "resume"),
+    ):
+        assert owner(command, "--run-id", run_id, *arguments).code == 0
+    events = tmp_path / "events"
+    words = ["train", "--rpc", owner.rpc, "--run-id", run_id, "-w", owner.wallet, "--logs", "tui", *LOCAL]
+    with Terminal([CONSOLE, *words, "--micro-batch-size", "1", "--events-dir", events], {}) as terminal:
+        terminal.shows(f"run {run_id}, tier 0")
+        terminal.shows("1 take part, 1 seat in use")
+        terminal.press("3")
+        terminal.shows("of this member's share")
+        terminal.press("2")
+        terminal.shows("(you)")
+        terminal.press("q")
+        terminal.shows("left the run")
+        assert terminal.ended() == 0
+        assert terminal.modes() == terminal.usual
+        said = terminal.after
+        assert f"run {run_id}: step " in said
+        assert "stopping" in said
+    kinds = [json.loads(line)["kind"] for file in sorted(events.iterdir()) for line in file.read_text().splitlines()]
+    assert kinds[-2:] == ["leaving", "left"]
+    (member,) = owner("show-run", "--run-id", run_id).data["members"]
+    assert member["standing"] != "takes part"
+
+
+@pytest.mark.slow
+def test_a_server_has_a_screen_and_q_stops_it(material: Path, tmp_path: Path) -> None:
+    state = quick_config(material, tmp_path)
+    command = [CONSOLE.with_name("aftermath-centralized"), "server", "run", "--state", state, "--host", "127.0.0.1"]
+    environment = {"HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path)}
+    with Terminal([*command, "--run-id", "demo"], environment) as terminal:
+        terminal.shows("server of run demo")
+        terminal.shows("waiting for members (epoch 0)")
+        terminal.press("4")
+        terminal.shows("0 identities")
+        terminal.press("q")
+        assert terminal.ended() == 130
+        assert terminal.modes() == terminal.usual
+        assert "interrupted" in terminal.after
+    with Terminal([*command, "--run-id", "demo"], {**environment, "TERM": "dumb"}) as terminal:
+        terminal.shows("run demo is waiting for members: epoch 0, step 0 of")
+        terminal.press("\x03")
+        assert terminal.ended() == 130

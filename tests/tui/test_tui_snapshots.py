@@ -1,0 +1,33 @@
+"""Every tab as it is seen in a terminal of 80 by 24: empty, busy and in trouble.
+
+`pytest tests/tui/test_tui_snapshots.py --snapshot-update` draws them anew; look at the pictures before you commit them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from aftermath.tui.board import Role
+from aftermath.tui.messages import MESSAGES
+from tui.tui_boards import busy_member, failing_member, screen_of, server
+
+CASES: dict[str, tuple[Role, Callable[[], list[MESSAGES]], str]] = {
+    "empty-run": ("member", list, "1"),
+    "busy-run": ("member", busy_member, "1"),
+    "busy-members": ("member", busy_member, "2"),
+    "busy-training": ("member", busy_member, "3"),
+    "busy-network": ("member", busy_member, "4"),
+    "busy-chain": ("member", busy_member, "5"),
+    "busy-log": ("member", busy_member, "6"),
+    "failing-run": ("member", failing_member, "1"),
+    "failing-log": ("member", failing_member, "6"),
+    "server-members": ("server", server, "2"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_is_drawn_as_it_was(case: str, snap_compare: Callable[..., bool]) -> None:
+    role, told, key = CASES[case]
+    assert snap_compare(screen_of(told(), role), press=[key], terminal_size=(80, 24))

@@ -1,0 +1,79 @@
+"""A terminal for tests, with a process in its foreground as a shell would start it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import select
+import struct
+import subprocess
+import termios
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+PATIENCE = 60.0
+"""Seconds: a deadline for broken code, not an expectation."""
+
+
+class Terminal:
+    """What a process draws on a terminal of 80 by 24; use as a context manager."""
+
+    def __init__(self, command: Sequence[str | Path], environment: Mapping[str, str], **given: Any) -> None:
+        self._ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        self._theirs = theirs
+        self.usual = self.modes()
+        self.seen = ""
+
+        def foreground() -> None:
+            os.setsid()
+            fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
+
+        streams: dict[str, Any] = {"stdin": theirs, "stdout": theirs, "stderr": theirs} | given
+        env = {**os.environ, "TERM": "xterm-256color", **environment}
+        self.process = subprocess.Popen(command, env=env, preexec_fn=foreground, **streams)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        os.close(self._ours)
+        os.close(self._theirs)
+
+    def modes(self) -> list[Any]:
+        """How the terminal treats keys."""
+        return termios.tcgetattr(self._theirs)
+
+    def press(self, keys: str) -> None:
+        """As somebody would."""
+        os.write(self._ours, keys.encode())
+
+    def until(self, true: Callable[[], bool]) -> None:
+        """Read what is drawn until something holds."""
+        end = time.monotonic() + PATIENCE
+        while not true():
+            assert time.monotonic() < end, self.seen[-3000:]
+            if select.select([self._ours], [], [], 0.02)[0]:
+                self.seen += os.read(self._ours, 1 << 16).decode(errors="replace")
+
+    def shows(self, text: str) -> None:
+        """Read until this has been drawn."""
+        self.until(lambda: text in self.seen)
+
+    def ended(self) -> int:
+        """The exit code; `seen` has all that was drawn."""
+        self.until(lambda: self.process.poll() is not None)
+        while select.select([self._ours], [], [], 0.05)[0]:
+            self.seen += os.read(self._ours, 1 << 16).decode(errors="replace")
+        return self.process.wait()
+
+    @property
+    def after(self) -> str:
+        """What stands on the terminal once the screen is closed."""
+        return self.seen.rpartition("\x1b[?1049l")[2]
