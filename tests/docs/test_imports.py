@@ -24,6 +24,7 @@ NEVER = {
     "chain": {"torch", "aftermath.p2p"},
     "central": {"torch", "iroh", "aftermath.member", "aftermath.model", "aftermath.optim"},
     "lab": {"aiohttp", "httpx", "aftermath.chain", "aftermath.p2p", "aftermath.coordinator"},
+    "testnet": {"torch", "solders", "aftermath.chain", "aftermath.member"},
     "localnet": {"torch", "aftermath.chain", "aftermath.p2p", "aftermath.programs"},
     "p2p": {"torch", "aftermath.chain"},
     "model": {"aftermath.chain", "aftermath.p2p", "aftermath.optim"},
