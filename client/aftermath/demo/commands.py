@@ -12,13 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aftermath.testnet.chain import Chain
+from aftermath.testnet.configs import SHIPPED
 from aftermath.testnet.errors import StageError
+from aftermath.testnet.files import recipe_of
 
 TIERS = (0, 1, 2)
 RUN_ID = "demo"
-CORPUS_BYTES = 2_000_000  # six times what the run reads, so that nothing is read twice and some can be held out
+FILES = recipe_of(SHIPPED / "demo" / "config.toml")
+CORPUS_BYTES: int = FILES["tokens"]["budget-bytes"]
 MODELS = {"llama": "HfLlama", "deepseek": "HfDeepseek", "nanogpt": "HfNanoGPT"}  # and what a run's config calls them
-MODEL = {"hidden": 128, "layers": 4, "heads": 4, "kv-heads": 2, "intermediate": 512}
+MODEL: dict[str, int] = FILES["model"]
 KILLED = 1  # the member that is killed in the first epoch
 TRAIN_THREADS = 1
 

@@ -32,7 +32,11 @@ def prepare_files(places: Places, model: str = "llama") -> None:
 def write_config(places: Places, template: Path, model: str = "llama") -> None:
     """The run's config with this machine's paths and the model's architecture in it."""
     text = template.read_text()
-    changes = (("demo/tokens", str(places.data)), ("demo/model", str(places.model)), (MODELS["llama"], MODELS[model]))
+    changes = (
+        ("runs/demo/tokens", str(places.data)),
+        ("runs/demo/model", str(places.model)),
+        (MODELS["llama"], MODELS[model]),
+    )
     for word, own in changes:
         if word not in text:
             raise DemoFailed(f"{template} does not say {word}")
