@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -40,11 +41,11 @@ def diaries(place: Path, count: int) -> dict[str, Diary]:
 def test_three_tiers_on_the_embedded_chain_of_which_one_dies_and_comes_back(
     xprocess: XProcess, material: Material, tmp_path: Path
 ) -> None:
-    rules = SHORT | {"init_min_clients": 3, "min_clients": 2, "rounds_per_epoch": 12, "total_steps": 60}
+    rules = SHORT | {"rounds_per_epoch": 12, "total_steps": 60}  # two suffice, while the third is away
     config, place = material.config(tmp_path / "config", **rules), tmp_path / "testnet"
     words = ["--num-clients", 3, "--client-matformer-tiers", "0,1,2", "--write-log", "--optim-stats", 10]
     words += ["--write-distro-data", tmp_path / "sent"]
-    words += ["--random-kill-num", 1, "--random-kill-interval", 10, "--allowed-to-kill", "3", "--json"]
+    words += ["--random-kill-num", 1, "--random-kill-interval", 12, "--allowed-to-kill", "3", "--json"]
     testnet = start(xprocess, config, place, *words)
     assert testnet.wait() == 0, testnet.last_words
     summary = said(testnet)
@@ -105,6 +106,21 @@ def test_nothing_outlives_it_and_whoever_is_killed_comes_back(
     assert psutil.wait_procs(descendants, 10)[1] == []
 
 
+def test_clients_that_end_with_an_error_are_told_of_and_stay_away(
+    xprocess: XProcess, material: Material, tmp_path: Path
+) -> None:
+    config = material.config(tmp_path / "config", **SHORT)
+    words = ["--num-clients", 2, "--backend", "centralized", "--eval-tasks", "no-such-task", "--json"]
+    testnet = start(xprocess, config, tmp_path / "testnet", *words)
+    testnet.expected = False
+    assert testnet.wait() == 1
+    summary = said(testnet)
+    assert (summary["ending"], sorted(summary["failed"])) == ("failed", ["client-1", "client-2"])
+    assert re.search(r"client-1 ended with code [12]; its last words", testnet.output)
+    assert "no-such-task" in testnet.output
+    assert "is started again" not in testnet.output
+
+
 def test_it_ends_when_its_time_is_over(xprocess: XProcess, material: Material, tmp_path: Path) -> None:
     config = material.config(tmp_path / "config", **SHORT, total_steps=5000)
     words = ["--num-clients", 2, "--backend", "centralized", "--headless-exit-after-secs", 3, "--json"]
@@ -112,7 +128,7 @@ def test_it_ends_when_its_time_is_over(xprocess: XProcess, material: Material, t
     family = psutil.Process(testnet.pid)
     until(lambda: len(family.children()) >= 3, "all are started", watched=testnet.check)
     descendants = family.children(recursive=True)
-    assert testnet.wait(60) == 0, testnet.last_words
+    assert testnet.wait() == 0, testnet.last_words
     assert said(testnet)["ending"] == "time"
     assert psutil.wait_procs(descendants, 10)[1] == []
     shutil.rmtree(tmp_path / "testnet")  # nobody writes there any more

@@ -60,7 +60,7 @@ class Testnet:
             viewer = panes.attach() if panes else None
             until = None if seconds is None else time.monotonic() + seconds
             ending = self._follow(keeper, until, lambda: viewer is not None and viewer.poll() is not None)
-        self._read()
+        self._read()  # what they told while they were ended
         took = time.monotonic() - started
         return summary_of(plan, self.story, ending, self._kills.done, self._failed, took)
 
@@ -85,7 +85,10 @@ class Testnet:
                 time.sleep(LOOK_SECONDS)
         except KeyboardInterrupt:
             return Ending.LEFT
-        return Ending.FAILED if len(self._failed) == len(self._plan.clients) else Ending.FINISHED
+        self._read()
+        if self._finished:
+            return Ending.FINISHED
+        return Ending.FAILED if self._failed else Ending.LEFT
 
     def _read(self) -> None:
         self._lines.told(self.story.read(time.monotonic()))

@@ -90,8 +90,8 @@ class Story:
                     self.hashes[event.epoch, height, event.step, level][member.name] = digest
             case kinds.Traffic():
                 member.traffic[-1] = event
-            case kinds.Left():
-                member.finished = member.finished or event.finished
+            case kinds.Finished():
+                member.finished = True
             case kinds.Warning() | kinds.Error():
                 member.warnings.append(event.message)
 
