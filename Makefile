@@ -7,10 +7,14 @@ VENV := .venv
 STAMP := $(VENV)/.installed
 RUN := $(VENV)/bin/python
 
-.PHONY: help demo test slow fuzz hostile lint fmt check site programs programs-check anchor-keys program-ids docs measure gpu-check clean env
+CONFIG ?= demo
+CLIENTS ?= 3
+TIERS ?= 0,1,2
+
+.PHONY: help demo local-testnet local-testnet-centralized test slow fuzz hostile lint fmt check site programs programs-check anchor-keys program-ids docs measure gpu-check clean env
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 38
 
 env: $(STAMP)  ## make .venv with everything, the package installed in place
 
@@ -25,6 +29,12 @@ $(STAMP): pyproject.toml
 
 demo: $(STAMP)  ## the main job: three members, one killed (ENGINE=validator, MODEL=nanogpt, DIR=...)
 	$(RUN) -m aftermath.demo --engine $(ENGINE) --model $(MODEL) $(if $(DIR),--dir "$(DIR)")
+
+local-testnet: $(STAMP)  ## a run and its clients on this machine (CONFIG=demo, CLIENTS=3, TIERS=0,1,2, ARGS="--headless")
+	$(VENV)/bin/aftermath-solana local-testnet start --num-clients $(CLIENTS) --config-path "$(CONFIG)" --client-matformer-tiers $(TIERS) $(ARGS)
+
+local-testnet-centralized: $(STAMP)  ## the same on a centralized server
+	$(MAKE) local-testnet ARGS="--backend centralized $(ARGS)"
 
 # Real sockets and processes on a busy machine: a test that fails is run once more, and reported as rerun.
 PYTEST := $(RUN) -m pytest --reruns 1 -r R --durations 15
@@ -78,10 +88,18 @@ gpu-check: $(STAMP)  ## check a GPU: tests, exactness, speed, memory
 	$(RUN) benchmarks/gpu.py
 
 # The seed's recipes: set a run up on a local network or on devnet, then train in it.
+setup-solana-localnet-light-test-run:  ## a run of 8.5 M parameters on `aftermath-solana localnet`
+setup-solana-localnet-test-run:  ## the same with 0.97 B parameters
+setup-solana-devnet-light-test-run:  ## the small one on devnet (WALLET_PRIVATE_KEY_PATH names a funded wallet)
+setup-solana-devnet-test-run:  ## the large one on devnet
 setup-solana-localnet-test-run setup-solana-localnet-light-test-run \
 setup-solana-devnet-test-run setup-solana-devnet-light-test-run: setup-solana-%-run: $(STAMP)
 	sh scripts/setup-run.sh $(firstword $(subst -, ,$*)) $(if $(findstring light,$*),light,test)
 
+start-training-light-client:  ## train in the small one on the local network, as often as you like
+start-training-client:  ## train in the large one there
+start-training-devnet-light-client:  ## train in the small one on devnet
+start-training-devnet-client:  ## train in the large one there
 start-training-client start-training-light-client \
 start-training-devnet-client start-training-devnet-light-client: start-training-%client: $(STAMP)
 	sh scripts/start-training.sh $(if $(findstring devnet,$*),devnet,localnet) $(if $(findstring light,$*),light,test)

@@ -38,8 +38,10 @@ from typing import Any
 import psutil
 
 from aftermath.demo.commands import Commands, DemoFailed, Places
-from aftermath.demo.processes import Process
-from aftermath.demo.stage import REPOSITORY, create_run, prepare_files, start_chain, write_config
+from aftermath.demo.stage import REPOSITORY, create_run, prepare_files, write_config
+from aftermath.demo.stage import start as start_chain
+from aftermath.testnet.errors import StageError
+from aftermath.testnet.processes import Process
 from aftermath.watch.reader import EventReader, flat
 
 TIERS = (0, 1, 2)
@@ -83,7 +85,9 @@ def short(config: str, members: int, overlap: int | None) -> str:
 
 def start(commands: Commands, name: str, tier: int) -> Process:
     """One member's process, on one thread."""
-    return Process(name, commands.train(name, tier), commands.places.log(name), {"OMP_NUM_THREADS": "1"})
+    return Process(
+        name, commands.train(name, tier), commands.places.log(name), {**commands.environment, "OMP_NUM_THREADS": "1"}
+    )
 
 
 class Spent:
@@ -202,7 +206,7 @@ def main() -> int:
         place = Path(tempfile.mkdtemp(prefix="aftermath-round-"))
         try:
             found = report[str(members)] = measure(members, chosen.overlap, place)
-        except DemoFailed as failure:
+        except StageError as failure:
             print(f"error: {failure}\nlogs: {place}", file=sys.stderr)
             return 1
         shutil.rmtree(place)

@@ -15,16 +15,12 @@ python=$(dirname -- "$aftermath")/python
 
 if [ "$variant" = light ]; then
     config=config/solana-test/light-config.toml
-    shape="--hidden 256 --layers 8 --heads 8 --kv-heads 8 --intermediate 1024"
 else
     config=config/solana-test/config.toml
-    shape="--hidden 2048 --layers 22 --heads 32 --kv-heads 4 --intermediate 5632"
 fi
 # First what speaks to the cluster and costs most: without a cluster or the money nothing is made here.
 "$aftermath" deploy --rpc "$rpc"
-# shellcheck disable=SC2086
-[ -f "runs/$variant/model/config.json" ] || "$python" scripts/init-model.py --out "runs/$variant/model" $shape
-[ -d "runs/$variant/tokens" ] || "$python" scripts/tokenise.py --output "runs/$variant/tokens"
+"$python" -m aftermath.testnet.files "$config"
 if found=$("$aftermath" json-dump-run --rpc "$rpc" --run-id "$run_id" 2>/dev/null); then
     case $found in
         *'"state": "paused"'* | *'"state": "uninitialized"'*) echo "run $run_id exists; configuring it again" ;;

@@ -8,17 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from aftermath.demo.claim import claimed
-from aftermath.demo.commands import DemoFailed, environment
+from aftermath.cli.variables import environment
+from aftermath.testnet.claim import claimed
+from aftermath.testnet.errors import StageError
 
 
 def test_a_directory_is_emptied_for_the_next_demo(tmp_path: Path) -> None:
     root = tmp_path / "new" / "demo"
-    with claimed(root):
+    with claimed(root, "demo", "--dir DIR"):
         (root / "keys").mkdir()
         (root / "keys" / "owner.json").write_text("1")
         (root / "elsewhere").symlink_to(tmp_path)
-    with claimed(root):
+    with claimed(root, "demo", "--dir DIR"):
         assert [path.name for path in root.iterdir()] == [".aftermath-demo"]
     assert tmp_path.is_dir()
 
@@ -26,7 +27,7 @@ def test_a_directory_is_emptied_for_the_next_demo(tmp_path: Path) -> None:
 def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
     precious = tmp_path / "thesis.tex"
     precious.write_text("precious")
-    with pytest.raises(DemoFailed, match="not a demo's"), claimed(tmp_path):
+    with pytest.raises(StageError, match="not a demo's"), claimed(tmp_path, "demo", "--dir DIR"):
         pytest.fail("the directory was taken")
     assert precious.read_text() == "precious"
     line = [sys.executable, "-m", "aftermath.demo", "--dir", str(tmp_path)]
@@ -38,16 +39,16 @@ def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
 
 def test_a_running_demo_keeps_its_directory(tmp_path: Path) -> None:
     root = tmp_path / "demo"
-    with claimed(root):
+    with claimed(root, "demo", "--dir DIR"):
         (root / "ledger").write_text("in use")
-        with pytest.raises(DemoFailed, match="another demo works in"), claimed(root):
+        with pytest.raises(StageError, match="another demo works in"), claimed(root, "demo", "--dir DIR"):
             pytest.fail("the directory was taken")
         assert (root / "ledger").read_text() == "in use"
 
 
 def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(DemoFailed, match="cannot work in"), claimed(tmp_path / "file" / "demo"):
+    with pytest.raises(StageError, match="cannot work in"), claimed(tmp_path / "file" / "demo", "demo", "--dir DIR"):
         pytest.fail("the directory was taken")
 
 

@@ -12,7 +12,7 @@ from aftermath.demo.commands import KILLED, TIERS, DemoFailed
 from aftermath.demo.costs import Costs
 from aftermath.demo.outcome import Outcome
 from aftermath.demo.report import findings, shortcomings
-from aftermath.demo.story import MemberStory, Story
+from aftermath.testnet.story import MemberStory, Story
 from aftermath.watch.events import line_of
 from aftermath.watch.kinds import Applied, Event
 from watch.said import said

@@ -17,7 +17,7 @@ from aftermath.demo.costs import Costs
 from aftermath.demo.outcome import Outcome
 from aftermath.demo.report import findings
 from aftermath.demo.screen import LINE_EVERY, Screen, line, picture
-from aftermath.demo.story import MemberStory, Story
+from aftermath.testnet.story import MemberStory, Story
 from aftermath.watch.reader import About, Told
 from watch.said import said
 

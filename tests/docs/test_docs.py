@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -125,6 +126,11 @@ def make_targets() -> set[str]:
     """The names before the colon of every rule of the Makefile, which may go over several lines."""
     rules = re.findall(r"^([a-z][\w \-]*):(?!=)", (ROOT / "Makefile").read_text().replace("\\\n", " "), re.MULTILINE)
     return {name for rule in rules for name in rule.split()}
+
+
+def test_plain_make_lists_every_target() -> None:
+    shown = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert {line.split()[0] for line in shown.splitlines()} == make_targets()
 
 
 def test_make_targets_exist(page: Path) -> None:

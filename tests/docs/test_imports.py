@@ -25,6 +25,7 @@ NEVER = {
     "central": {"torch", "iroh", "aftermath.member", "aftermath.model", "aftermath.optim"},
     "observe": {"torch", "iroh", "aftermath.cli", "aftermath.p2p", "aftermath.member", "aftermath.chain.wallet"},
     "lab": {"aiohttp", "httpx", "aftermath.chain", "aftermath.p2p", "aftermath.coordinator"},
+    "testnet": {"torch", "solders", "aftermath.chain", "aftermath.member"},
     "localnet": {"torch", "aftermath.chain", "aftermath.p2p", "aftermath.programs"},
     "p2p": {"torch", "aftermath.chain"},
     "model": {"aftermath.chain", "aftermath.p2p", "aftermath.optim"},

@@ -50,8 +50,8 @@ def file(root: Path, *changes: tuple[str, str]) -> Path:
 
 def test_a_run_s_config_says_everything() -> None:
     found, config = recipe(config_path=DEMO, members=3, tiers="0,1,2"), load_config(DEMO)
-    assert found.model == str(Path("demo/model").absolute())
-    assert found.data == str(Path("demo/tokens").absolute())
+    assert found.model == str(Path("runs/demo/model").absolute())
+    assert found.data == str(Path("runs/demo/tokens").absolute())
     assert found.shuffle_seed == bytes(range(1, 33)).hex()
     assert (found.seq_len, found.steps, found.batch.start, found.batch.end) == (128, 72, 48, 48)
     assert found.schedule == schedule_of(config.llm.lr_schedule)

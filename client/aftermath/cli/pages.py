@@ -24,6 +24,7 @@ PAGES = {
     "rank-lost": "docs/devices.md#when-a-rank-dies",
     "server": "docs/centralized.md#keep-a-run",
     "server-refused": "docs/centralized.md#take-part",
+    "testnet": "docs/local-testnet.md#clients",
     "unavailable": f"{_OPERATIONS}#troubleshooting",
     "unexpected": f"{_OPERATIONS}#troubleshooting",
     "unsuitable": f"{_OPERATIONS}#troubleshooting",

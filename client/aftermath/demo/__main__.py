@@ -13,13 +13,14 @@ from rich.console import Console
 
 from aftermath.cli.present import reporting
 from aftermath.cli.script import Arguments
-from aftermath.demo.claim import claimed
 from aftermath.demo.commands import KILLED, MODELS, TIERS, Commands, DemoFailed, Places
-from aftermath.demo.processes import Process
 from aftermath.demo.report import write_report
 from aftermath.demo.screen import Screen
-from aftermath.demo.stage import REPOSITORY, create_run, member_name, prepare_files, start_chain, write_config
-from aftermath.demo.story import MemberStory, Story
+from aftermath.demo.stage import REPOSITORY, create_run, member_name, prepare_files, start, write_config
+from aftermath.testnet.claim import claimed
+from aftermath.testnet.errors import StageError
+from aftermath.testnet.processes import Process, stop_all
+from aftermath.testnet.story import MemberStory, Story
 
 LIMIT_SECONDS = 900.0
 KILL_AT_STEP = 5
@@ -46,8 +47,8 @@ class Demo:
         )
         prepare_files(self.places, self.model)
         write_config(self.places, REPOSITORY / "config" / "demo" / "config.toml", self.model)
-        self.processes["localnet"], self.commands = start_chain(self.places, self.engine)
-        self.console.print(f"The chain answers at {self.commands.rpc}; creating the run ...")
+        self.processes["localnet"], self.commands = start(self.places, self.engine)
+        self.console.print(f"The chain answers at {self.commands.chain.rpc}; creating the run ...")
         create_run(self.commands, [member.name for member in self.story.members])
         self.story.follow(self.places.all_events)
         for member in self.story.members:
@@ -57,9 +58,9 @@ class Demo:
 
     def start(self, member: MemberStory) -> None:
         assert self.commands is not None
-        threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        own = {**self.commands.environment, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         command = self.commands.train(member.name, member.tier)
-        self.processes[member.name] = Process(member.name, command, self.places.log(member.name), threads)
+        self.processes[member.name] = Process(member.name, command, self.places.log(member.name), own)
 
     # --- watching -----------------------------------------------------------------------------------------------
 
@@ -116,8 +117,9 @@ class Demo:
         return f"{dead}, came back, and trains again since step {victim.returned}"
 
     def close(self) -> None:
-        for process in reversed(list(self.processes.values())):
-            process.stop()
+        chain = self.processes.pop("localnet", None)
+        stop_all(self.processes.values())
+        stop_all([chain] if chain else [])
 
 
 def main() -> int:
@@ -144,9 +146,12 @@ def _perform(chosen: argparse.Namespace) -> int:
     root = (chosen.dir or REPOSITORY / "runs" / f"demo-{chosen.engine}").resolve()
     console = Console()
     try:
-        with claimed(root), contextlib.closing(Demo(Places(root), chosen.engine, chosen.model, console)) as demo:
+        with (
+            claimed(root, "demo", "make demo DIR=..."),
+            contextlib.closing(Demo(Places(root), chosen.engine, chosen.model, console)) as demo,
+        ):
             return demo.perform()
-    except DemoFailed as failure:
+    except StageError as failure:
         console.print(f"[red]The demo failed:[/red] {failure}", highlight=False)
         return 1
     except KeyboardInterrupt:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from aftermath.demo.commands import Places
-from aftermath.demo.story import MemberStory
+from aftermath.testnet.story import MemberStory
 
 
 def closing(report: Mapping[str, Any], places: Places, killed: MemberStory) -> list[str]:

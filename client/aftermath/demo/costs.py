@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from aftermath.demo.stage import ask
+from aftermath.testnet.chain import ask
 
 _PAGE = 1000
 

@@ -15,8 +15,8 @@ from aftermath.chain.addresses import run_addresses
 from aftermath.demo.closing import closing
 from aftermath.demo.commands import KILLED, RUN_ID, TIERS, Commands, DemoFailed
 from aftermath.demo.costs import Costs, costs_of
-from aftermath.demo.story import Story
 from aftermath.programs import COORDINATOR_ID
+from aftermath.testnet.story import Story
 from aftermath.watch.plot import run_plot
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def write_report(story: Story, commands: Commands, engine: str, seconds: float, 
     from aftermath.demo.outcome import PROMPT, outcomes  # torch takes seconds to load: not while members start
 
     places = commands.places
-    costs = costs_of(commands.rpc, str(run_addresses(Pubkey.from_string(COORDINATOR_ID), RUN_ID).run))
+    costs = costs_of(commands.chain.rpc, str(run_addresses(Pubkey.from_string(COORDINATOR_ID), RUN_ID).run))
     reached = list(outcomes(places))
     report = findings(story, costs, reached, seconds)
     (places.root / "demo-report.json").write_text(json.dumps(report, indent=1) + "\n")

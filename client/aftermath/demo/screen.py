@@ -15,7 +15,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from aftermath.demo.story import Story
+from aftermath.testnet.story import Story
 from aftermath.watch.console import redraws
 from aftermath.watch.spark import course
 

@@ -1,4 +1,4 @@
-"""What the demo has seen so far, put together from the events of its members."""
+"""What members have told so far, put together from their events: how far each is, and whether replicas are equal."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ class MemberStory:
     tier: int
     state: str = "starting"
     step: int = 0
+    finished: bool = False
+    """Whether it has seen the run's end."""
     loss: float | None = None
     tokens_per_sec: float = 0.0
     slot: int | None = None
@@ -46,7 +48,7 @@ class Story:
 
     def __init__(self, members: list[MemberStory]) -> None:
         self.members = members
-        self.history = History(_member_of)
+        self.history = History(member_of)
         self.hashes: dict[tuple[int, int, int, int], dict[str, str]] = defaultdict(dict)
         """By epoch, round (-1: its end), step and level: the hash that each member told."""
         self.first_loss_at: float | None = None
@@ -57,16 +59,15 @@ class Story:
         directory.mkdir(parents=True, exist_ok=True)
         self._reader = EventReader([directory])
 
-    def read(self, now: float) -> bool:
-        """Take in what was written since the last time; True if there was anything."""
-        fresh = False
-        for told in self._reader.read() if self._reader else ():
+    def read(self, now: float) -> list[Told]:
+        """Take in what was written since the last time, and return it."""
+        fresh = list(self._reader.read() if self._reader else ())
+        for told in fresh:
             self._take(told, now)
-            fresh = True
         return fresh
 
     def _take(self, told: Told, now: float) -> None:
-        member = next(member for member in self.members if member.name == _member_of(told))
+        member = next(member for member in self.members if member.name == member_of(told))
         event = told.event
         self.history.take(told)
         member.state = phase(event) or member.state
@@ -89,6 +90,8 @@ class Story:
                     self.hashes[event.epoch, height, event.step, level][member.name] = digest
             case kinds.Traffic():
                 member.traffic[-1] = event
+            case kinds.Finished():
+                member.finished = True
             case kinds.Warning() | kinds.Error():
                 member.warnings.append(event.message)
 
@@ -130,6 +133,6 @@ class Story:
         return checks, differing
 
 
-def _member_of(told: Told) -> str:
+def member_of(told: Told) -> str:
     """The name of the member that told it, which is its directory's."""
     return told.path.parent.name

@@ -1,0 +1,205 @@
+"""`local-testnet start`: a run and its clients on this machine, by one command."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from aftermath.cli.command import command
+from aftermath.cli.present import EXIT_INTERRUPTED, Result
+
+Switch = Literal["true", "false"]
+FAULTS, CLIENTS, SHOWN = "Faults", "Clients", "What is shown"
+
+
+class BackendName(StrEnum):
+    """What keeps the run."""
+
+    SOLANA = "solana"
+    CENTRALIZED = "centralized"
+
+
+@dataclass(frozen=True)
+class Place:
+    """What keeps the run, and where."""
+
+    backend: Annotated[
+        BackendName, typer.Option(help="solana: a local network with the real programs; centralized: a server.")
+    ] = BackendName.SOLANA
+    server_port: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=65534,
+            help="Port of the server, or of the network's RPC, whose websocket is on the next one; 0 picks a free one.",
+        ),
+    ] = 20000
+    dir: Annotated[
+        Path, typer.Option(help="Directory for everything that is written; emptied first, if a testnet made it.")
+    ] = Path("runs/local-testnet")
+    first_client_checkpoint: Annotated[
+        str | None,
+        typer.Option(help="Directory or Hub repository of the checkpoint to begin with, instead of the config's."),
+    ] = None
+    hf_token: Annotated[
+        str | None,
+        typer.Option(
+            help="Token for the Hub. Others on this machine can read arguments: better put it in HF_TOKEN.",
+            show_default=False,
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class ClientOptions:
+    """What every client does."""
+
+    client_matformer_tiers: Annotated[
+        str,
+        typer.Option(help="Tiers of the clients in order, as 0,1,2; the rest begin again.", rich_help_panel=CLIENTS),
+    ] = "0"
+    client_device: Annotated[
+        str, typer.Option(help="--device of every client: auto, cpu, cuda:0.", rich_help_panel=CLIENTS)
+    ] = "auto"
+    write_distro_data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Directory for what clients send (train --write-gradients-dir), a folder for each.",
+            rich_help_panel=CLIENTS,
+        ),
+    ] = None
+    write_log: Annotated[
+        bool,
+        typer.Option(
+            "--write-log", help="Clients also write their events to logs/NAME.jsonl.", rich_help_panel=CLIENTS
+        ),
+    ] = False
+    optim_stats: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="After so many steps each, norms of what the optimizer does, as events.",
+            rich_help_panel=CLIENTS,
+        ),
+    ] = None
+    eval_tasks: Annotated[
+        str | None,
+        typer.Option(
+            help="Tasks that the model is asked between rounds, with commas between them.", rich_help_panel=CLIENTS
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class KillOptions:
+    """Which clients die."""
+
+    random_kill_num: Annotated[
+        int, typer.Option(min=0, help="Kill so many clients (kill -9); they come back.", rich_help_panel=FAULTS)
+    ] = 0
+    random_kill_interval: Annotated[
+        int,
+        typer.Option(min=1, help="Again every so many seconds, from the first step on.", rich_help_panel=FAULTS),
+    ] = 120
+    allowed_to_kill: Annotated[
+        str | None,
+        typer.Option(help="Clients that may be killed, as 2,3 (the first is 1); else all.", rich_help_panel=FAULTS),
+    ] = None
+
+
+@dataclass(frozen=True)
+class ShowOptions:
+    """How it is seen."""
+
+    tui: Annotated[
+        Switch, typer.Option(help="Pictures of the run and of every client in tmux panes.", rich_help_panel=SHOWN)
+    ] = "true"
+    log: Annotated[
+        Literal["warning", "info", "debug"],
+        typer.Option(help="How much is told in lines: debug is every event.", rich_help_panel=SHOWN),
+    ] = "info"
+    headless: Annotated[
+        bool, typer.Option("--headless", help="Lines instead of panes, in a terminal too.", rich_help_panel=SHOWN)
+    ] = False
+    headless_exit_after_secs: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --headless: end so many seconds after the start.", rich_help_panel=SHOWN),
+    ] = None
+
+
+@command(
+    "local-testnet start",
+    example="aftermath-solana local-testnet start --num-clients 3 --config-path demo --client-matformer-tiers 0,1,2",
+)
+def local_testnet_start(
+    num_clients: Annotated[int, typer.Option(min=1, max=64, help="How many clients train.")],
+    config_path: Annotated[
+        Path,
+        typer.Option(
+            help="The run's config: a file, a directory with a config.toml, or one that comes with the package."
+        ),
+    ],
+    *,
+    place: Place,
+    clients: ClientOptions,
+    kills: KillOptions,
+    show: ShowOptions,
+    json_output: Annotated[
+        bool, typer.Option("--json", help="At the end one JSON document; lines go to stderr.", show_default=False)
+    ] = False,
+) -> Result:
+    """Start a run and its clients on this machine, and show them.
+
+    Everything is the real thing: the programs on a local network, or a centralized server, and a process for each
+    client. Without tmux, and where the output is no terminal, what clients tell comes as lines. It ends when the run is
+    finished, with Ctrl-C, and with Ctrl-B d in tmux; nothing that it started outlives it.
+    """
+    import shutil
+    import sys
+
+    from rich.console import Console
+
+    from aftermath.base.errors import UsageError
+    from aftermath.cli.variables import environment
+    from aftermath.testnet.backends import Centralized, Solana
+    from aftermath.testnet.claim import claimed
+    from aftermath.testnet.configs import chosen
+    from aftermath.testnet.kills import Kills
+    from aftermath.testnet.lines import Level, Lines
+    from aftermath.testnet.plan import Plan, Wishes, allowed_of, clients_of
+    from aftermath.testnet.run import Testnet
+    from aftermath.testnet.summary import Ending
+
+    if show.headless_exit_after_secs is not None and not show.headless:
+        raise UsageError("--headless-exit-after-secs goes with --headless", "Pass both")
+    config = chosen(config_path, place.first_client_checkpoint)
+    them = clients_of(num_clients, clients.client_matformer_tiers, config)
+    wishes = Wishes(
+        device=clients.client_device,
+        write_log=clients.write_log,
+        distro_data=clients.write_distro_data,
+        optim_stats=clients.optim_stats,
+        eval_tasks=clients.eval_tasks,
+    )
+    drawn = not show.headless and sys.stdout.isatty() and shutil.which("tmux") is not None
+    plan = Plan(
+        config, them, place.dir.expanduser().absolute(), place.server_port, wishes, drawn, drawn and show.tui == "true"
+    )
+    killed = Kills(kills.random_kill_num, kills.random_kill_interval, allowed_of(kills.allowed_to_kill, them))
+    own = (
+        environment()
+        | {"OMP_NUM_THREADS": str(plan.threads)}
+        | ({"HF_TOKEN": place.hf_token} if place.hf_token else {})
+    )
+    console = Console(stderr=json_output, quiet=drawn)
+    lines = Lines(console, Level(show.log), max(len(client.name) for client in them))
+    backend = Solana(plan, own) if place.backend is BackendName.SOLANA else Centralized(plan)
+    with claimed(plan.place, "testnet", "--dir DIR"):
+        testnet = Testnet(plan, backend, killed, own, lines)
+        summary = testnet.perform(show.headless_exit_after_secs)
+    interrupted = summary.ending is Ending.LEFT and not drawn
+    return Result(summary.data(), summary.line(), EXIT_INTERRUPTED if interrupted else int(not summary.good))

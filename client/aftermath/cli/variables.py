@@ -1,0 +1,15 @@
+"""The environment of commands that are started from here: what a user's own runs need must not steer them."""
+
+from __future__ import annotations
+
+import os
+
+from aftermath.chain.wallet import IDENTITY_VARIABLE, WALLET_VARIABLE
+from aftermath.cli.main import INDEX, load
+
+
+def environment() -> dict[str, str]:
+    """The variables of this process but for those that options are read from, and those that hold keys."""
+    options = {str(option.envvar) for name in INDEX for option in load(name).params if option.envvar}
+    read = options | {WALLET_VARIABLE, IDENTITY_VARIABLE}
+    return {name: value for name, value in os.environ.items() if name not in read}

@@ -1,0 +1,123 @@
+"""What keeps the run of a local testnet: a local network with the real programs, or a centralized server.
+
+Decided: both are set up by the commands that an owner types, and their clients by those that a provider types.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from aftermath.localnet.free_ports import free_ports, is_free
+from aftermath.testnet.chain import SOLANA, Chain, start_chain
+from aftermath.testnet.errors import StageError
+from aftermath.testnet.plan import RUN_ID, Client, Plan
+from aftermath.testnet.processes import Process, Running, at_once, call, wait_for
+
+SERVER_SECONDS = 60
+HERE = "127.0.0.1"
+Open = Callable[[str, list[str]], Running]
+"""Starts a command under a name where its output is seen."""
+
+
+class Backend(Protocol):
+    """What keeps the run."""
+
+    def start(self, seen: Open) -> Running:
+        """Bring it up, with a run that waits for its clients; the process that everything hangs on."""
+
+    def client(self, client: Client) -> list[str]:
+        """The command that takes part, but for what it says whatever keeps the run."""
+
+
+class Solana:
+    """An embedded network with the programs on it, and a run on chain."""
+
+    def __init__(self, plan: Plan, environment: Mapping[str, str]) -> None:
+        self._plan, self._environment = plan, environment
+        self._chain = Chain(plan.port)
+
+    def start(self, seen: Open) -> Running:
+        plan, own = self._plan, self._environment
+        if plan.port:
+            refuse_taken(plan.port, plan.port + 1)
+        process, self._chain = start_chain(plan.place / "ledger", plan.log("localnet"), own, port=plan.port)
+        create = [*SOLANA, "show-identity", "--create", "-w"]
+        names = ["owner", *(client.name for client in plan.clients)]
+        at_once(([*create, str(plan.keys(name))] for name in names), plan.log("keys"), own)
+        plan.config.write_text(plan.chosen.text)
+        self._owner("create-run", "--name", "local testnet", "--description", f"{len(plan.clients)} clients")
+        self._owner("update-config", "--config-path", str(plan.config))
+        self._owner("set-paused", "resume")
+        if plan.panes:
+            seen("run", self._chain.command("watch", "--run-id", RUN_ID))
+        return process
+
+    def _owner(self, command: str, *words: str) -> None:
+        wallet = str(self._plan.keys("owner"))
+        line = self._chain.command(command, "--run-id", RUN_ID, "-w", wallet, *words)
+        call(line, self._plan.log("owner"), self._environment)
+
+    def client(self, client: Client) -> list[str]:
+        return [
+            *self._chain.command("train", "--run-id", RUN_ID, "-w", str(self._plan.keys(client.name))),
+            *("--iroh-discovery", "local", "--discovery-dir", str(self._plan.place / "peers")),
+        ]
+
+
+class Centralized:
+    """A server, which also serves the tokens of a data.toml beside the config."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan, self._port = plan, plan.port
+
+    def start(self, seen: Open) -> Running:
+        plan, state = self._plan, self._plan.place / "state.toml"
+        if self._port:
+            refuse_taken(self._port)
+        else:
+            self._port = free_ports(HERE, 1)
+        state.write_text(f'run_id = "{RUN_ID}"\n{plan.chosen.text}')
+        for client in plan.clients:
+            _write_key(plan.keys(client.name))
+        data = plan.chosen.path.with_name("data.toml")
+        command = [sys.executable, "-m", "aftermath.central", "server", "run", "--state", str(state), "--host", HERE]
+        command += ["-s", str(self._port), "--save-state-dir", str(plan.place / "server")]
+        command += ["--data-config", str(data.absolute())] if data.exists() else []
+        process = seen("server", [*command, "--tui", "true" if plan.tui else "false"])
+        wait_for("the server", lambda: _listens(self._port), SERVER_SECONDS, process)
+        return process
+
+    def client(self, client: Client) -> list[str]:
+        address = ["--run-id", RUN_ID, "--server-addr", f"{HERE}:{self._port}"]
+        command = [sys.executable, "-m", "aftermath.central", "client", "train", *address]
+        return [*command, "-i", str(self._plan.keys(client.name))]
+
+
+def refuse_taken(*ports: int) -> None:
+    """Raises StageError if somebody listens at one of them."""
+    if taken := [port for port in ports if not is_free(HERE, port)]:
+        raise StageError(f"port {taken[0]} is in use", "Name another --server-port, or 0 for one that is free")
+
+
+def _write_key(path: Path) -> None:
+    path.parent.mkdir(exist_ok=True, mode=0o700)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(os.urandom(32))
+
+
+def _listens(port: int) -> bool:
+    try:
+        socket.create_connection((HERE, port), 1).close()
+    except OSError:
+        return False
+    return True
+
+
+def logged(plan: Plan, environment: Mapping[str, str]) -> Open:
+    """Starts processes whose output goes to their logs."""
+    return lambda name, command: Process(name, command, plan.log(name), environment)

@@ -1,0 +1,71 @@
+"""A local network as a process: started, waited for, asked."""
+
+from __future__ import annotations
+
+import json
+import sys
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from aftermath.localnet.free_ports import free_ports
+from aftermath.testnet.errors import StageError
+from aftermath.testnet.processes import Process, wait_for
+
+SLOT_MS = 50
+"""An eighth of mainnet's: a round lasts until the slot of the next one's seed is over, which is four slots later."""
+START_SECONDS = 90
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Where a local network answers."""
+
+    port: int
+
+    @property
+    def rpc(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def ws_rpc(self) -> str:
+        return f"ws://127.0.0.1:{self.port + 1}"  # as Solana has it
+
+    def command(self, *words: str) -> list[str]:
+        """An `aftermath-solana` command against this network."""
+        return [*SOLANA, *words, "--rpc", self.rpc, "--ws-rpc", self.ws_rpc]
+
+
+SOLANA = [sys.executable, "-m", "aftermath.cli.main"]
+
+
+def start_chain(
+    ledger: Path, log: Path, environment: Mapping[str, str], engine: str = "embedded", port: int = 0
+) -> tuple[Process, Chain]:
+    """A local network, ready to answer, at this port or, with 0, a free one."""
+    chain = Chain(port or free_ports("127.0.0.1", 2))
+    command = [*SOLANA, "localnet", "--engine", engine, "--slot-ms", str(SLOT_MS)]
+    own = ["--port", str(chain.port), "--ledger", str(ledger)]
+    process = Process("localnet", [*command, *own], log, environment)
+    wait_for("the local network", lambda: healthy(chain.rpc), START_SECONDS, process)
+    return process, chain
+
+
+def ask(rpc: str, method: str, *params: object) -> object:
+    """One JSON-RPC call."""
+    body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": list(params)}).encode()
+    request = urllib.request.Request(rpc, body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=10) as reply:
+        answer = json.load(reply)
+    if "error" in answer:
+        raise StageError(f"{method}: {answer['error']}")
+    return answer["result"]
+
+
+def healthy(rpc: str) -> bool:
+    """Whether a network answers there."""
+    try:
+        return ask(rpc, "getHealth") == "ok"
+    except (OSError, ValueError, StageError):
+        return False

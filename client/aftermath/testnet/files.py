@@ -1,0 +1,97 @@
+"""The model and the tokens that a run's config names and that are not there yet: made as a file beside it says.
+
+Beside NAME.toml, NAME.files.toml has the options of `model init` in [model], of `data tokenize` in [tokens] and of
+`data fetch` in [fetch]. `python -m aftermath.testnet.files CONFIG` makes what is missing and nothing else.
+
+Decided: they are made where the config says that they are, as every member will look for them, and kept for the next
+time; under another name first, so that what is there is whole.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from aftermath.base.errors import AftermathError, UsageError
+from aftermath.config.document import RunConfig
+from aftermath.testnet.chain import SOLANA
+from aftermath.testnet.configs import chosen
+from aftermath.testnet.processes import call
+
+COMMANDS = {
+    "model": ("model init", "--out"),
+    "tokens": ("data tokenize", "--output"),
+    "fetch": ("data fetch", "--output"),
+}
+"""What a table has the options of, and which of these says where to."""
+
+
+def make_missing(path: Path, config: RunConfig, log: Path, environment: Mapping[str, str]) -> list[Path]:
+    """Make what the config of this file names and nobody has made; what that was. Raises UsageError, StageError."""
+    made = []
+    for what, tables in (("model", ("model",)), ("tokens", ("tokens", "fetch"))):
+        place = _named(config, what)
+        if place is None or place.exists():
+            continue
+        recipe = recipe_of(path)
+        table = next((name for name in tables if name in recipe), None)
+        if table is None:
+            words, option = COMMANDS[tables[0]]
+            raise UsageError(
+                f"{path} names {place}, which is not there", f"Make it: aftermath-solana {words} {option} {place}"
+            )
+        _make(table, recipe[table], place, log, environment)
+        made.append(place)
+    return made
+
+
+def recipe_of(path: Path) -> dict[str, dict[str, Any]]:
+    """What the file beside a config says, empty without one."""
+    beside = path.with_suffix(".files.toml")
+    return tomllib.loads(beside.read_text()) if beside.is_file() else {}
+
+
+def _named(config: RunConfig, what: str) -> Path | None:
+    llm = config.llm
+    local = llm.checkpoint.Local if what == "model" else llm.data_location.Local
+    return Path(local.path).expanduser() if local is not None else None
+
+
+def _make(table: str, options: Mapping[str, Any], place: Path, log: Path, environment: Mapping[str, str]) -> None:
+    words, option = COMMANDS[table]
+    part = place.with_name(f"{place.name}.part-{os.getpid()}")
+    part.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        call([*SOLANA, *words.split(), option, str(part), *_flags(options)], log, environment)
+        part.rename(place)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _flags(options: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in options.items():
+        yield f"--{name}"
+        if value is not True:
+            yield str(value)
+
+
+def main(words: Sequence[str]) -> int:
+    """Make what is missing for one config."""
+    try:
+        found = chosen(Path(words[0]))
+        log = Path("runs") / "logs" / f"{found.path.stem}-files.log"
+        for place in make_missing(found.path, found.config, log, os.environ):
+            print(f"made {place}")
+    except AftermathError as error:
+        print(f"error: {error.message}\nfix: {error.fix}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,55 @@
+"""What clients tell, as lines that begin with the client's name: for terminals without panes, pipes and logs.
+
+Decided: the lines are made of events and not of what processes print, so that they have one form, one order and levels.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from enum import StrEnum
+
+from rich.console import Console
+from rich.markup import escape
+
+from aftermath.testnet.story import member_of
+from aftermath.watch import kinds
+from aftermath.watch.reader import Told
+from aftermath.watch.sentences import Sentences, in_full
+
+OWN = "testnet"
+
+
+class Level(StrEnum):
+    """How much is told: warnings and errors alone, what a person wants to read, or everything."""
+
+    WARNING = "warning"
+    INFO = "info"
+    DEBUG = "debug"
+
+
+class Lines:
+    """Prints them."""
+
+    def __init__(self, console: Console, level: Level, width: int) -> None:
+        """`width`: that of the longest name."""
+        self._console, self._level, self._width = console, level, max(width, len(OWN))
+        self._sentences: dict[str, Sentences] = defaultdict(Sentences)
+
+    def own(self, sentence: str) -> None:
+        """Something that the testnet itself did."""
+        self._print(OWN, escape(sentence))
+
+    def told(self, events: Iterable[Told]) -> None:
+        """What clients told, as far as the level goes."""
+        for told in events:
+            name = member_of(told)
+            sentence = self._sentences[name].of(told.event)
+            serious = isinstance(told.event, kinds.Warning | kinds.Error)
+            if sentence is None and self._level is Level.DEBUG:
+                sentence = in_full(told.event)
+            if sentence is not None and (serious or self._level is not Level.WARNING):
+                self._print(name, sentence)
+
+    def _print(self, name: str, markup: str) -> None:
+        self._console.print(f"[dim]{escape(name):{self._width}} |[/dim] {markup}", highlight=False, soft_wrap=True)

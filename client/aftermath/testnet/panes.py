@@ -1,0 +1,147 @@
+"""The processes of a testnet in the panes of a tmux of its own, each with a terminal.
+
+Decided: tmux runs in the foreground as a child like any other, so that it ends with us; so do the commands in its
+panes, by a named pipe each, whatever becomes of it. A pane stays when its command ends, and takes the next one of its
+name.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from aftermath.testnet.errors import StageError
+from aftermath.testnet.processes import STOP_SECONDS, Process, leashed, wait_for
+
+SESSION = "testnet"
+_LOOK_SECONDS = 0.3  # how old what is known of the panes may be
+_OPTIONS = (
+    ("-g", "remain-on-exit", "on"),
+    ("-g", "mouse", "on"),
+    ("-g", "status-right", " Ctrl-B d: end "),
+    ("-g", "pane-border-status", "top"),
+    ("-g", "pane-border-format", " #{@name} "),
+)
+
+
+class Pane:
+    """A process in a pane."""
+
+    def __init__(self, name: str, panes: Panes, pid: int) -> None:
+        self.name, self._panes, self._pid = name, panes, pid
+
+    @property
+    def code(self) -> int | None:
+        return self._panes.code(self.name)
+
+    def kill(self) -> None:
+        """kill -9, as a power cut would."""
+        self._signal(signal.SIGKILL)
+        until = time.monotonic() + STOP_SECONDS
+        while self._panes.code(self.name, fresh=True) is None and time.monotonic() < until:
+            time.sleep(0.02)
+
+    def interrupt(self) -> None:
+        """Ask to end as Ctrl-C does."""
+        self._signal(signal.SIGINT)
+
+    def last_words(self) -> str:
+        """What its screen shows."""
+        return self._panes.screen(self.name)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._panes.code(self.name, fresh=True) is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._pid, number)
+
+
+class Panes:
+    """The tmux; `open` as often as there are processes, then `attach`."""
+
+    def __init__(self, place: Path, environment: Mapping[str, str]) -> None:
+        self._place, self._environment = place, {k: v for k, v in environment.items() if k != "TMUX"}
+        self._socket = f"aftermath-{os.getpid()}"
+        self._ids: dict[str, str] = {}
+        self._held: dict[str, int] = {}
+        self._looked, self._states = 0.0, dict[str, int | None]()
+        line = ["tmux", "-L", self._socket, "-f", os.devnull, "-D"]
+        self._server = Process("tmux", line, place / "logs" / "tmux.log", self._environment)
+        wait_for("tmux", lambda: self._tmux("set", *_OPTIONS[0]).returncode == 0, 10, self._server)
+        for option in _OPTIONS[1:]:
+            self._tmux("set", *option)
+
+    def open(self, name: str, command: list[str]) -> Pane:
+        """Start a command in the pane of this name."""
+        line = leashed(str(self._pipe(name)), command)
+        shown = ("-P", "-F", "#{pane_id} #{pane_pid}")
+        if known := self._ids.get(name):
+            done = self._tmux("respawn-pane", "-k", "-t", known, *line)
+            told = self._tmux("display-message", "-p", "-t", known, shown[-1]).stdout
+        else:
+            size = os.get_terminal_size() if os.isatty(1) else os.terminal_size((200, 60))
+            new = ("new-session", "-d", "-s", SESSION, "-x", str(size.columns), "-y", str(size.lines))
+            done = self._tmux(
+                *(("split-window", "-d", "-t", [*self._ids.values()][-1]) if self._ids else new), *shown, *line
+            )
+            told = done.stdout
+        if done.returncode or len(told.split()) != 2:
+            raise StageError(
+                f"tmux has no room for {name}: {done.stderr.strip()}", "Use a larger window, or --headless"
+            )
+        self._ids[name], pid = told.split()
+        self._tmux("set", "-p", "-t", self._ids[name], "@name", name)
+        self._tmux("select-layout", "-t", SESSION, "tiled")
+        self._looked = 0.0
+        return Pane(name, self, int(pid))
+
+    def attach(self) -> subprocess.Popen[bytes]:
+        """Show it in this terminal; what ends when the user has seen enough."""
+        return subprocess.Popen(["tmux", "-L", self._socket, "attach", "-t", SESSION], env=self._environment)
+
+    def code(self, name: str, *, fresh: bool = False) -> int | None:
+        """How the command of a pane ended, None if it has not."""
+        if not self._server.running:
+            return -signal.SIGHUP
+        if fresh or time.monotonic() > self._looked + _LOOK_SECONDS:
+            self._look()
+        return self._states.get(self._ids[name], -signal.SIGHUP)
+
+    def _look(self) -> None:
+        """Learn how the command of each pane ended."""
+        form = "#{pane_id} #{pane_dead} #{?pane_dead_signal,-#{pane_dead_signal},#{pane_dead_status}}"
+        rows = [row.split() for row in self._tmux("list-panes", "-s", "-t", SESSION, "-F", form).stdout.splitlines()]
+        self._states = {row[0]: int(row[2]) if len(row) > 2 else None for row in rows}
+        self._looked = time.monotonic()
+        if any(row[1:] == ["1"] for row in rows):  # tmux has missed the signal that tells it the status
+            with suppress(ProcessLookupError):
+                os.kill(self._server.pid, signal.SIGCHLD)
+
+    def screen(self, name: str) -> str:
+        """The text of a pane."""
+        return self._tmux("capture-pane", "-p", "-t", self._ids[name]).stdout.strip()[-1500:]
+
+    def close(self) -> None:
+        """End tmux and whatever runs in it."""
+        self._tmux("kill-server")
+        self._server.stop()
+        for held in self._held.values():
+            os.close(held)
+        self._held = {}
+
+    def _pipe(self, name: str) -> Path:
+        """The named pipe of this name, whose end we hold."""
+        path = self._place / "pipes" / name
+        if name not in self._held:
+            path.parent.mkdir(exist_ok=True)
+            os.mkfifo(path, 0o600)
+            self._held[name] = os.open(path, os.O_RDWR)
+        return path
+
+    def _tmux(self, *words: str) -> subprocess.CompletedProcess[str]:
+        line = ["tmux", "-L", self._socket, *words]
+        return subprocess.run(line, capture_output=True, text=True, env=self._environment, check=False)

@@ -1,0 +1,136 @@
+"""What a local testnet is asked to do, checked before anything is started, and what follows for each client.
+
+Decided: clients are numbered from 1 and take their tiers in order, beginning again where there are more clients; each
+has a directory of its own for whatever it keeps, and a fair part of the machine's processor.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from aftermath.base.errors import UsageError
+from aftermath.testnet.configs import Chosen
+
+RUN_ID = "local-testnet"
+_NUMBERS = re.compile(r"[0-9]{1,6}(,[0-9]{1,6})*")
+
+
+@dataclass(frozen=True)
+class Client:
+    """One of them."""
+
+    number: int
+    tier: int
+
+    @property
+    def name(self) -> str:
+        return f"client-{self.number}"
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What every client does besides training."""
+
+    device: str = "auto"
+    write_log: bool = False
+    distro_data: Path | None = None
+    optim_stats: int | None = None
+    eval_tasks: str | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All of it."""
+
+    chosen: Chosen
+    clients: tuple[Client, ...]
+    place: Path
+    """The directory of everything that is written."""
+    port: int
+    wishes: Wishes
+    panes: bool = False
+    """Whether each process has a terminal of its own; else clients tell lines."""
+    tui: bool = False
+    """Whether processes draw pictures there."""
+
+    def keys(self, name: str) -> Path:
+        return self.place / "keys" / f"{name}.json"
+
+    @property
+    def events(self) -> Path:
+        return self.place / "events"
+
+    @property
+    def config(self) -> Path:
+        return self.place / "config.toml"
+
+    def log(self, name: str) -> Path:
+        return self.place / "logs" / f"{name}.log"
+
+    @property
+    def threads(self) -> int:
+        """Of each client, and of whatever else is started."""
+        return max(1, (os.cpu_count() or 1) // len(self.clients))
+
+    def options(self, client: Client) -> Iterator[str]:
+        """What a client's command says whatever keeps its run."""
+        wishes, name = self.wishes, client.name
+        yield from ("--matformer-tier", str(client.tier), "--device", wishes.device, "--threads", str(self.threads))
+        yield from ("--bind-p2p-interface", "127.0.0.1", "--iroh-relay", "disabled")
+        yield from ("--logs", "tui" if self.tui else "console", "--events-dir", str(self.events / name))
+        if client.tier == 0:
+            yield from ("--checkpoint-dir", str(self.place / "checkpoints" / name))
+        if wishes.write_log:
+            yield from ("--write-log", str(self.place / "logs" / f"{name}.jsonl"))
+        if wishes.distro_data is not None:
+            yield from ("--write-gradients-dir", str(wishes.distro_data.expanduser().absolute() / name))
+        if wishes.optim_stats is not None:
+            yield from ("--optim-stats-steps", str(wishes.optim_stats))
+        if wishes.eval_tasks is not None:
+            yield from ("--eval-tasks", wishes.eval_tasks)
+
+
+def clients_of(count: int, tiers: str, chosen: Chosen) -> tuple[Client, ...]:
+    """The clients with their tiers. Raises UsageError if the run does not have these, or waits for more clients."""
+    there = chosen.config.llm.matformer.tiers
+    wanted = numbers("--client-matformer-tiers", tiers)
+    if len(wanted) > count:
+        raise UsageError(
+            f"--client-matformer-tiers {tiers} are more than --num-clients {count}", "Give each client one, in order"
+        )
+    if strange := [tier for tier in wanted if tier >= there]:
+        raise UsageError(
+            f"--client-matformer-tiers: {chosen.path} cuts the model into {there}, and tier {strange[0]} is none",
+            f"Choose from 0 to {there - 1}, or write another number of tiers under [model.LLM.matformer]",
+        )
+    rules = chosen.config.config
+    if count < (least := max(rules.min_clients, rules.init_min_clients)):
+        raise UsageError(
+            f"--num-clients {count}: the run of {chosen.path} waits for {least}",
+            f"Say --num-clients {least}, or write another init_min_clients",
+        )
+    return tuple(Client(number, wanted[(number - 1) % len(wanted)]) for number in range(1, count + 1))
+
+
+def allowed_of(given: str | None, clients: tuple[Client, ...]) -> tuple[int, ...]:
+    """The numbers of those that may be killed. Raises UsageError."""
+    if given is None:
+        return tuple(client.number for client in clients)
+    found = numbers("--allowed-to-kill", given)
+    if strange := [number for number in found if not 1 <= number <= len(clients)]:
+        raise UsageError(
+            f"--allowed-to-kill: there is no client {strange[0]}", f"Clients have the numbers 1 to {len(clients)}"
+        )
+    return tuple(found)
+
+
+def numbers(option: str, text: str) -> list[int]:
+    """Whole numbers with commas between them. Raises UsageError."""
+    words = text.replace(" ", "")
+    if not _NUMBERS.fullmatch(words):
+        raise UsageError(f"{option} {text!r} is not a list of numbers", f"For example {option} 0,1,2")
+    return [int(word) for word in words.split(",")]

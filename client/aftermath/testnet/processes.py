@@ -1,0 +1,147 @@
+"""Processes that are started here: in their own sessions, logged to files, and ended with whoever started them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from pathlib import Path
+from typing import Protocol
+
+from aftermath.testnet import leash
+from aftermath.testnet.errors import StageError
+
+CALL_SECONDS = 300  # for a command that only sets the stage
+STOP_SECONDS = 5.0
+
+
+class Running(Protocol):
+    """A process, wherever it shows what it does."""
+
+    name: str
+
+    @property
+    def code(self) -> int | None:
+        """Its exit status, the number of the signal that ended it below 0, or None while it runs."""
+
+    def kill(self) -> None:
+        """kill -9, as a power cut would."""
+
+    def interrupt(self) -> None:
+        """Ask to end as Ctrl-C does."""
+
+    def last_words(self) -> str:
+        """What it said last."""
+
+
+def leashed(control: str, command: list[str]) -> list[str]:
+    """The command, so that it ends with the other end of `control`."""
+    return [sys.executable, "-I", "-S", str(leash.__file__), control, *command]
+
+
+class Process:
+    """One child process with its log."""
+
+    def __init__(self, name: str, command: list[str], log: Path, environment: Mapping[str, str]) -> None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self.name, self.log = name, log
+        with log.open("ab") as output:
+            self._child = subprocess.Popen(
+                leashed("-", command),
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=environment,
+            )
+
+    @property
+    def running(self) -> bool:
+        return self.code is None
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    @property
+    def code(self) -> int | None:
+        return self._child.poll()
+
+    def kill(self) -> None:
+        """kill -9, as a power cut would."""
+        if self.running:
+            os.killpg(self._child.pid, signal.SIGKILL)
+        self._child.wait()
+
+    def interrupt(self) -> None:
+        """Ask to end as Ctrl-C does."""
+        if self.running:
+            os.killpg(self._child.pid, signal.SIGINT)
+
+    def stop(self, seconds: float = STOP_SECONDS) -> None:
+        """Ask to end as Ctrl-C does; kill if that takes too long."""
+        stop_all([self], seconds)
+
+    def expect_running(self) -> None:
+        if not self.running:
+            raise StageError(f"{self.name} ended with code {self.code}; its last words:\n{self.last_words()}")
+
+    def last_words(self, size: int = 1500) -> str:
+        """The end of its log."""
+        return self.log.read_text(errors="replace")[-size:] if self.log.exists() else "(nothing)"
+
+
+def stop_all(processes: Iterable[Running], seconds: float = STOP_SECONDS) -> None:
+    """Ask all to end as Ctrl-C does, at once; kill what has not ended in this time."""
+    left = [process for process in processes if process.code is None]
+    for process in left:
+        process.interrupt()
+    until = time.monotonic() + seconds
+    while (left := [process for process in left if process.code is None]) and time.monotonic() < until:
+        time.sleep(0.02)
+    for process in left:
+        process.kill()
+
+
+def wait_for(what: str, ready: Callable[[], bool], seconds: float, process: Running) -> None:
+    """Wait until `ready()`; StageError if the process ends first or it takes too long."""
+    until = time.monotonic() + seconds
+    while not ready():
+        if process.code is not None:
+            raise StageError(f"{process.name} ended with code {process.code}; its last words:\n{process.last_words()}")
+        if time.monotonic() > until:
+            said = process.last_words()
+            raise StageError(f"{what} did not come up within {seconds:.0f} s; its last words:\n{said}")
+        time.sleep(0.05)
+
+
+def call(command: list[str], log: Path, environment: Mapping[str, str]) -> None:
+    """Run a command to its end; StageError with its last words if it fails."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    words = " ".join(command[2:4])
+    with log.open("ab") as file:
+        file.write(f"$ {' '.join(command)}\n".encode())
+        begin = file.tell()
+    process = Process(words, command, log, environment)
+    until = time.monotonic() + CALL_SECONDS
+    while process.running:
+        if time.monotonic() > until:
+            process.kill()
+            raise StageError(f"`{words}` took longer than {CALL_SECONDS} s: is this machine busy?", "Try again later")
+        time.sleep(0.02)
+    if process.code:
+        said = log.read_bytes()[begin:].decode(errors="replace").strip()[-2000:]
+        raise StageError(f"`{words}` failed:\n{said}\nThe whole log is in {log}.")
+
+
+def at_once(commands: Iterable[list[str]], log: Path, environment: Mapping[str, str]) -> None:
+    """Run commands side by side to their ends, each with a log of its own; StageError as `call` if one fails."""
+    logs = (log.with_stem(f"{log.stem}-{number}") for number in count(1))
+    with ThreadPoolExecutor() as pool:
+        for _ in pool.map(lambda command, own: call(command, own, environment), commands, logs):
+            pass

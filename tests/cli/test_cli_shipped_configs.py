@@ -1,0 +1,94 @@
+"""Each config that comes with the package is one that `update-config` takes, with the files that belong to it.
+
+Models are there by their shape alone, which is all that an owner needs of them; the Hub and the bucket are stand-ins.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aftermath.cli.main import load
+from aftermath.cli.model_init import _SIZES, Kind, _described
+from aftermath.config.document import load_config
+from aftermath.model.presets import PRESETS
+from aftermath.testnet.configs import SHIPPED, configs
+from aftermath.testnet.files import COMMANDS, _flags, recipe_of
+from cli.cli_runs import CONSOLE, Shell
+from faulty_web import serving
+from model.hub_server import Hub
+from model.hub_server import serving as serving_hub
+
+SEQUENCES = 40
+
+
+@pytest.fixture(params=sorted(configs()), ids=lambda path: str(path.relative_to(SHIPPED)))
+def shipped(request: pytest.FixtureRequest) -> Path:
+    found: Path = request.param
+    return found
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The Hub and the bucket that a config may name."""
+    hub = Hub()
+    with serving_hub(hub), serving() as web:
+        hub.repos["emozilla/llama2-20m-init"] = {"config.json": json.dumps(dict(PRESETS["llama-20m"])).encode()}
+        bucket, name = "nous-pretraining-public-us", "fineweb-edu-tokenized-llama2/0_00.ds"
+        web.files[f"/{bucket}/{name}"] = np.zeros(SEQUENCES * 2048, "<u2").tobytes()
+        web.files[f"/storage/v1/b/{bucket}/o"] = json.dumps({"items": [{"name": name}]}).encode()
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", web.url)
+        yield
+
+
+def shape(options: dict[str, Any]) -> dict[str, Any]:
+    """The config.json that `model init` would write with these options."""
+    if preset := options.get("preset"):
+        return dict(PRESETS[preset])
+    return _described(Kind.LLAMA, _SIZES | {name.replace("-", "_"): size for name, size in options.items()}, False)
+
+
+def test_what_is_made_for_it_can_be(shipped: Path) -> None:
+    """The options beside a config are those of the commands that make its files."""
+    for table, options in recipe_of(shipped).items():
+        words, option = COMMANDS[table]
+        load(words).make_context(words, [option, "somewhere", *_flags(options)])
+
+
+def test_it_begins_with_what_it_is_for(shipped: Path) -> None:
+    text = shipped.read_text()
+    assert text.startswith("# ")
+    assert [line for line in text.splitlines() if line.startswith("#") and len(line) > 120] == []
+    rules = tomllib.loads(text)["config"]
+    assert rules["witness_nodes"] == 0  # one that dies must not hold up a round
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_update_config_takes_it(shipped: Path, owner: Shell, run_id: str, tmp_path: Path) -> None:
+    llm, recipe = load_config(shipped).llm, recipe_of(shipped)
+    if llm.checkpoint.Local is not None:
+        place = tmp_path / llm.checkpoint.Local.path
+        place.mkdir(parents=True)
+        (place / "config.json").write_text(json.dumps(shape(recipe["model"])))
+    if llm.data_location.Local is not None:
+        tokens = tmp_path / llm.data_location.Local.path
+        tokens.mkdir(parents=True)
+        np.zeros(SEQUENCES * llm.max_seq_len, "<u2").tofile(tokens / "tokens.bin")
+    assert owner("create-run", "--run-id", run_id).code == 0
+    line = [CONSOLE, "update-config", "--run-id", run_id, "--config-path", shipped, "--json"]
+    line += ["--rpc", owner.rpc, "-w", owner.wallet]
+    done = subprocess.run(line, cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert len(said["tiers"]) == 3
+    assert said["data_hash"]
+    assert [warning for warning in said["warnings"] if "bytes" not in warning and "MiB" not in warning] == []

@@ -1,0 +1,134 @@
+"""The local testnet, whole: on the embedded chain with a client that dies, on a server, and killed itself."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from xprocess import XProcess
+
+from e2e.diary import Diary, compare_replicas
+from e2e.material import Material
+from e2e.processes import CONSOLE, Running, until
+
+pytestmark = pytest.mark.slow
+SHORT = {"init_min_clients": 2, "min_clients": 1, "min_round_time": 0}
+
+
+def start(xprocess: XProcess, config: Path, place: Path, *words: str | Path | int) -> Running:
+    line = [CONSOLE, "local-testnet", "start", "--config-path", config, "--dir", place, "--headless"]
+    line += ["--server-port", 0, "--client-device", "cpu", *words]
+    return Running(xprocess, "local-testnet", [str(word) for word in line])
+
+
+def said(testnet: Running) -> dict[str, Any]:
+    """The document at the end of its output, which its lines come before."""
+    document: dict[str, Any] = json.loads(testnet.output[testnet.output.index("\n{\n") :])
+    return document
+
+
+def diaries(place: Path, count: int) -> dict[str, Diary]:
+    names = [f"client-{number}" for number in range(1, count + 1)]
+    return {name: Diary(place / "events" / name) for name in names}
+
+
+def test_three_tiers_on_the_embedded_chain_of_which_one_dies_and_comes_back(
+    xprocess: XProcess, material: Material, tmp_path: Path
+) -> None:
+    rules = SHORT | {"rounds_per_epoch": 12, "total_steps": 60}  # two suffice, while the third is away
+    config, place = material.config(tmp_path / "config", **rules), tmp_path / "testnet"
+    words = ["--num-clients", 3, "--client-matformer-tiers", "0,1,2", "--write-log", "--optim-stats", 10]
+    words += ["--write-distro-data", tmp_path / "sent"]
+    words += ["--random-kill-num", 1, "--random-kill-interval", 12, "--allowed-to-kill", "3", "--json"]
+    testnet = start(xprocess, config, place, *words)
+    assert testnet.wait() == 0, testnet.last_words
+    summary = said(testnet)
+    assert (summary["ending"], summary["steps"], summary["tiers"]) == ("finished", 60, [0, 1, 2])
+    assert (summary["failed"], summary["differing"], summary["directory"]) == ([], [], str(place))
+    assert summary["kills"] >= 1
+    told = diaries(place, 3)
+    assert compare_replicas(told) > 60
+    starts = {name: len(diary.saw("started")) for name, diary in told.items()}
+    assert starts == {"client-1": 1, "client-2": 1, "client-3": starts["client-3"]}
+    assert starts["client-3"] >= 2
+    assert "client-3 was killed" in testnet.output
+    assert "client-3 is started again" in testnet.output
+    assert told["client-1"].saw("optimizer")
+    for name in told:
+        assert (place / "logs" / f"{name}.jsonl").stat().st_size
+        assert any((tmp_path / "sent" / name).iterdir())
+    assert any((place / "checkpoints" / "client-1").iterdir())
+    assert not (place / "checkpoints" / "client-2").exists()
+
+
+def test_on_a_server_from_a_servers_file_and_another_checkpoint(
+    xprocess: XProcess, material: Material, tmp_path: Path
+) -> None:
+    directory, place = tmp_path / "config", tmp_path / "testnet"
+    text = material.but(model=tmp_path / "nowhere").config(directory, **SHORT, total_steps=8).read_text()
+    (directory / "config.toml").unlink()
+    (directory / "state.toml").write_text(f'run_id = "mine"\n{text}')
+    words = ["--num-clients", 2, "--backend", "centralized", "--first-client-checkpoint", material.model, "--log"]
+    testnet = start(xprocess, directory, place, *words, "warning")
+    assert testnet.wait() == 0, testnet.last_words
+    assert "finished: step 8 of 8" in testnet.output
+    assert "replicas identical" in testnet.output
+    assert "joined as member" not in testnet.output
+    assert compare_replicas(diaries(place, 2)) > 8
+
+
+def test_nothing_outlives_it_and_whoever_is_killed_comes_back(
+    xprocess: XProcess, material: Material, tmp_path: Path
+) -> None:
+    config, place = material.config(tmp_path / "config", **SHORT, total_steps=5000), tmp_path / "testnet"
+    words = ["--num-clients", 2, "--backend", "centralized", "--hf-token", "hf_of_nobody"]
+    testnet = start(xprocess, config, place, *words)
+    told = diaries(place, 2)
+    until(lambda: told["client-1"].saw("applied"), "clients train", watched=testnet.check)
+    family = psutil.Process(testnet.pid)
+    key = str(place / "keys" / "client-2.json")
+    victim = next(one for one in family.children() if key in one.cmdline())
+    assert victim.environ()["HF_TOKEN"] == "hf_of_nobody"
+    assert not any("hf_of_nobody" in word for one in family.children(recursive=True) for word in one.cmdline())
+    victim.kill()
+    until(lambda: "client-2 is started again" in testnet.output, "it is started again", watched=testnet.check)
+    until(lambda: len(told["client-2"].saw("joined")) > 1, "it takes part again", watched=testnet.check)
+    descendants = family.children(recursive=True)
+    assert len(descendants) >= 6  # a server, two clients, and a watcher of each
+    testnet.expected = False
+    family.send_signal(signal.SIGKILL)
+    assert psutil.wait_procs(descendants, 10)[1] == []
+
+
+def test_clients_that_end_with_an_error_are_told_of_and_stay_away(
+    xprocess: XProcess, material: Material, tmp_path: Path
+) -> None:
+    config = material.config(tmp_path / "config", **SHORT)
+    words = ["--num-clients", 2, "--backend", "centralized", "--eval-tasks", "no-such-task", "--json"]
+    testnet = start(xprocess, config, tmp_path / "testnet", *words)
+    testnet.expected = False
+    assert testnet.wait() == 1
+    summary = said(testnet)
+    assert (summary["ending"], sorted(summary["failed"])) == ("failed", ["client-1", "client-2"])
+    assert re.search(r"client-1 ended with code [12]; its last words", testnet.output)
+    assert "no-such-task" in testnet.output
+    assert "is started again" not in testnet.output
+
+
+def test_it_ends_when_its_time_is_over(xprocess: XProcess, material: Material, tmp_path: Path) -> None:
+    config = material.config(tmp_path / "config", **SHORT, total_steps=5000)
+    words = ["--num-clients", 2, "--backend", "centralized", "--headless-exit-after-secs", 3, "--json"]
+    testnet = start(xprocess, config, tmp_path / "testnet", *words)
+    family = psutil.Process(testnet.pid)
+    until(lambda: len(family.children()) >= 3, "all are started", watched=testnet.check)
+    descendants = family.children(recursive=True)
+    assert testnet.wait() == 0, testnet.last_words
+    assert said(testnet)["ending"] == "time"
+    assert psutil.wait_procs(descendants, 10)[1] == []
+    shutil.rmtree(tmp_path / "testnet")  # nobody writes there any more

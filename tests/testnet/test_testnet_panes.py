@@ -1,0 +1,68 @@
+"""The panes of a testnet: each has a process, which is known, killed, started again, and ends with us."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from aftermath.testnet.panes import Panes
+from e2e.processes import until
+
+pytestmark = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
+STARTER = """
+import os, sys, time
+from pathlib import Path
+from aftermath.testnet.panes import Panes
+panes = Panes(Path(sys.argv[1]), os.environ)
+stubborn = "import signal, time; signal.signal(signal.SIGHUP, signal.SIG_IGN); time.sleep(600)"
+for name in ("one", "two"):
+    panes.open(name, [sys.executable, "-c", stubborn])
+print("open", flush=True)
+time.sleep(600)
+"""
+
+
+def shows(text: str) -> list[str]:
+    return [sys.executable, "-c", f"import sys, time; print({text!r}, sys.stdin.isatty(), flush=True); time.sleep(600)"]
+
+
+@pytest.fixture
+def panes(tmp_path: Path) -> Iterator[Panes]:
+    made = Panes(tmp_path, os.environ)
+    yield made
+    made.close()
+
+
+def test_a_process_in_a_pane_is_watched_killed_and_started_again(panes: Panes) -> None:
+    first, second = panes.open("first", shows("here I am")), panes.open("second", [sys.executable, "-c", "exit(3)"])
+    until(lambda: "here I am True" in first.last_words(), "a terminal shows what it says", 20)
+    until(lambda: second.code == 3, "its exit status is known", 20)
+    assert first.code is None
+    first.kill()
+    assert first.code == -signal.SIGKILL
+    again = panes.open("first", shows("and back"))
+    until(lambda: "and back" in again.last_words(), "the pane has another process", 20)
+    again.interrupt()
+    until(lambda: again.code is not None, "Ctrl-C ends it", 20)
+
+
+def test_nothing_in_panes_outlives_who_opened_them(tmp_path: Path) -> None:
+    """Not even what ignores that its terminal is gone."""
+    line = [sys.executable, "-c", STARTER, str(tmp_path)]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as starter:
+        assert starter.stdout is not None
+        assert starter.stdout.readline() == "open\n"
+        family = psutil.Process(starter.pid)
+        try:  # tmux and what runs in two panes, each with a watcher
+            descendants = until(lambda: (all_of := family.children(recursive=True))[5:] and all_of, "all are there", 20)
+        finally:
+            starter.kill()
+    assert psutil.wait_procs(descendants, 10)[1] == []

@@ -1,0 +1,161 @@
+"""What a local testnet is asked for, before anything is started: the command's mistakes, the config, whom it kills."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from aftermath.config.document import load_config
+from aftermath.testnet.configs import SHIPPED, chosen, configs, find
+from aftermath.testnet.files import make_missing, recipe_of
+from aftermath.testnet.kills import Kills
+from cli.cli_runs import Outcome, invoke
+
+DEMO = SHIPPED / "demo" / "config.toml"
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def start(*words: str | Path | int) -> Outcome:
+    given = ("--num-clients", 3, "--config-path", DEMO, "--headless", "--json")
+    return invoke("local-testnet", "start", *given, *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--client-matformer-tiers", "0,3"], "tier 3 is none"),
+        (["--client-matformer-tiers", "0;1"], "not a list of numbers"),
+        (["--client-matformer-tiers", "0,0,1,2"], "more than --num-clients 3"),
+        (["--num-clients", "2"], "waits for 3"),
+        (["--num-clients", "0"], "--num-clients"),
+        (["--allowed-to-kill", "0"], "there is no client 0"),
+        (["--allowed-to-kill", "2,4"], "there is no client 4"),
+        (["--random-kill-interval", "0"], "--random-kill-interval"),
+        (["--config-path", "nowhere"], "there is no config at nowhere"),
+        (["--first-client-checkpoint", "nowhere"], "no directory and no repository"),
+        (["--log", "loud"], "--log"),
+        (["--tui", "maybe"], "--tui"),
+        (["--backend", "ethereum"], "--backend"),
+    ],
+)
+def test_a_mistake_is_told_before_anything_is_made(words: list[str], said: str, tmp_path: Path) -> None:
+    assert said in start(*words).mistake["error"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_time_to_end_is_for_those_who_do_not_look() -> None:
+    given = ("--num-clients", 3, "--config-path", DEMO, "--headless-exit-after-secs", 5, "--json")
+    assert "goes with --headless" in invoke("local-testnet", "start", *given).mistake["error"]
+
+
+def test_a_mistake_in_a_config_is_told_with_its_line(tmp_path: Path) -> None:
+    wrong = tmp_path / "config.toml"
+    wrong.write_text(DEMO.read_text().replace("min_clients = 2", "min_clients = -2"))
+    told = start("--config-path", wrong).error
+    assert told["code"] == "config"
+    assert f"{wrong}:" in told["error"]
+
+
+def test_what_a_config_names_and_nobody_can_make_is_told(tmp_path: Path) -> None:
+    shutil.copy(DEMO, tmp_path / "config.toml")  # without what says how
+    told = start("--config-path", tmp_path).mistake
+    assert "names runs/demo/model, which is not there" in told["error"]
+    assert "aftermath-solana model init --out runs/demo/model" in told["fix"]
+
+
+def test_a_port_that_is_taken_and_a_directory_of_others_are_told(tmp_path: Path) -> None:
+    for name in ("model", "tokens"):
+        (tmp_path / "runs" / "demo" / name).mkdir(parents=True)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for backend in ("solana", "centralized"):
+            told = start("--server-port", port, "--backend", backend).error
+            assert (told["code"], told["error"]) == ("testnet", f"port {port} is in use")
+    thesis = tmp_path / "thesis"
+    thesis.mkdir()
+    (thesis / "thesis.tex").write_text("precious")
+    told = start("--dir", thesis).error
+    assert "not a testnet's" in told["error"]
+    assert "--dir" in told["fix"]
+
+
+# --- the config ---------------------------------------------------------------------------------------------------
+
+
+def test_a_config_is_found_by_file_by_directory_and_by_its_name(tmp_path: Path) -> None:
+    for given in ("demo", "config/demo", "demo/config.toml", "config/demo/config.toml"):
+        assert find(Path(given)) == DEMO
+    (tmp_path / "demo").mkdir()
+    own = tmp_path / "demo" / "state.toml"
+    shutil.copy(DEMO, own)
+    assert find(Path("demo")).absolute() == own  # one's own before ours
+
+
+def test_a_servers_file_and_another_checkpoint_make_the_same_run_but_for_that(tmp_path: Path) -> None:
+    state = tmp_path / "state.toml"
+    state.write_text(f'run_id = "mine"\nrun_state = "WaitingForMembers"\n{DEMO.read_text()}\n[progress]\nepoch = 0\n')
+    ours, plain = chosen(state), load_config(DEMO)
+    assert ours.config.to_chain() == plain.to_chain()
+    assert "run_id" not in tomllib.loads(ours.text)
+    place = tmp_path / "checkpoint"
+    place.mkdir()
+    for given, kind in ((str(place), {"Local": str(place)}), ("ada/model", {"Hub": {"repo_id": "ada/model"}})):
+        other = chosen(DEMO, given)
+        assert tomllib.loads(other.text)["model"]["LLM"]["checkpoint"] == kind
+        tables = tomllib.loads(other.text)
+        tables["model"]["LLM"]["checkpoint"] = {"Local": "runs/demo/model"}
+        assert tables == tomllib.loads(DEMO.read_text())
+
+
+def test_missing_files_are_made_once_and_where_the_config_has_them(tmp_path: Path) -> None:
+    directory = tmp_path / "own"
+    directory.mkdir()
+    shutil.copy(DEMO, directory)
+    (directory / "config.files.toml").write_text(
+        "[model]\nhidden = 16\nlayers = 1\nheads = 2\nintermediate = 8\ntied = true\n[tokens]\nbudget-bytes = 20000\n"
+    )
+    found = chosen(directory)
+    log = tmp_path / "log"
+    made = make_missing(found.path, found.config, log, os.environ)
+    assert made == [Path("runs/demo/model"), Path("runs/demo/tokens")]
+    assert all(path.is_dir() for path in made)
+    assert '"tie_word_embeddings": true' in (made[0] / "config.json").read_text()
+    assert sorted(path.name for path in (tmp_path / "runs" / "demo").iterdir()) == ["model", "tokens"]
+    assert make_missing(found.path, found.config, log, os.environ) == []
+
+
+def test_every_shipped_config_says_what_it_needs() -> None:
+    """Whatever it names on this machine can be made."""
+    found = list(configs())
+    assert len(found) >= 5
+    for path in found:
+        llm = load_config(path).llm
+        recipe = recipe_of(path)
+        assert (llm.checkpoint.Local is not None) == ("model" in recipe)
+        assert (llm.data_location.Local is not None) == bool({"tokens", "fetch"} & recipe.keys())
+
+
+# --- whom it kills ------------------------------------------------------------------------------------------------
+
+
+def test_the_same_clients_are_killed_again_and_only_those_allowed() -> None:
+    def story() -> list[list[int]]:
+        kills = Kills(2, 10, (2, 3, 5))
+        return [kills.now(float(at), [1, 2, 3, 4, 5] if at != 30 else [1, 5]) for at in range(61)]
+
+    killed = story()
+    assert killed == story()
+    assert [at for at, victims in enumerate(killed) if victims] == [10, 20, 30, 40, 50, 60]
+    assert killed[30] == [5]
+    assert all(len(killed[at]) == 2 and set(killed[at]) <= {2, 3, 5} for at in (10, 20, 40, 50, 60))
+    assert len({tuple(sorted(killed[at])) for at in (10, 20, 40, 50, 60)}) > 1
+    assert Kills(0, 10, (1,)).now(100.0, [1]) == []

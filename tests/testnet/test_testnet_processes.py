@@ -1,0 +1,85 @@
+"""Processes end with whoever started them, whatever ended that."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from aftermath.testnet.errors import StageError
+from aftermath.testnet.processes import Process, at_once, call, leashed, stop_all, wait_for
+from e2e.processes import until
+
+SLEEPER = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); "
+STARTER = f"""
+import os, sys, time
+from pathlib import Path
+from aftermath.testnet.processes import Process
+process = Process("sleeper", [sys.executable, "-c", {SLEEPER + "time.sleep(600)"!r}], Path(sys.argv[1]), os.environ)
+time.sleep(600)
+"""
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+def test_children_and_theirs_do_not_outlive_a_starter_that_is_killed(tmp_path: Path) -> None:
+    with subprocess.Popen([*python(STARTER), str(tmp_path / "log")]) as starter:
+        family = psutil.Process(starter.pid)
+        until(lambda: len(family.children(recursive=True)) >= 3, "child, grandchild and watcher are there", 20)
+        descendants = family.children(recursive=True)
+        starter.send_signal(signal.SIGKILL)
+        assert psutil.wait_procs(descendants, 10)[1] == []
+
+
+def test_the_same_with_a_named_pipe(tmp_path: Path) -> None:
+    """As in the panes of a terminal, where the standard input is somebody's."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    held = os.open(pipe, os.O_RDWR)
+    line = leashed(str(pipe), python("import time; time.sleep(600)"))
+    with subprocess.Popen(line, start_new_session=True) as child:
+        until(lambda: psutil.Process(child.pid).children(), "the watcher is there", 20)
+        assert child.poll() is None
+        os.close(held)
+        assert child.wait(10) == -signal.SIGKILL
+
+
+def test_exit_status_id_and_signals_are_those_of_the_command(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    ended = Process(
+        "ended", python("import os, sys; print(os.getpid(), sys.stdin.read()); sys.exit(7)"), log, os.environ
+    )
+    until(lambda: ended.code is not None, "it ends", 20)
+    assert ended.code == 7
+    assert log.read_text().split() == [str(ended.pid)]
+    stubborn = "import signal, time; signal.signal(2, signal.SIG_IGN); print('ready', flush=True); time.sleep(600)"
+    polite = Process(
+        "polite", python("import time; print('ready', flush=True); time.sleep(600)"), tmp_path / "1", os.environ
+    )
+    rude = Process("rude", python(stubborn), tmp_path / "2", os.environ)
+    for process in (polite, rude):
+        wait_for("it", lambda log=process.log: "ready" in log.read_text(), 20, process)
+    watchers = [child for process in (polite, rude) for child in psutil.Process(process.pid).children()]
+    assert len(watchers) == 2
+    stop_all([polite, rude], 1.0)
+    assert polite.code in (1, -signal.SIGINT)  # what Python does with a KeyboardInterrupt
+    assert rude.code == -signal.SIGKILL
+    assert psutil.wait_procs(watchers, 10)[1] == []
+
+
+def test_a_command_that_fails_is_told_with_its_last_words(tmp_path: Path) -> None:
+    with pytest.raises(StageError, match="no such luck"):
+        call(python("import sys; sys.exit('no such luck')"), tmp_path / "log", os.environ)
+    assert "no such luck" in (tmp_path / "log").read_text()
+    with pytest.raises(StageError, match="second"):
+        at_once([python("pass"), python("import sys; sys.exit('second')")], tmp_path / "keys.log", os.environ)
+    never = Process("never", python("print('and away')"), tmp_path / "never", os.environ)
+    with pytest.raises(StageError, match="and away"):
+        wait_for("it", lambda: False, 20, never)
