@@ -22,7 +22,7 @@ from aftermath.optim import compiled
 from aftermath.optim.codec import Votes, decode_level, encode_level
 from aftermath.optim.distro import Distro
 from aftermath.optim.exact import MEAN_BITS, signs
-from aftermath.optim.feedback import slots_of, take_back
+from aftermath.optim.feedback import entries_of, take_back
 from aftermath.optim.format import ResultFormat
 from aftermath.optim.lattice import SMALLEST, quantise
 from aftermath.optim.layout import LevelLayout, level_layout
@@ -138,7 +138,7 @@ def _votes(results: ResultFormat, layout: LevelLayout) -> list[Votes]:
         best = [strongest(numbers, g.topk) for numbers, g in zip(whole, layout.groups, strict=True)]
         if bits := results.values.lattice_bits:
             best = [(indices, quantise(values, bits)) for indices, values in best]
-        payload = encode_level(results, 0, *slots_of(layout, *zip(*best, strict=True)))
+        payload = encode_level(results, 0, *entries_of(layout, *zip(*best, strict=True)))
         made.append(decode_level(payload, results, 0))
     return made
 
