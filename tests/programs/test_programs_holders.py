@@ -152,8 +152,8 @@ def test_a_sole_holder_speaks_for_its_level(world: World) -> None:
     assert run.run.level_hashes[0] == NEW[0]
 
 
-def test_half_suffices_only_while_the_others_may_still_speak(world: World) -> None:
-    """Two hold level 0: one that is silent does not cost the epoch, one that has left leaves too few."""
+def test_half_of_those_who_have_shown_it_suffice_if_nobody_disagrees(world: World) -> None:
+    """Two hold level 0: one that is silent, or has left, does not cost the epoch."""
     run, honest = _grown(world, tiers=(0, 0, 1, 1, 2, 2, 1))
     for left in (False, True):
         _begin(run, honest)
@@ -161,26 +161,27 @@ def test_half_suffices_only_while_the_others_may_still_speak(world: World) -> No
         if left:
             run.by(1, "leave_run").ok()
         _end(run, honest, NEW, away=(1,))
-        assert run.run.level_hashes == ((OLD if left else NEW)[0], NEW[1], NEW[2])
-        assert run.run.levels_lost == int(left)
+        assert run.run.level_hashes == tuple(NEW.values())
+        assert run.run.levels_lost == 0
 
 
-def test_who_left_in_the_warm_up_has_no_part_in_the_epoch(world: World) -> None:
-    """It could not get the model, say: nobody waits for its word, and the newcomer is judged by those who are there."""
-    run, honest = _grown(world)
-    for index, tier in (honest | {7: 0}).items():
-        run.join(index, tier=tier).ok()
-    world.advance(6)
-    run.tick().ok()
-    run.draw()
-    run.by(0, "leave_run").ok()
-    world.advance(31)
-    run.tick(1).ok()
-    _rounds(run, hidden=(0,), from_holders=range(8))
-    assert set(committee.cooldown_electees(run.run, run.members, 0)) == {7}
-    run.attest(7, NEW).ok()
-    assert run.run.level_hashes[0] == NEW[0]
-    assert bitmap.contains(run.members.established, 0)
+@pytest.mark.parametrize(("gone", "left"), [((0,), UNATTESTED), ((0, 1), OLD[0])], ids=["one", "both"])
+def test_half_that_is_new_does_not_suffice_where_the_others_have_gone(
+    world: World, gone: tuple[int, ...], left: bytes
+) -> None:
+    """Two have shown level 0 before, and two newcomers in this epoch, who alone are not believed."""
+    run, honest = _grown(world, tiers=(0, 0, 1, 1, 2, 2, 1))
+    _begin(run, honest | dict.fromkeys(LIARS, 0))
+    for _ in range(3):
+        run.everyone_witnesses()
+    for index in gone:
+        run.by(index, "leave_run").ok()
+    run.finish_rounds()
+    assert set(committee.cooldown_electees(run.run, run.members, 0)) == {0, 1, *LIARS}
+    for index in LIARS:
+        run.attest(index, {0: FALSE[0]}).ok()
+    _end(run, {index: tier for index, tier in honest.items() if index > 1}, NEW)
+    assert run.run.level_hashes[0] == left
 
 
 def test_rounds_without_a_judge_count_for_nobody(world: World) -> None:

@@ -518,8 +518,10 @@ class Transitions:
                 return False
             for level in range(self.levels):
                 told, silent = self.statements[level], set(self.electees(level)) - set(self.statements[level])
-                silent_and_gone = any(not bitmap.contains(self.healthy, slot) for slot in silent)
-                enough = len(told) > len(silent) if silent_and_gone else len(told) >= len(silent)
+                gone = any(not bitmap.contains(self.healthy, slot) for slot in silent)
+                known = bool(self.known_levels >> level & 1)
+                new = known and not all(self.members[slot].established for slot in told)
+                enough = len(told) > len(silent) if gone and new else len(told) >= len(silent)
                 if enough and len(set(told.values())) == 1 and not self.known.attested >> level & 1:
                     self._record(level, next(iter(told.values())))
         self._end_epoch()

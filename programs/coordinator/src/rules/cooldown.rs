@@ -17,6 +17,8 @@ struct Committees {
     counts: [u8; MAX_LEVELS],
     /// Places in each of members that have gone.
     gone: [u32; MAX_LEVELS],
+    /// Places in each of members that are new to a level which others have shown that they hold.
+    new: [u32; MAX_LEVELS],
     /// The place of the asked member in each; `ABSENT` where it has none.
     places: [u8; MAX_LEVELS],
 }
@@ -35,13 +37,19 @@ fn held(run: &Run, members: &Members) -> u8 {
 fn elect(run: &Run, members: &Members, slot: u8) -> Committees {
     let (by_rank, _) = bitmap::by_rank(&run.began);
     let levels = run.levels.min(MAX_LEVELS as u8) as usize;
-    let mut committees = Committees { counts: [0; MAX_LEVELS], gone: [0; MAX_LEVELS], places: [ABSENT; MAX_LEVELS] };
+    let mut committees = Committees {
+        counts: [0; MAX_LEVELS],
+        gone: [0; MAX_LEVELS],
+        new: [0; MAX_LEVELS],
+        places: [ABSENT; MAX_LEVELS],
+    };
     for rank in committee::order(run.current(), &run.began, committee::COOLDOWN).ranks() {
         let holder = by_rank[*rank as usize];
         if !holders::is_seated(members, holder) {
             continue;
         }
         let gone = u32::from(!bitmap::has(&members.healthy, holder));
+        let known = if bitmap::has(&members.established, holder) { 0 } else { run.levels_established };
         let first = members.slots[holder as usize].tier as usize;
         for level in first..levels {
             let count = &mut committees.counts[level];
@@ -50,6 +58,7 @@ fn elect(run: &Run, members: &Members, slot: u8) -> Committees {
                     committees.places[level] = *count;
                 }
                 committees.gone[level] |= gone << *count;
+                committees.new[level] |= u32::from(known >> level & 1) << *count;
                 *count += 1;
             }
         }
@@ -110,19 +119,21 @@ fn record(run: &mut Run, backlog: &Backlog, level: usize, hash: Hash) {
     run.attested_data_index = checkpoints::first_untrained(run, backlog);
 }
 
-/// The hash of `level` that every statement about it names, if half of its committee made one: more than half, if
-/// somebody of it has `gone` without a word.
-fn undisputed(witnesses: &Witnesses, level: usize, (elected, gone): (u8, u32)) -> Option<Hash> {
+/// The hash of `level` that every statement about it names, if half of its committee made one. It takes more than half, if
+/// somebody of it has gone without a word, and somebody who is new to the level has spoken.
+fn undisputed(witnesses: &Witnesses, level: usize, committees: &Committees) -> Option<Hash> {
+    let elected = committees.counts[level];
     let first = *stated(witnesses, level, elected).next()?;
-    let (mut count, mut same, mut lacking) = (0u32, true, false);
+    let (mut count, mut same, mut silent) = (0u32, true, 0u32);
     for (place, hash) in witnesses.cooldown[level].iter().enumerate().take(elected as usize) {
         if *hash == UNSTATED {
-            lacking |= gone >> place & 1 == 1;
+            silent |= 1 << place;
         } else {
             count += 1;
             same &= *hash == first;
         }
     }
+    let lacking = committees.gone[level] & silent != 0 && committees.new[level] & !silent != 0;
     (same && 2 * count >= u32::from(elected) + u32::from(lacking)).then_some(first)
 }
 
@@ -154,11 +165,10 @@ impl Machine<'_> {
         let committees = elect(self.run, self.members, 0);
         let mut unknown = 0;
         for level in (0..MAX_LEVELS).filter(|level| open >> level & 1 == 1) {
-            let (elected, gone) = (committees.counts[level], committees.gone[level]);
-            let found = if time_is_up { undisputed(self.witnesses, level, (elected, gone)) } else { None };
+            let found = if time_is_up { undisputed(self.witnesses, level, &committees) } else { None };
             if let Some(hash) = found {
                 record(self.run, &self.witnesses.backlog, level, hash);
-            } else if 2 * gone.count_ones() >= u32::from(elected) {
+            } else if 2 * committees.gone[level].count_ones() >= u32::from(committees.counts[level]) {
                 unknown |= u8::from(self.run.level_hashes[level] == super::levels::UNATTESTED) << level;
             }
         }
