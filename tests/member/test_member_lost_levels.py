@@ -11,7 +11,7 @@ import pytest
 from aftermath.rules.state import RunState
 from aftermath.sim.simulation import Player, Simulation, play
 
-WARNING = "nobody in this epoch has level 0 of the model as the run had it: it goes back to the checkpoint of step "
+WARNING = "too few are left who hold level 0 of the model as the run had it: it goes back to the checkpoint of step "
 
 
 async def _dies_after_attesting(sim: Simulation, player: Player, epoch: int) -> None:

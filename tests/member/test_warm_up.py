@@ -314,3 +314,17 @@ def test_a_source_that_never_ends_is_left_when_the_rounds_cannot_be_caught_up_wi
         await going
 
     run_virtual(story())
+
+
+@pytest.mark.parametrize("own", [None, ATTESTED])
+def test_a_level_that_went_back_comes_from_the_checkpoint_whoever_offers_it(tmp_path: Path, own: int | None) -> None:
+    """Too few could say what it is: those who are left may all agree, also with what this member has."""
+
+    async def story() -> None:
+        joiner = Joiner(tmp_path, attested=0b100, finished=own is not None)
+        joiner.run = replace(joiner.run, levels_lost=0b010)
+        joiner.offer(1, ATTESTED), joiner.offer(2, ATTESTED)
+        replica = await joiner.obtain(own)
+        assert replica.hashes() == {1: _hash(DURABLE, 1), 2: _hash(ATTESTED, 2)}
+
+    run_virtual(story())

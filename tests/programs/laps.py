@@ -41,6 +41,10 @@ class Seat:
     points: int = 0
     slashed: int = 0
     delivered: int = 0
+    shown: int = 0
+    """How many more rounds it delivered all its levels in than not."""
+    established: bool = False
+    """It has shown in an epoch before what it holds."""
     forfeited: bool = False
     """It was ejected, and its membership does not say so yet."""
 
@@ -88,6 +92,8 @@ class Lap:
     ready: int = 0
     attested: int | None = None
     """Who delivered of the round that it judges, once it is closed."""
+    counts: bool = False
+    """It made a step, and its levels are not counted yet."""
     verdicts: list[tuple[int, int, bool]] = field(default_factory=list)
 
     @property

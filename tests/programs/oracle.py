@@ -54,6 +54,7 @@ class Oracle(Transitions):
         if seat.state is MemberState.IDLE:
             if seat.tier != tier:
                 self.finishers &= ~(1 << slot)
+                seat.established = False
             seat.tier, seat.declared = tier, weight
         if stateless:
             self.finishers &= ~(1 << slot)
@@ -141,6 +142,8 @@ class Oracle(Transitions):
         need(not bitmap.contains(self.lap.voters, slot), "DuplicateWitness")
         judged = self.judged_by(self.lap)
         need(not bitmap.from_slots(held) & ~(judged.roster if judged else 0), "BadParticipation")
+        if not self.lap.votes:
+            self.judge()
         self.lap.votes.append(Vote(slot, dict(held)))
         self._follow()
 
@@ -180,6 +183,7 @@ class Oracle(Transitions):
         need(self.named(at, 0), "StaleHeight")
         need(bool(hashes), "HashesInvalid")
         self._own(slot, wallet)
+        need(bitmap.contains(self.proven, slot), "NotElected")
         asked = {level: self.electees(level) for level in range(self.levels)}
         counted = []
         for level in sorted(hashes):

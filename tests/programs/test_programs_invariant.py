@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from programs.harness import World
-from programs.scenario import Scenario
+from programs.scenario import Scenario, member
 
 Break = Callable[[Any], None]
 
@@ -71,3 +71,17 @@ def test_a_broken_run_can_be_closed(world: World) -> None:
     world.store("Run", "test", state)
     run.owner("set_paused", False).refused("InvariantBroken")
     run.owner("close_run").ok()
+
+
+def test_instructions_that_see_no_witnesses_look_at_the_members(run: Scenario) -> None:
+    run.train([0, 1, 2])
+    run.join(5).ok()
+    run.by(5, "leave_run").ok()
+    state, members = run.world.record("Run", "test"), run.world.record("Members", "test")
+    state["began"] = bytes(32)  # while three are in its epoch
+    members["forfeited"] = b"\x02" + bytes(31)
+    run.world.store("Run", "test", state)
+    run.world.store("Members", "test", members)
+    run.owner("kick", member(1).pubkey(), False).refused("InvariantBroken")
+    run.settle(1).refused("InvariantBroken")
+    run.by(5, "withdraw").refused("InvariantBroken")

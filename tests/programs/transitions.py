@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 
 from aftermath.rules import assignment, bitmap, committee
 from aftermath.rules.accounts import BACKLOG, MAX_WITNESSES, REDO, STORED_ROUNDS, Config, Interval, Place
@@ -52,6 +53,8 @@ class Transitions:
         """The epoch of the last roster."""
         self.laps: list[Lap] = []
         self.judged = self.began = self.next_roster = self.proven = 0
+        self.known_levels = 0
+        """Levels of which established holders began the epoch."""
         self.slot, self.seed_slot = 0, 0
         """The present slot; the one that the next seed waits for, 0 if none does."""
         self.pausing = self.draining = False
@@ -149,14 +152,38 @@ class Transitions:
         return {slot: range(share.start, share.stop) for slot, share in zip(ordered, cut, strict=True)}
 
     def electees(self, level: int) -> list[int]:
-        """Who is asked for the hash of a level: holders that delivered in half of the rounds, gone or not."""
+        """Who has a place in the committee of a level: holders that have shown it, now or before, gone or not."""
 
         def counts(slot: int) -> bool:
             seat = self.members[slot]
-            enough = seat.state is not MemberState.HEALTHY or 2 * seat.delivered >= self.judged
-            return enough and bitmap.contains(self.proven, slot) and seat.tier <= level
+            stayed = seat.state is MemberState.HEALTHY or seat.exited
+            return bool((seat.established and stayed) or bitmap.contains(self.proven, slot)) and seat.tier <= level
 
         return [slot for slot in self.lap.ordered(committee.COOLDOWN) if counts(slot)][:MAX_WITNESSES]
+
+    def _half(self, seat: Seat) -> bool:
+        return 2 * seat.delivered >= self.judged and seat.shown >= 0
+
+    def judge(self) -> None:
+        """Counts who delivered all its levels in the last closed round, as those who hold them say."""
+        lap = self._past(1)
+        judged = self.judged_by(lap) if lap else None
+        if lap is None or judged is None or not lap.counts:
+            return
+        agreed = self._agreed(lap)
+        for slot in judged.members:
+            seat = self.members[slot]
+            owed = slot in agreed or not bitmap.contains(lap.attested or 0, slot)
+            verdicts = [self._delivered(lap, slot, agreed.get(slot), level) for level in range(seat.tier, self.levels)]
+            if owed and None not in verdicts and seat.shown > -64:
+                seat.shown = min(63, seat.shown + 1) if all(verdicts) else seat.shown - 1
+
+    def _delivered(self, lap: Lap, slot: int, result: int | None, level: int) -> bool | None:
+        """Whether a quorum of the judges of a level recorded that result of a slot; None if there was no judge."""
+        known = bool(self.known_levels >> level & 1)
+        seats = [(vote, self.members[vote.slot]) for vote in lap.votes]
+        said = [vote.held.get(slot) for vote, seat in seats if seat.tier <= level and (seat.established or not known)]
+        return said.count(result) >= quorum(len(said)) and result is not None if said else None
 
     def spoke(self, slot: int) -> bool:
         return any(slot in told for told in self.statements.values())
@@ -195,7 +222,8 @@ class Transitions:
 
     def _exit(self, seat: Seat, state: MemberState) -> None:
         if self.state is not RunState.COOLDOWN:
-            enough = state is not MemberState.EJECTED and 2 * seat.delivered >= self.judged
+            enough = state is not MemberState.EJECTED and self._half(seat)
+            seat.established &= state is not MemberState.EJECTED
             self.proven &= ~(0 if enough else 1 << self._claim(seat.wallet))
         seat.state = state
         seat.exited = (self.lap.height if self.laps else 0) + (self.state is RunState.COOLDOWN)
@@ -283,7 +311,9 @@ class Transitions:
             lost = self._unsaved() & ~held
             if lost or not held:
                 self.kept = self.known, self.first_untrained
+            marked = self.known.lost if held else 0
             self._go_back(lost, whole=not held)
+            self.known = replace(self.known, lost=lost | marked)
         self.epoch_since, self.start_step, self.reason, self.draining = self.now, self.step, ExitReason.NONE, False
         self.laps = [Lap(0, self.step, waiting, waiting, self._elected(waiting))]
         self._enter(RunState.WARMUP)
@@ -330,6 +360,10 @@ class Transitions:
         if not ready and not self._passed(self.since, self.config.warmup_time):
             return False
         self.laps = []
+        known = [slot for slot in bitmap.slots(self.healthy) if self.members[slot].established]
+        self.known_levels = self._held(bitmap.from_slots(known))
+        for seat in self.members:
+            seat.shown = 0 if seat.established or not known else -1
         self._start_round(0, 0)
         return True
 
@@ -383,6 +417,7 @@ class Transitions:
             if delivered:
                 self.step += 1
                 self.judged += 1
+                lap.counts = True
                 self.proven |= delivered
                 for slot in bitmap.slots(lap.attested):
                     self.members[slot].delivered += 1
@@ -417,9 +452,7 @@ class Transitions:
 
     def _settle(self, lap: Lap, judged: Lap) -> tuple[int, int]:
         """Who delivered, and who of them owed anything: if anybody did, it is a step. What is missing waits."""
-        found = Counter((slot, result) for vote in lap.votes for slot, result in vote.held.items())
-        needed = quorum(lap.elected)
-        agreed = bitmap.from_slots({slot for (slot, _), votes in found.items() if votes >= needed}) & judged.roster
+        agreed = bitmap.from_slots(self._agreed(lap)) & judged.roster
         shares = self.shares(judged)
         idle = bitmap.from_slots(slot for slot, share in shares.items() if not share)
         missing = {place for slot, share in shares.items() if not bitmap.contains(agreed, slot) for place in share}
@@ -434,6 +467,11 @@ class Transitions:
         if agreed == judged.roster:  # a quorum has something of everybody, also of those who owed nothing
             return agreed, agreed if judged.batch else 0
         return agreed | idle, agreed & ~idle
+
+    def _agreed(self, lap: Lap) -> dict[int, int]:
+        """The results that a quorum of a round's witnesses recorded."""
+        found = Counter((slot, result) for vote in lap.votes for slot, result in vote.held.items())
+        return {slot: result for (slot, result), votes in found.items() if votes >= quorum(lap.elected)}
 
     def _put_back(self, intervals: Iterable[Interval]) -> None:
         more = numbers(intervals)
@@ -459,6 +497,8 @@ class Transitions:
                 tuple(hashes), known.attested & ~trained, known.step, known.data_index, known.source, known.lost
             )
         self.statements = {level: {} for level in range(self.levels)}
+        for slot in bitmap.slots(self.proven & self.healthy):
+            self.proven &= ~(0 if self._half(self.members[slot]) else 1 << slot)
         self._enter(RunState.COOLDOWN)
 
     def _record(self, level: int, found: bytes) -> None:
@@ -477,14 +517,28 @@ class Transitions:
             if not self._passed(self.since, self.config.cooldown_time):
                 return False
             for level in range(self.levels):
-                told = list(self.statements[level].values())
-                undisputed = told and len(set(told)) == 1 and 2 * len(told) >= len(self.electees(level))
-                if undisputed and not self.known.attested >> level & 1:
-                    self._record(level, told[0])
+                told, silent = self.statements[level], set(self.electees(level)) - set(self.statements[level])
+                gone = any(not bitmap.contains(self.healthy, slot) for slot in silent)
+                known = bool(self.known_levels >> level & 1)
+                new = known and not all(self.members[slot].established for slot in told)
+                enough = len(told) > len(silent) if gone and new else len(told) >= len(silent)
+                if enough and len(set(told.values())) == 1 and not self.known.attested >> level & 1:
+                    self._record(level, next(iter(told.values())))
         self._end_epoch()
         return True
 
+    def _unknown(self) -> int:
+        """Levels that were trained and not attested, of which half of those who could say what they are have gone."""
+        lost = 0
+        for level in range(self.levels):
+            asked = self.electees(level)
+            here = [slot for slot in asked if bitmap.contains(self.healthy, slot)]
+            if self.known.hashes[level] == UNATTESTED and 2 * len(here) <= len(asked):
+                lost |= 1 << level
+        return lost
+
     def _end_epoch(self) -> None:
+        unknown = self._unknown()
         healthy, worked = self.healthy & self.lap.roster, self.step > self.start_step
         earned = self.rates[0] // healthy.bit_count() if healthy else 0
         for seat in self.members:
@@ -493,11 +547,12 @@ class Transitions:
             elif seat.state is MemberState.EJECTED:
                 taken = min(seat.points, self.rates[1])
                 seat.points, seat.slashed = seat.points - taken, seat.slashed + taken
+                seat.established = False
             if self.judged:
                 seat.weight = self._shown(seat)
             seat.state = MemberState.IDLE
         if not self._restore():
-            self._take_over(healthy)
+            self._take_over(healthy, unknown)
         self.epoch += 1
         if self.pausing:
             self._pause()
@@ -514,9 +569,16 @@ class Transitions:
             return 1
         return min(max(2 * seat.weight * (8 * seat.delivered // self.judged) // 8, 1), 0xFFFF)
 
-    def _take_over(self, healthy: int) -> None:
+    def _take_over(self, healthy: int, unknown: int) -> None:
+        for slot in bitmap.slots(healthy):
+            seat = self.members[slot]
+            seat.established = seat.shown >= 0 if seat.established else bitmap.contains(self.proven, slot)
         unwanted = bitmap.from_slots(slot for slot, seat in enumerate(self.members) if seat.wish >= REMOVED)
         self.finishers = healthy & ~unwanted
+        if unknown == self.every:
+            self._use_durable()
+            return
+        self._go_back(unknown, whole=False)
         known = self.known
         source = known.source
         if known.attested and known.step == self.step:
@@ -524,7 +586,7 @@ class Transitions:
         elif source is ModelSource.CHECKPOINT:
             self._use_durable()
             return
-        self.known = Knowledge(known.hashes, known.attested, known.step, known.data_index, source, 0)
+        self.known = Knowledge(known.hashes, known.attested, known.step, known.data_index, source, unknown)
 
     def _restore(self) -> bool:
         """What an epoch from an older model changed is undone, unless it stands."""

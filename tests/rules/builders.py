@@ -57,7 +57,7 @@ def members(slots: dict[int, Slot], **given: Any) -> Members:
     """These members. All of them have delivered whatever was judged, unless the test says otherwise."""
     healthy = bitmap.from_slots(index for index, one in slots.items() if one.state is MemberState.HEALTHY)
     values: dict[str, Any] = {"epoch": 0, "forfeited": 0, "judged": 0, "delivered": (0,) * bitmap.MAX_MEMBERS}
-    values |= {"proven": bitmap.from_slots(slots), "healthy": healthy}
+    values |= {"proven": bitmap.from_slots(slots), "established": 0, "healthy": healthy}
     values |= {"slots": tuple(slots.get(index, IDLE_SLOT) for index in range(bitmap.MAX_MEMBERS))}
     return Members(**(values | given))
 

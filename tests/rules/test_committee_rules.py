@@ -123,29 +123,36 @@ def test_somebody_always_trains(seed: int, roster: int, percent: int) -> None:
 def test_a_committee_holds_its_level_and_has_delivered(
     seed: int, present: set[int], levels: int, data: st.DataObject
 ) -> None:
-    """In half of the rounds, or until it went; and somebody's going in cooldown changes nothing."""
+    """In this epoch or one before, in which case it stays a place of its own; only who spoke by deeds now may speak."""
     tiers = {index: data.draw(st.integers(0, levels - 1)) for index in present}
     gone = data.draw(st.sets(st.sampled_from(sorted(present))))
     proven = data.draw(st.sets(st.sampled_from(sorted(present))))
-    delivered = data.draw(st.lists(st.integers(0, 5), min_size=256, max_size=256))
+    before = data.draw(st.sets(st.sampled_from(sorted(present))))
+    exits = {index: data.draw(st.integers(0, 2)) for index in gone}
     table = members(
         {
-            index: slot(index, tier=tiers[index], state=MemberState.DROPPED if index in gone else MemberState.HEALTHY)
+            index: slot(
+                index,
+                tier=tiers[index],
+                state=MemberState.DROPPED if index in gone else MemberState.HEALTHY,
+                exited_height=exits.get(index, 0),
+            )
             for index in present
         },
-        judged=5,
-        delivered=tuple(delivered),
         proven=bitmap.from_slots(proven),
+        established=bitmap.from_slots(before),
     )
     cooldown = run(RunState.COOLDOWN, rounds=(header(bitmap.from_slots(present), seed=seed),), levels=levels)
     for level in range(levels):
-        holders = {index for index in proven if tiers[index] <= level and (index in gone or delivered[index] >= 3)}
+        shown = proven | {index for index in before if exits.get(index, 1)}
+        holders = {index for index in shown if tiers[index] <= level}
         electees = committee.cooldown_electees(cooldown, table, level)
         assert set(electees) <= holders
         assert len(electees) == min(len(holders), 32)
     for index in present:
         owed = committee.levels_to_attest(cooldown, table, index)
         assert list(owed) == sorted(owed)
+        assert index in proven or not owed
         assert all(index in committee.cooldown_electees(cooldown, table, level) for level in owed)
 
 

@@ -38,7 +38,7 @@ from aftermath.rules.accounts import (
 )
 from aftermath.rules.limits import MAX_LEVELS
 
-VERSION = 9
+VERSION = 10
 
 _Row = TypeVar("_Row")
 _Convert = Callable[[Any], Any]
@@ -224,7 +224,12 @@ _CONVERTERS: dict[type, dict[str, _Convert]] = {
         "inner_optimizer": state.InnerOptimizer,
         "divisor": state.Divisor,
     },
-    Members: {"proven": bitmap.from_bytes, "healthy": bitmap.from_bytes, "forfeited": bitmap.from_bytes},
+    Members: {
+        "proven": bitmap.from_bytes,
+        "established": bitmap.from_bytes,
+        "healthy": bitmap.from_bytes,
+        "forfeited": bitmap.from_bytes,
+    },
     Membership: {"enrolled": bool, "barred": bool},
     Slot: {"state": _MEMBER_STATES.__getitem__},
     Attestation: {"participation": bitmap.from_bytes},

@@ -231,7 +231,7 @@ class Member:
         for level in (level for level in range(run.levels) if run.levels_lost >> level & 1):
             self._ports.events.emit(
                 kinds.Warning(
-                    message=f"nobody in this epoch has level {level} of the model as the run had it: it goes back to "
+                    message=f"too few are left who hold level {level} of the model as the run had it: it goes back to "
                     f"the checkpoint of step {kept}, {counted(reached - kept, 'step')} before",
                 )
             )

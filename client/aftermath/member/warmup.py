@@ -8,7 +8,8 @@ Decided
 - a member that nothing can give the model says so on chain before the warm-up's time is over, so that those who have
   it do not wait for nothing;
 - a level for which the chain vouches for nothing (its cooldown failed, or nobody has held it yet) is taken from
-  the members of the last epoch if all of them agree on it, else it starts again from the durable checkpoint.
+  the members of the last epoch if all of them agree on it, else it starts again from the durable checkpoint; one that
+  went back to that comes from nowhere else.
 """
 
 from __future__ import annotations
@@ -124,6 +125,10 @@ class WarmUp:
         known = self._run.levels_attested >> level & 1 and self._run.level_hashes[level] != _NO_HASH
         return self._run.level_hashes[level] if known else None
 
+    def _went_back(self, level: int) -> bool:
+        """Whether it is the durable checkpoint's, whatever members offer."""
+        return bool(self._run.levels_lost >> level & 1)
+
     def _keep(self, replica: Replica, hashes: Mapping[int, bytes]) -> None:
         """Begin with the tensors of a replica that has some levels as the chain vouches for them."""
         right = {level for level in self._role.levels if hashes[level] == self._expected(level)}
@@ -138,6 +143,8 @@ class WarmUp:
         unknown = [level for level in self._role.levels if self._expected(level) is None]
         if not unknown:
             return True
+        if any(self._went_back(level) for level in unknown):
+            return False
         if self._run.model_source is not ModelSource.PEERS or self._own() is None:
             return False
         while (offers := await self._offers()).silent and self._patient():
@@ -207,6 +214,8 @@ class WarmUp:
         """
         if self._expected(level) is not None:
             return sorted(offers.levels.get(level, ()), key=lambda offer: offer.step != self._run.step)
+        if self._went_back(level):
+            return []
         return offers.at(level, self._run.step) if len(self._contents(level, offers)) == 1 else []
 
     # --- from the durable checkpoint ----------------------------------------------------------------------------

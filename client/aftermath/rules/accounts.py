@@ -424,13 +424,16 @@ class Slot:
 class Members:
     """All 256 slots, used or not. `judged` counts the rounds of the epoch that were steps, `delivered` for each slot in
     how many of them it delivered all it owed; `proven` are those who owed something then, or had delivered in half of
-    the rounds when they left; `forfeited` those who were ejected and whose memberships do not say so yet.
+    the rounds when they left, and in cooldown those whose word counts about their levels; `established` those who
+    have shown in an epoch before that they hold their levels; `forfeited` those who were ejected and whose memberships
+    do not say so yet.
     """
 
     epoch: int
     judged: int
     delivered: tuple[int, ...]
     proven: int
+    established: int
     healthy: int
     forfeited: int
     slots: tuple[Slot, ...]

@@ -14,7 +14,7 @@ from itertools import islice
 from aftermath.base.numbers import U64_MAX
 from aftermath.rules import bitmap
 from aftermath.rules.accounts import MAX_VERDICTS, MAX_WITNESSES, Members, Round, Run
-from aftermath.rules.state import Committee
+from aftermath.rules.state import Committee, MemberState
 
 WITNESS = b"witness"
 COMMITTEE = b"committee"
@@ -93,24 +93,23 @@ def roles(header: Round, verification_percent: int) -> dict[int, Committee]:
     }
 
 
-def proven(members: Members) -> int:
-    """Whose word counts about what the epoch has made of the model (a bitmap): who delivered in at least half of the
-    rounds that it was in, and not because it owed nothing; whoever has gone since is still one of them.
-    """
-    half = -(-members.judged // 2)
-    enough = bitmap.from_slots(slot for slot, count in enumerate(members.delivered) if count >= half)
-    return members.proven & (enough | ~members.healthy)
+def _is_seated(members: Members, slot: int) -> bool:
+    """Who has shown what it holds: in this epoch, or before, if it did not leave before the first round was over."""
+    member = members.slots[slot]
+    took_part = member.state is MemberState.HEALTHY or member.exited_height > 0
+    return bitmap.contains(members.proven, slot) or (took_part and bitmap.contains(members.established, slot))
 
 
 def cooldown_electees(run: Run, members: Members, level: int) -> tuple[int, ...]:
-    """The committee of a level, by place: the first 32, in cooldown order, who hold it and whose word counts. Who they
-    are does not change in cooldown, whoever leaves.
+    """The committee of a level in cooldown, by place: the first 32, in that order, who have shown that they hold it, in
+    this epoch or before. Who they are does not change, whoever leaves.
     """
-    counts = proven(members)
-    in_order = (slot for slot in ordered(run.current, COOLDOWN) if bitmap.contains(counts, slot))
+    in_order = (slot for slot in ordered(run.current, COOLDOWN) if _is_seated(members, slot))
     return tuple(islice((slot for slot in in_order if members.slots[slot].tier <= level), MAX_WITNESSES))
 
 
 def levels_to_attest(run: Run, members: Members, slot: int) -> tuple[int, ...]:
-    """The levels `slot` is elected to report at cooldown, ascending."""
+    """The levels `slot` is elected to report at cooldown, ascending: none, if it has not delivered in this epoch."""
+    if not bitmap.contains(members.proven, slot):
+        return ()
     return tuple(level for level in range(run.levels) if slot in cooldown_electees(run, members, level))

@@ -22,6 +22,8 @@ pub const EARLIER: usize = 3;
 pub const MAX_VERDICTS: usize = 32;
 /// Bits of a count of rounds.
 pub const COUNT_BITS: usize = 12;
+/// Bits of how far ahead complete deliveries are.
+pub const SHOWN_BITS: usize = 7;
 /// A run id is a PDA seed.
 pub const RUN_ID_BYTES: usize = 32;
 
@@ -33,7 +35,7 @@ pub const LOCATION_BYTES: usize = 192;
 pub const CLIENT_VERSION_BYTES: usize = 96;
 
 /// Layout version written into every account.
-pub const VERSION: u8 = 9;
+pub const VERSION: u8 = 10;
 /// Most bytes an account may gain in one instruction, and the most a program may create by itself.
 pub const GROWTH: usize = 10_240;
 

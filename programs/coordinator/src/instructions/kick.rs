@@ -54,5 +54,5 @@ pub fn kick(ctx: &mut Context<Kick>, wallet: &Address, barred: bool) -> Result<(
         require!(*accounts.sponsor.address() == membership.sponsor, CoordinatorError::WrongSponsor);
         membership.close(*accounts.sponsor.account())?;
     }
-    sequence::seal_run(run)
+    sequence::seal_members(run, &accounts.members)
 }

@@ -34,7 +34,7 @@ pub fn settle(ctx: &mut Context<Settle>) -> Result<()> {
     membership::burn(membership, &view, accounts.incinerator.account())?;
     if marked {
         sequence::bump(&mut run.members_seq)?;
-        sequence::seal_run(run)?;
+        sequence::seal_members(run, &accounts.members)?;
     }
     Ok(())
 }

@@ -4,7 +4,7 @@ use super::Permissionless;
 use crate::{
     constants::*,
     errors::CoordinatorError,
-    rules::{agreement, bitmap, committee, members},
+    rules::{agreement, bitmap, committee, holders, members},
     state::*,
 };
 use anchor_lang::prelude::*;
@@ -41,6 +41,9 @@ pub fn witness(
     let count = (run.rounds[head].attestations as usize).min(MAX_WITNESSES - 1);
     let roster = run.judged(0).map_or([0; 32], |judged| run.rounds[judged].roster);
     require!(bitmap::is_subset(participation, &roster), CoordinatorError::BadParticipation);
+    if count == 0 {
+        holders::judge(run, &mut accounts.members, witnesses); // while what led in the round before is still there
+    }
     let entry = &mut witnesses.rounds[head].attestations[count];
     entry.slot = slot;
     entry.participation = *participation;

@@ -10,6 +10,7 @@ use crate::{
     constants::{Bitmap, FINGERPRINT_BYTES, VOTE_PLANES},
     state::{Attestation, Leading},
 };
+use alloc::vec::Vec;
 
 /// Words of a set, and what the words of a field of fingerprints are taken apart by.
 const WORDS: usize = bitmap::WORDS;
@@ -101,15 +102,22 @@ fn every_fourth(ours: &[u8; FINGERPRINT_BYTES], theirs: &[u8; FINGERPRINT_BYTES]
         | differ(9)
 }
 
+/// For each attestation the slots, a word for 64, for which it and what leads name different results.
+#[inline(never)]
+pub fn disagreeing(leading: &Leading, attestations: &[Attestation], columns: usize) -> Vec<[u64; WORDS]> {
+    let mut result = alloc::vec![[0u64; WORDS]; attestations.len()];
+    for (different, attestation) in result.iter_mut().zip(attestations) {
+        *different = differences(leading, attestation, columns);
+    }
+    result
+}
+
 fn count(votes: &Votes) -> Bitmap {
     let Votes { attestations, leading, columns, quorum } = *votes;
-    let mut agreeing = alloc::vec![[0u64; WORDS]; attestations.len()];
-    for (agreeing, attestation) in agreeing.iter_mut().zip(attestations) {
-        *agreeing = differences(leading, attestation, columns);
-    }
+    let disagreeing = disagreeing(leading, attestations, columns);
     let mut result = [0; 32];
     for column in 0..columns.min(WORDS) {
-        let words = agreeing.iter().map(|different| !different[column]);
+        let words = disagreeing.iter().map(|different| !different[column]);
         let enough = quorum::count(words, quorum) & bitmap::word(&leading.participation, column);
         bitmap::set_word(&mut result, column, enough);
     }
@@ -159,7 +167,7 @@ fn word(bytes: &[u8], index: usize) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use alloc::{collections::BTreeMap, vec::Vec};
+    use alloc::collections::BTreeMap;
     use bytemuck::Zeroable;
 
     /// The fingerprint of a slot, its participation included; None if it has not delivered.

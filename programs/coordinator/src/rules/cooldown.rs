@@ -1,6 +1,6 @@
 //! The end of an epoch: members state what their levels contain until a quorum agrees on each.
 
-use super::{bitmap, checkpoints, committee, merit, quorum, sequence, Machine, Moment};
+use super::{bitmap, checkpoints, committee, holders, merit, quorum, sequence, Machine, Moment};
 use crate::{constants::*, errors::CoordinatorError, state::*};
 use anchor_lang::prelude::*;
 
@@ -15,6 +15,10 @@ pub struct Stated<'a> {
 struct Committees {
     /// Members of each.
     counts: [u8; MAX_LEVELS],
+    /// Places in each of members that have gone.
+    gone: [u32; MAX_LEVELS],
+    /// Places in each of members that are new to a level which others have shown that they hold.
+    new: [u32; MAX_LEVELS],
     /// The place of the asked member in each; `ABSENT` where it has none.
     places: [u8; MAX_LEVELS],
 }
@@ -26,19 +30,26 @@ fn held(run: &Run, members: &Members) -> u8 {
     super::levels::held_by(run, members, &members.healthy)
 }
 
-/// Elects for each level, in the cooldown order, the first 32 of those who hold it and whose word counts, whether or not
-/// they are still here: too few who are left say nothing that is new. Nothing in cooldown changes who that is.
+/// Elects for each level, in the cooldown order, the first 32 of those who have shown that they hold it, now or in an
+/// epoch before, whether or not they are still here: too few who are left say nothing that is new. Nothing in cooldown
+/// changes who that is.
 #[inline(never)]
 fn elect(run: &Run, members: &Members, slot: u8) -> Committees {
     let (by_rank, _) = bitmap::by_rank(&run.began);
-    let proven = merit::proven(members);
     let levels = run.levels.min(MAX_LEVELS as u8) as usize;
-    let mut committees = Committees { counts: [0; MAX_LEVELS], places: [ABSENT; MAX_LEVELS] };
+    let mut committees = Committees {
+        counts: [0; MAX_LEVELS],
+        gone: [0; MAX_LEVELS],
+        new: [0; MAX_LEVELS],
+        places: [ABSENT; MAX_LEVELS],
+    };
     for rank in committee::order(run.current(), &run.began, committee::COOLDOWN).ranks() {
         let holder = by_rank[*rank as usize];
-        if !bitmap::has(&proven, holder) {
+        if !holders::is_seated(members, holder) {
             continue;
         }
+        let gone = u32::from(!bitmap::has(&members.healthy, holder));
+        let known = if bitmap::has(&members.established, holder) { 0 } else { run.levels_established };
         let first = members.slots[holder as usize].tier as usize;
         for level in first..levels {
             let count = &mut committees.counts[level];
@@ -46,6 +57,8 @@ fn elect(run: &Run, members: &Members, slot: u8) -> Committees {
                 if holder == slot {
                     committees.places[level] = *count;
                 }
+                committees.gone[level] |= gone << *count;
+                committees.new[level] |= u32::from(known >> level & 1) << *count;
                 *count += 1;
             }
         }
@@ -61,6 +74,7 @@ fn elect(run: &Run, members: &Members, slot: u8) -> Committees {
 /// committee now agrees.
 #[inline(never)]
 pub fn attest(run: &mut Run, members: &Members, witnesses: &mut Witnesses, stated: &Stated) -> Result<()> {
+    require!(bitmap::has(&members.proven, stated.slot), CoordinatorError::NotElected);
     let committees = elect(run, members, stated.slot);
     let (mut elected, mut hashes) = (false, stated.hashes.iter());
     for level in (0..MAX_LEVELS).filter(|level| stated.mask >> level & 1 == 1) {
@@ -105,17 +119,29 @@ fn record(run: &mut Run, backlog: &Backlog, level: usize, hash: Hash) {
     run.attested_data_index = checkpoints::first_untrained(run, backlog);
 }
 
-/// The hash of `level` that every statement about it names, if at least half of its committee made one.
-fn undisputed(witnesses: &Witnesses, level: usize, elected: u8) -> Option<Hash> {
+/// The hash of `level` that every statement about it names, if half of its committee made one. It takes more than half, if
+/// somebody of it has gone without a word, and somebody who is new to the level has spoken.
+fn undisputed(witnesses: &Witnesses, level: usize, committees: &Committees) -> Option<Hash> {
+    let elected = committees.counts[level];
     let first = *stated(witnesses, level, elected).next()?;
-    let same = stated(witnesses, level, elected).all(|hash| *hash == first);
-    (same && 2 * stated(witnesses, level, elected).count() >= usize::from(elected)).then_some(first)
+    let (mut count, mut same, mut silent) = (0u32, true, 0u32);
+    for (place, hash) in witnesses.cooldown[level].iter().enumerate().take(elected as usize) {
+        if *hash == UNSTATED {
+            silent |= 1 << place;
+        } else {
+            count += 1;
+            same &= *hash == first;
+        }
+    }
+    let lacking = committees.gone[level] & silent != 0 && committees.new[level] & !silent != 0;
+    (same && 2 * count >= u32::from(elected) + u32::from(lacking)).then_some(first)
 }
 
 impl Machine<'_> {
     /// Levels that may have changed must be attested anew, also those that nobody holds any more.
     #[inline(never)]
     pub fn start_cooldown(&mut self, moment: &Moment) -> Result<()> {
+        merit::settle(self.members);
         let trained = super::levels::trained(self.run, self.members);
         for level in (0..MAX_LEVELS).filter(|level| trained >> level & 1 == 1) {
             self.run.level_hashes[level] = super::levels::UNATTESTED;
@@ -127,20 +153,26 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// The time is up: holders that are away do not cost the run a level on which the others agree. Whoever disagrees
-    /// still makes it take a quorum.
+    /// If the time is up, holders that are away do not cost the run a level on which the others agree; whoever disagrees
+    /// still makes it take a quorum. Returns the levels of which nothing is known: what the epoch made of them was not
+    /// attested, and of those whose word counts half or more have gone.
     #[inline(never)]
-    pub fn settle_undisputed(&mut self) {
+    pub fn conclude(&mut self, time_is_up: bool) -> u8 {
         let open = super::levels::all(self.run.levels) & !self.run.levels_attested;
         if open == 0 {
-            return;
+            return 0;
         }
-        let counts = elect(self.run, self.members, 0).counts;
+        let committees = elect(self.run, self.members, 0);
+        let mut unknown = 0;
         for level in (0..MAX_LEVELS).filter(|level| open >> level & 1 == 1) {
-            if let Some(hash) = undisputed(self.witnesses, level, counts[level]) {
+            let found = if time_is_up { undisputed(self.witnesses, level, &committees) } else { None };
+            if let Some(hash) = found {
                 record(self.run, &self.witnesses.backlog, level, hash);
+            } else if 2 * committees.gone[level].count_ones() >= u32::from(committees.counts[level]) {
+                unknown |= u8::from(self.run.level_hashes[level] == super::levels::UNATTESTED) << level;
             }
         }
+        unknown
     }
 
     /// Every held level is attested and a durable checkpoint of it exists: nothing is left to wait for.

@@ -1,6 +1,6 @@
 //! Epochs: starting one, giving up a warm-up, paying and ending one, pausing.
 
-use super::{bitmap, committee, levels, members, merit, seeds, sequence, source, Machine, Moment};
+use super::{bitmap, committee, holders, levels, members, merit, seeds, sequence, source, Machine, Moment};
 use crate::{constants::*, errors::CoordinatorError, state::*};
 use anchor_lang::prelude::*;
 use bytemuck::Zeroable;
@@ -34,7 +34,7 @@ impl Machine<'_> {
             } else {
                 levels::go_back(run, self.model, lost);
             }
-            run.levels_lost = lost;
+            run.levels_lost |= lost; // besides those of which the last epoch knew nothing
         }
         run.epoch_started_at = moment.now;
         run.start_step = run.step;
@@ -66,9 +66,9 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// Pays, remembers who holds the model, and returns everybody to idle.
+    /// Pays, remembers who holds the model, and returns everybody to idle. Nothing is known of some levels.
     #[inline(never)]
-    pub fn end_epoch(&mut self, moment: &Moment) -> Result<()> {
+    pub fn end_epoch(&mut self, unknown: u8, moment: &Moment) -> Result<()> {
         let healthy = self.members.healthy;
         self.pay(bitmap::count(&healthy));
         merit::end(self.members);
@@ -76,7 +76,7 @@ impl Machine<'_> {
         let run = &mut *self.run;
         sequence::bump(&mut run.members_seq)?;
         if !source::restore(run, self.members, &mut self.witnesses.backlog) {
-            self.take_over(&healthy);
+            self.take_over(&healthy, unknown);
         }
         let run = &mut *self.run;
         run.epoch = run.epoch.checked_add(1).ok_or(CoordinatorError::Overflow)?;
@@ -90,11 +90,15 @@ impl Machine<'_> {
     }
 
     /// Those who finished the epoch hold the model from now on, as far as they have attested it.
-    fn take_over(&mut self, healthy: &Bitmap) {
+    fn take_over(&mut self, healthy: &Bitmap, unknown: u8) {
         let run = &mut *self.run;
         run.finishers = bitmap::without(healthy, &members::unwanted(self.members));
-        run.levels_lost = 0;
-        if run.levels_attested != 0 && run.attested_step == run.step {
+        holders::end(self.members, healthy);
+        levels::go_back(run, self.model, unknown);
+        run.levels_lost = unknown;
+        if unknown == levels::all(run.levels) {
+            levels::use_durable(run, self.model);
+        } else if run.levels_attested != 0 && run.attested_step == run.step {
             run.model_source = model_source::PEERS;
         } else if run.model_source == model_source::DURABLE {
             levels::use_durable(run, self.model);
@@ -106,10 +110,12 @@ impl Machine<'_> {
     fn pay(&mut self, healthy: u32) {
         let worked = self.run.step > self.run.start_step;
         let share = self.run.earning_rate.checked_div(u64::from(healthy)).unwrap_or(0);
-        for slot in self.members.slots.iter_mut().take_while(|slot| slot.used == 1) {
+        let Members { slots, established, .. } = &mut *self.members;
+        for (index, slot) in slots.iter_mut().take_while(|slot| slot.used == 1).enumerate() {
             if slot.state == member_state::HEALTHY && worked {
                 slot.points = slot.points.saturating_add(share);
             } else if slot.state == member_state::EJECTED {
+                bitmap::clear(established, index as u8);
                 let taken = slot.points.min(self.run.slashing_rate);
                 slot.points -= taken;
                 slot.slashed = slot.slashed.saturating_add(taken);

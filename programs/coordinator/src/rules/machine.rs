@@ -2,7 +2,7 @@
 //!
 //! At most one transition happens per instruction, so that its cost is bounded.
 
-use super::{bitmap, levels, members, moment::elapsed, quorum, seeds, Moment};
+use super::{bitmap, holders, levels, members, moment::elapsed, quorum, seeds, Moment};
 use crate::{constants::Bitmap, state::*};
 use anchor_lang::prelude::*;
 
@@ -41,7 +41,8 @@ impl Machine<'_> {
         if self.run.state != run_state::COOLDOWN {
             self.tick(moment)?;
         } else if self.epoch_is_safe() {
-            self.end_epoch(moment)?;
+            let unknown = self.conclude(false);
+            self.end_epoch(unknown, moment)?;
         }
         Ok(())
     }
@@ -98,6 +99,7 @@ impl Machine<'_> {
         if !ready && !self.elapsed(moment, self.run.config.warmup_time) {
             return Ok(false);
         }
+        holders::begin(self.run, self.members);
         self.start_round(moment, (0, 0));
         Ok(true)
     }
@@ -140,13 +142,12 @@ impl Machine<'_> {
     }
 
     fn tick_cooldown(&mut self, moment: &Moment) -> Result<bool> {
-        if !self.epoch_is_safe() {
-            if !self.elapsed(moment, self.run.config.cooldown_time) {
-                return Ok(false);
-            }
-            self.settle_undisputed();
+        let safe = self.epoch_is_safe();
+        if !safe && !self.elapsed(moment, self.run.config.cooldown_time) {
+            return Ok(false);
         }
-        self.end_epoch(moment)?;
+        let unknown = self.conclude(!safe);
+        self.end_epoch(unknown, moment)?;
         Ok(true)
     }
 }

@@ -38,6 +38,9 @@ pub fn exit(run: &Run, members: &mut Members, set: &Bitmap, state: u8) {
     if run.state != run_state::COOLDOWN {
         let shown = if state == member_state::EJECTED { [0; 32] } else { merit::half_delivered(members) };
         members.proven = bitmap::without(&members.proven, &bitmap::without(set, &shown));
+        if state == member_state::EJECTED {
+            members.established = bitmap::without(&members.established, set);
+        }
     }
     members.healthy = bitmap::without(&members.healthy, set);
 }
@@ -92,6 +95,7 @@ pub fn join(
     if slot.state == member_state::IDLE {
         if slot.tier != params.tier {
             bitmap::clear(&mut run.finishers, index as u8); // what it held is not what it holds now
+            bitmap::clear(&mut members.established, index as u8);
         }
         slot.p2p = params.p2p;
         slot.tier = params.tier;
@@ -122,6 +126,7 @@ fn claim(run: &mut Run, members: &mut Members, papers: &mut Papers, now: u64) ->
         membership::settle(members, index, evicted);
     }
     bitmap::clear(&mut run.finishers, index as u8);
+    bitmap::clear(&mut members.established, index as u8);
     let (signer, points, slashed) = (own.wallet, own.points, own.slashed);
     members.slots[index] = Slot { signer, points, slashed, used: 1, ..bytemuck::Zeroable::zeroed() };
     Ok(index)

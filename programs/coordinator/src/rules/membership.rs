@@ -131,6 +131,7 @@ pub fn vacate(run: &mut Run, members: &mut Members, membership: &mut Membership)
     require!(idle, CoordinatorError::StillBound);
     settle(members, index, membership);
     bitmap::clear(&mut run.finishers, index as u8);
+    bitmap::clear(&mut members.established, index as u8);
     let slot = &mut members.slots[index];
     *slot = bytemuck::Zeroable::zeroed();
     slot.used = 1; // used slots come first; this one is nobody's

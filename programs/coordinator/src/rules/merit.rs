@@ -4,7 +4,7 @@
 //! twice what it delivered of its share there. Counts of 256 members are kept as bitmaps, one for each bit: adding one to
 //! all who delivered costs as much as a few words, where 256 counters would cost more than closing a round may.
 
-use super::bitmap;
+use super::{bitmap, holders};
 use crate::{constants::*, state::*};
 
 /// A share of what was due is judged in eighths.
@@ -113,17 +113,19 @@ pub fn delivered(members: &Members, slot: u8) -> u32 {
     bits.fold(0, |count, (bit, plane)| count | u32::from(bitmap::has(plane, slot)) << bit)
 }
 
-/// The slots that delivered all that they owed in at least half of the epoch's rounds so far.
+/// The slots that delivered in at least half of the epoch's rounds so far, and every level of their tier in half of those
+/// in which that was judged.
 pub fn half_delivered(members: &Members) -> Bitmap {
-    at_least(&members.delivered, members.judged.div_ceil(2))
+    bitmap::both(&at_least(&members.delivered, members.judged.div_ceil(2)), holders::in_half(members))
 }
 
-/// Whose word counts about what the epoch has made of the model: who delivered in at least half of the rounds that it was
-/// in, and not because it owed nothing. Whoever is gone by now is still one of them: see `members::exit`.
+/// At the end of the rounds: whose word counts about what the epoch has made of the model are those who delivered in at
+/// least half of the rounds that they were in, every level of their tier, and not because they owed nothing. Whoever is
+/// gone by now is still one of them: see `members::exit`.
 #[inline(never)]
-pub fn proven(members: &Members) -> Bitmap {
+pub fn settle(members: &mut Members) {
     let gone = bitmap::without(&members.proven, &members.healthy);
-    bitmap::either(&gone, &bitmap::both(&members.proven, &half_delivered(members)))
+    members.proven = bitmap::either(&gone, &bitmap::both(&members.proven, &half_delivered(members)));
 }
 
 /// The slots whose count is at least `least`: compares from the lowest bit up.

@@ -10,6 +10,7 @@ pub mod committee;
 pub mod cooldown;
 pub mod epoch;
 pub mod equivocation;
+pub mod holders;
 pub mod invariant;
 pub mod levels;
 pub mod machine;

@@ -61,7 +61,7 @@ fn add(left: u64, middle: u64, right: u64) -> (u64, u64) {
 }
 
 /// Slots whose counter is at least `quorum`: compares from the lowest plane up.
-fn at_least(planes: &[u64; PLANES], quorum: u32) -> u64 {
+pub(super) fn at_least(planes: &[u64; PLANES], quorum: u32) -> u64 {
     let mut result = u64::MAX;
     for (bit, plane) in planes.iter().enumerate() {
         result = if quorum >> bit & 1 == 1 { plane & result } else { plane | result };

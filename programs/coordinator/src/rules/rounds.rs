@@ -34,7 +34,8 @@ impl Machine<'_> {
             attestations: 0,
             roster,
             attested: Bitmap::zeroed(),
-            pad: [0; 2],
+            made_step: 0,
+            pad: 0,
         };
         run.data_index = run.data_index.saturating_add(u64::from(batch - again));
         run.next_roster = self.members.healthy;
@@ -55,6 +56,7 @@ impl Machine<'_> {
             self.run.rounds[head].attested = attested;
             if !bitmap::is_empty(&delivered) {
                 self.run.step = self.run.step.checked_add(1).ok_or(CoordinatorError::Overflow)?;
+                self.run.rounds[head].made_step = 1;
                 merit::count(self.members, &attested, &delivered);
                 source::settle(self.members, &attested, round.clients);
             }

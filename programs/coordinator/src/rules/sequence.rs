@@ -20,7 +20,14 @@ pub fn seal(run: &mut Run, members: &Members, witnesses: &Witnesses) -> Result<(
     advance(run)
 }
 
-/// The same where the other accounts stayed as they were, or are not at hand.
+/// The same of an instruction that changes nothing but the run and its members.
+pub fn seal_members(run: &mut Run, members: &Members) -> Result<()> {
+    invariant::check(run)?;
+    invariant::check_members(run, members)?;
+    advance(run)
+}
+
+/// The same where the other accounts stayed as they were.
 pub fn seal_run(run: &mut Run) -> Result<()> {
     invariant::check(run)?;
     advance(run)

@@ -10,7 +10,7 @@ pub struct Config {
     pub warmup_time: u64,
     /// Seconds a cooldown may last.
     pub cooldown_time: u64,
-    /// Seconds that a training round lasts at least, at least 1.
+    /// Seconds that a training round lasts at least; 0 = it waits for nothing but its votes and the next seed.
     pub min_round_time: u64,
     /// Seconds after which a training round turns to its witness phase without a quorum.
     pub max_round_train_time: u64,

@@ -78,8 +78,14 @@ pub struct Members {
     pub judged: u32,
     /// In how many of these a slot delivered all it owed: bit i of the count is in the bitmap i.
     pub delivered: [[u8; 32]; COUNT_BITS],
-    /// Slots that delivered anything that they owed; of those who have gone, the ones that did so in half of the rounds.
+    /// Slots that delivered anything that they owed; of those who have gone, the ones that did so in half of the rounds. In
+    /// cooldown: whose word counts about the levels of its tier.
     pub proven: [u8; 32],
+    /// Of the rounds in which the holders of all its levels judged a slot: by how many more it delivered every level than
+    /// not, plus 64, and not below 0, where it stays, nor above 127. Bit i is in the bitmap i.
+    pub shown: [[u8; 32]; SHOWN_BITS],
+    /// Slots that delivered every level of their tier in an epoch before, and not less than half since.
+    pub established: [u8; 32],
     /// Slots of healthy members.
     pub healthy: [u8; 32],
     /// Slots of ejected members whose bonds are not yet marked as forfeited in their memberships.

@@ -70,7 +70,9 @@ pub struct Round {
     /// Warm-up: who reported ready. Running round: who attested. Closed round: members of the round that its witnesses
     /// judged whose results a quorum holds.
     pub attested: [u8; 32],
-    pub pad: [u8; 2],
+    /// Closed round: 1 = what its witnesses attested was a step.
+    pub made_step: u8,
+    pub pad: u8,
 }
 
 impl Round {
@@ -146,9 +148,11 @@ pub struct Run {
     pub levels: u8,
     /// Bit l: `level_hashes[l]` is attested.
     pub levels_attested: u8,
-    /// Bit l: nobody of the running epoch held level l when it began, so it went back to an older durable checkpoint.
+    /// Bit l: level l went back to an older durable checkpoint, because nobody of the running epoch held it when it
+    /// began, or because half of those who could speak for it had gone when the last one ended.
     pub levels_lost: u8,
-    pub pad: u8,
+    /// Bit l: the running epoch began with established holders of level l, and only these judge who delivers it.
+    pub levels_established: u8,
 }
 
 impl Run {

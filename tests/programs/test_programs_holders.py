@@ -1,0 +1,223 @@
+"""Who says what a level contains has shown that it holds it: a tier that is only declared proves nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from aftermath.rules import bitmap, committee
+from aftermath.rules.state import ModelSource, RunState
+from programs.harness import World
+from programs.scenario import UNATTESTED, Scenario
+
+OLD = {level: bytes([16 * (level + 1)]) * 32 for level in range(3)}
+TRUE = {level: bytes([level + 1]) * 32 for level in range(3)}
+NEW = {level: bytes([64 + level]) * 32 for level in range(3)}
+FALSE = dict.fromkeys(range(3), b"f" * 32)
+LIARS = (7, 8)
+TIERS = (0, 1, 1, 2, 2, 2, 1)  # of the honest
+
+
+def _begin(run: Scenario, tiers: dict[int, int]) -> None:
+    for index, tier in tiers.items():
+        run.join(index, tier=tier).ok()
+    run.world.advance(40)
+    run.tick().ok()
+    run.draw()
+    run.world.advance(31)
+    run.tick().ok()
+    assert run.run.state is RunState.ROUND_TRAIN
+
+
+def _rounds(run: Scenario, hidden: Iterable[int], from_holders: Iterable[int], liars: Iterable[int] = ()) -> None:
+    """All rounds, in which some give their level 0 to no honest holder of it; the liars vouch for each other only."""
+    lost, liars = bitmap.from_slots(hidden), set(liars)
+    while run.run.state.training:
+        judged = run.run.round(run.run.current.height - 1)
+        roster = judged.roster if judged else 0
+        for index in run.elected():
+            seen = roster & bitmap.from_slots(liars | set(range(1, 7))) if index in liars else roster
+            run.witness(index, seen & ~lost if index in from_holders else seen).ok()
+
+
+def _end(run: Scenario, tiers: dict[int, int], hashes: dict[int, bytes], away: Iterable[int] = ()) -> None:
+    """Everybody who may states the truth, and the cooldown's time passes."""
+    for index, tier in tiers.items():
+        levels = committee.levels_to_attest(run.run, run.members, run.slot_of(index))
+        if levels and index not in away:
+            run.attest(index, {level: hashes[level] for level in range(tier, 3) if level in levels})
+    run.world.advance(31)
+    run.tick(1)
+    assert run.run.state is RunState.WAITING_FOR_MEMBERS
+
+
+def _grown(world: World, tiers: Iterable[int] = TIERS, rounds: int = 4) -> tuple[Scenario, dict[int, int]]:
+    """A run of one honest holder of level 0 and six others after its first epoch."""
+    run, honest = Scenario(world).start(init_min_clients=3, rounds_per_epoch=rounds), dict(enumerate(tiers))
+    record = world.record("Model", "test")
+    for level, digest in OLD.items():
+        record["checkpoint_hashes"][0][level] = digest
+    world.store("Model", "test", record)
+    _begin(run, honest)
+    _rounds(run, (), ())
+    _end(run, honest, TRUE)
+    assert (run.run.levels_attested, run.run.level_hashes) == (0b111, tuple(TRUE.values()))
+    return run, honest
+
+
+def test_two_of_nine_that_declare_a_tier_do_not_say_what_its_level_is(world: World) -> None:
+    """They never give level 0 to its holder, vouch for each other, and are two of three that say they hold it."""
+    run, honest = _grown(world)
+    _begin(run, honest | dict.fromkeys(LIARS, 0))
+    _rounds(run, hidden=LIARS, from_holders=(0,), liars=LIARS)
+    assert [run.members.delivered[run.slot_of(index)] for index in LIARS] == [
+        4,
+        4,
+    ]  # a quorum of all has the rest of it
+    for index in LIARS:
+        run.attest(index, FALSE).refused("NotElected")
+    _end(run, honest, NEW)
+    assert (run.run.levels_attested, run.run.level_hashes) == (0b111, tuple(NEW.values()))
+
+
+def test_who_gives_its_level_to_those_who_hold_it_is_one_of_them(world: World) -> None:
+    run, honest = _grown(world)
+    _begin(run, honest | dict.fromkeys(LIARS, 0))
+    _rounds(run, (), ())
+    assert set(committee.cooldown_electees(run.run, run.members, 0)) == {0, *LIARS}
+    for index in LIARS:
+        run.attest(index, NEW).ok()
+    assert run.run.level_hashes[0] == NEW[0]
+    assert run.run.levels_attested & 1
+
+
+def test_half_of_the_rounds_in_which_a_level_was_judged_are_enough(world: World) -> None:
+    """One holder more than the first has given level 0 in two of four rounds, another one in one of them."""
+    run, honest = _grown(world, tiers=(0, 0, 1, 1, 2, 2, 1), rounds=5)
+    _begin(run, honest)
+    short = iter((0, 0, 0b11, 0b10, 0b10, 0))
+    while run.run.state.training:
+        judged, lost = run.run.round(run.run.current.height - 1), next(short)
+        roster = judged.roster if judged else 0
+        for index in run.elected():
+            run.witness(index, roster & ~lost if index < 2 else roster).ok()
+    assert set(committee.cooldown_electees(run.run, run.members, 0)) == {0, 1}
+    run.attest(1, NEW).refused("NotElected")
+    run.attest(0, NEW).ok()
+    assert run.run.level_hashes[0] == UNATTESTED  # who has shown it before is one of those that a quorum is of
+
+
+def test_an_established_holder_that_is_gone_is_missed(world: World) -> None:
+    """A newcomer has delivered all it owed, and is the only one left to say what level 0 is."""
+    run, honest = _grown(world)
+    _begin(run, honest | {7: 0})
+    for _ in range(3):
+        run.everyone_witnesses()
+    run.by(0, "leave_run").ok()
+    run.finish_rounds()
+    assert set(committee.cooldown_electees(run.run, run.members, 0)) == {0, 7}
+    run.attest(7, {0: FALSE[0]}).ok()
+    for index in range(1, 7):
+        run.attest(index, {level: NEW[level] for level in range(TIERS[index], 3)}).ok()
+    world.advance(31)
+    run.tick(1).ok()
+    state = run.run
+    assert (state.level_hashes, state.levels_attested) == ((OLD[0], NEW[1], NEW[2]), 0b111)
+    assert (state.levels_lost, state.model_source) == (0b001, ModelSource.PEERS)
+
+
+def test_a_level_that_nobody_delivered_stays_what_it_was(world: World) -> None:
+    """Its old holder is not there; two that say they have it give it to nobody."""
+    run, honest = _grown(world)
+    record = world.record("Model", "test")  # the last truth is in a checkpoint
+    for level, digest in TRUE.items():
+        record["checkpoint_hashes"][0][level] = digest
+    record["checkpoint_step"] = run.run.step
+    world.store("Model", "test", record)
+    del honest[0]
+    _begin(run, honest | dict.fromkeys(LIARS, 0))
+    _rounds(run, hidden=LIARS, from_holders=LIARS)
+    _end(run, honest, NEW)
+    state = run.run
+    assert (state.levels_attested, state.level_hashes) == (0b111, (TRUE[0], NEW[1], NEW[2]))
+    assert state.levels_lost == 0b001
+
+
+def test_a_sole_holder_speaks_for_its_level(world: World) -> None:
+    run, honest = _grown(world)
+    _begin(run, honest)
+    _rounds(run, (), ())
+    run.attest(0, NEW).ok()
+    assert run.run.level_hashes[0] == NEW[0]
+
+
+def test_half_of_those_who_have_shown_it_suffice_if_nobody_disagrees(world: World) -> None:
+    """Two hold level 0: one that is silent, or has left, does not cost the epoch."""
+    run, honest = _grown(world, tiers=(0, 0, 1, 1, 2, 2, 1))
+    for left in (False, True):
+        _begin(run, honest)
+        _rounds(run, (), ())
+        if left:
+            run.by(1, "leave_run").ok()
+        _end(run, honest, NEW, away=(1,))
+        assert run.run.level_hashes == tuple(NEW.values())
+        assert run.run.levels_lost == 0
+
+
+@pytest.mark.parametrize(("gone", "left"), [((0,), UNATTESTED), ((0, 1), OLD[0])], ids=["one", "both"])
+def test_half_that_is_new_does_not_suffice_where_the_others_have_gone(
+    world: World, gone: tuple[int, ...], left: bytes
+) -> None:
+    """Two have shown level 0 before, and two newcomers in this epoch, who alone are not believed."""
+    run, honest = _grown(world, tiers=(0, 0, 1, 1, 2, 2, 1))
+    _begin(run, honest | dict.fromkeys(LIARS, 0))
+    for _ in range(3):
+        run.everyone_witnesses()
+    for index in gone:
+        run.by(index, "leave_run").ok()
+    run.finish_rounds()
+    assert set(committee.cooldown_electees(run.run, run.members, 0)) == {0, 1, *LIARS}
+    for index in LIARS:
+        run.attest(index, {0: FALSE[0]}).ok()
+    _end(run, {index: tier for index, tier in honest.items() if index > 1}, NEW)
+    assert run.run.level_hashes[0] == left
+
+
+def test_rounds_without_a_judge_count_for_nobody(world: World) -> None:
+    """The holder of level 0 attests none: a newcomer has not shown it, and the holder is as good as before."""
+    run, honest = _grown(world)
+    _begin(run, honest | {7: 0})
+    while run.run.state.training:
+        for index in set(run.elected()) - {0}:
+            run.witness(index).ok()
+        world.advance(6)
+        run.tick(1)
+    assert set(committee.cooldown_electees(run.run, run.members, 0)) == {0}
+
+
+@pytest.mark.parametrize("how", ["another tier", "withdrawal"])
+def test_what_was_shown_is_forgotten_with_the_tier_and_the_seat(world: World, how: str) -> None:
+    run, _ = _grown(world)
+    assert bitmap.contains(run.members.established, 0)
+    if how == "another tier":
+        run.join(0, tier=1).ok()
+    else:
+        run.by(0, "withdraw").ok()
+    assert not bitmap.contains(run.members.established, 0)
+
+
+def test_the_convicted_are_not_established(world: World) -> None:
+    run = Scenario(world).start(init_min_clients=10, rounds_per_epoch=4, verification_percent=30)
+    run.train(range(10))
+    run.finish_rounds()
+    before = run.run.round(run.run.current.height - 1)
+    assert before is not None
+    roles = committee.roles(before, 30)
+    verifiers = [slot for slot, role in roles.items() if role is committee.Committee.VERIFIER]
+    target = next(slot for slot in roles if slot not in verifiers)
+    for slot in verifiers:
+        run.by(slot, "verify", slot, before.height, target, True).ok()
+    world.advance(31)
+    run.tick(verifiers[0]).ok()
+    assert run.members.established == (1 << 10) - 1 - (1 << target)
