@@ -150,6 +150,12 @@ def test_a_server_that_lies_is_refused(answers: list[bytes], sentence: str) -> N
         RemoteTokens(f"127.0.0.1:{port}", 16, 100).read([1])
 
 
+def test_one_sequence_is_enough() -> None:
+    with saying(packed(msgspec.structs.replace(GOOD, sequences=1)), packed(Tokens(bytes(32)))) as port:
+        there = RemoteTokens(f"127.0.0.1:{port}", 16, 100)
+        assert (there.sequences, there.read([0]).tolist()) == (1, [[0] * 16])
+
+
 def test_a_server_that_says_nothing_is_away() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(SourceAway, match="cannot be had"):
         RemoteTokens(f"127.0.0.1:{listener.getsockname()[1]}", 16, 100, timeout=0.1)

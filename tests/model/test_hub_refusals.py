@@ -1,6 +1,7 @@
 """What the Hub may do wrong, or a repository on purpose: each is one sentence, and nothing strange is fetched."""
 
 import json
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,14 @@ def test_an_oversized_listing_is_refused_before_fetching(fetch: Fetch, server: H
     assert "model.safetensors" not in server.fetched
     server.claimed["config.json"] = 1 << 30
     with pytest.raises(CheckpointError, match="at most 1,048,576"):
+        fetch()
+
+
+def test_weights_may_be_as_large_as_numbers_of_64_bits_with_a_head_written_out(fetch: Fetch, server: Hub) -> None:
+    sizes = [math.prod(shape) for shape in CONFIG.parameter_shapes().values()]
+    most = 8 * (sum(sizes) + max(sizes)) + (64 << 20)
+    server.claimed["model.safetensors"] = most + 1
+    with pytest.raises(CheckpointError, match=f"at most {most:,} are expected"):
         fetch()
 
 

@@ -1,14 +1,17 @@
 """The model: HF names and shapes, causality, nested tiers, and that it learns."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
 
+from aftermath.model.arch import llama
 from aftermath.model.arch.llama import Llama
 from aftermath.model.arch.llama_config import LlamaConfig
 from aftermath.model.arch.rotary import rotary, rotate
 from aftermath.model.initial import init_weights
+from aftermath.model.key_cache import attention
 
 torch.set_num_threads(1)
 
@@ -145,3 +148,16 @@ def test_of_uses_the_given_tensors_without_a_copy() -> None:
     for name, parameter in net.named_parameters():
         assert parameter.data_ptr() == params[name].data_ptr()
         assert parameter.requires_grad
+
+
+def test_on_a_cpu_heads_that_are_shared_are_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's own sharing adds their gradients up otherwise: members on a CPU would have other bits from then on."""
+    mixed: list[tuple[int, int]] = []
+
+    def noted(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> torch.Tensor:
+        mixed.append((query.shape[1], key.shape[1]))
+        return attention(query, key, value, **options)
+
+    monkeypatch.setattr(llama, "attention", noted)
+    model()(tokens())
+    assert set(mixed) == {(4, 4)}

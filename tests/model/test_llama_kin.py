@@ -15,6 +15,7 @@ from torch import Tensor
 
 from aftermath.model.arch.llama import Llama
 from aftermath.model.arch.llama_config import LlamaConfig
+from aftermath.model.arch.rotary import scaled_rotary
 from aftermath.model.architectures import config_of
 from aftermath.model.checkpoint import load
 from aftermath.model.config import ModelConfigError
@@ -117,6 +118,27 @@ def test_a_checkpoint_of_transformers_is_ours(number: int, tmp_path: Path) -> No
     ours = config.build(0, load(tmp_path / "theirs", 0))
     tokens = torch.randint(0, config.vocab_size, (2, 12), generator=torch.Generator().manual_seed(number))
     torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+        {"rope_type": "yarn", "rope_theta": 1000000.0, "factor": 4.0},
+    ],
+    ids=["llama3", "yarn"],
+)
+def test_positions_of_published_sizes_are_those_of_transformers(table: dict[str, Any]) -> None:
+    """Heads as small as above have no frequency between those that are stretched and those that are not."""
+    table = table | {"original_max_position_embeddings": 8192}
+    given_config = random_config(0) | {"head_dim": 128, "max_position_embeddings": 65536, "rope_parameters": table}
+    made = transformers.AutoConfig.for_model(**given_config)
+    init = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS[table["rope_type"]]
+    frequencies, loudness = init(made, torch.device("cpu"))
+    angles = torch.outer(torch.arange(300.0), frequencies).repeat(1, 2)
+    cosine, sine = scaled_rotary(LlamaConfig.from_hf(given_config), 128, 300, torch.device("cpu"))
+    torch.testing.assert_close(cosine, angles.cos() * loudness, rtol=0, atol=1e-4)
+    torch.testing.assert_close(sine, angles.sin() * loudness, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("number", range(0, CASES, 3))

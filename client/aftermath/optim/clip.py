@@ -18,6 +18,7 @@ from aftermath.base.errors import AftermathError
 # The largest fp32 times this is about 3e8, and the smallest gradient that can overflow the norm of 2^40 numbers is then
 # still far from vanishing when it is squared.
 _SHRINK = 2.0**-100
+LARGEST_RESIDUAL = 1e30  # beyond it a residual or its transform could overflow fp32
 
 
 class NonFiniteGradient(AftermathError):

@@ -28,7 +28,7 @@ from aftermath.model.segments import view
 from aftermath.optim import compiled, on_gpu
 from aftermath.optim.balance import Balances, nothing_balances
 from aftermath.optim.blocks import UNUSED
-from aftermath.optim.clip import refuse_beyond
+from aftermath.optim.clip import LARGEST_RESIDUAL, refuse_beyond
 from aftermath.optim.codec import encode_level
 from aftermath.optim.format import ResultFormat, Transform
 from aftermath.optim.lattice import SMALLEST, quantise
@@ -38,7 +38,6 @@ from aftermath.optim.private_blocks import Place, block_of, digests_of
 from aftermath.optim.remembered import check_state, state_sizes
 from aftermath.optim.transform import ZERO_BELOW, cells, forward, inverse, padding, strongest
 
-_LARGEST = 1e30  # beyond it the residual or its transform could overflow fp32
 _BATCH = 1 << 18  # coefficients transformed at once
 Entries = tuple[NDArray[np.uint16], NDArray[np.float32]]
 """Index and value of every entry of a level, in the wire's order."""
@@ -241,7 +240,7 @@ class ErrorFeedback:
 
 def check_made(made: PseudoGradient, names: Collection[str], layouts: Mapping[int, LevelLayout]) -> None:
     """Raises NonFiniteGradient, naming the tensor, or SegmentError for a missing or misshapen one."""
-    refuse_beyond({name: tensor for name, tensor in made.tensors.items() if name in names}, _LARGEST)
+    refuse_beyond({name: tensor for name, tensor in made.tensors.items() if name in names}, LARGEST_RESIDUAL)
     for layout in layouts.values():
         for part in layout.parts:
             view(made.tensors, part.segment)

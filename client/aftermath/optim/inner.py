@@ -19,14 +19,13 @@ import torch
 from torch import Tensor
 
 from aftermath.optim.balance import Balances, balance, learnt, nothing_balances
-from aftermath.optim.clip import clip_gradients, refuse_beyond
+from aftermath.optim.clip import LARGEST_RESIDUAL, clip_gradients, refuse_beyond
 from aftermath.optim.moments import may_fuse, moment_sizes, moments, take_moments
 from aftermath.optim.muon import Muon, MuonSettings, vector_rate
 from aftermath.optim.parts import Backward, PseudoGradient
 from aftermath.optim.sparseloco import SparseLoCo
 
 BETAS, EPSILON = (0.9, 0.95), 1e-8
-_LARGEST = 1e30  # as far as a residual may go
 _LARGEST_GRADIENT = 1e19  # the square of a larger one is beyond fp32: the moment would stay infinite, and learn nothing
 
 
@@ -57,7 +56,7 @@ class InnerSteps:
             loss = self._train(sequences, backward, lr)
             with torch.no_grad():
                 moved = {name: start[name] - tensor.detach() for name, tensor in self._params.items()}
-            refuse_beyond(moved, _LARGEST)
+            refuse_beyond(moved, LARGEST_RESIDUAL)
         except BaseException:
             take_moments(self._optimizer, self._learnt, before)
             raise
