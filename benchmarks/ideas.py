@@ -35,7 +35,7 @@ from aftermath.lab.fill_in import recipe_of
 from aftermath.lab.together import Results, Together
 from aftermath.model.levels import Segment, is_hidden_matrix, is_table, prefix
 from aftermath.model.segments import view
-from aftermath.optim import compiled, mean, sparseloco
+from aftermath.optim import mean, proof, sparseloco
 from aftermath.optim.blocks import Blocks
 from aftermath.optim.codec import Votes, decode_level
 from aftermath.optim.feedback import ErrorFeedback
@@ -77,7 +77,7 @@ def instead(owner: object, name: str, new: object) -> Iterator[None]:
 def with_idea(idea: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[None]:
     """Inside, members compute as `idea` says. Raises KeyError for an idea that nobody wrote down here."""
     with ExitStack() as stack:
-        stack.enter_context(instead(compiled, "missing", lambda: "ideas take the place of torch's parts"))
+        stack.enter_context(instead(proof, "unfit", lambda: "ideas take the place of torch's parts"))
         stack.enter_context(instead(Together, "_apply", _applied_once))
         for name, value in idea.items():
             for place in IDEAS[name](value, settings):

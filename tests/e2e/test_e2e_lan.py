@@ -9,7 +9,7 @@ from solders.pubkey import Pubkey
 from xprocess import XProcess
 
 from aftermath.chain.wallet import identity_public, identity_secret, load_wallet
-from aftermath.demo.stage import ask
+from aftermath.testnet.chain import ask
 from aftermath.rules.state import RunState
 from e2e.company import Company, Player
 from e2e.lan import HERE, NETWORK, lan, possible
