@@ -37,6 +37,7 @@ INDEX = {
     "data inspect": Entry(DATA, "Say what token files are, and what marks them."),
     "data fetch": Entry(DATA, "Download the tokens of FineWeb, or numbered token files elsewhere."),
     "data serve": Entry(DATA, "Serve token files to a run's members, over TCP."),
+    "estimate": Entry(OWN, "Say what a run will take: SOL, bytes, memory, tokens and time."),
     "create-run": Entry(OWN, "Create a run on chain."),
     "update-config": Entry(OWN, "Set or change a run's configuration."),
     "set-paused": Entry(OWN, "Pause or resume a run."),
