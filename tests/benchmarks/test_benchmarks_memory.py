@@ -10,6 +10,11 @@ from types import ModuleType
 import pytest
 import torch
 
+from aftermath.config.document import RunConfig, parse_as
+from aftermath.config.read import optimizer_of
+from aftermath.optim.agreed import agreed_schema
+from aftermath.replica.fit import least_bytes, state_bytes
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
@@ -47,3 +52,16 @@ def test_bytes_are_counted_once_and_until_they_are_dropped(memory: ModuleType) -
         torch.zeros(2500)
         assert live.now == second.nbytes == 4000
     assert live.peak == 4000 + 10_000
+
+
+@pytest.mark.parametrize("model", ["light", "preset", "test"])
+def test_what_is_reckoned_before_a_member_joins_is_near_what_was_counted(memory: ModuleType, model: str) -> None:
+    """The tier that doctor and --matformer-tier auto take is chosen by it."""
+    config = parse_as((memory.ROOT / "config" / "solana-test" / memory.CONFIGS[model]).read_text(), model, RunConfig)
+    schema = agreed_schema(memory.document_of(model), memory.TIERS, optimizer_of(config.llm.optimizer))
+    length = memory.PRESET_TOKENS if model == "preset" else config.llm.max_seq_len
+    counted = json.loads((BENCHMARKS / "measured" / "memory.json").read_text())["figures"][model]
+    for tier in range(memory.TIERS):
+        assert state_bytes(schema, tier) == counted["state"][tier]
+        reckoned = least_bytes(schema, tier, length, memory.MEMBERS[model])
+        assert reckoned == pytest.approx(counted["recomputed"][tier], rel=0.05)

@@ -274,3 +274,17 @@ def test_list_runs_shows_a_run_whose_creation_was_interrupted(owner: Shell, run_
 
     asyncio.run(first_step_only())
     assert [row["members"] for row in owner("list-runs").data if row["run_id"] == run_id] == [0]
+
+
+def test_the_tier_that_this_machine_takes(waiting: Shell, run_id: str, tmp_path: Path) -> None:
+    asked = ("can-join", "--run-id", run_id, "--address", waiting.wallet, "--device", "cpu", "--matformer-tier", "auto")
+    found = waiting(*asked).data
+    assert (found["can_join"], found["tier"]) == (True, 0)
+    assert "GB that are free" in found["why_tier"]
+    (tmp_path / "file").write_text("")
+    place = tmp_path / "file"  # which is no directory: only a member of tier 0 minds
+    ended = train(waiting, "--run-id", run_id, "--matformer-tier", "auto", "--checkpoint-dir", place)
+    assert ended.returncode == 1
+    assert "--matformer-tier auto: tier 0; it takes" in ended.stderr
+    assert "that is a file" in ended.stderr
+    assert ", tier 0, wallet " in ended.stdout

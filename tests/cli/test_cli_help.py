@@ -68,7 +68,9 @@ def test_the_index_imports_nothing_heavy() -> None:
     assert imported_for() == set()
 
 
-@pytest.mark.parametrize("name", ["tick", "update-config", "can-join", "close-run", "checkpoint", "list-runs", "kick"])
+@pytest.mark.parametrize(
+    "name", ["tick", "update-config", "can-join", "doctor", "estimate", "close-run", "checkpoint", "list-runs", "kick"]
+)
 def test_help_of_a_command_imports_nothing_heavy(name: str) -> None:
     assert imported_for(name) == set()
 

@@ -21,7 +21,11 @@ MISTAKES = [
     ("tick --run-id x --count 0", "--count must be a whole number of at least 1", "tick --help"),
     ("tick --run-id x twice", "'twice' is not expected here", "tick --help"),
     ("train --run-id x --keep-steps 0", "--keep-steps must be a whole number of at least 1", "train --help"),
-    ("train --run-id x --matformer-tier 9", "--matformer-tier must be a whole number from 0 to 7", "train --help"),
+    (
+        "train --run-id x --matformer-tier 9",
+        "--matformer-tier must be auto, or a whole number from 0 to 7",
+        "train --help",
+    ),
     ("train --run-id x --bind-p2p-port 70000", "--bind-p2p-port must be a whole number from 0 to 65535", "train"),
     (
         "train --run-id x --iroh-relay psyche",

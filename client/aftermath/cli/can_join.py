@@ -14,7 +14,7 @@ import typer
 
 from aftermath.base.errors import AftermathError, UsageError
 from aftermath.cli.command import command
-from aftermath.cli.options import Authorizer, ClusterOptions, Device, MaxBond, RunId, Tier
+from aftermath.cli.options import Authorizer, ClusterOptions, Device, MaxBond, MemberTier, RunId
 from aftermath.cli.present import EXIT_KNOWN, EXITS, Result, note
 
 if TYPE_CHECKING:
@@ -97,6 +97,22 @@ def on_this_machine(view: View, wallet: bytes, tier: int, device: str) -> tuple[
     return refusals, warnings
 
 
+def chosen(view: View, wallet: bytes, device: str) -> tuple[int, str]:
+    """The tier that `train --matformer-tier auto` would take here, and why. Raises what keeps it from one."""
+    from aftermath.ranks.place import place_of
+    from aftermath.replica.passes import arithmetic_of
+    from aftermath.train.outfit import schema_of
+    from aftermath.train.settings import TrainSettings
+    from aftermath.train.tier import AUTO_TIER, check_alone, chosen_here
+
+    place = place_of(device, 0, 1)
+    check_alone(AUTO_TIER, place)
+    settings = TrainSettings.model_validate({"run_id": view.run.run_id, "device": device})
+    arithmetic = arithmetic_of(place.devices[0], settings.precision, settings.compile)
+    choice = chosen_here(view, wallet, schema_of(view.model, view.run.run_id), settings, arithmetic)
+    return choice.tier, choice.why
+
+
 @command("can-join", example="aftermath-solana can-join --run-id demo --address wallet.json")
 async def can_join(
     options: ClusterOptions,
@@ -106,7 +122,7 @@ async def can_join(
     ],
     authorizer: Authorizer = None,
     max_bond: MaxBond = 0,
-    matformer_tier: Tier = 0,
+    matformer_tier: MemberTier = 0,
     device: Device = "auto",
 ) -> Result:
     """Say whether a wallet may join a run, and why not.
@@ -126,6 +142,7 @@ async def can_join(
     from aftermath.chain.options import public_key
     from aftermath.cli.connection import connect
     from aftermath.coordinator.view import View
+    from aftermath.train.tier import AUTO_TIER
 
     user = public_key(address)
     delegate_of = public_key(authorizer) if authorizer is not None else None
@@ -144,7 +161,12 @@ async def can_join(
             check_bond(run, held, max_bond)
         with noting(refusals):
             await check_funds(chain.pool, user, lacking(run, held))
-    unfit, warnings = on_this_machine(View(run, members, model), bytes(user), matformer_tier, device)
+    view = View(run, members, model)
+    tier, why = matformer_tier, ""
+    if tier == AUTO_TIER:
+        with noting(refusals):
+            tier, why = chosen(view, bytes(user), device)
+    unfit, warnings = on_this_machine(view, bytes(user), max(tier, 0), device)
     refusals += unfit
     reasons += [refusal.message for refusal in refusals]
     for warning in warnings:
@@ -155,7 +177,8 @@ async def can_join(
         "can_join": not reasons,
         "reasons": reasons,
         "warnings": warnings,
-        "tier": matformer_tier,
+        "tier": None if tier == AUTO_TIER else tier,
+        "why_tier": why,
         "authorized_as": str(found.grantee) if found else None,
         "client_version": model.client_version,
         "this_version": __version__,
@@ -163,5 +186,7 @@ async def can_join(
         "bond_paid": held.bond if held else 0,
     }
     text = f"no: {'; '.join(reasons)}" if reasons else f"yes: {user} may join run {run_id}"
+    if why:
+        text += f"\ntier {tier}: {why}"
     exits = max((EXITS.get(refusal.code, EXIT_KNOWN) for refusal in refusals), default=EXIT_KNOWN)
     return Result(data, text, exits if reasons else 0)

@@ -16,6 +16,7 @@ import typer
 from aftermath.base.errors import UsageError
 from aftermath.chain import defaults
 from aftermath.rules.limits import MAX_LEVELS
+from aftermath.train.tier import AUTO_TIER
 
 CLUSTER = "Cluster"
 WALLET = "Wallet"
@@ -29,6 +30,7 @@ def shared(
     least: int | None = None,
     most: int | None = None,
     check: Callable[[str | None], str | None] | None = None,
+    parser: Callable[[str], object] | None = None,
 ) -> object:
     """An option that also reads the environment variable of its first flag in capitals."""
     variable = flags[0].removeprefix("--").replace("-", "_").upper()
@@ -41,6 +43,7 @@ def shared(
         min=least,
         max=most,
         callback=check,
+        parser=parser,
     )
 
 
@@ -87,14 +90,27 @@ MaxBond = Annotated[
     ),
 ]
 
-Tier = Annotated[
+_TIER = "Tier this member holds: tier k keeps 1/2^k of every FFN."
+Tier = Annotated[int, shared("--matformer-tier", text=_TIER, panel=TRAINING, least=0, most=MAX_LEVELS - 1)]
+
+
+def tier_named(given: object) -> int:
+    """auto, or a whole number from 0 to 7"""
+    text = str(given)
+    if text == "auto":
+        return AUTO_TIER
+    if not text.isascii() or not text.isdigit() or int(text) >= MAX_LEVELS:
+        raise ValueError(text)
+    return int(text)
+
+
+MemberTier = Annotated[
     int,
     shared(
         "--matformer-tier",
-        text="Tier this member holds: tier k keeps 1/2^k of every FFN.",
+        text=f"{_TIER} 0 to {MAX_LEVELS - 1}, or auto: the largest that memory holds and that is fast enough here.",
         panel=TRAINING,
-        least=0,
-        most=MAX_LEVELS - 1,
+        parser=tier_named,
     ),
 ]
 Device = Annotated[

@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 
 from aftermath.cli.command import OptionGroup, command, field_option, keyword
 from aftermath.cli.interrupt import on_interrupt
-from aftermath.cli.options import TRAINING, Authorizer, Device, MaxBond, RunId, SigningOptions, Tier
+from aftermath.cli.options import TRAINING, Authorizer, Device, MaxBond, MemberTier, RunId, SigningOptions
 from aftermath.cli.present import EXIT_INTERRUPTED, note, reporting
 from aftermath.p2p.relay import relay_named
 from aftermath.replica.pass_size import AUTO
@@ -45,7 +45,7 @@ SHARED = get_type_hints(SigningOptions, include_extras=True) | {
     "authorizer": Authorizer,
     "max_bond": MaxBond,
     "device": Device,
-    "matformer_tier": Tier,
+    "matformer_tier": MemberTier,
 }
 """Settings that other commands have as options too: they are described there."""
 

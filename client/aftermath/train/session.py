@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -63,6 +64,7 @@ from aftermath.train.outfit import check_tier, data_of
 from aftermath.train.reach import Reach, on_solana
 from aftermath.train.settings import TrainSettings
 from aftermath.train.sinks import events_of
+from aftermath.train.tier import AUTO_TIER, check_alone, chosen_for
 from aftermath.watch import kinds
 from aftermath.watch.events import Events, LogWarnings
 from aftermath.watch.standing import Standing, standing
@@ -99,6 +101,11 @@ def run_member(settings: TrainSettings, reach: Callable[[TrainSettings], Reach] 
     named = _named(settings, reach)
     if threads := threads_of(named.place, settings.threads):
         torch.set_num_threads(threads)
+    if settings.matformer_tier == AUTO_TIER:
+        choice = runner.run(chosen_for(settings, reach(settings), named.arithmetic))
+        print(f"--matformer-tier auto: tier {choice.tier}; {choice.why}", file=sys.stderr, flush=True)
+        settings = settings.model_copy(update={"matformer_tier": choice.tier})
+        check_hub(settings)
     with contextlib.ExitStack() as stack:
         events = events_of(settings, stack)
         _introduce(settings, named.reach.wallet, events)
@@ -111,6 +118,7 @@ def _named(settings: TrainSettings, reach: Callable[[TrainSettings], Reach] = on
     check_choices(settings)
     check_interface(settings.bind_p2p_interface)
     place = place_named(settings)
+    check_alone(settings.matformer_tier, place)
     exact_device(settings.device)
     found = reach(settings)
     arithmetic = arithmetic_of(place.devices[0], settings.precision, settings.compile if place.alone else "off")

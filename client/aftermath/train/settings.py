@@ -16,6 +16,7 @@ from aftermath.ranks import MOST_RANKS
 from aftermath.replica.arithmetic import COMPILE, PRECISION, Compile, Precision
 from aftermath.replica.pass_size import AUTO, MOST, Checkpointing
 from aftermath.rules.limits import MAX_LEVELS, RUN_ID_BYTES
+from aftermath.train.tier import AUTO_TIER
 
 PROMPT_TOKENS = 64
 
@@ -39,7 +40,7 @@ class TrainSettings(BaseModel):
     max_priority_fee: int = Field(defaults.PRIORITY_FEE, ge=0)
     max_bond: int = Field(0, ge=0)
     device: str = "auto"
-    matformer_tier: int = Field(0, ge=0, le=MAX_LEVELS - 1)
+    matformer_tier: int = Field(0, ge=AUTO_TIER, le=MAX_LEVELS - 1)
 
     identity_secret_key_path: Path | None = Field(
         None, description="32-byte p2p secret key file; by default the key is derived from the wallet and the run."

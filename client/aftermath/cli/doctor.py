@@ -1,0 +1,90 @@
+"""`doctor`: what is wrong with this machine, this wallet or this cluster, before `train` meets it.
+
+Decided: text and JSON are made of the same findings; only a failure makes the exit code 1. Without --rpc and --run-id
+the machine alone is examined.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from aftermath.chain import defaults
+from aftermath.cli.command import command
+from aftermath.cli.options import (
+    CLUSTER,
+    Authorizer,
+    ClusterOptions,
+    Device,
+    MaxBond,
+    WalletOptions,
+    checked_run_id,
+    shared,
+)
+from aftermath.cli.present import EXIT_KNOWN, Result
+from aftermath.rules.limits import MAX_LEVELS
+
+
+@dataclass(frozen=True)
+class ExaminedOptions(WalletOptions, ClusterOptions):
+    """A wallet and a cluster, both of which may be left out."""
+
+    rpc: Annotated[str, shared("--rpc", text="Solana RPC endpoint; without it no cluster is asked.", panel=CLUSTER)] = (
+        ""
+    )
+
+
+@command("doctor", example="aftermath-solana doctor --rpc http://127.0.0.1:8899 --run-id demo -w wallet.json")
+async def doctor(
+    options: ExaminedOptions,
+    run_id: Annotated[
+        str | None, shared("--run-id", text="Also examine what this run asks for.", check=checked_run_id)
+    ] = None,
+    fix: Annotated[bool, typer.Option("--fix", help="Mend what can be mended: a key file's mode.")] = False,
+    matformer_tier: Annotated[
+        int | None,
+        shared(
+            "--matformer-tier", text="The tier that must fit; else the one that does.", least=0, most=MAX_LEVELS - 1
+        ),
+    ] = None,
+    device: Device = "auto",
+    bind_p2p_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="The UDP port that train would have; 0: any that is free.")
+    ] = 0,
+    authorizer: Authorizer = None,
+    max_bond: MaxBond = 0,
+) -> Result:
+    """Say what is wrong with this machine, wallet and cluster, and how to mend it.
+
+    Python and its packages, PyTorch and the device, disk, the wallet's file, UDP, the token for the Hub; with --rpc the
+    nodes, their websockets, the chain's clock and the wallet's balance; with --run-id also the run's version, whether
+    it admits the wallet, its model and data, and which tier fits into memory. Exits 1 if something fails, else 0.
+    """
+    from dataclasses import replace
+
+    from aftermath.cli.checkup import Status, Subject, as_data, as_text, examine
+    from aftermath.cli.checkup_chain import ON_THE_CLUSTER
+    from aftermath.cli.checkup_machine import ON_THE_MACHINE, memory
+    from aftermath.cli.connection import connect
+
+    subject = Subject(
+        device=device,
+        tier=matformer_tier,
+        wallet_path=options.wallet_private_key_path,
+        bind_port=bind_p2p_port,
+        mend=fix,
+        run_id=run_id,
+        authorizer=authorizer,
+        max_bond=max_bond,
+    )
+    found = await examine(subject, ON_THE_MACHINE)
+    if options.rpc or run_id:
+        async with connect(replace(options, rpc=options.rpc or defaults.RPC)) as chain:
+            subject.chain = chain
+            found += await examine(subject, ON_THE_CLUSTER)
+    found += await examine(subject, [("memory", memory)])  # which tier fits is known when the run is
+    failed = sum(finding.status is Status.FAILURE for _, finding in found)
+    data = {"ok": not failed, "checks": as_data(found)}
+    return Result(data, as_text(found), EXIT_KNOWN if failed else 0)

@@ -1,0 +1,183 @@
+"""`estimate`: what a run will take, from its config file alone, before there is one.
+
+Decided: nothing is asked of a cluster. Rents are those of Solana's default, fees the most that a transaction offers,
+and times the config's limits: a run that goes well is faster. A member is reckoned as an elected witness of every round
+if `witness_nodes` makes it one.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from aftermath.cli.command import command
+from aftermath.cli.present import Result, facts, note
+
+if TYPE_CHECKING:
+    from aftermath.cli.schema import Shape
+    from aftermath.config.document import RunConfig
+    from aftermath.rules.accounts import Config
+
+PER_EPOCH = 3
+"""Transactions of a member besides its witnessing: a join, a warm-up witness, an attestation."""
+RESUME = 1
+_UNITS = 200_000  # compute units of a large transaction of ours
+
+
+@command("estimate", example="aftermath-solana estimate --config-path config/demo/config.toml")
+async def estimate(
+    config_path: Annotated[Path, typer.Option("--config-path", help="The run's config.toml.")],
+    members: Annotated[
+        int | None, typer.Option(min=1, max=256, help="Members to reckon with; else init_min_clients of the file.")
+    ] = None,
+) -> Result:
+    """Say what a run will take: SOL, bytes, memory, tokens and time.
+
+    Only the file and the checkpoint it names are read; no cluster is asked and nothing is spent. SOL is what the owner
+    pays to create, configure and start the run, and what each member pays to join and to take part until the end: rents
+    come back, fees do not. Time is what the file's limits allow at most.
+    """
+    from aftermath.cli.schema import shape_of
+    from aftermath.config.document import load_config
+    from aftermath.replica.fit import needs
+    from aftermath.rules.accounts import Config
+
+    config = load_config(config_path)
+    shape = shape_of(config)
+    rules = Config(**config.to_chain()["config"])
+    there = members or rules.init_min_clients
+    rents, fees = await owner_costs(config, shape)
+    rent, joining, taking_part = member_costs(rules, there)
+    total = rents + fees + there * (rules.join_bond + rent + joining + taking_part)
+    tokens, sequences = tokens_of(rules)
+    data: dict[str, Any] = {
+        "members": there,
+        "owner": {"rent": rents, "fees": fees, "lamports": rents + fees},
+        "member": {
+            "rent": rent,
+            "bond": rules.join_bond,
+            "join_fee": joining,
+            "fees_until_the_end": taking_part,
+            "lamports": rules.join_bond + rent + joining + taking_part,
+        },
+        "lamports": total,
+        "lamports_that_come_back": rents + there * (rent + rules.join_bond),
+        "bytes_per_round": shape.bytes_per_round,
+        "memory_bytes": needs(shape.schema, config.llm.max_seq_len, there),
+        "parameters": [shape.schema.state.parameters(tier) for tier in range(shape.schema.state.tiers)],
+        "steps": rules.total_steps,
+        "sequences": sequences,
+        "tokens": tokens,
+        "seconds_at_most": seconds_at_most(rules),
+    }
+    if not rules.total_steps:
+        note("warning: total_steps is 0, so that the run has no end: what it takes until then is that of no step")
+    return Result(data, facts(_shown(data)))
+
+
+async def owner_costs(config: RunConfig, shape: Shape) -> tuple[int, int]:
+    """(rent, fees at most) in lamports of creating, configuring and starting a run that everybody may join."""
+    from solders.keypair import Keypair
+
+    from aftermath.chain import defaults
+    from aftermath.chain.addresses import EVERYONE
+    from aftermath.chain.authorizer import Authorizer
+    from aftermath.chain.client import CoordinatorClient
+    from aftermath.chain.endpoints import endpoint
+    from aftermath.chain.rpc import RpcPool
+    from aftermath.chain.sender import pack
+    from aftermath.chain.wallet import Wallet
+
+    wallet, name = Wallet(Keypair()), "estimate"
+    async with RpcPool([endpoint(defaults.RPC)]) as pool:  # which is not asked
+        client, authorizer = CoordinatorClient(pool, wallet), Authorizer(pool)
+        creation = [*client.creation(name, join_authority=wallet.pubkey), authorizer.ix(wallet.pubkey).create(EVERYONE)]
+        creation.append(authorizer.ix(wallet.pubkey).grantor_update(EVERYONE, True))
+        on_chain = config.to_chain()
+        shown = {"name": "", "description": "", "num_parameters": shape.num_parameters, "vocab_size": shape.vocab_size}
+        parts: list[dict[str, Any]] = [{"config": on_chain["config"]}, {"model": on_chain["model"]}]
+        parts += [{"schema": shape.to_chain()}, {"metadata": shown}]
+        change = [client.ix.update(name, **part) for part in parts]
+        sizes = client.sizes(name) | authorizer.size(wallet.pubkey, EVERYONE)
+        sent = len(pack(wallet, creation)) + len(pack(wallet, change)) + RESUME
+    return sum(map(rent_of, sizes.values())), sent * highest_fee()
+
+
+def member_costs(rules: Config, members: int) -> tuple[int, int, int]:
+    """(rent, fee of joining, fees until the end, all at most) in lamports of one member."""
+    from aftermath.chain.views import membership_account
+    from aftermath.rules.accounts import MAX_WITNESSES
+
+    seats = rules.witness_nodes or MAX_WITNESSES
+    witnessed = math.ceil(rules.total_steps * min(1.0, seats / members))
+    return (
+        rent_of(membership_account().size),
+        highest_fee(),
+        highest_fee() * (witnessed + PER_EPOCH * epochs_of(rules) - 1),
+    )
+
+
+def rent_of(size: int) -> int:
+    """Lamports that an account of so many bytes holds."""
+    from solders.rent import Rent
+
+    return Rent.default().minimum_balance(size)
+
+
+def highest_fee() -> int:
+    """Of a transaction with one signature, with the highest priority fee that is offered by itself."""
+    from aftermath.chain import defaults
+    from aftermath.chain.fees import transaction_fee
+
+    return transaction_fee(1, _UNITS, defaults.PRIORITY_FEE)
+
+
+def epochs_of(rules: Config) -> int:
+    """Epochs of a run without a pause, at most: each has so many rounds, or ends after so many seconds."""
+    rounds = rules.rounds_per_epoch or rules.epoch_time // longest_round(rules)
+    return max(1, math.ceil(rules.total_steps / max(1, rounds)))
+
+
+def longest_round(rules: Config) -> int:
+    """Seconds of a round at its limit."""
+    return max(rules.max_round_train_time + rules.round_witness_time, rules.min_round_time, 1)
+
+
+def tokens_of(rules: Config) -> tuple[int, int]:
+    """(tokens, sequences) of all steps together."""
+    from aftermath.rules.assignment import batch_size
+
+    sequences, left = 0, rules.total_steps
+    while left and sequences * rules.max_seq_len < rules.global_batch_size_warmup_tokens:
+        sequences += batch_size(rules, sequences)
+        left -= 1
+    sequences += left * rules.global_batch_size_end
+    return sequences * rules.max_seq_len, sequences
+
+
+def seconds_at_most(rules: Config) -> int:
+    """Of all rounds and epochs at their limits, once the run has its members."""
+    return rules.total_steps * longest_round(rules) + epochs_of(rules) * (rules.warmup_time + rules.cooldown_time)
+
+
+def _shown(data: dict[str, Any]) -> dict[str, object]:
+    from aftermath.chain.refusals import sol
+
+    owner, member, there = data["owner"], data["member"], data["members"]
+    tiers = zip(data["parameters"], data["bytes_per_round"], data["memory_bytes"], strict=True)
+    return {
+        "SOL in all": f"{sol(data['lamports'])} with {there} members, of which {sol(data['lamports_that_come_back'])} "
+        "come back when the run is closed and members withdraw",
+        "its owner": f"{sol(owner['lamports'])}: rent {sol(owner['rent'])}, fees up to {sol(owner['fees'])}",
+        "each member": f"{sol(member['lamports'])}: rent {sol(member['rent'])}, bond {sol(member['bond'])}, fees up to "
+        f"{sol(member['join_fee'] + member['fees_until_the_end'])}",
+        "by tier": [
+            f"{tier}: {size:,} parameters, {sent:,} bytes a round to each other member, {memory / 1e9:.2f} GB of memory"
+            for tier, (size, sent, memory) in enumerate(tiers)
+        ],
+        "tokens": f"{data['tokens']:,} in {data['steps']:,} steps ({data['sequences']:,} sequences)",
+        "time": f"{data['seconds_at_most'] / 3600:.1f} hours at most, by the file's limits",
+    }

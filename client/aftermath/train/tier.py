@@ -1,0 +1,128 @@
+"""The tier of a member that leaves it to this machine: `--matformer-tier auto`.
+
+Decided
+- A wallet that is a member of the run already keeps its tier: its optimizer's state is of that one.
+- Else it is the largest tier that memory holds (`replica.fit`) and whose share of a round is done in time at the speed
+  that is measured here. Where none is fast enough it is the smallest, and the member is told so as any other.
+- It is chosen before anything of the member is opened or told, from what the run has recorded of its model.
+
+No torch before it is needed: options take their word from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from aftermath.base.errors import UsageError
+
+if TYPE_CHECKING:
+    from aftermath.coordinator.view import View
+    from aftermath.optim.schema import Schema
+    from aftermath.ranks.place import Place
+    from aftermath.replica.arithmetic import Arithmetic
+    from aftermath.train.reach import Reach
+    from aftermath.train.settings import TrainSettings
+
+AUTO_TIER = -1
+"""As a tier: to be chosen."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A tier, and why that one."""
+
+    tier: int
+    why: str
+
+
+def check_alone(tier: int, place: Place) -> None:
+    """UsageError if a member of several devices leaves its tier to us: what fits on them together is not reckoned."""
+    if tier == AUTO_TIER and not place.alone:
+        raise UsageError(
+            "--matformer-tier auto chooses for one device, not for several", "Name the tier, for example 0"
+        )
+
+
+def held_tier(view: View, wallet: bytes) -> int | None:
+    """The tier of a wallet that is a member of the run, None if it is none."""
+    slot = view.members.find(wallet)
+    return None if slot is None else view.members.slots[slot].tier
+
+
+def chosen(
+    view: View, wallet: bytes, schema: Schema, device: str, free: int, measure: Callable[[int], int | None]
+) -> Choice:
+    """The tier for this wallet on this machine; `measure` gives a tier's sequences per minute, None if memory said no.
+
+    Raises OutOfMemory if not even the smallest fits.
+    """
+    from aftermath.member.speed import too_slow
+    from aftermath.replica.fit import first_fitting, needs
+    from aftermath.replica.pass_size import OutOfMemory
+
+    held = held_tier(view, wallet)
+    if held is not None:
+        return Choice(held, "this wallet is a member of the run with it already")
+    needed = needs(schema, view.model.max_seq_len, view.run.config.init_min_clients, device)
+    first, last = first_fitting(needed, free), len(needed) - 1
+    if first is None:
+        raise OutOfMemory(
+            f"tier {last}, the smallest, takes {needed[last] / 1e9:.2f} GB, and {free / 1e9:.2f} GB are free",
+            "Free memory, or take another --device",
+        )
+    fits = f"it takes {{:.2f}} GB of the {free / 1e9:.2f} GB that are free"
+    for tier in range(first, last + 1):
+        weight = measure(tier)
+        if weight is None:
+            continue
+        if not too_slow(view, wallet, weight):
+            return Choice(
+                tier, f"{fits.format(needed[tier] / 1e9)}, and {weight} sequences a minute do its share in time"
+            )
+    return Choice(last, f"{fits.format(needed[last] / 1e9)}; no tier is fast enough here, and this is the smallest")
+
+
+def chosen_here(view: View, wallet: bytes, schema: Schema, settings: TrainSettings, arithmetic: Arithmetic) -> Choice:
+    """The same with what this machine has, as `settings` use it."""
+    import time
+
+    from aftermath.replica.memory import free_bytes, give_back, is_out_of_memory
+    from aftermath.replica.origin import Origin
+    from aftermath.replica.pass_size import OutOfMemory, PassSize
+    from aftermath.replica.replica import pick_device
+
+    device = pick_device(settings.device)
+
+    def measure(tier: int) -> int | None:
+        size = PassSize(settings.micro_batch_size, settings.activation_checkpointing)
+        strategy = settings.matformer_load_strategy
+        origin = Origin(schema, tier, strategy, device, size, time.monotonic, arithmetic)
+        try:
+            return origin.measure_weight(origin.stand_in(), view.model.max_seq_len)
+        except OutOfMemory:
+            return None
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return None
+        finally:
+            give_back(device)
+
+    return chosen(view, wallet, schema, device.type, free_bytes(device), measure)
+
+
+async def chosen_for(settings: TrainSettings, reach: Reach, arithmetic: Arithmetic) -> Choice:
+    """The same for the run that the settings name, which is read for it."""
+    from aftermath import __version__
+    from aftermath.chain.admission import check_version
+    from aftermath.chain.client import CoordinatorClient
+    from aftermath.coordinator.view import View
+    from aftermath.train.outfit import schema_of
+
+    async with reach.pool as pool:
+        run, model, members = await CoordinatorClient(pool, program_id=reach.program_id).snapshot(settings.run_id)
+    check_version(settings.run_id, model.client_version, __version__)
+    view = View(run, members, model)
+    return chosen_here(view, reach.wallet.public, schema_of(model, run.run_id), settings, arithmetic)

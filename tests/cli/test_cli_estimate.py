@@ -1,0 +1,112 @@
+"""`estimate` against what a run on the embedded chain takes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from solders.pubkey import Pubkey
+from solders.rpc.requests import RequestAirdrop
+
+from aftermath.chain.accounts import balance
+from aftermath.chain.endpoints import endpoint
+from aftermath.chain.member import SolanaMember
+from aftermath.chain.rpc import RpcPool
+from aftermath.chain.wallet import Wallet, create_wallet
+from aftermath.cli.schema import shape_of
+from aftermath.config.document import load_config
+from aftermath.model.initial import init_weights
+from aftermath.replica.pass_size import PassSize
+from aftermath.replica.replica import Replica
+from cli.cli_lone_member import quick_config
+from cli.cli_runs import Shell, invoke
+
+
+def estimated(path: Path, *more: str | int) -> dict[str, Any]:
+    found: dict[str, Any] = invoke("estimate", "--config-path", path, *more, "--json").data
+    return found
+
+
+async def held(rpc: str, key: Pubkey, *, at_least: int = 0) -> int:
+    """What a wallet has, after an airdrop if that is asked for."""
+    async with RpcPool([endpoint(rpc)]) as pool, asyncio.timeout(20):
+        if at_least:
+            await pool.call(RequestAirdrop(key, at_least), str)
+        while (has := await balance(pool, key)) < at_least:
+            await asyncio.sleep(0.05)
+        return has
+
+
+async def join(rpc: str, wallet: Wallet, run_id: str) -> None:
+    async with RpcPool([endpoint(rpc)]) as pool, SolanaMember(pool, wallet, run_id, client_version="") as chain:
+        schema_hash = (await chain.view()).model.schema_hash
+        await chain.join(p2p=wallet.public, tier=0, weight=1, schema_hash=schema_hash, stateless=True)
+
+
+def test_the_sum_is_what_owner_and_member_spend(owner: Shell, run_id: str, material: Path, tmp_path: Path) -> None:
+    """On a cluster whose faucet gave both enough before, so that nothing is added meanwhile."""
+    path = quick_config(material, tmp_path)
+    key = Pubkey.from_string(invoke("show-identity", "-w", owner.wallet, "--json").data["wallet"])
+    member = create_wallet(tmp_path / "member.json")
+    found = estimated(path)
+    assert found["members"] == 1
+
+    before = asyncio.run(held(owner.rpc, key, at_least=5 * 10**9))
+    assert owner("create-run", "--run-id", run_id).code == 0
+    assert owner("update-config", "--run-id", run_id, "--config-path", path).code == 0
+    assert owner("set-paused", "--run-id", run_id, "resume").code == 0
+    spent = before - asyncio.run(held(owner.rpc, key))
+    assert spent == pytest.approx(found["owner"]["lamports"], rel=0.1)
+    assert spent <= found["owner"]["lamports"]
+    assert spent - found["owner"]["rent"] > 0  # rents are exact: what is left are fees
+
+    before = asyncio.run(held(owner.rpc, member.pubkey, at_least=10**9))
+    asyncio.run(join(owner.rpc, member, run_id))
+    joined = before - asyncio.run(held(owner.rpc, member.pubkey))
+    assert joined == pytest.approx(found["member"]["rent"] + found["member"]["join_fee"], rel=0.1)
+    assert spent + joined == pytest.approx(found["lamports"] - found["member"]["fees_until_the_end"], rel=0.1)
+
+
+def test_bytes_are_those_of_a_result(material: Path) -> None:
+    found = estimated(material / "config.toml")
+    config = load_config(material / "config.toml")
+    schema = shape_of(config).schema
+    tokens = torch.randint(schema.state.config.vocab_size, (2, config.llm.max_seq_len))
+    for tier, sent in enumerate(found["bytes_per_round"]):
+        replica = Replica(
+            schema,
+            schema.state.config,
+            tier,
+            init_weights(schema.state.config, 1, tier),
+            device=torch.device("cpu"),
+            pass_size=PassSize(1, "off"),
+            stopwatch=time.monotonic,
+        )
+        trained = replica.train(tokens, 1e-3, 1e-3, threading.Event())
+        assert sum(map(len, trained.payloads.values())) == pytest.approx(sent, rel=0.1)
+    assert found["memory_bytes"] == sorted(found["memory_bytes"], reverse=True)
+
+
+def test_tokens_time_and_members(material: Path, tmp_path: Path) -> None:
+    """12 sequences of 64 in each of 48 steps, three epochs of 16 rounds of 21 s, each with 75 s around it."""
+    found = estimated(material / "config.toml")
+    assert found["tokens"] == 12 * 64 * 48
+    assert found["seconds_at_most"] == 48 * 21 + 3 * 75
+    more = estimated(material / "config.toml", "--members", 30)
+    assert more["lamports"] - found["lamports"] == 27 * found["member"]["lamports"]
+    text = (material / "config.toml").read_text()
+    (tmp_path / "grows.toml").write_text(
+        text.replace(
+            "global_batch_size_end = 12", f"global_batch_size_end = 24\nglobal_batch_size_warmup_tokens = {12 * 64 * 4}"
+        )
+    )
+    grown = estimated(tmp_path / "grows.toml")
+    assert found["tokens"] < grown["tokens"] < 2 * found["tokens"]
+    shown = invoke("estimate", "--config-path", material / "config.toml").out
+    assert "SOL in all" in shown
+    assert f"{found['tokens']:,} in 48 steps" in shown

@@ -1,0 +1,90 @@
+"""The tier of a member that leaves it to its machine."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from aftermath.base.errors import UsageError
+from aftermath.coordinator.view import View
+from aftermath.ranks.place import Place
+from aftermath.replica.fit import needs
+from aftermath.replica.pass_size import OutOfMemory
+from aftermath.rules.state import RunState
+from aftermath.train.tier import AUTO_TIER, Choice, check_alone, chosen
+from member.desk import SCHEMA
+from rules import builders
+
+WALLET, PLENTY, FAST, SLOW = b"w" * 32, 1 << 40, 600, 2
+RULES = builders.config(max_round_train_time=20, global_batch_size_start=96, global_batch_size_end=96)
+
+
+def a_view(*tiers: int) -> View:
+    """A run with members of these tiers, the first of them with our wallet."""
+    slots = {
+        place: builders.slot(place, p2p=bytes([place]) * 32, signer=bytes([place]) * 32, declared=60, tier=tier)
+        for place, tier in enumerate(tiers, 1)
+    }
+    return builders.view(builders.run(RunState.WARMUP, config=RULES), builders.members(slots))
+
+
+def by(view: View, free: int, weights: dict[int, int | None], wallet: bytes = WALLET) -> tuple[Choice, list[int]]:
+    measured: list[int] = []
+
+    def measure(tier: int) -> int | None:
+        measured.append(tier)
+        return weights.get(tier, FAST)
+
+    return chosen(view, wallet, SCHEMA, "cpu", free, measure), measured
+
+
+def needed() -> list[int]:
+    view = a_view()
+    return needs(SCHEMA, view.model.max_seq_len, RULES.init_min_clients)
+
+
+def test_with_room_and_speed_it_is_the_whole_model() -> None:
+    choice, measured = by(a_view(), PLENTY, {})
+    assert (choice.tier, measured) == (0, [0])
+    assert "do its share in time" in choice.why
+
+
+def test_memory_takes_the_largest_that_fits() -> None:
+    sizes = needed()
+    assert sizes == sorted(set(sizes), reverse=True)
+    assert [by(a_view(), size, {})[0].tier for size in sizes] == [*range(len(sizes))]
+    assert [by(a_view(), size - 1, {})[0].tier for size in sizes[:-1]] == [*range(1, len(sizes))]
+
+
+def test_what_fits_nowhere_is_said_with_both_sizes() -> None:
+    with pytest.raises(OutOfMemory, match="GB are free"):
+        by(a_view(), needed()[-1] - 1, {})
+
+
+def test_one_that_is_too_slow_gives_way_to_a_smaller_one() -> None:
+    choice, measured = by(a_view(), PLENTY, {0: SLOW})
+    assert (choice.tier, measured) == (1, [0, 1])
+
+
+def test_one_that_memory_refuses_after_all_gives_way_too() -> None:
+    assert by(a_view(), PLENTY, {0: None})[0].tier == 1
+
+
+def test_where_none_is_fast_enough_it_is_the_smallest_and_that_is_said() -> None:
+    last = SCHEMA.state.tiers - 1
+    choice, measured = by(a_view(), PLENTY, dict.fromkeys(range(last + 1), SLOW))
+    assert (choice.tier, measured) == (last, list(range(last + 1)))
+    assert "no tier is fast enough" in choice.why
+
+
+def test_a_member_keeps_its_tier_and_nothing_is_measured() -> None:
+    choice, measured = by(a_view(1, 0), 0, {}, wallet=b"\x01" * 32)
+    assert (choice.tier, measured) == (1, [])
+
+
+def test_several_devices_are_not_reckoned() -> None:
+    here = torch.device("cpu")
+    check_alone(AUTO_TIER, Place((here,), 1, 1))
+    check_alone(0, Place((here, here), 2, 1))
+    with pytest.raises(UsageError, match="one device"):
+        check_alone(AUTO_TIER, Place((here, here), 2, 1))
