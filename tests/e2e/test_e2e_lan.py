@@ -9,8 +9,8 @@ from solders.pubkey import Pubkey
 from xprocess import XProcess
 
 from aftermath.chain.wallet import identity_public, identity_secret, load_wallet
-from aftermath.testnet.chain import ask
 from aftermath.rules.state import RunState
+from aftermath.testnet.chain import ask
 from e2e.company import Company, Player
 from e2e.lan import HERE, NETWORK, lan, possible
 from e2e.material import Material
