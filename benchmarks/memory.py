@@ -37,6 +37,7 @@ from aftermath.replica.arithmetic import Arithmetic
 from aftermath.replica.live_bytes import LiveBytes
 from aftermath.replica.pass_size import Checkpointing, PassSize
 from aftermath.replica.replica import Replica
+from aftermath.testnet.files import recipe_of
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = {"light": "light-config.toml", "test": "config.toml", "preset": "config.toml"}
@@ -55,11 +56,9 @@ MEMBERS = {"light": 8, "test": 1, "preset": 1}
 
 
 def shape_of_recipe(model: str) -> dict[str, int]:
-    """The sizes that `scripts/setup-run.sh` gives the recipe's model."""
-    recipe = (ROOT / "scripts" / "setup-run.sh").read_text()
-    found = re.search(rf'/{CONFIGS[model]}\n *shape="([^"]+)"', recipe)
-    assert found, "scripts/setup-run.sh has another form"
-    return {name: int(number) for name, number in re.findall(r"--([a-z-]+) (\d+)", found[1])}
+    """The sizes that the file beside the recipe's config gives its model."""
+    sizes: dict[str, int] = recipe_of(ROOT / "config" / "solana-test" / CONFIGS[model])["model"]
+    return sizes
 
 
 def document_of(model: str) -> dict[str, Any]:

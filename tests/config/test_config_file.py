@@ -22,6 +22,8 @@ from aftermath.rules.state import Divisor, InnerOptimizer, OptimizerKind, Schedu
 from config.config_cases import CHECKPOINT, DISTRO, SEED, SPARSELOCO, changed, without
 
 REPOSITORY = Path(__file__).parents[2]
+CONFIGS = [one for one in sorted((REPOSITORY / "config").glob("*/*.toml")) if not one.name.endswith(".files.toml")]
+"""Without the files beside them that say what models and tokens are made of."""
 
 
 def real(bits: int) -> float:
@@ -81,9 +83,8 @@ def test_rounds_may_have_no_least_time_and_one_as_long_as_they_may_last(least: i
 
 
 def test_every_config_in_the_repository_is_valid() -> None:
-    paths = sorted((REPOSITORY / "config").glob("**/*.toml"))
-    assert paths
-    for path in paths:
+    assert CONFIGS
+    for path in CONFIGS:
         assert isinstance(load_config(path), RunConfig)
 
 
@@ -187,7 +188,7 @@ def test_the_embedding_and_the_head_may_keep_more() -> None:
         parse_as(changed((r"^(compression_topk.*)", r"\1\ncompression_topk_embeddings = 0")), "c", RunConfig)
 
 
-@pytest.mark.parametrize("path", sorted((REPOSITORY / "config").glob("**/*.toml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_the_rate_of_every_preset_ends_at_zero_over_the_last_fifth(path: Path) -> None:
     """Worth about 0.1 nats (`docs/research.md`); and no step, the last one included, trains its batch at rate 0."""
     config = load_config(path)
@@ -273,7 +274,7 @@ def test_every_architecture_can_be_written_and_no_other() -> None:
     assert get_args(Llm.model_fields["architecture"].annotation) == tuple(ARCHITECTURES)
 
 
-@pytest.mark.parametrize("name", sorted(str(one.relative_to(REPOSITORY)) for one in REPOSITORY.glob("config/*/*.toml")))
+@pytest.mark.parametrize("name", [str(one.relative_to(REPOSITORY)) for one in CONFIGS])
 def test_no_recipe_hangs_on_a_single_witness(name: str) -> None:
     rules = load_config(REPOSITORY / name).to_chain()["config"]
     assert rules["witness_nodes"] == 0

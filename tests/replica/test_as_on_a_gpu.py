@@ -28,7 +28,7 @@ torch.set_num_threads(1)
 @pytest.fixture(autouse=True)
 def _by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """In both places: kernels, and torch's fused AdamW, are the CPU's alone and round otherwise (`tests/kernels`)."""
-    monkeypatch.setattr("aftermath.optim.compiled.missing", lambda: "torch is compared with itself")
+    monkeypatch.setattr("aftermath.optim.proof.unfit", lambda: "torch is compared with itself")
     monkeypatch.setattr("aftermath.optim.inner.may_fuse", lambda _: False)
 
 

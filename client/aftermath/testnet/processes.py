@@ -136,7 +136,7 @@ def call(command: list[str], log: Path, environment: Mapping[str, str]) -> None:
         time.sleep(0.02)
     if process.code:
         said = log.read_bytes()[begin:].decode(errors="replace").strip()[-2000:]
-        raise StageError(f"`{words}` failed:\n{said}\nThe whole log is in {log}.")
+        raise StageError(f"`{words}` failed:\n{said}", f"Read the whole log: {log}")
 
 
 def at_once(commands: Iterable[list[str]], log: Path, environment: Mapping[str, str]) -> None:
