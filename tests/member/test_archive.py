@@ -136,15 +136,15 @@ def test_a_directory_does_not_replace_what_others_can_reach(tmp_path: Path, repo
         await sim.until(lambda run: sim.model.checkpoint_step == 7 and run.state is RunState.ROUND_TRAIN)
         sim.hub = None
         sim.add(0)
-        await sim.until(lambda run: run.epoch == 2 and run.state is RunState.ROUND_TRAIN)
+        await sim.until(lambda run: run.epoch == 3 and run.state is RunState.ROUND_TRAIN)  # it has shown its level 0
         await sim.kill(players[0])
         await sim.until_finished()
 
-    sim = play(tmp_path / "run", story, total_steps=24)
+    sim = play(tmp_path / "run", story, total_steps=30)
     assert sim.check(dropped=[sim.players[0]]) > 0
     late = sim.players[3]
-    assert [event["step"] for event in late.saw("checkpoint")][-1] == 24
-    assert (sim.model.checkpoint.kind, sim.model.checkpoint_step) == (CheckpointKind.HUB, 7)
+    assert [event["step"] for event in late.saw("checkpoint")][-1] == 30
+    assert (sim.model.checkpoint.kind, sim.model.checkpoint_step) == (CheckpointKind.HUB, 13)
 
 
 def test_a_lost_reply_is_no_reason_to_warn(tmp_path: Path, repository: Repository) -> None:
