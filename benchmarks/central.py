@@ -39,9 +39,9 @@ from aftermath.coordinator.errors import Refused, Unavailable
 from aftermath.member.attention import Attention
 from aftermath.member.feed import RunFeed
 from aftermath.member.ticker import Ticker
-from aftermath.rules.accounts import Run
 from aftermath.rules.committee import quorum, witnesses
 from aftermath.rules.consensus import pack_fingerprints
+from aftermath.rules.run import Run
 from aftermath.rules.state import MemberState, RunState
 
 RUN = "bench"

@@ -23,7 +23,7 @@ from solders.pubkey import Pubkey
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from aftermath.rules import assignment, bitmap, committee
-from aftermath.rules.accounts import MAX_WITNESSES
+from aftermath.rules.run import MAX_WITNESSES
 from aftermath.rules.state import Committee, MemberState, RunState
 from programs import evidence
 from programs.harness import AUTHORIZER, PROGRAM, Outcome, World, authorization_address, build, idl

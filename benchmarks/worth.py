@@ -95,7 +95,7 @@ def _end(steps: int, rates: Mapping[float, Sequence[Mapping[str, Any]]]) -> dict
 
 
 def by_tokens(end: Mapping[str, Any], members: int, alone: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What members who ended at a loss are worth if only tokens count: all that is known where seconds do not compare."""
+    """What members who ended at a loss are worth if only tokens count: all there is where seconds do not compare."""
     needed = steps_to([(point["steps"], point["held_out"]) for point in alone], end["held_out"])
     efficiency = None if needed is None else needed / (members * end["steps"])
     return {

@@ -18,7 +18,7 @@ from aftermath.central.reach import CentralPool
 from aftermath.central.server import CentralServer, ServerConfig, opened
 from aftermath.chain.member import SolanaMember
 from aftermath.chain.wallet import Wallet
-from aftermath.rules.accounts import Seat
+from aftermath.rules.members import Seat
 from chain.networks import SCHEMA_HASH, Place
 
 RUN = "demo"

@@ -12,7 +12,8 @@ from aftermath.central.owner import establish, inside, owner_wallet
 from aftermath.central.server import ServerConfig, opened
 from aftermath.central.state import State, load_state
 from aftermath.cli.main import app
-from aftermath.rules.accounts import Model, Run
+from aftermath.rules.model import Model
+from aftermath.rules.run import Run
 from aftermath.rules.state import RunState
 from config.config_cases import SEED
 

@@ -20,7 +20,7 @@ from aftermath.chain.member import SolanaMember
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wallet import Wallet
 from aftermath.coordinator.errors import CoordinatorError, Refused, Unavailable
-from aftermath.rules.accounts import FINGERPRINT_BYTES, Run
+from aftermath.rules.run import FINGERPRINT_BYTES, Run
 from aftermath.rules.state import MemberState, RunState
 from chain.faults import proxy
 from chain.networks import SCHEMA_HASH, Place

@@ -19,7 +19,7 @@ from aftermath.chain.endpoints import Endpoint, endpoint
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.subscription import RunWatcher
 from aftermath.coordinator.errors import CoordinatorError, NoSuchRun, Unavailable
-from aftermath.rules.accounts import Run
+from aftermath.rules.run import Run
 from chain.faults import FaultyNode, Proxy, faulty_websocket, proxy
 from chain.networks import Place
 

@@ -18,7 +18,7 @@ from aftermath.chain.member import SolanaMember
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.subscription import RunWatcher
 from aftermath.coordinator.errors import Refused
-from aftermath.rules.accounts import Round
+from aftermath.rules.run import Round
 from chain.faults import account_json, answer, meddling
 from chain.networks import Place
 

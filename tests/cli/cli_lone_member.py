@@ -13,8 +13,8 @@ from aftermath.chain.member import SolanaMember
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wallet import load_wallet
 from aftermath.coordinator.errors import Refused
-from aftermath.rules.accounts import Run
 from aftermath.rules.consensus import pack_fingerprints
+from aftermath.rules.run import Run
 from aftermath.rules.state import RunState
 
 STEP_SECONDS = 0.05

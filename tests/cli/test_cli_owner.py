@@ -233,8 +233,8 @@ def test_switch_to_hub_takes_the_model_from_the_checkpoint(configured: Shell, ru
 def test_restart_counts_the_batch_warm_up() -> None:
     from dataclasses import replace
 
-    from aftermath.rules.accounts import Config
     from aftermath.rules.assignment import batch_size
+    from aftermath.rules.run import Config
 
     rules = Config(30, 30, 1, 30, 1, 0, 4096, 0, 20, 100, 64, 1, 1, 1, 1, 4, 12, 0, 10)
     data_index = sum_of_batches = 0

@@ -16,7 +16,7 @@ from aftermath.config.document import ARCHITECTURES, Llm, RunConfig, load_config
 from aftermath.config.read import optimizer_of
 from aftermath.config.training import DISTRO as DISTRO_DEFAULTS
 from aftermath.config.training import SparseLoCoSettings
-from aftermath.rules.accounts import LrSchedule
+from aftermath.rules.model import LrSchedule
 from aftermath.rules.schedules import learning_rate
 from aftermath.rules.state import Divisor, InnerOptimizer, OptimizerKind, ScheduleKind
 from config.config_cases import CHECKPOINT, DISTRO, SEED, SPARSELOCO, changed, without

@@ -14,7 +14,7 @@ from aftermath.data.local import open_tokens
 from aftermath.data.preprocessed import PreprocessedRows
 from aftermath.data.source import DataError, Source
 from aftermath.data.weighted import CYCLE, WeightedSources, dealt
-from aftermath.rules.accounts import DataLocation
+from aftermath.rules.model import DataLocation
 from aftermath.rules.state import DataKind
 from aftermath.train.locations import open_source
 from faulty_web import serving

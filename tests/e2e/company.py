@@ -17,7 +17,9 @@ from xprocess import XProcess
 
 from aftermath.chain.wallet import create_wallet
 from aftermath.cli.main import app
-from aftermath.rules.accounts import Members, Model, Run, Seat
+from aftermath.rules.members import Members, Seat
+from aftermath.rules.model import Model
+from aftermath.rules.run import Run
 from aftermath.rules.state import MemberState
 from e2e.diary import Diary, applied_sequences, compare_replicas
 from e2e.network import Network

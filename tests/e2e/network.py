@@ -15,7 +15,9 @@ from xprocess import XProcess
 from aftermath.chain.addresses import run_addresses
 from aftermath.chain.views import parse_members, parse_model, parse_run
 from aftermath.programs import COORDINATOR_ID
-from aftermath.rules.accounts import Members, Model, Run
+from aftermath.rules.members import Members
+from aftermath.rules.model import Model
+from aftermath.rules.run import Run
 from aftermath.testnet.chain import ask, healthy
 from e2e.processes import CONSOLE, Running, until
 

@@ -32,7 +32,7 @@ from aftermath.localnet.config import LocalnetConfig
 from aftermath.localnet.errors import RpcError
 from aftermath.localnet.node import Node
 from aftermath.p2p.discovery import Whereabouts
-from aftermath.rules.accounts import Place
+from aftermath.rules.run import Place
 from config.config_cases import SEED
 from fuzz.decoder import Decode, Decoder, now, through_file
 

@@ -26,7 +26,7 @@ from aftermath.coordinator.errors import CoordinatorError
 from aftermath.p2p.iroh import open_iroh
 from aftermath.programs import COORDINATOR_ID
 from aftermath.replica.origin import Origin
-from aftermath.rules.accounts import Run
+from aftermath.rules.run import Run
 from aftermath.rules.state import RunState
 from aftermath.train import session, sinks
 from aftermath.train.settings import TrainSettings

@@ -21,7 +21,6 @@ from aftermath.coordinator.errors import CoordinatorError
 from aftermath.p2p.iroh import IrohTransport
 from aftermath.p2p.transport import Handler
 from aftermath.rules import bitmap
-from aftermath.rules.accounts import Run
 from aftermath.rules.commitment import (
     Announcement,
     Commitment,
@@ -31,6 +30,7 @@ from aftermath.rules.commitment import (
     head_of,
     statement,
 )
+from aftermath.rules.run import Run
 from aftermath.rules.state import RunState
 
 Said = Announcement | bytes

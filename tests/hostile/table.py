@@ -11,9 +11,10 @@ from typing import Any
 
 import psutil
 
-from aftermath.rules.accounts import Members, Round, Run
 from aftermath.rules.assignment import PositionInterval, sequences
 from aftermath.rules.bitmap import seats
+from aftermath.rules.members import Members
+from aftermath.rules.run import Round, Run
 from aftermath.rules.state import MemberState, RunState
 from aftermath.sim.record import state_of
 from e2e.company import Player

@@ -13,8 +13,8 @@ from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wallet import Wallet
 from aftermath.localnet import RunningLocalnet, VirtualTime
 from aftermath.programs import AUTHORIZER_ID
-from aftermath.rules.accounts import Run
 from aftermath.rules.consensus import pack_fingerprints
+from aftermath.rules.run import Run
 from aftermath.rules.state import RunState
 from chain.networks import SCHEMA_HASH, Place
 

@@ -16,7 +16,6 @@ from aftermath.member.results import Results
 from aftermath.optim.codec import encode_level
 from aftermath.optim.distro import Distro
 from aftermath.optim.schema import Schema, build_schema
-from aftermath.rules.accounts import Members, Round, Run
 from aftermath.rules.commitment import (
     NOTHING,
     Commitment,
@@ -25,6 +24,8 @@ from aftermath.rules.commitment import (
     SequenceInterval,
     encode_announcement,
 )
+from aftermath.rules.members import Members
+from aftermath.rules.run import Round, Run
 from aftermath.rules.state import RunState
 from aftermath.sim.clock import InlineWorker, VirtualClock
 from aftermath.sim.simulation import Said

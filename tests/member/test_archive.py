@@ -11,7 +11,7 @@ from aftermath.member.archive import LONGEST_UPLOAD
 from aftermath.model.checkpoint import load
 from aftermath.model.documents import CheckpointError
 from aftermath.model.segments import level_hash
-from aftermath.rules.accounts import steps_before
+from aftermath.rules.run import steps_before
 from aftermath.rules.state import CheckpointKind, RunState
 from aftermath.sim.simulation import Player, Simulation, play
 from member.repository import Repository, raising

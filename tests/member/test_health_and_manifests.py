@@ -13,7 +13,7 @@ from aftermath.member.health import unseen
 from aftermath.model.initial import init_weights
 from aftermath.replica.modelshare import Manifest, checked, segment_size, snapshot
 from aftermath.rules import bitmap
-from aftermath.rules.accounts import Run
+from aftermath.rules.run import Run
 from aftermath.rules.state import MemberState, RunState
 from aftermath.sim.tiny import CONFIG
 from member.desk import SCHEMA, header_of, run_at, three_members

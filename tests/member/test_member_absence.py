@@ -13,8 +13,8 @@ from aftermath.chain.refusals import refusal
 from aftermath.member.plan import RoundPlan
 from aftermath.member.rounds import Rounds
 from aftermath.optim.engine import Trained
-from aftermath.rules.accounts import Run
 from aftermath.rules.committee import witnesses
+from aftermath.rules.run import Run
 from aftermath.rules.state import ExitReason, MemberState, ModelSource, RunState
 from aftermath.sim.clock import hold_up
 from aftermath.sim.simulation import Player, Simulation, play

@@ -12,7 +12,7 @@ from aftermath.model.architectures import config_of
 from aftermath.model.initial import DUMMY_SEED, init_weights
 from aftermath.replica.origin import Origin
 from aftermath.replica.pass_size import PassSize
-from aftermath.rules.accounts import Checkpoint
+from aftermath.rules.model import Checkpoint
 from aftermath.rules.state import CheckpointKind
 from aftermath.sim.simulation import Simulation, play
 from aftermath.sim.tiny import CONFIG

@@ -22,7 +22,8 @@ from aftermath.replica.modelshare import ModelShare, snapshot
 from aftermath.replica.origin import Origin
 from aftermath.replica.pass_size import PassSize
 from aftermath.replica.replica import Replica
-from aftermath.rules.accounts import Checkpoint, Recorded, Run
+from aftermath.rules.model import Checkpoint, Recorded
+from aftermath.rules.run import Run
 from aftermath.rules.state import CheckpointKind, ModelSource, RunState
 from aftermath.sim.clock import run_virtual
 from aftermath.sim.tiny import CONFIG

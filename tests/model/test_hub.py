@@ -18,7 +18,7 @@ from aftermath.model.initial import init_weights
 from aftermath.model.manifest import MANIFEST_FILE, ManifestUnusable
 from aftermath.model.resolve import load_hf_config, resolve
 from aftermath.model.store import read_companions, write_checkpoint
-from aftermath.rules.accounts import Checkpoint
+from aftermath.rules.model import Checkpoint
 from aftermath.rules.state import CheckpointKind
 from cli.cli_runs import invoke
 from model.hub_server import COMMIT, CONFIG, Fetch, Hub, right

@@ -12,7 +12,7 @@ from aftermath.model import hub_commit
 from aftermath.model.documents import CheckpointError
 from aftermath.model.hub import download, upload
 from aftermath.model.resolve import resolve
-from aftermath.rules.accounts import Checkpoint
+from aftermath.rules.model import Checkpoint
 from aftermath.rules.state import CheckpointKind
 from model.hub_server import CONFIG, Fetch, Hub, Storage, right, serving
 

@@ -21,9 +21,9 @@ from aftermath.chain.wallet import Wallet
 from aftermath.coordinator.errors import Refused
 from aftermath.localnet import EmbeddedEngine
 from aftermath.rules import bitmap
-from aftermath.rules.accounts import Run
 from aftermath.rules.committee import levels_to_attest
 from aftermath.rules.consensus import pack_fingerprints
+from aftermath.rules.run import Run
 from aftermath.rules.state import RunState
 from chain.networks import SCHEMA_HASH, Place, network_config
 

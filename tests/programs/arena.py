@@ -17,7 +17,7 @@ from solders.pubkey import Pubkey
 
 from aftermath.chain import layout
 from aftermath.rules import bitmap
-from aftermath.rules.accounts import FINGERPRINT_BYTES, Config, Place
+from aftermath.rules.run import FINGERPRINT_BYTES, Config, Place
 from programs import evidence
 from programs.harness import PROGRAM, START, World, encode, instruction_of
 from programs.laps import NOBODY, Held, No

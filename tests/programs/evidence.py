@@ -9,7 +9,6 @@ from solders.pubkey import Pubkey
 
 from aftermath.chain.instructions import CoordinatorInstructions
 from aftermath.chain.programs import coordinator_program
-from aftermath.rules.accounts import Place
 from aftermath.rules.commitment import (
     NOTHING,
     Commitment,
@@ -21,6 +20,7 @@ from aftermath.rules.commitment import (
     encode_announcement,
     signed_part,
 )
+from aftermath.rules.run import Place
 from programs.scenario import Scenario, member
 
 LIAR = 1

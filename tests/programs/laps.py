@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from aftermath.rules import bitmap, committee
-from aftermath.rules.accounts import REDO, Interval
+from aftermath.rules.run import REDO, Interval
 from aftermath.rules.state import MemberState, ModelSource
 
 UNATTESTED, UNKNOWN = b"\xff" * 32, bytes(32)

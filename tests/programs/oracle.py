@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from aftermath.rules import bitmap
-from aftermath.rules.accounts import MAX_VERDICTS, STORED_ROUNDS, Place
 from aftermath.rules.committee import quorum
+from aftermath.rules.run import MAX_VERDICTS, STORED_ROUNDS, Place
 from aftermath.rules.state import MemberState, RunState
 from programs.laps import (
     BARRED,

@@ -11,9 +11,11 @@ from solders.pubkey import Pubkey
 
 from aftermath.chain import views
 from aftermath.rules import bitmap, committee
-from aftermath.rules.accounts import Interval, Members, Membership, Model, Place, Run
 from aftermath.rules.consensus import pack_fingerprints
 from aftermath.rules.eviction import evicted
+from aftermath.rules.members import Members, Membership
+from aftermath.rules.model import Model
+from aftermath.rules.run import Interval, Place, Run
 from aftermath.rules.state import MemberState, RunState
 from programs.harness import (
     AUTHORIZER,

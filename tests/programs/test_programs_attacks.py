@@ -11,7 +11,7 @@ from solders.instruction import Instruction
 from solders.pubkey import Pubkey
 from solders.system_program import TransferParams, transfer
 
-from aftermath.rules.accounts import Place
+from aftermath.rules.run import Place
 from programs.harness import PROGRAM, World, address, instruction_of
 from programs.scenario import SCHEMA, Scenario, member
 

@@ -9,7 +9,7 @@ import random
 import numpy as np
 
 from aftermath.rules import assignment, bitmap
-from aftermath.rules.accounts import BACKLOG, REDO, Interval
+from aftermath.rules.run import BACKLOG, REDO, Interval
 from aftermath.rules.state import RunState
 from programs.harness import World
 from programs.scenario import Scenario

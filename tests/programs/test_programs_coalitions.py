@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from aftermath.rules import bitmap
-from aftermath.rules.accounts import Place
 from aftermath.rules.committee import quorum
+from aftermath.rules.run import Place
 from aftermath.rules.state import ExitReason, MemberState, ModelSource, RunState
 from programs.arena import WALLETS, Arena
 from programs.laps import UNATTESTED, UNKNOWN, WAITS, Lap

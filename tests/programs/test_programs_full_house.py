@@ -5,7 +5,7 @@ import random
 import pytest
 
 from aftermath.rules import assignment, bitmap, committee
-from aftermath.rules.accounts import REDO
+from aftermath.rules.run import REDO
 from aftermath.rules.state import ExitReason, MemberState, RunState
 from programs.harness import World
 from programs.scenario import Scenario

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from aftermath.rules.accounts import Place
+from aftermath.rules.run import Place
 from aftermath.rules.state import RunState
 from programs.harness import Outcome, World
 from programs.scenario import Scenario

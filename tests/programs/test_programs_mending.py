@@ -6,7 +6,7 @@ import pytest
 from solders.keypair import Keypair
 
 from aftermath.rules import committee
-from aftermath.rules.accounts import Recorded
+from aftermath.rules.model import Recorded
 from aftermath.rules.state import CheckpointKind, MemberState, ModelSource, RunState
 from programs.harness import Outcome, World
 from programs.scenario import CONFIG, Scenario, member, model_params

@@ -3,7 +3,7 @@
 import pytest
 
 from aftermath.rules import assignment, committee
-from aftermath.rules.accounts import Interval
+from aftermath.rules.run import Interval
 from aftermath.rules.state import Committee, ExitReason, MemberState, RunState
 from programs.harness import World
 from programs.scenario import UNATTESTED, Scenario

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from aftermath.rules import assignment, bitmap
-from aftermath.rules.accounts import Run
+from aftermath.rules.run import Run
 from aftermath.rules.state import MemberState, RunState
 from programs.harness import World
 from programs.scenario import Scenario

@@ -3,7 +3,7 @@
 import pytest
 
 from aftermath.rules import assignment
-from aftermath.rules.accounts import Interval, Place
+from aftermath.rules.run import Interval, Place
 from aftermath.rules.state import ExitReason, MemberState, RunState
 from programs.harness import World
 from programs.scenario import Scenario

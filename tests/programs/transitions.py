@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from aftermath.rules import assignment, bitmap, committee
-from aftermath.rules.accounts import BACKLOG, MAX_WITNESSES, REDO, STORED_ROUNDS, Config, Interval, Place
 from aftermath.rules.committee import quorum
+from aftermath.rules.run import BACKLOG, MAX_WITNESSES, REDO, STORED_ROUNDS, Config, Interval, Place
 from aftermath.rules.state import ExitReason, MemberState, ModelSource, RunState
 from programs.laps import (
     NOBODY,

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from aftermath.rules import bitmap
-from aftermath.rules.accounts import BACKLOG, REDO, Interval, Round
 from aftermath.rules.assignment import PositionInterval, sequences
+from aftermath.rules.run import BACKLOG, REDO, Interval, Round
 
 ROOM = 2 * (REDO + 1)
 """Places that stay free for the intervals of two rounds that are under way."""

@@ -8,7 +8,9 @@ from typing import Any
 from aftermath.chain.views import VERSION
 from aftermath.coordinator.view import View
 from aftermath.rules import bitmap
-from aftermath.rules.accounts import Checkpoint, Config, LrSchedule, Members, Metadata, Model, Round, Run, Seat
+from aftermath.rules.members import Members, Seat
+from aftermath.rules.model import Checkpoint, LrSchedule, Metadata, Model
+from aftermath.rules.run import Config, Round, Run
 from aftermath.rules.state import CheckpointKind, ExitReason, MemberState, ModelSource, RunState, ScheduleKind
 from rules import program_rules
 

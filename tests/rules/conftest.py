@@ -6,7 +6,7 @@ import pytest
 
 from aftermath.config.read import optimizer_of
 from aftermath.config.training import DISTRO
-from aftermath.rules.accounts import Checkpoint, DataLocation, Metadata, Model
+from aftermath.rules.model import Checkpoint, DataLocation, Metadata, Model
 from aftermath.rules.state import CheckpointKind, DataKind, ScheduleKind
 from rules.builders import schedule
 

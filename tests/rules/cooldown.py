@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from aftermath.chain import views
-from aftermath.rules.accounts import MAX_WITNESSES
 from aftermath.rules.limits import MAX_LEVELS
+from aftermath.rules.run import MAX_WITNESSES
 
 _HASH_BYTES = 32
 

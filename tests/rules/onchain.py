@@ -26,9 +26,11 @@ from aftermath.chain.programs import authorizer_program, coordinator_program
 from aftermath.config.document import RunConfig, parse_as
 from aftermath.programs import AUTHORIZER_SO, COORDINATOR_IDL, COORDINATOR_SO
 from aftermath.rules import bitmap
-from aftermath.rules.accounts import FINGERPRINT_BYTES, Attestation, Interval, Members, Model, Run
 from aftermath.rules.consensus import pack_fingerprints
 from aftermath.rules.deadlines import next_deadline
+from aftermath.rules.members import Members
+from aftermath.rules.model import Model
+from aftermath.rules.run import FINGERPRINT_BYTES, Attestation, Interval, Run
 from aftermath.rules.state import RunState
 from rules.cooldown import stated_in
 

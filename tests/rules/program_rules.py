@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from aftermath.rules import bitmap
-from aftermath.rules.accounts import MAX_WITNESSES, Attestation, Round
 from aftermath.rules.committee import WITNESS, positions
 from aftermath.rules.consensus import consensus
+from aftermath.rules.run import MAX_WITNESSES, Attestation, Round
 
 
 def elected_count(witness_nodes: int, clients: int) -> int:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aftermath.rules import assignment, bitmap, committee
-from aftermath.rules.accounts import REDO, Interval
+from aftermath.rules.run import REDO, Interval
 from aftermath.rules.state import Committee
 from rules.builders import config, header, members, seat
 

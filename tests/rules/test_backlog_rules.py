@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aftermath.rules import assignment
-from aftermath.rules.accounts import BACKLOG, REDO, Interval, Round
 from aftermath.rules.assignment import PositionInterval
+from aftermath.rules.run import BACKLOG, REDO, Interval, Round
 from rules.backlog import Backlog, put_back, settle
 from rules.builders import header, members, seat
 

@@ -10,7 +10,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from aftermath.rules import bitmap, committee, consensus
-from aftermath.rules.accounts import FINGERPRINT_BYTES, Attestation, Seat
+from aftermath.rules.members import Seat
+from aftermath.rules.run import FINGERPRINT_BYTES, Attestation
 from rules import program_rules
 from rules.builders import header, seat
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aftermath.rules.accounts import DataLocation, marked
+from aftermath.rules.model import DataLocation, marked
 from aftermath.rules.state import DataKind
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aftermath.rules import schedules
-from aftermath.rules.accounts import LrSchedule, Model
+from aftermath.rules.model import LrSchedule, Model
 from aftermath.rules.state import RunState, ScheduleKind
 from rules.builders import run, schedule
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aftermath.p2p.transport import BlobRejected, BlobUnavailable, PeerUnreachable
-from aftermath.rules.accounts import Interval
+from aftermath.rules.run import Interval
 from aftermath.rules.state import RunState
 from aftermath.sim.clock import run_virtual
 from aftermath.sim.record import Broken, Record

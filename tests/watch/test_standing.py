@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from aftermath.rules.accounts import Members, Model, Run
+from aftermath.rules.members import Members
+from aftermath.rules.model import Model
+from aftermath.rules.run import Run
 from aftermath.rules.state import ExitReason, MemberState, RunState
 from aftermath.watch.standing import Standing, standing
 from rules import builders

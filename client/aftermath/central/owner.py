@@ -30,7 +30,7 @@ from aftermath.cli.troubles import troubles
 from aftermath.config.document import RunConfig
 from aftermath.localnet.node import Node
 from aftermath.localnet.rpc import Rpc
-from aftermath.rules.accounts import Config
+from aftermath.rules.run import Config
 from aftermath.rules.state import RunState
 
 _INSIDE = "http://127.0.0.1:1"  # where nobody listens: the calls do not leave this process

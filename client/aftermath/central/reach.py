@@ -29,7 +29,7 @@ from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wallet import IDENTITY_VARIABLE, Wallet, identity_secret
 from aftermath.coordinator.errors import CoordinatorError, Unavailable
 from aftermath.p2p.discovery import Whereabouts
-from aftermath.rules.accounts import Place
+from aftermath.rules.run import Place
 from aftermath.train.reach import START_PATIENCE, Reach
 from aftermath.train.settings import TrainSettings
 

@@ -33,8 +33,10 @@ from aftermath.chain.views import (
 )
 from aftermath.chain.wallet import Wallet
 from aftermath.coordinator.errors import CoordinatorError
-from aftermath.rules.accounts import Members, Membership, Model, Run
 from aftermath.rules.bitmap import seats
+from aftermath.rules.members import Members, Membership
+from aftermath.rules.model import Model
+from aftermath.rules.run import Run
 
 TRANSITION_UNITS = 150_000
 """Compute units that closing a round or an epoch may add to an instruction (the program's own ceiling)."""

@@ -21,8 +21,9 @@ from aftermath.chain.addresses import (
     run_addresses,
 )
 from aftermath.chain.programs import AnchorProgram
-from aftermath.rules.accounts import Membership, Place
 from aftermath.rules.commitment import Signed
+from aftermath.rules.members import Membership
+from aftermath.rules.run import Place
 
 _ED25519_ENTRY, _ITSELF = struct.Struct("<7H"), 0xFFFF
 

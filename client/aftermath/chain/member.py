@@ -32,10 +32,11 @@ from aftermath.chain.views import parse_members, parse_model, parse_run, parse_w
 from aftermath.chain.wallet import Wallet
 from aftermath.coordinator.errors import CoordinatorError, Refusal, Refused, Unavailable
 from aftermath.coordinator.view import View
-from aftermath.rules.accounts import Attestation, Membership, Place, Round, Run
 from aftermath.rules.bitmap import contains
 from aftermath.rules.commitment import signed_part
 from aftermath.rules.eviction import evicted
+from aftermath.rules.members import Membership
+from aftermath.rules.run import Attestation, Place, Round, Run
 
 T = TypeVar("T")
 

@@ -13,7 +13,8 @@ from aftermath.chain.addresses import membership_address, run_addresses
 from aftermath.chain.refusals import refusal, sol
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.views import membership_account, parse_membership
-from aftermath.rules.accounts import Membership, Run
+from aftermath.rules.members import Membership
+from aftermath.rules.run import Run
 
 BOND_ABOVE_LIMIT = "BondAboveLimit"
 

@@ -26,7 +26,7 @@ from aftermath.chain.rpc import RpcPool
 from aftermath.chain.socket import AccountSocket, Push
 from aftermath.chain.views import parse_run
 from aftermath.coordinator.errors import CoordinatorError, NoSuchRun, Unavailable
-from aftermath.rules.accounts import Run
+from aftermath.rules.run import Run
 
 log = logging.getLogger(__name__)
 

@@ -16,27 +16,10 @@ import numpy as np
 from aftermath.base.errors import AccountError
 from aftermath.chain import layout
 from aftermath.rules import bitmap, state
-from aftermath.rules.accounts import (
-    BACKLOG,
-    MAX_WITNESSES,
-    STORED_ROUNDS,
-    Attestation,
-    Checkpoint,
-    Config,
-    DataLocation,
-    Interval,
-    LrSchedule,
-    Members,
-    Membership,
-    Metadata,
-    Model,
-    Optimizer,
-    Recorded,
-    Round,
-    Run,
-    Seat,
-)
 from aftermath.rules.limits import MAX_LEVELS
+from aftermath.rules.members import Members, Membership, Seat
+from aftermath.rules.model import Checkpoint, DataLocation, LrSchedule, Metadata, Model, Optimizer, Recorded
+from aftermath.rules.run import BACKLOG, MAX_WITNESSES, STORED_ROUNDS, Attestation, Config, Interval, Round, Run
 
 VERSION = 10
 

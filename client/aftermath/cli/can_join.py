@@ -19,7 +19,8 @@ from aftermath.cli.present import EXIT_KNOWN, EXITS, Result, note
 
 if TYPE_CHECKING:
     from aftermath.coordinator.view import View
-    from aftermath.rules.accounts import Members, Membership, Run
+    from aftermath.rules.members import Members, Membership
+    from aftermath.rules.run import Run
 
 _OWNER_CAN = {
     "UNINITIALIZED": " (its owner configures it with update-config, and starts it with set-paused resume)",

@@ -14,8 +14,9 @@ from aftermath.cli.present import CommandError
 from aftermath.cli.schema import Shape
 from aftermath.config.document import RunConfig
 from aftermath.config.read import checkpoint_of
-from aftermath.rules.accounts import Checkpoint, Config, Model, Run, steps_before
 from aftermath.rules.assignment import batch_size
+from aftermath.rules.model import Checkpoint, Model
+from aftermath.rules.run import Config, Run, steps_before
 from aftermath.rules.state import ModelSource
 from aftermath.watch.phase import in_words
 

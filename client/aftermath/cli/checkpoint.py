@@ -18,7 +18,8 @@ from aftermath.cli.present import CommandError, Result, facts
 from aftermath.config.repository import is_repository
 
 if TYPE_CHECKING:
-    from aftermath.rules.accounts import Checkpoint, Model, Run
+    from aftermath.rules.model import Checkpoint, Model
+    from aftermath.rules.run import Run
 
 
 @command(
@@ -39,7 +40,8 @@ async def checkpoint(
     import asyncio
 
     from aftermath.cli.connection import sign_in
-    from aftermath.rules.accounts import Checkpoint, steps_before
+    from aftermath.rules.model import Checkpoint
+    from aftermath.rules.run import steps_before
     from aftermath.rules.state import CheckpointKind
 
     if repo is None and path is None:
@@ -78,7 +80,7 @@ def attested_hashes(run: Run, model: Model, place: Checkpoint) -> list[bytes]:
     from aftermath.model.checkpoint import load
     from aftermath.model.resolve import resolve
     from aftermath.model.segments import level_hash
-    from aftermath.rules.accounts import steps_before
+    from aftermath.rules.run import steps_before
     from aftermath.train.outfit import schema_of
 
     if run.levels_attested != (1 << run.levels) - 1:

@@ -10,7 +10,7 @@ from aftermath.cli.options import RunId, SigningOptions
 from aftermath.cli.present import EXIT_KNOWN, Result
 
 if TYPE_CHECKING:
-    from aftermath.rules.accounts import Run
+    from aftermath.rules.run import Run
 
 
 @command("close-run", example="aftermath-solana close-run --run-id demo --yes")

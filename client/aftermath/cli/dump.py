@@ -14,8 +14,10 @@ from typing import Any
 
 from solders.pubkey import Pubkey
 
-from aftermath.rules.accounts import Members, Model, Optimizer, Run, Seat
 from aftermath.rules.bitmap import seats
+from aftermath.rules.members import Members, Seat
+from aftermath.rules.model import Model, Optimizer
+from aftermath.rules.run import Run
 
 KEYS = {"main_authority", "join_authority", "signer", "grantor", "grantee", "run", "wallet", "sponsor"}
 BITMAPS = {"roster", "attested", "finishers"}

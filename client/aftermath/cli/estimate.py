@@ -19,7 +19,7 @@ from aftermath.cli.present import Result, facts, note
 if TYPE_CHECKING:
     from aftermath.cli.schema import Shape
     from aftermath.config.document import RunConfig
-    from aftermath.rules.accounts import Config
+    from aftermath.rules.run import Config
 
 PER_EPOCH = 3
 """Transactions of a member besides its witnessing: a join, a warm-up witness, an attestation."""
@@ -43,7 +43,7 @@ async def estimate(
     from aftermath.cli.schema import shape_of
     from aftermath.config.document import load_config
     from aftermath.replica.fit import needs
-    from aftermath.rules.accounts import Config
+    from aftermath.rules.run import Config
 
     config = load_config(config_path)
     shape = shape_of(config)
@@ -109,7 +109,7 @@ async def owner_costs(config: RunConfig, shape: Shape) -> tuple[int, int]:
 def member_costs(rules: Config, members: int) -> tuple[int, int, int]:
     """(rent, fee of joining, fees until the end, all at most) in lamports of one member."""
     from aftermath.chain.views import membership_account
-    from aftermath.rules.accounts import MAX_WITNESSES
+    from aftermath.rules.run import MAX_WITNESSES
 
     seats = rules.witness_nodes or MAX_WITNESSES
     witnessed = math.ceil(rules.total_steps * min(1.0, seats / members))

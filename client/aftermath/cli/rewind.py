@@ -14,7 +14,8 @@ from aftermath.base.numbers import U32_MAX
 from aftermath.cli.command import command
 from aftermath.cli.options import RunId, SigningOptions
 from aftermath.cli.present import CommandError, Result, facts, listing
-from aftermath.rules.accounts import Model, Recorded, steps_before
+from aftermath.rules.model import Model, Recorded
+from aftermath.rules.run import steps_before
 
 
 @command("rewind", example="aftermath-solana rewind --run-id demo --to-step 120")

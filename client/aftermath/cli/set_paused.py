@@ -13,7 +13,7 @@ from aftermath.cli.options import RunId, SigningOptions
 from aftermath.cli.present import Result
 
 if TYPE_CHECKING:
-    from aftermath.rules.accounts import Run
+    from aftermath.rules.run import Run
 
 
 class Action(StrEnum):

@@ -11,7 +11,8 @@ from aftermath.base.counted import counted
 from aftermath.cli.schema import Shape
 from aftermath.model.schema import ELEMENT_BYTES
 from aftermath.optim.sparseloco import LATE, SparseLoCo
-from aftermath.rules.accounts import Config, LrSchedule, Model, Run
+from aftermath.rules.model import LrSchedule, Model
+from aftermath.rules.run import Config, Run
 from aftermath.rules.schedules import last_change, learning_rate
 
 LARGE_RESULT = 64  # a result of more than the model's size over this is worth a warning; 8 of 64 x 64 give 940

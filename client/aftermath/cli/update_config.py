@@ -21,7 +21,8 @@ from aftermath.cli.present import Result, facts, note
 
 if TYPE_CHECKING:
     from aftermath.cli.schema import Shape
-    from aftermath.rules.accounts import Model, Run
+    from aftermath.rules.model import Model
+    from aftermath.rules.run import Run
 
 
 @dataclass(frozen=True)

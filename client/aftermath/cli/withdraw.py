@@ -13,7 +13,7 @@ from aftermath.cli.options import RunId, SigningOptions
 from aftermath.cli.present import CommandError, Result
 
 if TYPE_CHECKING:
-    from aftermath.rules.accounts import Membership
+    from aftermath.rules.members import Membership
 
 
 @command("withdraw", example="aftermath-solana withdraw --run-id demo -w wallet.json")

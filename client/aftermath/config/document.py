@@ -19,8 +19,8 @@ from aftermath.config import rules as config_rules
 from aftermath.config.sources import Checkpoint, DataLocation
 from aftermath.config.tables import U8, U16, U32, U64, Table
 from aftermath.config.training import LearningRate, Optimizer
-from aftermath.rules.accounts import marked
 from aftermath.rules.limits import MAX_LEVELS
+from aftermath.rules.model import marked
 from aftermath.rules.state import Architecture, DataType
 
 MAX_CONFIG_BYTES = 1 << 20

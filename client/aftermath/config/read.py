@@ -10,7 +10,8 @@ from aftermath.config.document import RunConfig
 from aftermath.config.rules import real
 from aftermath.config.sources import Checkpoint as CheckpointChoice
 from aftermath.config.tables import Choice, Variant
-from aftermath.rules.accounts import Checkpoint, Config, DataLocation, LrSchedule, Optimizer
+from aftermath.rules.model import Checkpoint, DataLocation, LrSchedule, Optimizer
+from aftermath.rules.run import Config
 from aftermath.rules.state import CheckpointKind, DataKind, Divisor, InnerOptimizer, OptimizerKind, ScheduleKind
 
 

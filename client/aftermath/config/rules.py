@@ -16,7 +16,6 @@ from typing import Any
 
 from aftermath.config.errors import Mistake, Path
 from aftermath.programs import COORDINATOR_IDL
-from aftermath.rules.accounts import MAX_WITNESSES
 from aftermath.rules.bitmap import MAX_MEMBERS
 from aftermath.rules.limits import (
     LOCATION_BYTES,
@@ -29,6 +28,7 @@ from aftermath.rules.limits import (
     REPO_BYTES,
     REVISION_BYTES,
 )
+from aftermath.rules.run import MAX_WITNESSES
 from aftermath.rules.state import CheckpointKind, DataKind, OptimizerKind, ScheduleKind
 
 _Broken = Iterator[tuple[str, Path, Any]]

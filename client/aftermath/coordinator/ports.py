@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Protocol
 
 from aftermath.coordinator.view import View
-from aftermath.rules.accounts import Attestation, Place, Round
+from aftermath.rules.run import Attestation, Place, Round
 
 
 class Clock(Protocol):

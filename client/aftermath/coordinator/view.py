@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aftermath.rules.accounts import Members, Model, Run
+from aftermath.rules.members import Members
+from aftermath.rules.model import Model
+from aftermath.rules.run import Run
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,9 +31,9 @@ from aftermath.lab.settings import (
     OptimizerName,
 )
 from aftermath.model.resolve import local_directory
-from aftermath.rules.accounts import DataLocation, LrSchedule, Optimizer
 from aftermath.rules.assignment import cut
 from aftermath.rules.limits import MAX_LEVELS
+from aftermath.rules.model import DataLocation, LrSchedule, Optimizer
 from aftermath.rules.schedules import highest_rate, learning_rate
 from aftermath.rules.state import CheckpointKind, DataKind, OptimizerKind
 

@@ -10,8 +10,8 @@ from aftermath.base.errors import UsageError
 from aftermath.lab.settings import ALONE, LabSettings, OptimizerName
 from aftermath.optim.agreed import settings_of
 from aftermath.optim.schema import Settings
-from aftermath.rules.accounts import Optimizer
 from aftermath.rules.limits import MAX_OUTER_RATE
+from aftermath.rules.model import Optimizer
 
 _RESULTS = ("topk", "topk_embeddings", "feedback_decay")
 _INNER = ("inner_steps", "inner_optimizer", "value_bits", "outer_lr", "mean", "orthogonal_lr")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from aftermath.rules.accounts import LrSchedule
+from aftermath.rules.model import LrSchedule
 from aftermath.rules.state import ScheduleKind
 
 _RATES = ("base_lr", "warmup_init_lr", "final_lr", "cosine_decay_final_lr")

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from aftermath.lab.settings import OptimizerName
 from aftermath.optim.schema import Settings
-from aftermath.rules.accounts import Config, LrSchedule, Optimizer
 from aftermath.rules.assignment import batch_size
+from aftermath.rules.model import LrSchedule, Optimizer
+from aftermath.rules.run import Config
 from aftermath.rules.schedules import first_epoch_rate
 
 

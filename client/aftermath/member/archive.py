@@ -29,7 +29,8 @@ from aftermath.model.resolve import local_directory
 from aftermath.model.steps import prune, step_directory
 from aftermath.model.store import Saved, save, scratch, sweep
 from aftermath.replica.replica import Replica
-from aftermath.rules.accounts import Checkpoint, Model, Run, steps_before
+from aftermath.rules.model import Checkpoint, Model
+from aftermath.rules.run import Run, steps_before
 from aftermath.rules.state import CheckpointKind, RunState
 from aftermath.watch import kinds
 

@@ -20,9 +20,9 @@ from aftermath.member.results import TOPIC, Candidate, Results
 from aftermath.optim.codec import Votes
 from aftermath.p2p.complaints import Complaints
 from aftermath.p2p.transport import TransportError
-from aftermath.rules.accounts import STORED_ROUNDS, Run
 from aftermath.rules.commitment import Commitment, decode_announcement
 from aftermath.rules.consensus import Fingerprint, matches
+from aftermath.rules.run import STORED_ROUNDS, Run
 
 LINGER = 3.0  # seconds for which members of a run that has stopped still serve its last results
 ASK_EVERY = 1.0  # seconds between questions to peers about a commitment that is missing

@@ -15,8 +15,8 @@ from aftermath.member.private import PrivateState
 from aftermath.member.traffic import report_traffic
 from aftermath.replica.modelshare import ModelShare, snapshot
 from aftermath.replica.replica import Replica
-from aftermath.rules.accounts import Run
 from aftermath.rules.committee import levels_to_attest
+from aftermath.rules.run import Run
 from aftermath.rules.state import RunState
 from aftermath.watch import kinds
 from aftermath.watch.events import hexed

@@ -14,7 +14,7 @@ from aftermath.base.wait import first_of
 from aftermath.coordinator.errors import Refusal, Refused
 from aftermath.member.persist import persist
 from aftermath.member.ports import Ports, Role
-from aftermath.rules.accounts import Run
+from aftermath.rules.run import Run
 from aftermath.watch import kinds
 
 _FULL_PAUSE = 10.0  # seconds between tries to get into a run whose places are all taken

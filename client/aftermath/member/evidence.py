@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from aftermath.base.errors import BadAnnouncement
 from aftermath.member.persist import Duty
 from aftermath.member.ports import Ports
-from aftermath.rules.accounts import Attestation
 from aftermath.rules.commitment import Commitment, decode_announcement
 from aftermath.rules.consensus import Fingerprint, unpack_fingerprints
 from aftermath.rules.deadlines import TICK_STEP, tick_order
+from aftermath.rules.run import Attestation
 from aftermath.rules.state import MemberState
 from aftermath.watch import kinds
 from aftermath.watch.events import Events

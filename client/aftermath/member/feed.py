@@ -11,7 +11,9 @@ from collections.abc import Callable
 
 from aftermath.coordinator.ports import Coordinator
 from aftermath.coordinator.view import View
-from aftermath.rules.accounts import Members, Model, Run
+from aftermath.rules.members import Members
+from aftermath.rules.model import Model
+from aftermath.rules.run import Run
 
 
 class RunFeed:

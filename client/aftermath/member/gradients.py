@@ -21,7 +21,7 @@ from aftermath.member.results import Candidate
 from aftermath.model.store import writing
 from aftermath.optim.gradientfile import About, GradientFile
 from aftermath.optim.schema import Schema
-from aftermath.rules.accounts import STORED_ROUNDS
+from aftermath.rules.run import STORED_ROUNDS
 from aftermath.watch import kinds
 from aftermath.watch.events import Events
 

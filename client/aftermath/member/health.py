@@ -17,10 +17,11 @@ from aftermath.coordinator.ports import Coordinator
 from aftermath.member.persist import Duty
 from aftermath.member.ports import Ports
 from aftermath.rules import bitmap
-from aftermath.rules.accounts import Members, Run
 from aftermath.rules.committee import quorum
 from aftermath.rules.consensus import left_out, scores
 from aftermath.rules.deadlines import TICK_STEP, tick_order
+from aftermath.rules.members import Members
+from aftermath.rules.run import Run
 from aftermath.rules.state import MemberState
 from aftermath.watch import kinds
 

@@ -37,8 +37,10 @@ from aftermath.replica.modelshare import ModelShare
 from aftermath.replica.origin import Origin
 from aftermath.replica.replica import Replica
 from aftermath.rules import bitmap
-from aftermath.rules.accounts import Members, Model, Run, Seat, steps_before
 from aftermath.rules.commitment import Commitment, Ready, decode_announcement
+from aftermath.rules.members import Members, Seat
+from aftermath.rules.model import Model
+from aftermath.rules.run import Run, steps_before
 from aftermath.rules.state import MemberState, ModelSource, RunState
 from aftermath.watch import kinds
 

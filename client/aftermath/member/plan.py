@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aftermath.optim.schema import Schema
-from aftermath.rules.accounts import Members, Round, Seat
 from aftermath.rules.assignment import PositionInterval, assign, sequences
 from aftermath.rules.commitment import Commitment
+from aftermath.rules.members import Members, Seat
+from aftermath.rules.run import Round
 
 
 @dataclass(frozen=True)

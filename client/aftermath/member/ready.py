@@ -15,9 +15,10 @@ from aftermath.member.persist import Duty
 from aftermath.member.ports import Ports, Role
 from aftermath.member.warmup import warmup_over
 from aftermath.rules import bitmap
-from aftermath.rules.accounts import Members, Run
 from aftermath.rules.commitment import Ready, encode_announcement
 from aftermath.rules.committee import quorum, witnesses
+from aftermath.rules.members import Members
+from aftermath.rules.run import Run
 from aftermath.rules.state import MemberState, ModelSource
 
 _PATIENCE = 5.0  # seconds a ready witness waits for members it cannot reach

@@ -31,8 +31,8 @@ from aftermath.member.plan import RoundPlan
 from aftermath.member.ports import Ports, Role
 from aftermath.optim.codec import BadPayload, Votes, decode_level
 from aftermath.p2p.transport import RequestRefused, TransportError
-from aftermath.rules.accounts import STORED_ROUNDS
 from aftermath.rules.commitment import Commitment
+from aftermath.rules.run import STORED_ROUNDS
 from aftermath.watch import kinds
 
 TOPIC = "commitments"

@@ -44,9 +44,11 @@ from aftermath.optim.engine import Trained
 from aftermath.replica.modelshare import ModelShare
 from aftermath.replica.replica import Cancelled, Replica
 from aftermath.rules import bitmap
-from aftermath.rules.accounts import STORED_ROUNDS, Members, Model, Round, Run
 from aftermath.rules.commitment import Commitment, LevelPayload, SequenceInterval, encode_announcement
 from aftermath.rules.consensus import Fingerprint, consensus, vouched
+from aftermath.rules.members import Members
+from aftermath.rules.model import Model
+from aftermath.rules.run import STORED_ROUNDS, Round, Run
 from aftermath.rules.schedules import round_learning_rate
 from aftermath.rules.state import RunState
 from aftermath.watch import kinds

@@ -16,8 +16,9 @@ from aftermath.coordinator.errors import Refused, Unavailable
 from aftermath.coordinator.ports import Clock, Coordinator
 from aftermath.member.attention import Attention
 from aftermath.member.feed import RunFeed
-from aftermath.rules.accounts import Members, Run
 from aftermath.rules.deadlines import next_deadline, tick_delay, tick_order
+from aftermath.rules.members import Members
+from aftermath.rules.run import Run
 from aftermath.rules.state import RunState
 
 _LOOK_AGAIN = 1.0  # seconds between looks at a deadline that has passed without effect

@@ -30,7 +30,7 @@ from aftermath.replica.modelshare import LevelFetcher, Manifest, ModelShare, Mod
 from aftermath.replica.origin import Origin
 from aftermath.replica.replica import Replica
 from aftermath.rules import bitmap
-from aftermath.rules.accounts import STORED_ROUNDS, Run
+from aftermath.rules.run import STORED_ROUNDS, Run
 from aftermath.rules.state import ModelSource, RunState
 from aftermath.watch import kinds
 

@@ -25,9 +25,9 @@ from aftermath.member.plan import RoundPlan
 from aftermath.member.ports import Ports
 from aftermath.member.results import Results
 from aftermath.rules import bitmap
-from aftermath.rules.accounts import Config, Place, Run
 from aftermath.rules.committee import quorum, witnesses
 from aftermath.rules.consensus import pack_fingerprints
+from aftermath.rules.run import Config, Place, Run
 from aftermath.rules.state import MemberState, RunState
 from aftermath.watch import kinds
 

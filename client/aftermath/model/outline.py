@@ -16,7 +16,7 @@ from aftermath.model.documents import hf_config
 from aftermath.model.resolve import outline_directory
 from aftermath.model.store import read_companions
 from aftermath.model.text import TOKENIZER_FILE, tokenizer_of
-from aftermath.rules.accounts import Checkpoint
+from aftermath.rules.model import Checkpoint
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from aftermath.model.documents import CheckpointError, Strategy, hf_config
-from aftermath.rules.accounts import Checkpoint
+from aftermath.rules.model import Checkpoint
 from aftermath.rules.state import CheckpointKind
 
 

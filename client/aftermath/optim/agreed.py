@@ -9,7 +9,7 @@ from aftermath.optim.distro import Distro
 from aftermath.optim.schema import Schema, SchemaError, Settings, build_schema
 from aftermath.optim.sparseloco import Divisor, SparseLoCo
 from aftermath.rules import state
-from aftermath.rules.accounts import Optimizer
+from aftermath.rules.model import Optimizer
 from aftermath.rules.sparseloco import InnerOptimizer
 from aftermath.rules.state import OptimizerKind
 

@@ -22,7 +22,7 @@ from aftermath.optim.schema import Schema
 from aftermath.replica.arithmetic import PLAIN, Arithmetic
 from aftermath.replica.pass_size import PassSize
 from aftermath.replica.replica import Replica
-from aftermath.rules.accounts import Checkpoint
+from aftermath.rules.model import Checkpoint
 from aftermath.rules.state import CheckpointKind
 
 _MEASURE_SECONDS = 8.0  # for the passes; making the replica comes on top

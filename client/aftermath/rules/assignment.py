@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from aftermath.rules import committee
-from aftermath.rules.accounts import Config, Members, Round
+from aftermath.rules.members import Members
+from aftermath.rules.run import Config, Round
 from aftermath.rules.state import Committee
 
 

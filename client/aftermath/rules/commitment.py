@@ -27,8 +27,8 @@ from solders.signature import Signature
 
 from aftermath.base.bounded import Malformed, msgpack_as
 from aftermath.base.errors import BadAnnouncement
-from aftermath.rules.accounts import REDO
 from aftermath.rules.limits import MAX_LEVELS, RUN_ID_BYTES
+from aftermath.rules.run import REDO
 
 MAX_ANNOUNCEMENT_BYTES = 4096
 _COMMIT_DOMAIN = b"aftermath commitment 2\x00"

@@ -13,7 +13,8 @@ from itertools import islice
 
 from aftermath.base.numbers import U64_MAX
 from aftermath.rules import bitmap
-from aftermath.rules.accounts import MAX_VERDICTS, MAX_WITNESSES, Members, Round, Run
+from aftermath.rules.members import Members
+from aftermath.rules.run import MAX_VERDICTS, MAX_WITNESSES, Round, Run
 from aftermath.rules.state import Committee, MemberState
 
 WITNESS = b"witness"

@@ -26,7 +26,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from aftermath.rules import bitmap, committee
-from aftermath.rules.accounts import FINGERPRINT_BYTES, Attestation, Round, Seat
+from aftermath.rules.members import Seat
+from aftermath.rules.run import FINGERPRINT_BYTES, Attestation, Round
 
 _WORD = 64
 _PLANES = FINGERPRINT_BYTES * 8 // _WORD

@@ -11,7 +11,9 @@ so that one transaction usually suffices and a silent member costs two seconds.
 from __future__ import annotations
 
 from aftermath.rules import bitmap, committee
-from aftermath.rules.accounts import Members, Model, Round, Run
+from aftermath.rules.members import Members
+from aftermath.rules.model import Model
+from aftermath.rules.run import Round, Run
 from aftermath.rules.state import MemberState, ModelSource, RunState
 
 TICK_STEP = 2.0

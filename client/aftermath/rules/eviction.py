@@ -6,7 +6,8 @@ A join must bring the membership of whoever loses its seat, so that what that on
 from __future__ import annotations
 
 from aftermath.rules import bitmap
-from aftermath.rules.accounts import Members, Run, Seat
+from aftermath.rules.members import Members, Seat
+from aftermath.rules.run import Run
 from aftermath.rules.state import MemberState, ModelSource, RunState
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from decimal import Context, Decimal, localcontext
 
-from aftermath.rules.accounts import LrSchedule, Model, Run
+from aftermath.rules.model import LrSchedule, Model
+from aftermath.rules.run import Run
 from aftermath.rules.state import ScheduleKind
 
 _DIGITS = Context(prec=50)

@@ -12,8 +12,9 @@ from itertools import pairwise
 from typing import Any
 
 from aftermath.rules import bitmap
-from aftermath.rules.accounts import Interval, Members, Run
 from aftermath.rules.assignment import assign, sequences
+from aftermath.rules.members import Members
+from aftermath.rules.run import Interval, Run
 from aftermath.rules.state import MemberState, RunState
 
 Ranges = list[list[int]]

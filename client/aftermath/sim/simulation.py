@@ -47,7 +47,9 @@ from aftermath.model.text import Prompt
 from aftermath.optim.agreed import agreed_schema
 from aftermath.replica.origin import Origin
 from aftermath.replica.pass_size import PassSize
-from aftermath.rules.accounts import Interval, Members, Model, Run
+from aftermath.rules.members import Members
+from aftermath.rules.model import Model
+from aftermath.rules.run import Interval, Run
 from aftermath.rules.state import RunState
 from aftermath.sim.chain import SimChain, SimMember
 from aftermath.sim.clock import InlineWorker, VirtualClock, run_virtual

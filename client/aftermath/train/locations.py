@@ -27,7 +27,7 @@ from aftermath.data.remote import RemoteTokens
 from aftermath.data.source import DataError, FileRecord, Source
 from aftermath.data.tokens import TokenFiles
 from aftermath.data.weighted import MOST_SOURCES, WeightedSources
-from aftermath.rules.accounts import DataLocation
+from aftermath.rules.model import DataLocation
 from aftermath.rules.state import DataKind
 
 _MOST_DOCUMENT = 1 << 20  # bytes of a mixture's document

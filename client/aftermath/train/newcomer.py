@@ -23,7 +23,8 @@ from aftermath.optim.schema import Schema
 from aftermath.p2p.transport import Transport
 from aftermath.replica.outlineshare import ask_outline
 from aftermath.rules import bitmap
-from aftermath.rules.accounts import Members, Run
+from aftermath.rules.members import Members
+from aftermath.rules.run import Run
 from aftermath.rules.state import MemberState
 from aftermath.train.outfit import check_model, outline_of, schema_from
 from aftermath.watch import kinds

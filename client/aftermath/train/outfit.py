@@ -18,7 +18,7 @@ from aftermath.data.source import Source
 from aftermath.model.outline import Outline, read_outline
 from aftermath.optim.agreed import EXCHANGED, agreed_schema
 from aftermath.optim.schema import Schema
-from aftermath.rules.accounts import Checkpoint, Model
+from aftermath.rules.model import Checkpoint, Model
 from aftermath.rules.state import DataType
 from aftermath.train.locations import open_source
 

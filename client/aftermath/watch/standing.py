@@ -15,8 +15,10 @@ from dataclasses import dataclass
 
 from aftermath.base.counted import counted
 from aftermath.rules import bitmap, committee
-from aftermath.rules.accounts import STORED_ROUNDS, Members, Model, Run, Seat, steps_before
 from aftermath.rules.deadlines import next_deadline
+from aftermath.rules.members import Members, Seat
+from aftermath.rules.model import Model
+from aftermath.rules.run import STORED_ROUNDS, Run, steps_before
 from aftermath.rules.state import ExitReason, MemberState, RunState
 
 _LEAST = 3  # steps of an epoch before its pace says anything
