@@ -14,14 +14,16 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
+
+from aftermath.ranks.motions import Motions
 
 
 class OrderedSum:
     """Adds up the gradients of one group of parameters; `active` ranks, the first ones, have a micro-batch."""
 
-    def __init__(self) -> None:
+    def __init__(self, motions: Motions) -> None:
+        self._motions = motions
         self.active = 1
         self._sum: Tensor | None = None
 
@@ -39,7 +41,7 @@ class OrderedSum:
         """Put the sum so far and the ranks' parts of `input_tensor` [ranks x part] into `output_tensor` [part]."""
         del op, async_op
         parts = torch.empty_like(input_tensor)
-        dist.all_to_all_single(parts, input_tensor, group=group)
+        self._motions.exchange(parts, input_tensor, group)
         first, *others = parts.view(group.size(), -1)[: self.active]
         total = output_tensor.view(-1)
         total.copy_(first) if self._sum is None else torch.add(self._sum, first, out=total)

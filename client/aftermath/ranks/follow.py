@@ -21,7 +21,7 @@ from aftermath.model.architectures import config_of
 from aftermath.ranks.group import Ranks
 from aftermath.ranks.orders import Begin, Gather, Hold, Join, Make, Measure, Step
 from aftermath.ranks.shard import Shard
-from aftermath.ranks.sharded import ShardedModel
+from aftermath.ranks.sharded import ShardedModel, is_short
 from aftermath.replica.exactness import set_exact
 
 _LINGER = 2.0  # seconds for the first rank to name who ended first; who fails because of another ends after that one
@@ -48,10 +48,10 @@ def follow(ranks: Ranks) -> NoReturn:
                 ranks.figures(model.measure(share))
             case Step(first):
                 model.step(share, micro, first)
-            case Gather():
-                ranks.figures(model.losses())
-                for _ in model.gradients():
-                    pass
+            case Gather(steps):
+                if not is_short(ranks.figures(model.losses(steps))):
+                    for _ in model.gradients():
+                        pass
             case _:
                 assert shard is not None, "of a state that there is not yet"
                 given = [ranks.receive(*of, 0) for of in shard.plan.takes(order, ranks.rank)]

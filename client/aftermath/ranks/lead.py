@@ -21,7 +21,7 @@ from aftermath.base.counted import counted
 from aftermath.model.config import ModelConfig
 from aftermath.ranks.group import Ranks
 from aftermath.ranks.orders import Begin, Gather, Make, Measure, Step
-from aftermath.ranks.sharded import ShardedModel
+from aftermath.ranks.sharded import ShardedModel, is_short
 from aftermath.ranks.sharded_feedback import ShardedFeedback
 from aftermath.replica.arithmetic import PLAIN, Arithmetic
 from aftermath.replica.memory import is_out_of_memory
@@ -55,23 +55,38 @@ class Lead:
     def accumulate(self, params: Mapping[str, Tensor], sequences: Tensor, cancelled: threading.Event) -> float:
         """Add the gradient of the mean loss over `sequences` at these weights to their `grad`; returns the loss.
 
-        Raises Cancelled between micro-batches.
+        Where a rank runs out of memory, all take smaller passes from then on, and begin the share again. Raises
+        Cancelled between micro-batches, and OutOfMemory where there are no smaller ones.
         """
         while self._pass_size.unknown:
             self._fit(params, sequences[:1])
+        while (loss := self._share(params, sequences, cancelled)) is None:
+            if not self._pass_size.shrink():
+                raise OutOfMemory(
+                    "the memory of one of this member's devices is too small for its part of the model with one "
+                    "sequence at once",
+                    "Hold a smaller model: a higher --matformer-tier, or more devices",
+                )
+        return loss
+
+    def _share(self, params: Mapping[str, Tensor], sequences: Tensor, cancelled: threading.Event) -> float | None:
+        """The same in passes of the size that there is; None, with nothing added, if a rank ran out of memory."""
         ranks, micro = self.ranks, self._pass_size.size
         share = self._begin(params, sequences)
-        for first in range(0, -(-len(share) // micro), self._width):
+        steps = range(0, -(-len(share) // micro), self._width)
+        for first in steps:
             if cancelled.is_set():
                 raise Cancelled
             with ranks.turn:
                 ranks.tell(Step(first))
                 self._model.step(share, micro, first)
         with ranks.turn:
-            ranks.tell(Gather())
-            losses = ranks.figures(self._model.losses())[:, :: ranks.tensor]
+            ranks.tell(Gather(len(steps)))
+            losses = ranks.figures(self._model.losses(len(steps)))
+            if is_short(losses):
+                return None
             self._add(params)
-        return float(sum(losses.flatten().tolist()))  # in the order of the share
+        return float(sum(losses[:-1, :: ranks.tensor].flatten().tolist()))  # in the order of the share
 
     def _begin(self, params: Mapping[str, Tensor], sequences: Tensor) -> Tensor:
         """Hand out weights and share; the share."""

@@ -49,7 +49,9 @@ class Step(msgspec.Struct, frozen=True, tag=True):
 
 
 class Gather(msgspec.Struct, frozen=True, tag=True):
-    """Tell the losses, and put the gradients together."""
+    """Tell the losses of so many steps, and put the gradients together unless a rank ran out of memory."""
+
+    steps: int
 
 
 class Hold(msgspec.Struct, frozen=True, tag=True):

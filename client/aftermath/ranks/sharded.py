@@ -5,11 +5,14 @@ Decided
   tensor-parallel ones. Gradients are added up by `ranks.fold`, so that their sum is that of a single rank.
 - A rank that has no micro-batch left goes through the motions with another's: all ranks take part in gathering the
   layers. What it computes is not added.
+- One that runs out of memory stands aside until the share's end (`ranks.motions`) and makes its network anew for the
+  next, since FSDP2 does not take back half of a pass.
 - All methods but `loss` are collective: every rank calls them in the same order.
 """
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -23,10 +26,11 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from aftermath.model.config import ModelConfig
 from aftermath.model.tensor_plan import TensorPlan
 from aftermath.ranks.fold import OrderedSum
+from aftermath.ranks.motions import Gathering, Motions
 from aftermath.ranks.tensor import cut, is_partial
 from aftermath.replica.arithmetic import Arithmetic
 from aftermath.replica.live_bytes import LiveBytes
-from aftermath.replica.memory import free_bytes
+from aftermath.replica.memory import free_bytes, give_back, is_out_of_memory
 from aftermath.replica.passes import Passes
 from aftermath.replica.replica import share_loss
 
@@ -35,30 +39,40 @@ class ShardedModel:
     """One rank's part of a tier's network, on a mesh of (data, tensor) ranks."""
 
     def __init__(self, config: ModelConfig, tier: int, mesh: DeviceMesh, *, bf16: bool = False) -> None:
-        blank = {name: torch.zeros(shape) for name, shape in config.parameter_shapes(tier).items()}
+        self._config, self._tier, self._bf16 = config, tier, bf16
         self._mesh, self._data, self._tensor = mesh, mesh["data"], mesh["tensor"]
-        self._model = config.build(tier, blank)
-        del blank
-        self._folds: list[OrderedSum] = []
+        self._motions = Motions()
         self._plan: TensorPlan | None = None
         self._losses: list[Tensor] = []
+        self.short = False
+        """Whether this rank ran out of memory in the share."""
+        self._build()
+
+    def _build(self) -> None:
+        """Make the network, with no weights yet."""
+        blank = {name: torch.zeros(shape) for name, shape in self._config.parameter_shapes(self._tier).items()}
+        self._model = self._config.build(self._tier, blank)
+        del blank
+        self._folds: list[OrderedSum] = []
         layers = _layers(self._model)
         if self._tensor.size() > 1:
             self._plan = cut(self._model, self._tensor)
-        self._model.to(mesh.device_type)
+        self._model.to(self._mesh.device_type)
         if self._data.size() > 1:
             for module in [*layers, self._model]:
                 self._shard(module)
             register_fsdp_forward_method(self._model, "loss")  # which passes by `forward`
-        self._passes = Passes(self._model, Arithmetic(bf16=bf16))
+        self._passes = Passes(self._model, Arithmetic(bf16=self._bf16))
 
     def _shard(self, module: nn.Module) -> None:
         sharded = fully_shard(module, mesh=self._data)
         assert isinstance(sharded, FSDPModule)
         sharded.set_gradient_divide_factor(1.0)
         sharded.set_force_sum_reduction_for_comms(True)
-        fold: Any = OrderedSum()
+        fold: Any = OrderedSum(self._motions)
+        gathering: Any = Gathering(self._motions)
         sharded.set_custom_reduce_scatter(fold)
+        sharded.set_custom_all_gather(gathering)
         self._folds.append(fold)
 
     @property
@@ -72,6 +86,9 @@ class ShardedModel:
 
         `recompute`: layers are computed twice.
         """
+        if self.short:
+            self._build()
+            self.short = False
         self._model.recompute = recompute
         self._losses.clear()
         for fold in self._folds:
@@ -87,8 +104,13 @@ class ShardedModel:
     def step(self, sequences: Tensor, micro_batch: int, first: int) -> None:
         """Train on the micro-batches of a share from number `first` on, one for each data-parallel rank.
 
-        `sequences` is the share, as `Replica.train` takes it.
+        `sequences` is the share, as `Replica.train` takes it. Where this rank has no memory for it, it is `short` from
+        now on.
         """
+        if self.short:
+            self._motions.begin()
+            self._motions.finish()
+            return
         batches = sequences.split(micro_batch)
         active = min(self._data.size(), len(batches) - first)
         number = self._data.get_local_rank()
@@ -99,9 +121,31 @@ class ShardedModel:
                 parameter.grad = None
         mine = number < active
         batch = batches[first + number if mine else first]
-        loss = share_loss(self._passes, self._passes.upload(batch), batch, sequences)
-        loss.backward()
-        self._losses.append(loss.detach() if mine else torch.zeros_like(loss))
+        self._motions.begin()
+        try:
+            loss = share_loss(self._passes, self._passes.upload(batch), batch, sequences)
+            loss.backward()
+        except Exception as error:
+            if not is_out_of_memory(error) or not self._may_stand_aside():
+                raise
+        else:
+            self._motions.end()
+            self._losses.append(loss.detach() if mine else torch.zeros_like(loss))
+            return
+        self._stand_aside()  # here, where the error is gone, and with it what the pass held
+
+    def _may_stand_aside(self) -> bool:
+        return self._tensor.size() == 1 and self._motions.may_finish
+
+    def _stand_aside(self) -> None:
+        """Throw the network away, and take part in what the others wait for."""
+        self.short = True
+        self._losses.clear()
+        self._folds.clear()
+        del self._model, self._passes
+        gc.collect()  # FSDP2's modules and their hooks hold each other
+        give_back(torch.device(self._mesh.device_type))
+        self._motions.finish()
 
     def measure(self, sequences: Tensor) -> Tensor:
         """What the pass of one sequence takes of this rank's memory, and what there is beside gradients: bytes.
@@ -113,15 +157,22 @@ class ShardedModel:
         free = free_bytes(device) // sharers
         with LiveBytes() as live:
             self.step(sequences[:1], 1, 0)
+        if self.short:
+            return torch.tensor([1, 0], dtype=torch.float64)  # nothing fits
         kept = 2 * self.held * torch.float32.itemsize  # the gradient, and the sum that is gone on with
         return torch.tensor([live.peak, free - kept], dtype=torch.float64)
 
-    def losses(self) -> Tensor:
+    def losses(self, steps: int) -> Tensor:
         """What this rank's micro-batch of every step added to the share's mean loss; 0 where it had none. On the CPU.
 
-        Read once for each share: each reading waits for the device.
+        Read once for each share: each reading waits for the device. One number more says whether it is `short`.
         """
-        return torch.stack(self._losses).to("cpu", torch.float64)
+        found = torch.zeros(steps + 1, dtype=torch.float64)
+        if self.short:
+            found[-1] = 1
+        else:
+            found[:-1] = torch.stack(self._losses)
+        return found
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
         """Name and sum of every parameter's gradient, whole, and on every rank."""
@@ -134,6 +185,11 @@ class ShardedModel:
                 dist.all_reduce(whole, group=self._tensor.get_group())
             yield name, whole
             parameter.grad = None
+
+
+def is_short(losses: Tensor) -> bool:
+    """Whether one of the ranks, which say these `losses` [n, ranks], ran out of memory in the share."""
+    return bool(losses[-1].any())
 
 
 def _layers(model: nn.Module) -> list[nn.Module]:

@@ -1,0 +1,124 @@
+"""A rank whose memory is too small for a pass has all ranks take smaller ones; the system itself refuses the memory.
+
+The limit is `RLIMIT_AS` of that rank's process, set from outside: no allocator is replaced.
+"""
+
+from __future__ import annotations
+
+import resource
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from aftermath.ranks.group import Ranks
+from aftermath.ranks.lead import LedReplica
+from aftermath.ranks.motions import Motions
+from aftermath.replica.pass_size import OutOfMemory
+from aftermath.replica.replica import Replica
+from ranks.rank_processes import MODELS, RATE, Standing, gradients, share, two
+
+pytestmark = pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="limits of other processes are Linux's")
+
+MICRO = 2048  # sequences: activations of more than a hundred megabytes
+ROOM = 48 << 20
+
+
+@pytest.fixture(scope="module", params=[(2, 1), pytest.param((4, 1), marks=pytest.mark.slow)], ids=["two", "four"])
+def shape(request: pytest.FixtureRequest) -> tuple[int, int]:
+    data, tensor = request.param
+    return data, tensor
+
+
+@contextmanager
+def limited(process: int, room: int) -> Iterator[None]:
+    """That process gets no more than so many bytes beside those that it has."""
+    before = resource.prlimit(process, resource.RLIMIT_AS)
+    resource.prlimit(process, resource.RLIMIT_AS, (psutil.Process(process).memory_info().vms + room, before[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(process, resource.RLIMIT_AS, before)
+
+
+def same(alone: Replica, led: LedReplica, count: int) -> None:
+    (loss, expected), (found_loss, found) = (gradients(replica, share(count)) for replica in (alone, led))
+    assert found_loss == loss
+    for name, gradient in expected.items():
+        assert torch.equal(found[name], gradient), name
+
+
+@pytest.mark.parametrize("model", ["llama", "deepseek"])
+def test_all_ranks_halve_their_passes_and_give_the_bits_of_one_rank(
+    standing: Standing, ranks: Ranks, model: str
+) -> None:
+    alone, led = two(ranks, model, 0, MICRO)
+    gradients(led, share(1))  # as when a machine is measured: what a pass's collectives are is known then
+    with limited(standing.processes.processes[-1], ROOM):
+        gradients(led, share(MICRO * ranks.size + 3))
+        size = led._pass_size.size
+        assert 1 <= size < MICRO
+        assert {news.partition(":")[0] for news in led.news()} == {"out of memory"}
+        same(alone, led, size * ranks.size + 3)  # `alone` has the same sizes
+    results = [replica.train(share(3 * size), RATE, RATE, threading.Event()) for replica in (alone, led)]
+    assert results[0].payloads == results[1].payloads
+    assert led._pass_size.size == size, "it stays so"
+
+
+def test_where_one_sequence_is_too_much_the_member_says_so_and_the_ranks_are_there(
+    standing: Standing, ranks: Ranks
+) -> None:
+    """Its gradients are as they were, and the next share is trained as ever."""
+    alone, led = two(ranks, "llama", 0, MICRO)
+    gradients(led, share(1))
+    led._pass_size.shrink = lambda: False  # type: ignore[method-assign]  # as with one sequence and layers computed twice
+    with (
+        limited(standing.processes.processes[0], ROOM),
+        pytest.raises(OutOfMemory, match=r"one of this member's devices.*\n.*--matformer-tier"),
+    ):
+        gradients(led, share(MICRO * ranks.size))
+    assert all(parameter.grad is None for parameter in led.params.values())
+    same(alone, led, 5)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_passes_have_the_same_collectives_whatever_they_are_of(
+    ranks: Ranks, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So who knows one pass knows what is left of another."""
+    found: list[Any] = []
+    plain = Motions.end
+
+    def end(motions: Motions) -> None:
+        found.append(list(motions._now))
+        plain(motions)
+
+    monkeypatch.setattr(Motions, "end", end)
+    _, led = two(ranks, model, 1, 2)
+    gradients(led, share(1))
+    gradients(led, share(9))
+    rows = torch.stack([share(5), share(5).masked_fill(share(5, 1) < 30, -100)], 1)
+    gradients(led, rows)
+    monkeypatch.setattr("aftermath.model.network.LOGITS_AT_ONCE", 64 * 7)
+    gradients(led, share(4))
+    if led.model.can_recompute:
+        led._pass_size.recompute = True
+        gradients(led, share(4))
+    assert len(found) > 5
+    assert found[0]
+    assert all(motions == found[0] for motions in found)
+
+
+def test_a_pass_that_parted_from_the_known_one_is_not_finished() -> None:
+    motions = Motions()
+    assert not motions.may_finish, "none is known"
+    motions._took_part(True, torch.empty(4), torch.empty(2), None)
+    motions.end()
+    motions.begin()
+    assert motions.may_finish
+    motions._took_part(False, torch.empty(4), torch.empty(2), None)
+    assert not motions.may_finish
