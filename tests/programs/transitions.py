@@ -36,7 +36,6 @@ from programs.laps import (
     runs_of,
 )
 
-
 OFTEN = 8
 """In so many rounds more than not whoever is dropped for its levels has failed to deliver them."""
 

@@ -220,8 +220,8 @@ def test_the_program_drops_for_its_levels_whom_the_client_does(chain: Onchain, s
         established = bitmap.to_bytes(rng.getrandbits(size) | rng.getrandbits(size))
         counts = [64 - conviction.OFTEN + rng.randint(-1, 1) for _ in range(size)]
         planes = [bitmap.to_bytes(sum((one >> bit & 1) << at for at, one in enumerate(counts))) for bit in range(7)]
-        shown = dict(established=established, shown=planes)
-        overwrite(chain, views.members_account(), chain.addresses.members, **shown)
+        said = {"established": established, "shown": planes}
+        overwrite(chain, views.members_account(), chain.addresses.members, **said)
         members, judges = chain.members, chain.run.round(1)
         assert judges is not None
         attestations = chain.attestations(chain.run.ring(1) or 0, len(given))

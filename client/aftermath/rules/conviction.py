@@ -39,7 +39,9 @@ def incomplete(run: Run, members: Members, attestations: Collection[Attestation]
     remaining = [one for one in attestations if bitmap.contains(healthy, one.seat)]
     if judges is None or len(remaining) < quorum(judges.elected):
         return 0
-    recorded = bitmap.from_seats(seat for seat, votes in scores(attestations).items() if votes >= quorum(judges.elected))
+    recorded = bitmap.from_seats(
+        seat for seat, votes in scores(attestations).items() if votes >= quorum(judges.elected)
+    )
     owing = ~judges.attested | recorded  # whoever owed nothing is attested, and recorded by nobody
     held = {one.seat: one.participation for one in remaining}
 
