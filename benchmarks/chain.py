@@ -82,9 +82,9 @@ class Recorder(World):
         return json.dumps(message | params, separators=(",", ":"))
 
 
-def prepare(world: Recorder, clients: int) -> Scenario:
+def prepare(world: Recorder, clients: int, tiers: int = 3) -> Scenario:
     """A run with `clients` members in its first warm-up, created one instruction per transaction."""
-    run = Scenario(world)
+    run = Scenario(world, tiers=tiers)
     world.fund(run.authority.pubkey())
     for instruction in run.creation():
         world.send(instruction)
@@ -100,7 +100,7 @@ def prepare(world: Recorder, clients: int) -> Scenario:
     run.owner("set_paused", False)
     for index in range(clients):
         key = {"p2p": evidence.p2p(index)} if index == evidence.LIAR else {}
-        run.join(index, tier=index % 3 if clients > 9 else 0, weight=1 + index, **key)
+        run.join(index, tier=index % tiers if clients > 9 else 0, weight=1 + index, **key)
     world.advance(6)
     run.tick()
     return run.draw()
@@ -222,6 +222,19 @@ def finish(run: Scenario, world: Recorder) -> None:
     run.owner("close_run")
 
 
+def silent_end(clients: int, tiers: int) -> int:
+    """What it costs to end a cooldown in which nobody said what the model contains, when its time is up."""
+    world = Recorder()
+    run = prepare(world, clients, tiers)
+    for index in run.elected():
+        if run.run.state is RunState.WARMUP:
+            run.by(index, "warmup_witness", run.seat_of(index))
+    while run.run.state is not RunState.COOLDOWN:
+        everyone_attests(run)
+    world.advance(31)
+    return run.tick().units
+
+
 def measure(clients: int) -> dict[str, Any]:
     """Everything about a run of `clients` members."""
     world = Recorder()
@@ -230,6 +243,8 @@ def measure(clients: int) -> dict[str, Any]:
     membership = len(world.data(run.membership_key(member(0).pubkey())))
     train(run, world)
     finish(run, world)
+    for tiers in (3, 8):
+        world.units[f"tick (ends a cooldown in which nobody attested, {tiers} levels)"] = silent_end(clients, tiers)
     attestations = min(clients, 32)
     return {
         "units": dict(sorted(world.units.items())),

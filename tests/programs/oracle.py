@@ -208,16 +208,11 @@ class Oracle(Transitions):
         number = self.find(wallet)
         need(number is not None, "NotAMember")
         need(number is not None and self.members[number].state is MemberState.HEALTHY, "SeatMismatch")
-        remaining = [vote for vote in judges.votes if self.members[vote.seat].state is MemberState.HEALTHY]
-        without = [
-            one
-            for one in bitmap.seats(judged.roster & ~(judges.attested or 0))
-            if sum(one not in vote.held for vote in remaining) >= quorum(judges.elected)
-        ]
-        healthy = bitmap.from_seats(one for one in without if self.members[one].state is MemberState.HEALTHY)
-        need(bool(dropped) and not dropped & ~healthy, "NotUnhealthy")
+        without, incomplete = self.absent(judges, judged), self.incomplete(judges, judged)
+        need(bool(dropped) and not dropped & ~((without | incomplete) & self.healthy), "NotUnhealthy")
         for one in bitmap.seats(dropped):
             self._exit(self.members[one], MemberState.DROPPED)
+            self.members[one].established &= not bitmap.contains(incomplete, one)
         self._reelect()
         self._follow()
 

@@ -107,3 +107,29 @@ def test_witnesses_who_disagree_are_counted(crowd: Scenario) -> None:
     expected = bitmap.from_seats(seat for seat in range(256) if votes[seat] >= 22 or shares[seat].len == 0)
     assert state.rounds[1].attested == expected
     assert 0 < expected.bit_count() < 256
+
+
+@pytest.mark.parametrize(
+    ("levels", "said", "goal"),
+    [(3, "nothing", GOAL), (3, "half", GOAL), (8, "nothing", GOAL), (8, "half", 55_000)],
+)
+def test_a_cooldown_that_time_ends_costs_no_more(levels: int, said: str, goal: int) -> None:
+    """Nobody states what the model contains, or just half of the committees do, before the time is up."""
+    run = Scenario(World(check_signatures=False), tiers=levels)
+    run.start(init_min_clients=256, min_clients=100, rounds_per_epoch=2, verification_percent=10)
+    for index in range(256):
+        run.join(index, tier=index % levels, weight=1 + index).ok()
+    run.world.advance(6)
+    run.tick().ok()
+    run.draw().world.advance(31)
+    run.tick().ok()
+    run.finish_rounds()
+    committees = {level: committee.cooldown_electees(run.run, run.members, level) for level in range(levels)}
+    halves = {level: electees[: len(electees) // 2] for level, electees in committees.items()}
+    for seat in sorted({seat for half in halves.values() for seat in half}) if said == "half" else ():
+        told = {level: bytes([level + 1]) * 32 for level in range(levels) if seat in halves[level]}
+        assert run.attest(seat, told).ok().units <= GOAL
+    run.world.advance(31)
+    assert run.tick().ok().units <= goal
+    assert run.run.state is RunState.WAITING_FOR_MEMBERS
+    assert run.run.levels_attested == ((1 << levels) - 1 if said == "half" else 0)

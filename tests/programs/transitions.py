@@ -29,11 +29,15 @@ from programs.laps import (
     Lap,
     Named,
     Seat,
+    Vote,
     behind,
     need,
     numbers,
     runs_of,
 )
+
+OFTEN = 8
+"""In so many rounds more than not whoever is dropped for its levels has failed to deliver them."""
 
 
 class Transitions:
@@ -186,6 +190,45 @@ class Transitions:
         seats = [(vote, self.members[vote.seat]) for vote in lap.votes]
         said = [vote.held.get(number) for vote, seat in seats if seat.tier <= level and (seat.established or not known)]
         return said.count(result) >= quorum(len(said)) and result is not None if said else None
+
+    def _remaining(self, lap: Lap) -> list[Vote]:
+        return [vote for vote in lap.votes if self.members[vote.seat].state is MemberState.HEALTHY]
+
+    def absent(self, judges: Lap, judged: Lap) -> int:
+        """Whose results a quorum of a round's witnesses did without, of those who owed some."""
+        votes = self._remaining(judges)
+        return bitmap.from_seats(
+            one
+            for one in bitmap.seats(judged.roster & ~(judges.attested or 0))
+            if sum(one not in vote.held for vote in votes) >= quorum(judges.elected)
+        )
+
+    def incomplete(self, judges: Lap, judged: Lap) -> int:
+        """Who often delivered no whole levels, and again did not, as those say who have shown that they hold them."""
+        votes, needed = self._remaining(judges), quorum(judges.elected)
+
+        def owed(number: int) -> bool:
+            recorded = sum(number in vote.held for vote in judges.votes) >= needed
+            return recorded or not bitmap.contains(judges.attested or 0, number)
+
+        return bitmap.from_seats(
+            number
+            for number in judged.members
+            if self.members[number].shown <= -OFTEN
+            and len(votes) >= needed
+            and owed(number)
+            and any(self._lacks(votes, number, level) for level in range(self.members[number].tier, self.levels))
+        )
+
+    def _lacks(self, votes: list[Vote], number: int, level: int) -> bool:
+        """Whether a quorum of a level's established holders, of whom the accused is one if it is, did without it."""
+        holders = {one for one in bitmap.seats(self.began) if self.members[one].established}
+        holders = {one for one in holders if self.members[one].tier <= level}
+        judges = {vote.seat: number in vote.held for vote in votes if vote.seat in holders}
+        if number in holders:
+            judges.setdefault(number, True)  # its own word
+        lacking = list(judges.values()).count(False)
+        return lacking >= max(quorum(len(judges)), min(2, len(holders)))
 
     def spoke(self, number: int) -> bool:
         return any(number in told for told in self.statements.values())

@@ -59,7 +59,12 @@ def members(seats: dict[int, Seat], **given: Any) -> Members:
     """These members. All of them have delivered whatever was judged, unless the test says otherwise."""
     healthy = bitmap.from_seats(index for index, one in seats.items() if one.state is MemberState.HEALTHY)
     values: dict[str, Any] = {"epoch": 0, "forfeited": 0, "judged": 0, "delivered": (0,) * bitmap.MAX_MEMBERS}
-    values |= {"proven": bitmap.from_seats(seats), "established": 0, "healthy": healthy}
+    values |= {
+        "shown": (0,) * bitmap.MAX_MEMBERS,
+        "proven": bitmap.from_seats(seats),
+        "established": 0,
+        "healthy": healthy,
+    }
     values |= {"seats": tuple(seats.get(index, IDLE_SEAT) for index in range(bitmap.MAX_MEMBERS))}
     return Members(**(values | given))
 

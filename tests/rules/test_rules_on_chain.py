@@ -14,9 +14,9 @@ from solders.account import Account
 
 from aftermath.chain import views
 from aftermath.config.document import RunConfig
-from aftermath.rules import assignment, bitmap, committee, consensus
+from aftermath.rules import assignment, bitmap, committee, consensus, conviction
 from aftermath.rules.deadlines import next_deadline
-from aftermath.rules.state import RunState
+from aftermath.rules.state import MemberState, RunState
 from config.config_cases import RULES, SEED, changed
 from rules import backlog, program_rules
 from rules.backlog import Backlog
@@ -199,6 +199,38 @@ def test_the_program_drops_whom_the_client_finds_left_out(chain: Onchain, seed: 
             assert _takes(chain, 1 << seat) == expected, (given, seat)
             taken += expected
     assert 0 < taken < 60 * members
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_program_drops_for_its_levels_whom_the_client_does(chain: Onchain, seed: int) -> None:
+    """Random attestations of three tiers, of which some have shown before what they hold: a member that a quorum of all
+    has a result of is taken by a `health_check` if and only if the client would name it.
+    """
+    rng, size = random.Random(seed), 8
+    chain.configure(SEED, min_clients=2, init_min_clients=size, witness_nodes=2)
+    chain.begin({number: (rng.randrange(3), 1) for number in range(1, size + 1)})
+    while chain.run.current.height < 2:
+        chain.at(chain.now + 1)
+        for seat in committee.witnesses(chain.run.current, chain.members.mask(MemberState.HEALTHY)):
+            chain.witness(seat, dict.fromkeys(range(size), bytes(32)) if chain.run.current.height else {})
+    taken = 0
+    for _ in range(60):
+        given = [rng.getrandbits(size) | rng.getrandbits(size) for _ in range(rng.randint(1, size))]
+        _write_attestations(chain, given, attested=rng.getrandbits(size) | rng.getrandbits(size))
+        established = bitmap.to_bytes(rng.getrandbits(size) | rng.getrandbits(size))
+        counts = [64 - conviction.OFTEN + rng.randint(-1, 1) for _ in range(size)]
+        planes = [bitmap.to_bytes(sum((one >> bit & 1) << at for at, one in enumerate(counts))) for bit in range(7)]
+        said = {"established": established, "shown": planes}
+        overwrite(chain, views.members_account(), chain.addresses.members, **said)
+        members, judges = chain.members, chain.run.round(1)
+        assert judges is not None
+        attestations = chain.attestations(chain.run.ring(1) or 0, len(given))
+        absent = consensus.left_out(judges, attestations) & ~judges.attested
+        found = conviction.incomplete(chain.run, members, attestations)
+        for seat in range(size):
+            assert _takes(chain, 1 << seat) == bitmap.contains(found | absent, seat), (given, seat)
+            taken += bitmap.contains(found & ~absent, seat)
+    assert 0 < taken < 60 * size
 
 
 def _write_attestations(chain: Onchain, given: list[int], attested: int) -> None:

@@ -105,7 +105,15 @@ def parse_members(data: bytes) -> Members:
     wishes = {"pending": _WAITS, "removed": _REMOVED, "barred": _BARRED}
     known = {name: (wish == value).tolist() for name, value in wishes.items()}
     known["used"] = ((seats["used"] == 1) & (seats["declared"] > 0)).tolist()  # or its owner has withdrawn
-    return _one(Members, record, delivered=_counts(record["delivered"][0]), seats=tuple(_rows(Seat, seats, **known)))
+    planes = record["shown"][0]
+    even = 1 << len(planes) - 1
+    return _one(
+        Members,
+        record,
+        delivered=_counts(record["delivered"][0]),
+        shown=tuple(count - even for count in _counts(planes)),
+        seats=tuple(_rows(Seat, seats, **known)),
+    )
 
 
 def parse_membership(data: bytes) -> Membership:

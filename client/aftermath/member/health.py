@@ -1,8 +1,8 @@
 """Reporting members that did not deliver, so that the run stops waiting for them.
 
 Choices:
-- only what a quorum of witnesses did without counts; members take turns in a seeded order, so that one report
-  suffices; nobody reports itself;
+- only what a quorum of witnesses did without counts, or often a quorum of a level's holders (`rules.conviction`);
+  members take turns in a seeded order, so that one report suffices; nobody reports itself;
 - a round without anybody's result accuses nobody if some who owe one attested that themselves: they live, and what
   held them all up (machines that slept, a line that was cut) is over. Else the one member that had nothing to train
   would have all others dropped, and the epoch would end without those who hold the model.
@@ -16,7 +16,7 @@ from aftermath.coordinator.errors import SETTLED, Refusal, Refused
 from aftermath.coordinator.ports import Coordinator
 from aftermath.member.persist import Duty
 from aftermath.member.ports import Ports
-from aftermath.rules import bitmap
+from aftermath.rules import bitmap, conviction
 from aftermath.rules.committee import quorum
 from aftermath.rules.consensus import left_out, scores
 from aftermath.rules.deadlines import TICK_STEP, tick_order
@@ -42,9 +42,11 @@ class Excuses:
         self._given = 0
 
     async def undelivered(self, coordinator: Coordinator, run: Run, members: Members) -> int:
-        """Those of the unseen that a quorum of witnesses did without: only they may be dropped."""
+        """Those of the unseen that a quorum of witnesses did without, and whose levels too many of the holders did:
+        only they may be dropped.
+        """
         missing, attesting = unseen(run, members), run.round(run.current.height - 1)
-        if attesting is None or not (missing or self._given):
+        if attesting is None or not (missing or self._given or conviction.suspects(run, members)):
             return 0
         attestations = await coordinator.attestations(attesting)
         seen = scores(attestations)
@@ -54,7 +56,7 @@ class Excuses:
         held_up = missing if not seen and any(bitmap.contains(missing, a.seat) for a in attestations) else 0
         excused = held_up & ~self._given
         self._given |= excused
-        return missing & ~excused
+        return missing & ~excused | conviction.incomplete(run, members, attestations)
 
 
 async def report_undelivered(ports: Ports, excuses: Excuses, run: Run, seat: int) -> None:

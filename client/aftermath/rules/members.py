@@ -37,14 +37,16 @@ class Members:
     """All 256 seats, used or not. `judged` counts the rounds of the epoch that were steps, `delivered` for each seat in
     how many of them it delivered all it owed; `proven` are those who owed something then, or had delivered in half of
     the rounds when they left, and in cooldown those whose word counts about their levels; `established` those who
-    have shown in an epoch before that they hold their levels; `forfeited` those who were ejected and whose memberships
-    do not say so yet.
+    have shown in an epoch before that they hold their levels; `shown` says for each seat in how many more rounds it
+    delivered every level than it did not (a newcomer to established members begins one below 0); `forfeited` are those
+    who were ejected and whose memberships do not say so yet.
     """
 
     epoch: int
     judged: int
     delivered: tuple[int, ...]
     proven: int
+    shown: tuple[int, ...]
     established: int
     healthy: int
     forfeited: int

@@ -24,6 +24,12 @@ struct Committees {
 }
 
 const ABSENT: u8 = u8::MAX;
+/// One in each byte.
+const EACH: u64 = u64::from_le_bytes([1; MAX_LEVELS]);
+
+fn of_level(counts: u64, level: usize) -> u8 {
+    (counts >> (8 * level)) as u8
+}
 
 /// Levels of which a healthy member of the last round holds a copy. A tier holds its own level and all higher ones.
 fn held(run: &Run, members: &Members) -> u8 {
@@ -36,37 +42,43 @@ fn held(run: &Run, members: &Members) -> u8 {
 #[inline(never)]
 fn elect(run: &Run, members: &Members, seat: u8) -> Committees {
     let (by_rank, _) = bitmap::by_rank(&run.began);
-    let levels = run.levels.min(MAX_LEVELS as u8) as usize;
+    let seated = holders::seated(members);
+    // every level has at least the holders of the one below, so the last ones are full first
+    let mut open = run.levels.min(MAX_LEVELS as u8) as usize;
     let mut committees = Committees {
         counts: [0; MAX_LEVELS],
         gone: [0; MAX_LEVELS],
         new: [0; MAX_LEVELS],
         places: [ABSENT; MAX_LEVELS],
     };
+    let mut counts = 0u64; // a byte for each level: most holders only add one to some of them
     for rank in committee::order(run.current(), &run.began, committee::COOLDOWN).ranks() {
         let holder = by_rank[*rank as usize];
-        if !holders::is_seated(members, holder) {
+        let first = members.seats[holder as usize].tier as usize;
+        if first >= open || !bitmap::has(&seated, holder) {
             continue;
         }
         let gone = u32::from(!bitmap::has(&members.healthy, holder));
         let known = if bitmap::has(&members.established, holder) { 0 } else { run.levels_established };
-        let first = members.seats[holder as usize].tier as usize;
-        for level in first..levels {
-            let count = &mut committees.counts[level];
-            if *count < MAX_WITNESSES as u8 {
+        if holder == seat || gone != 0 || known != 0 {
+            for level in first..open {
+                let place = of_level(counts, level);
                 if holder == seat {
-                    committees.places[level] = *count;
+                    committees.places[level] = place;
                 }
-                committees.gone[level] |= gone << *count;
-                committees.new[level] |= u32::from(known >> level & 1) << *count;
-                *count += 1;
+                committees.gone[level] |= gone << place;
+                committees.new[level] |= u32::from(known >> level & 1) << place;
             }
         }
-        if committees.counts[0] == MAX_WITNESSES as u8 {
-            // every level above has at least the holders of level 0
+        counts = counts.wrapping_add(EACH >> (8 * (MAX_LEVELS - open)) & EACH << (8 * first));
+        while open > 0 && of_level(counts, open - 1) == MAX_WITNESSES as u8 {
+            open -= 1;
+        }
+        if open == 0 {
             break;
         }
     }
+    committees.counts = counts.to_le_bytes();
     committees
 }
 
@@ -96,9 +108,10 @@ pub fn attest(run: &mut Run, members: &Members, witnesses: &mut Witnesses, state
 /// Stands in the place of a member of the committee that has not spoken.
 const UNSTATED: Hash = [0; 32];
 
-/// What the committee of a level, of so many members, has stated so far.
-fn stated(witnesses: &Witnesses, level: usize, elected: u8) -> impl Iterator<Item = &Hash> {
-    witnesses.cooldown[level].iter().take(elected as usize).filter(|hash| **hash != UNSTATED)
+/// Word by word: a call costs more than the comparison, and there are 32 for each level.
+#[inline(always)]
+fn is_equal(left: &Hash, right: &Hash) -> bool {
+    (0..bitmap::WORDS).all(|index| bitmap::word(left, index) == bitmap::word(right, index))
 }
 
 /// Attests `level` if a quorum of its committee agrees with the newest statement about it.
@@ -106,7 +119,7 @@ fn settle(run: &mut Run, witnesses: &Witnesses, level: usize, elected: u8, newes
     if run.levels_attested >> level & 1 == 1 {
         return;
     }
-    let agreeing = witnesses.cooldown[level].iter().take(elected as usize).filter(|hash| *hash == newest);
+    let agreeing = witnesses.cooldown[level].iter().take(elected as usize).filter(|hash| is_equal(hash, newest));
     if agreeing.count() as u32 >= quorum::of(u32::from(elected)) {
         record(run, &witnesses.backlog, level, *newest);
     }
@@ -123,18 +136,22 @@ fn record(run: &mut Run, backlog: &Backlog, level: usize, hash: Hash) {
 /// somebody of it has gone without a word, and somebody who is new to the level has spoken.
 fn undisputed(witnesses: &Witnesses, level: usize, committees: &Committees) -> Option<Hash> {
     let elected = committees.counts[level];
-    let first = *stated(witnesses, level, elected).next()?;
-    let (mut count, mut same, mut silent) = (0u32, true, 0u32);
+    let (mut first, mut count, mut same, mut silent, mut quiet) = (None, 0u32, true, 0u32, 0u8);
     for (place, hash) in witnesses.cooldown[level].iter().enumerate().take(elected as usize) {
-        if *hash == UNSTATED {
+        if is_equal(hash, &UNSTATED) {
             silent |= 1 << place;
+            quiet += 2;
+            if quiet > elected {
+                return None;
+            }
         } else {
             count += 1;
-            same &= *hash == first;
+            same &= is_equal(hash, first.get_or_insert(*hash));
         }
     }
     let lacking = committees.gone[level] & silent != 0 && committees.new[level] & !silent != 0;
-    (same && 2 * count >= u32::from(elected) + u32::from(lacking)).then_some(first)
+    let enough = same && 2 * count >= u32::from(elected) + u32::from(lacking);
+    first.filter(|_| enough)
 }
 
 impl Machine<'_> {
@@ -178,8 +195,10 @@ impl Machine<'_> {
     /// Every held level is attested and a durable checkpoint of it exists: nothing is left to wait for.
     #[inline(never)]
     pub fn epoch_is_safe(&self) -> bool {
+        if self.run.attested_step != self.run.step || self.model.checkpoint_step != self.run.step {
+            return false;
+        }
         let held = held(self.run, self.members);
-        let attested = held != 0 && held & !self.run.levels_attested == 0;
-        attested && self.run.attested_step == self.run.step && self.model.checkpoint_step == self.run.step
+        held != 0 && held & !self.run.levels_attested == 0
     }
 }

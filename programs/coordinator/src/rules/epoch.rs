@@ -70,9 +70,8 @@ impl Machine<'_> {
     #[inline(never)]
     pub fn end_epoch(&mut self, unknown: u8, moment: &Moment) -> Result<()> {
         let healthy = self.members.healthy;
-        self.pay(bitmap::count(&healthy));
         merit::end(self.members);
-        members::rest(self.members);
+        self.pay(bitmap::count(&healthy));
         let run = &mut *self.run;
         sequence::bump(&mut run.members_seq)?;
         if !source::restore(run, self.members, &mut self.witnesses.backlog) {
@@ -105,7 +104,7 @@ impl Machine<'_> {
         }
     }
 
-    /// The epoch's points go in equal parts to those who stayed; convicted members lose theirs.
+    /// The epoch's points go in equal parts to those who stayed; convicted members lose theirs; then everybody is idle.
     /// An epoch without a step pays nobody.
     fn pay(&mut self, healthy: u32) {
         let worked = self.run.step > self.run.start_step;
@@ -120,7 +119,9 @@ impl Machine<'_> {
                 seat.points -= taken;
                 seat.slashed = seat.slashed.saturating_add(taken);
             }
+            seat.state = member_state::IDLE;
         }
+        self.members.healthy = [0; 32];
     }
 }
 

@@ -8,23 +8,36 @@
 //! The witnesses of a round are counted by level when the first one of the next round attests, since closing a round costs
 //! as much as an instruction may. So the last one of an epoch is not counted.
 
-use super::{agreement, bitmap, levels, quorum};
+use super::{agreement, bitmap, levels, merit, quorum};
 use crate::{constants::*, state::*};
 
 /// Where nothing has been shown yet.
 const EVEN: usize = SHOWN_BITS - 1;
+/// In so many rounds more than not a member must have failed to deliver whole levels before it is dropped for that.
+const OFTEN: u32 = 8;
 
 /// The seats that delivered every level in at least half of the rounds in which that was judged.
 pub fn in_half(members: &Members) -> &Bitmap {
     &members.shown[EVEN]
 }
 
-/// Whether a member that began the epoch is of those that say what its levels contain, although it may not speak itself.
-/// Whoever left before the first round was over has no part in what the epoch made of them.
-pub fn is_seated(members: &Members, index: u8) -> bool {
-    let seat = &members.seats[index as usize];
-    let took_part = seat.state == member_state::HEALTHY || seat.exited_height > 0;
-    bitmap::has(&members.proven, index) || took_part && bitmap::has(&members.established, index)
+/// The seats that failed to deliver every level in `OFTEN` rounds more than they did it, of those in which that was judged.
+pub fn often_incomplete(members: &Members) -> Bitmap {
+    bitmap::without(&[0xff; 32], &merit::at_least(&members.shown, (1 << EVEN) - OFTEN + 1))
+}
+
+/// Those who began the epoch and are of the ones that say what its levels contain, although they may not speak themselves.
+/// Whoever left before the first round was over has no part in what the epoch made of them. Also of those who are in no
+/// epoch there may be some.
+pub fn seated(members: &Members) -> Bitmap {
+    let mut seated = bitmap::either(&members.proven, &members.established);
+    let gone = bitmap::without(&members.established, &bitmap::either(&members.proven, &members.healthy));
+    for index in bitmap::seats(&gone) {
+        if members.seats[index].exited_height == 0 {
+            bitmap::clear(&mut seated, index as u8);
+        }
+    }
+    seated
 }
 
 /// Begins the counts of an epoch, with its rounds. Whoever comes to holders that are established has to show more than it
@@ -123,7 +136,7 @@ fn recorded(
 
 /// Adds one to the counters of these seats.
 #[inline(always)]
-fn add(planes: &mut [u64; VOTE_PLANES], mut carry: u64) {
+pub(super) fn add(planes: &mut [u64; VOTE_PLANES], mut carry: u64) {
     for plane in planes.iter_mut() {
         if carry == 0 {
             break;

@@ -4,7 +4,7 @@
 //! twice what it delivered of its share there. Counts of 256 members are kept as bitmaps, one for each bit: adding one to
 //! all who delivered costs as much as a few words, where 256 counters would cost more than closing a round may.
 
-use super::{bitmap, holders};
+use super::{bitmap, holders, quorum};
 use crate::{constants::*, state::*};
 
 /// A share of what was due is judged in eighths.
@@ -90,21 +90,50 @@ pub fn end(members: &mut Members) {
     if members.judged == 0 {
         return;
     }
-    let mut shown = [[0u8; 32]; EIGHTHS as usize];
-    for (part, set) in shown.iter_mut().enumerate() {
-        *set = at_least(&members.delivered, (members.judged * (part as u32 + 1)).div_ceil(EIGHTHS));
-    }
-    for (index, seat) in members.seats.iter_mut().take_while(|seat| seat.used == 1).enumerate() {
-        seat.weight = match seat.state {
-            member_state::IDLE => continue,
-            member_state::WITHDRAWN if seat.exited_height == 0 => continue, // there was nothing to deliver yet
-            member_state::EJECTED => 1,
-            _ => {
-                let eighths = shown.iter().take_while(|set| bitmap::has(set, index as u8)).count() as u32;
-                (u32::from(seat.weight) * 2 * eighths / EIGHTHS).clamp(1, u32::from(u16::MAX)) as u16
+    for index in 0..bitmap::WORDS {
+        let digits = eighths(members, index);
+        for (byte, seats) in members.seats[64 * index..64 * (index + 1)].chunks_exact_mut(8).enumerate() {
+            let [one, two, four, eight] = digits.map(|digit| spread(digit >> (8 * byte)));
+            let mut shown = one | two << 1 | four << 2 | eight << 3; // a byte for each of the eight seats
+            for seat in seats {
+                if seat.used == 0 {
+                    return;
+                }
+                let eighths = shown as u32 & 0xff;
+                shown >>= 8;
+                seat.weight = match seat.state {
+                    member_state::IDLE => continue,
+                    member_state::WITHDRAWN if seat.exited_height == 0 => continue, // there was nothing to deliver yet
+                    member_state::EJECTED => 1,
+                    _ => (u32::from(seat.weight) * 2 * eighths / EIGHTHS).clamp(1, u32::from(u16::MAX)) as u16,
+                };
             }
-        };
+        }
     }
+}
+
+/// The lowest eight bits as bytes of 0 or 1.
+#[inline(always)]
+fn spread(bits: u64) -> u64 {
+    const EACH: u64 = u64::from_le_bytes([1; 8]);
+    let own = (bits & 0xff).wrapping_mul(EACH) & u64::from_le_bytes([1, 2, 4, 8, 16, 32, 64, 128]);
+    own.wrapping_add(0x7f * EACH) >> 7 & EACH
+}
+
+/// How many eighths of the epoch's rounds each of 64 seats delivered in, by its binary digits: a look at eight sets for
+/// each of 256 seats would cost several times as much.
+#[inline(never)]
+fn eighths(members: &Members, index: usize) -> [u64; 4] {
+    let counts = members.delivered.each_ref().map(|plane| bitmap::word(plane, index));
+    let mut digits = [0; 4];
+    for part in 1..=EIGHTHS {
+        let least = (members.judged * part).div_ceil(EIGHTHS);
+        let mut carry = quorum::at_least(&counts, least);
+        for digit in digits.iter_mut() {
+            (*digit, carry) = (*digit ^ carry, *digit & carry);
+        }
+    }
+    digits
 }
 
 /// In how many of the epoch's rounds a seat delivered all that it owed.
@@ -129,7 +158,7 @@ pub fn settle(members: &mut Members) {
 }
 
 /// The seats whose count is at least `least`: compares from the lowest bit up.
-fn at_least(planes: &[Bitmap; COUNT_BITS], least: u32) -> Bitmap {
+pub(super) fn at_least(planes: &[Bitmap], least: u32) -> Bitmap {
     let mut result = [0xff; 32];
     for (bit, plane) in planes.iter().enumerate() {
         result = if least >> bit & 1 == 1 { bitmap::both(plane, &result) } else { bitmap::either(plane, &result) };
@@ -154,6 +183,14 @@ mod tests {
             let found = lower_median(&weights);
             weights.sort_unstable();
             assert_eq!(found, weights[(len - 1) / 2]);
+        }
+    }
+
+    #[test]
+    fn every_bit_has_a_byte() {
+        for bits in 0..=u8::MAX {
+            let expected = core::array::from_fn(|place| bits >> place & 1);
+            assert_eq!(spread(u64::from(bits) | 0x500).to_le_bytes(), expected);
         }
     }
 

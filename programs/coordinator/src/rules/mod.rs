@@ -7,6 +7,7 @@ pub mod batch;
 pub mod bitmap;
 pub mod checkpoints;
 pub mod committee;
+pub mod convicted;
 pub mod cooldown;
 pub mod epoch;
 pub mod equivocation;

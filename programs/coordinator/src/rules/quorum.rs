@@ -11,8 +11,8 @@ pub fn of(elected: u32) -> u32 {
     (2 * elected).div_ceil(3).max(1)
 }
 
-/// Seats that at least `quorum` attestations name, 64 at a time.
-fn tally<'a>(attestations: impl Iterator<Item = &'a Attestation> + Clone, quorum: u32) -> Bitmap {
+/// Seats that at least `quorum` attestations name, of which there are as many or more, 64 at a time.
+pub(super) fn tally<'a>(attestations: impl Iterator<Item = &'a Attestation> + Clone, quorum: u32) -> Bitmap {
     let mut result = [0; 32];
     for index in 0..bitmap::WORDS {
         let words = attestations.clone().map(|attestation| bitmap::word(&attestation.participation, index));
@@ -61,7 +61,7 @@ fn add(left: u64, middle: u64, right: u64) -> (u64, u64) {
 }
 
 /// Seats whose counter is at least `quorum`: compares from the lowest plane up.
-pub(super) fn at_least(planes: &[u64; PLANES], quorum: u32) -> u64 {
+pub(super) fn at_least<const N: usize>(planes: &[u64; N], quorum: u32) -> u64 {
     let mut result = u64::MAX;
     for (bit, plane) in planes.iter().enumerate() {
         result = if quorum >> bit & 1 == 1 { plane & result } else { plane | result };
