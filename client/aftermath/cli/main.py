@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from aftermath.cli.index import Entry, Index
+from aftermath.cli.profile import stored
 
-OWN, MEMBER, LAB, MODEL, DATA, LOOK, JOIN, NETWORK = (
+OWN, MEMBER, LAB, MODEL, DATA, LOOK, JOIN, NETWORK, PROFILE = (
     "Own a run",
     "Take part in a run",
     "Train without a run",
@@ -13,6 +14,7 @@ OWN, MEMBER, LAB, MODEL, DATA, LOOK, JOIN, NETWORK = (
     "Look at runs",
     "Who may join",
     "Networks and programs",
+    "What is typed each time",
 )
 
 
@@ -70,6 +72,9 @@ INDEX = {
     "join-authorization-delegate": Entry(JOIN, "Set the keys that may join on behalf of an authorized key."),
     "join-authorization-delete": Entry(JOIN, "Withdraw an authorization, and close it when that is allowed."),
     "local-testnet start": Entry(NETWORK, "Start a run and its clients on this machine, and show them."),
+    "config set": Entry(PROFILE, "Store a cluster, wallet or run for all commands."),
+    "config show": Entry(PROFILE, "Show what commands take where nothing is said, and where that comes from."),
+    "config unset": Entry(PROFILE, "Forget what was stored for all commands."),
     "localnet": Entry(NETWORK, "Run a local Solana network with the programs on it."),
     "deploy": Entry(NETWORK, "Deploy or upgrade the programs on a cluster."),
 }
@@ -78,7 +83,9 @@ SOLANA = Index(
     package="aftermath.cli",
     entries=INDEX,
     about="Train one language model together, through Solana.",
-    epilog="Options that name a cluster, a wallet or a run also read an environment variable: --run-id reads RUN_ID.",
+    epilog="Options that name a cluster, a wallet or a run also read an environment variable: --run-id reads RUN_ID; "
+    "after that comes the profile (config set), then the default.",
+    stored=stored,
 )
 find, called, about, load, app, main = SOLANA.find, SOLANA.called, SOLANA.begun, SOLANA.load, SOLANA.app, SOLANA.main
 
