@@ -16,7 +16,7 @@ from aftermath.cli.index import Index
 from aftermath.cli.main import INDEX, SOLANA
 from aftermath.cli.profile import KEY_VARIABLE, PROFILE_VARIABLE, VARIABLES, Name
 from aftermath.cli.variables import environment
-from cli.cli_runs import invoke
+from cli.cli_runs import Shell, invoke
 
 PARAMETERS = {
     Name.RPC: ("rpc", "--rpc"),
@@ -239,3 +239,15 @@ def test_help_says_what_comes_before_what() -> None:
     told = " ".join(invoke("--help").out.split())
     assert "also read an environment variable: --run-id reads RUN_ID; after that comes the profile (config set)" in told
     assert "flag, variable, profile, default" in " ".join(invoke("config", "set", "--help").out.split())
+
+
+def test_a_run_is_owned_without_typing_where_it_is(owner: Shell, run_id: str) -> None:
+    store(rpc=owner.rpc, wallet=str(owner.wallet), run=run_id)
+    made = invoke("create-run", "--json").data
+    assert made["run_id"] == run_id
+    assert made["main_authority"] == invoke("show-identity", "--json").data["wallet"]
+    assert invoke("show-run", "--json").data["run_id"] == run_id
+    assert invoke("close-run", "--yes", "--json").code == 0
+    told = invoke("json-dump-run", "--json").error
+    assert run_id in told["error"]
+    assert told["fix"].endswith(f"From the profile: rpc {owner.rpc}, run {run_id} (aftermath-solana config show)")

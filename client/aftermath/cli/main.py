@@ -39,6 +39,15 @@ INDEX = {
     "data inspect": Entry(DATA, "Say what token files are, and what marks them."),
     "data fetch": Entry(DATA, "Download the tokens of FineWeb, or numbered token files elsewhere."),
     "data serve": Entry(DATA, "Serve token files to a run's members, over TCP."),
+    "init": Entry(OWN, "Write the commented config file of a new run, from questions or options."),
+    "config validate": Entry(OWN, "Say what is wrong with a run's config file, asking nobody."),
+    "config explain": Entry(
+        OWN,
+        "Say what a key of a run's config file is: its type, unit, default and limits, what it does, and an example.",
+    ),
+    "config schema": Entry(
+        OWN, "Print the JSON Schema of a run's config file, by which editors complete and check one."
+    ),
     "estimate": Entry(OWN, "Say what a run will take: SOL, bytes, memory, tokens and time."),
     "create-run": Entry(OWN, "Create a run on chain."),
     "update-config": Entry(OWN, "Set or change a run's configuration."),
