@@ -25,6 +25,9 @@ settings.load_profile("shared machine")
 # Workers and the processes they start share the cores already: threads inside each would only wait for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# What commands take where nothing is said is for whoever runs the tests, and not for these.
+os.environ["AFTERMATH_PROFILE"] = ""
+
 ONE_AT_A_TIME = ("tests/e2e/", "tests/hostile/")
 
 

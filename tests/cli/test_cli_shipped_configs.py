@@ -21,7 +21,7 @@ from aftermath.cli.model_init import _SIZES, Kind, _described
 from aftermath.config.document import load_config
 from aftermath.model.presets import PRESETS
 from aftermath.testnet.configs import SHIPPED, configs
-from aftermath.testnet.files import COMMANDS, _flags, recipe_of
+from aftermath.testnet.files import COMMANDS, flags, recipe_of
 from cli.cli_runs import CONSOLE, Shell
 from faulty_web import serving
 from model.hub_server import Hub
@@ -61,7 +61,7 @@ def test_what_is_made_for_it_can_be(shipped: Path) -> None:
     """The options beside a config are those of the commands that make its files."""
     for table, options in recipe_of(shipped).items():
         words, option = COMMANDS[table]
-        load(words).make_context(words, [option, "somewhere", *_flags(options)])
+        load(words).make_context(words, [option, "somewhere", *flags(options)])
 
 
 def test_it_begins_with_what_it_is_for(shipped: Path) -> None:

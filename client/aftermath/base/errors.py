@@ -6,6 +6,8 @@ Decided: an error is a sentence (`message`) and, where we know it, what to do (`
 
 from __future__ import annotations
 
+import re
+
 
 class AftermathError(Exception):
     """Something that can go wrong in ordinary use. `str()` is the sentence, followed by the fix when there is one."""
@@ -48,6 +50,11 @@ class ConfigError(AftermathError):
 
 class BadAnnouncement(AftermathError):
     """A peer's announcement is malformed, out of range or not signed by the key it names."""
+
+
+def code_of(name: str) -> str:
+    """The code of an error that a program calls `name`: `NotElected` is not-elected."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name).lower()
 
 
 def shown(given: object) -> str:

@@ -35,7 +35,8 @@ last line of stderr, whose `code` is one of [these](operations.md#error-codes). 
 | 10 | the run takes clients of another version; for `can-join` too |
 | 130 | ended by Ctrl-C |
 
-Options with a name in brackets also read that environment variable."""
+Options with a name in brackets also read that environment variable, and `--rpc`, `--ws-rpc`,
+`--wallet-private-key-path` and `--run-id` then what [is stored](operations.md#what-is-typed-each-time)."""
 
 
 def page(index: Index = SOLANA, preface: str = PREFACE) -> str:

@@ -31,16 +31,16 @@ from aftermath.rules.limits import MAX_LEVELS
 class ExaminedOptions(WalletOptions, ClusterOptions):
     """A wallet and a cluster, both of which may be left out."""
 
-    rpc: Annotated[str, shared("--rpc", text="Solana RPC endpoint; without it no cluster is asked.", panel=CLUSTER)] = (
-        ""
-    )
+    rpc: Annotated[
+        str, shared("--rpc", text="Solana RPC endpoint; without it no cluster is asked.", panel=CLUSTER, stored="rpc")
+    ] = ""
 
 
 @command("doctor", example="aftermath-solana doctor --rpc http://127.0.0.1:8899 --run-id demo -w wallet.json")
 async def doctor(
     options: ExaminedOptions,
     run_id: Annotated[
-        str | None, shared("--run-id", text="Also examine what this run asks for.", check=checked_run_id)
+        str | None, shared("--run-id", text="Also examine what this run asks for.", check=checked_run_id, stored="run")
     ] = None,
     fix: Annotated[bool, typer.Option("--fix", help="Mend what can be mended: a key file's mode.")] = False,
     matformer_tier: Annotated[

@@ -9,7 +9,7 @@ of the command.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
@@ -23,8 +23,8 @@ from typer.core import TyperCommand, TyperGroup
 from aftermath.base.errors import UsageError
 from aftermath.cli.describe import kind_of
 from aftermath.cli.help import command_page, index_page
-from aftermath.cli.present import EXIT_INTERRUPTED, reporting
-from aftermath.cli.usage import ParserError, explained, unknown_command
+from aftermath.cli.present import EXIT_INTERRUPTED, reporting, tell_stored
+from aftermath.cli.usage import ParserError, explained, stored_as, unknown_command
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 _HELP_ASKED = [[name] for name in HELP_NAMES["help_option_names"]]
@@ -47,6 +47,8 @@ class Index:
     entries: Mapping[str, Entry]
     about: str
     epilog: str
+    stored: Callable[[], Mapping[str, str]] = dict
+    """What the user has chosen for all commands, by the names that options have for it (`options.shared`)."""
 
     def find(self, name: str) -> Any:
         """The `command.Command` of this name, from its module."""
@@ -71,7 +73,7 @@ class Index:
         found = self.find(name)
         kinds = found.entry.__annotations__
         holder = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-        kind = type("OneCommand", (_OneCommand,), {"kinds": kinds})
+        kind = type("OneCommand", (_OneCommand,), {"kinds": kinds, "stored": staticmethod(self.stored)})
         declare = holder.command(name, cls=kind, epilog=f"Example:\n\n{found.example}", context_settings=HELP_NAMES)
         declare(found.entry)
         built = typer.main.get_command(holder)
@@ -101,19 +103,33 @@ class Index:
 
 
 class _OneCommand(TyperCommand):
-    """A command whose help page is ours, and that takes no empty text for a path."""
+    """A command whose help page is ours, that takes no empty text for a path, and that knows the user's profile."""
 
     kinds: Mapping[str, Any]
     """The types of its options."""
+    stored: Callable[[], Mapping[str, str]]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse, but for an unset variable of a shell: the empty path would be the current directory."""
+        """Parse, but for an unset variable of a shell: the empty path would be the current directory. What neither an
+        option nor a variable says is taken from the profile.
+        """
         kinds = self.kinds
         paths = {name for option in self.params if kind_of(kinds.get(option.name)) is Path for name in option.opts}
         for flag, value in (*pairwise(args), *(word.split("=", 1) for word in args if "=" in word)):
             if flag in paths and not value:
                 raise UsageError(f"the path given for {flag} is empty", "Name a file, or leave the option out")
-        return super().parse_args(ctx, args)
+        names = {option.name: key for option in self.params if (key := stored_as(option))}
+        held = self.stored() if names else {}
+        ctx.default_map = {name: held[key] for name, key in names.items() if key in held}
+        try:
+            rest = super().parse_args(ctx, args)
+        finally:
+            sources = {name: getattr(ctx.get_parameter_source(name), "name", "") for name in names}
+            taken = {key: held[key] for name, key in names.items() if sources[name] == "DEFAULT_MAP"}
+            if sources.get("rpc") in ("COMMANDLINE", "ENVIRONMENT") and taken.pop("ws-rpc", ""):
+                ctx.params["ws_rpc"] = None  # it belongs to the profile's own node
+            tell_stored(taken)
+        return rest
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the page."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from aftermath.cli.index import Entry, Index
+from aftermath.cli.profile import stored
 
-OWN, MEMBER, LAB, MODEL, DATA, LOOK, JOIN, NETWORK = (
+OWN, MEMBER, LAB, MODEL, DATA, LOOK, JOIN, NETWORK, PROFILE = (
     "Own a run",
     "Take part in a run",
     "Train without a run",
@@ -13,6 +14,7 @@ OWN, MEMBER, LAB, MODEL, DATA, LOOK, JOIN, NETWORK = (
     "Look at runs",
     "Who may join",
     "Networks and programs",
+    "What is typed each time",
 )
 
 
@@ -37,6 +39,15 @@ INDEX = {
     "data inspect": Entry(DATA, "Say what token files are, and what marks them."),
     "data fetch": Entry(DATA, "Download the tokens of FineWeb, or numbered token files elsewhere."),
     "data serve": Entry(DATA, "Serve token files to a run's members, over TCP."),
+    "init": Entry(OWN, "Write the commented config file of a new run, from questions or options."),
+    "config validate": Entry(OWN, "Say what is wrong with a run's config file, asking nobody."),
+    "config explain": Entry(
+        OWN,
+        "Say what a key of a run's config file is: its type, unit, default and limits, what it does, and an example.",
+    ),
+    "config schema": Entry(
+        OWN, "Print the JSON Schema of a run's config file, by which editors complete and check one."
+    ),
     "estimate": Entry(OWN, "Say what a run will take: SOL, bytes, memory, tokens and time."),
     "create-run": Entry(OWN, "Create a run on chain."),
     "update-config": Entry(OWN, "Set or change a run's configuration."),
@@ -70,6 +81,9 @@ INDEX = {
     "join-authorization-delegate": Entry(JOIN, "Set the keys that may join on behalf of an authorized key."),
     "join-authorization-delete": Entry(JOIN, "Withdraw an authorization, and close it when that is allowed."),
     "local-testnet start": Entry(NETWORK, "Start a run and its clients on this machine, and show them."),
+    "config set": Entry(PROFILE, "Store a cluster, wallet or run for all commands."),
+    "config show": Entry(PROFILE, "Show what commands take where nothing is said, and where that comes from."),
+    "config unset": Entry(PROFILE, "Forget what was stored for all commands."),
     "localnet": Entry(NETWORK, "Run a local Solana network with the programs on it."),
     "deploy": Entry(NETWORK, "Deploy or upgrade the programs on a cluster."),
 }
@@ -78,7 +92,9 @@ SOLANA = Index(
     package="aftermath.cli",
     entries=INDEX,
     about="Train one language model together, through Solana.",
-    epilog="Options that name a cluster, a wallet or a run also read an environment variable: --run-id reads RUN_ID.",
+    epilog="Options that name a cluster, a wallet or a run also read an environment variable: --run-id reads RUN_ID; "
+    "after that comes the profile (config set), then the default.",
+    stored=stored,
 )
 find, called, about, load, app, main = SOLANA.find, SOLANA.called, SOLANA.begun, SOLANA.load, SOLANA.app, SOLANA.main
 

@@ -27,7 +27,7 @@ _MAX_ENTRIES_BYTES = 1 << 20
 _KV_HEADS = 2  # of a Llama that is not told
 _SIZES = {"hidden": 128, "layers": 4, "heads": 4, "intermediate": 512, "vocab": VOCAB_SIZE, "context": 2048}
 """What a model has that is not told, by the option."""
-_FIELDS = {
+SIZES = {
     "hidden": "hidden_size",
     "layers": "num_hidden_layers",
     "heads": "num_attention_heads",
@@ -50,7 +50,7 @@ class Kind(StrEnum):
 def _size(name: str, text: str) -> object:
     from aftermath.cli.describe import limits
 
-    least, most = limits(LlamaConfig.model_fields[_FIELDS[name]])
+    least, most = limits(LlamaConfig.model_fields[SIZES[name]])
     default = f"; else {_SIZES[name]}" if name in _SIZES else ""
     return typer.Option(min=least, max=most, help=f"{text}{default}.", rich_help_panel=SHAPE)
 
@@ -102,17 +102,8 @@ def model_init(
     sizes = {"hidden": hidden, "layers": layers, "heads": heads, "kv_heads": kv_heads}
     sizes |= {"intermediate": intermediate, "vocab": vocab, "context": context}
     given = {name: number for name, number in sizes.items() if number is not None}
-    if preset is None:
-        described = _described(architecture or Kind.LLAMA, _SIZES | given, tied)
-    elif architecture is not None:
-        raise UsageError(f"--architecture {architecture.value}: the preset {preset} has its own", "Leave it out")
-    elif preset not in PRESETS:
-        raise UsageError(f"there is no preset {preset}", f"Choose one of {', '.join(PRESETS)}")
-    else:
-        described = dict(PRESETS[preset]) | {_FIELDS[name]: number for name, number in given.items()}
-        described |= {"tie_word_embeddings": True} if tied else {}
-    if matformer_tiers is not None:
-        described[KEY], tiers = _entries(matformer_tiers), 1
+    described = document(preset, architecture, given, tied=tied, entries=matformer_tiers)
+    tiers = tiers if matformer_tiers is None else 1
     _check(described, tiers, own_tokenizer=tokenizer is None, kv_heads=kv_heads)
     end = {"eos_token_id": VOCAB_SIZE - 1} if tokenizer is None else {}
     config = config_of(described | end)
@@ -126,6 +117,27 @@ def model_init(
     data = {"out": str(place), "parameters": by_tier[0], "tiers": by_tier, "vocab": config.vocab_size}
     told = ", ".join(f"{tier}: {count:,}" for tier, count in by_tier.items())
     return Result(data, f"{by_tier[0]:,} parameters in {place}\nby tier: {told}")
+
+
+def document(
+    preset: str | None, architecture: Kind | None, sizes: dict[str, int], *, tied: bool, entries: Path | None
+) -> dict[str, Any]:
+    """The `config.json` that these options mean, but for a tokenizer's tokens; `sizes` by the options that were given.
+
+    Raises UsageError, and CheckpointError for a file of entries that cannot be read.
+    """
+    if preset is None:
+        described = _described(architecture or Kind.LLAMA, _SIZES | sizes, tied)
+    elif architecture is not None:
+        raise UsageError(f"--architecture {architecture.value}: the preset {preset} has its own", "Leave it out")
+    elif preset not in PRESETS:
+        raise UsageError(f"there is no preset {preset}", f"Choose one of {', '.join(PRESETS)}")
+    else:
+        described = dict(PRESETS[preset]) | {SIZES[name]: number for name, number in sizes.items()}
+        described |= {"tie_word_embeddings": True} if tied else {}
+    if entries is not None:
+        described[KEY] = _entries(entries)
+    return described
 
 
 def _entries(path: Path) -> Any:
@@ -142,7 +154,7 @@ def _parameters(config: ModelConfig, tier: int) -> int:
 
 def _described(architecture: Kind, sizes: dict[str, int], tied: bool) -> dict[str, Any]:
     """A `config.json` of these sizes."""
-    described: dict[str, Any] = {_FIELDS[name]: number for name, number in sizes.items()}
+    described: dict[str, Any] = {SIZES[name]: number for name, number in sizes.items()}
     described |= {"model_type": architecture.value, "rms_norm_eps": 1e-5, "tie_word_embeddings": tied}
     described |= {"bos_token_id": None, "eos_token_id": None}
     if architecture is Kind.DEEPSEEK:

@@ -13,7 +13,12 @@ from aftermath.cli.present import Result, show
 
 FollowedRun = Annotated[
     str | None,
-    shared("--run-id", text="A run that is followed from the start, so that its past is known.", check=checked_run_id),
+    shared(
+        "--run-id",
+        text="A run that is followed from the start, so that its past is known.",
+        check=checked_run_id,
+        stored="run",
+    ),
 ]
 
 

@@ -1,7 +1,10 @@
 """Names, environment variables and help of the options that several commands share.
 
-Decided: every option that names a place or a key can also come from the environment, under upstream's names; a
-wallet key is never an argument, only a file's path or `RAW_WALLET_PRIVATE_KEY`.
+Decided
+- Every option that names a place or a key can also come from the environment, under upstream's names; a wallet key is
+  never an argument, only a file's path or `RAW_WALLET_PRIVATE_KEY`.
+- The user's profile (`cli.profile`) comes after both. It stands in for what would be said each time; so an option
+  whose absence means all runs takes nothing from it.
 """
 
 from __future__ import annotations
@@ -31,10 +34,13 @@ def shared(
     most: int | None = None,
     check: Callable[[str | None], str | None] | None = None,
     parser: Callable[[str], object] | None = None,
+    stored: str = "",
 ) -> object:
-    """An option that also reads the environment variable of its first flag in capitals."""
+    """An option that also reads the environment variable of its first flag in capitals, and after that what the user's
+    profile has `stored` under this name.
+    """
     variable = flags[0].removeprefix("--").replace("-", "_").upper()
-    return typer.Option(
+    option = typer.Option(
         *flags,
         envvar=variable,
         show_envvar=False,
@@ -45,6 +51,8 @@ def shared(
         callback=check,
         parser=parser,
     )
+    option.stored = stored
+    return option
 
 
 def checked_run_id(run_id: str | None) -> str | None:
@@ -68,7 +76,7 @@ def at_most(limit: int, text: str) -> object:
     return typer.Option(help=f"{text}, at most {limit} bytes.", callback=check)
 
 
-RunId = Annotated[str, shared("--run-id", text="The run's name, at most 32 bytes.", check=checked_run_id)]
+RunId = Annotated[str, shared("--run-id", text="The run's name, at most 32 bytes.", check=checked_run_id, stored="run")]
 OneRun = Annotated[
     str | None,
     shared("--run-id", text="The one run it is for; without it, all runs of the join authority.", check=checked_run_id),
@@ -127,9 +135,12 @@ Device = Annotated[
 class ClusterOptions:
     """Which cluster to talk to, and which coordinator on it."""
 
-    rpc: Annotated[str, shared("--rpc", text="Solana RPC endpoint.", panel=CLUSTER)] = defaults.RPC
+    rpc: Annotated[str, shared("--rpc", text="Solana RPC endpoint.", panel=CLUSTER, stored="rpc")] = defaults.RPC
     ws_rpc: Annotated[
-        str | None, shared("--ws-rpc", text="Websocket endpoint; by default the RPC's port plus one.", panel=CLUSTER)
+        str | None,
+        shared(
+            "--ws-rpc", text="Websocket endpoint; by default the RPC's port plus one.", panel=CLUSTER, stored="ws-rpc"
+        ),
     ] = None
     rpc_2: Annotated[str | None, shared("--rpc-2", text="First fallback RPC endpoint.", panel=CLUSTER)] = None
     ws_rpc_2: Annotated[str | None, shared("--ws-rpc-2", text="Websocket of the first fallback.", panel=CLUSTER)] = None
@@ -154,6 +165,7 @@ class WalletOptions:
             "-w",
             text="Wallet in the Solana CLI's JSON form; else RAW_WALLET_PRIVATE_KEY, else the Solana CLI's own wallet.",
             panel=WALLET,
+            stored="wallet",
         ),
     ] = None
 

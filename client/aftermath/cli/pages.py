@@ -20,6 +20,7 @@ PAGES = {
     "model-config": f"{_OPERATIONS}#troubleshooting",
     "no-events": f"{_OPERATIONS}#watching",
     "observe": "docs/observer.md#who-may-look",
+    "profile": f"{_OPERATIONS}#what-is-typed-each-time",
     "program-not-deployed": f"{_OPERATIONS}#before-the-first-run-on-a-cluster",
     "rank-lost": "docs/devices.md#when-a-rank-dies",
     "server": "docs/centralized.md#keep-a-run",

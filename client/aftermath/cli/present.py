@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -23,6 +25,7 @@ import typer
 
 from aftermath.base.errors import AftermathError
 from aftermath.cli.pages import PAGES
+from aftermath.coordinator.errors import CoordinatorError
 from aftermath.watch.printable import printable
 
 if TYPE_CHECKING:
@@ -36,6 +39,9 @@ EXIT_INTERRUPTED = 130
 EXITS = {"usage": EXIT_USAGE, "client-version-mismatch": EXIT_VERSION}
 """The exit codes of errors by their own codes; that of all others is EXIT_KNOWN."""
 PIPE_WIDTH = 200
+
+
+_STORED: ContextVar[Mapping[str, str] | None] = ContextVar("what a command has from the user's profile", default=None)
 
 
 @dataclass(frozen=True)
@@ -87,6 +93,13 @@ def note(sentence: str) -> None:
     Console(stderr=True, soft_wrap=True, highlight=False).print(sentence, style="dim", markup=False)
 
 
+def plain_text(text: str) -> RenderableType:
+    """Lines as they are: brackets are no markup, and nothing of them moves a terminal's cursor."""
+    from rich.text import Text
+
+    return Text(printable(text, keep="\n"))
+
+
 def facts(pairs: Mapping[str, object]) -> Table:
     """A two-column table of names and values."""
     from rich.table import Table
@@ -127,7 +140,7 @@ def reporting(*, as_json: bool) -> Iterator[None]:
     except typer.Exit:
         raise
     except AftermathError as error:
-        _fail(error.message, error.fix, error.code, as_json=as_json)
+        _fail(error.message, _with_origin(error), error.code, as_json=as_json)
     except KeyboardInterrupt:
         note("interrupted")
         raise typer.Exit(EXIT_INTERRUPTED) from None
@@ -141,6 +154,23 @@ def reporting(*, as_json: bool) -> Iterator[None]:
         _fail(f"{error.strerror}: {error.filename}", "Check the path and its permissions", "file", as_json=as_json)
     except Exception as error:
         _fail_unexpected(error, as_json=as_json)
+
+
+def tell_stored(taken: Mapping[str, str]) -> None:
+    """Remember what this command has from the user's profile, for errors to say so."""
+    _STORED.set(taken)
+
+
+def _with_origin(error: AftermathError) -> str:
+    """The fix, and what came from the profile where the error is about the cluster, wallet or run, or quotes it."""
+    taken = _STORED.get() or {}
+    quoted = any(re.search(rf"(?<![\w/.-]){re.escape(value)}(?![\w/-])", error.message) for value in taken.values())
+    if not taken or not (quoted or isinstance(error, CoordinatorError)):
+        return error.fix
+    from aftermath.cli.profile import told
+
+    origin = f"From the profile: {told(taken)} (aftermath-solana config show)"
+    return f"{error.fix.rstrip('.')}. {origin}" if error.fix else origin
 
 
 def _fail(sentence: str, fix: str, code: str, *, as_json: bool) -> NoReturn:

@@ -23,6 +23,18 @@ from aftermath.optim.schema import Schema
 from aftermath.rules.schedules import highest_rate
 from aftermath.rules.state import CheckpointKind
 
+CODES = {
+    "repository-name": "no name of a repository",
+    "verification-not-there": "members that check others, which no client does yet",
+    "labels-not-there": "finetuning on data without labels",
+    "sequence-too-short": "sequences of one token",
+    "sequence-too-long": "sequences longer than the model is made for",
+    "optimizer-not-exchanged": "an optimizer with which members have nothing to exchange",
+    "weight-decay-too-high": "a step that would turn every weight's sign",
+    "checkpoint-is-a-slice": "a checkpoint of another tier than 0",
+    "architecture-differs": "another architecture than the checkpoint's",
+}
+"""What is refused here, by a name for programs that stays when the sentence changes."""
 _LLM = ("model", "LLM")
 
 
@@ -55,88 +67,102 @@ class Shape:
 def shape_of(config: RunConfig) -> Shape:
     """The schema of the run this file describes.
 
-    Raises ConfigError for what members would not do as the file says, and `model`'s errors when the checkpoint
-    cannot be read or its model cannot be cut into the tiers.
+    Raises Mistaken for what members would not do as the file says, and `model`'s errors when the checkpoint cannot be
+    read or its model cannot be cut into the tiers.
     """
-    if mistakes := [*_not_there(config)]:
+    if mistakes := [*not_there(config)]:
         raise config.refused(mistakes)
-    document = _document(config)
-    if mistakes := [*_not_done(config), *_not_fitting(config, document)]:
+    document = document_of(config)
+    if mistakes := [*not_done(config), *not_fitting(config, document)]:
         raise config.refused(mistakes)
+    return shape_with(config, document)
+
+
+def shape_with(config: RunConfig, document: Mapping[str, Any]) -> Shape:
+    """The schema with this config.json. Raises `model`'s errors."""
     return Shape(agreed_schema(document, config.llm.matformer.tiers, optimizer_of(config.llm.optimizer)))
 
 
-def _document(config: RunConfig) -> Mapping[str, Any]:
-    """The checkpoint's config.json. Raises ConfigError where a path of the file is wrong, else what reading raises."""
+def document_of(config: RunConfig) -> Mapping[str, Any]:
+    """The checkpoint's config.json. Raises Mistaken where a path of the file is wrong, else what reading raises."""
     try:
         return load_hf_config(checkpoint_of(config.llm.checkpoint))
     except CheckpointError as error:
         if config.llm.checkpoint.Local is None:
             raise
         said = ". ".join(filter(None, (error.message, error.fix)))
-        raise config.refused([((*_LLM, "checkpoint"), said)]) from error
+        raise config.refused([Mistake((*_LLM, "checkpoint"), said, error.code)]) from error
 
 
-def _not_there(config: RunConfig) -> Iterator[Mistake]:
+def not_there(config: RunConfig) -> Iterator[Mistake]:
     """What no checkpoint can be got from, known without asking anybody."""
     hub = config.llm.checkpoint.Hub
     if hub is not None and not is_repository(hub.repo_id):
-        yield (
+        yield Mistake(
             (*_LLM, "checkpoint", "Hub", "repo_id"),
             f'repo_id = "{hub.repo_id}" is not the name of a repository: it is OWNER/NAME, for example "ada/my-model"',
+            "repository-name",
         )
 
 
-def _not_done(config: RunConfig) -> Iterator[Mistake]:
+def not_done(config: RunConfig) -> Iterator[Mistake]:
     """What no member of this client does."""
     if percent := config.config.verification_percent:
-        yield (
+        yield Mistake(
             ("config", "verification_percent"),
             f"verification_percent = {percent}: no client recomputes results yet, so verifiers would stand idle; use 0",
+            "verification-not-there",
         )
     if config.llm.data_type == "Finetuning" and config.llm.data_location.Preprocessed is None:
-        yield (
+        yield Mistake(
             (*_LLM, "data_type"),
             'data_type = "Finetuning": only data_location = { Preprocessed = "DIR" } has labels; use that, or '
             'use "Pretraining"',
+            "labels-not-there",
         )
     if config.llm.max_seq_len < 2:
-        yield (*_LLM, "max_seq_len"), "max_seq_len = 1: a sequence of one token leaves nothing to predict; use more"
+        told = "max_seq_len = 1: a sequence of one token leaves nothing to predict; use more"
+        yield Mistake((*_LLM, "max_seq_len"), told, "sequence-too-short")
     optimizer = config.llm.optimizer
     if optimizer.AdamW is not None:
-        yield (
+        yield Mistake(
             (*_LLM, "optimizer", "AdamW"),
             "the optimizer AdamW is not supported: members exchange results with DisTrO or SparseLoCo; "
             "use [model.LLM.optimizer.Distro], or [model.LLM.optimizer.SparseLoCo] with AdamW as its inner_optimizer",
+            "optimizer-not-exchanged",
         )
     rate, decay = highest_rate(schedule_of(config.llm.lr_schedule)), optimizer_of(optimizer).weight_decay
     if optimizer.AdamW is None and rate * decay > 1:
-        yield (
+        yield Mistake(
             (*_LLM, "optimizer", "SparseLoCo" if optimizer.SparseLoCo else "Distro", "weight_decay"),
             f"weight_decay = {decay}: a step at the highest learning rate, {rate}, would turn every weight's sign; use "
             f"at most {1 / rate:g}",
+            "weight-decay-too-high",
         )
 
 
-def _not_fitting(config: RunConfig, document: Mapping[str, Any]) -> Iterator[Mistake]:
+def not_fitting(config: RunConfig, document: Mapping[str, Any]) -> Iterator[Mistake]:
     """Where the file and the checkpoint's config.json, `document`, do not go together."""
     stored, _ = stored_tier(document)
     if stored:
         place = config.llm.checkpoint.to_chain()
-        yield (
+        yield Mistake(
             (*_LLM, "checkpoint", CheckpointKind(place["kind"]).name.title()),
             f"checkpoint {place['repo']} is a slice of tier {stored}, without what tier 0 holds; use the full one",
+            "checkpoint-is-a-slice",
         )
     found = next(name for name, architecture in ARCHITECTURES.items() if architecture is architecture_of(document))
     if config.llm.architecture != found:
-        yield (
+        yield Mistake(
             (*_LLM, "architecture"),
             f'architecture = "{config.llm.architecture}": the checkpoint is of another; use "{found}"',
+            "architecture-differs",
         )
     positions = config_of(document).max_position_embeddings
     if config.llm.max_seq_len > positions:
-        yield (
+        yield Mistake(
             (*_LLM, "max_seq_len"),
             f"max_seq_len = {config.llm.max_seq_len}: the model is made for {positions} tokens "
             f"(max_position_embeddings in its config.json); use at most {positions}",
+            "sequence-too-long",
         )

@@ -33,7 +33,12 @@ def show_identity(
     options: IdentityOptions,
     run_id: Annotated[
         str | None,
-        shared("--run-id", text="Also show the peer identity the wallet has in this run.", check=checked_run_id),
+        shared(
+            "--run-id",
+            text="Also show the peer identity the wallet has in this run.",
+            check=checked_run_id,
+            stored="run",
+        ),
     ] = None,
     create: Annotated[
         bool, typer.Option("--create", help="First make the wallet's key file, readable by you only.")

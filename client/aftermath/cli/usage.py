@@ -1,7 +1,8 @@
 """What is wrong with a command line, in the words and the form of every other error.
 
 Decided: the parser's own sentences are replaced, because they name Python's types and look different in every
-version of it; a value that came from the environment is called by its variable, which is where it must be mended.
+version of it; a value that came from the environment or from the user's profile is called as it is there, which is
+where it must be mended.
 """
 
 from __future__ import annotations
@@ -68,13 +69,20 @@ def wanted(parameter: Any, kind: Any) -> str:
     return "something else"
 
 
+def stored_as(parameter: Any) -> str:
+    """What an option is called in the user's profile; empty if it takes nothing from there."""
+    return str(getattr(getattr(parameter.type_descriptor, "parameter_info", None), "stored", ""))
+
+
 def _called(parameter: Any, context: Any) -> str:
-    """The option as it was given: by its flag, its variable, or its place."""
+    """The option as it was given: by its flag, its variable, the profile or its place."""
     if parameter.param_type_name == "argument":
         return str(parameter.name)
     source = context.get_parameter_source(parameter.name) if context is not None else None
     if source is not None and source.name == "ENVIRONMENT":
         return f"the variable {parameter.envvar}"
+    if source is not None and source.name == "DEFAULT_MAP":
+        return f"the profile's {stored_as(parameter)}"
     return str(parameter.opts[0])
 
 

@@ -16,11 +16,14 @@ from aftermath.base.bounded import Malformed, toml_value
 from aftermath.base.errors import ConfigError
 from aftermath.config import errors as config_errors
 from aftermath.config import rules as config_rules
+from aftermath.config.meaning import Means, Seconds, SomeSeconds
 from aftermath.config.sources import Checkpoint, DataLocation
 from aftermath.config.tables import U8, U16, U32, U64, Table
 from aftermath.config.training import LearningRate, Optimizer
-from aftermath.rules.limits import MAX_LEVELS
 from aftermath.rules.model import marked
+from aftermath.rules.run import MAX_WITNESSES
+from aftermath.rules.bitmap import MAX_MEMBERS
+from aftermath.rules.limits import MAX_LEVELS, MAX_SEQ_LEN, MAX_WARMUP_TOKENS
 from aftermath.rules.state import Architecture, DataType
 
 MAX_CONFIG_BYTES = 1 << 20
@@ -37,28 +40,89 @@ _DATA_TYPES = {"Pretraining": DataType.PRETRAINING, "Finetuning": DataType.FINET
 
 
 class RunRules(Table):
-    """`[config]`: the clock, the quorum and the batch of a run. Times in seconds (a `min_round_time` of 0 is none), the
-    bond in lamports.
-    """
+    """`[config]`: the clock, the quorum and the batch of a run."""
 
-    warmup_time: U64
-    cooldown_time: U64
-    min_round_time: U64 = 1
-    max_round_train_time: U64
-    round_witness_time: U64
-    epoch_time: U64 = 0
-    rounds_per_epoch: U32 = 0
-    total_steps: U32
-    init_min_clients: U16
-    min_clients: U16
-    witness_nodes: U16 = 0
-    overlap: U8 = 1
-    global_batch_size_start: U16
-    global_batch_size_end: U16
-    global_batch_size_warmup_tokens: U64 = 0
-    verification_percent: U8 = 0
-    join_bond: U64 = 0
-    waiting_for_members_extra_time: U8 = 10
+    warmup_time: Seconds = Field(
+        examples=[60],
+        description="Longest time that members have to get the model before an epoch trains. It must cover the "
+        "download; a warm-up ends early when everybody is ready. Below `epoch_time`, if that is set.",
+    )
+    cooldown_time: SomeSeconds = Field(
+        examples=[30],
+        description="Longest time for hashing, attesting and keeping the model after an epoch. It ends early when all "
+        "levels are attested and a checkpoint is named; without a member that keeps checkpoints it takes all of it.",
+    )
+    min_round_time: Seconds = Field(
+        default=1,
+        description="Shortest time of a round, whoever claims to be done. 0 is none; at most `max_round_train_time`.",
+    )
+    max_round_train_time: SomeSeconds = Field(
+        examples=[60],
+        description="Longest time that a round trains: what the slowest member's share needs. Whoever needs longer "
+        "loses the round, and is told so before it joins. Below `epoch_time`, if that is set.",
+    )
+    round_witness_time: SomeSeconds = Field(
+        examples=[5], description="Longest time that late witnesses have after `max_round_train_time` has passed."
+    )
+    epoch_time: Seconds = Field(
+        default=0,
+        examples=[3600],
+        description="An epoch ends after so long. 0: it does not end by time; this or `rounds_per_epoch` must be set.",
+    )
+    rounds_per_epoch: Annotated[U32, Means("rounds")] = Field(
+        default=0,
+        examples=[20],
+        description="An epoch ends after so many rounds. 0: it does not end by rounds; this or `epoch_time` must be "
+        "set. Newcomers join, and checkpoints are kept, between epochs.",
+    )
+    total_steps: Annotated[U32, Means("steps", least=1)] = Field(
+        examples=[1000],
+        description="The run is finished after so many steps. A step is a round of which a result was applied.",
+    )
+    init_min_clients: Annotated[U16, Means("members", least=1, most=MAX_MEMBERS)] = Field(
+        examples=[3],
+        description="So many members must be there before an epoch begins. At least `min_clients`.",
+    )
+    min_clients: Annotated[U16, Means("members", least=1, most=MAX_MEMBERS)] = Field(
+        examples=[2], description="With fewer members an epoch ends, and the run waits for others."
+    )
+    witness_nodes: Annotated[U16, Means("members", most=MAX_WITNESSES)] = Field(
+        default=0,
+        description="So many members are elected as witnesses of a round. 0: all of them, up to 32; at most "
+        "`min_clients`. Fewer cost fewer transactions, and one that dies holds its round up.",
+    )
+    overlap: Annotated[U8, Means("rounds", most=1)] = Field(
+        default=1,
+        description="Rounds for which results travel while the next ones train. 0: a round ends when its results are "
+        "there; for rounds whose training is long against the network, and for inner steps.",
+    )
+    global_batch_size_start: Annotated[U16, Means("sequences", least=1)] = Field(
+        examples=[32],
+        description="Sequences of a round, of all members together, at the beginning of the run. With SparseLoCo a "
+        "round wants `inner_steps` times what a step needs.",
+    )
+    global_batch_size_end: Annotated[U16, Means("sequences", least=1)] = Field(
+        examples=[32],
+        description="Sequences of a round once `global_batch_size_warmup_tokens` are trained. At least "
+        "`global_batch_size_start`; the same, and the batch does not grow.",
+    )
+    global_batch_size_warmup_tokens: Annotated[U64, Means("tokens", most=MAX_WARMUP_TOKENS)] = Field(
+        default=0,
+        description="Tokens over which the batch grows from its first size to its last. 0: it has its last from the "
+        "start.",
+    )
+    verification_percent: Annotated[U8, Means("percent of the members", most=100)] = Field(
+        default=0,
+        description="Members of a round that check others instead of training. No client does so yet: only 0 is taken.",
+    )
+    join_bond: Annotated[U64, Means("lamports")] = Field(
+        default=0,
+        description="What a wallet locks as long as it is a member, and loses if it is ejected. Members say up to how "
+        "much they agree (`train --max-bond`).",
+    )
+    waiting_for_members_extra_time: Annotated[U8, Means("seconds", least=1)] = Field(
+        default=10, description="How long the run waits for more once `init_min_clients` are there."
+    )
 
 
 class Matformer(Table):
@@ -66,25 +130,41 @@ class Matformer(Table):
     layer.
     """
 
-    tiers: Annotated[int, Field(ge=1, le=MAX_LEVELS)] = 1
+    tiers: Annotated[int, Field(ge=1, le=MAX_LEVELS), Means("tiers")] = Field(
+        default=1, examples=[3], description="Sizes of the model that members may hold. 1: everybody holds all of it."
+    )
 
 
 class Llm(Table):
-    """`[model.LLM]`: what is trained, from which checkpoint, on which data, and how.
+    """`[model.LLM]`: what is trained, from which checkpoint, on which data, and how."""
 
-    `data_hash` is what `data inspect` shows of the data's files; members whose files have another are refused.
-    """
-
-    architecture: Literal["HfLlama", "HfDeepseek", "HfNanoGPT", "HfAuto"]
-    data_type: Literal["Pretraining", "Finetuning"]
-    max_seq_len: U32
-    cold_start_warmup_steps: U32 = 0
-    checkpoint: Checkpoint
-    data_location: DataLocation
-    data_hash: Annotated[str, Field(pattern="^([0-9a-f]{64})?$")] = ""
-    lr_schedule: LearningRate
-    optimizer: Optimizer
-    matformer: Matformer = Matformer()
+    architecture: Literal["HfLlama", "HfDeepseek", "HfNanoGPT", "HfAuto"] = Field(
+        examples=["HfLlama"],
+        description="What kind of model the checkpoint is. HfAuto: any other causal language model of transformers.",
+    )
+    data_type: Literal["Pretraining", "Finetuning"] = Field(
+        examples=["Pretraining"],
+        description="Whether every token is learnt (Pretraining), or labels (Finetuning). Labels come with a "
+        "`Preprocessed` data location only.",
+    )
+    max_seq_len: Annotated[U32, Means("tokens", least=1, most=MAX_SEQ_LEN)] = Field(
+        examples=[512],
+        description="Length of a sequence of the data. From 2 on, and no longer than the model is made for.",
+    )
+    cold_start_warmup_steps: Annotated[U32, Means("steps")] = Field(
+        default=0,
+        description="Steps over which the learning rate rises again after a pause. They must fit into one epoch.",
+    )
+    checkpoint: Checkpoint = Field(description="The checkpoint that the run begins with.")
+    data_location: DataLocation = Field(description="Where the tokens are.")
+    data_hash: Annotated[str, Field(pattern="^([0-9a-f]{64})?$")] = Field(
+        default="",
+        description="Hash of the data's files, by which members with others are refused. Empty: `update-config` fills "
+        "it in where this machine has the data; `data inspect` shows it.",
+    )
+    lr_schedule: LearningRate = Field(description="The learning rate of every step.")
+    optimizer: Optimizer = Field(description="How members learn, and what they send each other.")
+    matformer: Matformer = Field(default=Matformer(), description="Into how many tiers the model is cut.")
 
     def to_chain(self) -> dict[str, Any]:
         """The program's `ModelParams`."""
@@ -107,14 +187,14 @@ class Llm(Table):
 class ModelTable(Table):
     """`[model]`: so far only language models."""
 
-    LLM: Llm
+    LLM: Llm = Field(description="The language model.")
 
 
 class RunConfig(Table):
     """A whole config file."""
 
-    config: RunRules
-    model: ModelTable
+    config: RunRules = Field(description="The clock, the quorum and the batch.")
+    model: ModelTable = Field(description="What is trained.")
     _source: str = PrivateAttr("config")
     _text: str = PrivateAttr("")
 
@@ -136,7 +216,7 @@ class RunConfig(Table):
             raise self.refused(broken)
         return config
 
-    def refused(self, mistakes: list[config_errors.Mistake]) -> ConfigError:
+    def refused(self, mistakes: list[config_errors.Mistake]) -> config_errors.Mistaken:
         """The error that shows these mistakes with the lines of the file."""
         return _refused(self._source, self._text, mistakes)
 
@@ -172,7 +252,7 @@ def parse_as(text: str, source: str, kind: type[C]) -> C:
     try:
         tables = toml_value(text)
     except Malformed as error:
-        raise ConfigError(f"{source} is not valid TOML: {error}", f"Correct it there; {_OURS}") from None
+        raise config_errors.no_toml(source, str(error), f"Correct it there; {_OURS}") from None
     try:
         config = kind.model_validate(tables)
     except ValidationError as error:
@@ -183,7 +263,10 @@ def parse_as(text: str, source: str, kind: type[C]) -> C:
     return config
 
 
-def _refused(source: str, text: str, mistakes: list[config_errors.Mistake]) -> ConfigError:
+def _refused(source: str, text: str, mistakes: list[config_errors.Mistake]) -> config_errors.Mistaken:
     lines = config_errors.line_numbers(text)
-    said = (f"{source}:{config_errors.line_of(lines, path)}: {sentence}" for path, sentence in mistakes)
-    return ConfigError("\n".join(said), f"Correct the file there; {_OURS}")
+    found = [
+        config_errors.Found(config_errors.line_of(lines, one.path), ".".join(one.path), one.sentence, one.code)
+        for one in mistakes
+    ]
+    return config_errors.Mistaken(source, found, f"Correct the file there; {_OURS}")

@@ -7,16 +7,41 @@ import re
 import types
 import typing
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from datetime import date, time
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
 from aftermath.base.counted import counted
-from aftermath.base.errors import shown
+from aftermath.base.errors import ConfigError, shown
 
 Path = tuple[str, ...]
-Mistake = tuple[Path, str]
+CODES = {
+    "not-toml": "the file is no TOML",
+    "unknown-key": "a key that does not exist, mistyped or at the wrong place",
+    "missing-key": "a key, or a table, that must be there",
+    "wrong-type": "a value of another type",
+    "wrong-word": "a word that is none of those allowed",
+    "wrong-form": "a text of another form",
+    "wrong-length": "a list of another length",
+    "wrong-choice": "a table that needs exactly one of its variants, or one that is not here",
+    "out-of-range": "a number that its key does not hold",
+}
+"""What is wrong with a file as such, by a name for programs that stays when the sentence changes. What the program
+would refuse has the name of its error.
+"""
+_BY_KIND = {
+    "extra_forbidden": "unknown-key",
+    "missing": "missing-key",
+    "literal_error": "wrong-word",
+    "string_pattern_mismatch": "wrong-form",
+    "too_short": "wrong-length",
+    "too_long": "wrong-length",
+    "value_error": "wrong-choice",
+    "greater_than_equal": "out-of-range",
+    "less_than_equal": "out-of-range",
+}
 _HEADER = re.compile(r"^\s*\[+\s*([^\[\]]+?)\s*\]+")
 _KEY = re.compile(r"""^\s*((?:[\w-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[\w-]+|"[^"]*"|'[^']*'))*)\s*=""")
 _PART = re.compile(r"""[\w-]+|"[^"]*"|'[^']*'""")
@@ -32,6 +57,38 @@ _KINDS |= {
     "model_attributes_type": "a table",
     "int_from_float": "a whole number",
 }
+
+
+class Mistake(NamedTuple):
+    """What is wrong at a key, as a sentence and as a code."""
+
+    path: Path
+    sentence: str
+    code: str
+
+
+@dataclass(frozen=True)
+class Found:
+    """A mistake as it is told of a file: `line` is from 1."""
+
+    line: int
+    key: str
+    sentence: str
+    code: str
+
+
+class Mistaken(ConfigError):
+    """A config file with mistakes, which `found` has one by one; one sentence stands in a line of the message."""
+
+    def __init__(self, source: str, found: Sequence[Found], fix: str) -> None:
+        super().__init__("\n".join(f"{source}:{one.line}: {one.sentence}" for one in found), fix)
+        self.found = tuple(found)
+
+
+def no_toml(source: str, why: str, fix: str) -> Mistaken:
+    """The error for a file that the parser cannot read, which says why and where."""
+    line = re.search(r"at line (\d+)", why)
+    return Mistaken(source, [Found(int(line[1]) if line else 1, "", f"this is not valid TOML: {why}", "not-toml")], fix)
 
 
 def line_numbers(text: str) -> dict[Path, int]:
@@ -61,9 +118,12 @@ def line_of(lines: dict[Path, int], path: Sequence[str | int]) -> int:
 
 
 def sentences(error: ValidationError, root: type[BaseModel]) -> list[Mistake]:
-    """One (key path, sentence) per mistake that pydantic found; unknown keys first, since a typo is often the cause."""
+    """One for each mistake that pydantic found; unknown keys first, since a typo is often the cause."""
     mistakes = sorted(error.errors(include_url=False), key=lambda item: item["type"] != "extra_forbidden")
-    return [(tuple(map(str, item["loc"])), _sentence(item, root)) for item in mistakes]
+    return [
+        Mistake(tuple(map(str, item["loc"])), _sentence(item, root), _BY_KIND.get(item["type"], "wrong-type"))
+        for item in mistakes
+    ]
 
 
 def _sentence(item: Any, root: type[BaseModel]) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
+from aftermath.base.errors import code_of
 from aftermath.config.errors import Mistake, Path
 from aftermath.programs import COORDINATOR_IDL
 from aftermath.rules.bitmap import MAX_MEMBERS
@@ -53,10 +54,12 @@ def program_errors() -> dict[str, str]:
 
 
 def broken(update: Mapping[str, Any]) -> list[Mistake]:
-    """(key path, sentence) of every rule that the `config` and `model` of an update break, in the program's order."""
+    """Every rule that the `config` and `model` of an update break, in the program's order."""
     found = [*_config(update["config"]), *_model(update["config"], update["model"])]
     sentences = program_errors()
-    return [(path, f"{path[-1]} = {_shown(given)}: {sentences[name]}") for name, path, given in found]
+    return [
+        Mistake(path, f"{path[-1]} = {_shown(given)}: {sentences[name]}", code_of(name)) for name, path, given in found
+    ]
 
 
 def _config(config: Mapping[str, Any]) -> _Broken:

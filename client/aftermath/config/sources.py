@@ -7,7 +7,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from aftermath.config.meaning import Means, Place, Repository
 from aftermath.config.tables import U8, U32, BareVariant, Choice, Variant
+from aftermath.rules.limits import REVISION_BYTES
 from aftermath.rules.state import CheckpointKind, DataKind
 
 TokenSize = Literal["TwoBytes", "FourBytes"]
@@ -23,8 +25,10 @@ _OWN_STATE = (
 class HubCheckpoint(Variant):
     """A Hugging Face repository; without a revision its default branch."""
 
-    repo_id: str
-    revision: str = ""
+    repo_id: Repository = Field(examples=["ada/my-model"], description="The repository, as OWNER/NAME.")
+    revision: Annotated[str, Means(bytes=REVISION_BYTES)] = Field(
+        default="", description="A commit, tag or branch of it. Pin a commit where the run matters."
+    )
 
     def to_chain(self) -> dict[str, Any]:
         return {"kind": int(CheckpointKind.HUB), "repo": self.repo_id, "revision": self.revision}
@@ -33,7 +37,9 @@ class HubCheckpoint(Variant):
 class LocalCheckpoint(BareVariant):
     """A directory every member has under the same path."""
 
-    path: str
+    path: Repository = Field(
+        examples=["runs/mine/model"], description="The directory; a relative one from where a member is started."
+    )
 
     def to_chain(self) -> dict[str, Any]:
         return {"kind": int(CheckpointKind.LOCAL), "repo": self.path, "revision": ""}
@@ -42,7 +48,12 @@ class LocalCheckpoint(BareVariant):
 class DummyCheckpoint(Variant):
     """Seeded weights instead of stored ones; a directory or a Hub repository gives the model's shape."""
 
-    repo_id: str = ""
+    repo_id: Repository = Field(
+        default="",
+        examples=["runs/mine/model"],
+        description="A directory, or a repository as OWNER/NAME, whose config.json says the model's shape. It must be "
+        "given.",
+    )
 
     def to_chain(self) -> dict[str, Any]:
         return {"kind": int(CheckpointKind.DUMMY), "repo": self.repo_id, "revision": ""}
@@ -57,15 +68,15 @@ class Checkpoint(Choice):
         "P2P": _OWN_STATE,
         "P2PGcs": _OWN_STATE,
     }
-    Hub: HubCheckpoint | None = None
-    Local: LocalCheckpoint | None = None
-    Dummy: DummyCheckpoint | None = None
+    Hub: HubCheckpoint | None = Field(default=None, description="A Hugging Face repository.")
+    Local: LocalCheckpoint | None = Field(default=None, description="A directory of every member.")
+    Dummy: DummyCheckpoint | None = Field(default=None, description="Weights made from a seed.")
 
 
 class SeededShuffle(BareVariant):
     """The data is shuffled by 32 seed bytes."""
 
-    seed: SeedBytes
+    seed: SeedBytes = Field(examples=[list(range(1, 33))], description="32 numbers from 0 to 255.")
 
     def to_chain(self) -> dict[str, Any]:
         return {"shuffle": 1, "shuffle_seed": bytes(self.seed)}
@@ -81,11 +92,13 @@ class NoShuffle(Variant):
 class Shuffle(Choice):
     """In which order the sequences are numbered."""
 
-    DontShuffle: NoShuffle | None = None
-    Seeded: SeededShuffle | None = None
+    DontShuffle: NoShuffle | None = Field(default=None, description="The data's own order.")
+    Seeded: SeededShuffle | None = Field(default=None, description="An order made from a seed.")
 
 
 _NO_SHUFFLE = Shuffle(DontShuffle=NoShuffle())
+_TOKEN_SIZE = "Bytes of a token in the files. TwoBytes hold a vocabulary of up to 65,536."
+_ORDER = "In which order the sequences are trained."
 
 
 def _location(kind: DataKind, primary: str, secondary: str = "", token_size: TokenSize = "TwoBytes") -> dict[str, Any]:
@@ -111,7 +124,7 @@ class DummyData(Variant):
 class ServerData(BareVariant):
     """A data server's host and port."""
 
-    address: str
+    address: Place = Field(examples=["192.168.1.5:9300"], description="The server, as HOST:PORT.")
 
     def to_chain(self) -> dict[str, Any]:
         return _location(DataKind.SERVER, self.address)
@@ -120,9 +133,12 @@ class ServerData(BareVariant):
 class LocalData(BareVariant):
     """A token file, or a directory of them, that every member has under the same path."""
 
-    path: str
-    token_size_in_bytes: TokenSize = "TwoBytes"
-    shuffle: Shuffle = _NO_SHUFFLE
+    path: Place = Field(
+        examples=["runs/mine/tokens"],
+        description="The file or directory; a relative one from where a member is started.",
+    )
+    token_size_in_bytes: TokenSize = Field(default="TwoBytes", description=_TOKEN_SIZE)
+    shuffle: Shuffle = Field(default=_NO_SHUFFLE, description=_ORDER)
 
     def to_chain(self) -> dict[str, Any]:
         location = _location(DataKind.LOCAL, self.path, token_size=self.token_size_in_bytes)
@@ -132,7 +148,7 @@ class LocalData(BareVariant):
 class SingleUrlFiles(BareVariant):
     """One token file behind one URL."""
 
-    url: str
+    url: Place = Field(examples=["https://example.org/tokens.bin"], description="The file's URL.")
 
     def to_chain(self) -> dict[str, Any]:
         return _location(DataKind.HTTP_SINGLE_URL, self.url)
@@ -143,10 +159,14 @@ class NumberedUrlFiles(Variant):
     digits.
     """
 
-    url_template: str
-    start_index: U32 = 0
-    n_left_pad_zeros: U8 = 0
-    num_files: U32
+    url_template: Place = Field(
+        examples=["https://example.org/tokens-{}.bin"], description="The URL of each, with {} where its number is."
+    )
+    start_index: U32 = Field(default=0, description="Number of the first file.")
+    n_left_pad_zeros: Annotated[U8, Means("digits")] = Field(
+        default=0, description="Length that numbers are padded to with zeros."
+    )
+    num_files: Annotated[U32, Means("files", least=1)] = Field(examples=[8], description="How many files there are.")
 
     def to_chain(self) -> dict[str, Any]:
         numbers = {"pad_zeros": self.n_left_pad_zeros, "start_index": self.start_index, "num_files": self.num_files}
@@ -156,8 +176,10 @@ class NumberedUrlFiles(Variant):
 class GcpFiles(Variant):
     """A public Google Cloud bucket and the folder in it."""
 
-    bucket_name: str
-    filter_directory: str = ""
+    bucket_name: Place = Field(examples=["my-tokens"], description="The bucket, which everybody may read.")
+    filter_directory: Place = Field(
+        default="", examples=["fineweb"], description="The folder in it; empty: all of the bucket."
+    )
 
     def to_chain(self) -> dict[str, Any]:
         return _location(DataKind.HTTP_GCP, self.bucket_name, self.filter_directory)
@@ -166,17 +188,17 @@ class GcpFiles(Variant):
 class HttpLocation(Choice):
     """Which files an HTTP data location reads."""
 
-    SingleUrl: SingleUrlFiles | None = None
-    NumberedFiles: NumberedUrlFiles | None = None
-    Gcp: GcpFiles | None = None
+    SingleUrl: SingleUrlFiles | None = Field(default=None, description="One file.")
+    NumberedFiles: NumberedUrlFiles | None = Field(default=None, description="Files whose URLs differ in a number.")
+    Gcp: GcpFiles | None = Field(default=None, description="A public Google Cloud bucket.")
 
 
 class HttpData(Variant):
     """Token files over HTTP."""
 
-    token_size_in_bytes: TokenSize = "TwoBytes"
-    shuffle: Shuffle = _NO_SHUFFLE
-    location: HttpLocation
+    token_size_in_bytes: TokenSize = Field(default="TwoBytes", description=_TOKEN_SIZE)
+    shuffle: Shuffle = Field(default=_NO_SHUFFLE, description=_ORDER)
+    location: HttpLocation = Field(description="Which files.")
 
     def to_chain(self) -> dict[str, Any]:
         token_bytes = _TOKEN_BYTES[self.token_size_in_bytes]
@@ -186,7 +208,7 @@ class HttpData(Variant):
 class WeightedData(BareVariant):
     """The URL of a JSON list of weighted data locations."""
 
-    url: str
+    url: Place = Field(examples=["https://example.org/mixture.json"], description="The document's URL.")
 
     def to_chain(self) -> dict[str, Any]:
         return _location(DataKind.WEIGHTED_HTTP, self.url)
@@ -195,7 +217,7 @@ class WeightedData(BareVariant):
 class PreprocessedData(BareVariant):
     """A data set that is tokenised already."""
 
-    path: str
+    path: Place = Field(examples=["runs/mine/rows"], description="The folder of rows, which every member has.")
 
     def to_chain(self) -> dict[str, Any]:
         return _location(DataKind.PREPROCESSED, self.path)
@@ -204,9 +226,9 @@ class PreprocessedData(BareVariant):
 class DataLocation(Choice):
     """Where the tokens are."""
 
-    Dummy: DummyData | None = None
-    Server: ServerData | None = None
-    Local: LocalData | None = None
-    Http: HttpData | None = None
-    WeightedHttp: WeightedData | None = None
-    Preprocessed: PreprocessedData | None = None
+    Dummy: DummyData | None = Field(default=None, description="Made-up tokens.")
+    Server: ServerData | None = Field(default=None, description="A data server.")
+    Local: LocalData | None = Field(default=None, description="Token files of every member.")
+    Http: HttpData | None = Field(default=None, description="Token files over HTTP.")
+    WeightedHttp: WeightedData | None = Field(default=None, description="A mixture of these.")
+    Preprocessed: PreprocessedData | None = Field(default=None, description="Rows with labels, for finetuning.")

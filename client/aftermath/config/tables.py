@@ -10,9 +10,10 @@ from __future__ import annotations
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, model_validator
+from pydantic_core import CoreSchema
 
 U8 = Annotated[int, Field(ge=0, le=2**8 - 1)]
 U16 = Annotated[int, Field(ge=0, le=2**16 - 1)]
@@ -26,9 +27,30 @@ class Table(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """What a file may have here, as JSON Schema has it: TOML has no null, so a key is there or it is not."""
+        document = handler(core)
+        held = handler.resolve_ref_schema(document)
+        properties = {name: _as_written(one) for name, one in held.get("properties", {}).items()}
+        shape = cls._shape(held | {"properties": properties})
+        held.clear()
+        held.update(shape)
+        return document
+
+    @classmethod
+    def _shape(cls, table: dict[str, Any]) -> dict[str, Any]:
+        """The JSON Schema of all that may be written for this table, from that of the table itself."""
+        return table
+
 
 class Variant(Table, ABC):
     """One alternative of a `Choice`, which knows the program's form of itself."""
+
+    @classmethod
+    def is_bare(cls) -> bool:
+        """Whether its name alone says all that must be said of it."""
+        return not any(field.is_required() for field in cls.model_fields.values())
 
     @abstractmethod
     def to_chain(self) -> dict[str, Any]:
@@ -54,6 +76,23 @@ class Choice(Table):
             raise ValueError(f"needs exactly one of {', '.join(cls.model_fields)}, not {given}")
         return value
 
+    @classmethod
+    def _shape(cls, table: dict[str, Any]) -> dict[str, Any]:
+        bare = [name for name, variant in cls.variants().items() if variant.is_bare()]
+        one = table | {"minProperties": 1, "maxProperties": 1}
+        return {"description": one.pop("description"), "anyOf": [one, *([{"enum": bare}] if bare else [])]}
+
+    @classmethod
+    def variants(cls) -> dict[str, type[Variant]]:
+        """What may be chosen, by name."""
+        kinds = {name: get_args(field.annotation) for name, field in cls.model_fields.items()}
+        return {
+            name: one
+            for name, these in kinds.items()
+            for one in these
+            if isinstance(one, type) and issubclass(one, Variant)
+        }
+
     @property
     def chosen(self) -> Variant:
         """The settings of the variant that was chosen."""
@@ -68,10 +107,27 @@ class Choice(Table):
 class BareVariant(Variant, ABC):
     """A variant whose first key may be written without its name: `Local = "path"` for `Local = { path = "path" }`."""
 
+    @classmethod
+    def _shape(cls, table: dict[str, Any]) -> dict[str, Any]:
+        first = table["properties"][next(iter(cls.model_fields))]
+        return {"description": table.pop("description"), "anyOf": [table, first]}
+
     @model_validator(mode="before")
     @classmethod
     def _bare(cls, value: Any) -> Any:
         return value if isinstance(value, dict) else {next(iter(cls.model_fields)): value}
+
+
+def _as_written(given: dict[str, Any]) -> dict[str, Any]:
+    """A key's JSON Schema without null, and with its unit in what it says."""
+    kinds = [one for one in given.get("anyOf", ()) if one != {"type": "null"}]
+    rest = {name: value for name, value in given.items() if name != "anyOf" and (name, value) != ("default", None)}
+    if isinstance(default := rest.get("default"), dict):
+        rest["default"] = {name: value for name, value in default.items() if value is not None}
+    document = kinds[0] | rest if len(kinds) == 1 else rest | ({"anyOf": kinds} if kinds else {})
+    if unit := document.pop("unit", ""):
+        document["description"] = f"{document['description']} ({unit})"
+    return document
 
 
 def bits(value: float) -> int:

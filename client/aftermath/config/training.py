@@ -8,8 +8,10 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticKnownError
 
+from aftermath.config.meaning import Means
 from aftermath.config.tables import U8, U16, U32, Choice, Table, Variant, bits
 from aftermath.rules import distro, sparseloco
+from aftermath.rules.limits import MAX_CHUNK, MAX_INNER_STEPS, MAX_OUTER_RATE
 from aftermath.rules.state import Divisor, InnerOptimizer, OptimizerKind, ScheduleKind
 
 MOST_RATE = 1000.0
@@ -24,6 +26,24 @@ def _no_more_than_most(rate: float) -> float:
 
 
 Rate = Annotated[float, AfterValidator(_no_more_than_most)]
+HighestRate = Annotated[Rate, Means(above=0, most=MOST_RATE)]
+FurtherRate = Annotated[Rate, Means(least=0, most=MOST_RATE)]
+Steps = Annotated[U32, Means("steps")]
+Numbers = Annotated[U16, Means("numbers", least=1)]
+Chunk = Annotated[U16, Means("rows and columns", least=1, most=MAX_CHUNK)]
+Decay = Annotated[float, Means(least=0, below=1)]
+NotNegative = Annotated[float, Means(least=0)]
+_BASE = "Learning rate after the warm-up; with SparseLoCo that of the inner optimizer."
+_INIT = "Learning rate that the warm-up begins with."
+_WARMUP = "Steps over which the learning rate rises to `base_lr`."
+_CLIP = "Gradients are scaled down to this norm. 0 leaves them as they are."
+_KEPT = "What is kept, from round to round, of what was not sent."
+_CHUNK = "Matrices are cut into blocks of so many rows and columns. Larger ones send fewer bytes."
+_TOPK = "Numbers of a block that are sent. At most the square of `compression_chunk`."
+_TOPK_EMBEDDINGS = (
+    "The same for the token embedding and the output head, where it differs. Not given: as many as `compression_topk`."
+)
+_WEIGHT_DECAY = "Share of a weight that a step takes off it, for each unit of the learning rate."
 
 
 def _schedule(kind: ScheduleKind, given: Table, **renamed: float) -> dict[str, Any]:
@@ -41,9 +61,9 @@ def _schedule(kind: ScheduleKind, given: Table, **renamed: float) -> dict[str, A
 class ConstantRate(Variant):
     """`base_lr` after the warm-up."""
 
-    base_lr: Rate
-    warmup_init_lr: Rate = 0.0
-    warmup_steps: U32 = 0
+    base_lr: HighestRate = Field(examples=[4e-4], description=_BASE)
+    warmup_init_lr: FurtherRate = Field(default=0.0, description=_INIT)
+    warmup_steps: Steps = Field(default=0, description=_WARMUP)
 
     def to_chain(self) -> dict[str, Any]:
         return _schedule(ScheduleKind.CONSTANT, self)
@@ -52,11 +72,13 @@ class ConstantRate(Variant):
 class LinearRate(Variant):
     """A straight line from `base_lr` to `final_lr` at `total_steps`."""
 
-    base_lr: Rate
-    warmup_init_lr: Rate = 0.0
-    final_lr: Rate = 0.0
-    warmup_steps: U32 = 0
-    total_steps: U32
+    base_lr: HighestRate = Field(examples=[4e-4], description=_BASE)
+    warmup_init_lr: FurtherRate = Field(default=0.0, description=_INIT)
+    final_lr: FurtherRate = Field(default=0.0, description="Learning rate at `total_steps`, and from there on.")
+    warmup_steps: Steps = Field(default=0, description=_WARMUP)
+    total_steps: Steps = Field(
+        examples=[1000], description="The step at which `final_lr` is reached. More than `warmup_steps`."
+    )
 
     def to_chain(self) -> dict[str, Any]:
         return _schedule(ScheduleKind.LINEAR, self)
@@ -65,11 +87,13 @@ class LinearRate(Variant):
 class CosineRate(Variant):
     """Half a cosine wave from `base_lr` to `final_lr` at `total_steps`."""
 
-    base_lr: Rate
-    warmup_init_lr: Rate = 0.0
-    final_lr: Rate = 0.0
-    warmup_steps: U32 = 0
-    total_steps: U32
+    base_lr: HighestRate = Field(examples=[4e-4], description=_BASE)
+    warmup_init_lr: FurtherRate = Field(default=0.0, description=_INIT)
+    final_lr: FurtherRate = Field(default=0.0, description="Learning rate at `total_steps`, and from there on.")
+    warmup_steps: Steps = Field(default=0, description=_WARMUP)
+    total_steps: Steps = Field(
+        examples=[1000], description="The step at which `final_lr` is reached. More than `warmup_steps`."
+    )
 
     def to_chain(self) -> dict[str, Any]:
         return _schedule(ScheduleKind.COSINE, self)
@@ -78,14 +102,20 @@ class CosineRate(Variant):
 class WarmupStableDecayRate(Variant):
     """Stable, then a cosine to one final rate, then a line to another."""
 
-    base_lr: Rate
-    warmup_init_lr: Rate = 0.0
-    cosine_decay_final_lr: Rate = 0.0
-    linear_decay_final_lr: Rate = 0.0
-    warmup_steps: U32 = 0
-    stable_steps: U32
-    cosine_decay_steps: U32
-    linear_decay_steps: U32
+    base_lr: HighestRate = Field(examples=[4e-4], description=_BASE)
+    warmup_init_lr: FurtherRate = Field(default=0.0, description=_INIT)
+    cosine_decay_final_lr: FurtherRate = Field(
+        default=0.0, examples=[4e-4], description="Learning rate where the cosine ends, and the line begins."
+    )
+    linear_decay_final_lr: FurtherRate = Field(
+        default=0.0, description="Learning rate where the line ends, and from there on. 0 is best."
+    )
+    warmup_steps: Steps = Field(default=0, description=_WARMUP)
+    stable_steps: Steps = Field(examples=[800], description="Steps at `base_lr` after the warm-up.")
+    cosine_decay_steps: Steps = Field(examples=[0], description="Steps of the cosine after these. 0: there is none.")
+    linear_decay_steps: Steps = Field(
+        examples=[201], description="Steps of the line after these. A fifth of the run is well spent."
+    )
 
     def to_chain(self) -> dict[str, Any]:
         return _schedule(ScheduleKind.WARMUP_STABLE_DECAY, self, final_lr=self.linear_decay_final_lr)
@@ -94,10 +124,12 @@ class WarmupStableDecayRate(Variant):
 class LearningRate(Choice):
     """The learning-rate schedule."""
 
-    Constant: ConstantRate | None = None
-    Linear: LinearRate | None = None
-    Cosine: CosineRate | None = None
-    WarmupStableDecay: WarmupStableDecayRate | None = None
+    Constant: ConstantRate | None = Field(default=None, description="One rate.")
+    Linear: LinearRate | None = Field(default=None, description="A line.")
+    Cosine: CosineRate | None = Field(default=None, description="Half a cosine wave.")
+    WarmupStableDecay: WarmupStableDecayRate | None = Field(
+        default=None, description="One rate, then a fall: what the shipped configs do."
+    )
 
 
 _REALS = (
@@ -131,10 +163,12 @@ def _optimizer(kind: OptimizerKind, **given: Any) -> dict[str, Any]:
 class AdamWSettings(Variant):
     """AdamW on every member, for members that train the same data; nothing is compressed."""
 
-    betas: Annotated[list[float], Field(min_length=2, max_length=2)]
-    weight_decay: float
-    eps: float
-    clip_grad_norm: float | None = None
+    betas: Annotated[list[float], Field(min_length=2, max_length=2)] = Field(
+        examples=[[0.9, 0.95]], description="What the means of gradients and of their squares keep, each below 1."
+    )
+    weight_decay: NotNegative = Field(examples=[0.1], description=_WEIGHT_DECAY)
+    eps: NotNegative = Field(examples=[1e-8], description="What keeps a step finite where gradients are 0.")
+    clip_grad_norm: NotNegative | None = Field(default=None, examples=[1.0], description=_CLIP)
 
     def to_chain(self) -> dict[str, Any]:
         beta1, beta2 = self.betas
@@ -142,42 +176,59 @@ class AdamWSettings(Variant):
 
 
 class DistroSettings(Variant):
-    """DisTrO: of what was not sent yet, the largest DCT coefficients per chunk are shared.
+    """DisTrO: of what was not sent yet, the largest DCT coefficients per chunk are shared, after every step."""
 
-    `compression_topk_embeddings` is `compression_topk` for the token embedding and the output head, where it differs.
-    """
-
-    clip_grad_norm: float | None = None
-    weight_decay: float | None = None
-    compression_decay: float
-    compression_topk: U16
-    compression_topk_embeddings: Annotated[U16, Field(ge=1)] | None = None
-    compression_chunk: U16
-    quantize_1bit: bool = False
+    clip_grad_norm: NotNegative | None = Field(default=None, examples=[1.0], description=_CLIP)
+    weight_decay: NotNegative | None = Field(default=None, examples=[0.1], description=_WEIGHT_DECAY)
+    compression_decay: Decay = Field(examples=[distro.DECAY], description=_KEPT)
+    compression_topk: Numbers = Field(examples=[distro.TOPK], description=_TOPK)
+    compression_topk_embeddings: Annotated[U16, Field(ge=1), Means("numbers")] | None = Field(
+        default=None, examples=[64], description=_TOPK_EMBEDDINGS
+    )
+    compression_chunk: Chunk = Field(examples=[64], description=_CHUNK)
+    quantize_1bit: bool = Field(
+        default=False,
+        examples=[True],
+        description="Whether only signs are sent, in a bit each, instead of whole numbers.",
+    )
 
     def to_chain(self) -> dict[str, Any]:
         return _optimizer(OptimizerKind.DISTRO, **self.model_dump())
 
 
 class SparseLoCoSettings(Variant):
-    """SparseLoCo: steps of an inner optimizer on every member, whose largest changes per chunk are shared.
+    """SparseLoCo: steps of an inner optimizer on every member, whose largest changes per chunk are shared."""
 
-    `compression_topk_embeddings` is `compression_topk` for the token embedding and the output head, where it differs.
-    With `orthogonal_lr` hidden matrices go that many learning rates along the polar factor of the mean (Muon's step).
-    """
-
-    inner_steps: U16 = sparseloco.INNER_STEPS
-    inner_optimizer: Literal["adamw", "muon"] = sparseloco.INNER_OPTIMIZER
-    outer_lr: float = sparseloco.OUTER_LR
-    divisor: Literal["keepers", "all", "root"] = sparseloco.DIVISOR
-    orthogonal_lr: float = sparseloco.ORTHOGONAL_LR
-    value_bits: U8 = sparseloco.VALUE_BITS
-    compression_decay: float = sparseloco.DECAY
-    compression_chunk: U16 = sparseloco.CHUNK
-    compression_topk: U16 = sparseloco.TOPK
-    compression_topk_embeddings: Annotated[U16, Field(ge=1)] | None = None
-    weight_decay: float = sparseloco.WEIGHT_DECAY
-    clip_grad_norm: float = sparseloco.CLIP
+    inner_steps: Annotated[U16, Means("steps", least=1, most=MAX_INNER_STEPS)] = Field(
+        default=sparseloco.INNER_STEPS, description="Steps of a member in a round; its share is cut into so many parts."
+    )
+    inner_optimizer: Literal["adamw", "muon"] = Field(
+        default=sparseloco.INNER_OPTIMIZER, description="What takes these steps: AdamW or Muon."
+    )
+    outer_lr: Annotated[float, Means(above=0, most=MAX_OUTER_RATE)] = Field(
+        default=sparseloco.OUTER_LR, description="How much of the members' mean is applied, where no polar factor is."
+    )
+    divisor: Literal["keepers", "all", "root"] = Field(
+        default=sparseloco.DIVISOR,
+        description="By what sums are divided: who kept a number, all results, or between them. Between them (root) "
+        "is the square root of the product of both.",
+    )
+    orthogonal_lr: Annotated[float, Means("learning rates", least=0, most=MAX_OUTER_RATE)] = Field(
+        default=sparseloco.ORTHOGONAL_LR,
+        examples=[15.0],
+        description="How far hidden matrices go along the polar factor of the mean (Muon's step). 0: along the mean.",
+    )
+    value_bits: Annotated[U8, Means("bits", least=1, most=2)] = Field(
+        default=sparseloco.VALUE_BITS, description="Bits of a number that is sent."
+    )
+    compression_decay: Decay = Field(default=sparseloco.DECAY, description=_KEPT)
+    compression_chunk: Chunk = Field(default=sparseloco.CHUNK, description=_CHUNK)
+    compression_topk: Numbers = Field(default=sparseloco.TOPK, description=_TOPK)
+    compression_topk_embeddings: Annotated[U16, Field(ge=1), Means("numbers")] | None = Field(
+        default=None, examples=[64], description=_TOPK_EMBEDDINGS
+    )
+    weight_decay: NotNegative = Field(default=sparseloco.WEIGHT_DECAY, examples=[0.1], description=_WEIGHT_DECAY)
+    clip_grad_norm: NotNegative = Field(default=sparseloco.CLIP, description=_CLIP)
 
     def to_chain(self) -> dict[str, Any]:
         named = {
@@ -190,9 +241,9 @@ class SparseLoCoSettings(Variant):
 class Optimizer(Choice):
     """The optimizer."""
 
-    AdamW: AdamWSettings | None = None
-    Distro: DistroSettings | None = None
-    SparseLoCo: SparseLoCoSettings | None = None
+    AdamW: AdamWSettings | None = Field(default=None, description="Refused: members have nothing to exchange with it.")
+    Distro: DistroSettings | None = Field(default=None, description="One step per round, few bytes: for short rounds.")
+    SparseLoCo: SparseLoCoSettings | None = Field(default=None, description="Several steps per round, for long rounds.")
 
 
 DISTRO = DistroSettings(

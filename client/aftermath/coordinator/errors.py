@@ -7,10 +7,9 @@ error itself.
 
 from __future__ import annotations
 
-import re
 from enum import Enum, auto
 
-from aftermath.base.errors import AftermathError
+from aftermath.base.errors import AftermathError, code_of
 
 
 class Refusal(Enum):
@@ -61,4 +60,4 @@ class Refused(CoordinatorError):
     def __init__(self, name: str, message: str, fix: str = "", *, reason: Refusal = Refusal.FINAL) -> None:
         super().__init__(message, fix)
         self.name, self.reason = name, reason
-        self.code = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name).lower()
+        self.code = code_of(name)

@@ -36,11 +36,16 @@ class _Page(msgspec.Struct, rename="camel"):
     next_page_token: str = ""
 
 
+def check_bucket(bucket: str) -> None:
+    """Raises DataError for what is no name of a bucket."""
+    if not _BUCKET.fullmatch(bucket):
+        raise DataError(f"bucket_name {bucket!r} is no name of a bucket", "Check the name")
+
+
 def bucket_urls(bucket: str, folder: str, client: HttpClient) -> list[str]:
     """The addresses of the token files in a folder of a bucket. Raises SourceAway, DataError."""
     host = os.environ.get(_EMULATOR, HOST).rstrip("/")
-    if not _BUCKET.fullmatch(bucket):
-        raise DataError(f"bucket_name {bucket!r} is no name of a bucket", "Check the name")
+    check_bucket(bucket)
     prefix = f"{folder.strip('/')}/" if folder.strip("/") else ""
     names: list[str] = []
     token = ""

@@ -223,6 +223,17 @@ def numbered(template: str, start: int, zeros: int, count: int) -> list[str]:
     return [template.replace("{}", str(number).zfill(zeros)) for number in range(start, start + count)]
 
 
+def check_url(url: str) -> None:
+    """Raises DataError for what leads nowhere, whoever asks."""
+    try:
+        parts = httpx.URL(url)
+        leads = parts.scheme in ("http", "https") and bool(parts.host)
+    except (httpx.InvalidURL, UnicodeError):
+        leads = False
+    if not leads:
+        raise DataError(f"{shown(url)} leads nowhere: it is no http address", "Check the address")
+
+
 def shown(url: str) -> str:
     """An address as messages name it: without user, password, query and fragment."""
     try:

@@ -35,15 +35,20 @@ from aftermath.data.wire import (
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]/@\s]+)(?::(\d{1,5}))?")
 
 
+def host_and_port(address: str) -> tuple[str, int]:
+    """Where a data server is. Raises DataError for what is no address of one."""
+    found = _ADDRESS.fullmatch(address)
+    if found is None or int(found[2] or PORT) > 65535:
+        raise DataError(f"{address!r} is no address of a data server", "Write HOST:PORT")
+    return found[1].strip("[]"), int(found[2] or PORT)
+
+
 class RemoteTokens:
     """What a server at `address` (HOST:PORT) serves, for a model with this vocabulary."""
 
     def __init__(self, address: str, seq_len: int, vocab_size: int, *, timeout: float = 20.0) -> None:
         """Raises SourceAway, DataError."""
-        found = _ADDRESS.fullmatch(address)
-        if found is None or int(found[2] or PORT) > 65535:
-            raise DataError(f"{address!r} is no address of a data server", "Write HOST:PORT")
-        self._address, self._where = address, (found[1].strip("[]"), int(found[2] or PORT))
+        self._address, self._where = address, host_and_port(address)
         self._timeout, self._vocab_size = timeout, vocab_size
         self._socket: socket.socket | None = None
         self._serves = self._describe()

@@ -12,12 +12,12 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from aftermath.base.errors import AftermathError, UsageError
+from aftermath.base.bounded import Malformed, toml_value
+from aftermath.base.errors import AftermathError, ConfigError, UsageError
 from aftermath.config.document import RunConfig
 from aftermath.testnet.chain import SOLANA
 from aftermath.testnet.configs import chosen
@@ -51,9 +51,12 @@ def make_missing(path: Path, config: RunConfig, log: Path, environment: Mapping[
 
 
 def recipe_of(path: Path) -> dict[str, dict[str, Any]]:
-    """What the file beside a config says, empty without one."""
+    """What the file beside a config says, empty without one. Raises ConfigError."""
     beside = path.with_suffix(".files.toml")
-    return tomllib.loads(beside.read_text()) if beside.is_file() else {}
+    try:
+        return toml_value(beside.read_text(encoding="utf-8")) if beside.is_file() else {}
+    except (UnicodeDecodeError, Malformed) as error:
+        raise ConfigError(f"{beside} is not valid TOML: {error}", "Correct it, or remove it") from None
 
 
 def _named(config: RunConfig, what: str) -> Path | None:
@@ -67,13 +70,13 @@ def _make(table: str, options: Mapping[str, Any], place: Path, log: Path, enviro
     part = place.with_name(f"{place.name}.part-{os.getpid()}")
     part.parent.mkdir(parents=True, exist_ok=True)
     try:
-        call([*SOLANA, *words.split(), option, str(part), *_flags(options)], log, environment)
+        call([*SOLANA, *words.split(), option, str(part), *flags(options)], log, environment)
         part.rename(place)
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
 
-def _flags(options: Mapping[str, Any]) -> Iterator[str]:
+def flags(options: Mapping[str, Any]) -> Iterator[str]:
     for name, value in options.items():
         yield f"--{name}"
         if value is not True:

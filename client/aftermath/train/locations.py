@@ -19,11 +19,11 @@ from aftermath.config.sources import DataLocation as Chosen
 from aftermath.config.sources import Shuffle
 from aftermath.data.cache import Cache
 from aftermath.data.dummy import DummyTokens
-from aftermath.data.gcs import bucket_urls
-from aftermath.data.http import HttpClient, HttpFiles, numbered, shown
+from aftermath.data.gcs import bucket_urls, check_bucket
+from aftermath.data.http import HttpClient, HttpFiles, check_url, numbered, shown
 from aftermath.data.local import open_tokens
 from aftermath.data.preprocessed import PreprocessedRows
-from aftermath.data.remote import RemoteTokens
+from aftermath.data.remote import RemoteTokens, host_and_port
 from aftermath.data.source import DataError, FileRecord, Source
 from aftermath.data.tokens import TokenFiles
 from aftermath.data.weighted import MOST_SOURCES, WeightedSources
@@ -57,6 +57,18 @@ def open_source(location: DataLocation, seq_len: int, vocab_size: int, *, labels
     client = HttpClient()
     files, place = HttpFiles(_urls(location, client), client, Cache(cache_directory("data"))), shown(location.primary)
     return TokenFiles(files, place, location.token_bytes, seq_len, vocab_size=vocab_size, shuffle_seed=seed)
+
+
+def check_place(location: DataLocation) -> None:
+    """Raises DataError for what is no place of its kind, as far as that is known without going there."""
+    if location.kind is DataKind.SERVER:
+        host_and_port(location.primary)
+    elif location.kind is DataKind.HTTP_GCP:
+        check_bucket(location.primary)
+    elif location.kind is DataKind.HTTP_NUMBERED_FILES:
+        check_url(numbered(location.primary, location.start_index, location.pad_zeros, 1)[0])
+    elif location.kind in (DataKind.HTTP_SINGLE_URL, DataKind.WEIGHTED_HTTP):
+        check_url(location.primary)
 
 
 def _urls(location: DataLocation, client: HttpClient) -> list[str]:

@@ -1,0 +1,162 @@
+"""What is wrong with a run's config file, as far as this machine can tell without asking another.
+
+Decided
+- What `update-config` would refuse, and what `train` would refuse of what the file says, is a mistake. What an owner
+  may have not meant, and what this machine lacks, is a warning: another machine may have it.
+- The checkpoint's config.json is read where it is on this machine. Where it is still to be made as a file beside the
+  config says (`testnet.files`), that is what the config is held against. Nobody is asked for one on the Hub.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aftermath.base.errors import AftermathError
+from aftermath.cli import troubles
+from aftermath.cli.agreed_data import source_of
+from aftermath.cli.main import SOLANA, load
+from aftermath.cli.model_init import SIZES, document
+from aftermath.cli.schema import Shape, document_of, not_done, not_fitting, not_there, shape_with
+from aftermath.cli.usage import ParserError, explained
+from aftermath.config.document import RunConfig, load_config
+from aftermath.config.errors import Found, Mistake, Mistaken
+from aftermath.config.read import location_of, rules_of, schedule_of
+from aftermath.data.fingerprint import hash_of
+from aftermath.testnet.files import flags, recipe_of
+from aftermath.train.locations import check_place
+
+WARNINGS = {
+    "large-results": "results are not small beside the model",
+    "few-sequences": "members have fewer sequences than inner steps",
+    "late-results": "results come too late for this optimizer",
+    "rate-schedule": "the learning rate does not fit the run's steps",
+    "data-here": "a member on this machine could not train on the data",
+}
+"""What is warned of, by a name for programs that stays when the sentence changes."""
+_LLM = ("model", "LLM")
+_INIT = "model init"
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A file's mistakes in the order of its lines, (code, sentence) of each warning, and what was not looked at."""
+
+    mistakes: tuple[Found, ...]
+    warnings: tuple[tuple[str, str], ...] = ()
+    unseen: tuple[str, ...] = ()
+
+
+def check(path: Path) -> Checked:
+    """Look at a file. Raises ConfigError only where there is no text to look at, there or beside it."""
+    try:
+        config = load_config(path)
+    except Mistaken as error:
+        return Checked(error.found)
+    return look(config, recipe_of(path))
+
+
+def look(config: RunConfig, recipe: Mapping[str, Any]) -> Checked:
+    """Look at a config, beside which `recipe` says what its model and tokens are to be made of."""
+    unseen: list[str] = []
+    mistakes = [*not_there(config), *not_done(config), *_place(config)]
+    described = None
+    if not any(one.code == "repository-name" for one in mistakes):
+        described = _model(config, recipe, mistakes, unseen)
+    shape = None if described is None else _shape(config, described, mistakes)
+    warnings = _warnings(config, shape)
+    if shape is not None and (trouble := _data(config, shape.vocab_size, recipe, unseen)):
+        warnings.append(("data-here", trouble))
+    found = config.refused(mistakes).found if mistakes else ()
+    return Checked(tuple(sorted(found, key=lambda one: one.line)), tuple(warnings), tuple(unseen))
+
+
+def _place(config: RunConfig) -> list[Mistake]:
+    try:
+        check_place(location_of(config.llm.data_location))
+    except AftermathError as error:
+        return [_told(error, "data_location")]
+    return []
+
+
+def _told(error: AftermathError, *key: str) -> Mistake:
+    return Mistake((*_LLM, *key), ". ".join(filter(None, (error.message, error.fix))), error.code)
+
+
+def _model(
+    config: RunConfig, recipe: Mapping[str, Any], mistakes: list[Mistake], unseen: list[str]
+) -> Mapping[str, Any] | None:
+    """The config.json to hold the file against; None where there is none, of which one of the lists is told."""
+    chosen = config.llm.checkpoint
+    away = chosen.Dummy is not None and chosen.Dummy.repo_id and not _is_here(chosen.Dummy.repo_id)
+    if chosen.Hub is not None or away:
+        unseen.append("the model: the Hub is not asked; update-config will find out whether it fits")
+        return None
+    try:
+        if chosen.Local is not None and "model" in recipe and not _is_here(chosen.Local.path):
+            unseen.append(f"the model: {chosen.Local.path} is not there yet; it is taken as it is to be made")
+            return _planned(recipe["model"])
+        return document_of(config)
+    except Mistaken as error:
+        mistakes.append(Mistake((*_LLM, "checkpoint"), error.found[0].sentence, error.found[0].code))
+    except AftermathError as error:
+        mistakes.append(_told(error, "checkpoint"))
+    return None
+
+
+def _is_here(place: str) -> bool:
+    try:
+        return Path(place).expanduser().exists()
+    except (RuntimeError, ValueError):  # ~NAME of nobody here, or no name of a file
+        return False
+
+
+def _planned(options: Mapping[str, Any]) -> dict[str, Any]:
+    """What `model init` would make with these options. Raises UsageError."""
+    try:
+        given = load(_INIT).make_context(_INIT, ["--out", "model", *flags(options)]).params
+    except ParserError as error:
+        raise explained(error, SOLANA.name, _INIT, SOLANA.kinds(_INIT)) from None
+    sizes = {name: given[name] for name in SIZES if given[name] is not None}
+    return document(given["preset"], given["architecture"], sizes, tied=given["tied"], entries=given["matformer_tiers"])
+
+
+def _shape(config: RunConfig, described: Mapping[str, Any], mistakes: list[Mistake]) -> Shape | None:
+    try:
+        mistakes += not_fitting(config, described)
+        return shape_with(config, described) if not mistakes else None
+    except AftermathError as error:
+        mistakes.append(_told(error, "matformer", "tiers"))
+    return None
+
+
+def _warnings(config: RunConfig, shape: Shape | None) -> list[tuple[str, str]]:
+    rules = rules_of(config)
+    found = {"rate-schedule": troubles.trouble_with_schedule(schedule_of(config.llm.lr_schedule), rules.total_steps)}
+    if shape is not None:
+        found |= {
+            "large-results": troubles.trouble_with_size(shape),
+            "few-sequences": troubles.trouble_with_shares(shape, rules),
+            "late-results": troubles.trouble_with_overlap(shape, rules),
+        }
+    return [(code, sentence) for code, sentence in found.items() if sentence]
+
+
+def _data(config: RunConfig, vocab_size: int, recipe: Mapping[str, Any], unseen: list[str]) -> str:
+    """Why a member on this machine could not train on the data, empty if it could or that is not known."""
+    chosen = config.llm.data_location
+    if chosen.Local is None and chosen.Preprocessed is None and chosen.Dummy is None:
+        unseen.append("the data: nobody is asked for it")
+        return ""
+    if chosen.Local is not None and not _is_here(chosen.Local.path) and recipe.keys() & {"tokens", "fetch"}:
+        unseen.append(f"the data: {chosen.Local.path} is not there yet; it is to be made")
+        return ""
+    try:
+        source = source_of(config, vocab_size)
+        if (given := config.llm.data_hash) and (found := hash_of(source.record()).hex()) != given:
+            return f"its data has the hash {found}, and data_hash is another"
+    except AftermathError as error:
+        return ". ".join(filter(None, (error.message, error.fix)))
+    return ""

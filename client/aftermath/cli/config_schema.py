@@ -1,0 +1,21 @@
+"""`config schema`: the JSON Schema of a run's config file."""
+
+from __future__ import annotations
+
+import json
+
+from aftermath.cli.command import command
+from aftermath.cli.present import Result, plain_text
+
+
+@command("config schema", example="aftermath-solana config schema")
+def config_schema() -> Result:
+    """Print the JSON Schema of a run's config file, by which editors complete and check one.
+
+    A config file whose first line is #:schema ./run.schema.json is checked by editors that know Taplo's comments; with
+    and without --json it is the same document.
+    """
+    from aftermath.config.json_schema import json_schema
+
+    document = json_schema()
+    return Result(document, plain_text(json.dumps(document, indent=2, ensure_ascii=False)))

@@ -1,0 +1,135 @@
+"""The config of a new run: a recipe that comes with the package, changed by what its owner wishes.
+
+Decided: numbers that go together (an optimizer, its rate, its overlap and its batch) are taken together from a recipe
+that has them, since nobody can choose one without the others; what such a recipe says is said there alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from aftermath.base.errors import UsageError
+from aftermath.cli.model_init import document
+from aftermath.config.document import ARCHITECTURES, RunConfig, RunRules
+from aftermath.config.sources import Checkpoint, DataLocation, LocalCheckpoint, LocalData
+from aftermath.config.training import LearningRate
+from aftermath.data.bytelevel import VOCAB_SIZE
+from aftermath.model.architectures import architecture_of, config_of
+from aftermath.testnet.configs import chosen, find
+from aftermath.testnet.files import recipe_of
+
+FILES = dict[str, dict[str, Any]]
+"""What a file beside the config says of how model and tokens are made."""
+
+
+OptimizerName = Literal["distro", "sparseloco"]
+RECIPE = "solana-test/light-config.toml"
+RECIPES: dict[OptimizerName, str] = {
+    "distro": "consilience-match-llama2-20m-fineweb-pretrain-dev/config.toml",
+    "sparseloco": RECIPE,
+}
+"""Whose numbers are taken for an optimizer that the recipe to begin with has not."""
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the owner says; None leaves it to the recipe."""
+
+    recipe: str | None = None
+    preset: str | None = None
+    tiers: int | None = None
+    optimizer: OptimizerName | None = None
+    members: int | None = None
+    steps: int | None = None
+    data_path: Path | None = None
+
+
+def begin(recipe: str) -> tuple[RunConfig, FILES]:
+    """A recipe's config, and what its files are made of. Raises UsageError, ConfigError."""
+    path = find(Path(recipe))
+    return chosen(path).config, recipe_of(path)
+
+
+def changed(config: RunConfig, files: FILES, wishes: Wishes, home: str) -> tuple[RunConfig, FILES]:
+    """The config as it is wished for, and what its files are made of, in the directory `home`. Raises UsageError."""
+    rules, llm = config.config, config.llm
+    steps = wishes.steps or rules.total_steps
+    if wishes.optimizer is not None and wishes.optimizer != optimizer_name(config):
+        other, _ = begin(RECIPES[wishes.optimizer])
+        keys = ("overlap", "global_batch_size_start", "global_batch_size_end")
+        rules = rules.model_copy(update={name: getattr(other.config, name) for name in keys})
+        rates = lasting(other.llm.lr_schedule, other.config.total_steps, steps)
+        llm = llm.model_copy(update={"optimizer": other.llm.optimizer, "lr_schedule": rates})
+    else:
+        llm = llm.model_copy(update={"lr_schedule": lasting(llm.lr_schedule, rules.total_steps, steps)})
+    if wishes.tiers is not None:
+        llm = llm.model_copy(update={"matformer": llm.matformer.model_copy(update={"tiers": wishes.tiers})})
+    files = {name: dict(options) for name, options in files.items()}
+    if wishes.preset is not None:
+        described = document(wishes.preset, None, {}, tied=False, entries=None)
+        files = _with_preset(files, wishes.preset, described)
+        kind = architecture_of(described)
+        found = next(name for name, architecture in ARCHITECTURES.items() if architecture is kind)
+        length = min(llm.max_seq_len, config_of(described).max_position_embeddings)
+        llm = llm.model_copy(update={"architecture": found, "max_seq_len": length})
+    if "model" in files:
+        if llm.matformer.tiers > 1:
+            files["model"]["tiers"] = llm.matformer.tiers
+        llm = llm.model_copy(update={"checkpoint": Checkpoint(Local=LocalCheckpoint(path=f"{home}/model"))})
+    if wishes.data_path is not None:
+        files = {name: options for name, options in files.items() if name == "model"}
+    place = f"{home}/tokens" if files.keys() & {"tokens", "fetch"} else None
+    if (place := place if wishes.data_path is None else str(wishes.data_path)) is not None:
+        held = llm.data_location.Local
+        local = LocalData(path=place) if held is None else held.model_copy(update={"path": place})
+        llm = llm.model_copy(update={"data_location": DataLocation(Local=local), "data_hash": ""})
+    rules = _with_members(
+        rules, wishes.members, llm.optimizer.SparseLoCo.inner_steps if llm.optimizer.SparseLoCo else 1
+    )
+    rules = rules.model_copy(update={"total_steps": steps})
+    model = config.model.model_copy(update={"LLM": llm})
+    return config.model_copy(update={"config": rules, "model": model}), files
+
+
+def optimizer_name(config: RunConfig) -> OptimizerName | None:
+    """Which optimizer a config has, None for one that members exchange nothing with."""
+    has = config.llm.optimizer
+    return "distro" if has.Distro else "sparseloco" if has.SparseLoCo else None
+
+
+def lasting(rates: LearningRate, steps: int, wished: int) -> LearningRate:
+    """A schedule of a run of `steps` steps for one of `wished`, every part of it as much longer as the run is."""
+    if steps == wished:
+        return rates
+    name = next(name for name in type(rates).model_fields if getattr(rates, name) is not None)
+    held = rates.chosen
+    scaled = {
+        part: getattr(held, part) * wished // steps for part in type(held).model_fields if part.endswith("_steps")
+    }
+    if rates.WarmupStableDecay is not None:  # what rounding takes goes to the stable part
+        parts = ("warmup_steps", "stable_steps", "cosine_decay_steps", "linear_decay_steps")
+        rest = wished + sum(getattr(held, part) for part in parts) - steps - sum(scaled[part] for part in parts)
+        scaled["stable_steps"] += rest
+    return LearningRate.model_validate({name: held.model_dump() | scaled})
+
+
+def _with_preset(files: FILES, preset: str, described: Mapping[str, Any]) -> FILES:
+    """The files of another model; tokens of a larger vocabulary than it has are made anew, of single bytes."""
+    rest = {name: options for name, options in files.items() if name != "model"}
+    if described["vocab_size"] == VOCAB_SIZE:
+        rest = {"tokens": rest.get("tokens", {})}
+    return {"model": {"preset": preset}} | rest
+
+
+def _with_members(rules: RunRules, members: int | None, inner_steps: int) -> RunRules:
+    """The members that begin, a third of whom may be gone later, and at least a sequence for each step of each."""
+    if members is None:
+        return rules
+    least = members * inner_steps
+    batch = {name: max(getattr(rules, name), least) for name in ("global_batch_size_start", "global_batch_size_end")}
+    if least > 65535:
+        raise UsageError(f"--members {members} would need a batch of {least} sequences", "Say fewer")
+    return rules.model_copy(update={"init_min_clients": members, "min_clients": max(1, members - members // 3)} | batch)

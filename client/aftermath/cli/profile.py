@@ -1,0 +1,126 @@
+"""What a user has chosen once for all commands: a cluster, a wallet's file and a run.
+
+Decided
+- It is a TOML file of texts in the user's directory of configuration, which its owner alone reads (an address may hold
+  an API key). The wallet is a path, never a secret. AFTERMATH_PROFILE names another file; empty, there is none.
+- A flag comes before an environment variable, that before the profile, and this before the default. A websocket of the
+  profile is of its own node: it does not go with another one. RAW_WALLET_PRIVATE_KEY is a variable, so it comes first.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+
+from aftermath.base.errors import AftermathError
+
+PROFILE_VARIABLE = "AFTERMATH_PROFILE"
+MAX_PROFILE_BYTES = 1 << 16
+KEY_VARIABLE = "RAW_WALLET_PRIVATE_KEY"  # as `chain.wallet` calls it, which help does not wait for
+
+
+class Name(StrEnum):
+    """What can be stored; options say which of these they take (`options.shared`)."""
+
+    RPC = "rpc"
+    WS_RPC = "ws-rpc"
+    WALLET = "wallet"
+    RUN = "run"
+
+
+VARIABLES = {Name.RPC: "RPC", Name.WS_RPC: "WS_RPC", Name.WALLET: "WALLET_PRIVATE_KEY_PATH", Name.RUN: "RUN_ID"}
+"""The environment variables that come before."""
+
+
+class ProfileError(AftermathError):
+    """The profile cannot be read or written."""
+
+    code = "profile"
+
+
+def profile_path() -> Path | None:
+    """Where the profile is, or would be; None if there is to be none."""
+    named = os.environ.get(PROFILE_VARIABLE)
+    if named is not None:
+        return Path(named).expanduser() if named else None
+    from aftermath.base.directories import config_directory
+
+    return config_directory() / "profile.toml"
+
+
+def read_profile() -> dict[str, str]:
+    """What is stored. Raises ProfileError for a file that is no profile."""
+    path = profile_path()
+    if path is None or not path.exists():
+        return {}
+    from aftermath.base.bounded import Malformed, toml_value
+
+    fix = f"Correct {path}, or remove it and store anew: aftermath-solana config set"
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_PROFILE_BYTES + 1)
+        if len(raw) > MAX_PROFILE_BYTES:
+            raise ProfileError(f"the profile {path} is larger than {MAX_PROFILE_BYTES} bytes", fix)
+        held = toml_value(raw.decode())
+    except OSError as error:
+        raise ProfileError(f"cannot read the profile {path}: {error.strerror}", "Check its permissions") from None
+    except (UnicodeDecodeError, Malformed) as error:
+        raise ProfileError(f"the profile {path} is no TOML: {error}", fix) from None
+    strange = [name for name, value in held.items() if name not in list(Name) or not isinstance(value, str)]
+    if strange:
+        raise ProfileError(f"the profile {path} has {strange[0]!r}, which is nothing that it stores as a text", fix)
+    return held
+
+
+def write_profile(held: Mapping[str, str]) -> Path:
+    """Store this and nothing else, readable by this user only; the old file stands until the new one is whole.
+
+    Raises ProfileError.
+    """
+    path = profile_path()
+    if path is None:
+        raise ProfileError(f"{PROFILE_VARIABLE} is empty: there is no profile", "Unset it, or let it name a file")
+    from aftermath.base.files import standing_in
+    from aftermath.config.keys import written
+
+    text = "# What aftermath-solana takes where neither an option nor a variable says it (config set).\n"
+    text += "".join(f"{name} = {written(value)}\n" for name, value in held.items())
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with standing_in(path) as partial:
+            partial.unlink(missing_ok=True)
+            descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(text)
+    except OSError as error:
+        raise ProfileError(
+            f"cannot write the profile {path}: {error.strerror}", "Check the path, or name another"
+        ) from None
+    return path
+
+
+def stored() -> dict[str, str]:
+    """What options may take: a wallet's path does not, where a key is given to this process itself."""
+    held = read_profile()
+    if os.environ.get(KEY_VARIABLE):
+        held.pop(Name.WALLET, None)
+    return held
+
+
+def told(held: Mapping[str, str]) -> str:
+    """Stored values in a line, without the API keys that addresses may have."""
+    return ", ".join(f"{name} {shown_value(name, value)}" for name, value in held.items())
+
+
+def shown_value(name: str, value: str) -> str:
+    """A value as it is shown."""
+    if name not in (Name.RPC, Name.WS_RPC):
+        return value
+    from aftermath.chain.endpoints import shown
+
+    try:
+        return shown(value)
+    except ValueError:
+        return "an address that is none"

@@ -1,0 +1,182 @@
+"""Every key of a run's config file: where it is, what it holds and what it does, as its class says.
+
+Decided: what is told of a key, by a page, by `config explain` or as the comment of a file, comes from here; nothing is
+said of one a second time.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from aftermath.config.document import RunConfig
+from aftermath.config.meaning import Means
+from aftermath.config.tables import BareVariant, Choice, Table
+
+_TYPES = {int: "whole number", float: "number", str: "text", bool: "true or false"}
+_NEAREST = 5
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key. `example` is as a file has it; empty for a table, whose own keys have some."""
+
+    path: tuple[str, ...]
+    kind: str
+    unit: str
+    limits: str
+    default: str
+    """Empty: it must be given, or may be left out (`required` says which)."""
+    required: bool
+    text: str
+    example: str
+    table: type[Table] | None
+    """What it holds, if that is a table."""
+
+    @property
+    def name(self) -> str:
+        """As the file's tables name it, with dots."""
+        return ".".join(self.path)
+
+
+@cache
+def keys() -> tuple[Key, ...]:
+    """All of them, tables before what they hold, in the order of their classes."""
+    return tuple(_below((), RunConfig))
+
+
+def held_by(table: Key) -> list[Key]:
+    """The keys of a table, or the variants of one that is a choice."""
+    return [key for key in keys() if key.path[:-1] == table.path]
+
+
+def find(name: str) -> list[Key]:
+    """The keys that are meant: that of this name, else all whose names end with it."""
+    wanted = tuple(part for part in name.strip("[] ").split(".") if part)
+    exact = [key for key in keys() if key.path == wanted]
+    return exact or [key for key in keys() if wanted and key.path[-len(wanted) :] == wanted]
+
+
+def nearest(name: str) -> list[str]:
+    """Names of keys that are written in a similar way, the nearest first."""
+    names = {key.name.lower(): key.name for key in keys()}
+    close = difflib.get_close_matches(name.lower(), names, n=_NEAREST)
+    last = {key.path[-1].lower(): key.name for key in reversed(keys())}
+    close += [last[one].lower() for one in difflib.get_close_matches(name.rpartition(".")[2].lower(), last, n=_NEAREST)]
+    return [names[one] for one in dict.fromkeys(close)][:_NEAREST]
+
+
+def first_sentences(text: str, room: int) -> str:
+    """The first sentence, and those after it for which so many columns have room."""
+    first, *rest = re.split(r"(?<=\.)\s", text)
+    for sentence in rest:
+        if len(first) + 1 + len(sentence) > room:
+            break
+        first += f" {sentence}"
+    return first
+
+
+def _below(path: tuple[str, ...], table: type[BaseModel]) -> Iterator[Key]:
+    for name, field in table.model_fields.items():
+        key = _key((*path, name), field)
+        yield key
+        if key.table is not None:
+            yield from _below(key.path, key.table)
+
+
+def _key(path: tuple[str, ...], field: FieldInfo) -> Key:
+    kind, marks = _plain(field.annotation, field.metadata)
+    inner = kind if isinstance(kind, type) and issubclass(kind, Table) else None
+    means = next((mark for mark in marks if isinstance(mark, Means)), Means())
+    default = "" if field.is_required() or field.default is None else _default(field.default)
+    examples = field.examples or ([] if field.default is None else [field.default])
+    example = "" if inner or not examples else f"{path[-1]} = {written(examples[0])}"
+    return Key(
+        path=path,
+        kind=_words(kind),
+        unit=means.unit,
+        limits=_limits(means, marks),
+        default=default,
+        required=field.is_required(),
+        text=field.description or "",
+        example=example,
+        table=inner,
+    )
+
+
+def _plain(annotation: Any, marks: Iterable[Any] = ()) -> tuple[Any, list[Any]]:
+    """A type without `None` and annotations, and what these were."""
+    found = list(marks)
+    while True:
+        origin, inner = get_origin(annotation), get_args(annotation)
+        if origin is Annotated:
+            found += [mark for one in inner[1:] for mark in getattr(one, "metadata", [one])]
+            annotation = inner[0]
+        elif origin in (Union, types.UnionType):
+            annotation = next(one for one in inner if one is not type(None))
+        else:
+            return annotation, found
+
+
+def _words(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return "one of " + ", ".join(map(written, get_args(kind)))
+    if get_origin(kind) is list:
+        return f"list of {_words(_plain(get_args(kind)[0])[0])}s"
+    if issubclass(kind, Choice):
+        return "one of the tables " + ", ".join(kind.variants())
+    if issubclass(kind, BareVariant):
+        return f"table, or its {next(iter(kind.model_fields))} alone"
+    return "table" if issubclass(kind, Table) else _TYPES[kind]
+
+
+def _limits(means: Means, marks: list[Any]) -> str:
+    """The limits in words: the narrowest of the program's and the type's."""
+
+    def of(name: str) -> list[Any]:
+        return [value for mark in marks if (value := getattr(mark, name, None)) is not None]
+
+    least = max([*of("ge"), *([means.least] if means.least is not None else [])], default=None)
+    most = min([*of("le"), *([means.most] if means.most is not None else [])], default=None)
+    if means.bytes is not None:
+        return f"at most {means.bytes} bytes"
+    if length := of("max_length"):
+        return f"{length[0]} of them"
+    if form := of("pattern"):
+        return f"of the form {form[0]}"
+    if least is not None and most is not None:
+        return f"{_number(least)} to {_number(most)}"
+    sides = (("above", means.above), ("at least", least), ("below", means.below), ("at most", most))
+    return ", ".join(f"{word} {_number(limit)}" for word, limit in sides if limit is not None)
+
+
+def _number(limit: float) -> str:
+    return f"{limit:,}" if isinstance(limit, int) else f"{limit:g}"
+
+
+def _default(value: Any) -> str:
+    if isinstance(value, Choice):
+        return next(name for name in type(value).model_fields if getattr(value, name) is not None)
+    return "" if isinstance(value, Table) else written(value)
+
+
+def written(value: Any) -> str:
+    """A value as a TOML file has it: a text, a number, true or false, a list of these, or a table in one line."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{name} = {written(one)}" for name, one in value.items()) + " }"
+    return "[" + ", ".join(map(written, value)) + "]"

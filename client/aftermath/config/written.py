@@ -1,0 +1,76 @@
+"""A run's config as the text of a file, every key with its comment.
+
+Decided: a comment is one line of what the key's class says, so that a file, the page of keys and `config
+explain` cannot disagree. Every key of what was chosen is written, those with their defaults too: who reads the file
+sees all that can be changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from aftermath.config.document import RunConfig
+from aftermath.config.keys import find, first_sentences, written
+from aftermath.config.tables import Choice, Table
+
+COLUMNS = 120
+
+
+def text_of(config: RunConfig, about: Sequence[str]) -> str:
+    """The file; `about` are the lines of the comment that it begins with."""
+    lines = [f"# {line}".rstrip() for line in about]
+    for name in type(config).model_fields:
+        lines += _table(config, (), name)
+    return "\n".join(lines) + "\n"
+
+
+def tables_of(tables: dict[str, dict[str, Any]], about: Sequence[str]) -> str:
+    """A file of plain tables without comments of their own, as the one beside a config that says what it is made of."""
+    lines = [f"# {line}" for line in about]
+    for name, values in tables.items():
+        lines += ["", f"[{name}]", *(f"{key} = {written(value)}" for key, value in values.items())]
+    return "\n".join(lines) + "\n"
+
+
+def write(path: Path, text: str) -> None:
+    """Put a text under a name, whole or not at all. Raises OSError."""
+    from aftermath.base.files import replacing
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as stream:
+        stream.write(text.encode())
+
+
+def _table(holder: Table, above: tuple[str, ...], name: str) -> Iterator[str]:
+    """A table below its header, and then those that it holds."""
+    held, path = getattr(holder, name), (*above, name)
+    comment = _comment(path)
+    if isinstance(held, Choice):
+        path, held = (*path, _chosen(held)), held.chosen
+    inner = [one for one in type(held).model_fields if _is_table(getattr(held, one))]
+    values = [one for one in type(held).model_fields if getattr(held, one) is not None and one not in inner]
+    if values or not inner:
+        yield from ("", comment, f"[{'.'.join(path)}]")
+    for one in values:
+        value = getattr(held, one)
+        yield _comment((*path, one))
+        yield f"{one} = {written(_chosen(value) if isinstance(value, Choice) else value)}"
+    for one in inner:
+        yield from _table(held, path, one)
+
+
+def _is_table(value: object) -> bool:
+    """Whether it has a header of its own: not a choice of what has no keys, which is written as a word."""
+    return isinstance(value, Table) and not (isinstance(value, Choice) and not type(value.chosen).model_fields)
+
+
+def _chosen(choice: Choice) -> str:
+    return next(name for name in type(choice).model_fields if getattr(choice, name) is not None)
+
+
+def _comment(path: tuple[str, ...]) -> str:
+    key = find(".".join(path))[0]
+    unit = f" ({key.unit})" if key.unit else ""
+    return f"# {first_sentences(key.text, COLUMNS - 2 - len(unit))}{unit}"

@@ -1,0 +1,240 @@
+"""`config validate`, `explain` and `schema`, and the page of all keys: one truth about a file, told four ways."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from aftermath.base.errors import code_of
+from aftermath.cli import config_check, config_page, schema
+from aftermath.config import errors
+from aftermath.config.json_schema import json_schema
+from aftermath.config.keys import keys
+from aftermath.programs import COORDINATOR_IDL
+from cli.cli_runs import Outcome, invoke
+from cli.conftest import ROOT
+from config.config_cases import RULES, SEED, changed
+
+PROGRAM = {code_of(error["name"]) for error in json.loads(COORDINATOR_IDL.read_text())["errors"]}
+ELSEWHERE = {"checkpoint", "model-config", "schema", "data"}
+
+
+def validate(path: Path) -> Outcome:
+    return invoke("config", "validate", path, "--json")
+
+
+def refused(path: Path, text: str) -> list[dict[str, str | int]]:
+    """The mistakes of this file, which exits 1."""
+    path.write_text(text)
+    found = validate(path)
+    assert found.code == 1
+    said = json.loads(found.out)
+    assert said["ok"] is False
+    mistakes: list[dict[str, str | int]] = said["mistakes"]
+    assert mistakes
+    known = PROGRAM | set(errors.CODES) | set(schema.CODES) | ELSEWHERE
+    assert {one["code"] for one in mistakes} <= known
+    return mistakes
+
+
+@pytest.fixture
+def run_toml(material: Path, tmp_path: Path) -> Path:
+    """A config whose model and tokens are here."""
+    path = tmp_path / "run.toml"
+    path.write_text((material / "config.toml").read_text())
+    return path
+
+
+def test_the_page_of_keys_is_current() -> None:
+    page = (ROOT / "docs/config.md").read_text()
+    assert page == config_page.page(), "run: python -m aftermath.cli.config_page docs/config.md"
+    assert [key.name for key in keys() if key.table is None and f"| `{key.path[-1]}` |" not in page] == []
+
+
+def test_a_config_that_a_run_can_have_is_said_to_be_one(run_toml: Path) -> None:
+    said = validate(run_toml).data
+    assert said == {"file": str(run_toml), "ok": True, "mistakes": [], "warnings": [], "not_looked_at": []}
+    assert invoke("config", "validate", run_toml).out == f"{run_toml} is a config that a run can have\n"
+
+
+@pytest.mark.parametrize(("name", "pattern", "replacement", "line"), RULES)
+def test_a_rule_of_the_program_is_told_by_the_name_of_its_error(
+    tmp_path: Path, name: str, pattern: str, replacement: str, line: int
+) -> None:
+    mistakes = refused(tmp_path / "run.toml", changed((pattern, replacement)))
+    assert (code_of(name), line) in [(one["code"], one["line"]) for one in mistakes]
+
+
+WRONG = [
+    ("witness_nodes = 0", "witness_node = 0", "unknown-key"),
+    ("total_steps = 48\nwaiting", "waiting", "missing-key"),
+    ("min_clients = 2\ninit", 'min_clients = "2"\ninit', "wrong-type"),
+    ('"HfLlama"', '"HfLama"', "wrong-word"),
+    ("tiers = 3", "tiers = 9", "out-of-range"),
+    ("max_seq_len = 64", 'max_seq_len = 64\ndata_hash = "x"', "wrong-form"),
+    ("[model.LLM.optimizer.Distro]", "[model.LLM.optimizer.AdamW]\n[model.LLM.optimizer.Distro]", "wrong-choice"),
+    ("[config]", "[config", "not-toml"),
+    ('architecture = "HfLlama"', 'architecture = "HfNanoGPT"', "architecture-differs"),
+    ("max_seq_len = 64", "max_seq_len = 2049", "sequence-too-long"),
+    ("max_seq_len = 64", "max_seq_len = 1", "sequence-too-short"),
+    ('data_type = "Pretraining"', 'data_type = "Finetuning"', "labels-not-there"),
+    ("rounds_per_epoch = 16", "rounds_per_epoch = 16\nverification_percent = 50", "verification-not-there"),
+    ("quantize_1bit = true", "quantize_1bit = true\nweight_decay = 251.0", "weight-decay-too-high"),
+]
+
+
+@pytest.mark.parametrize(("right", "wrong", "code"), WRONG, ids=[one[2] for one in WRONG])
+def test_a_mistake_has_its_code_and_update_config_says_the_same(
+    run_toml: Path, right: str, wrong: str, code: str
+) -> None:
+    text = run_toml.read_text()
+    assert text.count(right) == 1
+    mistakes = refused(run_toml, text.replace(right, wrong))
+    assert mistakes[0]["code"] == code
+    told = invoke("update-config", "--run-id", "nowhere", "--config-path", run_toml, "--json").error["error"]
+    assert sorted(told.split("\n")) == sorted(f"{run_toml}:{one['line']}: {one['message']}" for one in mistakes)
+    shown = invoke("config", "validate", run_toml)
+    assert shown.code == 1
+    assert f"{run_toml}:{mistakes[0]['line']}: {mistakes[0]['message']}" in shown.out
+
+
+def test_every_mistake_is_told_at_once(run_toml: Path) -> None:
+    text = (
+        run_toml.read_text().replace("max_seq_len = 64", "max_seq_len = 4096").replace('"Pretraining"', '"Finetuning"')
+    )
+    assert len(refused(run_toml, text)) == 2
+
+
+PLACES = {
+    'Server = "a:b:c"': "no address of a data server",
+    'Http = { location = { SingleUrl = "ftp://example.org/x" } }': "leads nowhere",
+    'Http = { location = { SingleUrl = "tokens.bin" } }': "leads nowhere",
+    'Http = { location = { NumberedFiles = { url_template = "https://x/", num_files = 4000000000 } } }': "no single {}",
+    'Http = { location = { Gcp = { bucket_name = "A B" } } }': "no name of a bucket",
+    'WeightedHttp = "https://"': "leads nowhere",
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_place_of_data_that_train_would_refuse_is_a_mistake(run_toml: Path, place: str) -> None:
+    text = re.sub(r'^Local = ".*tokens"$', place, run_toml.read_text(), flags=re.MULTILINE)
+    (mistake,) = refused(run_toml, text)
+    assert mistake["code"] == "data"
+    assert mistake["key"] == "model.LLM.data_location"
+    assert PLACES[place] in str(mistake["message"])
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        'Server = "a:1"',
+        'Http = { location = { SingleUrl = "https://127.0.0.1:9/x" } }',
+        'WeightedHttp = "http://[::1]:9/"',
+    ],
+)
+def test_nobody_is_asked_for_data(run_toml: Path, place: str) -> None:
+    text = re.sub(r'^Local = ".*tokens"$', place, run_toml.read_text(), flags=re.MULTILINE)
+    run_toml.write_text(text)
+    assert validate(run_toml).data["not_looked_at"] == ["the data: nobody is asked for it"]
+
+
+def test_nobody_is_asked_for_a_checkpoint_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    path = tmp_path / "run.toml"
+    path.write_text(SEED)
+    said = validate(path).data
+    assert said["ok"]
+    assert [what.partition(":")[0] for what in said["not_looked_at"]] == ["the model"]
+    path.write_text(changed((r"^repo_id.*", 'repo_id = "not a repo"')))
+    assert [one["code"] for one in json.loads(validate(path).out)["mistakes"]] == ["repository-name"]
+
+
+def test_what_is_not_on_this_machine_is_a_mistake_of_a_model_and_a_warning_of_data(run_toml: Path) -> None:
+    text = run_toml.read_text()
+    mistakes = refused(run_toml, re.sub(r'^Local = ".*model"$', 'Local = "nowhere"', text, flags=re.MULTILINE))
+    assert [one["code"] for one in mistakes] == ["checkpoint"]
+    run_toml.write_text(re.sub(r'^Local = ".*tokens"$', 'Local = "nowhere"', text, flags=re.MULTILINE))
+    said = validate(run_toml).data
+    assert [one["code"] for one in said["warnings"]] == ["data-here"]
+    run_toml.write_text(text.replace("max_seq_len = 64", f'max_seq_len = 64\ndata_hash = "{"0" * 64}"'))
+    (warning,) = validate(run_toml).data["warnings"]
+    assert "data_hash is another" in warning["message"]
+
+
+def test_what_a_file_beside_says_of_the_model_is_looked_at(run_toml: Path) -> None:
+    text = re.sub(r'^Local = ".*model"$', 'Local = "nowhere"', run_toml.read_text(), flags=re.MULTILINE)
+    run_toml.write_text(text)
+    beside = run_toml.with_suffix(".files.toml")
+    for options, codes in (
+        ('preset = "llama-1m"', []),
+        ('preset = "nanogpt-0.9m"', ["architecture-differs"]),
+        ('preset = "bogus"', ["usage"]),
+        ("heads = 0", ["usage"]),
+        ("intermediate = 102", ["model-config"]),
+    ):
+        beside.write_text(f"[model]\n{options}\n")
+        found = json.loads(validate(run_toml).out)
+        assert [one["code"] for one in found["mistakes"]] == codes, options
+    beside.write_text("[model")
+    assert "files.toml is not valid TOML" in validate(run_toml).error["error"]
+
+
+def test_what_an_owner_may_not_have_meant_is_a_warning(run_toml: Path) -> None:
+    text = run_toml.read_text().replace("total_steps = 48\nwaiting", "total_steps = 20\nwaiting")
+    run_toml.write_text(text)
+    said = validate(run_toml).data
+    assert [one["code"] for one in said["warnings"]] == ["rate-schedule"]
+    assert {one["code"] for one in said["warnings"]} <= set(config_check.WARNINGS)
+
+
+def test_no_file_is_no_mistake_of_one(tmp_path: Path) -> None:
+    found = validate(tmp_path / "nowhere.toml")
+    assert found.error["code"] == "config"
+    assert found.out == ""
+
+
+def test_a_file_moves_no_cursor(run_toml: Path) -> None:
+    run_toml.write_text(run_toml.read_text().replace('"HfLlama"', '"[bold]\\u001b[2J"'))
+    shown = invoke("config", "validate", run_toml)
+    assert "\x1b" not in shown.out
+    assert "[bold]" in shown.out
+
+
+def test_a_key_is_explained() -> None:
+    (said,) = invoke("config", "explain", "config.global_batch_size_end", "--json").data
+    assert {name: said[name] for name in ("key", "type", "unit", "limits", "required", "default", "example")} == {
+        "key": "config.global_batch_size_end",
+        "type": "whole number",
+        "unit": "sequences",
+        "limits": "1 to 65,535",
+        "required": True,
+        "default": "",
+        "example": "global_batch_size_end = 32",
+    }
+    assert said["what"].startswith("Sequences of a round")
+    page = invoke("config", "explain", "config.global_batch_size_end").out
+    assert all(
+        str(part) in page for part in ("whole number", "sequences", "1 to 65,535", "must be given", said["example"])
+    )
+
+
+def test_a_table_lists_its_keys_and_a_last_part_all_that_end_so() -> None:
+    (said,) = invoke("config", "explain", "[model.LLM.checkpoint]", "--json").data
+    assert said["keys"] == ["Hub", "Local", "Dummy"]
+    found = [one["key"] for one in invoke("config", "explain", "total_steps", "--json").data]
+    assert found[0] == "config.total_steps"
+    assert len(found) == 3
+
+
+def test_an_unknown_key_gets_the_nearest_names() -> None:
+    told = invoke("config", "explain", "config.global_batch_sise_end", "--json").mistake
+    assert told["fix"].startswith("Did you mean config.global_batch_size_end")
+    assert invoke("config", "explain", "zzz", "--json").mistake["fix"] == "docs/config.md lists them"
+
+
+def test_the_schema_is_one_document_with_and_without_json() -> None:
+    assert invoke("config", "schema").out == invoke("config", "schema", "--json").out
+    assert json.loads(invoke("config", "schema").out) == json_schema()

@@ -1,0 +1,242 @@
+"""`init` writes a config that a run can have, every key with its comment, and nothing over what is there."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from aftermath.cli.main import load
+from aftermath.cli.new_config import RECIPE, RECIPES, begin, changed, lasting
+from aftermath.config.document import RunConfig, load_config, parse_as
+from aftermath.config.keys import find
+from aftermath.config.read import schedule_of
+from aftermath.model.presets import PRESETS
+from aftermath.rules.schedules import last_change
+from aftermath.testnet.configs import SHIPPED, configs
+from aftermath.testnet.files import COMMANDS, flags, recipe_of
+from cli.cli_runs import CONSOLE, Shell, invoke
+from config.config_cases import SEED, without
+
+NAMES = sorted(str(path.relative_to(SHIPPED)) for path in configs())
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def written(*options: str | Path | int) -> RunConfig:
+    """What `init` writes with these options, which `config validate` takes."""
+    said = invoke("init", "--out", "run.toml", *options, "--json").data
+    assert said["file"] == "run.toml"
+    found = invoke("config", "validate", "run.toml", "--json").data
+    assert (found["ok"], found["mistakes"]) == (True, [])
+    assert found["warnings"] == said["warnings"]
+    return load_config(Path("run.toml"))
+
+
+def commented(path: Path) -> None:
+    """Every key has above it what its class says."""
+    table: tuple[str, ...] = ()
+    lines = path.read_text().splitlines()
+    for before, line in zip(["", *lines], lines, strict=False):
+        if line.startswith("["):
+            table = tuple(line.strip("[]").split("."))
+        elif line and not line.startswith("#"):
+            (key,) = find(".".join((*table, line.partition(" =")[0])))
+            assert before.startswith("# ")
+            assert key.text.startswith(before[2:].removesuffix(f" ({key.unit})")), line
+
+
+@pytest.mark.parametrize("recipe", NAMES)
+def test_a_recipe_is_written_as_it_is_with_comments(recipe: str) -> None:
+    config, shipped = written("--recipe", recipe), load_config(SHIPPED / recipe)
+    commented(Path("run.toml"))
+    assert config.config == shipped.config
+    assert config.llm.optimizer == shipped.llm.optimizer
+    assert config.llm.lr_schedule == shipped.llm.lr_schedule
+    assert recipe_of(Path("run.toml")).keys() == recipe_of(SHIPPED / recipe).keys()
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("optimizer", RECIPES)
+def test_every_model_goes_with_every_optimizer(preset: str, optimizer: str) -> None:
+    config = written("--preset", preset, "--optimizer", optimizer, "--tiers", 2, "--members", 5)
+    commented(Path("run.toml"))
+    taken = load_config(SHIPPED / RECIPES[optimizer])  # type: ignore[index]
+    assert config.llm.optimizer == taken.llm.optimizer
+    assert config.config.overlap == taken.config.overlap
+    assert config.llm.matformer.tiers == 2
+    assert (config.config.init_min_clients, config.config.min_clients) == (5, 4)
+    recipe = recipe_of(Path("run.toml"))
+    assert recipe["model"] == {"preset": preset, "tiers": 2}
+    for name, options in recipe.items():
+        words, option = COMMANDS[name]
+        load(words).make_context(words, [option, "somewhere", *flags(options)])
+
+
+@pytest.mark.parametrize("recipe", NAMES)
+@pytest.mark.parametrize("steps", [200, 1000, 54321])
+def test_a_schedule_lasts_as_long_as_the_run(recipe: str, steps: int) -> None:
+    config = written("--recipe", recipe, "--steps", steps)
+    assert config.config.total_steps == steps
+    shipped = load_config(SHIPPED / recipe)
+    beyond = last_change(schedule_of(shipped.llm.lr_schedule)) - shipped.config.total_steps
+    assert last_change(schedule_of(config.llm.lr_schedule)) == steps + beyond
+
+
+@pytest.mark.parametrize("kind", ["Constant", "Linear", "Cosine"])
+def test_schedules_of_other_kinds_become_longer_too(kind: str) -> None:
+    total = "" if kind == "Constant" else "\ntotal_steps = 100"
+    table = f"[model.LLM.lr_schedule.{kind}]\nbase_lr = 1e-3\nwarmup_steps = 10{total}"
+    rates = parse_as(without("model.LLM.lr_schedule.Cosine", table), "c", RunConfig).llm.lr_schedule
+    longer = lasting(rates, 100, 300).chosen.model_dump()
+    assert longer["warmup_steps"] == 30
+    assert longer.get("total_steps", 300) == 300
+    assert lasting(rates, 100, 100) == rates
+
+
+def test_members_have_a_sequence_for_each_inner_step() -> None:
+    config = written("--members", 100)
+    assert config.config.global_batch_size_start == config.config.global_batch_size_end == 400
+    assert invoke("init", "--out", "x.toml", "--members", 256, "--recipe", "demo").code == 0
+
+
+def test_data_of_ones_own_is_not_made(material: Path) -> None:
+    config = written("--preset", "llama-1m", "--data-path", material / "tokens")
+    assert config.llm.data_location.Local is not None
+    assert config.llm.data_location.Local.path == str(material / "tokens")
+    assert recipe_of(Path("run.toml")).keys() == {"model"}
+
+
+def test_update_config_takes_what_was_written_once_its_model_is_made(
+    owner: Shell, run_id: str, material: Path, tmp_path: Path
+) -> None:
+    config = written("--preset", "llama-1m", "--data-path", material / "tokens", "--members", 2, "--steps", 30)
+    made = [CONSOLE.with_name("python"), "-m", "aftermath.testnet.files", "run.toml"]
+    subprocess.run(made, check=True, capture_output=True)
+    assert config.llm.checkpoint.Local is not None
+    assert (tmp_path / config.llm.checkpoint.Local.path / "config.json").is_file()
+    assert invoke("config", "validate", "run.toml", "--json").data["not_looked_at"] == []
+    assert owner("create-run", "--run-id", run_id).code == 0
+    said = owner("update-config", "--run-id", run_id, "--config-path", "run.toml").data
+    assert (said["total_steps"], said["tiers"], said["warnings"]) == (30, [512, 256, 128], [])
+
+
+def test_nothing_is_written_over_what_is_there() -> None:
+    for name in ("run.toml", "run.files.toml"):
+        Path(name).write_text("mine")
+        told = invoke("init", "--out", "run.toml", "--json").error
+        assert told["error"] == f"{name} is there already"
+        assert Path(name).read_text() == "mine"
+        assert invoke("init", "--out", "run.toml", "--force", "--json").code == 0
+        assert "mine" not in Path(name).read_text()
+        Path("run.toml").unlink()
+        Path("run.files.toml").unlink()
+
+
+def test_a_file_beside_that_is_of_another_config_does_not_stay(material: Path) -> None:
+    written()
+    assert Path("run.files.toml").is_file()
+    written("--recipe", "consilience-match-llama2-20m-fineweb-pretrain-dev", "--force")
+    assert not Path("run.files.toml").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "says"),
+    [
+        (["--preset", "bogus"], 2, "there is no preset bogus"),
+        (["--recipe", "nowhere"], 2, "there is no config at nowhere"),
+        (["--tiers", "9"], 2, "--tiers must be a whole number from 1 to 8"),
+        (["--members", "0"], 2, "--members must be"),
+        (["--optimizer", "adamw"], 2, "--optimizer must be one of distro, sparseloco"),
+        (["--preset", "llama-20m", "--tiers", "8"], 1, "not divisible"),
+        (["--data-path", "x" * 193], 1, "192"),
+        (["--data-path", ""], 2, "the path given for --data-path is empty"),
+        (["--recipe", "mine.toml"], 1, "nowhere"),
+    ],
+)
+def test_what_is_no_config_is_not_written(options: list[str], code: int, says: str) -> None:
+    Path("mine.toml").write_text(without("model.LLM.checkpoint.Hub", '[model.LLM.checkpoint]\nLocal = "nowhere"'))
+    refused = invoke("init", "--out", "run.toml", *options, "--json")
+    assert refused.code == code
+    assert says in refused.told["error"]
+    assert not Path("run.toml").exists()
+    assert not Path("run.files.toml").exists()
+
+
+def test_a_directory_that_cannot_be_is_told() -> None:
+    Path("file").write_text("")
+    assert invoke("init", "--out", "file/run.toml", "--json").error["code"] == "file"
+    assert invoke("init", "--out", "new/run.toml", "--json").code == 0
+
+
+def test_a_config_of_ones_own_may_be_the_recipe() -> None:
+    Path("mine.toml").write_text(SEED)
+    config = written("--recipe", "mine.toml", "--steps", 5000)
+    assert config.llm.checkpoint == parse_as(SEED, "c", RunConfig).llm.checkpoint
+    assert config.config.total_steps == 5000
+
+
+class Terminal:
+    """A person at a terminal, whom `init` asks."""
+
+    def __init__(self, *options: str) -> None:
+        ours, theirs = pty.openpty()
+        self.keyboard = ours
+        line = [CONSOLE, "init", "--out", "run.toml", *options]
+        self.process = subprocess.Popen(
+            line, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+        os.close(theirs)
+
+    def types(self, text: str) -> tuple[int, str, str]:
+        """Exit code and output once all of this was typed."""
+        os.write(self.keyboard, text.encode())
+        out, err = self.process.communicate(timeout=60)
+        os.close(self.keyboard)
+        return self.process.returncode, out, err
+
+
+def test_a_person_is_asked_for_what_no_option_says() -> None:
+    answers = ["demo", "huge", "llama-1m", "12", "2", "distro", "", "400", ""]
+    code, out, err = Terminal().types("\n".join(answers) + "\n")
+    assert code == 0, err
+    assert "wrote run.toml" in out
+    assert "'huge' is none of them" in err
+    assert "'12' is no whole number from 1 to 8" in err
+    config = load_config(Path("run.toml"))
+    assert (config.llm.matformer.tiers, config.config.total_steps) == (2, 400)
+    assert config.llm.optimizer.Distro is not None
+    assert config.config.init_min_clients == load_config(SHIPPED / "demo/config.toml").config.init_min_clients
+    assert tomllib.loads(Path("run.files.toml").read_text())["model"]["preset"] == "llama-1m"
+
+
+def test_who_says_all_is_not_asked_and_neither_is_a_script() -> None:
+    options = ["--recipe", "demo", "--preset", "llama-1m", "--tiers", "2", "--optimizer", "distro", "--members", "3"]
+    code, _, err = Terminal(*options, "--steps", "100", "--data-path", "tokens").types("")
+    assert code == 0, err
+    assert "[" not in err  # the default of a question
+    assert "[" not in invoke("init", "--out", "x.toml").err
+
+
+def test_the_end_of_the_input_writes_nothing() -> None:
+    code, out, _ = Terminal().types("demo\n\x04")
+    assert (code, out.strip()) == (130, "")
+    assert list(Path().iterdir()) == []
+
+
+def test_the_recipe_to_begin_with_is_one_of_those_shipped() -> None:
+    assert RECIPE in NAMES
+    assert set(RECIPES.values()) <= set(NAMES)
+    config, files = begin(RECIPE)
+    assert json.dumps(files)
+    from aftermath.cli.new_config import Wishes
+
+    assert changed(config, files, Wishes(), "runs/light")[0].to_chain() == config.to_chain()

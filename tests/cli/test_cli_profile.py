@@ -1,0 +1,253 @@
+"""What is stored once for all commands: taken after options and variables, by those commands that take such options."""
+
+from __future__ import annotations
+
+import itertools
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aftermath.central.__main__ import CENTRALIZED
+from aftermath.chain import defaults
+from aftermath.chain.wallet import PATH_VARIABLE, WALLET_VARIABLE, create_wallet
+from aftermath.cli.index import Index
+from aftermath.cli.main import INDEX, SOLANA
+from aftermath.cli.profile import KEY_VARIABLE, PROFILE_VARIABLE, VARIABLES, Name
+from aftermath.cli.variables import environment
+from cli.cli_runs import Shell, invoke
+
+PARAMETERS = {
+    Name.RPC: ("rpc", "--rpc"),
+    Name.WS_RPC: ("ws_rpc", "--ws-rpc"),
+    Name.WALLET: ("wallet_private_key_path", "-w"),
+    Name.RUN: ("run_id", "--run-id"),
+}
+VALUES = {
+    Name.RPC: ("http://flag:1", "http://variable:1", "http://profile:1"),
+    Name.WS_RPC: ("ws://flag:1", "ws://variable:1", "ws://profile:1"),
+    Name.WALLET: ("/flag.json", "/variable.json", "/profile.json"),
+    Name.RUN: ("flag", "variable", "profile"),
+}
+"""From an option, a variable and the profile."""
+
+
+@pytest.fixture(autouse=True)
+def profile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.delenv(PROFILE_VARIABLE)
+    return tmp_path / "config" / "aftermath" / "profile.toml"
+
+
+def taken(command: str, *words: str, script: Index = SOLANA) -> dict[str, Any]:
+    """What a command line means."""
+    parameters: dict[str, Any] = script.load(command).make_context(command, list(words)).params
+    return parameters
+
+
+def store(**values: str) -> None:
+    for name, value in values.items():
+        assert invoke("config", "set", name.replace("_", "-"), value).code == 0
+
+
+def test_names_are_those_of_the_options() -> None:
+    assert (KEY_VARIABLE, VARIABLES[Name.WALLET]) == (WALLET_VARIABLE, PATH_VARIABLE)
+    for name, (parameter, _) in PARAMETERS.items():
+        (option,) = [one for one in SOLANA.load("tick").params if one.name == parameter]
+        assert option.envvar == VARIABLES[name]
+
+
+def test_what_is_stored_is_shown_and_forgotten_again(profile: Path) -> None:
+    said = invoke("config", "set", "run", "demo", "--json").data
+    assert said == {"name": "run", "value": "demo", "file": str(profile)}
+    assert stat.S_IMODE(profile.stat().st_mode) == 0o600
+    assert stat.S_IMODE(profile.parent.stat().st_mode) == 0o700
+    store(rpc="http://10.0.0.1:8899")
+    shown = invoke("config", "show", "--json").data
+    assert shown["file"] == str(profile)
+    assert shown["values"]["run"] == {"value": "demo", "from": "profile"}
+    assert shown["values"]["rpc"] == {"value": "http://10.0.0.1:8899", "from": "profile"}
+    assert shown["values"]["wallet"]["from"] == "default"
+    assert invoke("config", "unset", "run", "--json").code == 0
+    assert invoke("config", "show", "--json").data["values"]["run"] == {"value": None, "from": "default"}
+    assert invoke("config", "unset", "run", "--json").error["error"] == "the profile has no run"
+    assert stat.S_IMODE(profile.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(("name", "said"), itertools.product(Name, itertools.product([False, True], repeat=3)))
+def test_a_flag_comes_before_a_variable_before_the_profile_before_the_default(
+    monkeypatch: pytest.MonkeyPatch, name: Name, said: tuple[bool, bool, bool]
+) -> None:
+    parameter, flag = PARAMETERS[name]
+    by_flag, by_variable, by_profile = VALUES[name]
+    has_flag, has_variable, has_profile = said
+    if has_profile:
+        store(**{name: by_profile})
+    if has_variable:
+        monkeypatch.setenv(VARIABLES[name], by_variable)
+    other = [] if name is Name.RUN else ["--run-id", "other"]
+    words = [*other, *([flag, by_flag] if has_flag else [])]
+    if not any(said) and name is Name.RUN:
+        assert invoke("tick", "--json").mistake["error"] == "--run-id is missing"
+        return
+    default = defaults.RPC if name is Name.RPC else None
+    expected = by_flag if has_flag else by_variable if has_variable else by_profile if has_profile else default
+    found = taken("tick", *words)[parameter]
+    assert (None if found is None else str(found)) == expected
+
+
+@pytest.mark.parametrize("command", sorted(INDEX))
+def test_every_command_that_takes_these_takes_them_from_the_profile(command: str) -> None:
+    """But for what means all runs if no run is named."""
+    flags = {option for parameter in SOLANA.load(command).params for option in parameter.opts}
+    options = {one.name: one for one in SOLANA.load(command).params}
+    for name, (parameter, flag) in PARAMETERS.items():
+        if parameter not in options or flag not in flags:
+            continue
+        stored = options[parameter].type_descriptor.parameter_info.stored
+        of_all_runs = name is Name.RUN and "all runs" in (options[parameter].help or "")
+        assert stored == ("" if of_all_runs else name), command
+
+
+def test_a_websocket_of_the_profile_goes_with_its_own_node_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    store(rpc="http://a:1", ws_rpc="ws://a:2", run="demo")
+    assert taken("tick")["ws_rpc"] == "ws://a:2"
+    assert taken("tick", "--rpc", "http://b:1")["ws_rpc"] is None
+    assert taken("tick", "--rpc", "http://b:1", "--ws-rpc", "ws://b:2")["ws_rpc"] == "ws://b:2"
+    monkeypatch.setenv("RPC", "http://c:1")
+    assert taken("tick")["ws_rpc"] is None
+    assert invoke("config", "show", "--json").data["values"]["ws-rpc"] == {"value": None, "from": "default"}
+
+
+def test_a_key_in_the_environment_comes_before_a_path_in_the_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+    store(wallet="/profile.json", run="demo")
+    monkeypatch.setenv(WALLET_VARIABLE, "x")
+    assert taken("tick")["wallet_private_key_path"] is None
+    shown = invoke("config", "show", "--json").data["values"]["wallet"]
+    assert shown == {"value": None, "from": f"variable {WALLET_VARIABLE}"}
+
+
+def test_an_authorization_without_a_run_stays_one_for_all_runs() -> None:
+    store(run="demo")
+    key = "1" * 32
+    assert taken("join-authorization-create", "--authorizer", key)["run_id"] is None
+
+
+def test_nothing_of_it_is_for_a_server_and_for_what_is_started_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    store(run="demo")
+    words = ["--server-addr", "127.0.0.1:1", "--run-id", "other"]
+    assert taken("client train", *words, script=CENTRALIZED)["run_id"] == "other"
+    assert taken("server validate-config", "--state", "state.toml", script=CENTRALIZED)["run_id"] is None
+    for name, value in environment().items():
+        monkeypatch.setenv(name, value)
+    assert invoke("tick", "--json").mistake["error"] == "--run-id is missing"
+
+
+def test_an_error_says_what_came_from_the_profile(tmp_path: Path) -> None:
+    store(wallet=str(tmp_path / "none.json"), run="demo", rpc="http://127.0.0.1:9/?api-key=secret")
+    told = invoke("tick", "--rpc", "http://127.0.0.1:9", "--json").error
+    assert told["code"] == "wallet"
+    origin = f"From the profile: wallet {tmp_path / 'none.json'}, run demo (aftermath-solana config show)"
+    assert told["fix"].endswith(origin)
+    told = invoke("tick", "--json").error
+    assert "rpc http://127.0.0.1:9, " in told["fix"]
+    assert "secret" not in told["fix"]
+    told = invoke("tick", "--run-id", "x", "-w", tmp_path / "other.json", "--rpc", "http://127.0.0.1:9", "--json").error
+    assert "profile" not in told["fix"]
+
+
+def test_an_error_about_something_else_says_nothing_of_it(tmp_path: Path) -> None:
+    store(run="demo")
+    told = invoke("update-config", "--config-path", tmp_path / "none.toml", "--json").error
+    assert told["code"] == "config"
+    assert "profile" not in told["fix"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("run", "x" * 33, "cannot be a run id"),
+        ("rpc", "localhost", "not an RPC address"),
+        ("ws-rpc", "http://x", "not an RPC address"),
+        ("ws-rpc", "", "not an RPC address"),
+        ("wallet", "", "the path given for wallet is empty"),
+        ("rpc", "http://\udcff", "not text"),
+        ("colour", "blue", "name must be one of rpc, ws-rpc, wallet, run"),
+    ],
+)
+def test_what_no_command_would_take_is_not_stored(profile: Path, name: str, value: str, says: str) -> None:
+    store(run="demo")
+    before = profile.read_bytes()
+    assert says in invoke("config", "set", name, value, "--json").mistake["error"]
+    assert profile.read_bytes() == before
+
+
+def test_a_key_is_no_path(profile: Path, tmp_path: Path) -> None:
+    keypair = create_wallet(tmp_path / "wallet.json").keypair
+    for secret in (str(list(bytes(keypair))), str(keypair), "[1,2"):
+        outcome = invoke("config", "set", "wallet", secret, "--json")
+        assert "looks like a key" in outcome.mistake["error"]
+        assert secret not in outcome.out + outcome.err
+    assert not profile.exists()
+
+
+def test_a_relative_path_is_stored_whole(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    create_wallet(tmp_path / "wallet.json")
+    outcome = invoke("config", "set", "wallet", "wallet.json", "--json")
+    assert outcome.data["value"] == str(tmp_path / "wallet.json")
+    assert "warning" not in outcome.err
+    assert "there is no key file" in invoke("config", "set", "wallet", "other.json").err
+
+
+@pytest.mark.parametrize("text", ["rpc = ", "colour = 'blue'", "run = 1", "[run]", b"\xff", b"#" * (1 << 17)])
+def test_a_file_that_is_no_profile_is_told_and_left(profile: Path, text: str | bytes) -> None:
+    profile.parent.mkdir(parents=True)
+    raw = text if isinstance(text, bytes) else text.encode()
+    profile.write_bytes(raw)
+    for line in (("tick", "--run-id", "x"), ("config", "show"), ("config", "set", "run", "x")):
+        told = invoke(*line, "--json").error
+        assert told["code"] == "profile"
+        assert str(profile) in told["error"]
+    assert profile.read_bytes() == raw
+    assert invoke("tick", "--help").code == 0
+    assert invoke("model", "inspect", "nowhere", "--json").told["code"] != "profile"  # which takes nothing from it
+
+
+def test_a_value_written_by_hand_is_told_where_it_is(profile: Path) -> None:
+    profile.parent.mkdir(parents=True)
+    profile.write_text(f'run = "{"x" * 33}"\n')
+    told = invoke("tick", "--json").mistake
+    assert "cannot be a run id" in told["error"]
+    assert "From the profile: run xxx" in told["fix"]
+
+
+def test_another_file_and_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(PROFILE_VARIABLE, str(tmp_path / "devnet.toml"))
+    store(run="there")
+    assert (tmp_path / "devnet.toml").is_file()
+    assert taken("tick")["run_id"] == "there"
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(PROFILE_VARIABLE, str(tmp_path / "file" / "profile.toml"))
+    assert invoke("config", "set", "run", "x", "--json").error["code"] == "profile"
+    monkeypatch.setenv(PROFILE_VARIABLE, "")
+    assert invoke("config", "set", "run", "x", "--json").error["fix"] == "Unset it, or let it name a file"
+    assert invoke("config", "show", "--json").data["file"] is None
+
+
+def test_help_says_what_comes_before_what() -> None:
+    told = " ".join(invoke("--help").out.split())
+    assert "also read an environment variable: --run-id reads RUN_ID; after that comes the profile (config set)" in told
+    assert "flag, variable, profile, default" in " ".join(invoke("config", "set", "--help").out.split())
+
+
+def test_a_run_is_owned_without_typing_where_it_is(owner: Shell, run_id: str) -> None:
+    store(rpc=owner.rpc, wallet=str(owner.wallet), run=run_id)
+    made = invoke("create-run", "--json").data
+    assert made["run_id"] == run_id
+    assert made["main_authority"] == invoke("show-identity", "--json").data["wallet"]
+    assert invoke("show-run", "--json").data["run_id"] == run_id
+    assert invoke("close-run", "--yes", "--json").code == 0
+    told = invoke("json-dump-run", "--json").error
+    assert run_id in told["error"]
+    assert told["fix"].endswith(f"From the profile: rpc {owner.rpc}, run {run_id} (aftermath-solana config show)")
