@@ -12,6 +12,9 @@ misused() {
     fail 2 "$1" "call it as: sh scripts/$(basename -- "$0") $2 (for example: sh scripts/$(basename -- "$0") $3)"
 }
 
+# The scripts say themselves what comes next.
+export AFTERMATH_QUIET=1
+
 here=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
 if [ -x "$here/.venv/bin/aftermath-solana" ]; then
     aftermath=$here/.venv/bin/aftermath-solana

@@ -242,11 +242,11 @@ def test_restart_counts_the_batch_warm_up() -> None:
         sum_of_batches += batch_size(rules, data_index)
         data_index = sum_of_batches
     run = _Run(replace(rules))
-    found = Change({}, None, None, 21, False, None)._progress(run)  # type: ignore[arg-type]
+    found = Change({}, None, None, 21, False, None).progress(run)  # type: ignore[arg-type]
     assert found == {"epoch": 0, "step": 21, "data_index": data_index}
     # Back, where batches were smaller before: no data is left out.
     back = Change({}, None, None, 18, False, None)
-    assert back._progress(_Run(rules, step=21, data_index=9))["data_index"] == 9  # type: ignore[arg-type]
+    assert back.progress(_Run(rules, step=21, data_index=9))["data_index"] == 9  # type: ignore[arg-type]
 
 
 class _Run:

@@ -171,3 +171,11 @@ class SigningOptions(WalletOptions, ClusterOptions):
             least=0,
         ),
     ] = defaults.PRIORITY_FEE
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Say what would be sent and what it would cost, have it simulated, and send nothing.",
+            show_default=False,
+        ),
+    ] = False
