@@ -52,7 +52,10 @@ def checked_run_id(run_id: str | None) -> str | None:
     from aftermath.chain.addresses import run_seed
 
     if run_id is not None:
-        run_seed(run_id)
+        try:
+            run_seed(run_id)
+        except UsageError as error:
+            raise UsageError(error.message, f"{error.fix}; see --run-id (the variable RUN_ID)") from None
     return run_id
 
 
