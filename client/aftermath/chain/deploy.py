@@ -93,32 +93,29 @@ async def deployment_cost(sender: Sender, program: Path, key: Keypair, *, cache:
     return await _cost(sender, len(elf), 1 + len(chunks), standing, buffer_exists=held is not None)
 
 
-async def deployment_steps(
-    sender: Sender, program: Path, key: Keypair, *, cache: Path = CACHE
-) -> tuple[list[Step], dict[Pubkey, int]]:
+async def deployment_steps(sender: Sender, program: Path, key: Keypair) -> tuple[list[Step], dict[Pubkey, int]]:
     """What `deploy_program` would send, in order, and the bytes of the accounts that it would make, by address."""
     elf = _read_program(program)
     wallet, address = sender.wallet.pubkey, key.pubkey()
     standing = await _standing(sender, address, elf)
     if _runs(standing, elf):
         return [], {}
-    path = _buffer_path(cache, address, elf)
+    path = _buffer_path(CACHE, address, elf)
     buffer = load_wallet(path).pubkey if path.exists() else Keypair().pubkey()
     held = await _held(sender, buffer, len(elf))
     steps, sizes = [], {}
     if held is None:
         steps.append(Step(await _buffer_start(sender, buffer, len(elf))))
         sizes[buffer] = loader.BUFFER_HEADER + len(elf)
-    missing = _missing(_chunks(sender, buffer, elf), held or bytes(len(elf)))
-    if missing:
-        write = loader.write(buffer, wallet, *missing[0])
-        steps.append(Step([write], times=len(missing), units=WRITE_UNITS))
+    if missing := _missing(_chunks(sender, buffer, elf), held or bytes(len(elf))):
+        steps.append(Step([loader.write(buffer, wallet, *missing[0])], times=len(missing), units=WRITE_UNITS))
     if standing is None:
         steps.append(Step(await _first(sender, address, buffer, len(elf))))
         sizes[address] = loader.PROGRAM_SIZE
         return steps, sizes
     if (more := len(elf) - len(standing.data)) > 0:
-        steps.append(Step([loader.extend(address, wallet, more)]))
+        steps.append(Step([loader.extend(address, wallet, more)], retried=True))
+        sizes[loader.programdata_address(address)] = loader.PROGRAMDATA_HEADER + len(elf)
     steps.append(Step([loader.upgrade(address, buffer, wallet, wallet)]))
     return steps, sizes
 
@@ -255,7 +252,9 @@ async def _buffer_start(sender: Sender, buffer: Pubkey, length: int) -> list[Ins
 
 
 def _chunks(sender: Sender, buffer: Pubkey, elf: bytes) -> list[tuple[int, bytes]]:
-    length = _chunk_length(sender, buffer)
+    """The program's bytes and their places, as many as fit a transaction (two less, for longer length prefixes)."""
+    empty = loader.write(buffer, sender.wallet.pubkey, 0, b"")
+    length = MAX_TRANSACTION - transaction_size(sender.wallet, [empty]) - 2
     return [(at, elf[at : at + length]) for at in range(0, len(elf), length)]
 
 
@@ -299,9 +298,3 @@ async def _cost(sender: Sender, size: int, writes: int, standing: loader.Stored 
         return needed + await rent(sender.pool, loader.PROGRAM_SIZE)
     longer = max(0, size - len(standing.data))
     return needed + await rent(sender.pool, longer) - await rent(sender.pool, 0)
-
-
-def _chunk_length(sender: Sender, buffer: Pubkey) -> int:
-    """Bytes of the program that fit one transaction (two less than what is free, for longer length prefixes)."""
-    empty = loader.write(buffer, sender.wallet.pubkey, 0, b"")
-    return MAX_TRANSACTION - transaction_size(sender.wallet, [empty]) - 2

@@ -40,11 +40,14 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Step:
-    """A transaction that would be sent, so many `times`, each with other data. `units`: its compute limit, if known."""
+    """A transaction that would be sent, so many `times`, each with other data. `units`: its compute limit, if known;
+    `retried`: a refusal of it is answered by another try, so that it means nothing here.
+    """
 
     instructions: Sequence[Instruction]
     times: int = 1
     units: int | None = None
+    retried: bool = False
 
 
 @dataclass(frozen=True)
@@ -149,13 +152,13 @@ class DrySender(Sender):
         for step in steps:
             writes = {meta.pubkey for ix in step.instructions for meta in ix.accounts if meta.is_writable}
             writes -= {self.wallet.pubkey}
-            simulated.append(await self._simulated(step, headroom, held, depends=bool(writes & written)))
+            simulated.append(await self._simulated(step, headroom, held, sure=not (step.retried or writes & written)))
             written |= writes
         spent = sum(account.rent for account in self._accounts) + sum(one.fee for one in simulated)
         needed = max(self._asked, spent) + own
         return Rehearsed(self.wallet.pubkey, held, needed, self.pool.is_local, simulated, self._accounts)
 
-    async def _simulated(self, step: Step, headroom: int, held: int, *, depends: bool) -> Simulated:
+    async def _simulated(self, step: Step, headroom: int, held: int, *, sure: bool) -> Simulated:
         price = await self.price(step.instructions)
 
         def fee(units: int) -> int:
@@ -165,7 +168,7 @@ class DrySender(Sender):
             request = self.simulation(step.instructions, [self.wallet.pubkey])
             used, after = await self.pool.call(request, _units_and_lamports)
         except TransactionFailed as failure:
-            outcome = Outcome.OPEN if depends or lacks_funds(failure) else Outcome.REFUSED
+            outcome = Outcome.REFUSED if sure and not lacks_funds(failure) else Outcome.OPEN
             refusal = self.refusal(failure, step.instructions) if outcome is Outcome.REFUSED else None
             return Simulated(step, outcome, fee(step.units or MAX_UNITS), step.units, refusal)
         units = step.units or allowed_units(used, headroom)
