@@ -12,6 +12,9 @@ misused() {
     fail 2 "$1" "call it as: sh scripts/$(basename -- "$0") $2 (for example: sh scripts/$(basename -- "$0") $3)"
 }
 
+# The scripts say themselves what comes next.
+export AFTERMATH_QUIET=1
+
 here=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
 if [ -x "$here/.venv/bin/aftermath-solana" ]; then
     aftermath=$here/.venv/bin/aftermath-solana
@@ -29,6 +32,10 @@ cluster_rpc() {
         testnet) echo https://api.testnet.solana.com ;;
         mainnet | mainnet-beta) echo https://api.mainnet-beta.solana.com ;;
         http://* | https://*) echo "$1" ;;
+        "")
+            fail 2 "the cluster's name is empty" "say localnet, devnet, testnet, mainnet or an http(s) address as the \
+first word; is the variable set that stands there?"
+            ;;
         *)
             fail 2 "'$1' is not a cluster" "say localnet, devnet, testnet, mainnet or an http(s) address"
             ;;
@@ -40,7 +47,7 @@ cluster_rpc() {
 own_wallet() {
     [ -z "${WALLET_PRIVATE_KEY_PATH:-}" ] && [ -z "${RAW_WALLET_PRIVATE_KEY:-}" ] || return 0
     if [ "$1" != localnet ]; then
-        [ ! -f "$HOME/.config/solana/id.json" ] || return 0
+        [ ! -f "${HOME:-}/.config/solana/id.json" ] || return 0
         fail 1 "no wallet was given" "make one with '$aftermath show-identity --create -w wallet.json', send it SOL, \
 and name it by its absolute path in the variable WALLET_PRIVATE_KEY_PATH"
     fi

@@ -7,6 +7,8 @@ said="a cluster, the grantor's public key and the grantee's key file are needed"
 takes="CLUSTER GRANTOR_PUBKEY GRANTEE_KEYPAIR_FILE [DELEGATE_KEYPAIR_FILE...]"
 example="devnet \$GRANTOR_PUBKEY grantee.json delegate*.json"
 [ $# -ge 3 ] || misused "$said" "$takes" "$example"
+[ -n "$2" ] || misused "the second word is empty: GRANTOR_PUBKEY; is its variable set?" "$takes" "$example"
+[ -n "$3" ] || misused "the third word is empty: GRANTEE_KEYPAIR_FILE; is its variable set?" "$takes" "$example"
 [ ! -f "$2" ] || misused "$2 is a file, and the second word is the grantor's public key; is its variable set?" \
     "$takes" "$example"
 rpc=$(cluster_rpc "$1")

@@ -11,10 +11,11 @@ from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
 from aftermath.chain import loader
-from aftermath.chain.accounts import fetch
-from aftermath.chain.deploy import Deployment, deploy_program
+from aftermath.chain.accounts import fetch, rent
+from aftermath.chain.deploy import Deployment, deploy_program, deployment_steps
 from aftermath.chain.endpoints import Endpoint
 from aftermath.chain.funds import ensure_funds
+from aftermath.chain.rehearsal import DrySender, Outcome
 from aftermath.chain.sender import Sender
 from aftermath.chain.wallet import Wallet, load_wallet
 from aftermath.coordinator.errors import CoordinatorError, Refused
@@ -63,6 +64,28 @@ async def test_deploy_leave_alone_and_upgrade_to_a_larger_program(place: Place, 
     assert smaller.action == "upgraded"
     assert (await bytes_of(place, smaller))[:size] == AUTHORIZER_SO.read_bytes()
     assert (await deploy_program(sender, AUTHORIZER_SO, key, cache=tmp_path)).action == "unchanged"
+
+
+async def test_what_a_larger_program_would_take_is_known_before(place: Place, tmp_path: Path) -> None:
+    """Whether the cluster knows the checked way to make a program larger is found out only when it is upgraded."""
+    key = Keypair()
+    await deploy_program(sender_of(place), AUTHORIZER_SO, key, cache=tmp_path)
+    sender = DrySender(place.pool, place.wallet, errors={})
+    steps, sizes = await deployment_steps(sender, COORDINATOR_SO, key)
+    await sender.creating(sizes)
+    found = await sender.rehearse(steps)
+    begun = [bytes(step.instructions[-1].data)[:4] for step in steps]
+    names = ["initialize_buffer", "write", "extend", "upgrade"]
+    assert [loader.CALLS[variant] for variant in begun] == [f"loader.{name}" for name in names]
+    assert [one.outcome for one in found.simulated][::3] == [Outcome.ACCEPTED, Outcome.OPEN]
+    assert found.refusal is None
+    longer = COORDINATOR_SO.stat().st_size - AUTHORIZER_SO.stat().st_size
+    rents = [await rent(place.pool, size) for size in (loader.BUFFER_HEADER + COORDINATOR_SO.stat().st_size, longer, 0)]
+    assert found.rent == rents[0] + rents[1] - rents[2]
+    before = sender.spend.transactions
+    real = sender_of(place)
+    assert (await deploy_program(real, COORDINATOR_SO, key, cache=tmp_path)).action == "upgraded"
+    assert (before, real.spend.transactions) == (0, sum(step.times for step in steps))
 
 
 class Interrupted(Exception):

@@ -191,7 +191,7 @@ def test_an_unset_variable_is_noticed_though_the_words_after_it_move_up(people: 
     line = ["sh", ROOT / "scripts/join-authorization-create.sh", "localnet", people["grantor"], ""]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr.startswith("error: the grantee's public key is empty; is its variable set?\nfix: ")
+    assert done.stderr.startswith("error: the third word is empty: GRANTEE_PUBKEY; is its variable set?\nfix: ")
 
 
 def test_a_key_file_that_is_missing_is_called_missing(owner: Shell) -> None:

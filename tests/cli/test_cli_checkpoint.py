@@ -12,8 +12,15 @@ from aftermath.config.document import load_config
 from aftermath.model.checkpoint import load
 from aftermath.model.segments import level_hash
 from cli.cli_lone_member import one_epoch, quick_config
-from cli.cli_runs import Shell, invoke
+from cli.cli_runs import Outcome, Shell, invoke
 from cli.conftest import ROOT, SHAPE
+
+
+def calls(planned: Outcome) -> list[str]:
+    """The instructions of a dry run, which the simulation took."""
+    (one,) = planned.data["transactions"]
+    assert one["outcome"] == "accepted"
+    return list(one["instructions"])
 
 
 def test_checkpoint_of_the_attested_model(owner: Shell, run_id: str, material: Path, tmp_path: Path) -> None:
@@ -40,7 +47,10 @@ def test_checkpoint_of_the_attested_model(owner: Shell, run_id: str, material: P
     assert "is not the model that the members attested" in refused["error"]
     assert owner("json-dump-run", "--run-id", run_id).data["model"]["checkpoint_step"] == 0
 
-    recorded = owner("checkpoint", "--run-id", run_id, "--path", material / "model").data
+    named = ("checkpoint", "--run-id", run_id, "--path", material / "model")
+    assert calls(owner(*named, "--dry-run")) == ["coordinator.checkpoint"]
+    assert owner("json-dump-run", "--run-id", run_id).data["model"]["checkpoint_step"] == 0
+    recorded = owner(*named).data
     assert recorded["repo"] == str(material / "model")
     assert recorded["step"] == run.attested_step - 1 > 0  # the chain counts the step that comes next
     member = owner("json-dump-user", "--run-id", run_id, "--address", owner.wallet).data["member"]
@@ -73,8 +83,13 @@ def test_a_finished_run_is_reopened_and_taken_back(owner: Shell, run_id: str, ma
     assert "2 checkpoints of run" in invoke("rewind", "--rpc", owner.rpc, "-w", owner.wallet, *named).out
     unknown = owner("rewind", *named, "--to-step", 1).error
     assert unknown["fix"] == "Name one of step 0, 2"
+    assert calls(owner("rewind", *named, "--to-step", 0, "--dry-run")) == ["coordinator.rewind"]
+    assert owner("json-dump-run", *named).data["run"]["step"] == 3
     for step in (0, 2):
         assert owner("rewind", *named, "--to-step", step).data["step"] == step
         assert owner("json-dump-run", *named).data["run"]["step"] == step + 1
+    reopening = calls(owner("reopen", *named, "--total-steps", 30, "--dry-run"))
+    assert reopening == ["coordinator.update", "coordinator.set_paused"]
+    assert owner("json-dump-run", *named).data["run"]["state"] == "finished"
     opened = owner("reopen", *named, "--total-steps", 30).data
     assert (opened["state"], opened["total_steps"]) == ("waiting_for_members", 30)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from aftermath.chain.wallet import create_wallet
+from aftermath.chain.wallet import create_wallet, load_wallet
 from aftermath.cli.change import Change
 from aftermath.rules.state import RunState
 from aftermath.watch.phase import in_words, state_words
@@ -242,11 +242,11 @@ def test_restart_counts_the_batch_warm_up() -> None:
         sum_of_batches += batch_size(rules, data_index)
         data_index = sum_of_batches
     run = _Run(replace(rules))
-    found = Change({}, None, None, 21, False, None)._progress(run)  # type: ignore[arg-type]
+    found = Change({}, None, None, 21, False, None).progress(run)  # type: ignore[arg-type]
     assert found == {"epoch": 0, "step": 21, "data_index": data_index}
     # Back, where batches were smaller before: no data is left out.
     back = Change({}, None, None, 18, False, None)
-    assert back._progress(_Run(rules, step=21, data_index=9))["data_index"] == 9  # type: ignore[arg-type]
+    assert back.progress(_Run(rules, step=21, data_index=9))["data_index"] == 9  # type: ignore[arg-type]
 
 
 class _Run:
@@ -381,13 +381,31 @@ def test_close_run_asks_on_a_terminal(configured: Shell, run_id: str) -> None:
     for no in (b"\n", b"no\n", b"\x04"):
         code, said = answered(no)
         assert code == 1
-        assert f"close run {run_id} for good, with its 0 steps" in said
+        assert f"close run {run_id} for good, with its 0 steps and the points of 0 members" in said
+        assert "0.599562" in said  # SOL of rent
+        assert f"in {load_wallet(configured.wallet).pubkey}?" in said
         assert f"run {run_id} stays as it is" in said
     assert configured("show-run", "--run-id", run_id).code == 0
     code, said = answered(b"y\n")
     assert code == 0, said
     assert f"run {run_id} is closed" in said
     assert "there is no run" in configured("show-run", "--run-id", run_id).error["error"]
+
+
+def test_close_run_asks_nothing_where_it_would_be_refused(configured: Shell, run_id: str) -> None:
+    configured("set-paused", "--run-id", run_id, "resume")
+    line = [CONSOLE, "close-run", "--rpc", configured.rpc, "-w", configured.wallet, "--run-id", run_id]
+    mine, theirs = pty.openpty()
+    with subprocess.Popen(line, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True) as process:
+        os.close(theirs)
+        said = b""
+        with contextlib.suppress(OSError):  # EIO: the other end is closed
+            while more := os.read(mine, 1000):
+                said += more
+        os.close(mine)
+        assert process.wait(60) == 1
+    assert b"is not paused" in said
+    assert b"[y/N]" not in said
 
 
 def test_predownload_loads_model_and_data(configured: Shell, run_id: str, material: Path) -> None:

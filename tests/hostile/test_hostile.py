@@ -132,6 +132,8 @@ def test_no_attack_stops_steers_or_damages_a_run(
     network: Network, material: Material, xprocess: XProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     chosen = [name for name in os.environ.get("ATTACKS", "").split(",") if name] or [n for n in ATTACKS if n != NONE]
+    unknown = [name for name in chosen if name not in ATTACKS]
+    assert not unknown, f"ATTACKS (make hostile ATTACKS=...) names {unknown}; there are {', '.join(ATTACKS)}"
     runs = RUNS if len(chosen) > RUNS else 1
     companies = [Company(network, xprocess, tmp_path / f"{number}") for number in range(runs)]
     rows: list[Row] = []

@@ -369,7 +369,9 @@ def test_what_must_hold_does_not_with_more_than_a_third() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_hundreds_of_thousands_of_transactions_do_not_either(machine: type[RuleBasedStateMachine]) -> None:
-    wanted = int(os.environ.get("FUZZ_TRANSACTIONS", "250000")) // 2
+    asked = os.environ.get("FUZZ_TRANSACTIONS", "250000")
+    assert asked.isdecimal(), f"FUZZ_TRANSACTIONS (make fuzz TRANSACTIONS=...) is {asked!r}, which is no number"
+    wanted = int(asked) // 2
     before, began = Arena.sent, time.process_time()
     while Arena.sent - before < wanted:
         run(machine, 100)

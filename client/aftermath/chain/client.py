@@ -19,6 +19,7 @@ from aftermath.chain.addresses import run_addresses
 from aftermath.chain.instructions import GROWTH, MEMBERS, WITNESSES, CoordinatorInstructions, Table
 from aftermath.chain.memberships import membership_of
 from aftermath.chain.programs import authorizer_program, coordinator_program, error_tables
+from aftermath.chain.rehearsal import DrySender
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.sender import Sender
 from aftermath.chain.views import (
@@ -34,7 +35,7 @@ from aftermath.chain.views import (
 from aftermath.chain.wallet import Wallet
 from aftermath.coordinator.errors import CoordinatorError
 from aftermath.rules.bitmap import seats
-from aftermath.rules.members import Members, Membership
+from aftermath.rules.members import Members
 from aftermath.rules.model import Model
 from aftermath.rules.run import Run
 
@@ -46,7 +47,7 @@ READ_AT_ONCE = 50  # runs, of two accounts each
 
 class CoordinatorClient:
     """One coordinator program on one cluster; with a wallet also its instructions. `program_id` defaults to the
-    packaged one.
+    packaged one; a `dry` one sends nothing (see `rehearsal`).
     """
 
     def __init__(
@@ -56,11 +57,13 @@ class CoordinatorClient:
         *,
         program_id: Pubkey | None = None,
         max_priority_fee: int = 0,
+        dry: bool = False,
     ) -> None:
         self.pool = pool
         self._wallet = wallet
         self._program = coordinator_program(program_id)
         self._max_priority_fee = max_priority_fee
+        self._sender = DrySender if dry else Sender
 
     @property
     def program_id(self) -> Pubkey:
@@ -75,7 +78,7 @@ class CoordinatorClient:
     def sender(self) -> Sender:
         """Sends with this wallet; knows both programs' errors. Raises CoordinatorError without a wallet."""
         errors = error_tables(self._program, authorizer_program())
-        return Sender(self.pool, self._signer(), errors=errors, max_priority_fee=self._max_priority_fee)
+        return self._sender(self.pool, self._signer(), errors=errors, max_priority_fee=self._max_priority_fee)
 
     async def run(self, run_id: str) -> Run:
         """The run. Raises CoordinatorError when it does not exist on this cluster, AccountError when it is of another
@@ -189,10 +192,6 @@ class CoordinatorClient:
             await self.sender.afford([step], {place: membership_account().size})
         return await self.sender.send([step])
 
-    async def withdraw(self, run_id: str, held: Membership) -> Signature:
-        """End a membership of this wallet; its bond and rent come back."""
-        return await self.sender.send([self.ix.withdraw(run_id, held)])
-
     async def settle(self, run_id: str, wallet: Pubkey) -> Signature:
         """Have written down what a member's seat says of it."""
         run = await self.run(run_id)
@@ -206,12 +205,12 @@ class CoordinatorClient:
         """Set the points of coming epochs."""
         return await self.sender.send([self.ix.set_future_epoch_rates(run_id, earning=earning, slashing=slashing)])
 
-    async def close_run(self, run_id: str, *, spill: Pubkey | None = None) -> Signature:
-        """Delete a halted run; its rent goes to `spill` or to this wallet. Bonds of the ejected are settled before."""
-        members = await self.members(run_id)
-        for seat in seats(members.forfeited):
-            await self.settle(run_id, Pubkey(members.seats[seat].signer))
-        return await self.sender.send([self.ix.close_run(run_id, spill=spill)])
+    async def close_run(self, run_id: str) -> list[Signature]:
+        """Delete a halted run; its rent goes to this wallet. Bonds of the ejected are settled before."""
+        run, _, members = await self.snapshot(run_id)
+        ejected = [Pubkey(members.seats[seat].signer) for seat in seats(members.forfeited)]
+        settled = [self.ix.settle(run_id, run.created, wallet) for wallet in ejected]
+        return await self.sender.send_packed([*settled, self.ix.close_run(run_id)])
 
     async def tick(self, run_id: str) -> Signature:
         """Perform the transition that is due; Refused `NothingToTick` if none is."""

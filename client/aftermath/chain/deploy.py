@@ -29,6 +29,7 @@ from aftermath.chain import loader
 from aftermath.chain.accounts import AccountData, fetch, rent, whole
 from aftermath.chain.confirm import deliver_all
 from aftermath.chain.fees import transaction_fee
+from aftermath.chain.rehearsal import Step
 from aftermath.chain.sender import MAX_TRANSACTION, Sender, transaction_size
 from aftermath.chain.wallet import load_wallet, write_key_file
 from aftermath.coordinator.errors import CoordinatorError, Refused, Unavailable
@@ -88,8 +89,35 @@ async def deployment_cost(sender: Sender, program: Path, key: Keypair, *, cache:
     path = _buffer_path(cache, key.pubkey(), elf)
     buffer = load_wallet(path).pubkey if path.exists() else None
     held = await _held(sender, buffer, len(elf)) if buffer is not None else None
-    chunks = -(-len(elf) // _chunk_length(sender, key.pubkey()))
-    return await _cost(sender, len(elf), 1 + chunks, standing, buffer_exists=held is not None)
+    chunks = _chunks(sender, key.pubkey(), elf)
+    return await _cost(sender, len(elf), 1 + len(chunks), standing, buffer_exists=held is not None)
+
+
+async def deployment_steps(sender: Sender, program: Path, key: Keypair) -> tuple[list[Step], dict[Pubkey, int]]:
+    """What `deploy_program` would send, in order, and the bytes of the accounts that it would make, by address."""
+    elf = _read_program(program)
+    wallet, address = sender.wallet.pubkey, key.pubkey()
+    standing = await _standing(sender, address, elf)
+    if _runs(standing, elf):
+        return [], {}
+    path = _buffer_path(CACHE, address, elf)
+    buffer = load_wallet(path).pubkey if path.exists() else Keypair().pubkey()
+    held = await _held(sender, buffer, len(elf))
+    steps, sizes = [], {}
+    if held is None:
+        steps.append(Step(await _buffer_start(sender, buffer, len(elf))))
+        sizes[buffer] = loader.BUFFER_HEADER + len(elf)
+    if missing := _missing(_chunks(sender, buffer, elf), held or bytes(len(elf))):
+        steps.append(Step([loader.write(buffer, wallet, *missing[0])], times=len(missing), units=WRITE_UNITS))
+    if standing is None:
+        steps.append(Step(await _first(sender, address, buffer, len(elf))))
+        sizes[address] = loader.PROGRAM_SIZE
+        return steps, sizes
+    if (more := len(elf) - len(standing.data)) > 0:
+        steps.append(Step([loader.extend(address, wallet, more)], retried=True))
+        sizes[loader.programdata_address(address)] = loader.PROGRAMDATA_HEADER + len(elf)
+    steps.append(Step([loader.upgrade(address, buffer, wallet, wallet)]))
+    return steps, sizes
 
 
 def _runs(standing: loader.Stored | None, elf: bytes) -> bool:
@@ -194,22 +222,14 @@ async def _fill(
     sender: Sender, buffer: Keypair, elf: bytes, standing: loader.Stored | None, progress: Progress | None
 ) -> None:
     """Create the buffer if need be, and write until it holds `elf`."""
-    wallet = sender.wallet.pubkey
-    length = _chunk_length(sender, buffer.pubkey())
-    chunks = [(at, elf[at : at + length]) for at in range(0, len(elf), length)]
+    chunks = _chunks(sender, buffer.pubkey(), elf)
     held = await _held(sender, buffer.pubkey(), len(elf))
     await sender.ensure_funds(await _cost(sender, len(elf), 1 + len(chunks), standing, buffer_exists=held is not None))
     if held is None:
-        size = loader.BUFFER_HEADER + len(elf)
-        lamports = await rent(sender.pool, size)
-        account = CreateAccountParams(
-            from_pubkey=wallet, to_pubkey=buffer.pubkey(), lamports=lamports, space=size, owner=loader.LOADER
-        )
-        start = [create_account(account), loader.initialize_buffer(buffer.pubkey(), wallet)]
-        await sender.send(start, signers=[buffer])
+        await sender.send(await _buffer_start(sender, buffer.pubkey(), len(elf)), signers=[buffer])
     for _ in range(ROUNDS):
         held = await _held(sender, buffer.pubkey(), len(elf)) or bytes(len(elf))
-        missing = [(at, part) for at, part in chunks if held[at : at + len(part)] != part]
+        missing = _missing(chunks, held)
         if progress is not None:
             progress(len(elf) - sum(len(part) for _, part in missing), len(elf))
         if not missing:
@@ -220,6 +240,26 @@ async def _fill(
         f"{len(missing)} of {len(chunks)} parts of the program did not land in {ROUNDS} rounds",
         "Run the command again: it goes on from here; a priority fee may help (--max-priority-fee)",
     )
+
+
+async def _buffer_start(sender: Sender, buffer: Pubkey, length: int) -> list[Instruction]:
+    wallet, size = sender.wallet.pubkey, loader.BUFFER_HEADER + length
+    lamports = await rent(sender.pool, size)
+    account = CreateAccountParams(
+        from_pubkey=wallet, to_pubkey=buffer, lamports=lamports, space=size, owner=loader.LOADER
+    )
+    return [create_account(account), loader.initialize_buffer(buffer, wallet)]
+
+
+def _chunks(sender: Sender, buffer: Pubkey, elf: bytes) -> list[tuple[int, bytes]]:
+    """The program's bytes and their places, as many as fit a transaction (two less, for longer length prefixes)."""
+    empty = loader.write(buffer, sender.wallet.pubkey, 0, b"")
+    length = MAX_TRANSACTION - transaction_size(sender.wallet, [empty]) - 2
+    return [(at, elf[at : at + length]) for at in range(0, len(elf), length)]
+
+
+def _missing(chunks: Sequence[tuple[int, bytes]], held: bytes) -> list[tuple[int, bytes]]:
+    return [(at, part) for at, part in chunks if held[at : at + len(part)] != part]
 
 
 async def _write(sender: Sender, buffer: Pubkey, missing: Sequence[tuple[int, bytes]]) -> None:
@@ -258,9 +298,3 @@ async def _cost(sender: Sender, size: int, writes: int, standing: loader.Stored 
         return needed + await rent(sender.pool, loader.PROGRAM_SIZE)
     longer = max(0, size - len(standing.data))
     return needed + await rent(sender.pool, longer) - await rent(sender.pool, 0)
-
-
-def _chunk_length(sender: Sender, buffer: Pubkey) -> int:
-    """Bytes of the program that fit one transaction (two less than what is free, for longer length prefixes)."""
-    empty = loader.write(buffer, sender.wallet.pubkey, 0, b"")
-    return MAX_TRANSACTION - transaction_size(sender.wallet, [empty]) - 2

@@ -24,13 +24,13 @@ _ODD = 9973  # lamports; any prime keeps sums apart
 ASK_PATIENCE = 5.0  # seconds in which a faucet takes a request; the node itself has answered just before
 
 
-async def rent_due(pool: RpcPool, sizes: Mapping[Pubkey, int]) -> int:
-    """Lamports that the accounts at these addresses, there or not, still need to have these many bytes."""
+async def rent_due(pool: RpcPool, sizes: Mapping[Pubkey, int]) -> dict[Pubkey, int]:
+    """Lamports that each account at these addresses, there or not, still needs to have these many bytes."""
     addresses = list(sizes)
     _, accounts = await fetch_many(pool, addresses)
     held = {address: account.lamports if account else 0 for address, account in zip(addresses, accounts, strict=True)}
     rents = {size: await rent(pool, size) for size in set(sizes.values())}
-    return sum(max(0, rents[size] - held[address]) for address, size in sizes.items())
+    return {address: max(0, rents[size] - held[address]) for address, size in sizes.items()}
 
 
 async def ensure_funds(pool: RpcPool, wallet: Pubkey, lamports: int) -> int:

@@ -114,9 +114,9 @@ class CoordinatorInstructions:
         """Points of the epochs that start from now on; None leaves a rate as it is."""
         return self._owner("set_future_epoch_rates", run_id, earning=earning, slashing=slashing)
 
-    def close_run(self, run_id: str, *, spill: Pubkey | None = None) -> Instruction:
-        """Delete a halted run's accounts; the rent goes to `spill` (default: the signing wallet)."""
-        accounts = self._four(run_id, authority=self.user, spill=spill or self.user)
+    def close_run(self, run_id: str) -> Instruction:
+        """Delete a halted run's accounts; the rent goes to the signing wallet."""
+        accounts = self._four(run_id, authority=self.user, spill=self.user)
         return self._program.instruction("close_run", accounts)
 
     def membership(self, run_id: str, created: int, wallet: Pubkey) -> Pubkey:

@@ -22,6 +22,18 @@ PROGRAMDATA_HEADER = 45  # variant u32, slot u64, Option<authority>
 
 _INITIALIZE_BUFFER, _WRITE, _DEPLOY, _UPGRADE, _EXTEND, _EXTEND_CHECKED = 0, 1, 2, 3, 6, 9
 _BUFFER, _PROGRAM, _PROGRAMDATA = 1, 2, 3
+CALLS = {
+    struct.pack("<I", variant): f"loader.{name}"
+    for variant, name in (
+        (_INITIALIZE_BUFFER, "initialize_buffer"),
+        (_WRITE, "write"),
+        (_DEPLOY, "deploy"),
+        (_UPGRADE, "upgrade"),
+        (_EXTEND, "extend"),
+        (_EXTEND_CHECKED, "extend"),
+    )
+}
+"""The names of its instructions by the bytes that their data begin with."""
 
 
 @dataclass(frozen=True)

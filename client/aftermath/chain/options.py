@@ -12,7 +12,7 @@ from typing import Protocol
 from solders.pubkey import Pubkey
 
 from aftermath.base.errors import UsageError
-from aftermath.chain.endpoints import endpoint
+from aftermath.chain.endpoints import Endpoint, endpoint
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wallet import WalletError, load_wallet
 
@@ -51,7 +51,22 @@ def open_pool(choice: ClusterChoice, *, patience: float) -> RpcPool:
     for http, ws, flag in pairs:
         if ws and not http:
             raise UsageError(f"{flag} was given without {flag.replace('ws-', '')}", "Give both, or neither")
-    return RpcPool([endpoint(http, ws) for http, ws, _ in pairs if http], patience=patience, seed=secrets.randbits(32))
+    nodes = [_node(http, ws, flag) for http, ws, flag in pairs if http]
+    return RpcPool(nodes, patience=patience, seed=secrets.randbits(32))
+
+
+def _node(http: str, ws: str | None, flag: str) -> Endpoint:
+    try:
+        return endpoint(http, ws)
+    except UsageError as error:
+        flags = (flag.replace("ws-", ""), flag) if ws else (flag.replace("ws-", ""),)
+        asked = " or ".join(f"{one} (the variable {variable_of(one)})" for one in flags)
+        raise UsageError(error.message, f"{error.fix}; see {asked}") from None
+
+
+def variable_of(flag: str) -> str:
+    """The environment variable that an option reads."""
+    return flag.removeprefix("--").replace("-", "_").upper()
 
 
 def coordinator_id(choice: ClusterChoice) -> Pubkey | None:
@@ -62,7 +77,10 @@ def coordinator_id(choice: ClusterChoice) -> Pubkey | None:
     try:
         return Pubkey.from_string(text)
     except ValueError:
-        raise UsageError(f"{text!r} is not a public key", f"--coordinator-program-id takes {BASE58}") from None
+        raise UsageError(
+            f"{text!r} is not a public key",
+            f"--coordinator-program-id takes {BASE58}, and so does the variable COORDINATOR_PROGRAM_ID",
+        ) from None
 
 
 def public_key(text: str) -> Pubkey:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -26,6 +27,8 @@ class AnchorProgram:
     def __init__(self, idl: ProgramIdl, program_id: Pubkey | None = None) -> None:
         self.id = program_id or idl.address
         self.errors = idl.errors
+        self.calls = {_discriminator(i["name"]): f"{idl.name}.{i['name']}" for i in idl.legacy["instructions"]}
+        """The names of its instructions by the bytes that their data begin with."""
         self._program = idl.program(self.id)
         self._arguments = {i["name"]: i["args"] for i in idl.legacy["instructions"]}
         self._types = {t["name"]: t["type"] for t in idl.legacy["types"]}
@@ -51,6 +54,11 @@ class AnchorProgram:
         if type(found).__name__ != name:
             raise AccountError(f"the account is not a {name} of program {self.id}")
         return found
+
+
+def _discriminator(name: str) -> bytes:
+    """How Anchor tells instructions apart."""
+    return hashlib.sha256(f"global:{name}".encode()).digest()[:8]
 
 
 @cache

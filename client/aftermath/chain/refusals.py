@@ -22,6 +22,7 @@ from aftermath.chain.idl import ProgramError
 from aftermath.coordinator.errors import Refusal, Refused
 
 INSUFFICIENT_FUNDS = "InsufficientFunds"
+CLOSED_TOO_EARLY = "ClosedTooEarly"
 _NO_FUNDS = frozenset({"AccountNotFound", "InsufficientFundsForFee", "InsufficientFundsForRent"})
 _NO_PROGRAM = frozenset({"ProgramAccountNotFound", "UnsupportedProgramId", "InvalidProgramForExecution"})
 _FRAME = re.compile(r"Program \w+ (invoke|success|failed|consumed)")
@@ -110,7 +111,7 @@ _TOLD = {
         "an authorization has at most 64 delegates",
         "Replace those there are: add --delegates-clear, and name all that are to stay",
     ),
-    "ClosedTooEarly": (
+    CLOSED_TOO_EARLY: (
         "the authorization names delegates: it is invalid from now on, and can be closed for its rent in 30 days",
         "Call the same command then",
     ),
@@ -137,6 +138,11 @@ _REASONS = {
 """What a member makes of the errors of program and cluster; of all others that they are final."""
 
 Errors = Mapping[Pubkey, Mapping[int, ProgramError]]
+
+
+def told(name: str) -> tuple[str, str]:
+    """The sentence and the fix for an error of that name, as templates of `run` and `flag`."""
+    return _TOLD[name]
 
 
 def sol(lamports: int) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from solders.account_decoder import UiAccountEncoding
 from solders.commitment_config import CommitmentLevel
 from solders.compute_budget import set_compute_unit_limit, set_compute_unit_price
 from solders.hash import Hash, ParseHashError
@@ -22,7 +23,11 @@ from solders.instruction import Instruction
 from solders.keypair import Keypair
 from solders.message import Message
 from solders.pubkey import Pubkey
-from solders.rpc.config import RpcContextConfig, RpcSimulateTransactionConfig
+from solders.rpc.config import (
+    RpcContextConfig,
+    RpcSimulateTransactionAccountsConfig,
+    RpcSimulateTransactionConfig,
+)
 from solders.rpc.requests import GetLatestBlockhash, SimulateVersionedTransaction
 from solders.signature import Signature
 from solders.transaction import VersionedTransaction
@@ -36,7 +41,7 @@ from aftermath.chain.funds import ensure_funds, rent_due
 from aftermath.chain.refusals import Errors, lacks_funds, lamports_short, refused
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.wallet import Wallet
-from aftermath.coordinator.errors import CoordinatorError, Unavailable
+from aftermath.coordinator.errors import CoordinatorError, Refused, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +86,7 @@ class Sender:
                 return await self._land(instructions, signers, *measured, blockhash, height)
             except TransactionFailed as failure:
                 if refill == REFILLS or not await self._refilled(failure, instructions):
-                    raise self._refusal(failure, instructions) from failure
+                    raise self.refusal(failure, instructions) from failure
         raise AssertionError("unreachable")
 
     async def send_packed(
@@ -90,8 +95,14 @@ class Sender:
         """Send the instructions in order, in as few transactions as their size allows; each is confirmed before the
         next.
         """
+        return await self.send_each(pack(self.wallet, instructions), signers, headroom=headroom)
+
+    async def send_each(
+        self, groups: Sequence[Sequence[Instruction]], signers: Sequence[Keypair] = (), *, headroom: int = 0
+    ) -> list[Signature]:
+        """Send a transaction of each group, in order; each is confirmed before the next."""
         sent = []
-        for group in pack(self.wallet, instructions):
+        for group in groups:
             needed = payer_and_signers(self.wallet.pubkey, group)
             sent.append(await self.send(group, signers=[s for s in signers if s.pubkey() in needed], headroom=headroom))
         return sent
@@ -103,9 +114,9 @@ class Sender:
         they leave with these `sizes`, and for `later` more transactions, or ask for the whole sum at once (see
         `funds.ensure_funds`).
         """
-        fees = [self._highest_fee(group) for group in pack(self.wallet, instructions)]
-        due = await rent_due(self.pool, sizes) if sizes else 0
-        await self.ensure_funds(sum(fees) + due + later * self._highest_fee([]))
+        fees = [self.highest_fee(group) for group in pack(self.wallet, instructions)]
+        due = await rent_due(self.pool, sizes) if sizes else {}
+        await self.ensure_funds(sum(fees) + sum(due.values()) + later * self.highest_fee([]))
 
     async def ensure_funds(self, lamports: int) -> None:
         """Make sure the wallet can spend `lamports` and stay above the rent of its own account."""
@@ -160,28 +171,43 @@ class Sender:
 
     async def _measure(self, instructions: Sequence[Instruction], headroom: int) -> tuple[int, int]:
         """(compute limit, price per unit). Raises TransactionFailed when the simulation fails."""
-        message = self._message(instructions, MAX_UNITS, 1 if self._cap else 0, Hash.default())
+        simulation = self.simulation(instructions)
+        used, price = await both(self.pool.call(simulation, simulated_units), self.price(instructions))
+        self._count += 1
+        return min(allowed_units(used, headroom) + self._count % UNIQUE, MAX_UNITS), price
+
+    def simulation(
+        self, instructions: Sequence[Instruction], watched: Sequence[Pubkey] = ()
+    ) -> SimulateVersionedTransaction:
+        """The request that simulates them, unsigned; its reply has the accounts `watched` as they would be."""
+        message = self._message(instructions, MAX_UNITS, self._simulated_price, Hash.default())
         unsigned = [Signature.default()] * message.header.num_required_signatures
         transaction = VersionedTransaction.populate(message, unsigned)
+        accounts = RpcSimulateTransactionAccountsConfig(list(watched), UiAccountEncoding.Base64) if watched else None
         config = RpcSimulateTransactionConfig(
             sig_verify=False,
             replace_recent_blockhash=True,
             commitment=CommitmentLevel.Processed,
+            accounts=accounts,
             min_context_slot=self.slot or None,
         )
-        used, price = await both(
-            self.pool.call(SimulateVersionedTransaction(transaction, config), simulated_units),
-            self.price(instructions),
-        )
-        self._count += 1
-        unique = self._count % UNIQUE
-        return min(used * 11 // 10 + headroom + unique, MAX_UNITS), price
+        return SimulateVersionedTransaction(transaction, config)
+
+    def simulated_fee(self, instructions: Sequence[Instruction]) -> int:
+        """What a simulation of them takes from the wallet as its fee, in lamports."""
+        signatures = signature_count(self.wallet.pubkey, instructions)
+        return transaction_fee(signatures, MAX_UNITS, self._simulated_price)
+
+    @property
+    def _simulated_price(self) -> int:
+        return 1 if self._cap else 0
 
     def _message(self, instructions: Sequence[Instruction], units: int, price: int, blockhash: Hash) -> Message:
         prefix = [set_compute_unit_limit(units), set_compute_unit_price(price)]
         return Message.new_with_blockhash([*prefix, *instructions], self.wallet.pubkey, blockhash)
 
-    def _highest_fee(self, instructions: Sequence[Instruction]) -> int:
+    def highest_fee(self, instructions: Sequence[Instruction]) -> int:
+        """The most that a transaction of them may cost, whatever it computes."""
         return transaction_fee(signature_count(self.wallet.pubkey, instructions), MAX_UNITS, self._cap)
 
     async def _refilled(self, failure: TransactionFailed, instructions: Sequence[Instruction]) -> bool:
@@ -193,18 +219,24 @@ class Sender:
             return False
         held = await balance(self.pool, self.wallet.pubkey)
         short = lamports_short(failure)
-        needed = self._highest_fee(instructions) + await rent(self.pool, 0) + (held + short if short else 0)
+        needed = self.highest_fee(instructions) + await rent(self.pool, 0) + (held + short if short else 0)
         if held >= needed:
             return False  # it is another account that lacks lamports
         await ensure_funds(self.pool, self.wallet.pubkey, needed)
         log.info("wallet %s was given test SOL", self.wallet.pubkey)
         return True
 
-    def _refusal(self, failure: TransactionFailed, instructions: Sequence[Instruction]) -> CoordinatorError:
+    def refusal(self, failure: TransactionFailed, instructions: Sequence[Instruction]) -> Refused:
+        """What the cluster said of a transaction of them, as an error for people."""
         for log_line in failure.logs:
             log.debug("program log: %s", log_line)
         prefix = [set_compute_unit_limit(0), set_compute_unit_price(0)]
         return refused(failure, [*prefix, *instructions], self._errors)
+
+
+def allowed_units(used: int, headroom: int) -> int:
+    """The compute limit of a transaction whose simulation took `used` units."""
+    return min(used * 11 // 10 + headroom, MAX_UNITS)
 
 
 def simulated_units(reply: Any) -> int:

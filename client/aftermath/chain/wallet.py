@@ -68,7 +68,12 @@ def load_wallet(path: Path | None = None, env: Mapping[str, str] | None = None) 
     """
     env = os.environ if env is None else env
     if path is not None:
-        return _from_file(path.expanduser())
+        try:
+            return _from_file(path.expanduser())
+        except WalletError as error:
+            if env.get(PATH_VARIABLE) != str(path):
+                raise
+            raise WalletError(error.message, f"{error.fix}; the variable {PATH_VARIABLE} names this file") from error
     if raw := env.get(WALLET_VARIABLE):
         return Wallet(_parse_keypair(raw, WALLET_VARIABLE), WALLET_VARIABLE)
     default = DEFAULT_PATH.expanduser()

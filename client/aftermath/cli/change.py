@@ -49,10 +49,10 @@ class Change:
             if held := self.kept_checkpoint(model):
                 on_chain["model"]["checkpoint"] = {"kind": int(held.kind), "repo": held.repo, "revision": held.revision}
             parts += [{"config": on_chain["config"]}, {"model": on_chain["model"]}, {"schema": self.shape.to_chain()}]
-        if metadata := self._metadata(model):
+        if metadata := self.texts(model):
             parts.append({"metadata": metadata})
         if self.restart_from_step:
-            parts.append({"progress": self._progress(run)})
+            parts.append({"progress": self.progress(run)})
         if self.switch_to_hub:
             parts.append({"use_durable": True})
         steps = [ix.update(run.run_id, **part) for part in parts]
@@ -76,7 +76,7 @@ class Change:
                 f"Pause it first: aftermath-solana set-paused --run-id {run.run_id} pause",
             )
 
-    def _metadata(self, model: Model) -> dict[str, Any] | None:
+    def texts(self, model: Model) -> dict[str, Any] | None:
         """The texts and figures shown to people: those given, else the new model's own, else the present ones."""
         if not self.metadata and self.shape is None:
             return None
@@ -86,7 +86,7 @@ class Change:
             figures = {"num_parameters": self.shape.num_parameters, "vocab_size": self.shape.vocab_size}
         return {"name": held.name, "description": held.description} | figures | dict(self.metadata)
 
-    def _progress(self, run: Run) -> dict[str, int]:
+    def progress(self, run: Run) -> dict[str, int]:
         """The progress at the start of the asked step: the data the steps before it used are not used again."""
         assert self.restart_from_step is not None
         rules = Config(**self.config.to_chain()["config"]) if self.config else run.config

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from aftermath.cli.describe import limits
-from aftermath.cli.present import Result, reporting, show
+from aftermath.cli.next_steps import say_next
+from aftermath.cli.present import Ended, Result, reporting, show
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -46,22 +47,22 @@ def command(name: str, *, example: str, groups: Mapping[str, OptionGroup] | None
     """Make a command of a function that returns a `Result`; `groups` expands parameters that are not dataclasses."""
 
     def wrap(body: Body) -> Command:
-        return Command(name, example, _entry(body, groups or {}))
+        return Command(name, example, _entry(name, body, groups or {}))
 
     return wrap
 
 
-def _entry(body: Body, groups: Mapping[str, OptionGroup]) -> Callable[..., None]:
+def _entry(name: str, body: Body, groups: Mapping[str, OptionGroup]) -> Callable[..., None]:
     built: dict[str, tuple[Callable[..., Any], list[str]]] = {}
     parameters: list[inspect.Parameter] = []
     hints = get_type_hints(body, include_extras=True)
-    for name, parameter in inspect.signature(body).parameters.items():
-        group = groups.get(name) or _dataclass_group(hints[name])
+    for taken, parameter in inspect.signature(body).parameters.items():
+        group = groups.get(taken) or _dataclass_group(hints[taken])
         if group is None:
-            parameters.append(parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY))
+            parameters.append(parameter.replace(annotation=hints[taken], kind=inspect.Parameter.KEYWORD_ONLY))
             continue
         options = group.options()
-        built[name] = (group.build, [option.name for option in options])
+        built[taken] = (group.build, [option.name for option in options])
         parameters += options
     reads_json = "json_output" in hints
     if not reads_json:
@@ -69,23 +70,36 @@ def _entry(body: Body, groups: Mapping[str, OptionGroup]) -> Callable[..., None]
 
     def entry(**given: Any) -> None:
         as_json = given["json_output"] if reads_json else given.pop("json_output")
+        called = dict(given)
         with reporting(as_json=as_json):
-            for name, (build, options) in built.items():
-                given[name] = build(**{option: given.pop(option) for option in options})
-            result = body(**given)
-            if isinstance(result, Coroutine):
-                import asyncio  # only here: a help page does not wait for it
-
-                result = asyncio.run(result)
+            for taken, (build, options) in built.items():
+                given[taken] = build(**{option: given.pop(option) for option in options})
+            try:
+                result, refusal, dry = _done(body, given), None, False
+            except Ended as ended:
+                result, refusal, dry = ended.result, ended.error, True
             show(result, as_json=as_json)
+            if refusal is not None:
+                raise refusal
             if result.exit_code:
                 raise typer.Exit(result.exit_code)
+            if not (as_json or dry):
+                say_next(name, result.case, called)
 
     entry.__doc__ = inspect.getdoc(body)
     entry.__name__ = body.__name__
     entry.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     entry.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return entry
+
+
+def _done(body: Body, given: Mapping[str, Any]) -> Result:
+    result = body(**given)
+    if isinstance(result, Coroutine):
+        import asyncio  # only here: a help page does not wait for it
+
+        return asyncio.run(result)
+    return result
 
 
 def _dataclass_group(cls: type[Any]) -> OptionGroup | None:

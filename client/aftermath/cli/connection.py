@@ -1,6 +1,7 @@
 """Opens a cluster for the length of a command, with or without a wallet.
 
 Decided: nothing is asked of a wallet until a command has something to send; what it lacks then, `Sender` sees to.
+A command that signs takes `SigningOptions`, and with these `--dry-run`: here it gets the sender that sends nothing.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from aftermath.chain.accounts import balance
 from aftermath.chain.authorizer import Authorizer
 from aftermath.chain.client import CoordinatorClient
 from aftermath.chain.options import coordinator_id, open_pool
+from aftermath.chain.rehearsal import Rehearsed
 from aftermath.chain.rpc import RpcPool
 from aftermath.chain.sender import Sender
 from aftermath.chain.wallet import Wallet, load_wallet
+from aftermath.cli.dry_run import ended
 from aftermath.cli.options import ClusterOptions, SigningOptions
 
 PATIENCE_SECONDS = 10.0
@@ -59,12 +62,15 @@ async def connect(choice: ClusterOptions) -> AsyncIterator[Cluster]:
 
 @asynccontextmanager
 async def sign_in(choice: SigningOptions) -> AsyncIterator[SignedCluster]:
-    """The cluster these options name, with their wallet."""
-    wallet = load_wallet(choice.wallet_private_key_path)
+    """The cluster these options name, with their wallet. Raises Ended in a dry run, where something would be sent."""
+    wallet, cap = load_wallet(choice.wallet_private_key_path), choice.max_priority_fee
     pool, program_id = _chosen(choice)
     async with pool:
-        coordinator = CoordinatorClient(pool, wallet, program_id=program_id, max_priority_fee=choice.max_priority_fee)
-        yield SignedCluster(pool, coordinator, Authorizer(pool), wallet)
+        coordinator = CoordinatorClient(pool, wallet, program_id=program_id, max_priority_fee=cap, dry=choice.dry_run)
+        try:
+            yield SignedCluster(pool, coordinator, Authorizer(pool), wallet)
+        except Rehearsed as found:
+            raise ended(found) from None
 
 
 def _chosen(choice: ClusterOptions) -> tuple[RpcPool, Pubkey | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +16,9 @@ from aftermath.cli.present import CommandError, Result, listing, note
 
 if TYPE_CHECKING:
     from solders.keypair import Keypair
+    from solders.pubkey import Pubkey
+
+    from aftermath.chain.rehearsal import DrySender, Rehearsed, Step
 
 KEYS = Path("keys")
 
@@ -42,6 +46,7 @@ async def deploy(
     alone can upgrade the programs later.
     """
     from aftermath.chain.deploy import deploy_program, deployment_cost
+    from aftermath.chain.rehearsal import DrySender
     from aftermath.cli.connection import sign_in
 
     if program_keypair and program is Which.ALL:
@@ -53,6 +58,8 @@ async def deploy(
         costs = [await deployment_cost(chain.sender, shared_object(name), key) for name, key in keys.items()]
         if any(costs):
             await chain.sender.ensure_funds(sum(costs))
+        if isinstance(chain.sender, DrySender) and any(costs):
+            raise await rehearsed(chain.sender, keys)
         for name, key in keys.items():
             found = await deploy_program(chain.sender, shared_object(name), key, progress=_progress(name))
             done.append(
@@ -67,6 +74,20 @@ async def deploy(
         spend = chain.sender.spend
     data = {"programs": done, "transactions": spend.transactions, "fees_lamports": spend.lamports}
     return Result(data, listing(("program", "address", "action", "bytes"), [list(row.values())[:4] for row in done]))
+
+
+async def rehearsed(sender: DrySender, keys: Mapping[Which, Keypair]) -> Rehearsed:
+    """What deploying these programs would send: not one list, as with other commands, but what is missing by then."""
+    from aftermath.chain.deploy import deployment_steps
+
+    steps: list[Step] = []
+    sizes: dict[Pubkey, int] = {}
+    for name, key in keys.items():
+        more, made = await deployment_steps(sender, shared_object(name), key)
+        steps += more
+        sizes |= made
+    await sender.creating(sizes)
+    return await sender.rehearse(steps)
 
 
 def shared_object(name: Which) -> Path:

@@ -32,6 +32,7 @@ async def join_authorization_delete(
     """
     from aftermath.chain.addresses import EVERYONE
     from aftermath.chain.options import public_key
+    from aftermath.chain.refusals import CLOSED_TOO_EARLY, told
     from aftermath.cli.authorization import present, scope_of
     from aftermath.cli.connection import sign_in
     from aftermath.coordinator.errors import Refused
@@ -41,15 +42,17 @@ async def join_authorization_delete(
         grantor, scope = chain.wallet.pubkey, scope_of(chain, run_id)
         ix = chain.authorizer.ix(grantor)
         found = present(await chain.authorizer.fetch(grantor, grantee, scope), grantor, grantee, _SIGN)
-        signatures = [await chain.sender.send([ix.grantor_update(grantee, False, scope)])] if found.active else []
+        withdrawn = [ix.grantor_update(grantee, False, scope)] if found.active else []
+        closed = not (found.active and found.delegates)  # or it is too early for that
         try:
-            signatures.append(await chain.sender.send([ix.close(found)]))
-            closed = True
+            signatures = await chain.sender.send_packed([*withdrawn, *([ix.close(found)] if closed else [])])
         except Refused as error:
-            if error.name != "ClosedTooEarly":
+            if error.name != CLOSED_TOO_EARLY:
                 raise
             closed = False
-            note(error.message)
+            signatures = await chain.sender.send_packed(withdrawn)
+        if not closed:
+            note(told(CLOSED_TOO_EARLY)[0])
     data = {
         "address": str(found.address),
         "active": False,

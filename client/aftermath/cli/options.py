@@ -60,7 +60,10 @@ def checked_run_id(run_id: str | None) -> str | None:
     from aftermath.chain.addresses import run_seed
 
     if run_id is not None:
-        run_seed(run_id)
+        try:
+            run_seed(run_id)
+        except UsageError as error:
+            raise UsageError(error.message, f"{error.fix}; see --run-id (the variable RUN_ID)") from None
     return run_id
 
 
@@ -183,3 +186,11 @@ class SigningOptions(WalletOptions, ClusterOptions):
             least=0,
         ),
     ] = defaults.PRIORITY_FEE
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Say what would be sent and what it would cost, have it simulated, and send nothing.",
+            show_default=False,
+        ),
+    ] = False

@@ -46,15 +46,26 @@ _STORED: ContextVar[Mapping[str, str] | None] = ContextVar("what a command has f
 
 @dataclass(frozen=True)
 class Result:
-    """What a command found or did: `data` for scripts, `text` for people (None: already shown), and the exit code."""
+    """What a command found or did: `data` for scripts, `text` for people (None: already shown), and the exit code.
+    `case` tells endings apart that other commands usually follow (`next_steps`).
+    """
 
     data: object
     text: RenderableType | None
     exit_code: int = 0
+    case: str = ""
 
 
 class CommandError(AftermathError):
     """A command cannot do what was asked, for a reason the command itself found."""
+
+
+class Ended(Exception):
+    """A command ends before its own end, with a result and, if it could not be done, why not."""
+
+    def __init__(self, result: Result, error: AftermathError | None = None) -> None:
+        super().__init__(result, error)
+        self.result, self.error = result, error
 
 
 def show(result: Result, *, as_json: bool) -> None:
@@ -98,6 +109,14 @@ def plain_text(text: str) -> RenderableType:
     from rich.text import Text
 
     return Text(printable(text, keep="\n"))
+
+
+def aside(drawn: RenderableType) -> None:
+    """Show a table in passing: on stderr, as `note` does with a sentence."""
+    from rich.console import Console
+
+    console = Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else PIPE_WIDTH)
+    console.print(drawn)
 
 
 def facts(pairs: Mapping[str, object]) -> Table:

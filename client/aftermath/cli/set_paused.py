@@ -48,7 +48,9 @@ async def set_paused(
     state = run.state.name.lower()
     text = f"run {run_id} is now {in_words(run.state)}{_coming(run)}"
     return Result(
-        {"run_id": run_id, "state": state, "pending_pause": run.pending_pause, "signature": str(signature)}, text
+        {"run_id": run_id, "state": state, "pending_pause": run.pending_pause, "signature": str(signature)},
+        text,
+        case="paused" if paused else "",
     )
 
 

@@ -2,7 +2,7 @@
 
 Decided: everything is checked before anything is sent: the file by `config.document`, in the program's own words,
 and the model's shape by building the run's schema from the checkpoint's `config.json`. The parts travel in as few
-transactions as fit.
+transactions as fit. Who sends a whole file again is told which of its keys are new, and pays nothing if none is.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import typer
 
 from aftermath.base.errors import UsageError
 from aftermath.base.numbers import U32_MAX, U64_MAX
-from aftermath.cli.command import command
+from aftermath.cli.command import JSON, command
 from aftermath.cli.options import CLIENT_VERSION, DESCRIPTION, SHOWN_NAME, RunId, SigningOptions
-from aftermath.cli.present import Result, facts, note
+from aftermath.cli.present import Result, aside, facts, note
 
 if TYPE_CHECKING:
+    from aftermath.cli.difference import Difference
     from aftermath.cli.schema import Shape
     from aftermath.rules.model import Model
     from aftermath.rules.run import Run
@@ -62,14 +63,18 @@ async def update_config(
     ] = False,
     shown: ShownOptions,
     client_version: Annotated[str | None, CLIENT_VERSION] = None,
+    json_output: JSON = False,
 ) -> Result:
     """Set or change a run's configuration.
 
-    The run must be halted: pause it first. What is not given stays as it is.
+    The run must be halted: pause it first. What is not given stays as it is. What changes is shown, key by key, before
+    it is sent; where nothing does, nothing is sent.
     """
+    from aftermath.chain.rehearsal import Rehearsed
     from aftermath.cli.agreed_data import with_agreed_data
     from aftermath.cli.change import Change
     from aftermath.cli.connection import sign_in
+    from aftermath.cli.difference import differences
     from aftermath.cli.schema import shape_of
     from aftermath.cli.troubles import troubles
     from aftermath.config.document import load_config
@@ -92,7 +97,15 @@ async def update_config(
     async with sign_in(options) as chain:
         run, model, _ = await chain.coordinator.snapshot(run_id)
         kept = change.kept_checkpoint(model)
-        signatures = await chain.sender.send_packed(change.instructions(chain.coordinator.ix, run, model))
+        steps = change.instructions(chain.coordinator.ix, run, model)
+        found = differences(change, run, model)
+        changes = [asdict(one) for one in found]
+        announce(run_id, found, as_json=json_output)
+        try:
+            signatures = await chain.sender.send_packed(steps if found else [])
+        except Rehearsed as rehearsed:
+            rehearsed.beside["changes"] = changes
+            raise
         run, model, _ = await chain.coordinator.snapshot(run_id)
     warnings = troubles(run, model, shape, trouble) if shape else []
     if kept:
@@ -102,12 +115,24 @@ async def update_config(
         )
     for warning in warnings:
         note(f"warning: {warning}")
-    data = _data(run, model, shape) | {"warnings": warnings, "signatures": [str(one) for one in signatures]}
-    shown_to_people = {name: value for name, value in data.items() if name != "warnings"}
+    sent = {"changes": changes, "signatures": [str(one) for one in signatures]}
+    data = _data(run, model, shape) | {"warnings": warnings} | sent
+    shown_to_people = {name: value for name, value in data.items() if name not in ("warnings", "changes")}
     if shape:
         sizes = [f"{size:,} by each member of tier {tier}" for tier, size in enumerate(shape.bytes_per_round)]
         shown_to_people["bytes_per_round"] = sizes
-    return Result(data, facts(shown_to_people))
+    open_to_all = run.join_authority == run.main_authority
+    return Result(data, facts(shown_to_people), case="" if open_to_all else "invited")
+
+
+def announce(run_id: str, found: list[Difference], *, as_json: bool) -> None:
+    """Say what will change: for people, on stderr; with --json it is in the result."""
+    from aftermath.cli.difference import table
+
+    if not found:
+        note(f"run {run_id} is so already: nothing is sent")
+    elif not as_json:
+        aside(table(found))
 
 
 def _data(run: Run, model: Model, shape: Shape | None) -> dict[str, Any]:

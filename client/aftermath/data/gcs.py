@@ -44,7 +44,7 @@ def check_bucket(bucket: str) -> None:
 
 def bucket_urls(bucket: str, folder: str, client: HttpClient) -> list[str]:
     """The addresses of the token files in a folder of a bucket. Raises SourceAway, DataError."""
-    host = os.environ.get(_EMULATOR, HOST).rstrip("/")
+    host = _host()
     check_bucket(bucket)
     prefix = f"{folder.strip('/')}/" if folder.strip("/") else ""
     names: list[str] = []
@@ -63,6 +63,15 @@ def bucket_urls(bucket: str, folder: str, client: HttpClient) -> list[str]:
         if not token:
             return _urls(bucket, prefix, names, host)
     raise DataError(f"bucket {bucket} holds more files than the {_MOST_FILES} that are read", "Use filter_directory")
+
+
+def _host() -> str:
+    named = os.environ.get(_EMULATOR) or HOST
+    if not named.startswith(("http://", "https://")):
+        raise DataError(
+            f"{_EMULATOR} is {named!r}, which is no address", f"Set {_EMULATOR} to http://HOST:PORT, or unset it"
+        )
+    return named.rstrip("/")
 
 
 def _urls(bucket: str, prefix: str, names: list[str], host: str) -> list[str]:

@@ -54,6 +54,11 @@ class ValidatorEngine:
 
     async def start(self, config: LocalnetConfig) -> RunningValidator:
         binary = validator_binary()
+        if binary is None and (named := os.environ.get(VARIABLE)):
+            raise LocalnetError(
+                f"{VARIABLE} names {named}, which is no program that can be run",
+                f"Set {VARIABLE} to {NAME} of the Solana CLI (Agave), or unset it, or use --engine embedded",
+            )
         if binary is None:
             raise LocalnetError(
                 f"{NAME} was not found",

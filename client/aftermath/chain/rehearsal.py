@@ -1,0 +1,185 @@
+"""The sender of a dry run: simulates what it is given instead of sending it, and says what that would do and cost.
+
+Decided
+- It takes the sender's place, so a command cannot tell, and what it was about to send ends it: `Rehearsed` is raised
+  where a sender would have sent, since whatever a command does afterwards reads a chain that has changed.
+- Nothing else is sent either: no test money is asked for. What a wallet lacks is told with all the rest.
+- A cluster simulates a transaction on the state there is. One that writes what an earlier one of the same command
+  writes may be refused only because that one has not landed, so its refusal leaves it open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from solders.instruction import Instruction
+from solders.keypair import Keypair
+from solders.pubkey import Pubkey
+from solders.signature import Signature
+
+from aftermath.chain.accounts import balance, decode_account, rent
+from aftermath.chain.failures import BadReply, TransactionFailed
+from aftermath.chain.fees import signature_count, transaction_fee
+from aftermath.chain.funds import rent_due
+from aftermath.chain.refusals import lacks_funds, no_funds
+from aftermath.chain.sender import MAX_UNITS, Sender, allowed_units, simulated_units
+from aftermath.coordinator.errors import Refused
+
+
+class Outcome(StrEnum):
+    """What the simulation says of a transaction."""
+
+    ACCEPTED = "accepted"
+    REFUSED = "refused"
+    OPEN = "open"
+    """It depends on what comes before it: an earlier transaction, or test money."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A transaction that would be sent, so many `times`, each with other data. `units`: its compute limit, if known;
+    `retried`: a refusal of it is answered by another try, so that it means nothing here.
+    """
+
+    instructions: Sequence[Instruction]
+    times: int = 1
+    units: int | None = None
+    retried: bool = False
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """What became of a step: its fee in lamports at most, for all times; `units` None where nothing was measured."""
+
+    step: Step
+    outcome: Outcome
+    fee: int
+    units: int | None = None
+    refusal: Refused | None = None
+    returned: int = 0
+    """Lamports that it gives the wallet, fees aside."""
+
+
+@dataclass(frozen=True)
+class NewAccount:
+    """An account that would be created or grow: its bytes then, and what it still lacks in rent, in lamports."""
+
+    address: Pubkey
+    size: int
+    rent: int
+
+
+@dataclass
+class Rehearsed(Exception):
+    """All that was about to be sent. `held` and `needed` are lamports of the wallet; `beside` is what the command adds.
+
+    `needed` is what the wallet must hold: rent and fees, the rent of its own account, and what the command asks for
+    beforehand. `granted`: a network of this machine would give what is missing.
+    """
+
+    wallet: Pubkey
+    held: int
+    needed: int
+    granted: bool
+    simulated: Sequence[Simulated]
+    accounts: Sequence[NewAccount]
+    beside: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def refusal(self) -> Refused | None:
+        """Why it could not be done, None if nothing speaks against it."""
+        if self.held < self.needed and not self.granted:
+            return no_funds(self.wallet, self.held, self.needed)
+        return next((one.refusal for one in self.simulated if one.outcome is Outcome.REFUSED), None)
+
+    @property
+    def rent(self) -> int:
+        """Lamports of rent that the wallet pays."""
+        return sum(account.rent for account in self.accounts)
+
+    @property
+    def fees(self) -> int:
+        """Lamports of fees at most."""
+        return sum(one.fee for one in self.simulated)
+
+
+class DrySender(Sender):
+    """As `Sender`, but what is to be sent raises `Rehearsed`."""
+
+    _accounts: Sequence[NewAccount] = ()
+    _asked = 0
+
+    async def send(
+        self, instructions: Sequence[Instruction], *, signers: Sequence[Keypair] = (), headroom: int = 0
+    ) -> Signature:
+        """Raises Rehearsed of this one transaction."""
+        raise await self.rehearse([Step(instructions)], headroom)
+
+    async def send_each(
+        self, groups: Sequence[Sequence[Instruction]], signers: Sequence[Keypair] = (), *, headroom: int = 0
+    ) -> list[Signature]:
+        """Raises Rehearsed of a transaction for each group; no group is nothing to be sent, and no end."""
+        if groups:
+            raise await self.rehearse([Step(group) for group in groups], headroom)
+        return []
+
+    async def afford(
+        self, instructions: Sequence[Instruction], sizes: Mapping[Pubkey, int] | None = None, *, later: int = 0
+    ) -> None:
+        """Note the accounts and the sum, which `Rehearsed` says."""
+        await self.creating(sizes or {})
+        await super().afford(instructions, sizes, later=later)
+
+    async def ensure_funds(self, lamports: int) -> None:
+        """Note the sum."""
+        self._asked = lamports
+
+    async def creating(self, sizes: Mapping[Pubkey, int]) -> None:
+        """Note that accounts of these sizes will be at these addresses."""
+        due = await rent_due(self.pool, sizes) if sizes else {}
+        self._accounts = [
+            NewAccount(address, sizes[address], lamports) for address, lamports in due.items() if lamports
+        ]
+
+    async def rehearse(self, steps: Sequence[Step], headroom: int = 0) -> Rehearsed:
+        """What sending these steps one after the other would do."""
+        held, own = await balance(self.pool, self.wallet.pubkey), await rent(self.pool, 0)
+        written: set[Pubkey] = set()
+        simulated = []
+        for step in steps:
+            writes = {meta.pubkey for ix in step.instructions for meta in ix.accounts if meta.is_writable}
+            writes -= {self.wallet.pubkey}
+            simulated.append(await self._simulated(step, headroom, held, sure=not (step.retried or writes & written)))
+            written |= writes
+        spent = sum(account.rent for account in self._accounts) + sum(one.fee for one in simulated)
+        needed = max(self._asked, spent) + own
+        return Rehearsed(self.wallet.pubkey, held, needed, self.pool.is_local, simulated, self._accounts)
+
+    async def _simulated(self, step: Step, headroom: int, held: int, *, sure: bool) -> Simulated:
+        price = await self.price(step.instructions)
+
+        def fee(units: int) -> int:
+            return step.times * transaction_fee(signature_count(self.wallet.pubkey, step.instructions), units, price)
+
+        try:
+            request = self.simulation(step.instructions, [self.wallet.pubkey])
+            used, after = await self.pool.call(request, _units_and_lamports)
+        except TransactionFailed as failure:
+            outcome = Outcome.REFUSED if sure and not lacks_funds(failure) else Outcome.OPEN
+            refusal = self.refusal(failure, step.instructions) if outcome is Outcome.REFUSED else None
+            return Simulated(step, outcome, fee(step.units or MAX_UNITS), step.units, refusal)
+        units = step.units or allowed_units(used, headroom)
+        returned = max(0, after + self.simulated_fee(step.instructions) - held)
+        return Simulated(step, Outcome.ACCEPTED, fee(units), units, returned=returned)
+
+
+def _units_and_lamports(reply: Any) -> tuple[int, int]:
+    """(compute units, lamports of the one account that is watched afterwards); TransactionFailed if refused."""
+    units = simulated_units(reply)
+    accounts = reply["value"].get("accounts")
+    if not isinstance(accounts, list) or len(accounts) != 1 or not isinstance(accounts[0], dict):
+        raise BadReply("the RPC node answered simulateTransaction without the account asked for")
+    return units, decode_account(0, accounts[0]).lamports

@@ -1,0 +1,90 @@
+"""What a change of a run's configuration changes: each key with its old and its new value.
+
+Decided: the run is compared with what it would be, both in the form of `json-dump-run`, whose paths the keys are. So no
+key is forgotten, and of the optimizer's numbers those of its kind count. What the program draws from a change by itself
+(a new checkpoint has no hashes yet) is not told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from aftermath.cli.change import Change
+from aftermath.cli.dump import plain
+from aftermath.config.read import checkpoint_of, location_of, optimizer_of, rules_of, schedule_of
+from aftermath.rules.model import Metadata, Model
+from aftermath.rules.run import Run
+from aftermath.rules.state import ModelSource
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A key, with its values as JSON types; None where it does not exist."""
+
+    key: str
+    old: Any
+    new: Any
+
+
+def differences(change: Change, run: Run, model: Model) -> list[Difference]:
+    """What the change makes another than it is; nothing if all of it is so already."""
+    old = dict(_flat({"run": plain(run), "model": plain(model)}))
+    new = dict(_flat({"run": plain(_run(change, run, model)), "model": plain(_model(change, model))}))
+    return [Difference(key, old.get(key), new.get(key)) for key in old | new if old.get(key) != new.get(key)]
+
+
+def table(found: list[Difference]) -> RenderableType:
+    """The differences for people."""
+    from aftermath.cli.present import listing
+
+    return listing(("key", "is", "will be"), [[one.key, one.old, one.new] for one in found])
+
+
+def _run(change: Change, run: Run, model: Model) -> Run:
+    """The run as it would be."""
+    if change.config is not None:
+        run = replace(run, config=rules_of(change.config))
+    if change.restart_from_step is not None:
+        at = change.progress(run)
+        run = replace(run, epoch=at["epoch"], step=at["step"], data_index=at["data_index"], backlog=0)
+    reshaped = change.shape is not None and change.shape.schema.hash() != model.schema_hash
+    return replace(run, model_source=ModelSource.CHECKPOINT) if change.switch_to_hub or reshaped else run
+
+
+def _model(change: Change, model: Model) -> Model:
+    """The model as it would be."""
+    if change.config is not None and change.shape is not None:
+        llm = change.config.llm
+        on_chain = llm.to_chain()
+        widths = tuple(change.shape.schema.state.widths)
+        model = replace(
+            model,
+            architecture=on_chain["architecture"],
+            data_type=on_chain["data_type"],
+            max_seq_len=llm.max_seq_len,
+            cold_start_warmup_steps=llm.cold_start_warmup_steps,
+            checkpoint=change.kept_checkpoint(model) or checkpoint_of(llm.checkpoint),
+            data_location=replace(location_of(llm.data_location), secondary=on_chain["data_location"]["secondary"]),
+            lr_schedule=schedule_of(llm.lr_schedule),
+            optimizer=optimizer_of(llm.optimizer),
+            schema_hash=change.shape.schema.hash(),
+            tier_widths=widths,
+            tiers=len(widths),
+        )
+    if metadata := change.texts(model):
+        model = replace(model, metadata=Metadata(**metadata))
+    return model if change.client_version is None else replace(model, client_version=change.client_version)
+
+
+def _flat(values: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested tables as one, by their keys joined with dots."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}", value

@@ -1,0 +1,102 @@
+"""`--dry-run`: what a command would have sent, as a table for people and as JSON for scripts.
+
+Decided: instructions go by their names in the program's interface, equal ones in a row as one with a count; what it
+costs is told as one sum, with its parts. What the wallet asks for beforehand, for transactions of later commands, is in
+`needed_lamports` and not in the sum.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from solders.instruction import Instruction
+from solders.system_program import ID as SYSTEM_PROGRAM
+
+from aftermath.chain.loader import CALLS, LOADER
+from aftermath.chain.programs import authorizer_program, coordinator_program
+from aftermath.chain.refusals import sol
+from aftermath.chain.rehearsal import Outcome, Rehearsed, Simulated
+from aftermath.cli.present import Ended, Result, facts, listing
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_NAMES = {LOADER: CALLS, SYSTEM_PROGRAM: {bytes(4): "system.create_account"}}
+_WORDS = {
+    Outcome.ACCEPTED: "accepted by the simulation",
+    Outcome.REFUSED: "refused by the simulation",
+    Outcome.OPEN: "not known before what comes first is done",
+}
+
+
+def ended(found: Rehearsed) -> Ended:
+    """The end of a dry run: what it found, and the refusal if there is one."""
+    refusal = found.refusal
+    return Ended(Result(_data(found), _text(found)), refusal)
+
+
+def call(instruction: Instruction) -> str:
+    """What an instruction is called."""
+    names = _NAMES.get(instruction.program_id)
+    if names is None:
+        names = authorizer_program().calls
+        if instruction.program_id != authorizer_program().id:
+            names = coordinator_program().calls
+    data = bytes(instruction.data)
+    return next((name for begin, name in names.items() if data.startswith(begin)), str(instruction.program_id))
+
+
+def _calls(one: Simulated) -> list[str]:
+    runs = [(name, len(list(group))) for name, group in groupby(map(call, one.step.instructions))]
+    return [name if count == 1 else f"{name} x {count}" for name, count in runs]
+
+
+def _data(found: Rehearsed) -> dict[str, Any]:
+    refusal = found.refusal
+    return {
+        "dry_run": True,
+        "wallet": str(found.wallet),
+        "transactions": [_transaction(one) for one in found.simulated],
+        "accounts": [
+            {"address": str(one.address), "bytes": one.size, "rent_lamports": one.rent} for one in found.accounts
+        ],
+        "rent_lamports": found.rent,
+        "fees_lamports": found.fees,
+        "total_lamports": found.rent + found.fees,
+        "returned_lamports": sum(one.returned for one in found.simulated),
+        "held_lamports": found.held,
+        "needed_lamports": found.needed,
+        "refusal": refusal and {"code": refusal.code, "error": refusal.message, "fix": refusal.fix},
+        **found.beside,
+    }
+
+
+def _transaction(one: Simulated) -> dict[str, Any]:
+    return {
+        "instructions": [call(instruction) for instruction in one.step.instructions],
+        "times": one.step.times,
+        "outcome": one.outcome.value,
+        "compute_units": one.units,
+        "fee_lamports": one.fee,
+    }
+
+
+def _text(found: Rehearsed) -> RenderableType:
+    from rich.console import Group
+
+    parts: list[RenderableType] = ["nothing was sent; this would be:"]
+    columns = ("transactions", "instructions", "fee at most", "outcome")
+    parts.append(
+        listing(columns, [[one.step.times, _calls(one), sol(one.fee), _WORDS[one.outcome]] for one in found.simulated])
+    )
+    if found.accounts:
+        rows = [[str(one.address), f"{one.size:,}", sol(one.rent)] for one in found.accounts]
+        parts.append(listing(("account", "bytes", "rent"), rows))
+    costs = {"in all": f"{sol(found.rent + found.fees)}: {sol(found.rent)} of rent, {sol(found.fees)} of fees at most"}
+    if returned := sum(one.returned for one in found.simulated):
+        costs["comes back"] = sol(returned)
+    costs["wallet"] = f"{found.wallet} holds {sol(found.held)}, and needs {sol(found.needed)}"
+    if found.held < found.needed and found.granted:
+        costs["test money"] = "this machine's network gives what is missing"
+    return Group(*parts, facts(costs))

@@ -1,0 +1,89 @@
+"""`update-config` says what changes, key by key, before it sends it, and sends nothing where nothing changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.cli_runs import Shell, invoke
+
+
+@pytest.fixture
+def configured(owner: Shell, run_id: str, material: Path) -> Shell:
+    assert owner("create-run", "--run-id", run_id, "--name", "Test").code == 0
+    assert owner("update-config", "--run-id", run_id, "--config-path", material / "config.toml").code == 0
+    return owner
+
+
+def other(material: Path, place: Path, **replaced: str) -> Path:
+    """The config with some keys' values replaced."""
+    text = (material / "config.toml").read_text()
+    for key, value in replaced.items():
+        lines = [f"{key} = {value}" if line.startswith(f"{key} = ") else line for line in text.splitlines()]
+        assert lines != text.splitlines()
+        text = "\n".join(lines)
+    path = place / "other.toml"
+    path.write_text(text)
+    return path
+
+
+def flat(values: Any, path: str = "") -> dict[str, Any]:
+    if not isinstance(values, dict):
+        return {path: values}
+    return {
+        name: one
+        for key, value in values.items()
+        for name, one in flat(value, f"{path}.{key}" if path else key).items()
+    }
+
+
+def test_what_is_told_is_what_then_differs(configured: Shell, run_id: str, material: Path, tmp_path: Path) -> None:
+    """The optimizer's kind and the rules change: every key of the dumps before and after that an owner sets is told."""
+    before = flat(configured("json-dump-run", "--run-id", run_id).data)
+    head = other(material, tmp_path, cooldown_time="77").read_text().partition("[model.LLM.optimizer")[0]
+    (tmp_path / "other.toml").write_text(head + "[model.LLM.optimizer.SparseLoCo]\ninner_steps = 3\n")
+    line = ("update-config", "--run-id", run_id, "--config-path", tmp_path / "other.toml", "--name", "New")
+    planned = configured(*line, "--dry-run").data
+    assert flat(configured("json-dump-run", "--run-id", run_id).data) == before
+    done = configured(*line).data
+    assert done["changes"] == planned["changes"]
+    after = flat(configured("json-dump-run", "--run-id", run_id).data)
+    drawn = {"run.seq", "run.model_seq"}
+    seen = {key: (before.get(key), after.get(key)) for key in before | after if before.get(key) != after.get(key)}
+    told = {one["key"]: (one["old"], one["new"]) for one in done["changes"]}
+    assert told == {key: values for key, values in seen.items() if key not in drawn}
+    assert told["run.config.cooldown_time"][1] == 77
+    assert told["model.optimizer.kind"] == ("distro", "sparseloco")
+    assert told["model.optimizer.quantize_1bit"][1] is None
+    assert told["model.metadata.name"] == ("Test", "New")
+
+
+@pytest.mark.parametrize("more", [(), ("--name", "Test"), ("--client-version", ""), ("--switch-to-hub",)])
+def test_what_is_so_already_is_not_sent(configured: Shell, run_id: str, material: Path, more: tuple[str, ...]) -> None:
+    line = ("update-config", "--run-id", run_id, "--config-path", material / "config.toml", *more)
+    for asked in (line, (*line, "--dry-run")):
+        found = configured(*asked)
+        assert (found.data["changes"], found.data["signatures"]) == ([], [])
+        assert f"run {run_id} is so already: nothing is sent" in found.err
+
+
+def test_people_read_it_before_it_is_sent(configured: Shell, run_id: str, material: Path, tmp_path: Path) -> None:
+    line = ("update-config", "--rpc", configured.rpc, "-w", configured.wallet, "--run-id", run_id)
+    for more in (("--dry-run",), ()):
+        said = invoke(*line, "--config-path", other(material, tmp_path, cooldown_time="78"), *more)
+        assert said.code == 0
+        [row] = [row.split() for row in said.err.splitlines() if "cooldown_time" in row]
+        assert (row[0], row[2]) == ("run.config.cooldown_time", "78")
+
+
+def test_a_step_to_restart_from_is_told_with_its_data(configured: Shell, run_id: str) -> None:
+    configured("set-paused", "--run-id", run_id, "--resume")
+    configured("set-paused", "--run-id", run_id, "pause")
+    line = ("update-config", "--run-id", run_id, "--restart-from-step", 11)
+    assert configured(*line).data["changes"] == [
+        {"key": "run.step", "old": 1, "new": 11},
+        {"key": "run.data_index", "old": 0, "new": 120},
+    ]
+    assert configured(*line).data["changes"] == []

@@ -1,0 +1,255 @@
+"""`--dry-run` of every command that signs, on a real local network: it says what would happen, and nothing does."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import json
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aftermath.central.__main__ import CENTRALIZED
+from aftermath.chain.accounts import balance
+from aftermath.chain.deploy import CACHE
+from aftermath.chain.endpoints import endpoint
+from aftermath.chain.rpc import RpcPool
+from aftermath.chain.wallet import create_wallet, load_wallet
+from aftermath.cli.index import Index
+from aftermath.cli.main import INDEX, SOLANA
+from aftermath.localnet.runtime import minimum_balance
+from cli.cli_runs import Outcome, Shell, invoke
+from cli.conftest import ROOT
+from cli.test_cli_bond import join, leave
+from cli.test_cli_localnet import bare_network
+
+SIGNING = {"sign_in", "SigningOptions", "WalletOptions", "load_wallet", "create_wallet", "Sender", "CoordinatorClient"}
+"""What a command's module names if it has a wallet at hand."""
+SENDS_NOTHING = {"show-identity", "doctor", "estimate", "can-join"}
+OTHERWISE = {
+    "train": "what a member sends answers what others do",
+    "client train": "the same, without a chain to pay",
+}
+"""Commands that have a wallet at hand and no dry run, and why."""
+Ready = Callable[[Shell, str, Path], tuple[Any, ...]]
+
+
+def names_in(index: Index, name: str) -> set[str]:
+    """What the module of a command names."""
+    spec = find_spec(f"{index.package}.{name.replace('-', '_').replace(' ', '_')}")
+    assert spec is not None
+    assert spec.origin is not None
+    tree = ast.parse(Path(spec.origin).read_text())
+    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names}
+    return imported | {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+
+
+def has_dry_run(index: Index, name: str) -> bool:
+    return any("--dry-run" in option.opts for option in index.load(name).params)
+
+
+@pytest.mark.parametrize("index", [SOLANA, CENTRALIZED], ids=lambda index: index.name)
+def test_every_command_that_signs_has_a_dry_run(index: Index) -> None:
+    """A new one has it with `SigningOptions`, and is asked for its line below."""
+    for name in index.entries:
+        wallet = SIGNING & names_in(index, name)
+        if wallet and name not in SENDS_NOTHING | set(OTHERWISE):
+            assert has_dry_run(index, name), f"{name} has a wallet at hand ({wallet}) and no --dry-run"
+
+
+def created(shell: Shell, run_id: str, material: Path) -> tuple[Any, ...]:
+    assert shell("create-run", "--run-id", run_id, "--name", "Test").code == 0
+    return ("--run-id", run_id)
+
+
+def configured(shell: Shell, run_id: str, material: Path) -> tuple[Any, ...]:
+    named = created(shell, run_id, material)
+    text = (material / "config.toml").read_text().replace("init_min_clients = 1", "init_min_clients = 2")
+    config = shell.wallet.with_name("config.toml")
+    config.write_text(text)
+    assert shell("update-config", *named, "--config-path", config).code == 0
+    return named
+
+
+def left(shell: Shell, run_id: str, material: Path) -> tuple[Any, ...]:
+    """A wallet that has joined a run and left it."""
+    named = configured(shell, run_id, material)
+    assert shell("set-paused", *named, "resume").code == 0
+    asyncio.run(join(shell, run_id, 0))
+    asyncio.run(leave(shell, run_id))
+    return named
+
+
+def stranger(shell: Shell) -> Path:
+    path = shell.wallet.with_name("stranger.json")
+    return path if path.exists() else (create_wallet(path), path)[1]
+
+
+def granted(shell: Shell) -> tuple[Any, ...]:
+    """A stranger whom the shell's wallet has authorized."""
+    assert shell("join-authorization-create", "--authorizer", stranger(shell)).code == 0
+    return ("--authorizer", stranger(shell))
+
+
+def authorized(shell: Shell) -> tuple[Any, ...]:
+    """The shell's wallet, whom a stranger has authorized."""
+    assert Shell(shell.rpc, stranger(shell))("join-authorization-create", "--authorizer", shell.wallet).code == 0
+    return ("--join-authority", stranger(shell), "--delegates-added", stranger(shell))
+
+
+LINES: dict[str, Ready] = {
+    "create-run": lambda shell, run_id, material: ("--run-id", run_id, "--name", "Test"),
+    "update-config": lambda shell, run_id, material: (
+        *created(shell, run_id, material),
+        "--config-path",
+        material / "config.toml",
+    ),
+    "set-paused": lambda shell, run_id, material: (*configured(shell, run_id, material), "resume"),
+    "close-run": lambda shell, run_id, material: (*created(shell, run_id, material), "--yes"),
+    "withdraw": left,
+    "kick": lambda shell, run_id, material: (
+        *configured(shell, run_id, material),
+        "--bar",
+        "--wallet",
+        stranger(shell),
+    ),
+    "set-future-epoch-rates": lambda shell, run_id, material: (
+        *created(shell, run_id, material),
+        "--earning-rate-total-shared",
+        9,
+    ),
+    "join-authorization-create": lambda shell, run_id, material: ("--authorizer", stranger(shell)),
+    "join-authorization-delegate": lambda shell, run_id, material: authorized(shell),
+    "join-authorization-delete": lambda shell, run_id, material: granted(shell),
+}
+"""What makes a command ready to be done, and its options. `ELSEWHERE` has the others."""
+ELSEWHERE = {"checkpoint", "rewind", "reopen", "deploy", "tick"}
+
+
+def lamports(shell: Shell) -> int:
+    async def asked() -> int:
+        async with RpcPool([endpoint(shell.rpc)]) as pool:
+            return await balance(pool, load_wallet(shell.wallet).pubkey)
+
+    return asyncio.run(asked())
+
+
+def funded(shell: Shell) -> None:
+    """See that the wallet has money: a command that is refused for good reason asks for some first."""
+    assert shell("create-run", "--run-id", f"fund-{load_wallet(shell.wallet).public.hex()[:8]}").code == 0
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_a_dry_run_tells_to_the_lamport_what_the_command_then_does(
+    name: str, owner: Shell, run_id: str, material: Path
+) -> None:
+    funded(owner)
+    line = LINES[name](owner, run_id, material)
+    before, slots = lamports(owner), invoke("json-dump-run", "--rpc", owner.rpc, "--run-id", run_id).out
+    found = owner(name, *line, "--dry-run").data
+    assert (lamports(owner), invoke("json-dump-run", "--rpc", owner.rpc, "--run-id", run_id).out) == (before, slots)
+    assert found["dry_run"] is True
+    assert found["refusal"] is None
+    assert found["transactions"][0]["outcome"] == "accepted"
+    assert {one["outcome"] for one in found["transactions"]} <= {"accepted", "open"}
+    assert found["total_lamports"] == found["rent_lamports"] + found["fees_lamports"]
+    assert found["rent_lamports"] == sum(one["rent_lamports"] for one in found["accounts"])
+    done = owner(name, *line)
+    assert done.code == 0, done.err
+    assert before - lamports(owner) == found["total_lamports"] - found["returned_lamports"]
+
+
+def test_every_dry_run_is_tried() -> None:
+    assert {name for name in INDEX if has_dry_run(SOLANA, name)} == set(LINES) | ELSEWHERE
+
+
+def test_instructions_and_accounts_go_by_name(owner: Shell, run_id: str) -> None:
+    line = ("create-run", "--rpc", owner.rpc, "-w", owner.wallet, "--run-id", run_id, "--dry-run")
+    said = invoke(*line)
+    assert said.code == 0, said.err
+    for words in ("nothing was sent", "coordinator.init_run", "coordinator.grow x ", "authorizer.create"):
+        assert words in said.out
+    data = invoke(*line, "--json").data
+    calls = [call for one in data["transactions"] for call in one["instructions"]]
+    assert calls[0] == "coordinator.init_run"
+    assert {call.partition(".")[0] for call in calls} == {"coordinator", "authorizer"}
+    assert len(data["accounts"]) == 5
+    assert all(one["rent_lamports"] == minimum_balance(one["bytes"]) for one in data["accounts"])
+
+
+def test_a_wallet_without_money_is_given_none(owner: Shell, run_id: str) -> None:
+    """On a local network it could be; elsewhere the dry run says what is missing."""
+    data = owner("create-run", "--run-id", run_id, "--dry-run").data
+    assert (data["held_lamports"], lamports(owner)) == (0, 0)
+    assert data["needed_lamports"] > data["total_lamports"] > 600_000_000
+    assert [one["outcome"] for one in data["transactions"]] == ["open"] * len(data["transactions"])
+    refused = owner("create-run", "--run-id", run_id, "--dry-run", "--rpc-2", "http://192.0.2.1:1").error
+    assert refused["code"] == "insufficient-funds"
+    assert "are missing" in refused["error"]
+    assert lamports(owner) == 0
+
+
+def test_a_refusal_is_told_with_its_fix_and_its_exit_code(owner: Shell, run_id: str, material: Path) -> None:
+    named = created(owner, run_id, material)
+    refused = owner("set-paused", *named, "resume", "--dry-run")
+    assert refused.error["code"] == owner("set-paused", *named, "resume").error["code"]
+    assert f"update-config --run-id {run_id}" in refused.error["fix"]
+    shown = json.loads(refused.out)
+    assert shown["refusal"]["fix"] == refused.error["fix"]
+    assert [one["outcome"] for one in shown["transactions"]] == ["refused"]
+    assert "refused by the simulation" in person(owner, "set-paused", *named, "resume", "--dry-run").out
+
+
+def person(shell: Shell, name: str, *line: Any) -> Outcome:
+    """The command as a person calls it, without --json."""
+    return invoke(name, "--rpc", shell.rpc, "-w", shell.wallet, *line)
+
+
+def test_a_tick_that_is_not_due_ends_the_dry_run(owner: Shell, run_id: str, material: Path) -> None:
+    """It is no loop."""
+    named = configured(owner, run_id, material)
+    assert owner("set-paused", *named, "resume").code == 0
+    assert owner("tick", *named, "--dry-run").error["code"] == "nothing-to-tick"
+
+
+def test_nothing_to_be_sent_needs_no_dry_run(owner: Shell) -> None:
+    granted(owner)
+    again = owner("join-authorization-create", "--authorizer", stranger(owner), "--dry-run").data
+    assert (again["active"], again["signatures"]) == (True, [])
+
+
+def test_delegates_keep_an_authorization_from_being_closed(owner: Shell) -> None:
+    """What the dry run says of that is what happens."""
+    line = granted(owner)
+    grantee = Shell(owner.rpc, stranger(owner))
+    added = ("--join-authority", owner.wallet, "--delegates-added", owner.wallet)
+    assert grantee("join-authorization-delegate", *added).code == 0
+    planned = owner("join-authorization-delete", *line, "--dry-run").data["transactions"]
+    assert [one["instructions"] for one in planned] == [["authorizer.grantor_update"]]
+    assert owner("join-authorization-delete", *line).data["closed"] is False
+    assert owner("join-authorization-delete", *line, "--dry-run").error["code"] == "closed-too-early"
+
+
+def test_deploy_tells_its_transactions_and_keeps_no_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(ROOT)
+    create_wallet(tmp_path / "w.json")
+    with bare_network() as rpc:
+        shell = Shell(rpc, tmp_path / "w.json")
+        assert "there is no program" in shell("create-run", "--run-id", "demo").error["error"]
+        before = sorted(CACHE.glob("*"))
+        planned = shell("deploy", "--dry-run").data
+        assert sorted(CACHE.glob("*")) == before
+        sent = sum(one["times"] for one in planned["transactions"])
+        calls = [one["instructions"] for one in planned["transactions"]]
+        assert calls == 2 * [
+            ["system.create_account", "loader.initialize_buffer"],
+            ["loader.write"],
+            ["system.create_account", "loader.deploy"],
+        ]
+        done = shell("deploy").data
+        assert done["transactions"] == sent
+        assert done["fees_lamports"] <= planned["fees_lamports"] <= planned["needed_lamports"]
+        assert shell("deploy", "--dry-run").data["transactions"] == 0  # what is there is left alone

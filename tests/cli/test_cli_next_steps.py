@@ -1,0 +1,74 @@
+"""The line that says what usually follows: its commands exist, and people get it where scripts do not."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from aftermath.chain.wallet import create_wallet
+from aftermath.cli.main import INDEX, SOLANA
+from aftermath.cli.next_steps import NEXT, QUIET, line
+from cli.cli_runs import Shell, invoke
+
+
+@pytest.mark.parametrize(("name", "case"), NEXT)
+def test_what_follows_exists_and_takes_these_options(name: str, case: str) -> None:
+    """So do the options of the command before that its words in braces stand for."""
+    assert name in INDEX
+    own = {str(option.name) for option in SOLANA.load(name).params}
+    assert set(re.findall(r"{(\w+)}", NEXT[name, case])) <= own
+    words = shlex.split(NEXT[name, case])
+    follows = SOLANA.called(words)
+    assert follows is not None
+    command = SOLANA.load(follows)
+    given = [word for word in words[len(follows.split()) :] if word.startswith("-")]
+    assert set(given) <= {flag for option in command.params for flag in option.opts}
+    required = {option.opts[0] for option in command.params if option.required}
+    assert required <= set(given)
+
+
+def test_the_line_is_one_that_can_be_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"rpc": "http://x:1", "wallet_private_key_path": Path("my wallet.json"), "run_id": "a b"}
+    assert line(NEXT["rewind", ""], given) == (
+        "aftermath-solana set-paused --run-id 'a b' resume --rpc http://x:1 -w 'my wallet.json'"
+    )
+    assert line(NEXT["reopen", ""], given) == "aftermath-solana watch --run-id 'a b' --rpc http://x:1"
+    monkeypatch.setenv("RPC", "http://x:1")
+    assert line(NEXT["reopen", ""], given) == "aftermath-solana watch --run-id 'a b'"
+    invited = line(NEXT["update-config", "invited"], given)
+    assert invited.count(" -w ") == 1
+    assert line(NEXT["join-authorization-create", ""], {"run_id": None}).endswith(
+        "can-join --run-id RUN_ID --address KEY"
+    )
+
+
+def test_people_are_told_and_scripts_are_not(
+    owner: Shell, run_id: str, material: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = ("--rpc", owner.rpc, "-w", owner.wallet, "--run-id", run_id)
+    where = f"--rpc {owner.rpc} -w {owner.wallet}"
+    made = invoke("create-run", *named, "--join-authority", owner.wallet)
+    assert f"next: aftermath-solana update-config --run-id {run_id} --config-path FILE {where}\n" in made.err
+    update = ("update-config", *named, "--config-path", material / "config.toml")
+    assert "next:" not in invoke(*update, "--dry-run").err
+    assert f"next: aftermath-solana set-paused --run-id {run_id} resume {where}\n" in invoke(*update).err
+    monkeypatch.setenv(QUIET, "1")
+    assert "next:" not in invoke(*update).err
+    monkeypatch.delenv(QUIET)
+    assert "next:" not in owner("set-paused", "--run-id", run_id, "resume").err
+    failed = invoke("set-paused", *named, "resume")
+    assert failed.code == 1
+    assert "next:" not in failed.err
+    paused = invoke("set-paused", *named, "pause").err
+    assert "next: aftermath-solana update-config" in paused
+
+
+def test_who_invites_members_is_told_to_invite_them(owner: Shell, run_id: str, material: Path, tmp_path: Path) -> None:
+    create_wallet(tmp_path / "grantor.json")
+    named = ("--rpc", owner.rpc, "-w", owner.wallet, "--run-id", run_id)
+    assert invoke("create-run", *named, "--join-authority", tmp_path / "grantor.json").code == 0
+    said = invoke("update-config", *named, "--config-path", material / "config.toml").err
+    assert f"next: aftermath-solana join-authorization-create --run-id {run_id} --authorizer KEY -w JOIN_AUTH" in said

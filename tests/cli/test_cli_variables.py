@@ -1,0 +1,93 @@
+"""A variable of the environment that is missing, or says what cannot be meant, is called by its name in the error."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from aftermath.cli.main import INDEX, SOLANA
+from aftermath.data.gcs import bucket_urls
+from aftermath.data.http import HttpClient
+from aftermath.data.source import DataError
+from cli.cli_runs import invoke
+from cli.conftest import ROOT
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "line"),
+    [
+        ("RPC", "nowhere", ("list-runs",)),
+        ("WS_RPC", "nowhere", ("list-runs",)),
+        ("RPC_3", "nowhere", ("list-runs",)),
+        ("COORDINATOR_PROGRAM_ID", "nobody", ("list-runs",)),
+        ("RUN_ID", "x" * 33, ("show-run",)),
+        ("WALLET_PRIVATE_KEY_PATH", "nowhere/w.json", ("show-identity",)),
+        ("RAW_WALLET_PRIVATE_KEY", "secret", ("show-identity",)),
+        ("MAX_PRIORITY_FEE", "much", ("tick", "--run-id", "demo")),
+        ("AFTERMATH_VALIDATOR", "nowhere/validator", ("localnet", "--engine", "validator", "--port", "0")),
+    ],
+)
+def test_what_a_variable_says_wrongly_is_told_by_its_name(
+    variable: str, value: str, line: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    said = invoke(*line)
+    assert said.code in (1, 2)
+    assert variable in said.err
+    assert "secret" not in said.err
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in INDEX if any(option.required for option in SOLANA.load(name).params)]
+)
+def test_every_option_that_is_missing_is_named_with_its_variable(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the order in which they are asked for, until none is missing any more."""
+    required = [option for option in SOLANA.load(name).params if option.required]
+    for option in required:
+        if option.envvar:
+            monkeypatch.delenv(str(option.envvar), raising=False)
+    said = invoke(*name.split())
+    assert said.code == 2
+    (missing,) = [option for option in required if f"{option.opts[0]} is missing" in said.err]
+    if missing.envvar:
+        assert f"or set {missing.envvar}" in said.err
+
+
+def test_a_bucket_host_that_is_no_address_is_called_by_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "localhost:9000")
+    with pytest.raises(DataError, match="STORAGE_EMULATOR_HOST is 'localhost:9000'") as refused:
+        bucket_urls("bucket", "", HttpClient())
+    assert "STORAGE_EMULATOR_HOST to http://HOST:PORT" in refused.value.fix
+
+
+@pytest.mark.parametrize(
+    ("script", "words", "names"),
+    [
+        ("join-authorization-create.sh", ("devnet", "", "key"), "GRANTOR_KEYPAIR_FILE"),
+        ("join-authorization-create.sh", ("devnet", "file", ""), "GRANTEE_PUBKEY"),
+        ("join-authorization-set-delegates.sh", ("devnet", "", "file"), "GRANTOR_PUBKEY"),
+        ("join-authorization-set-delegates.sh", ("devnet", "key", ""), "GRANTEE_KEYPAIR_FILE"),
+        ("setup-run.sh", ("", "light"), "the cluster's name is empty"),
+        ("setup-run.sh", ("devnet", "light"), "WALLET_PRIVATE_KEY_PATH"),
+    ],
+)
+def test_a_recipe_says_what_it_lacks(script: str, words: tuple[str, ...], names: str, tmp_path: Path) -> None:
+    """Without HOME, too, as in a container."""
+    kept = ("PATH", "PYTHONPATH")
+    environment = {name: os.environ[name] for name in kept if name in os.environ}
+    done = subprocess.run(
+        ["sh", ROOT / "scripts" / script, *words],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=environment,
+        check=False,
+    )
+    assert done.returncode in (1, 2)
+    sentence, fix = done.stderr.splitlines()
+    assert sentence.startswith("error: ")
+    assert fix.startswith("fix: ")
+    assert names in done.stderr
