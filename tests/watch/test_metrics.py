@@ -69,7 +69,7 @@ def test_what_a_member_tells_is_served_while_it_lives() -> None:
         events.emit(said("trained", step=42, loss=None, tokens=500, tokens_per_sec=99.5))
         events.emit(said("fetch_failed"))
         events.emit(said("refused"))
-        events.emit(said("dropped", slots=[3, 4]))
+        events.emit(said("dropped", seats=[3, 4]))
         events.emit(said("warning", message="trouble"))
         for network in (100, 250):
             machine = {"cpu": 12.5, "resident": 1 << 30, "available": 2 << 30, "disk_free": 3 << 30}

@@ -59,7 +59,7 @@ class Series:
             case kinds.Refused():
                 self._counted["refused"] += 1
             case kinds.Dropped():
-                self._counted["members_dropped"] += len(event.slots)
+                self._counted["members_dropped"] += len(event.seats)
             case kinds.Warning():
                 self._counted["warnings"] += 1
             case kinds.Trained():
