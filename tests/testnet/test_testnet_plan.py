@@ -7,13 +7,19 @@ import shutil
 import socket
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from aftermath.cli.main import load
+from aftermath.cli.train import build_settings
 from aftermath.config.document import load_config
 from aftermath.testnet.configs import SHIPPED, chosen, configs, find
 from aftermath.testnet.files import make_missing, recipe_of
 from aftermath.testnet.kills import Kills
+from aftermath.testnet.plan import Client, Plan, Wishes
+from aftermath.train.sinks import trackers_of
+from aftermath.watch.trackers import Wanted
 from cli.cli_runs import Outcome, invoke
 
 DEMO = SHIPPED / "demo" / "config.toml"
@@ -45,6 +51,8 @@ def start(*words: str | Path | int) -> Outcome:
         (["--log", "loud"], "--log"),
         (["--tui", "maybe"], "--tui"),
         (["--backend", "ethereum"], "--backend"),
+        (["--wandb-group", "lab"], "none is named"),
+        (["--trackio-project", "a/b"], "is no name that a tracker takes"),
     ],
 )
 def test_a_mistake_is_told_before_anything_is_made(words: list[str], said: str, tmp_path: Path) -> None:
@@ -86,6 +94,21 @@ def test_a_port_that_is_taken_and_a_directory_of_others_are_told(tmp_path: Path)
     told = start("--dir", thesis).error
     assert "not a testnet's" in told["error"]
     assert "--dir" in told["fix"]
+
+
+def test_clients_are_told_of_the_trackers_as_train_takes_them(tmp_path: Path) -> None:
+    trackers = Wanted(wandb_project="lab", wandb_group="g", trackio_project="lab")
+    client = Client(1, 2)
+    plan = Plan(chosen(DEMO), (client,), tmp_path, 0, Wishes(trackers=trackers))
+    settings = build_settings(**parsed("train", "--run-id", "demo", *plan.options(client)))
+    assert trackers_of(settings) == trackers
+    assert not trackers_of(build_settings(**parsed("train", "--run-id", "demo"))).any
+
+
+def parsed(command: str, *words: str) -> dict[str, Any]:
+    """What the command line gives its command."""
+    given: dict[str, Any] = load(command).make_context(command, list(words)).params
+    return {name: value for name, value in given.items() if name != "json_output"}
 
 
 # --- the config ---------------------------------------------------------------------------------------------------

@@ -22,6 +22,14 @@ from watch.said import KINDS, said
 
 ROOT = Path(__file__).parents[2]
 NOON = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
+GPU = {
+    "number": 1,
+    "memory_used": 5 << 30,
+    "memory_total": 8 << 30,
+    "utilization": 75.0,
+    "temperature": 60.0,
+    "power": 250.5,
+}
 OWN = {"run": 'a "run"\nof two lines', "wallet": "Wal1et", "tier": "1"}
 
 
@@ -63,6 +71,10 @@ def test_what_a_member_tells_is_served_while_it_lives() -> None:
         events.emit(said("refused"))
         events.emit(said("dropped", seats=[3, 4]))
         events.emit(said("warning", message="trouble"))
+        for network in (100, 250):
+            machine = {"cpu": 12.5, "resident": 1 << 30, "available": 2 << 30, "disk_free": 3 << 30}
+            network_told = {"network_sent": network, "network_received": 2 * network}
+            events.emit(said("machine", **machine, **network_told, gpus=[{"number": 0}, GPU]))
         found = scraped(port)
         none: frozenset[tuple[str, str]] = frozenset()
         expected = {
@@ -82,6 +94,12 @@ def test_what_a_member_tells_is_served_while_it_lives() -> None:
             "aftermath_received_bytes_total": 82_000,
             "aftermath_transactions_total": 2,
             "aftermath_lamports_total": 10_000,
+            "aftermath_cpu_percent": 12.5,
+            "aftermath_memory_resident_bytes": 1 << 30,
+            "aftermath_memory_available_bytes": 2 << 30,
+            "aftermath_disk_free_bytes": 3 << 30,
+            "aftermath_network_sent_bytes_total": 250,
+            "aftermath_network_received_bytes_total": 500,
         }
         assert expected.items() <= {name: value for (name, labels), value in found.items() if labels == none}.items()
         in_state = {dict(labels)["state"] for (name, labels), on in found.items() if name == "aftermath_state" and on}
@@ -89,6 +107,15 @@ def test_what_a_member_tells_is_served_while_it_lives() -> None:
         assert sum(name == "aftermath_state" for name, _ in found) == len(RunState)
         wait = frozenset({("part", "wait")})
         assert (found["aftermath_round_seconds_count", wait], found["aftermath_round_seconds_sum", wait]) == (2, 0.5)
+        of_gpus = {name: value for (name, labels), value in found.items() if "gpu" in dict(labels)}
+        assert of_gpus == {
+            "aftermath_gpu_memory_used_bytes": 5 << 30,
+            "aftermath_gpu_memory_total_bytes": 8 << 30,
+            "aftermath_gpu_utilization_percent": 75,
+            "aftermath_gpu_temperature_celsius": 60,
+            "aftermath_gpu_power_watts": 250.5,
+        }
+        assert {dict(labels)["gpu"] for _, labels in found if "gpu" in dict(labels)} == {"1"}, "the other told nothing"
         assert found["aftermath_client_info", frozenset({("version", "0.1.0")})] == 1
         assert {name for name, _ in found} == names(), "all that there is was told"
     with pytest.raises(OSError):
@@ -121,6 +148,6 @@ def test_the_dashboard_asks_for_every_metric_and_no_other() -> None:
     asked = {target["expr"] for panel in dashboard["panels"] for target in panel["targets"]}
     assert set(re.findall(r"aftermath_\w+", " ".join(asked))) == names()
     assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
-    labels = {*OWN, "state", "part", "version"}
+    labels = {*OWN, "state", "part", "version", "gpu"}
     legends = {target["legendFormat"] for panel in dashboard["panels"] for target in panel["targets"]}
     assert set(re.findall(r"{{(\w+)}}", " ".join(legends))) <= labels

@@ -92,6 +92,26 @@ class ClientOptions:
             help="Tasks that the model is asked between rounds, with commas between them.", rich_help_panel=CLIENTS
         ),
     ] = None
+    wandb_project: Annotated[
+        str | None,
+        typer.Option(
+            help="Project of Weights & Biases that receives every client's figures (train --wandb-project).",
+            rich_help_panel=CLIENTS,
+        ),
+    ] = None
+    wandb_group: Annotated[
+        str | None, typer.Option(help="Group of their runs there; else the run's id.", rich_help_panel=CLIENTS)
+    ] = None
+    wandb_entity: Annotated[
+        str | None, typer.Option(help="Account or team of --wandb-project.", rich_help_panel=CLIENTS)
+    ] = None
+    trackio_project: Annotated[
+        str | None,
+        typer.Option(
+            help="Project of trackio that receives the same figures (train --trackio-project).",
+            rich_help_panel=CLIENTS,
+        ),
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -173,9 +193,17 @@ def local_testnet_start(
     from aftermath.testnet.plan import Plan, Wishes, allowed_of, clients_of
     from aftermath.testnet.run import Testnet
     from aftermath.testnet.summary import Ending
+    from aftermath.watch.trackers import Wanted
 
     if show.headless_exit_after_secs is not None and not show.headless:
         raise UsageError("--headless-exit-after-secs goes with --headless", "Pass both")
+    trackers = Wanted(
+        wandb_project=clients.wandb_project,
+        wandb_group=clients.wandb_group,
+        wandb_entity=clients.wandb_entity,
+        trackio_project=clients.trackio_project,
+    )
+    trackers.check()
     config = chosen(config_path, place.first_client_checkpoint)
     them = clients_of(num_clients, clients.client_matformer_tiers, config)
     wishes = Wishes(
@@ -184,6 +212,7 @@ def local_testnet_start(
         distro_data=clients.write_distro_data,
         optim_stats=clients.optim_stats,
         eval_tasks=clients.eval_tasks,
+        trackers=trackers,
     )
     drawn = not show.headless and sys.stdout.isatty() and shutil.which("tmux") is not None
     plan = Plan(

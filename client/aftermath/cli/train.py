@@ -60,7 +60,13 @@ PANELS = (
         ),
     ),
     ("Checkpoints", ("checkpoint_dir", "hub_", "delete_old", "keep_steps", "optimizer_state")),
-    ("Progress", ("logs", "write_", "events_dir", "metrics_", "prompt_", "eval_", "optim_stats")),
+    (
+        "Progress",
+        (
+            *("logs", "write_", "events_dir", "metrics_", "wandb_", "trackio_"),
+            *("prompt_", "eval_", "optim_stats"),
+        ),
+    ),
 )
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from aftermath.base.errors import UsageError
 from aftermath.testnet.configs import Chosen
+from aftermath.watch.trackers import Wanted
 
 RUN_ID = "local-testnet"
 _NUMBERS = re.compile(r"[0-9]{1,6}(,[0-9]{1,6})*")
@@ -40,6 +41,7 @@ class Wishes:
     distro_data: Path | None = None
     optim_stats: int | None = None
     eval_tasks: str | None = None
+    trackers: Wanted = field(default_factory=Wanted)
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,9 @@ class Plan:
             yield from ("--optim-stats-steps", str(wishes.optim_stats))
         if wishes.eval_tasks is not None:
             yield from ("--eval-tasks", wishes.eval_tasks)
+        for name, given in vars(wishes.trackers).items():
+            if given is not None:
+                yield from ("--" + name.replace("_", "-"), given)
 
 
 def clients_of(count: int, tiers: str, chosen: Chosen) -> tuple[Client, ...]:

@@ -15,15 +15,17 @@ from aftermath.optim.schema import Schema
 from aftermath.p2p.named import peers_named
 from aftermath.ranks.place import Place, place_of
 from aftermath.train.settings import PROMPT_TOKENS, TrainSettings
+from aftermath.train.sinks import trackers_of
 
 
 def check_choices(settings: TrainSettings) -> None:
-    """Raises UsageError for options that mean nothing together, or alone."""
+    """Raises UsageError for options that mean nothing together, or alone, Unsuitable for extras that are missing."""
     if settings.peer is not None:
         peers_named(settings.peer)
     _check_prompt(settings)
     _check_sums(settings)
     _check_evaluations(settings)
+    trackers_of(settings).check()
 
 
 def _check_prompt(settings: TrainSettings) -> None:

@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -59,11 +60,12 @@ from aftermath.train.interrupts import CLOSE_SECONDS, Interrupts
 from aftermath.train.keeping import check_directory, check_hub, gradients_place, keeping_advice
 from aftermath.train.kernels import ready_kernels
 from aftermath.train.lock import only_process
+from aftermath.train.machine import looked_at
 from aftermath.train.newcomer import Newcomer
 from aftermath.train.outfit import check_tier, data_of
 from aftermath.train.reach import Reach, on_solana
 from aftermath.train.settings import TrainSettings
-from aftermath.train.sinks import events_of
+from aftermath.train.sinks import collects_figures, events_of
 from aftermath.train.tier import AUTO_TIER, check_alone, chosen_for
 from aftermath.watch import kinds
 from aftermath.watch.events import Events, LogWarnings
@@ -110,6 +112,8 @@ def run_member(settings: TrainSettings, reach: Callable[[TrainSettings], Reach] 
         events = events_of(settings, stack)
         _introduce(settings, named.reach.wallet, events)
         _log_to(events)
+        if collects_figures(settings):
+            stack.enter_context(looked_at(events, settings.checkpoint_dir or Path()))
         runner.run(_session(settings, named, events))
 
 

@@ -125,6 +125,21 @@ class TrainSettings(BaseModel):
     metrics_port: int | None = Field(
         None, ge=1, le=65535, description="TCP port of this machine at which Prometheus finds metrics (/metrics)."
     )
+    wandb_project: str | None = Field(
+        None,
+        description="Project of Weights & Biases that receives this member's figures (the extra `wandb`); the key is "
+        "that of `wandb login` or WANDB_API_KEY, and with WANDB_MODE=offline nothing is sent.",
+    )
+    wandb_run: str | None = Field(
+        None, description="Name of this member's run in --wandb-project; else made of run, tier and wallet."
+    )
+    wandb_group: str | None = Field(None, description="Group of that run; else the run's id.")
+    wandb_entity: str | None = Field(None, description="Account or team of --wandb-project; else the key's own.")
+    trackio_project: str | None = Field(
+        None,
+        description="Project of trackio that receives the same figures (the extra `trackio`), on this machine or where "
+        "its own variables say.",
+    )
     write_gradients_dir: Path | None = Field(
         None,
         description="Directory, one for each member, that receives every result this member applies, its own and its "

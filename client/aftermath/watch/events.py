@@ -74,7 +74,8 @@ class Events:
             except Resting as error:
                 _warn(str(error))
             except OSError as error:
-                self._sinks.remove(sink)
+                with contextlib.suppress(ValueError):  # another thread's event found it out too
+                    self._sinks.remove(sink)
                 _warn(f"a log could not be written and is closed: {error}")
 
 

@@ -285,6 +285,35 @@ class Traffic(Event, frozen=True, kw_only=True):
     costs: dict[str, int]
 
 
+class Gpu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One of the machine's GPUs; what its driver does not tell is None."""
+
+    number: int
+    memory_used: int | None = None
+    memory_total: int | None = None
+    """Bytes, as above."""
+    utilization: float | None = None
+    """Percent of the time in which it computed."""
+    temperature: float | None = None
+    """Degrees Celsius."""
+    power: float | None = None
+    """Watts."""
+
+
+class Machine(Event, frozen=True, kw_only=True):
+    """What the member's machine does and has left, in bytes: `resident` is in memory of the member's processes, the
+    rest is the machine's. `cpu` is percent of all its cores; network counters are since the process began.
+    """
+
+    cpu: float
+    resident: int
+    available: int
+    disk_free: int
+    network_sent: int
+    network_received: int
+    gpus: list[Gpu]
+
+
 class Evaluated(Event, frozen=True, kw_only=True):
     """A figure of a task."""
 
@@ -339,6 +368,7 @@ MEMBER_EVENTS = (
     | Kicked
     | Rewound
     | Traffic
+    | Machine
     | Sample
 )
 """All of them, to read a member's file of events back."""

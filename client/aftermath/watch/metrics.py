@@ -19,6 +19,14 @@ from aftermath.watch.events import Wall
 
 ADDRESS = "127.0.0.1"
 _OWN = ("run", "wallet", "tier")
+_OF_A_GPU = (
+    ("memory_used", "memory_used_bytes", "Memory of the GPU that is in use, by whomever"),
+    ("memory_total", "memory_total_bytes", "Memory of the GPU"),
+    ("utilization", "utilization_percent", "Of the time, in which the GPU computed"),
+    ("temperature", "temperature_celsius", "Of the GPU"),
+    ("power", "power_watts", "That the GPU draws"),
+)
+"""Fields of `kinds.Gpu`, and what they are called here."""
 
 
 class Metrics:
@@ -29,6 +37,7 @@ class Metrics:
         self._wall = wall
         self._of: tuple[str, str, str] | None = None
         self._before = kinds.Traffic(sent=0, received=0, sent_by_kind={}, peers=0, costs={})
+        self._network = 0, 0
         self._client = self._gauge("client_info", "1, with the client's version", "version")
         self._epoch = self._gauge("epoch", "The run's epoch")
         self._step = self._gauge("step", "Steps that the run has trained")
@@ -49,6 +58,13 @@ class Metrics:
         self._received = self._counter("received_bytes", "Bytes received from peers")
         self._transactions = self._counter("transactions", "Transactions that this member has sent")
         self._lamports = self._counter("lamports", "Lamports that these have cost")
+        self._cpu = self._gauge("cpu_percent", "What all cores of the machine do")
+        self._resident = self._gauge("memory_resident_bytes", "Memory of this member's processes")
+        self._available = self._gauge("memory_available_bytes", "Memory that the machine has left")
+        self._disk = self._gauge("disk_free_bytes", "Room where this member writes")
+        self._network_sent = self._counter("network_sent_bytes", "Bytes that the machine has sent")
+        self._network_received = self._counter("network_received_bytes", "Bytes that the machine has received")
+        self._gpu = {name: self._gauge(f"gpu_{unit}", meaning, "gpu") for name, unit, meaning in _OF_A_GPU}
 
     def __call__(self, event: kinds.Event) -> None:
         if isinstance(event, kinds.Started):
@@ -84,6 +100,8 @@ class Metrics:
                 self._warnings.labels(*own).inc()
             case kinds.Traffic():
                 self._traffic(event, own)
+            case kinds.Machine():
+                self._machine(event, own)
             case kinds.Finished():
                 self._step.labels(*own).set(event.step)
 
@@ -104,6 +122,19 @@ class Metrics:
         self._received.labels(*own).inc(max(0, event.received - before.received))
         for name, counter in (("transactions", self._transactions), ("lamports", self._lamports)):
             counter.labels(*own).inc(max(0, event.costs.get(name, 0) - before.costs.get(name, 0)))
+
+    def _machine(self, event: kinds.Machine, own: tuple[str, str, str]) -> None:
+        self._cpu.labels(*own).set(event.cpu)
+        self._resident.labels(*own).set(event.resident)
+        self._available.labels(*own).set(event.available)
+        self._disk.labels(*own).set(event.disk_free)
+        (sent, received), self._network = self._network, (event.network_sent, event.network_received)
+        self._network_sent.labels(*own).inc(max(0, event.network_sent - sent))
+        self._network_received.labels(*own).inc(max(0, event.network_received - received))
+        for gpu in event.gpus:
+            for name, gauge in self._gpu.items():
+                if (value := getattr(gpu, name)) is not None:
+                    gauge.labels(*own, str(gpu.number)).set(value)
 
     def _gauge(self, name: str, meaning: str, *labels: str) -> Gauge:
         return Gauge(f"aftermath_{name}", meaning, (*_OWN, *labels), registry=self.registry)

@@ -1,0 +1,109 @@
+"""What a member takes of its machine, and what that has left: an event `machine` every few seconds.
+
+Decided
+- It is looked at on a thread of its own, which nothing waits for, and only where somebody collects figures.
+- All processes of the member count, its ranks and its screen too. The rest is the machine's, whoever uses it.
+- Of GPUs it tells what NVML does; where there is no driver of NVIDIA's, there are none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+import pynvml
+
+from aftermath.watch import kinds
+from aftermath.watch.events import Events
+
+SECONDS = 15.0  # between two looks
+T = TypeVar("T")
+
+
+@contextlib.contextmanager
+def looked_at(events: Events, place: Path, seconds: float = SECONDS) -> Iterator[None]:
+    """Tell of the machine meanwhile, for the first time after `seconds`. `place`: where the member writes."""
+    over = threading.Event()
+
+    def work() -> None:
+        look = Look(place)
+        while not over.wait(seconds):
+            events.emit(look())
+
+    threading.Thread(target=work, name="machine", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+class Look:
+    """Looks at this machine each time it is called."""
+
+    def __init__(self, place: Path) -> None:
+        self._place = next(one for one in (place.absolute(), *place.absolute().parents) if one.exists())
+        self._process = psutil.Process()
+        self._gpus = _gpus()
+        self._sent, self._received = _network()
+        psutil.cpu_percent()  # of the time between two calls
+
+    def __call__(self) -> kinds.Machine:
+        """What is so now; 0 for what the system does not tell."""
+        sent, received = _network()
+        return kinds.Machine(
+            cpu=psutil.cpu_percent(),
+            resident=self._resident(),
+            available=int(psutil.virtual_memory().available),
+            disk_free=_told(lambda: int(psutil.disk_usage(str(self._place)).free)) or 0,
+            network_sent=max(0, sent - self._sent),
+            network_received=max(0, received - self._received),
+            gpus=[_gpu(number, handle) for number, handle in enumerate(self._gpus)],
+        )
+
+    def _resident(self) -> int:
+        family = [self._process, *(_told(lambda: self._process.children(recursive=True)) or [])]
+        held = [_told(one.memory_info) for one in family]
+        return sum(int(memory.rss) for memory in held if memory)
+
+
+def _network() -> tuple[int, int]:
+    """Bytes sent and received so far, by whatever leads to other machines."""
+    counted = _told(lambda: psutil.net_io_counters(pernic=True)) or {}
+    leading = [count for name, count in counted.items() if not name.startswith("lo")]
+    return sum(count.bytes_sent for count in leading), sum(count.bytes_recv for count in leading)
+
+
+def _gpus() -> list[Any]:
+    """NVML's handles of the machine's GPUs, in its order, which is not always CUDA's."""
+    try:
+        pynvml.nvmlInit()
+        return [pynvml.nvmlDeviceGetHandleByIndex(number) for number in range(pynvml.nvmlDeviceGetCount())]
+    except pynvml.NVMLError:
+        return []
+
+
+def _gpu(number: int, handle: Any) -> kinds.Gpu:
+    memory = _told(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
+    rates = _told(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle))
+    heat = _told(lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU))
+    power = _told(lambda: pynvml.nvmlDeviceGetPowerUsage(handle))
+    return kinds.Gpu(
+        number=number,
+        memory_used=memory and int(memory.used),
+        memory_total=memory and int(memory.total),
+        utilization=rates and float(rates.gpu),
+        temperature=None if heat is None else float(heat),
+        power=None if power is None else power / 1000,
+    )
+
+
+def _told(ask: Callable[[], T]) -> T | None:
+    """What that says, None if it cannot: a process has ended, a directory is gone, a driver does not support it."""
+    try:
+        return ask()
+    except (psutil.Error, OSError, pynvml.NVMLError):
+        return None

@@ -1,0 +1,60 @@
+"""Experiment trackers of real members: what each told in its events is what its runs there have."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+from xprocess import XProcess
+
+from e2e.diary import Diary
+from e2e.material import Material
+from e2e.processes import CONSOLE, Running
+from watch.test_trackers import with_trackio, with_wandb
+from watch.wandb_file import kept
+
+pytestmark = pytest.mark.slow
+
+
+def losses_of_wandb(place: Path) -> dict[str, list[Any]]:
+    """By wallet."""
+    found = {}
+    for file in place.glob("wandb/offline-run-*/*.wandb"):
+        about, rows = kept(file)
+        found[about["config"]["wallet"]] = [(row["step"], row["loss"]) for row in rows if "loss" in row]
+    return found
+
+
+def losses_of_trackio(place: Path) -> dict[str, list[Any]]:
+    with sqlite3.connect(place / "lab.db") as database:
+        wallets = dict(database.execute("select run_id, config from configs").fetchall())
+        found: dict[str, list[Any]] = {json.loads(config)["wallet"]: [] for config in wallets.values()}
+        for run, step, metrics in database.execute("select run_id, step, metrics from metrics order by id"):
+            if "loss" in (row := json.loads(metrics)):
+                found[json.loads(wallets[run])["wallet"]].append((step, row["loss"]))
+    return found
+
+
+@with_wandb
+@with_trackio
+def test_clients_of_a_local_testnet_have_their_losses_there(
+    xprocess: XProcess, material: Material, tmp_path: Path
+) -> None:
+    config, place = material.config(tmp_path / "config", init_min_clients=2, total_steps=12), tmp_path / "testnet"
+    line = [CONSOLE, "local-testnet", "start", "--config-path", config, "--dir", place, "--headless"]
+    line += ["--num-clients", 2, "--backend", "centralized", "--server-port", 0, "--client-device", "cpu"]
+    line += ["--wandb-project", "lab", "--trackio-project", "lab"]
+    kept_in = {"WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path), "TRACKIO_DIR": str(tmp_path)}
+    testnet = Running(xprocess, "trackers", [str(word) for word in line], kept_in)
+    assert testnet.wait() == 0, testnet.last_words
+    told = {}
+    for number in (1, 2):
+        diary = Diary(place / "events" / f"client-{number}")
+        (started,) = diary.saw("started")[:1]
+        told[started["wallet"]] = [(event["step"], event["loss"]) for event in diary.saw("trained")]
+    assert all(len(losses) >= 10 for losses in told.values())
+    assert losses_of_wandb(tmp_path) == told
+    assert losses_of_trackio(tmp_path) == told

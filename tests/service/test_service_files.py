@@ -1,0 +1,171 @@
+"""Dockerfile, compose.yaml and the unit for systemd: commands and files that there are, and no key in any of them."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from aftermath.cli.main import SOLANA
+from aftermath.cli.train import ENVIRONMENT_ONLY
+from service.compose_file import ROOT, services
+
+DOCKERFILE = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
+UNIT = ROOT / "packaging" / "aftermath-member.service"
+MEMBERS = ("member-0", "member-1", "member-2")
+
+
+def parsed(words: list[str]) -> dict[str, object]:
+    """What a command line gives its command; fails for one that cannot be meant."""
+    name = SOLANA.called(words)
+    assert name, words
+    return SOLANA.load(name).make_context(name, words[len(name.split()) :]).params
+
+
+def unit() -> configparser.RawConfigParser:
+    found = configparser.RawConfigParser(strict=False)
+    found.optionxform = str  # type: ignore[assignment, method-assign]
+    found.read(UNIT)
+    return found
+
+
+def copied() -> list[str]:
+    """What the image is made of, of this directory."""
+    lines = [line.split()[1:] for line in DOCKERFILE.splitlines() if line.startswith("COPY ")]
+    return [word for words in lines if not words[0].startswith("--") for word in words[:-1]]
+
+
+# --- containers ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [name for name in services() if name != "owner"])
+def test_every_command_of_a_service_is_one_of_ours(name: str) -> None:
+    program, *words = services()[name].command
+    assert program == "aftermath-solana"
+    parsed(words)
+
+
+def test_so_is_every_line_that_the_owner_types() -> None:
+    shell, _, script = services()["owner"].command
+    assert shell == "sh"
+    lines = re.findall(r"aftermath-solana ((?:[^|&;<>)\n\"]|\"[^\"]*\")+)", re.sub(r"\d?> ?\S+", "", script))
+    called = [SOLANA.called(words) for line in lines if parsed(words := shlex.split(line))]
+    assert called == ["show-identity", "json-dump-run", "create-run", "update-config", "set-paused"]
+    assert subprocess.run(["sh", "-n"], input=script, text=True, check=False).returncode == 0
+
+
+def test_members_are_told_apart_by_nothing_but_their_number_and_come_back_as_who_they_were() -> None:
+    told = {int(str(parsed(services()[name].command[1:])["matformer_tier"])) for name in MEMBERS}
+    assert told == {0, 1, 2}
+    assert len({services()[name].environment["METRICS_PORT"] for name in MEMBERS}) == 3
+    for name in MEMBERS:
+        service = services()[name]
+        assert parsed(service.command[1:])["wallet_private_key_path"] == Path(f"/keys/{name}.json")
+        assert service.restart == "on-failure"
+        assert "keys:/keys:ro" in service.given["volumes"]
+
+
+def test_nobody_in_a_container_is_more_than_it_must_be() -> None:
+    assert re.findall(r"^USER (\S+)$", DOCKERFILE, re.MULTILINE) == ["10001:10001"]
+    for service in services().values():
+        assert service.given["read_only"]
+        assert service.given["cap_drop"] == ["ALL"]
+        assert service.given["security_opt"] == ["no-new-privileges:true"]
+        ports = service.given.get("ports", [])
+        assert all(str(port).startswith("127.0.0.1:") for port in ports), "for this machine only"
+
+
+def test_no_key_gets_into_an_image_or_a_command() -> None:
+    allowed = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    assert sorted(allowed) == sorted(copied())
+    assert not {"keys", "runs", "."} & {*copied()}
+    said = [DOCKERFILE, UNIT.read_text(), *(" ".join(service.command) for service in services().values())]
+    said += [" ".join(service.environment) for service in services().values()]
+    for secret in ("RAW_WALLET_PRIVATE_KEY", "RAW_IDENTITY_SECRET_KEY", "HF_TOKEN", "WANDB_API_KEY"):
+        assert not [text for text in said if secret in text]
+
+
+def test_the_health_of_the_image_asks_for_metrics_where_train_serves_them() -> None:
+    (line,) = re.findall(r"^HEALTHCHECK .*?CMD (\[.*\])$", DOCKERFILE, re.MULTILINE)
+    assert "os.environ['METRICS_PORT']" in line
+    (port,) = re.findall(r"METRICS_PORT=(\d+)", DOCKERFILE)
+    variables = {str(option.envvar) for option in SOLANA.load("train").params}
+    assert "METRICS_PORT" in variables
+    assert int(port) == 9100
+
+
+def test_what_an_image_is_made_of_is_enough_for_the_package(tmp_path: Path) -> None:
+    """The build's last line, where nothing but what is copied is."""
+    place = tmp_path / "src"
+    place.mkdir()
+    for name in copied():
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / name, place)
+    assert 'pip install ".[$EXTRAS]"' in DOCKERFILE
+    line = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--disable-pip-version-check", "-w", tmp_path, "."]
+    done = subprocess.run(line, cwd=place, capture_output=True, text=True, check=False)
+    if "hatchling" in done.stderr:
+        pytest.skip("hatchling cannot be had here")
+    assert done.returncode == 0, done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    assert {"aftermath/programs/coordinator.so", "aftermath/shipped/demo/config.toml"} <= names
+
+
+def test_compose_reads_it_as_we_do() -> None:
+    """Whichever there is; neither needs Docker to run for this."""
+    for line in (["docker", "compose"], ["docker-compose"]):
+        if shutil.which(line[0]) and subprocess.run([*line, "version"], capture_output=True).returncode == 0:
+            break
+    else:
+        pytest.skip("neither docker compose nor docker-compose is installed")
+    line += ["-f", str(ROOT / "compose.yaml"), "config", "--services"]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert {*done.stdout.split()} == {*services()}
+
+
+# --- a service of systemd -----------------------------------------------------------------------------------------
+
+
+def test_the_unit_starts_a_member_with_a_key_that_is_handed_in() -> None:
+    service = unit()["Service"]
+    program, *words = shlex.split(service["ExecStart"])
+    assert program == "/opt/aftermath/bin/aftermath-solana"
+    options = parsed([*words, "--run-id", "mine"])
+    name, source = service["LoadCredential"].split(":")
+    assert options["wallet_private_key_path"] == Path(f"%d/{name}")
+    assert source == "/etc/aftermath/wallet.json"
+    assert (service["Restart"], service["RestartPreventExitStatus"]) == ("on-failure", "2 10")
+    assert not {key for key in service if key.startswith("ExecStartPre")}, "no other identity is made on the way"
+
+
+def test_what_may_be_said_in_its_environment_is_what_train_reads() -> None:
+    variables = {str(option.envvar) for option in SOLANA.load("train").params} | {*ENVIRONMENT_ONLY.values()}
+    lines = (ROOT / "packaging" / "member.env").read_text().splitlines()
+    said = [line.lstrip("#").split("=")[0] for line in lines if re.match(r"#?[A-Z_0-9]+=", line)]
+    assert len(said) > 5
+    assert {*said} - variables == {"WANDB_API_KEY"}, "which wandb reads by itself"
+
+
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd-analyze is not installed")
+def test_systemd_takes_it(tmp_path: Path) -> None:
+    """It looks for the program too, for which one that is there stands."""
+    own = tmp_path / UNIT.name
+    own.write_text(UNIT.read_text().replace("/opt/aftermath/bin/aftermath-solana", sys.executable))
+    line = ["systemd-analyze", "verify", "--man=no", own]
+    done = subprocess.run(line, env=os.environ, capture_output=True, text=True, check=False)
+    if "Failed to initialize manager" in done.stderr:
+        pytest.skip(f"systemd cannot check units here: {done.stderr.strip()}")
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,54 @@
+"""Reads the file that wandb keeps of a run that it does not send: blocks of 32 KiB with records in them."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+_HEAD, _BLOCK = 7, 32768
+_WHOLE, _LAST = 1, 4
+
+
+def _records(data: bytes) -> Iterator[bytes]:
+    at, record = _HEAD, b""
+    while at + _HEAD <= len(data):
+        left = _BLOCK - at % _BLOCK
+        if left < _HEAD:
+            at += left
+            continue
+        _, size, kind = struct.unpack_from("<IHB", data, at)
+        record += data[at + _HEAD : at + _HEAD + size]
+        at += _HEAD + size
+        if kind in (_WHOLE, _LAST):
+            yield record
+            record = b""
+
+
+def kept(file: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What is said of the run, with its `config`; and its rows, each by series, without wandb's own."""
+    from wandb.proto import wandb_internal_pb2
+
+    about: dict[str, Any] = {}
+    rows = []
+    for data in _records(file.read_bytes()):
+        record = wandb_internal_pb2.Record()
+        record.ParseFromString(data)
+        if record.HasField("run"):
+            run = record.run
+            config = {item.key: json.loads(item.value_json) for item in run.config.update if item.key != "_wandb"}
+            about = {
+                "project": run.project,
+                "name": run.display_name,
+                "group": run.run_group,
+                "entity": run.entity,
+                "id": run.run_id,
+                "host": run.host,
+                "config": config,
+            }
+        if record.HasField("history"):
+            items = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
+            rows.append({name: value for name, value in items.items() if not name.startswith("_")})
+    return about, rows
