@@ -14,7 +14,7 @@ from aftermath.optim import private_blocks
 from aftermath.optim.engine import Engine, outline_of
 from aftermath.optim.private_blocks import Outline
 from aftermath.p2p.iroh import IrohTransport
-from aftermath.p2p.transport import PeerUnreachable, RequestFailed, RequestRefused
+from aftermath.p2p.transport import MAX_REQUEST, PeerUnreachable, RequestFailed, RequestRefused
 from aftermath.replica import stateshare
 from aftermath.replica.stateshare import TOPIC, FalseBlock, Kept, StateShare, ask_block, kept_of, proven, question
 from aftermath.rules.commitment import NOTHING
@@ -157,7 +157,7 @@ async def test_all_copies_together_are_bounded(opened: Callable[..., Awaitable[I
             share.withdraw()
 
 
-@pytest.mark.parametrize("body", [b"", bytes(35), bytes(37), bytes(1 << 16)])
+@pytest.mark.parametrize("body", [b"", bytes(35), bytes(37), bytes(MAX_REQUEST)])
 async def test_questions_of_another_form_are_refused(mesh: Mesh, body: bytes) -> None:
     member, checker = await mesh(1, 2)
     StateShare(member).offer(state_of()[2])

@@ -2,24 +2,23 @@
 
 Decided: every pair of members keeps one connection. The smaller id dials at once, the larger after a short grace,
 so that one side behind a NAT suffices. Whatever one connection or one stranger causes, the others are kept. Who broke
-the protocol is closed and neither let in nor dialled for a growing time (`bars`). Handshakes are bounded in all and for
-each address, since before the handshake nobody has a key; streams by QUIC itself, before there is anything to serve.
+the protocol is closed and neither let in nor dialled for a growing time (`bars`). Who may begin a handshake is for the
+`door` to say; of one member one greeting is heard at a time, and one that says more than a greeting is closed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 import iroh
 
-from aftermath.base.wait import cancel
+from aftermath.base.wait import cancel, first_of
 from aftermath.p2p.bars import Bars
-from aftermath.p2p.bucket import Bucket
 from aftermath.p2p.complaints import Complaints
+from aftermath.p2p.door import Door, place_of
 from aftermath.p2p.link import (
     Link,
     answer_greeting,
@@ -27,9 +26,11 @@ from aftermath.p2p.link import (
     close_reason,
     greet,
     hear_greeting,
+    only_a_greeting,
     run_link,
 )
 from aftermath.p2p.pace import Pace
+from aftermath.p2p.quota import Quota
 from aftermath.p2p.seat import SHORTEST_PAUSE_S, Seat, backoff
 from aftermath.p2p.transport import PeerUnreachable, TransportError, escaped, short
 from aftermath.p2p.watch import watch_pulse, watch_unread
@@ -40,10 +41,6 @@ HANDSHAKE_S = 10.0
 GRACE_S = 1.0
 STABLE_S = 10.0
 LINGER_S = 2.0
-MAX_HANDSHAKES = 64
-MAX_HANDSHAKES_OF_ADDRESS = 16
-ARRIVALS_RATE = 0.5
-ARRIVALS_BURST = 10.0
 
 log = logging.getLogger(__name__)
 Services = Callable[[Link], list[Coroutine[Any, Any, None]]]
@@ -66,11 +63,12 @@ class Links:
         self._bars = Bars(pace.clock)
         self._tasks: set[asyncio.Task[None]] = set()
         self._complaints = Complaints(log)
-        self._handshakes: Counter[str] = Counter()
+        self._door = Door(pace.clock)
+        self._open: set[Link] = set()
         self._closed = False
         self._spawn(self._accept())
         self._spawn(watch_pulse(self._seats, pace))
-        self._spawn(watch_unread(self._seats))
+        self._spawn(watch_unread(self._open))
 
     def set_members(self, node_ids: Iterable[bytes]) -> None:
         """Keep connections to exactly these peers (our own id is ignored)."""
@@ -78,7 +76,7 @@ class Links:
         for peer in [one for one in self._seats if one not in wanted]:
             self._evict(peer)
         for peer in sorted(wanted - self._seats.keys()):
-            seat = self._seats[peer] = Seat(Bucket(self._pace.clock, ARRIVALS_RATE, ARRIVALS_BURST))
+            seat = self._seats[peer] = Seat(Quota(self._pace.clock))
             seat.keeper = self._spawn(self._keep(peer, seat))
 
     def members(self) -> list[bytes]:
@@ -189,7 +187,9 @@ class Links:
             if connection is not None:
                 close_connection(connection, Code.VIOLATION, "no greeting")
             raise PeerUnreachable(cause(error)) from error
-        self._offer(Link(peer, connection, self._me, instance, self._pace.clock()))
+        seat = self._seats.get(peer)
+        quota = seat.quota if seat is not None else Quota(self._pace.clock)
+        self._offer(Link(peer, connection, self._me, instance, self._pace.clock(), quota))
 
     # --- accepting ------------------------------------------------------------------------------------------------
 
@@ -200,19 +200,29 @@ class Links:
                 incoming = await self._endpoint.accept_next()
                 if incoming is None:
                     return
-                where = _host(await incoming.remote_addr())
-                if self._handshakes.total() < MAX_HANDSHAKES and self._handshakes[where] < MAX_HANDSHAKES_OF_ADDRESS:
+                if not self._door.looks.spare():
+                    await self._pace.throttle(self._door.refusals)
+                    await self._refuse(incoming)
+                    continue
+                address = await incoming.remote_addr()
+                where = place_of(address)
+                direct = isinstance(address, iroh.IncomingAddr.IP)
+                if self._door.busy and direct and not await incoming.remote_addr_validated():
+                    await incoming.retry()
+                elif self._door.enter(where):
                     self._spawn(self._welcome(incoming, where))
                 else:
-                    self._pace.events["refused"] += 1
-                    await incoming.refuse()
+                    await self._refuse(incoming)
             except Exception as error:  # whatever a stranger causes, others must be able to connect
                 log.debug("accepting a connection failed: %s", cause(error))
                 await asyncio.sleep(SHORTEST_PAUSE_S)
 
+    async def _refuse(self, incoming: iroh.Incoming) -> None:
+        self._pace.events["refused"] += 1
+        await incoming.refuse()
+
     async def _welcome(self, incoming: iroh.Incoming, where: str) -> None:
         """Let a member in, tell anyone else why not."""
-        self._handshakes[where] += 1
         connection = None
         try:
             async with asyncio.timeout(HANDSHAKE_S):
@@ -226,9 +236,7 @@ class Links:
             if connection is not None:
                 close_connection(connection, Code.VIOLATION, "no greeting")
         finally:
-            self._handshakes[where] -= 1
-            if not self._handshakes[where]:
-                del self._handshakes[where]
+            self._door.leave(where)
 
     async def _receive(self, connection: iroh.Connection) -> None:
         """Check who connected, greet it, and offer the link."""
@@ -239,8 +247,19 @@ class Links:
             self._pace.events["refused"] += 1
             close_connection(connection, Code.NOT_A_MEMBER, objection)
             return
-        instance, stream = await hear_greeting(connection)
-        link = Link(peer, connection, peer, instance, self._pace.clock())
+        if seat.greeting is not None:
+            close_connection(seat.greeting, Code.DUPLICATE, "another one came meanwhile")
+        seat.greeting = connection
+        try:
+            instance, stream = await first_of(hear_greeting(connection), only_a_greeting(connection))
+        except ProtocolViolation:
+            self._pace.events["violations"] += 1
+            self._bars.offended(peer)
+            raise
+        finally:
+            if seat.greeting is connection:
+                seat.greeting = None
+        link = Link(peer, connection, peer, instance, self._pace.clock(), seat.quota)
         if seat.link is not None and not link.supersedes(seat.link):
             link.close(Code.DUPLICATE, "already connected")
             return
@@ -253,7 +272,7 @@ class Links:
             return "not a member of this run"
         if self._bars.left(peer):
             return "barred for breaking the protocol"
-        return "" if seat.arrivals.spare() else "connecting too often"
+        return "" if seat.quota.arrivals.spare() else "connecting too often"
 
     # --- the table ------------------------------------------------------------------------------------------------
 
@@ -285,9 +304,11 @@ class Links:
 
     async def _serve(self, seat: Seat, link: Link) -> None:
         """Run a link until it closes, then free its seat."""
+        self._open.add(link)
         try:
             await run_link(link, self._services(link), self._complaints)
         finally:
+            self._open.discard(link)
             self._pace.events["disconnects"] += 1
             if link.broke_rules:
                 self._pace.events["violations"] += 1
@@ -308,10 +329,3 @@ class Links:
             escaped(link.broke_rules),
             seconds,
         )
-
-
-def _host(address: iroh.IncomingAddr) -> str:
-    """What the handshakes of one place have in common: the IP address, or the key that a relay saw the sender prove."""
-    if isinstance(address, iroh.IncomingAddr.IP):
-        return address.addr.rpartition(":")[0]
-    return str(address.endpoint_id if isinstance(address, iroh.IncomingAddr.RELAY) else address)
