@@ -7,6 +7,7 @@ separated). Goes on until it is killed. Prints "flooding" when all are at it.
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -88,6 +89,8 @@ async def ungreeted(one: Flooder) -> None:
         with contextlib.suppress(iroh.IrohError, TimeoutError):
             async with asyncio.timeout(5):
                 connection = await one.connect()
+                greeting = await connection.open_bi()
+                await greeting.send().write_all(b"\0\0")
                 await asyncio.gather(*(pour(connection, both) for both in (True, False) for _ in range(100)))
         await asyncio.sleep(0.05)
 
@@ -146,6 +149,16 @@ async def unread_blobs(one: Flooder) -> None:
         await asyncio.sleep(3600)
 
     await one.several(ask)
+
+
+async def frozen(one: Flooder) -> None:
+    """Ask for much, and acknowledge nothing from then on."""
+    connection = await one.greeted()
+    asked = [await connection.open_bi() for _ in range(AT_A_TIME)]
+    for stream in asked:
+        await stream.send().write_all(frame_of(BlobRequest(bytes(32), 0, LARGE_BLOB)))
+    await asyncio.sleep(1)
+    os.kill(os.getpid(), signal.SIGSTOP)
 
 
 async def unread_answers(one: Flooder) -> None:

@@ -8,12 +8,14 @@ import contextlib
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import iroh
+import psutil
 import pytest
 
 from aftermath.p2p import announce, blobs, door, link, quota, requests
@@ -22,12 +24,12 @@ from aftermath.p2p.iroh import IrohTransport
 from aftermath.p2p.link import greet
 from aftermath.p2p.transport import MAX_ANNOUNCEMENT, MAX_REQUEST, PeerUnreachable
 from aftermath.p2p.wire import ALPN
-from p2p.nodes import ECHOED, LARGE_ANSWER, QUIC_SENDS, QUIC_STREAMS, QUIC_WINDOW, Rogue, identity, until
+from p2p.nodes import ECHOED, LARGE_ANSWER, LARGE_BLOB, QUIC_SENDS, QUIC_STREAMS, QUIC_WINDOW, Rogue, identity, until
 
 pytestmark = pytest.mark.slow
 VICTIM, HONEST, NEWCOMER = 1, 2, 9
 ONE, SEVERAL = (3,), (3, 4, 5)
-FLOOD_S, AGAIN_S = 5.0, 3.0
+FLOOD_S, AGAIN_S, LOOK_S = 5.0, 3.0, 0.1
 TRIES, TRY_S = 3, 10.0
 NEWCOMER_TRIES = 200
 COSTLIER = 2.0
@@ -49,7 +51,8 @@ class Victim:
     honest: IrohTransport
     folder: Path
     cost: dict[str, float] = field(default_factory=dict)
-    """Seconds of processor time: of an honest request, announcement and connection, and of a second without any."""
+    """Seconds of processor time: of an honest request, announcement and connection, of a second without any, and of
+    saying what it takes."""
 
     async def taken(self) -> Figures:
         """What it takes now."""
@@ -72,6 +75,8 @@ class Victim:
         began = await self.taken()
         await asyncio.sleep(1)
         idle = await self.taken()
+        for _ in range(50):
+            looked = await self.taken()
         for _ in range(200):
             await self.ask()
         asked = await self.taken()
@@ -88,7 +93,8 @@ class Victim:
         await newcomer.close()
         self.cost = {
             "second": idle["cpu"] - began["cpu"],
-            "request": (asked["cpu"] - idle["cpu"]) / 200,
+            "look": (looked["cpu"] - idle["cpu"]) / 50,
+            "request": (asked["cpu"] - looked["cpu"]) / 200,
             "announcement": (heard["cpu"] - asked["cpu"]) / told,
             "connection": (met["cpu"] - heard["cpu"]) / 5,
         }
@@ -165,8 +171,14 @@ MEMORY = {
 """Bytes that a flood by so many peers may take, beside the slack, by what it is."""
 
 
-@pytest.mark.parametrize("seeds", [ONE, SEVERAL], ids=["one", "several"])
-@pytest.mark.parametrize("how", MEMORY)
+ALONE = ("connections", "requests", "unread_blobs")
+
+
+@pytest.mark.parametrize(
+    ("how", "seeds"),
+    [pytest.param(how, SEVERAL, id=f"{how}-several") for how in MEMORY]
+    + [pytest.param(how, ONE, id=f"{how}-one") for how in ALONE],
+)
 async def test_a_flood_is_bounded_and_the_others_are_answered(victim: Victim, how: str, seeds: tuple[int, ...]) -> None:
     before = await victim.taken()
     peaks, asked = [], 0
@@ -176,7 +188,7 @@ async def test_a_flood_is_bounded_and_the_others_are_answered(victim: Victim, ho
             while time.monotonic() - began < lasts:
                 assert await victim.ask() <= TRIES
                 asks += 1
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(LOOK_S)
                 now = await victim.taken()
                 peak = max(peak, now["memory"])
             seconds = time.monotonic() - began
@@ -191,7 +203,7 @@ async def test_a_flood_is_bounded_and_the_others_are_answered(victim: Victim, ho
 
 def _check_cost(how: str, peers: int, did: Figures, asks: int, seconds: float, cost: dict[str, float]) -> None:
     """That no more was done than the peers' quotas allow, and at what an honest message costs."""
-    own = did["cpu"] - seconds * cost["second"] - asks * cost["request"]
+    own = did["cpu"] - seconds * cost["second"] - asks * (cost["request"] + cost["look"])
     match how:
         case "announcements":
             most, done, each = _most(peers, quota.TOLD_BURST, quota.TOLD_RATE, seconds), did["heard"], "announcement"
@@ -205,13 +217,37 @@ def _check_cost(how: str, peers: int, did: Figures, asks: int, seconds: float, c
         case _:
             most = done = _most(peers, quota.ASKED_BURST, quota.ASKED_RATE, seconds)
             each = "request"
-    print(how, "done", done, "of", most, "cost ratio", own / done / cost[each], "cpu/s", own / seconds, cost)
     assert done <= most
     assert own / done <= COSTLIER * cost[each]
 
 
 def _most(peers: int, burst: float, rate: float, seconds: float) -> float:
     return peers * (burst + rate * (seconds + 1))
+
+
+async def test_what_a_peer_does_not_acknowledge_is_what_we_reckon_with(opened, monkeypatch):
+    """Of a peer whose process stands still: until it is found out, QUIC keeps so much of what we send."""
+    monkeypatch.setattr(blobs, "LARGE_PIECES", 0)
+    node, stands_still = await opened(VICTIM), threading.Event()
+
+    def read(offset: int, length: int) -> bytes:
+        stands_still.wait(30)
+        return bytes(length)
+
+    node.publish_source(bytes(32), LARGE_BLOB, read)
+    node.set_members([identity(seed) for seed in ONE])
+    command = [Path(__file__).with_name("flooder.py"), node._endpoint.bound_sockets()[0], VICTIM, "frozen", ONE[0]]
+    flooder = await _started(command)
+    try:
+        await until(lambda: psutil.Process(flooder.pid).status() == psutil.STATUS_STOPPED, 30)
+        stands_still.set()
+        await until(lambda: node.stats().sent["blob"] > QUIC_SENDS - requests.STREAMS * blobs.SMALL_PIECE)
+        assert node.reachable()
+        await until(lambda: not node.reachable(), 30)
+        assert node.stats().sent["blob"] <= QUIC_SENDS
+    finally:
+        flooder.kill()
+        await flooder.wait()
 
 
 @pytest.mark.parametrize("how", ["connections", "ungreeted"])

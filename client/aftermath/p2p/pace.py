@@ -85,9 +85,10 @@ class Pace:
         """Take a token, waiting until it is paid for, and then a turn in what all peers share."""
         wait = bucket.take()
         if wait:
+            self.events["throttled"] += 1
             await asyncio.sleep(wait)
-        waited = shared is not None and await shared.turn(bucket.left)
-        self.events["throttled"] += wait > 0 or waited
+        if shared is not None and await shared.turn(bucket.left):
+            self.events["throttled"] += not wait
 
     def patience(self, node_id: bytes) -> float:
         """Seconds without progress after which this peer is given up."""
