@@ -27,7 +27,8 @@ ROWS = [
     f"greetings | one at a time, and {link.MOST_BEFORE_GREETING >> 10} KiB until it is done, looked at every "
     f"{link.GREETING_LOOK_S} seconds | as handshakes",
     f"connections | one, for {links.LINGER_S:.0f} seconds two; {quota.ARRIVALS_BURST:.0f} at once, then one in "
-    f"{ {2: 'two'}[round(1 / quota.ARRIVALS_RATE)] } seconds | {OTHERS}",
+    f"{ {2: 'two'}[round(1 / quota.ARRIVALS_RATE)] } seconds; who tries "
+    f"{quota.EXCESS_BURST:.0f} times more is kept out | {OTHERS}",
     f"streams | one of announcements (a second one breaks the protocol); {link.STREAMS_OPEN} of requests open "
     f"({QUIC_STREAMS // 2} of a new connection), {requests.STREAMS} of them served; {quota.ASKED_RATE:.0f} a second "
     f"after the first {quota.ASKED_BURST:.0f} | {SERVED:,} served; {quota.ALL_ASKED_RATE:.0f} a second after the first "
@@ -37,7 +38,7 @@ ROWS = [
     f"{QUIC_STREAMS * QUIC_WINDOW // 10**6} MB in between | {link.MOST_UNREAD_OF_ALL >> 20} MiB; while it is more, "
     "whoever has most is closed",
     f"announcements | {MAX_ANNOUNCEMENT:,} bytes each, {quota.TOLD_RATE:.0f} a second after the first "
-    f"{quota.TOLD_BURST:.0f}; {announce.REMEMBERED} hashes are remembered, and {announce.OUTBOX} wait for a peer that "
+    f"{quota.TOLD_BURST:.0f}; who says {quota.EXCESS_BURST:.0f} more is closed and kept out; {announce.REMEMBERED} hashes are remembered, and {announce.OUTBOX} wait for a peer that "
     f"reads slowly | {quota.ALL_TOLD_RATE:.0f} a second after the first {quota.ALL_TOLD_BURST:,.0f}; "
     f"{announce.INBOX:,} wait to be heard",
     f"a request | {MAX_REQUEST >> 10} KiB, {requests.HEADER_S:.0f} seconds to arrive, "

@@ -13,7 +13,7 @@ from aftermath.p2p.door import ADDRESS_BURST, MAX_HANDSHAKES, MAX_HANDSHAKES_OF_
 from aftermath.p2p.pace import Pace
 from aftermath.p2p.quota import Shared
 from aftermath.p2p.transport import PeerUnreachable
-from aftermath.p2p.wire import ALPN, BlobRequest, CallRequest, Reply, Status, frame_of, read_message
+from aftermath.p2p.wire import ALPN, BlobRequest, CallRequest, Reply, Status, frame, frame_of, read_message
 from p2p.nodes import QUIC_STREAMS, QUIC_WINDOW, content, join, until
 
 
@@ -65,6 +65,51 @@ async def test_connecting_anew_fills_no_bucket(opened, rogue, monkeypatch):
                 await answers
     assert node._links._seats[cheat.node_id].quota.asked.left < 0
     assert node.stats().throttled == 1, "the second of its connections waits at its second request"
+
+
+async def test_who_goes_on_announcing_beyond_its_quota_is_kept_out(opened, rogue, monkeypatch):
+    monkeypatch.setattr(quota, "TOLD_RATE", 200.0)
+    monkeypatch.setattr(quota, "TOLD_BURST", 5.0)
+    monkeypatch.setattr(quota, "EXCESS_BURST", 10.0)
+    node, honest, cheat = await opened(1), await opened(2), await rogue(3)
+    join([node, honest], cheat.node_id)
+    connection = await cheat.dial(node)
+    stream = await connection.open_uni()
+    await stream.write_all(b"".join(frame(b"the same") for _ in range(40)))
+    await until(lambda: node.stats().duplicates == 39)
+    assert connection.close_reason() is None, "repeats wait, and that is all"
+    reader = node.announcements()
+    with contextlib.suppress(iroh.IrohError):
+        await stream.write_all(b"".join(frame(b"%d" % number) for number in range(1000)))
+    await asyncio.wait_for(connection.closed(), 10)
+    await until(lambda: node.stats().violations == 1 and honest.node_id in node.reachable())
+    assert node._links._bars.left(cheat.node_id) > 0
+    await honest.announce(b"still heard")
+    async with asyncio.timeout(10):
+        while (await anext(reader)).sender != honest.node_id:
+            pass
+
+
+@pytest.mark.parametrize("connected", [True, False], ids=["connected", "alone"])
+async def test_who_goes_on_connecting_beyond_its_quota_is_kept_out(opened, rogue, monkeypatch, connected):
+    monkeypatch.setattr(quota, "ARRIVALS_RATE", 1e-3)
+    monkeypatch.setattr(quota, "ARRIVALS_BURST", 1.0)
+    monkeypatch.setattr(quota, "EXCESS_BURST", 3.0)
+    node, cheat = await opened(1), await rogue(2)
+    node.set_members([cheat.node_id])
+    first = await cheat.dial(node)
+    if not connected:
+        first.close(0, b"")
+        await until(lambda: not node.reachable())
+    for _ in range(4):
+        assert node._links._bars.left(cheat.node_id) == 0
+        with pytest.raises(PeerUnreachable, match="connecting too often"):
+            await cheat.dial(node)
+    await until(lambda: node._links._bars.left(cheat.node_id) > 0)
+    with pytest.raises(PeerUnreachable, match="barred"):
+        await cheat.dial(node)
+    await until(lambda: not node.reachable())
+    assert node._links._bars._known[cheat.node_id].offences == 1
 
 
 async def test_a_busy_door_has_addresses_proven_and_lets_them_in(opened):

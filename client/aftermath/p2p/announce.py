@@ -1,9 +1,10 @@
 """Announcements: small messages to all members, best effort, repaired after every reconnect.
 
 Decided: one unidirectional stream per connection carries them in order; whoever opens a second one breaks the
-protocol, so that what waits unread is one stream's. Each peer has its own bounded queue, so a
-slow one loses its oldest messages and delays nobody else. The last REPLAY own messages open every connection; the
-receiver remembers what it delivered per sender and drops repeats. A peer that floods is read no faster than its quota.
+protocol, so that what waits unread is one stream's. Each peer has its own bounded queue, so a slow one loses its oldest
+messages and delays nobody else. The last REPLAY own messages open every connection; the receiver remembers what it
+delivered per sender and drops repeats. A peer that floods is read no faster than its quota; if it goes on, saying
+something else each time, it breaks the protocol.
 """
 
 from __future__ import annotations
@@ -149,11 +150,13 @@ class Announcer:
         sender = link.peer
         link.taken += len(data) + 4
         self._pace.received["announce"] += len(data) + 4
-        await self._pace.throttle(link.quota.told, self._all)
-        if self._is_new(sender, data):
-            self._deliver(Announcement(sender, data))
-        else:
+        in_time = await self._pace.throttle(link.quota.told, self._all)
+        if not self._is_new(sender, data):
             self._pace.events["duplicates"] += 1
+            return
+        if not in_time and not link.quota.excess.spare():
+            raise ProtocolViolation("announcing too often, and going on")
+        self._deliver(Announcement(sender, data))
 
     def _is_new(self, sender: bytes, data: bytes) -> bool:
         """Remember an announcement; False if this sender's was delivered before."""

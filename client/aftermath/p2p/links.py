@@ -272,7 +272,13 @@ class Links:
             return "not a member of this run"
         if self._bars.left(peer):
             return "barred for breaking the protocol"
-        return "" if seat.quota.arrivals.spare() else "connecting too often"
+        if seat.quota.arrivals.spare():
+            return ""
+        if not seat.quota.excess.spare():
+            if seat.link is None:
+                self._bars.offended(peer)
+            self.bar(peer, "connecting too often, and going on")
+        return "connecting too often"
 
     # --- the table ------------------------------------------------------------------------------------------------
 

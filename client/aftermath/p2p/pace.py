@@ -81,14 +81,15 @@ class Pace:
             del self.peers[next(iter(self.peers))]
         return found
 
-    async def throttle(self, bucket: Bucket, shared: Shared | None = None) -> None:
-        """Take a token, waiting until it is paid for, and then a turn in what all peers share."""
+    async def throttle(self, bucket: Bucket, shared: Shared | None = None) -> bool:
+        """Take a token, waiting until it is paid for, and then a turn in what all peers share; whether it had one."""
         wait = bucket.take()
         if wait:
             self.events["throttled"] += 1
             await asyncio.sleep(wait)
         if shared is not None and await shared.turn(bucket.left):
             self.events["throttled"] += not wait
+        return not wait
 
     def patience(self, node_id: bytes) -> float:
         """Seconds without progress after which this peer is given up."""

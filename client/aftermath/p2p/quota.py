@@ -2,7 +2,9 @@
 
 Decided: a peer's buckets belong to its place and not to a connection, so that connecting anew fills none. Beyond its
 own, what a peer asks needs a turn in what all of them share: of those that wait, whoever has most left of its own goes
-first, so that peers that flood wait for one another, and who asks little waits for none of them.
+first, so that peers that flood wait for one another, and who asks little waits for none of them. Who goes on
+announcing or connecting beyond its own breaks the protocol: a member that is out is sooner done without than one whose
+own words come late behind its flood.
 """
 
 from __future__ import annotations
@@ -19,8 +21,10 @@ ARRIVALS_RATE, ARRIVALS_BURST = 0.5, 10.0
 """Connections of a peer."""
 ASKED_RATE, ASKED_BURST = 100.0, 500.0
 """Streams of requests of a peer, whatever comes on them."""
-TOLD_RATE, TOLD_BURST = 20.0, 150.0
+TOLD_RATE, TOLD_BURST = 20.0, 300.0
 """Announcements of a peer: of an honest one some in a round, and 64 again with each connection."""
+EXCESS_RATE, EXCESS_BURST = 0.5, 100.0
+"""Announcements and connections of a peer beyond these, until it is kept out: no correct member comes near."""
 ALL_ASKED_RATE, ALL_ASKED_BURST = 400.0, 2000.0
 ALL_TOLD_RATE, ALL_TOLD_BURST = 500.0, 16384.0
 """At once: what 256 members say again to one that comes back."""
@@ -69,14 +73,16 @@ class Shared:
 
 @dataclass(eq=False)
 class Quota:
-    """One peer's own: connections, streams of requests, announcements."""
+    """One peer's own: connections, streams of requests, announcements, and how often it may go beyond."""
 
     clock: Clock
     arrivals: Bucket = field(init=False)
     asked: Bucket = field(init=False)
     told: Bucket = field(init=False)
+    excess: Bucket = field(init=False)
 
     def __post_init__(self) -> None:
         self.arrivals = Bucket(self.clock, ARRIVALS_RATE, ARRIVALS_BURST)
         self.asked = Bucket(self.clock, ASKED_RATE, ASKED_BURST)
         self.told = Bucket(self.clock, TOLD_RATE, TOLD_BURST)
+        self.excess = Bucket(self.clock, EXCESS_RATE, EXCESS_BURST)
