@@ -38,9 +38,9 @@ ROWS = [
     f"{QUIC_STREAMS * QUIC_WINDOW // 10**6} MB in between | {link.MOST_UNREAD_OF_ALL >> 20} MiB; while it is more, "
     "whoever has most is closed",
     f"announcements | {MAX_ANNOUNCEMENT:,} bytes each, {quota.TOLD_RATE:.0f} a second after the first "
-    f"{quota.TOLD_BURST:.0f}; who says {quota.EXCESS_BURST:.0f} more is closed and kept out; {announce.REMEMBERED} hashes are remembered, and {announce.OUTBOX} wait for a peer that "
-    f"reads slowly | {quota.ALL_TOLD_RATE:.0f} a second after the first {quota.ALL_TOLD_BURST:,.0f}; "
-    f"{announce.INBOX:,} wait to be heard",
+    f"{quota.TOLD_BURST:.0f}; who says {quota.EXCESS_BURST:.0f} more is closed and kept out; {announce.REMEMBERED} "
+    f"hashes are remembered, and {announce.OUTBOX} wait for a peer that reads slowly | {quota.ALL_TOLD_RATE:.0f} a "
+    f"second after the first {quota.ALL_TOLD_BURST:,.0f}; {announce.INBOX:,} wait to be heard",
     f"a request | {MAX_REQUEST >> 10} KiB, {requests.HEADER_S:.0f} seconds to arrive, "
     f"{requests.LONGEST_HANDLER_S:.0f} seconds to be answered | {-(-SERVED * MAX_REQUEST // 2**20)} MiB",
     f"what is being sent of blobs | {requests.STREAMS} pieces of {blobs.PIECE >> 20} MiB, each for {blobs.PIECE_S:.0f} "
